@@ -1,0 +1,100 @@
+// The Python module gnnaccel._C: addresses, sizes and enum values in, nothing of torch. Every call releases
+// the GIL. Argument orders are those of kernels.h with structures spelled out (Csr: indptr, indices,
+// edge_ids, num_rows, num_cols, nnz, index_type; Operand: data, len, div).
+#include <pybind11/pybind11.h>
+
+#include "dispatch.h"
+#include "kernels.h"
+#include "parallel.h"
+
+#ifdef GNNACCEL_WITH_CUDA
+void bind_cuda(pybind11::module_& module);
+#endif
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+gnnaccel::Csr csr(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                  int index_type) {
+  return {at(indptr), at(indices), at(edge_ids), num_rows, num_cols, nnz, static_cast<gnnaccel::IndexType>(index_type)};
+}
+
+void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+          int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div,
+          Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats, int message, int reduce, int dtype,
+          double empty_value, int threads) {
+  gnnaccel::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
+                 {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs), num_feats,
+                 static_cast<gnnaccel::Message>(message), static_cast<gnnaccel::Reduce>(reduce),
+                 static_cast<gnnaccel::DType>(dtype), empty_value, threads);
+}
+
+void sddmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+           int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, int lhs_target, Address rhs, int64_t rhs_len,
+           int64_t rhs_div, int rhs_target, Address out, int64_t num_feats, int64_t dot_len, int op, int dtype,
+           int threads) {
+  gnnaccel::sddmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
+                  static_cast<gnnaccel::Target>(lhs_target), {at(rhs), rhs_len, rhs_div},
+                  static_cast<gnnaccel::Target>(rhs_target), at(out), num_feats, dot_len,
+                  static_cast<gnnaccel::EdgeOp>(op), static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void edge_softmax(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                  int index_type, Address scores, Address out, int64_t num_heads, int dtype, int threads) {
+  gnnaccel::edge_softmax(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(scores), at(out),
+                         num_heads, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                           int64_t nnz, int index_type, Address out, Address grad_out, Address grad_scores,
+                           int64_t num_heads, int dtype, int threads) {
+  gnnaccel::edge_softmax_backward(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(out),
+                                  at(grad_out), at(grad_scores), num_heads, static_cast<gnnaccel::DType>(dtype),
+                                  threads);
+}
+
+void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
+                 int64_t div, bool rows_disjoint, int index_type, int dtype, int threads) {
+  gnnaccel::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
+                        static_cast<gnnaccel::IndexType>(index_type), static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+int64_t coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
+                   Address indptr, Address indices, Address edge_ids, int out_type, int threads) {
+  return gnnaccel::coo_to_csr(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<gnnaccel::IndexType>(in_type),
+                              at(indptr), at(indices), at(edge_ids), static_cast<gnnaccel::IndexType>(out_type),
+                              threads);
+}
+
+void transpose(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+               int index_type, Address t_indptr, Address t_indices, Address t_edge_ids, int threads) {
+  gnnaccel::transpose(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(t_indptr),
+                      at(t_indices), at(t_edge_ids), threads);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+  module.def("isa", &gnnaccel::isa);
+  module.def("use_openmp", [](Address gomp_parallel) { gnnaccel::use_openmp(at(gomp_parallel)); });
+  module.def("spmm", &spmm, Unlocked());
+  module.def("sddmm", &sddmm, Unlocked());
+  module.def("edge_softmax", &edge_softmax, Unlocked());
+  module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
+  module.def("scatter_arg", &scatter_arg, Unlocked());
+  module.def("coo_to_csr", &coo_to_csr, Unlocked());
+  module.def("transpose", &transpose, Unlocked());
+#ifdef GNNACCEL_WITH_CUDA
+  module.attr("HAS_CUDA") = true;
+  bind_cuda(module);
+#else
+  module.attr("HAS_CUDA") = false;
+#endif
+}

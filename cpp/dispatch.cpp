@@ -1,0 +1,71 @@
+// Picks the instruction set of the CPU kernels once, when the library is loaded.
+// GNNACCEL_ISA=avx512|avx2|baseline in the environment lowers the choice (for tests and bug reports).
+#include "dispatch.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "isa.h"
+#include "kernels.h"
+
+namespace gnnaccel {
+namespace {
+
+struct Set {
+  const char* name;
+  bool supported;
+  void (*spmm)(const SpmmArgs&);
+  void (*sddmm)(const SddmmArgs&);
+  void (*edge_softmax)(const EdgeSoftmaxArgs&);
+};
+
+Set pick() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const Set sets[] = {
+      {"avx512", has_avx512, avx512::spmm, avx512::sddmm, avx512::edge_softmax},
+      {"avx2", has_avx2, avx2::spmm, avx2::sddmm, avx2::edge_softmax},
+      {"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax},
+  };
+#else
+  const Set sets[] = {{"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax}};
+#endif
+  const char* wanted = std::getenv("GNNACCEL_ISA");
+  if (wanted)
+    for (const Set& set : sets)
+      if (set.supported && std::strcmp(set.name, wanted) == 0) return set;
+  for (const Set& set : sets)
+    if (set.supported) return set;
+  return sets[0];
+}
+
+const Set chosen = pick();
+
+}  // namespace
+
+const char* isa() { return chosen.name; }
+
+void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
+          int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, int threads) {
+  chosen.spmm(
+      {graph, lhs, rhs, out, arg_lhs, arg_rhs, num_feats, message, reduce, dtype, empty_value, threads});
+}
+
+void sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target, void* out,
+           int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, int threads) {
+  chosen.sddmm({graph, lhs, lhs_target, rhs, rhs_target, out, num_feats, dot_len, op, dtype, threads});
+}
+
+void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_heads, DType dtype, int threads) {
+  chosen.edge_softmax({graph, scores, nullptr, out, num_heads, dtype, threads});
+}
+
+void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
+                           int64_t num_heads, DType dtype, int threads) {
+  chosen.edge_softmax({graph, out, grad_out, grad_scores, num_heads, dtype, threads});
+}
+
+}  // namespace gnnaccel

@@ -1,0 +1,58 @@
+// One entry per kernel and instruction set; dispatch.cpp picks a set when the library is loaded.
+#pragma once
+
+#include "types.h"
+
+namespace gnnaccel {
+
+struct SpmmArgs {
+  const Csr& graph;
+  const Operand& lhs;
+  const Operand& rhs;
+  void* out;
+  void* arg_lhs;
+  void* arg_rhs;
+  int64_t num_feats;
+  Message message;
+  Reduce reduce;
+  DType dtype;
+  double empty_value;
+  int threads;
+};
+
+struct SddmmArgs {
+  const Csr& graph;
+  const Operand& lhs;
+  Target lhs_target;
+  const Operand& rhs;
+  Target rhs_target;
+  void* out;
+  int64_t num_feats;
+  int64_t dot_len;
+  EdgeOp op;
+  DType dtype;
+  int threads;
+};
+
+struct EdgeSoftmaxArgs {
+  const Csr& graph;
+  const void* input;     // scores, or the softmax in the backward
+  const void* grad_out;  // null in the forward
+  void* out;
+  int64_t num_heads;
+  DType dtype;
+  int threads;
+};
+
+#define GNNACCEL_DECLARE(isa)                 \
+  namespace isa {                             \
+  void spmm(const SpmmArgs&);                 \
+  void sddmm(const SddmmArgs&);               \
+  void edge_softmax(const EdgeSoftmaxArgs&);  \
+  }
+GNNACCEL_DECLARE(baseline)
+GNNACCEL_DECLARE(avx2)
+GNNACCEL_DECLARE(avx512)
+#undef GNNACCEL_DECLARE
+
+}  // namespace gnnaccel

@@ -1,0 +1,52 @@
+// The argument contract of every kernel. cuda/kernels.h repeats these names and orders with a stream in
+// place of the thread count. Arguments are trusted here: gnnaccel/ops/_check.py has checked them.
+//
+// Every kernel writes each element of its output exactly once unless said otherwise; outputs may arrive
+// uninitialised. bf16 and f16 accumulate in f32. Results do not depend on `threads`.
+#pragma once
+
+#include "types.h"
+
+namespace gnnaccel {
+
+// out[r, d] = reduce over nonzeros k of row r of message(lhs[indices[k], d], rhs[edge_ids[k], d]).
+//   lhs.data [num_cols, lhs.len], rhs.data [nnz, rhs.len], out [num_rows, num_feats], all of `dtype`.
+//   arg_lhs, arg_rhs [num_rows, num_feats] of the index type, or null: column and edge id of the winner
+//   of a max or min (the first in row order), -1 in an empty row. NaN wins, as in torch.
+//   empty_value is written where a row has no nonzero.
+void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
+          int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, int threads);
+
+// out[edge_ids[k], d] = op(lhs[row of its target, d], rhs[row of its target, d]) for every nonzero k.
+//   num_feats is the width of out. For dot, operand rows hold num_feats groups of dot_len values: feature d
+//   is the sum over j of lhs[.., i(d * dot_len + j)] * rhs[.., i(d * dot_len + j)], i() as in Operand.
+//   dot_len is 1 for every other op.
+void sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target, void* out,
+           int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, int threads);
+
+// out[e, h] = exp(scores[e, h] - m) / sum over the edges e' of the same row of exp(scores[e', h] - m),
+// m the row's maximum; an edge's row in scores and out [nnz, num_heads] is edge_ids[k].
+void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_heads, DType dtype, int threads);
+
+// grad_scores = out * (grad_out - sum over the row of out * grad_out), all [nnz, num_heads].
+void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
+                           int64_t num_heads, DType dtype, int threads);
+
+// target[arg[r, d], (d / div) % len] += values[r, d] wherever arg[r, d] >= 0: the backward of max and min.
+//   arg, values [num_rows, num_feats]; target [num_targets, len], already zeroed. rows_disjoint: two rows r
+//   never name the same target row (edges), so rows may run in parallel; else features do, and len must be
+//   num_feats with div = 1.
+void scatter_arg(const void* arg, const void* values, void* target, int64_t num_rows, int64_t num_feats, int64_t len,
+                 int64_t div, bool rows_disjoint, IndexType index_type, DType dtype, int threads);
+
+// Stable counting sort of COO pairs by row: indptr [num_rows + 1], indices and edge_ids [nnz]. rows and cols
+// are int64 or int32 (in_type); outputs are of out_type. Returns 0, or 1 + the position of the first pair
+// outside [0, num_rows) x [0, num_cols), in which case the outputs are undefined.
+int64_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                   IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, int threads);
+
+// The transposed matrix: t_indptr [num_cols + 1], t_indices (rows of `graph`) and t_edge_ids [nnz], with
+// edge ids carried along. Columns keep ascending row order.
+void transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, int threads);
+
+}  // namespace gnnaccel

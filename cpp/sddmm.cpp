@@ -1,0 +1,180 @@
+// SDDMM on the CPU: nonzeros split evenly over the tasks (one hub is many tasks), the destination's row hot
+// in L1 while the source rows stream past, the one eight edges ahead prefetched.
+#include <algorithm>
+#include <type_traits>
+
+#include "isa.h"
+#include "rows.h"
+#include "simd.h"
+
+namespace gnnaccel::GNNACCEL_ISA {
+namespace {
+
+constexpr int64_t kPrefetchAhead = 8;
+
+template <class T, class I>
+struct Problem {
+  CsrOf<I> graph;
+  Operand lhs, rhs;
+  Target lhs_target, rhs_target;
+  T* out;
+  int64_t num_feats, dot_len;
+  EdgeOp op;
+
+  static const T* row(const Operand& x, Target target, int64_t u, int64_t v, int64_t e) {
+    const int64_t at = target == Target::u ? u : target == Target::v ? v : e;
+    return static_cast<const T*>(x.data) + at * x.len;
+  }
+};
+
+template <class T>
+void prefetch_row(const Operand& x, Target target, int64_t u, int64_t e) {
+  if (target == Target::v || x.data == nullptr) return;
+  const char* row = static_cast<const char*>(x.data) + (target == Target::u ? u : e) * x.len * sizeof(T);
+  for (int64_t b = 0; b < std::min<int64_t>(x.len * sizeof(T), 512); b += 64) __builtin_prefetch(row + b);
+}
+
+// body(lhs row, rhs row, out row) for every nonzero, in order within a task.
+template <class T, class I, class Body>
+void for_edges(const Problem<T, I>& p, int threads, const Body& body) {
+  const auto& g = p.graph;
+  const bool reads_u = p.lhs_target == Target::u || p.rhs_target == Target::u;
+  const bool ahead = g.indices || g.edge_ids;
+  const int64_t tasks = threads <= 1 ? 1 : threads * int64_t{8};
+  parallel_for(tasks, threads, [&](int64_t t) {
+    const int64_t begin = g.nnz * t / tasks, end = g.nnz * (t + 1) / tasks;
+    if (begin == end) return;
+    int64_t v = row_of(g, begin);
+    for (int64_t k = begin; k < end; ++k) {
+      while (g.indptr[v + 1] <= k) ++v;
+      if (ahead && k + kPrefetchAhead < g.nnz) {
+        const int64_t next_u = reads_u && g.indices ? g.indices[k + kPrefetchAhead] : 0;
+        const int64_t next_e = g.edge(k + kPrefetchAhead);
+        prefetch_row<T>(p.lhs, p.lhs_target, next_u, next_e);
+        prefetch_row<T>(p.rhs, p.rhs_target, next_u, next_e);
+      }
+      const int64_t u = reads_u && g.indices ? g.indices[k] : 0, e = g.edge(k);
+      body(p.row(p.lhs, p.lhs_target, u, v, e), p.row(p.rhs, p.rhs_target, u, v, e), p.out + e * p.num_feats);
+    }
+  });
+}
+
+template <int N, class T>
+inline Acc<T> dot(const T* a, const T* b, int64_t n) {
+  using V = Vec<Acc<T>, N>;
+  V sum0{}, sum1{};
+  int64_t i = 0;
+  for (; i + 2 * N <= n; i += 2 * N) {
+    sum0 += load<N>(a + i) * load<N>(b + i);
+    sum1 += load<N>(a + i + N) * load<N>(b + i + N);
+  }
+  if (i + N <= n) {
+    sum0 += load<N>(a + i) * load<N>(b + i);
+    i += N;
+  }
+  Acc<T> out = horizontal_sum<Acc<T>, N>(sum0 + sum1);
+  for (; i < n; ++i) out += widen(a[i]) * widen(b[i]);
+  return out;
+}
+
+template <EdgeOp op, class V>
+inline V combine(V a, V b) {
+  if constexpr (op == EdgeOp::copy_lhs)
+    return a;
+  else if constexpr (op == EdgeOp::copy_rhs)
+    return b;
+  else if constexpr (op == EdgeOp::add)
+    return a + b;
+  else if constexpr (op == EdgeOp::sub)
+    return a - b;
+  else if constexpr (op == EdgeOp::div)
+    return a / b;
+  else
+    return a * b;
+}
+
+template <EdgeOp op, class T, class I>
+void elementwise(const Problem<T, I>& p, int threads) {
+  constexpr int N = kLanes<T>;
+  constexpr bool reads_lhs = op != EdgeOp::copy_rhs, reads_rhs = op != EdgeOp::copy_lhs;
+  const int64_t feats = p.num_feats;
+  const bool full = (!reads_lhs || p.lhs.len == feats) && (!reads_rhs || p.rhs.len == feats);
+  if (full) {
+    for_edges(p, threads, [feats](const T* a, const T* b, T* out) {
+      int64_t d = 0;
+      for (; d + N <= feats; d += N)
+        store<N>(out + d, combine<op>(load<N>(reads_lhs ? a + d : b + d), load<N>(reads_rhs ? b + d : a + d)));
+      for (; d < feats; ++d)
+        narrow(combine<op>(widen(reads_lhs ? a[d] : b[d]), widen(reads_rhs ? b[d] : a[d])), out + d);
+    });
+    return;
+  }
+  for_edges(p, threads, [&p, feats](const T* a, const T* b, T* out) {
+    for (int64_t d = 0; d < feats; ++d) {
+      const Acc<T> x = reads_lhs ? widen(a[(d / p.lhs.div) % p.lhs.len]) : Acc<T>(0);
+      const Acc<T> y = reads_rhs ? widen(b[(d / p.rhs.div) % p.rhs.len]) : Acc<T>(0);
+      narrow(combine<op>(x, y), out + d);
+    }
+  });
+}
+
+template <class T, class I>
+void dots(const Problem<T, I>& p, int threads) {
+  const int64_t heads = p.num_feats, n = p.dot_len, width = heads * n;
+  if (p.lhs.len == width && p.rhs.len == width) {
+    const auto with = [&](auto lanes) {
+      for_edges(p, threads, [heads, n](const T* a, const T* b, T* out) {
+        for (int64_t h = 0; h < heads; ++h) narrow(dot<decltype(lanes)::value>(a + h * n, b + h * n, n), out + h);
+      });
+    };
+    if (n >= kLanes<T>) return with(std::integral_constant<int, kLanes<T>>{});
+    return with(std::integral_constant<int, 4>{});
+  }
+  for_edges(p, threads, [&p, heads, n](const T* a, const T* b, T* out) {
+    for (int64_t h = 0; h < heads; ++h) {
+      Acc<T> sum = 0;
+      for (int64_t d = h * n; d < (h + 1) * n; ++d)
+        sum += widen(a[(d / p.lhs.div) % p.lhs.len]) * widen(b[(d / p.rhs.div) % p.rhs.len]);
+      narrow(sum, out + h);
+    }
+  });
+}
+
+template <class T, class I>
+void run(const SddmmArgs& a) {
+  const Problem<T, I> p{CsrOf<I>(a.graph), a.lhs,  a.rhs, a.lhs_target, a.rhs_target, static_cast<T*>(a.out),
+                        a.num_feats,       a.dot_len, a.op};
+  const int threads = useful_threads(a.graph.nnz * a.num_feats * a.dot_len, a.threads);
+  switch (a.op) {
+    case EdgeOp::copy_lhs:
+      return elementwise<EdgeOp::copy_lhs>(p, threads);
+    case EdgeOp::copy_rhs:
+      return elementwise<EdgeOp::copy_rhs>(p, threads);
+    case EdgeOp::add:
+      return elementwise<EdgeOp::add>(p, threads);
+    case EdgeOp::sub:
+      return elementwise<EdgeOp::sub>(p, threads);
+    case EdgeOp::mul:
+      return elementwise<EdgeOp::mul>(p, threads);
+    case EdgeOp::div:
+      return elementwise<EdgeOp::div>(p, threads);
+    case EdgeOp::dot:
+      return dots(p, threads);
+  }
+}
+
+}  // namespace
+
+void sddmm(const SddmmArgs& a) {
+  const bool wide = a.graph.index_type == IndexType::i64;
+  switch (a.dtype) {
+    case DType::f64:
+      return wide ? run<double, int64_t>(a) : run<double, int32_t>(a);
+    case DType::bf16:
+      return wide ? run<bf16, int64_t>(a) : run<bf16, int32_t>(a);
+    default:
+      return wide ? run<float, int64_t>(a) : run<float, int32_t>(a);
+  }
+}
+
+}  // namespace gnnaccel::GNNACCEL_ISA

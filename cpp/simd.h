@@ -1,0 +1,145 @@
+// Vectors of the instruction set this file is compiled for, with bf16 widened to f32. GCC and Clang vector
+// extensions: an operation on a vector type compiles to the widest instructions the target flags allow.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#ifndef GNNACCEL_ISA
+#error "compile with -DGNNACCEL_ISA=baseline|avx2|avx512"
+#endif
+
+namespace gnnaccel::GNNACCEL_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class T>
+struct AccumulatorOf {
+  using type = T;
+};
+template <>
+struct AccumulatorOf<bf16> {
+  using type = float;
+};
+template <class T>
+using Acc = typename AccumulatorOf<T>::type;
+
+template <class T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Acc<T>));
+
+template <class A, int N>
+struct VecOf {
+  typedef A type __attribute__((vector_size(sizeof(A) * N)));
+};
+template <class A, int N>
+using Vec = typename VecOf<A, N>::type;
+
+template <int N, class A>
+inline Vec<A, N> splat(A value) {
+  return Vec<A, N>{} + value;
+}
+
+inline float widen(bf16 x) {
+  uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+inline float widen(float x) { return x; }
+inline double widen(double x) { return x; }
+
+inline void narrow(float x, float* out) { *out = x; }
+inline void narrow(double x, double* out) { *out = x; }
+inline void narrow(float x, bf16* out) {  // round to nearest even, NaN kept
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  out->bits = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <int N>
+inline Vec<float, N> load(const float* from) {
+  Vec<float, N> out;
+  std::memcpy(&out, from, sizeof(out));
+  return out;
+}
+template <int N>
+inline Vec<double, N> load(const double* from) {
+  Vec<double, N> out;
+  std::memcpy(&out, from, sizeof(out));
+  return out;
+}
+template <int N>
+inline Vec<float, N> load(const bf16* from) {
+  Vec<uint16_t, N> half;
+  std::memcpy(&half, from, sizeof(half));
+  Vec<uint32_t, N> bits = __builtin_convertvector(half, Vec<uint32_t, N>) << 16;
+  Vec<float, N> out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+
+template <int N>
+inline void store(float* to, Vec<float, N> value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+template <int N>
+inline void store(double* to, Vec<double, N> value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+template <int N>
+inline void store(bf16* to, Vec<float, N> value) {
+  for (int i = 0; i < N; ++i) narrow(value[i], to + i);
+}
+
+template <class A, int N>
+inline A horizontal_sum(Vec<A, N> v) {  // halves, then halves of halves: log2(N) vector additions
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    Vec<A, N / 2> half[2];
+    std::memcpy(half, &v, sizeof(v));
+    return horizontal_sum<A, N / 2>(half[0] + half[1]);
+  }
+}
+
+// exp on f32 vectors: 2^n * p(r) with |r| <= ln2 / 2, a degree-6 polynomial; relative error under 2e-7 for
+// x <= 0, which is all a softmax asks. Underflows to 0, keeps NaN, exp(0) is 1.
+template <int N>
+inline Vec<float, N> exp_nonpositive(Vec<float, N> x) {
+  using I = Vec<int32_t, N>;
+  using V = Vec<float, N>;
+  const I tiny = x < -87.0f;
+  const V scaled = x * 1.44269504088896341f;
+  const V shifted = scaled + 12582912.0f;  // 1.5 * 2^23: rounds to nearest, integer in the low mantissa bits
+  const V n = shifted - 12582912.0f;
+  const V r = (x - n * 0.693145751953125f) - n * 1.42860682030941723212e-6f;
+  V p = r * 1.3981999507e-3f + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  I bits, power;
+  std::memcpy(&power, &shifted, sizeof(power));
+  power = (power - 0x4b400000) << 23;
+  std::memcpy(&bits, &p, sizeof(bits));
+  bits = (bits + power) & ~tiny;
+  V out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+
+}  // namespace
+}  // namespace gnnaccel::GNNACCEL_ISA

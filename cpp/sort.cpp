@@ -1,0 +1,127 @@
+// Stable counting sorts: COO to CSR, and the transpose. Each task counts its own share of the nonzeros per
+// key; a prefix over (key, task) then gives every task its own places, so the result is that of one thread.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "rows.h"
+
+namespace gnnaccel {
+namespace {
+
+constexpr int64_t kNone = INT64_MAX;
+
+// Number of shares: each needs its own table of num_keys counters, which must stay small beside the nonzeros.
+int64_t num_shares(int64_t nnz, int64_t num_keys, int threads) {
+  const int64_t affordable = num_keys ? nnz / num_keys + 1 : 1;
+  return std::clamp<int64_t>(useful_threads(nnz, threads), 1, affordable);
+}
+
+// visit(share, body) calls body(k, key) for the share's nonzeros in ascending order; emit(k, place) gets the
+// place of nonzero k in the order of (key, k).
+template <class O, class Visit, class Emit>
+void counting_sort(int64_t num_keys, int64_t shares, int threads, O* indptr, const Visit& visit, const Emit& emit) {
+  std::vector<O> counts(static_cast<size_t>(shares * num_keys), 0);
+  parallel_for(shares, threads, [&](int64_t s) {
+    O* mine = counts.data() + s * num_keys;
+    visit(s, [mine](int64_t, int64_t key) { ++mine[key]; });
+  });
+  O place = 0;
+  for (int64_t key = 0; key < num_keys; ++key) {
+    indptr[key] = place;
+    for (int64_t s = 0; s < shares; ++s) {
+      const O count = counts[s * num_keys + key];
+      counts[s * num_keys + key] = place;
+      place += count;
+    }
+  }
+  indptr[num_keys] = place;
+  parallel_for(shares, threads, [&](int64_t s) {
+    O* mine = counts.data() + s * num_keys;
+    visit(s, [mine, &emit](int64_t k, int64_t key) { emit(k, mine[key]++); });
+  });
+}
+
+template <class I, class O>
+int64_t sort_coo(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, O* indptr, O* indices,
+                 O* edge_ids, int threads) {
+  const int64_t shares = num_shares(nnz, num_rows, threads);
+  std::vector<int64_t> bad(shares, kNone);
+  parallel_for(shares, threads, [&](int64_t s) {
+    for (int64_t k = nnz * s / shares; k < nnz * (s + 1) / shares; ++k)
+      if (rows[k] < 0 || rows[k] >= num_rows || cols[k] < 0 || cols[k] >= num_cols) {
+        bad[s] = k;
+        return;
+      }
+  });
+  const int64_t first_bad = *std::min_element(bad.begin(), bad.end());
+  if (first_bad != kNone) return first_bad + 1;
+  counting_sort(
+      num_rows, shares, threads, indptr,
+      [&](int64_t s, const auto& body) {
+        for (int64_t k = nnz * s / shares; k < nnz * (s + 1) / shares; ++k) body(k, rows[k]);
+      },
+      [&](int64_t k, O place) {
+        indices[place] = static_cast<O>(cols[k]);
+        edge_ids[place] = static_cast<O>(k);
+      });
+  return 0;
+}
+
+template <class I>
+void transpose_of(const Csr& graph, I* t_indptr, I* t_indices, I* t_edge_ids, int threads) {
+  const CsrOf<I> g(graph);
+  const int64_t shares = num_shares(g.nnz, graph.num_cols, threads);
+  // Rows are expanded once: the sort visits nonzeros twice, and rows only matter when one is placed.
+  std::vector<I> row_at(static_cast<size_t>(g.nnz));
+  parallel_for(shares, threads, [&](int64_t s) {
+    const int64_t begin = g.nnz * s / shares, end = g.nnz * (s + 1) / shares;
+    if (begin == end) return;
+    int64_t row = row_of(g, begin);
+    for (int64_t k = begin; k < end; ++k) {
+      while (g.indptr[row + 1] <= k) ++row;
+      row_at[k] = static_cast<I>(row);
+    }
+  });
+  counting_sort(
+      graph.num_cols, shares, threads, t_indptr,
+      [&](int64_t s, const auto& body) {
+        for (int64_t k = g.nnz * s / shares; k < g.nnz * (s + 1) / shares; ++k) body(k, g.indices[k]);
+      },
+      [&](int64_t k, I place) {
+        t_indices[place] = row_at[k];
+        t_edge_ids[place] = static_cast<I>(g.edge(k));
+      });
+}
+
+template <class I>
+int64_t sort_into(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, void* indptr,
+                  void* indices, void* edge_ids, IndexType out_type, int threads) {
+  const auto* r = static_cast<const I*>(rows);
+  const auto* c = static_cast<const I*>(cols);
+  if (out_type == IndexType::i64)
+    return sort_coo(r, c, nnz, num_rows, num_cols, static_cast<int64_t*>(indptr), static_cast<int64_t*>(indices),
+                    static_cast<int64_t*>(edge_ids), threads);
+  return sort_coo(r, c, nnz, num_rows, num_cols, static_cast<int32_t*>(indptr), static_cast<int32_t*>(indices),
+                  static_cast<int32_t*>(edge_ids), threads);
+}
+
+}  // namespace
+
+int64_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                   IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, int threads) {
+  const auto sort = in_type == IndexType::i64 ? sort_into<int64_t> : sort_into<int32_t>;
+  return sort(rows, cols, nnz, num_rows, num_cols, indptr, indices, edge_ids, out_type, threads);
+}
+
+void transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, int threads) {
+  if (graph.index_type == IndexType::i64)
+    transpose_of(graph, static_cast<int64_t*>(t_indptr), static_cast<int64_t*>(t_indices),
+                 static_cast<int64_t*>(t_edge_ids), threads);
+  else
+    transpose_of(graph, static_cast<int32_t*>(t_indptr), static_cast<int32_t*>(t_indices),
+                 static_cast<int32_t*>(t_edge_ids), threads);
+}
+
+}  // namespace gnnaccel

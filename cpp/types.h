@@ -1,0 +1,41 @@
+// Plain types shared by the CPU and the CUDA half. Nothing here knows torch or Python.
+#pragma once
+
+#include <cstdint>
+
+namespace gnnaccel {
+
+enum class DType : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
+enum class IndexType : int { i32 = 0, i64 = 1 };
+
+// What one nonzero sends to its row. `lhs` is a feature of the source (column), `rhs` one of the edge.
+// sub and div are add(-rhs) and mul(1/rhs) by the time they arrive here.
+enum class Message : int { copy_lhs = 0, copy_rhs = 1, mul = 2, add = 3 };
+enum class Reduce : int { sum = 0, mean = 1, max = 2, min = 3 };
+
+// What an SDDMM computes for one nonzero from its two operands.
+enum class EdgeOp : int { copy_lhs = 0, copy_rhs = 1, add = 2, sub = 3, mul = 4, div = 5, dot = 6 };
+// Whose feature an SDDMM operand is: the source (column), the destination (row) or the edge itself.
+enum class Target : int { u = 0, v = 1, e = 2 };
+
+// A sparse matrix in CSR: rows are destinations, columns are sources.
+struct Csr {
+  const void* indptr;    // [num_rows + 1], of index_type, starts at 0, ascending
+  const void* indices;   // [nnz], of index_type, in [0, num_cols); null where no source is read
+  const void* edge_ids;  // [nnz], of index_type: row of nonzero k in an edge operand; null: k itself
+  int64_t num_rows;
+  int64_t num_cols;
+  int64_t nnz;
+  IndexType index_type;
+};
+
+// One feature operand, row-major and contiguous. Feature d of the (broadcast) result reads element
+// (d / div) % len of the operand's row: len = D, div = 1 is a full row, len = 1 one scalar per row,
+// len = H, div = D / H one scalar per head, len = F, div = 1 with F < D the same F values for each head.
+struct Operand {
+  const void* data;  // [rows, len]; null where the message does not read it
+  int64_t len;
+  int64_t div;
+};
+
+}  // namespace gnnaccel

@@ -1,0 +1,94 @@
+"""Loads the binary. The only place that asks whether CUDA is here, and the only one that calls into it.
+
+The binary (``gnnaccel._C``) knows nothing of torch: it takes addresses, sizes and enum values. `launch` turns
+tensors into those and runs the CPU or the CUDA entry of the same name on torch's threads or current stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+
+import torch
+from torch import Tensor
+
+try:
+    from gnnaccel import _C
+except ImportError as error:  # an installation without its binary cannot do anything: say so at once
+    raise ImportError(
+        f"gnnaccel's compiled library could not be loaded ({error}); reinstall gnnaccel, or build it here with "
+        "`pip install -e .` (needs a C++17 compiler)"
+    ) from error
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+INDEX_TYPES = {torch.int32: 0, torch.int64: 1}
+MESSAGES = {"copy_lhs": 0, "copy_rhs": 1, "mul": 2, "add": 3}
+REDUCES = {"sum": 0, "mean": 1, "max": 2, "min": 3}
+EDGE_OPS = {"copy_lhs": 0, "copy_rhs": 1, "add": 2, "sub": 3, "mul": 4, "div": 5, "dot": 6}
+TARGETS = {"u": 0, "v": 1, "e": 2}
+
+
+def has_cuda_kernels() -> bool:
+    """True if the binary was built with its CUDA half."""
+    return bool(_C.HAS_CUDA)
+
+
+def isa() -> str:
+    """Instruction set the CPU kernels picked on this machine: "avx512", "avx2" or "baseline"."""
+    return _C.isa()
+
+
+@functools.cache
+def _share_torch_threads() -> None:
+    """Run CPU kernels on the OpenMP pool torch already has; a second pool would fight it for the cores.
+
+    torch's wheels bundle their own libgomp under varying names, so it is looked up in the running process.
+    Where torch uses another runtime the binary starts plain threads for large kernels instead.
+    """
+    try:
+        with open("/proc/self/maps") as maps:
+            path = next((m.group(1) for m in (re.search(r"(/\S*libgomp\S*)", line) for line in maps) if m), None)
+        if path is None:
+            return
+        gomp = ctypes.CDLL(path)
+        _C.use_openmp(ctypes.cast(gomp.GOMP_parallel, ctypes.c_void_p).value)
+    except (OSError, AttributeError):
+        return
+
+
+_share_torch_threads()
+
+
+def pointer(tensor: Tensor | None) -> int:
+    """Address of a contiguous tensor's data; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int) -> tuple:
+    """The binary's description of a CSR matrix (types.h: Csr)."""
+    return (
+        pointer(indptr),
+        pointer(indices),
+        pointer(edge_ids),
+        indptr.numel() - 1,
+        num_cols,
+        nnz,
+        INDEX_TYPES[indptr.dtype],
+    )
+
+
+def launch(name: str, device: torch.device, *args):
+    """Run kernel `name` on `device`: torch's thread count on the CPU, torch's current stream on CUDA.
+
+    Raises RuntimeError if the device is CUDA and the binary has no CUDA half, or if a launch fails.
+    """
+    if device.type == "cpu":
+        return getattr(_C, name)(*args, torch.get_num_threads())
+    if not _C.HAS_CUDA:
+        raise RuntimeError(
+            f"gnnaccel.{name}: got CUDA tensors, but this gnnaccel was built without its CUDA half; "
+            "install nvcc (CUDA 12 or later) and rebuild with GNNACCEL_CUDA=ON, or move the tensors to the CPU"
+        )
+    with torch.cuda.device(device):
+        return getattr(_C, name + "_cuda")(*args, torch.cuda.current_stream(device).cuda_stream)

@@ -1,0 +1,1 @@
+"""The graph structure and what is prepared from it."""

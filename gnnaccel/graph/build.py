@@ -1,0 +1,178 @@
+"""Making CSR arrays: conversion from COO, transposition, and the one check of indices a graph ever gets."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+
+_INT32_MAX = 2**31 - 1
+
+torch.library.define(
+    "gnnaccel::coo_to_csr", "(Tensor rows, Tensor cols, SymInt num_rows, SymInt num_cols) -> (Tensor, Tensor, Tensor)"
+)
+torch.library.define(
+    "gnnaccel::transpose",
+    "(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def as_index(name: str, value, op: str = "Graph") -> Tensor:
+    """`value` as a contiguous 1-D int32 or int64 tensor, or a TypeError / ValueError that names it."""
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            got = type(value).__name__
+            raise TypeError(f"{op}: {name}: expected a tensor or array of integers, got {got}") from None
+        if tensor.numel() == 0 and tensor.dtype == torch.get_default_dtype():
+            tensor = tensor.long()  # an empty list has no dtype of its own
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{op}: {name}: expected int32 or int64, got {tensor.dtype}; convert it with .long()")
+    if tensor.dim() != 1 or tensor.layout != torch.strided:
+        raise ValueError(f"{op}: {name}: expected a dense 1-D tensor, got shape {tuple(tensor.shape)}")
+    return tensor.contiguous()
+
+
+def as_size(name: str, value) -> int:
+    """`value` as a row or column count, or a TypeError / ValueError that names it."""
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"Graph: {name}: expected an int, got {type(value).__name__}") from None
+    if size < 0:
+        raise ValueError(f"Graph: {name}: expected at least 0, got {size}")
+    return size
+
+
+def common_index_dtype(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None):
+    """All three in one dtype (the wider if they differ) on one device."""
+    given = [t for t in (indptr, indices, edge_ids) if t is not None]
+    if len({t.device for t in given}) > 1:
+        raise ValueError(f"Graph: expected all arrays on one device, got {[str(t.device) for t in given]}")
+    if len({t.dtype for t in given}) > 1:
+        indptr, indices = indptr.long(), indices.long()
+        edge_ids = None if edge_ids is None else edge_ids.long()
+    return indptr, indices, edge_ids
+
+
+def check_csr(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int) -> None:
+    """Raise ValueError unless the arrays describe a CSR matrix with `num_cols` columns."""
+    nnz = indices.numel()
+    check_offsets("Graph: indptr", indptr, nnz)
+    check_range("indices", indices, num_cols, "num_cols")
+    if edge_ids is not None:
+        if edge_ids.numel() != nnz:
+            raise ValueError(f"Graph: edge_ids: expected {nnz} entries (one per nonzero), got {edge_ids.numel()}")
+        check_range("edge_ids", edge_ids, nnz, "nnz")
+        if nnz and int(torch.bincount(edge_ids, minlength=nnz).max()) > 1:
+            raise ValueError("Graph: edge_ids: expected each edge id once, got a repeated one")
+
+
+def check_offsets(where: str, offsets: Tensor, nnz: int) -> None:
+    """Raise ValueError unless `offsets` ascends from 0 to nnz."""
+    if offsets.numel() < 1:
+        raise ValueError(f"{where}: expected one more entry than rows, got none; no rows have offsets [0]")
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0 or last != nnz:
+        raise ValueError(f"{where}: expected to start at 0 and end at nnz = {nnz}, got {first} and {last}")
+    descent = offsets[1:] < offsets[:-1]  # a comparison: the difference of two int32 could wrap around
+    if bool(descent.any()):
+        raise ValueError(f"{where}: expected ascending offsets, got a descent after row {int(descent.nonzero()[0])}")
+
+
+def check_range(name: str, index: Tensor, limit: int, limit_name: str) -> None:
+    """Raise ValueError unless 0 <= index < limit everywhere."""
+    if index.numel() == 0:
+        return
+    low, high = (int(v) for v in torch.aminmax(index))
+    if low < 0 or high >= limit:
+        bad = low if low < 0 else high
+        where = int((index == bad).nonzero()[0])
+        raise ValueError(f"Graph: {name}: expected values in [0, {limit}) ({limit_name}), got {bad} at position {where}")
+
+
+def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
+    """CSR arrays and num_cols from COO pairs; see `Graph.from_coo`."""
+    rows, cols = as_index("rows", rows), as_index("cols", cols)
+    if rows.numel() != cols.numel():
+        raise ValueError(f"Graph: expected rows and cols of equal length, got {rows.numel()} and {cols.numel()}")
+    if rows.device != cols.device:
+        raise ValueError(f"Graph: expected rows and cols on one device, got {rows.device} and {cols.device}")
+    if rows.dtype != cols.dtype:
+        rows, cols = rows.long(), cols.long()
+    if num_rows is None or num_cols is None:
+        top = 1 + max((int(t.max()) for t in (rows, cols) if t.numel()), default=-1)
+        num_rows = top if num_rows is None else num_rows
+        num_cols = top if num_cols is None else num_cols
+    num_rows, num_cols = as_size("num_rows", num_rows), as_size("num_cols", num_cols)
+    if rows.device.type != "cpu":
+        check_range("rows", rows, num_rows, "num_rows")
+        check_range("cols", cols, num_cols, "num_cols")
+    return (*torch.ops.gnnaccel.coo_to_csr(rows, cols, num_rows, num_cols), num_cols)
+
+
+def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
+    return torch.int32 if max(num_rows, num_cols, nnz) <= _INT32_MAX else torch.int64
+
+
+@torch.library.impl("gnnaccel::coo_to_csr", "CPU")
+def _coo_to_csr_cpu(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+    nnz = rows.numel()
+    dtype = _csr_dtype(num_rows, num_cols, nnz)
+    rows, cols = rows.contiguous(), cols.contiguous()
+    out = torch.empty(num_rows + 1, dtype=dtype), torch.empty(nnz, dtype=dtype), torch.empty(nnz, dtype=dtype)
+    pointers = [lib.pointer(t) for t in out]
+    in_type = lib.INDEX_TYPES[rows.dtype]
+    arguments = (lib.pointer(rows), lib.pointer(cols), nnz, num_rows, num_cols, in_type, *pointers)
+    bad = lib.launch("coo_to_csr", rows.device, *arguments, lib.INDEX_TYPES[dtype])
+    if bad:
+        check_range("rows", rows, num_rows, "num_rows")
+        check_range("cols", cols, num_cols, "num_cols")
+    return out
+
+
+@torch.library.impl("gnnaccel::coo_to_csr", "CUDA")
+def _coo_to_csr_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+    dtype = _csr_dtype(num_rows, num_cols, rows.numel())
+    rows, order = torch.sort(rows, stable=True)
+    marks = torch.arange(num_rows + 1, device=rows.device, dtype=rows.dtype)
+    return torch.searchsorted(rows, marks).to(dtype), cols[order].to(dtype), order.to(dtype)
+
+
+@torch.library.impl("gnnaccel::transpose", "CPU")
+def _transpose_cpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
+    out = indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)
+    matrix = lib.csr(indptr, indices, edge_ids, num_cols, indices.numel())
+    lib.launch("transpose", indptr.device, *matrix, *(lib.pointer(t) for t in out))
+    return out
+
+
+@torch.library.impl("gnnaccel::transpose", "CUDA")
+def _transpose_cuda(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
+    rows = torch.repeat_interleave(
+        torch.arange(indptr.numel() - 1, device=indptr.device, dtype=indptr.dtype),
+        indptr.diff(),
+        output_size=indices.numel(),
+    )
+    cols, order = torch.sort(indices, stable=True)
+    marks = torch.arange(num_cols + 1, device=indptr.device, dtype=indptr.dtype)
+    t_edge_ids = order.to(indptr.dtype) if edge_ids is None else edge_ids[order]
+    return torch.searchsorted(cols, marks).to(indptr.dtype), rows[order], t_edge_ids
+
+
+@torch.library.register_fake("gnnaccel::coo_to_csr")
+def _coo_to_csr_fake(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+    dtype = _csr_dtype(num_rows, num_cols, rows.numel())
+    nnz = rows.numel()
+    return tuple(rows.new_empty(n, dtype=dtype) for n in (num_rows + 1, nnz, nnz))
+
+
+@torch.library.register_fake("gnnaccel::transpose")
+def _transpose_fake(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
+    return indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)

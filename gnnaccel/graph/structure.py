@@ -1,0 +1,163 @@
+"""The frozen graph: a CSR matrix whose rows are destinations and whose columns are sources.
+
+That convention is said here once. ``edge_ids[k]`` is the caller's edge id of nonzero k (None: k itself);
+edge features and SDDMM results are always in edge-id order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph import build
+
+
+def _lasting(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy of it that autograd accepts if it was made under torch.inference_mode."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
+class Graph:
+    """A sparse graph structure, frozen after construction.
+
+    Build one with `from_csr`, `from_coo` or `from_scipy`, or with `gnnaccel.as_graph` from a DGL or PyG object.
+
+    Attributes
+    ----------
+    indptr : Tensor [num_rows + 1], int32 or int64
+        Row r's nonzeros are indptr[r]:indptr[r + 1].
+    indices : Tensor [nnz], same dtype
+        Source (column) of each nonzero.
+    edge_ids : Tensor [nnz], same dtype, or None
+        Edge id of each nonzero, a permutation of 0..nnz-1; None means nonzero k has id k.
+    num_rows, num_cols : int
+        Destinations and sources. They differ for bipartite graphs and mini-batch blocks.
+
+    The transposed structure is built on first use and kept. Do not write into the tensors: the graph would not
+    notice.
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
+        """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
+        # A graph outlives the mode it was made in, and autograd refuses to save inference tensors.
+        self.indptr = _lasting(indptr)
+        self.indices = _lasting(indices)
+        self.edge_ids = None if edge_ids is None else _lasting(edge_ids)
+        self.num_rows = indptr.numel() - 1
+        self.num_cols = num_cols
+        self._transposed: Graph | None = None
+
+    @classmethod
+    def from_csr(cls, indptr, indices, edge_ids=None, *, num_cols: int | None = None, check: bool = True) -> Graph:
+        """Graph from CSR arrays by destination.
+
+        Parameters
+        ----------
+        indptr : Tensor or array [num_rows + 1], int32 or int64
+        indices : Tensor or array [nnz], int32 or int64
+        edge_ids : Tensor or array [nnz], optional
+            A permutation of 0..nnz-1.
+        num_cols : int, optional
+            Number of sources; default: the larger of num_rows and the largest index + 1.
+        check : bool
+            Check the arrays (one pass, and one synchronisation on CUDA). Kernels trust a graph, so pass False
+            only for arrays a library made.
+
+        Raises
+        ------
+        TypeError
+            For dtypes other than int32 and int64.
+        ValueError
+            For an indptr that does not start at 0, descends or does not end at nnz; for indices or edge ids
+            outside their range.
+        """
+        indptr, indices = build.as_index("indptr", indptr), build.as_index("indices", indices)
+        edge_ids = None if edge_ids is None else build.as_index("edge_ids", edge_ids)
+        indptr, indices, edge_ids = build.common_index_dtype(indptr, indices, edge_ids)
+        if num_cols is None:
+            top = int(indices.max()) + 1 if indices.numel() else 0
+            num_cols = max(indptr.numel() - 1, top, 0)
+        num_cols = build.as_size("num_cols", num_cols)
+        if check:
+            build.check_csr(indptr, indices, edge_ids, num_cols)
+        return cls(indptr, indices, edge_ids, num_cols)
+
+    @classmethod
+    def from_coo(cls, rows, cols, *, num_rows: int | None = None, num_cols: int | None = None) -> Graph:
+        """Graph from edge lists: edge e goes from cols[e] (source) to rows[e] (destination).
+
+        Parameters
+        ----------
+        rows, cols : Tensor or array [nnz], int32 or int64
+        num_rows, num_cols : int, optional
+            Default: a square graph just large enough.
+
+        Notes
+        -----
+        A stable sort by row; edge ids are positions in the input. Indices are kept as int32 where they fit.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `from_csr`; an index out of range is named with its position.
+        """
+        return cls(*build.coo_to_csr(rows, cols, num_rows, num_cols))
+
+    @classmethod
+    def from_scipy(cls, matrix) -> Graph:
+        """Graph from a scipy.sparse matrix or array [num_rows, num_cols]; its values are not read.
+
+        Edge ids are positions in ``matrix.data`` for the CSR, CSC and COO formats (whose duplicates stay apart),
+        and in ``matrix.tocsr().data`` for the others.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For anything else than a 2-D sparse matrix, or one whose arrays are not valid (see `from_csr`).
+        """
+        if not hasattr(matrix, "tocsr"):
+            raise TypeError(f"Graph.from_scipy: matrix: expected a scipy.sparse matrix, got {type(matrix).__name__}")
+        if len(matrix.shape) != 2:
+            raise ValueError(f"Graph.from_scipy: matrix: expected 2 dimensions, got shape {matrix.shape}")
+        num_rows, num_cols = matrix.shape
+        if matrix.format == "coo":
+            return cls.from_coo(matrix.row, matrix.col, num_rows=num_rows, num_cols=num_cols)
+        csr = matrix if matrix.format == "csc" else matrix.tocsr()
+        # scipy lets the index array be longer than what its indptr describes.
+        indices = csr.indices[: csr.indptr[-1]]
+        graph = cls.from_csr(csr.indptr, indices, num_cols=num_rows if csr.format == "csc" else num_cols)
+        return graph.transposed if csr.format == "csc" else graph
+
+    @property
+    def nnz(self) -> int:
+        """Number of nonzeros (edges)."""
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the structure."""
+        return self.indptr.device
+
+    @property
+    def transposed(self) -> Graph:
+        """The graph with every edge reversed; built once. Edge ids are the same."""
+        if self._transposed is None:
+            arrays = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
+            other = Graph(*arrays, self.num_rows)
+            other._transposed = self
+            self._transposed = other
+        return self._transposed
+
+    def to(self, device) -> Graph:
+        """This graph on `device`; itself if it is there already."""
+        device = torch.device(device)
+        if device == self.device or (device.type == self.device.type and device.index is None):
+            return self
+        edge_ids = None if self.edge_ids is None else self.edge_ids.to(device)
+        return Graph(self.indptr.to(device), self.indices.to(device), edge_ids, self.num_cols)
+
+    def __repr__(self) -> str:
+        return f"Graph(num_rows={self.num_rows}, num_cols={self.num_cols}, nnz={self.nnz}, device={self.device})"

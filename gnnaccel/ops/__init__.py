@@ -1,0 +1,11 @@
+"""Sparse ops of message passing, on the CPU and CUDA, differentiable, registered with torch.library.
+
+Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
+"""
+
+from gnnaccel.ops.edge_softmax import edge_softmax
+from gnnaccel.ops.sddmm import sddmm
+from gnnaccel.ops.segment import segment_reduce
+from gnnaccel.ops.spmm import spmm
+
+__all__ = ["edge_softmax", "sddmm", "segment_reduce", "spmm"]

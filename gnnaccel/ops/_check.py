@@ -1,0 +1,70 @@
+"""Every check of an op's arguments. Messages name the op, the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph.structure import Graph
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def one_of(op: str, name: str, value, allowed) -> None:
+    """ValueError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{op}: {name}: expected one of {sorted(allowed)}, got {value!r}")
+
+
+def graph(op: str, value) -> None:
+    """TypeError unless `value` is a Graph."""
+    if not isinstance(value, Graph):
+        raise TypeError(
+            f"{op}: graph: expected a gnnaccel.Graph, got {type(value).__name__}; "
+            "use gnnaccel.as_graph for a DGL or PyG graph, or Graph.from_coo"
+        )
+
+
+def feature(op: str, name: str, value, rows: int, rows_name: str, device: torch.device) -> None:
+    """Check one feature tensor: type, dtype, device, row count."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.dtype not in _DTYPES:
+        raise TypeError(f"{op}: {name}: expected a floating-point dtype, got {value.dtype}; convert it with .float()")
+    if value.dtype == torch.float16 and value.device.type == "cpu":
+        raise TypeError(f"{op}: {name}: float16 runs on CUDA only; use bfloat16 or float32 on the CPU")
+    if value.device != device:
+        raise ValueError(f"{op}: {name}: expected device {device} (the graph's), got {value.device}; move one of them")
+    if value.layout != torch.strided:
+        raise TypeError(f"{op}: {name}: expected a dense tensor, got layout {value.layout}; use .to_dense()")
+    if value.dim() < 1 or value.shape[0] != rows:
+        raise ValueError(f"{op}: {name}: expected {rows} rows ({rows_name}), got shape {tuple(value.shape)}")
+
+
+def same_dtype(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) -> tuple[Tensor, Tensor]:
+    """Both in one dtype: the wider one under autocast, as torch's own elementwise ops do; else TypeError."""
+    if lhs.dtype == rhs.dtype:
+        return lhs, rhs
+    if torch.is_autocast_enabled(lhs.device.type):
+        wide = torch.promote_types(lhs.dtype, rhs.dtype)
+        return lhs.to(wide), rhs.to(wide)
+    raise TypeError(f"{op}: {rhs_name}: expected the dtype of {lhs_name} ({lhs.dtype}), got {rhs.dtype}")
+
+
+def traced_offsets(op: str, offsets: Tensor, rows: int) -> None:
+    """Put the check that `offsets` ascends from 0 to `rows` into a graph that torch.compile is tracing."""
+    if offsets.shape[0] < 1:
+        raise ValueError(f"{op}: offsets: expected one more entry than segments, got none")
+    valid = (offsets[0] == 0) & (offsets[-1] == rows) & (offsets[1:] >= offsets[:-1]).all()
+    torch._assert_async(valid, f"{op}: offsets: expected to ascend from 0 to the number of rows of x")
+
+
+def broadcastable(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) -> None:
+    """ValueError unless the feature shapes broadcast."""
+    try:
+        torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:])
+    except RuntimeError:
+        raise ValueError(
+            f"{op}: {rhs_name}: feature shape {tuple(rhs.shape[1:])} does not broadcast with "
+            f"{lhs_name}'s {tuple(lhs.shape[1:])}"
+        ) from None

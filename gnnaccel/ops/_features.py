@@ -1,0 +1,58 @@
+"""Feature shapes: how a broadcast becomes the (len, div) of the kernels' operands, and back in gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+
+
+@functools.lru_cache(maxsize=4096)
+def index_rule(shape: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, int] | None:
+    """(len, div) such that feature d of `full` reads element (d // div) % len of a row of `shape`.
+
+    None where no such rule exists (a broadcast dimension between two kept ones); the caller expands then.
+    """
+    shape = (1,) * (len(full) - len(shape)) + tuple(shape)
+    kept = [i for i, n in enumerate(shape) if n != 1]
+    if not kept:
+        return 1, 1
+    first, last = kept[0], kept[-1]
+    if shape[first : last + 1] != full[first : last + 1]:
+        return None
+    return math.prod(shape), math.prod(full[last + 1 :])
+
+
+def operand(x: Tensor | None, full: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, int, int]]:
+    """The contiguous tensor to keep alive, and its (address, len, div), for features broadcast to `full`."""
+    if x is None:
+        return None, (0, 1, 1)
+    rule = index_rule(tuple(x.shape[1:]), full)
+    if rule is None:
+        padded = x.reshape(x.shape[0], *(1,) * (len(full) - x.dim() + 1), *x.shape[1:])
+        x = padded.expand(x.shape[0], *full)
+        rule = math.prod(full), 1
+    x = x.contiguous()
+    return x, (lib.pointer(x), *rule)
+
+
+def broadcast(lhs: Sequence[int], rhs: Sequence[int]) -> tuple[int, ...]:
+    """NumPy broadcasting of two feature shapes."""
+    return tuple(torch.broadcast_shapes(tuple(lhs), tuple(rhs)))
+
+
+def reduce_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum `grad` [n, *full] over the features that were broadcast from `shape` (without the row dimension)."""
+    shape = tuple(shape)
+    if tuple(grad.shape[1:]) == shape:
+        return grad
+    padded = (1,) * (grad.dim() - 1 - len(shape)) + shape
+    dims = [i + 1 for i, n in enumerate(padded) if n == 1 and grad.shape[i + 1] != 1]
+    if dims:
+        grad = grad.sum(dims, keepdim=True)
+    return grad.reshape(grad.shape[0], *shape)

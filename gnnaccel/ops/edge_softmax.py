@@ -1,0 +1,128 @@
+"""Softmax of edge scores over the edges of each destination (or source)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import _check
+
+torch.library.define(
+    "gnnaccel::edge_softmax", "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor"
+)
+torch.library.define(
+    "gnnaccel::edge_softmax_backward",
+    "(Tensor indptr, Tensor? edge_ids, Tensor out, Tensor grad_out, SymInt nnz) -> Tensor",
+)
+
+
+def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
+    """out[e] = exp(scores[e] - m) / sum over the edges e' of the same node of exp(scores[e'] - m).
+
+    m is the maximum over those edges, so large scores are safe. A row whose scores are all -inf gives NaN, as
+    torch.softmax does.
+
+    Parameters
+    ----------
+    graph : Graph
+    scores : Tensor [nnz, *H], edge-id order
+        float32, float64, bfloat16; float16 on CUDA.
+    norm_by : {"dst", "src"}
+        Normalise over the edges into each destination, or out of each source.
+
+    Returns
+    -------
+    Tensor [nnz, *H], edge-id order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong type, dtype, shape, device or option.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> gnnaccel.ops.edge_softmax(g, torch.zeros(2))
+    tensor([0.5000, 0.5000])
+    """
+    _check.graph("edge_softmax", graph)
+    _check.one_of("edge_softmax", "norm_by", norm_by, ("dst", "src"))
+    _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
+    graph = graph if norm_by == "dst" else graph.transposed
+    return torch.ops.gnnaccel.edge_softmax(graph.indptr, graph.edge_ids, scores, graph.nnz)
+
+
+def _launch(name: str, indptr: Tensor, edge_ids: Tensor | None, nnz: int, *inputs: Tensor) -> Tensor:
+    out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
+    if out.numel() == 0:
+        return out
+    inputs = tuple(t.contiguous() for t in inputs)
+    matrix = lib.csr(indptr, None, edge_ids, 0, nnz)
+    pointers = (t.data_ptr() for t in (*inputs, out))
+    lib.launch(name, out.device, *matrix, *pointers, out.numel() // nnz, lib.DTYPES[out.dtype])
+    return out
+
+
+def _impl(indptr, edge_ids, scores, nnz):
+    return _launch("edge_softmax", indptr, edge_ids, nnz, scores)
+
+
+def _backward_impl(indptr, edge_ids, out, grad_out, nnz):
+    return _launch("edge_softmax_backward", indptr, edge_ids, nnz, out, grad_out)
+
+
+torch.library.impl("gnnaccel::edge_softmax", ("CPU", "CUDA"))(_impl)
+torch.library.impl("gnnaccel::edge_softmax_backward", ("CPU", "CUDA"))(_backward_impl)
+
+
+@torch.library.register_fake("gnnaccel::edge_softmax")
+def _fake(indptr, edge_ids, scores, nnz):
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("gnnaccel::edge_softmax_backward")
+def _backward_fake(indptr, edge_ids, out, grad_out, nnz):
+    return torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx, inputs, output):
+    indptr, edge_ids, _, ctx.nnz = inputs
+    ctx.save_for_backward(indptr, edge_ids, output)
+
+
+def _backward(ctx, grad):
+    indptr, edge_ids, out = ctx.saved_tensors
+    return None, None, torch.ops.gnnaccel.edge_softmax_backward(indptr, edge_ids, out, grad, ctx.nnz), None
+
+
+torch.library.register_autograd("gnnaccel::edge_softmax", _backward, setup_context=_setup)
+
+
+def _double_setup(ctx, inputs, output):
+    indptr, edge_ids, out, grad_out, ctx.nnz = inputs
+    ctx.save_for_backward(indptr, edge_ids, out, grad_out)
+
+
+def _row_sums(indptr, edge_ids, value, nnz):
+    """Sum of value over the row of each edge, back on the edges."""
+    empty = (None, None, None)
+    spmm, sddmm = torch.ops.gnnaccel.spmm, torch.ops.gnnaccel.sddmm
+    rows = spmm(indptr, None, edge_ids, indptr, None, edge_ids, 0, nnz, None, value, "copy_rhs", "sum", 0.0)[0]
+    return sddmm(indptr, None, edge_ids, *empty, 0, nnz, None, rows, "copy_rhs", "u", "v")
+
+
+def _double_backward(ctx, cotangent):
+    # f = a * (g - s), s = row sum of a * g. With t = row sum of cotangent * a:
+    # df/da -> cotangent * (g - s) - t * g;  df/dg -> a * (cotangent - t), the same kernel again.
+    indptr, edge_ids, a, g = ctx.saved_tensors
+    s = _row_sums(indptr, edge_ids, a * g, ctx.nnz)
+    t = _row_sums(indptr, edge_ids, cotangent * a, ctx.nnz)
+    grad_a = cotangent * (g - s) - t * g
+    grad_g = torch.ops.gnnaccel.edge_softmax_backward(indptr, edge_ids, a, cotangent, ctx.nnz)
+    return None, None, grad_a, grad_g, None
+
+
+torch.library.register_autograd("gnnaccel::edge_softmax_backward", _double_backward, setup_context=_double_setup)

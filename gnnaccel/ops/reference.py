@@ -1,0 +1,74 @@
+"""Every op in plain torch: the definition the kernels are tested against, and documentation.
+
+These functions gather one message per edge and keep no promise of speed. Arguments are as in the public
+ops; graphs are anything with ``indptr``, ``indices``, ``edge_ids``, ``num_rows``, ``num_cols``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rows_of(indptr: Tensor) -> Tensor:
+    """Row (destination) of each nonzero, int64 [nnz]."""
+    indptr = indptr.long()
+    return torch.repeat_interleave(torch.arange(indptr.numel() - 1, device=indptr.device), indptr.diff())
+
+
+def edges_of(graph) -> Tensor:
+    """Edge id of each nonzero, int64 [nnz]."""
+    if graph.edge_ids is None:
+        return torch.arange(graph.indices.numel(), device=graph.indptr.device)
+    return graph.edge_ids.long()
+
+
+def _combine(op: str, lhs: Tensor | None, rhs: Tensor | None) -> Tensor:
+    if op == "copy_lhs":
+        return lhs
+    if op == "copy_rhs":
+        return rhs
+    if op == "dot":
+        return (lhs * rhs).sum(-1, keepdim=True)
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op](lhs, rhs)
+
+
+def segment_reduce(x: Tensor, offsets: Tensor, reduce: str, empty_value: float = 0.0) -> Tensor:
+    """Reduce rows offsets[i]:offsets[i+1] of x [n, *F] to out [len(offsets) - 1, *F]."""
+    rows = rows_of(offsets)
+    count = offsets.long().diff().view(-1, *[1] * (x.dim() - 1))
+    index = rows.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    out = x.new_zeros(offsets.numel() - 1, *x.shape[1:])
+    name = {"sum": "sum", "mean": "sum", "max": "amax", "min": "amin"}[reduce]
+    out = out.scatter_reduce(0, index, x, name, include_self=False)
+    if reduce == "mean":
+        out = out / count.clamp(min=1).to(out.dtype)
+    return torch.where(count == 0, torch.full_like(out, empty_value), out)
+
+
+def spmm(graph, x: Tensor | None, weight: Tensor | None, message: str, reduce: str, empty_value: float = 0.0) -> Tensor:
+    """out[r] = reduce over nonzeros (r, c, e) of message(x[c], weight[e])."""
+    lhs = None if x is None or message == "copy_rhs" else x[graph.indices.long()]
+    rhs = None if weight is None or message == "copy_lhs" else weight[edges_of(graph)]
+    return segment_reduce(_combine(message, lhs, rhs), graph.indptr, reduce, empty_value)
+
+
+def sddmm(graph, lhs: Tensor | None, rhs: Tensor | None, op: str, lhs_target: str, rhs_target: str) -> Tensor:
+    """out[e] = op(lhs of its target, rhs of its target) for every nonzero (r, c, e)."""
+    edges = edges_of(graph)
+    where = {"u": graph.indices.long(), "v": rows_of(graph.indptr), "e": edges}
+    left = None if lhs is None or op == "copy_rhs" else lhs[where[lhs_target]]
+    right = None if rhs is None or op == "copy_lhs" else rhs[where[rhs_target]]
+    value = _combine(op, left, right)
+    return torch.zeros_like(value).index_copy(0, edges, value)
+
+
+def edge_softmax(graph, scores: Tensor) -> Tensor:
+    """Softmax of scores [nnz, *H] over the edges of each row."""
+    edges = edges_of(graph)
+    s = scores[edges]
+    top = segment_reduce(s.detach(), graph.indptr, "max")
+    rows = rows_of(graph.indptr)
+    p = (s - top[rows]).exp()
+    p = p / segment_reduce(p, graph.indptr, "sum")[rows]
+    return torch.zeros_like(p).index_copy(0, edges, p)

@@ -1,0 +1,306 @@
+"""SpMM: aggregate messages of the sources into the destinations, without storing a message."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import _check
+from gnnaccel.ops._features import broadcast, operand, reduce_to
+
+_STRUCTURE = (
+    "Tensor indptr, Tensor? indices, Tensor? edge_ids, "
+    "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, SymInt num_cols, SymInt nnz"
+)
+torch.library.define(
+    "gnnaccel::spmm",
+    f"({_STRUCTURE}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "gnnaccel::scatter_arg",
+    "(Tensor arg, Tensor values, SymInt num_targets, SymInt[] shape, bool rows_disjoint) -> Tensor",
+)
+
+MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
+REDUCES = ("sum", "mean", "max", "min")
+
+
+def structure(graph: Graph, transposed: bool) -> tuple:
+    """The structure arguments of the registered ops; the transposed half only where a gradient will need it."""
+    back = (None, None, None)
+    if transposed:
+        t = graph.transposed
+        back = (t.indptr, t.indices, t.edge_ids)
+    return (graph.indptr, graph.indices, graph.edge_ids, *back, graph.num_cols, graph.indices.numel())
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """True if autograd will ask for a gradient of any of `tensors`."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def spmm(
+    graph: Graph,
+    x: Tensor | None,
+    weight: Tensor | None = None,
+    message: str | None = None,
+    reduce: str = "sum",
+    *,
+    empty_value: float = 0.0,
+    return_arg: bool = False,
+):
+    """Sparse aggregation: out[r] = reduce over nonzeros (r, c, e) of message(x[c], weight[e]).
+
+    Parameters
+    ----------
+    graph : Graph
+        num_rows destinations, num_cols sources, nnz edges.
+    x : Tensor [num_cols, *F], or None with message "copy_rhs"
+        Source features: float32, float64, bfloat16; float16 on CUDA. Any strides.
+    weight : Tensor [nnz, *G], optional
+        Edge features in edge-id order, same dtype. Where it has fewer dimensions than x, ones are appended
+        ([nnz] is a scalar per edge, [nnz, H] one per head of x [num_cols, H, F]); then NumPy broadcasting.
+    message : {"copy_lhs", "copy_rhs", "mul", "add", "sub", "div"}, optional
+        Default: "mul" with a weight, else "copy_lhs".
+    reduce : {"sum", "mean", "max", "min"}
+        mean divides by the number of nonzeros of the row.
+    empty_value : float
+        Result of a row without nonzeros.
+    return_arg : bool
+        For max and min: also return the source and the edge id of each winner (the first one in row order; -1
+        in an empty row), both [num_rows, *out features] of the graph's index dtype. The one that the message
+        does not read (source for "copy_rhs", edge for "copy_lhs") is empty, as both are for sum and mean.
+
+    Returns
+    -------
+    Tensor [num_rows, *broadcast features], or (out, arg_source, arg_edge).
+
+    Raises
+    ------
+    TypeError
+        For a wrong type or dtype. ValueError: for a wrong shape, device or option.
+
+    Notes
+    -----
+    fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different
+    dtypes meet in the wider one. Deterministic on the CPU. The backward runs over the transposed graph
+    (sum, mean) or along the winners (max, min). Source: HP-SpMM (Fan et al.) for the balance over edges.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]), num_rows=3, num_cols=3)
+    >>> gnnaccel.ops.spmm(g, torch.tensor([[1.0], [2.0], [4.0]]))
+    tensor([[2.],
+            [5.],
+            [0.]])
+    """
+    if message is None:
+        message = "copy_lhs" if weight is None else "mul"
+    _check.graph("spmm", graph)
+    _check.one_of("spmm", "message", message, MESSAGES)
+    _check.one_of("spmm", "reduce", reduce, REDUCES)
+    if message == "copy_lhs":
+        weight = None
+    else:
+        _check.feature("spmm", "weight", weight, graph.nnz, "one per edge", graph.device)
+    if message == "copy_rhs":
+        x = None
+    else:
+        _check.feature("spmm", "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
+    if x is not None and weight is not None:
+        x, weight = _check.same_dtype("spmm", x, weight, "x", "weight")
+        if weight.dim() < x.dim():
+            weight = weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim()))
+        _check.broadcastable("spmm", x, weight, "x", "weight")
+        if message == "sub":
+            weight, message = -weight, "add"
+        elif message == "div":
+            weight, message = weight.reciprocal(), "mul"
+    # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
+    arrays = structure(graph, reduce in ("sum", "mean") and needs_grad(x))
+    out, arg_lhs, arg_rhs = torch.ops.gnnaccel.spmm(*arrays, x, weight, message, reduce, empty_value)
+    return (out, arg_lhs, arg_rhs) if return_arg else out
+
+
+def _result_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:
+    if lhs is None or rhs is None:
+        return tuple((rhs if lhs is None else lhs).shape[1:])
+    return broadcast(lhs.shape[1:], rhs.shape[1:])
+
+
+def _allocate(indptr, lhs, rhs, message, reduce):
+    """Outputs of an spmm: (out, arg_lhs, arg_rhs), the args empty where they mean nothing."""
+    given = rhs if lhs is None else lhs
+    shape = (indptr.shape[0] - 1, *_result_features(lhs, rhs))
+    out = given.new_empty(shape)
+    args = [
+        indptr.new_empty(shape if reduce in ("max", "min") and message != other else (0,))
+        for other in ("copy_rhs", "copy_lhs")
+    ]
+    return out, *args
+
+
+def _spmm_impl(
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, message, reduce, empty_value
+):
+    out, arg_lhs, arg_rhs = _allocate(indptr, lhs, rhs, message, reduce)
+    if out.numel() == 0:
+        return out, arg_lhs, arg_rhs
+    full = tuple(out.shape[1:])
+    lhs, lhs_operand = operand(lhs, full)
+    rhs, rhs_operand = operand(rhs, full)
+    args = (lib.pointer(a) if a.numel() else 0 for a in (arg_lhs, arg_rhs))
+    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
+    codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[out.dtype], empty_value)
+    lib.launch("spmm", out.device, *matrix, *lhs_operand, *rhs_operand, out.data_ptr(), *args, math.prod(full), *codes)
+    return out, arg_lhs, arg_rhs
+
+
+torch.library.impl("gnnaccel::spmm", ("CPU", "CUDA"))(_spmm_impl)
+
+
+@torch.library.register_fake("gnnaccel::spmm")
+def _spmm_fake(
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, message, reduce, empty_value
+):
+    return _allocate(indptr, lhs, rhs, message, reduce)
+
+
+def _setup_context(ctx, inputs, output):
+    *arrays, num_cols, nnz, lhs, rhs, message, reduce, _ = inputs
+    _, arg_lhs, arg_rhs = output
+    ctx.mark_non_differentiable(arg_lhs, arg_rhs)
+    ctx.set_materialize_grads(False)
+    ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
+    ctx.sizes, ctx.message, ctx.reduce = (num_cols, nnz), message, reduce
+    keep = lhs, rhs
+    if message != "mul":
+        keep = None, None
+    extremes = reduce in ("max", "min")
+    ctx.save_for_backward(*arrays, *keep, *((arg_lhs, arg_rhs) if extremes else (None, None)))
+
+
+def _backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
+    nothing = (None,) * 8
+    if grad is None:
+        return (*nothing, None, None, None, None, None)
+    backward = _backward_extremes if ctx.reduce in ("max", "min") else _backward_sum
+    grad_lhs, grad_rhs = backward(ctx, grad)
+    return (*nothing, grad_lhs, grad_rhs, None, None, None)
+
+
+def _backward_sum(ctx, grad):
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, lhs, rhs, _, _ = ctx.saved_tensors
+    num_cols, nnz = ctx.sizes
+    num_rows = indptr.shape[0] - 1
+    lhs_features, rhs_features = ctx.features
+    if ctx.reduce == "mean":
+        # In fp32 at least: a count past 65504 has no fp16.
+        count = indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
+        grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
+    grad_lhs = grad_rhs = None
+    if ctx.needs_input_grad[8] and lhs_features is not None:
+        turned = (t_indptr, t_indices, t_edge_ids, indptr, indices, edge_ids, num_rows, nnz)
+        if ctx.message == "mul":
+            grad_lhs = torch.ops.gnnaccel.spmm(*turned, grad, rhs, "mul", "sum", 0.0)[0]
+        else:
+            grad_lhs = torch.ops.gnnaccel.spmm(*turned, grad, None, "copy_lhs", "sum", 0.0)[0]
+        grad_lhs = reduce_to(grad_lhs, lhs_features)
+    if ctx.needs_input_grad[9] and rhs_features is not None:
+        arrays = (indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz)
+        grad_rhs = _weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
+    return grad_lhs, grad_rhs
+
+
+def _weight_gradient(arrays, lhs, grad, rhs_features, message):
+    """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
+    sddmm = torch.ops.gnnaccel.sddmm
+    full = tuple(grad.shape[1:])
+    padded = (1,) * (len(full) - len(rhs_features)) + tuple(rhs_features)
+    # Features the weight does not have are summed inside the kernel where they are the last ones.
+    split = len(full)
+    while split and padded[split - 1] == 1:
+        split -= 1
+    tail = math.prod(full[split:])
+    grad = grad.reshape(grad.shape[0], *full[:split], tail)
+    if message == "mul":
+        lhs_full = (1,) * (len(full) - lhs.dim() + 1) + tuple(lhs.shape[1:])
+        lhs = lhs.reshape(lhs.shape[0], *lhs_full)
+        if math.prod(lhs_full[split:]) != tail:
+            lhs = lhs.expand(lhs.shape[0], *lhs_full[:split], *full[split:])
+        lhs = lhs.reshape(lhs.shape[0], *lhs_full[:split], tail)
+        out = sddmm(*arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
+    else:
+        out = sddmm(*arrays, None, grad.sum(-1, keepdim=True), "copy_rhs", "u", "v")
+    out = out.reshape(out.shape[0], *full[:split], *(1,) * (len(full) - split))
+    return reduce_to(out, rhs_features)
+
+
+def _backward_extremes(ctx, grad):
+    *_, lhs, rhs, arg_lhs, arg_rhs = ctx.saved_tensors
+    num_cols, nnz = ctx.sizes
+    lhs_features, rhs_features = ctx.features
+    full = tuple(grad.shape[1:])
+    grad_lhs = grad_rhs = None
+    if ctx.needs_input_grad[8] and lhs_features is not None:
+        value = grad * _gather(rhs, arg_rhs, full) if ctx.message == "mul" else grad
+        grad_lhs = torch.ops.gnnaccel.scatter_arg(arg_lhs, value, num_cols, full, False)
+        grad_lhs = reduce_to(grad_lhs, lhs_features)
+    if ctx.needs_input_grad[9] and rhs_features is not None:
+        value = grad * _gather(lhs, arg_lhs, full) if ctx.message == "mul" else grad
+        grad_rhs = torch.ops.gnnaccel.scatter_arg(arg_rhs, value, nnz, rhs_features, True)
+    return grad_lhs, grad_rhs
+
+
+def _gather(x: Tensor, arg: Tensor, full: tuple[int, ...]) -> Tensor:
+    """x[arg[r, d], d] with x's features broadcast to `full`; 0 where arg is -1."""
+    x = x.reshape(x.shape[0], *(1,) * (len(full) - x.dim() + 1), *x.shape[1:]).expand(x.shape[0], *full)
+    if x.shape[0] == 0:
+        return x.new_zeros(arg.shape)
+    return x.gather(0, arg.long().clamp(min=0)).masked_fill(arg < 0, 0)
+
+
+torch.library.register_autograd("gnnaccel::spmm", _backward, setup_context=_setup_context)
+
+
+def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):
+    full = tuple(values.shape[1:])
+    out = values.new_zeros(num_targets, *shape)
+    if values.numel() == 0 or out.numel() == 0:
+        return out
+    values, arg = values.contiguous(), arg.contiguous()
+    # A target narrower than the values: its rule, or (rare) full width and a sum afterwards.
+    _, (_, length, div) = operand(out, full)
+    target = out
+    if length != math.prod(shape):
+        target = values.new_zeros(num_targets, *full)
+    sizes = (values.shape[0], math.prod(full), length, div, rows_disjoint)
+    codes = (lib.INDEX_TYPES[arg.dtype], lib.DTYPES[values.dtype])
+    lib.launch("scatter_arg", out.device, arg.data_ptr(), values.data_ptr(), target.data_ptr(), *sizes, *codes)
+    return out if target is out else reduce_to(target, shape)
+
+
+torch.library.impl("gnnaccel::scatter_arg", ("CPU", "CUDA"))(_scatter_arg_impl)
+
+
+@torch.library.register_fake("gnnaccel::scatter_arg")
+def _scatter_arg_fake(arg, values, num_targets, shape, rows_disjoint):
+    return values.new_empty(num_targets, *shape)
+
+
+def _scatter_setup(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+    ctx.full = tuple(inputs[1].shape[1:])
+
+
+def _scatter_backward(ctx, grad):
+    (arg,) = ctx.saved_tensors
+    return None, _gather(grad, arg, ctx.full), None, None, None
+
+
+torch.library.register_autograd("gnnaccel::scatter_arg", _scatter_backward, setup_context=_scatter_setup)

@@ -1,0 +1,84 @@
+"""What ran where, and why not: counters for ``--profile``, one log line per kind of fallback.
+
+A call site kind is a short name such as ``"dgl.copy_u.sum"`` or ``"pyg.GCNConv"``. Backends call `accelerated`
+around what ran on our kernels and `fallback` for what was left to the framework.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+log = logging.getLogger("gnnaccel")
+
+
+@dataclass
+class Site:
+    """Counters of one call site kind. time_ms is forward wall time, kept only while `timing` is on."""
+
+    accelerated: int = 0
+    left: int = 0
+    time_ms: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+_lock = threading.Lock()
+_sites: dict[str, Site] = {}
+timing = False  # set by --profile: CUDA calls are timed on the host, without synchronising
+
+
+def _site(kind: str) -> Site:
+    site = _sites.get(kind)
+    if site is None:
+        with _lock:
+            site = _sites.setdefault(kind, Site())
+    return site
+
+
+def count(kind: str) -> None:
+    """Count one accelerated call of `kind`."""
+    _site(kind).accelerated += 1
+
+
+@contextmanager
+def accelerated(kind: str):
+    """Count one accelerated call of `kind` and, under --profile, its forward time."""
+    site = _site(kind)
+    site.accelerated += 1
+    if not timing:
+        yield
+        return
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        site.time_ms += (time.perf_counter() - start) * 1e3
+
+
+def fallback(kind: str, reason: str) -> None:
+    """Count one call of `kind` left to the framework because of `reason`; logged the first time."""
+    site = _site(kind)
+    site.left += 1
+    seen = site.reasons.get(reason, 0)
+    site.reasons[reason] = seen + 1
+    if not seen:
+        log.info("%s is left to the framework: %s", kind, reason)
+
+
+def snapshot() -> dict[str, Site]:
+    """The counters so far, by call site kind."""
+    return {kind: Site(s.accelerated, s.left, s.time_ms, dict(s.reasons)) for kind, s in sorted(_sites.items())}
+
+
+def reset() -> None:
+    """Forget all counters."""
+    _sites.clear()
+
+
+def share() -> float:
+    """Share of message-passing calls that were accelerated, 0 to 1 (1 when there was none)."""
+    total = sum(s.accelerated + s.left for s in _sites.values())
+    return sum(s.accelerated for s in _sites.values()) / total if total else 1.0
