@@ -23,11 +23,18 @@ def edges_of(graph) -> Tensor:
     return graph.edge_ids.long()
 
 
+def _pad(x: Tensor, dims: int) -> Tensor:
+    """Features broadcast from the right, rows stay in front: ones go between them."""
+    return x.reshape(x.shape[0], *(1,) * (dims - x.dim()), *x.shape[1:])
+
+
 def _combine(op: str, lhs: Tensor | None, rhs: Tensor | None) -> Tensor:
     if op == "copy_lhs":
         return lhs
     if op == "copy_rhs":
         return rhs
+    dims = max(lhs.dim(), rhs.dim())
+    lhs, rhs = _pad(lhs, dims), _pad(rhs, dims)
     if op == "dot":
         return (lhs * rhs).sum(-1, keepdim=True)
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op](lhs, rhs)
@@ -38,7 +45,9 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str, empty_value: float =
     rows = rows_of(offsets)
     count = offsets.long().diff().view(-1, *[1] * (x.dim() - 1))
     index = rows.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-    out = x.new_zeros(offsets.numel() - 1, *x.shape[1:])
+    # include_self=False keeps the start out of the result, but its backward still shares the gradient of a max or
+    # min with a start that equals it: NaN equals nothing.
+    out = x.new_full((offsets.numel() - 1, *x.shape[1:]), torch.nan)
     name = {"sum": "sum", "mean": "sum", "max": "amax", "min": "amin"}[reduce]
     out = out.scatter_reduce(0, index, x, name, include_self=False)
     if reduce == "mean":
@@ -48,6 +57,8 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str, empty_value: float =
 
 def spmm(graph, x: Tensor | None, weight: Tensor | None, message: str, reduce: str, empty_value: float = 0.0) -> Tensor:
     """out[r] = reduce over nonzeros (r, c, e) of message(x[c], weight[e])."""
+    if x is not None and weight is not None:
+        weight = weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim()))
     lhs = None if x is None or message == "copy_rhs" else x[graph.indices.long()]
     rhs = None if weight is None or message == "copy_lhs" else weight[edges_of(graph)]
     return segment_reduce(_combine(message, lhs, rhs), graph.indptr, reduce, empty_value)

@@ -273,6 +273,8 @@ def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):
     out = values.new_zeros(num_targets, *shape)
     if values.numel() == 0 or out.numel() == 0:
         return out
+    if values.dtype in (torch.bfloat16, torch.float16):  # one target may win often: add up in fp32
+        return _scatter_arg_impl(arg, values.float(), num_targets, shape, rows_disjoint).to(values.dtype)
     values, arg = values.contiguous(), arg.contiguous()
     # A target narrower than the values: its rule, or (rare) full width and a sum afterwards.
     _, (_, length, div) = operand(out, full)

@@ -1,0 +1,30 @@
+"""Fixtures shared by all tests: a fixed seed, the thread count restored, and the devices to run on."""
+
+import pytest
+import torch
+
+from gnnaccel import _library
+
+
+@pytest.fixture(autouse=True)
+def _fixed_start():
+    """The same random numbers in each test; nothing a test sets globally reaches the next one."""
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+def _cuda_missing() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA GPU here"
+    return None if _library.has_cuda_kernels() else "this build has no CUDA half"
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request) -> torch.device:
+    """Every device the kernels run on; CUDA is skipped, visibly, where there is none."""
+    if request.param == "cuda" and (reason := _cuda_missing()):
+        pytest.skip(reason)
+    return torch.device(request.param)
