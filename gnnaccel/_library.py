@@ -91,4 +91,10 @@ def launch(name: str, device: torch.device, *args):
             "install nvcc (CUDA 12 or later) and rebuild with GNNACCEL_CUDA=ON, or move the tensors to the CPU"
         )
     with torch.cuda.device(device):
+        # Kernels do not allocate: scratch memory comes from torch, and returns to it in the order of the stream.
+        size_of = getattr(_C, name + "_cuda_workspace_bytes", None)
+        if size_of is not None:
+            size = size_of(*args)
+            workspace = torch.empty(size, dtype=torch.uint8, device=device)
+            args = (*args, workspace.data_ptr(), size)
         return getattr(_C, name + "_cuda")(*args, torch.cuda.current_stream(device).cuda_stream)

@@ -275,6 +275,8 @@ def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):
         return out
     if values.dtype in (torch.bfloat16, torch.float16):  # one target may win often: add up in fp32
         return _scatter_arg_impl(arg, values.float(), num_targets, shape, rows_disjoint).to(values.dtype)
+    if out.is_cuda and not rows_disjoint and torch.are_deterministic_algorithms_enabled():
+        return _scatter_sorted(arg, values, out)
     values, arg = values.contiguous(), arg.contiguous()
     # A target narrower than the values: its rule, or (rare) full width and a sum afterwards.
     _, (_, length, div) = operand(out, full)
@@ -285,6 +287,16 @@ def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):
     codes = (lib.INDEX_TYPES[arg.dtype], lib.DTYPES[values.dtype])
     lib.launch("scatter_arg", out.device, arg.data_ptr(), values.data_ptr(), target.data_ptr(), *sizes, *codes)
     return out if target is out else reduce_to(target, shape)
+
+
+def _scatter_sorted(arg, values, out):
+    """out[arg[r, d], d] += values[r, d] through torch's sort: the CUDA kernel's atomics would add in any order."""
+    won = arg >= 0
+    feature = torch.arange(out[0].numel(), device=out.device)
+    where = arg.clamp(min=0).long().reshape(arg.shape[0], -1) * feature.numel() + feature
+    values = torch.where(won, values, 0).reshape(where.shape)
+    out.view(-1).index_put_((where,), values, accumulate=True)
+    return out
 
 
 torch.library.impl("gnnaccel::scatter_arg", ("CPU", "CUDA"))(_scatter_arg_impl)

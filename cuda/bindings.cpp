@@ -1,0 +1,93 @@
+// The CUDA entries of gnnaccel._C: <name>_cuda with the arguments of the CPU entry of that name, a stream's
+// address in place of the thread count. An entry that needs scratch memory has a <name>_cuda_workspace_bytes of
+// the same arguments, and takes the workspace's address and size before the stream.
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+
+namespace {
+
+using namespace gnnaccel;
+using Address = uintptr_t;
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Csr csr(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+        int index_type) {
+  return {at(indptr), at(indices), at(edge_ids), num_rows, num_cols, nnz, static_cast<IndexType>(index_type)};
+}
+
+cudaStream_t on(Address stream) { return at<CUstream_st>(stream); }
+
+void check(cudaError_t status, const char* name) {
+  if (status == cudaSuccess) return;
+  throw std::runtime_error(std::string("gnnaccel.") + name + ": launch failed: " + cudaGetErrorString(status));
+}
+
+int64_t spmm_workspace_bytes(Address, Address, Address, int64_t, int64_t, int64_t nnz, int index_type, Address, int64_t,
+                             int64_t, Address, int64_t, int64_t, Address, Address, Address, int64_t num_feats, int,
+                             int reduce, int dtype, double) {
+  return cuda::spmm_workspace_bytes(nnz, num_feats, static_cast<Reduce>(reduce), static_cast<DType>(dtype),
+                                    static_cast<IndexType>(index_type));
+}
+
+void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+          int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div,
+          Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats, int message, int reduce, int dtype,
+          double empty_value, Address workspace, int64_t workspace_bytes, Address stream) {
+  check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
+                   {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs), num_feats,
+                   static_cast<Message>(message), static_cast<Reduce>(reduce), static_cast<DType>(dtype), empty_value,
+                   at(workspace), workspace_bytes, on(stream)),
+        "spmm");
+}
+
+void sddmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+           int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, int lhs_target, Address rhs, int64_t rhs_len,
+           int64_t rhs_div, int rhs_target, Address out, int64_t num_feats, int64_t dot_len, int op, int dtype,
+           Address stream) {
+  check(cuda::sddmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
+                    static_cast<Target>(lhs_target), {at(rhs), rhs_len, rhs_div}, static_cast<Target>(rhs_target),
+                    at(out), num_feats, dot_len, static_cast<EdgeOp>(op), static_cast<DType>(dtype), on(stream)),
+        "sddmm");
+}
+
+void edge_softmax(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                  int index_type, Address scores, Address out, int64_t num_heads, int dtype, Address stream) {
+  check(cuda::edge_softmax(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(scores), at(out),
+                           num_heads, static_cast<DType>(dtype), on(stream)),
+        "edge_softmax");
+}
+
+void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                           int64_t nnz, int index_type, Address out, Address grad_out, Address grad_scores,
+                           int64_t num_heads, int dtype, Address stream) {
+  check(cuda::edge_softmax_backward(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(out),
+                                    at(grad_out), at(grad_scores), num_heads, static_cast<DType>(dtype), on(stream)),
+        "edge_softmax_backward");
+}
+
+void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
+                 int64_t div, bool rows_disjoint, int index_type, int dtype, Address stream) {
+  check(cuda::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
+                          static_cast<IndexType>(index_type), static_cast<DType>(dtype), on(stream)),
+        "scatter_arg");
+}
+
+}  // namespace
+
+void bind_cuda(pybind11::module_& module) {
+  using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+  module.def("spmm_cuda_workspace_bytes", &spmm_workspace_bytes);
+  module.def("spmm_cuda", &spmm, Unlocked());
+  module.def("sddmm_cuda", &sddmm, Unlocked());
+  module.def("edge_softmax_cuda", &edge_softmax, Unlocked());
+  module.def("edge_softmax_backward_cuda", &edge_softmax_backward, Unlocked());
+  module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
+}

@@ -1,0 +1,145 @@
+// What the kernels share: accumulator types, 16-byte loads, operand addressing, the search for a row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels.h"
+
+namespace gnnaccel {
+namespace cuda {
+
+// 16-bit types accumulate in f32, the others in themselves.
+template <typename T>
+using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+__device__ __forceinline__ Acc<T> widen(T x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __bfloat162float(x);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __half2float(x);
+  } else {
+    return x;
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T narrow(Acc<T> x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16(x);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __float2half(x);
+  } else {
+    return x;
+  }
+}
+
+// N values in one register group that loads and stores as one instruction (N * sizeof(T) is 2, 4, 8 or 16).
+template <typename T, int N>
+union Pack {
+  static constexpr int bytes = N * static_cast<int>(sizeof(T));
+  static_assert(bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "a load moves 2, 4, 8 or 16 bytes");
+  using Raw = std::conditional_t<
+      bytes == 16, uint4, std::conditional_t<bytes == 8, uint2, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>;
+  Raw raw;
+  T values[N];
+  __device__ __forceinline__ Pack() {}
+};
+
+// Inputs are never written while a kernel runs, so they may go through the read-only path.
+template <typename T, int N>
+__device__ __forceinline__ void load(const T* from, Pack<T, N>& to) {
+  to.raw = __ldg(reinterpret_cast<const typename Pack<T, N>::Raw*>(from));
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& from) {
+  *reinterpret_cast<typename Pack<T, N>::Raw*>(to) = from.raw;
+}
+
+// How one thread reads the features d .. d + N - 1 (d a multiple of N) of an Operand: N consecutive values
+// (wide) or one value for all of them. The host picks N so that one of the two holds, see fits().
+template <typename T, int N>
+struct Reader {
+  const T* data;
+  int64_t len;
+  int64_t offset;
+  bool wide;
+
+  __device__ __forceinline__ Reader(const Operand& from, int64_t d)
+      : data(static_cast<const T*>(from.data)), len(from.len), wide(N > 1 && from.div == 1 && from.len % N == 0) {
+    offset = (from.div == 1 ? d : d / from.div) % from.len;
+  }
+
+  __device__ __forceinline__ void fetch(int64_t row, Pack<T, N>& to) const {
+    const T* from = data + row * len + offset;
+    if (wide) {
+      load(from, to);
+    } else {
+      Pack<T, 1> one;
+      load(from, one);
+      to.values[0] = one.values[0];
+    }
+  }
+
+  __device__ __forceinline__ Acc<T> value(const Pack<T, N>& from, int i) const {
+    return widen(wide || N == 1 ? from.values[i] : from.values[0]);
+  }
+};
+
+// True if Reader<T, N> can serve `x` (with T of `size` bytes); a null operand is never read.
+inline bool fits(const Operand& x, int n, int size) {
+  if (x.data == nullptr || n == 1) return true;
+  if (x.div == 1 && x.len % n == 0) return reinterpret_cast<uintptr_t>(x.data) % (n * size) == 0;
+  return x.len == 1 || x.div % n == 0;
+}
+
+// The row that holds nonzero k: the last one with indptr[row] <= k. Needs 0 <= k < nnz.
+template <typename I>
+__device__ __forceinline__ int64_t find_row(const I* indptr, int64_t num_rows, int64_t k) {
+  int64_t low = 0, high = num_rows;
+  while (high - low > 1) {
+    int64_t middle = (low + high) >> 1;
+    if (static_cast<int64_t>(__ldg(indptr + middle)) <= k) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t next_power_of_two(int64_t x) {
+  int64_t p = 1;
+  while (p < x) p *= 2;
+  return p;
+}
+
+// Calls f(T{}, I{}) with the C++ types of a dtype and an index type.
+template <typename F>
+cudaError_t with_types(DType dtype, IndexType index_type, F f) {
+  auto with_index = [&](auto value) {
+    return index_type == IndexType::i32 ? f(value, int32_t{}) : f(value, int64_t{});
+  };
+  switch (dtype) {
+    case DType::f32:
+      return with_index(float{});
+    case DType::f64:
+      return with_index(double{});
+    case DType::bf16:
+      return with_index(__nv_bfloat16{});
+    case DType::f16:
+      return with_index(__half{});
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel

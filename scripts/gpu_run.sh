@@ -1,0 +1,43 @@
+#!/bin/sh
+# Builds gnnaccel for this machine's GPU with what is installed (no network, no virtual environment), then runs
+# the named stages on it, from the repository's root:
+#   scripts/gpu_run.sh test sanitize bench      logs and tables go to $OUT (default: build/gpu)
+# Needs nvcc, cmake, ninja, pybind11, torch with CUDA and pytest; PYTHON names the interpreter (default: python3).
+set -eu
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-build/gpu}
+mkdir -p "$OUT"
+PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+PYTHONUNBUFFERED=1
+export PYTHONPATH PYTHONUNBUFFERED
+
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+cmake -S . -B build/gpu-cmake -G Ninja -DGNNACCEL_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$capability-real" \
+  -DPython_EXECUTABLE="$(command -v "$PYTHON")" > "$OUT/build.log" 2>&1 &&
+  cmake --build build/gpu-cmake >> "$OUT/build.log" 2>&1 || { tail -n 40 "$OUT/build.log"; exit 1; }
+cp build/gpu-cmake/_C*.so gnnaccel/
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+"$PYTHON" -c 'import sys, torch; print("torch", torch.__version__, "Python", sys.version.split()[0])'
+
+workers=""
+"$PYTHON" -c 'import xdist' 2> /dev/null && workers="-n 8"
+status=0
+for stage in "$@"; do
+  case $stage in
+    test)
+      "$PYTHON" -m pytest -q -p no:cacheprovider $workers tests/test_cuda_ops.py tests/test_ops.py \
+        > "$OUT/test.log" 2>&1 || status=1
+      tail -n "${TAIL:-25}" "$OUT/test.log" ;;
+    sanitize)
+      for tool in memcheck racecheck initcheck; do
+        PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool --error-exitcode 9 --kernel-regex kns=gnnaccel \
+          "$PYTHON" tests/sanitize_cuda.py > "$OUT/$tool.log" 2>&1 || status=1
+        echo "$tool: $(tail -n 1 "$OUT/$tool.log")"
+      done ;;
+    bench)
+      "$PYTHON" benchmarks/cuda_ops.py --csv "$OUT/cuda_ops.csv" 2>&1 | tee "$OUT/bench.log" || status=1 ;;
+    *)
+      echo "unknown stage '$stage': expected test, sanitize or bench"; exit 2 ;;
+  esac
+done
+exit $status

@@ -1,0 +1,55 @@
+"""Every CUDA kernel at small sizes, for compute-sanitizer (scripts/gpu_run.sh sanitize); pytest does not collect it."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from gnnaccel import _library as lib
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+
+
+def build(degrees, num_cols: int, index: torch.dtype) -> Graph:
+    """A graph with these row degrees and permuted edge ids."""
+    indptr = torch.tensor([0, *itertools.accumulate(degrees)])
+    nnz = int(indptr[-1])
+    arrays = (indptr, torch.randint(num_cols, (nnz,)), torch.randperm(nnz))
+    return Graph.from_csr(*(a.to("cuda", index) for a in arrays), num_cols=num_cols)
+
+
+def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Forward and backward of each op."""
+    x = torch.randn(graph.num_cols, *shape).to("cuda", dtype).requires_grad_()
+    v = torch.randn(graph.num_rows, *shape).to("cuda", dtype).requires_grad_()
+    scalar = torch.randn(graph.nnz, *shape[:-1]).to("cuda", dtype).requires_grad_()
+    full = torch.randn(graph.nnz, *shape).to("cuda", dtype).requires_grad_()
+    results = [
+        ops.edge_softmax(graph, scalar),
+        ops.sddmm(graph, x, v, "dot"),
+        ops.sddmm(graph, full, v, "sub", "e", "v"),
+    ]
+    for reduce in ("sum", "mean", "max", "min"):
+        results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
+        results += [ops.spmm(graph, x, full, "add", reduce), ops.spmm(graph, None, full, "copy_rhs", reduce)]
+    sum(r.float().square().sum() for r in results).backward()
+
+
+def main() -> None:
+    if not lib.has_cuda_kernels():
+        raise SystemExit("this build has no CUDA half")
+    torch.manual_seed(0)
+    cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
+    small = build([2, 0, 5, 128, 40], 9, torch.int64)
+    for graph, shape in itertools.product((cut, small), ((33,), (2, 16))):
+        for dtype in (torch.float32, torch.bfloat16):
+            run(graph, shape, dtype)
+    run(small, (513,), torch.float64)
+    run(small, (3,), torch.float16)
+    torch.cuda.synchronize()
+    print("all kernels ran")
+
+
+if __name__ == "__main__":
+    main()
