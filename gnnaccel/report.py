@@ -43,6 +43,17 @@ def count(kind: str) -> None:
     _site(kind).accelerated += 1
 
 
+def record(kind: str, start: float) -> None:
+    """Count one accelerated call of `kind` that began at `start` (time.perf_counter()) and is done.
+
+    For a caller that learns only on the way whether it can accelerate the call.
+    """
+    site = _site(kind)
+    site.accelerated += 1
+    if timing:
+        site.time_ms += (time.perf_counter() - start) * 1e3
+
+
 @contextmanager
 def accelerated(kind: str):
     """Count one accelerated call of `kind` and, under --profile, its forward time."""

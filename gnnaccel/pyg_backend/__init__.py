@@ -1,0 +1,82 @@
+"""PyTorch Geometric plug-in: its layers run their message passing on gnnaccel's kernels.
+
+``accelerate(model)`` switches on the layers of one model, ``enable()`` those of every layer built from then on.
+What a layer cannot run here it runs as before, and `gnnaccel.report` says why.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnaccel.pyg_backend import propagate as _propagate
+from gnnaccel.pyg_backend.graph import to_graph
+
+__all__ = ["accelerate", "disable", "enable", "to_graph"]
+
+_originals: dict[str, object] = {}  # methods of MessagePassing that enable() wrapped
+
+
+def accelerate(model: torch.nn.Module) -> torch.nn.Module:
+    """Run the message passing of every PyG layer in `model` (or of the layer itself) on gnnaccel.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Changed in place: parameters, state_dict and class names stay as they are.
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`.
+
+    Raises
+    ------
+    TypeError
+        If `model` is not a torch.nn.Module.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> from torch_geometric.nn import GCNConv
+    >>> conv = gnnaccel.accelerate(GCNConv(4, 2))
+    >>> conv(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]])).shape
+    torch.Size([3, 2])
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"accelerate: model: expected a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        if isinstance(module, MessagePassing):
+            _propagate.accelerate(module)
+    return model
+
+
+def _then_accelerate(original):
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        _propagate.accelerate(self)
+
+    return wrapper
+
+
+def enable() -> None:
+    """Accelerate every layer that is built or unpickled from now on; does nothing the second time.
+
+    Layers that exist already are left alone: pass their model to `accelerate`.
+    """
+    if _originals:
+        return
+    for name in ("__init__", "__setstate__"):
+        _originals[name] = getattr(MessagePassing, name)
+        setattr(MessagePassing, name, _then_accelerate(_originals[name]))
+
+
+def disable() -> None:
+    """Undo `enable` and every `accelerate`: all living layers are PyG's own again."""
+    for name, original in _originals.items():
+        setattr(MessagePassing, name, original)
+    _originals.clear()
+    _propagate.restore_all()

@@ -1,0 +1,242 @@
+"""PyG's descriptions of a graph (edge_index, EdgeIndex, torch.sparse, SparseTensor, Data) as a gnnaccel.Graph.
+
+PyG sends messages from ``edge_index[0]`` to ``edge_index[1]`` (flow "source_to_target"), and gives adjacency
+matrices transposed: rows of ``adj_t`` are destinations. Both become a Graph whose rows are destinations.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.structure import Graph
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+class Unsupported(Exception):
+    """This call is PyG's: the argument says why. Raised before anything with a side effect was done."""
+
+
+def owners_of(edges) -> tuple[Tensor, ...]:
+    """The tensor objects whose identity stands for `edges` in the cache."""
+    if isinstance(edges, EdgeIndex):
+        return edges, edges._data  # writes bump the counter of one or the other, depending on how they are made
+    if isinstance(edges, SparseTensor):
+        storage = edges.storage
+        parts = (storage._row, storage._rowptr, storage._col, storage._value)
+        return tuple(part for part in parts if part is not None)
+    return (edges,)
+
+
+def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = "source_to_target") -> Graph:
+    """The cached Graph of an integer edge_index [2, E] with edge ids in its column order.
+
+    Raises
+    ------
+    ValueError
+        For an index out of range; nothing is cached then.
+    """
+    owners = owners_of(edge_index)
+    key = ("graph", num_src, num_dst, flow)
+    graph = derived.get(owners, key)
+    if graph is None:
+        i, j = (1, 0) if flow == "source_to_target" else (0, 1)
+        with torch.inference_mode(False), torch.no_grad():
+            data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+            graph = Graph.from_coo(data[i], data[j], num_rows=num_dst, num_cols=num_src)
+        derived.put(owners, key, graph)
+    return graph
+
+
+def from_sparse(adj) -> Graph:
+    """The cached Graph of an adjacency matrix whose rows are destinations; edge ids in the order of its values.
+
+    Parameters
+    ----------
+    adj : torch.sparse CSR, CSC or coalesced COO tensor, or torch_sparse.SparseTensor
+
+    Raises
+    ------
+    Unsupported
+        For an uncoalesced COO matrix (its duplicates have yet to be summed) and other layouts.
+    """
+    owners = owners_of(adj)
+    graph = derived.get(owners, "graph")
+    if graph is None:
+        with torch.inference_mode(False), torch.no_grad():
+            graph = _build_sparse(adj)
+        derived.put(owners, "graph", graph)
+    return graph
+
+
+def _from_csr(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
+    """Graph from a framework's CSR arrays, with indices of half the bytes where they fit."""
+    if max(indptr.numel(), indices.numel(), num_cols) < 2**31:
+        indptr, indices = indptr.int(), indices.int()
+    return Graph.from_csr(indptr, indices, num_cols=num_cols)
+
+
+def _build_sparse(adj) -> Graph:
+    if isinstance(adj, SparseTensor):
+        rowptr, col, _ = adj.csr()
+        return _from_csr(rowptr, col, adj.size(1))
+    rows, cols = adj.shape[:2]
+    if adj.layout == torch.sparse_csr:
+        return _from_csr(adj.crow_indices().detach(), adj.col_indices().detach(), cols)
+    if adj.layout == torch.sparse_csc:
+        return _from_csr(adj.ccol_indices().detach(), adj.row_indices().detach(), rows).transposed
+    if adj.layout == torch.sparse_coo and adj.is_coalesced():
+        index = adj._indices()
+        return Graph.from_coo(index[0], index[1], num_rows=rows, num_cols=cols)
+    raise Unsupported(f"adjacency of layout {adj.layout}" + (", not coalesced" * (adj.layout == torch.sparse_coo)))
+
+
+def values_of(adj) -> Tensor | None:
+    """The values of an adjacency matrix in the order of `from_sparse`'s edge ids; None if it has none."""
+    if isinstance(adj, SparseTensor):
+        return adj.storage.value()
+    return adj.values()
+
+
+def to_graph(obj, num_nodes: int | None = None) -> Graph:
+    """Cached gnnaccel.Graph of a PyG object; rows are destinations, edge ids are PyG's edge order.
+
+    Parameters
+    ----------
+    obj : Data, Tensor [2, E] of int64 or int32, EdgeIndex, torch.sparse tensor or SparseTensor
+        A sparse matrix is read as PyG's transposed adjacency ``adj_t``.
+    num_nodes : int, optional
+        Number of nodes; default: what `obj` says, else the largest index + 1. Not for sparse matrices.
+
+    Raises
+    ------
+    TypeError
+        For another type, or an edge_index that is not of int64 or int32.
+    ValueError
+        For a wrong shape or an index out of range.
+    """
+    if isinstance(obj, Data):
+        edges = obj.edge_index if obj.edge_index is not None else obj.get("adj_t")
+        if edges is None:
+            raise ValueError("to_graph: obj: expected a Data with edge_index or adj_t, got neither")
+        return to_graph(edges, obj.num_nodes if num_nodes is None and not _is_sparse(edges) else num_nodes)
+    if _is_sparse(obj):
+        if num_nodes is not None and tuple(obj.sizes() if isinstance(obj, SparseTensor) else obj.shape)[0] != num_nodes:
+            raise ValueError(f"to_graph: num_nodes: the matrix has {obj.size(0)} rows, got {num_nodes}")
+        try:
+            return from_sparse(obj)
+        except Unsupported as error:
+            raise ValueError(f"to_graph: obj: {error}; call .coalesce() or .to_sparse_csr() first") from None
+    if not isinstance(obj, Tensor):
+        raise TypeError(
+            "to_graph: obj: expected a Data, edge_index, EdgeIndex, torch.sparse tensor or SparseTensor, got "
+            f"{type(obj).__name__}; of a HeteroData pass one edge type's edge_index"
+        )
+    if obj.dtype not in _INDEX_DTYPES:
+        raise TypeError(f"to_graph: obj: expected an edge_index of int64 or int32, got {obj.dtype}")
+    if obj.dim() != 2 or obj.shape[0] != 2:
+        raise ValueError(f"to_graph: obj: expected an edge_index of shape [2, E], got {tuple(obj.shape)}")
+    num_dst = num_src = num_nodes
+    if num_nodes is None and isinstance(obj, EdgeIndex):
+        num_src, num_dst = obj.sparse_size()
+    if num_src is None or num_dst is None:
+        top = int(obj.max()) + 1 if obj.numel() else 0
+        num_src, num_dst = (top if n is None else n for n in (num_src, num_dst))
+    return from_edge_index(obj, num_src, num_dst)
+
+
+def _is_sparse(obj) -> bool:
+    return isinstance(obj, SparseTensor) or (isinstance(obj, Tensor) and is_torch_sparse_tensor(obj))
+
+
+class Edges:
+    """The edges of one propagate() call: where they come from, how many nodes there are on each side.
+
+    Sizes are collected as PyG does: from the `size` argument, then from the features that are lifted; a side
+    that stays unknown is as large as the other.
+    """
+
+    __slots__ = ("edge_index", "flow", "is_sparse", "size")
+
+    def __init__(self, edge_index, size, flow: str):
+        self.edge_index = edge_index
+        self.flow = flow
+        kind = type(edge_index)
+        self.is_sparse = False
+        if kind is Tensor and edge_index.layout is torch.strided or kind is EdgeIndex:
+            if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+                raise Unsupported(f"edge_index of {edge_index.dtype}, shape {tuple(edge_index.shape)}")
+            if kind is EdgeIndex:
+                self.size = [edge_index.num_rows, edge_index.num_cols]
+            else:
+                self.size = [None, None] if size is None else list(size)
+        elif _is_sparse(edge_index):
+            if flow == "target_to_source":
+                raise Unsupported('an adjacency matrix with flow "target_to_source"')
+            self.is_sparse = True
+            self.size = [edge_index.size(1), edge_index.size(0)]
+        else:
+            raise Unsupported(f"edges given as {kind.__name__}")
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Positions of destinations (i) and sources (j) in `size` and in feature tuples."""
+        return (1, 0) if self.flow == "source_to_target" else (0, 1)
+
+    def side(self, suffix: str) -> int:
+        """Position of the side that PyG's argument suffix "_i" or "_j" names."""
+        i, j = self.sides
+        return i if suffix == "_i" else j
+
+    def node_feature(self, value, side: int) -> Tensor | None:
+        """The feature that PyG would lift along `side`: from a pair, or the tensor itself. Notes the sizes."""
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise Unsupported(f"a tuple of {len(value)} features")
+            for dim, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    self._set_size(dim, item)
+            value = value[side]
+        elif isinstance(value, Tensor):
+            self._set_size(side, value)
+        return value if isinstance(value, Tensor) else None
+
+    def _set_size(self, dim: int, feature: Tensor) -> None:
+        rows = feature.shape[0] if feature.dim() else -1
+        if self.size[dim] is None:
+            self.size[dim] = rows
+        elif self.size[dim] != rows:
+            raise Unsupported(f"{rows} feature rows where {self.size[dim]} nodes are expected")
+
+    def num_nodes(self, side: int) -> int:
+        """Number of nodes on one side."""
+        number = self.size[side] if self.size[side] is not None else self.size[1 - side]
+        if number is None:
+            raise Unsupported("no node feature to tell the number of nodes")
+        return number
+
+    def graph(self) -> Graph:
+        """The Graph of these edges (call once the features were seen)."""
+        try:
+            if self.is_sparse:
+                return from_sparse(self.edge_index)
+            i, j = self.sides
+            return from_edge_index(self.edge_index, self.num_nodes(j), self.num_nodes(i), self.flow)
+        except ValueError as error:  # PyG reports bad indices in its own words
+            raise Unsupported(str(error)) from error
+
+    def index(self, suffix: str) -> Tensor:
+        """Node of each edge on the side "_i" or "_j", int64 [E], in edge-id order."""
+        if not self.is_sparse:
+            return self.edge_index[self.side(suffix)]
+        graph = self.graph()
+        nodes = torch.arange(graph.num_rows, device=graph.device)
+        rows = torch.repeat_interleave(nodes, graph.indptr.diff().long(), output_size=graph.nnz)
+        index = rows if suffix == "_i" else graph.indices.long()
+        return index if graph.edge_ids is None else torch.empty_like(index).index_copy_(0, graph.edge_ids.long(), index)
