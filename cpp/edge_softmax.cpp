@@ -10,6 +10,9 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
+constexpr int64_t kPrefetchAhead = 16;
+constexpr int64_t kSumPiece = 128;  // terms summed before they join the row's total
+
 inline void exp_all(double* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = std::exp(x[i]);
 }
@@ -34,6 +37,13 @@ struct Problem {
   int64_t heads;
 };
 
+// Edge rows come in any order where the graph has edge ids.
+template <class T, class I>
+[[gnu::always_inline]] inline void prefetch_edge(const Problem<T, I>& p, const T* rows, int64_t k) {
+  if (p.graph.edge_ids && k + kPrefetchAhead < p.graph.nnz)
+    prefetch<1>(rows + static_cast<int64_t>(p.graph.edge_ids[k + kPrefetchAhead]) * p.heads);
+}
+
 // kHeads is the number of heads where it is a compile-time constant, 0 otherwise.
 template <int kHeads, class T, class I>
 void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* scores, Acc<T>* per_head) {
@@ -41,11 +51,13 @@ void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* sco
   const int64_t heads = kHeads ? kHeads : p.heads;
   A* top = per_head;
   A* sum = per_head + heads;
+  A* piece = per_head + 2 * heads;
   for (int64_t h = 0; h < heads; ++h) {
     top[h] = -std::numeric_limits<A>::infinity();
     sum[h] = 0;
   }
   for (int64_t k = begin; k < end; ++k) {
+    prefetch_edge(p, p.input, k);
     const T* from = p.input + p.graph.edge(k) * heads;
     A* to = scores + (k - begin) * heads;
     for (int64_t h = 0; h < heads; ++h) {
@@ -57,10 +69,16 @@ void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* sco
   for (int64_t i = 0; i < n; ++i)
     for (int64_t h = 0; h < heads; ++h) scores[i * heads + h] -= top[h];
   exp_all(scores, n * heads);
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t h = 0; h < heads; ++h) sum[h] += scores[i * heads + h];
+  for (int64_t i0 = 0; i0 < n; i0 += kSumPiece) {  // a plain f32 sum over a hub would lose two digits
+    const int64_t i1 = std::min(n, i0 + kSumPiece);
+    for (int64_t h = 0; h < heads; ++h) piece[h] = 0;
+    for (int64_t i = i0; i < i1; ++i)
+      for (int64_t h = 0; h < heads; ++h) piece[h] += scores[i * heads + h];
+    for (int64_t h = 0; h < heads; ++h) sum[h] += piece[h];
+  }
   for (int64_t h = 0; h < heads; ++h) sum[h] = A(1) / sum[h];
   for (int64_t k = begin; k < end; ++k) {
+    prefetch_edge(p, p.out, k);
     T* to = p.out + p.graph.edge(k) * heads;
     for (int64_t h = 0; h < heads; ++h) narrow(scores[(k - begin) * heads + h] * sum[h], to + h);
   }
@@ -71,6 +89,9 @@ void backward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>*, A
   const int64_t heads = kHeads ? kHeads : p.heads;
   for (int64_t h = 0; h < heads; ++h) per_head[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
+    prefetch_edge(p, p.input, k);
+    prefetch_edge(p, p.grad_out, k);
+    prefetch_edge(p, p.out, k);
     const int64_t at = p.graph.edge(k) * heads;
     for (int64_t h = 0; h < heads; ++h) per_head[h] += widen(p.input[at + h]) * widen(p.grad_out[at + h]);
   }
@@ -88,7 +109,7 @@ void run_heads(const Problem<T, I>& p, int threads) {
     int64_t longest = 0;
     for (int64_t row = first; row < last; ++row)
       longest = std::max<int64_t>(longest, static_cast<int64_t>(g.indptr[row + 1] - g.indptr[row]));
-    const Buffer<Acc<T>> scores(p.grad_out ? 0 : longest * p.heads), per_head(2 * p.heads);
+    const Buffer<Acc<T>> scores(p.grad_out ? 0 : longest * p.heads), per_head(3 * p.heads);
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
       if (p.grad_out)

@@ -28,10 +28,11 @@ struct Problem {
 };
 
 template <class T>
-void prefetch_row(const Operand& x, Target target, int64_t u, int64_t e) {
+[[gnu::always_inline]] inline void prefetch_row(const Operand& x, Target target, int64_t u, int64_t e) {
   if (target == Target::v || x.data == nullptr) return;
   const char* row = static_cast<const char*>(x.data) + (target == Target::u ? u : e) * x.len * sizeof(T);
-  for (int64_t b = 0; b < std::min<int64_t>(x.len * sizeof(T), 512); b += 64) __builtin_prefetch(row + b);
+  const int64_t bytes = std::min<int64_t>(x.len * sizeof(T), 512);
+  for (int64_t b = 0; b < bytes; b += 64) prefetch<1>(row + b);
 }
 
 // body(lhs row, rhs row, out row) for every nonzero, in order within a task.
@@ -52,6 +53,7 @@ void for_edges(const Problem<T, I>& p, int threads, const Body& body) {
         const int64_t next_e = g.edge(k + kPrefetchAhead);
         prefetch_row<T>(p.lhs, p.lhs_target, next_u, next_e);
         prefetch_row<T>(p.rhs, p.rhs_target, next_u, next_e);
+        if (g.edge_ids) __builtin_prefetch(p.out + next_e * p.num_feats, 1);
       }
       const int64_t u = reads_u && g.indices ? g.indices[k] : 0, e = g.edge(k);
       body(p.row(p.lhs, p.lhs_target, u, v, e), p.row(p.rhs, p.rhs_target, u, v, e), p.out + e * p.num_feats);

@@ -133,7 +133,7 @@ inline Vec<float, N> exp_nonpositive(Vec<float, N> x) {
   p = p * r * r + r + 1.0f;
   I bits, power;
   std::memcpy(&power, &shifted, sizeof(power));
-  power = (power - 0x4b400000) << 23;
+  power = ((power - 0x4b400000) << 23) & ~I(x != x);  // the payload of a NaN is no exponent
   std::memcpy(&bits, &p, sizeof(bits));
   bits = (bits + power) & ~tiny;
   V out;

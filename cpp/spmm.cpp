@@ -1,7 +1,8 @@
 // SpMM on the CPU: rows walked in ranges of equal cost, one row's accumulators in vector registers, the
-// source row of the edge eight ahead prefetched. No message is ever stored. Rows longer than kHubRow are
-// cut into pieces of fixed length whose partial results are combined in order, so that one hub neither
-// holds a thread nor makes the result depend on the number of threads.
+// source row of the edge eight ahead prefetched. No message is ever stored. Rows longer than kPiece are
+// cut into pieces of that length whose partial results are combined in order: an f32 accumulator that takes
+// no more terms than that stays accurate. The pieces of a row longer than kHubRow run in parallel, so that
+// one hub neither holds a thread nor makes the result depend on the number of threads.
 #include <algorithm>
 #include <type_traits>
 
@@ -12,8 +13,8 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kHubRow = 16384;  // nonzeros above which a row is cut
-constexpr int64_t kHubPiece = 4096;
+constexpr int64_t kHubRow = 16384;
+constexpr int64_t kPiece = 1024;
 constexpr int64_t kPrefetchAhead = 8;  // measured on Zen 3 and Ice Lake: 4 to 16 are within 5 %
 
 enum class Rhs { none, scalar, group, full };
@@ -75,22 +76,17 @@ inline Vec<Acc<T>, N> edge_operand(const Problem<T, I>& p, int64_t e, int64_t d,
     return load<N>(p.rhs_data() + e * p.num_feats + d);
 }
 
-template <class K, class T, class I>
-inline void prefetch_ahead(const Problem<T, I>& p, int64_t k, int64_t d, int bytes) {
+template <class K, int kBytes, class T, class I>
+[[gnu::always_inline]] inline void prefetch_ahead(const Problem<T, I>& p, int64_t k, int64_t d) {
   if (k + kPrefetchAhead >= p.graph.nnz) return;
   const int64_t next = k + kPrefetchAhead;
-  if constexpr (!K::kByEdge) {
-    const char* row = reinterpret_cast<const char*>(p.lhs_data() + p.graph.indices[next] * p.num_feats + d);
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
-  }
-  if constexpr (K::kRhs == Rhs::scalar || K::kRhs == Rhs::group) {
-    if (p.graph.edge_ids) __builtin_prefetch(p.rhs_data() + p.graph.edge_ids[next] * p.rhs.len);
-  } else if constexpr (K::kByEdge || K::kRhs == Rhs::full) {
-    if (p.graph.edge_ids) {
-      const char* row = reinterpret_cast<const char*>(p.rhs_data() + p.graph.edge_ids[next] * p.num_feats + d);
-      for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
-    }
-  }
+  if constexpr (!K::kByEdge)
+    prefetch<kBytes>(p.lhs_data() + static_cast<int64_t>(p.graph.indices[next]) * p.num_feats + d);
+  if (!p.graph.edge_ids) return;  // edge operands are then read in order
+  if constexpr (K::kRhs == Rhs::scalar || K::kRhs == Rhs::group)
+    prefetch<1>(p.rhs_data() + static_cast<int64_t>(p.graph.edge_ids[next]) * p.rhs.len);
+  else if constexpr (K::kByEdge || K::kRhs == Rhs::full)
+    prefetch<kBytes>(p.rhs_data() + static_cast<int64_t>(p.graph.edge_ids[next]) * p.num_feats + d);
 }
 
 // Features d .. d + N * M of nonzeros k0 .. k1 (at least one) of row `row`.
@@ -105,7 +101,7 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   int64_t head[M];
   for (int m = 0; m < M; ++m) head[m] = K::kRhs == Rhs::group ? ((d + m * N) / p.rhs.div) % p.rhs.len : 0;
   for (int64_t k = k0; k < k1; ++k) {
-    prefetch_ahead<K>(p, k, d, N * M * static_cast<int>(sizeof(T)));
+    prefetch_ahead<K, N * M * static_cast<int>(sizeof(T))>(p, k, d);
     const bool needs_edge = K::kByEdge || K::kRhs != Rhs::none;
     const int64_t e = needs_edge ? p.graph.edge(k) : 0;
     const T* x = K::kByEdge ? p.rhs_data() + e * p.num_feats + d
@@ -237,9 +233,9 @@ void combine_pieces(const Problem<T, I>& p, int64_t row, const Partial<Acc<T>>& 
 }
 
 template <class T, class I, class Row>
-void hub_row(const Problem<T, I>& p, int64_t row, int threads, const Row& one_row) {
+void row_in_pieces(const Problem<T, I>& p, int64_t row, int threads, const Row& one_row) {
   const int64_t begin = p.graph.indptr[row], end = p.graph.indptr[row + 1];
-  const int64_t count = (end - begin + kHubPiece - 1) / kHubPiece;
+  const int64_t count = (end - begin + kPiece - 1) / kPiece;
   const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
   const Buffer<Acc<T>> values(count * p.num_feats);
   const Buffer<int64_t> winners(extreme ? count * p.num_feats : 0);
@@ -248,7 +244,7 @@ void hub_row(const Problem<T, I>& p, int64_t row, int threads, const Row& one_ro
   };
   parallel_for(count, threads, [&](int64_t i) {
     const Partial<Acc<T>> piece = piece_at(i);
-    one_row(row, begin + i * kHubPiece, std::min(end, begin + (i + 1) * kHubPiece), &piece);
+    one_row(row, begin + i * kPiece, std::min(end, begin + (i + 1) * kPiece), &piece);
   });
   combine_pieces(p, row, piece_at(0), count);
 }
@@ -256,18 +252,21 @@ void hub_row(const Problem<T, I>& p, int64_t row, int threads, const Row& one_ro
 template <class T, class I, class Row>
 void walk(const Problem<T, I>& p, int threads, const Row& one_row) {
   const auto& g = p.graph;
+  const bool exact = p.reduce == Reduce::max || p.reduce == Reduce::min;
   for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
       if (begin == end)
         empty_row(p, row);
-      else if (end - begin <= kHubRow)
+      else if (end - begin <= (exact ? kHubRow : kPiece))
         one_row(row, begin, end, nullptr);
+      else if (end - begin <= kHubRow)
+        row_in_pieces(p, row, 1, one_row);
     }
   });
   if (g.nnz <= kHubRow) return;
   for (int64_t row = 0; row < g.num_rows; ++row)
-    if (g.indptr[row + 1] - g.indptr[row] > kHubRow) hub_row(p, row, threads, one_row);
+    if (g.indptr[row + 1] - g.indptr[row] > kHubRow) row_in_pieces(p, row, threads, one_row);
 }
 
 template <class K, class T, class I>
