@@ -35,30 +35,87 @@ template <class T>
   for (int64_t b = 0; b < bytes; b += 64) prefetch<1>(row + b);
 }
 
-// body(lhs row, rhs row, out row) for every nonzero, in order within a task.
+// body(row, k0, k1) for pieces of rows, each task getting an equal share of the nonzeros.
 template <class T, class I, class Body>
-void for_edges(const Problem<T, I>& p, int threads, const Body& body) {
+void for_pieces(const Problem<T, I>& p, int threads, const Body& body) {
   const auto& g = p.graph;
-  const bool reads_u = p.lhs_target == Target::u || p.rhs_target == Target::u;
-  const bool ahead = g.indices || g.edge_ids;
   const int64_t tasks = threads <= 1 ? 1 : threads * int64_t{8};
   parallel_for(tasks, threads, [&](int64_t t) {
     const int64_t begin = g.nnz * t / tasks, end = g.nnz * (t + 1) / tasks;
     if (begin == end) return;
     int64_t v = row_of(g, begin);
-    for (int64_t k = begin; k < end; ++k) {
-      while (g.indptr[v + 1] <= k) ++v;
+    for (int64_t k = begin; k < end; ++v) {
+      const int64_t stop = std::min<int64_t>(end, g.indptr[v + 1]);
+      if (k < stop) body(v, k, stop);
+      k = stop;
+    }
+  });
+}
+
+// body(lhs row, rhs row, out row) for every nonzero.
+template <class T, class I, class Body>
+void for_edges(const Problem<T, I>& p, int threads, const Body& body) {
+  const auto& g = p.graph;
+  const bool reads_u = g.indices && (p.lhs_target == Target::u || p.rhs_target == Target::u);
+  const bool ahead = reads_u || g.edge_ids;
+  for_pieces(p, threads, [&](int64_t v, int64_t k0, int64_t k1) {
+    for (int64_t k = k0; k < k1; ++k) {
       if (ahead && k + kPrefetchAhead < g.nnz) {
-        const int64_t next_u = reads_u && g.indices ? g.indices[k + kPrefetchAhead] : 0;
+        const int64_t next_u = reads_u ? g.indices[k + kPrefetchAhead] : 0;
         const int64_t next_e = g.edge(k + kPrefetchAhead);
         prefetch_row<T>(p.lhs, p.lhs_target, next_u, next_e);
         prefetch_row<T>(p.rhs, p.rhs_target, next_u, next_e);
         if (g.edge_ids) __builtin_prefetch(p.out + next_e * p.num_feats, 1);
       }
-      const int64_t u = reads_u && g.indices ? g.indices[k] : 0, e = g.edge(k);
+      const int64_t u = reads_u ? g.indices[k] : 0, e = g.edge(k);
       body(p.row(p.lhs, p.lhs_target, u, v, e), p.row(p.rhs, p.rhs_target, u, v, e), p.out + e * p.num_feats);
     }
   });
+}
+
+// Dots of a source's and a destination's row of M vectors, P vectors to a head: the usual case. The
+// destination's row stays in registers while its sources stream past.
+template <int N, int M, int P, class T, class I>
+void resident_dots(const Problem<T, I>& p, int threads) {
+  using V = Vec<Acc<T>, N>;
+  const auto& g = p.graph;
+  constexpr int64_t kWidth = N * M;
+  const bool lhs_is_u = p.lhs_target == Target::u;
+  const auto* sources = static_cast<const T*>(lhs_is_u ? p.lhs.data : p.rhs.data);
+  const auto* rows = static_cast<const T*>(lhs_is_u ? p.rhs.data : p.lhs.data);
+  for_pieces(p, threads, [&](int64_t v, int64_t k0, int64_t k1) {
+    V row[M];
+    for (int m = 0; m < M; ++m) row[m] = load<N>(rows + v * kWidth + m * N);
+    for (int64_t k = k0; k < k1; ++k) {
+      if (k + kPrefetchAhead < g.nnz) {
+        prefetch<kWidth * sizeof(T)>(sources + static_cast<int64_t>(g.indices[k + kPrefetchAhead]) * kWidth);
+        if (g.edge_ids) __builtin_prefetch(p.out + static_cast<int64_t>(g.edge_ids[k + kPrefetchAhead]) * (M / P), 1);
+      }
+      const T* x = sources + static_cast<int64_t>(g.indices[k]) * kWidth;
+      T* out = p.out + g.edge(k) * (M / P);
+#pragma GCC unroll 8
+      for (int h = 0; h < M / P; ++h) {
+        V sum = row[h * P] * load<N>(x + h * P * N);
+#pragma GCC unroll 8
+        for (int m = h * P + 1; m < (h + 1) * P; ++m) sum += row[m] * load<N>(x + m * N);
+        narrow(horizontal_sum<Acc<T>, N>(sum), out + h);
+      }
+    }
+  });
+}
+
+template <int N, int M, int P, class T, class I>
+bool try_resident_dots(const Problem<T, I>& p, int threads) {
+  if (p.num_feats * p.dot_len == N * M && p.dot_len == N * P) {
+    resident_dots<N, M, P>(p, threads);
+    return true;
+  }
+  if constexpr (P > 1)
+    return try_resident_dots<N, M, P / 2>(p, threads);
+  else if constexpr (M > 1)
+    return try_resident_dots<N, M / 2, M / 2>(p, threads);
+  else
+    return false;
 }
 
 template <int N, class T>
@@ -123,7 +180,12 @@ void elementwise(const Problem<T, I>& p, int threads) {
 template <class T, class I>
 void dots(const Problem<T, I>& p, int threads) {
   const int64_t heads = p.num_feats, n = p.dot_len, width = heads * n;
+  const bool ends = (p.lhs_target == Target::u && p.rhs_target == Target::v) ||
+                    (p.lhs_target == Target::v && p.rhs_target == Target::u);
   if (p.lhs.len == width && p.rhs.len == width) {
+    if (ends && try_resident_dots<kLanes<T>, 8, 8>(p, threads)) return;
+    if constexpr (kLanes<T> > 8)
+      if (ends && try_resident_dots<8, 8, 8>(p, threads)) return;
     const auto with = [&](auto lanes) {
       for_edges(p, threads, [heads, n](const T* a, const T* b, T* out) {
         for (int64_t h = 0; h < heads; ++h) narrow(dot<decltype(lanes)::value>(a + h * n, b + h * n, n), out + h);
