@@ -42,9 +42,9 @@ def main() -> None:
     torch.manual_seed(0)
     cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
     small = build([2, 0, 5, 128, 40], 9, torch.int64)
-    for graph, shape in itertools.product((cut, small), ((33,), (2, 16))):
-        for dtype in (torch.float32, torch.bfloat16):
-            run(graph, shape, dtype)
+    run(cut, (33,), torch.float32)
+    run(cut, (2, 16), torch.bfloat16)
+    run(small, (2, 16), torch.float32)
     run(small, (513,), torch.float64)
     run(small, (3,), torch.float16)
     torch.cuda.synchronize()

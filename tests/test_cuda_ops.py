@@ -87,6 +87,8 @@ def winners(graph, x, weight, message, args):
 
     def take(value, arg):
         padded = value.reshape(value.shape[0], *(1,) * (arg.dim() - value.dim()), *value.shape[1:])
+        if not value.shape[0]:  # no values to gather, but a way back to them
+            return value.new_zeros(arg.shape) + value.sum()
         return padded.expand(value.shape[0], *arg.shape[1:]).gather(0, arg.long().clamp(min=0))
 
     left = None if x is None else take(x, args[0])
