@@ -28,7 +28,7 @@ BLOCK_BYTES = 4 << 20  # of one [edges, H, F] block in GATv2 scores: a few of th
 
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
-    feature = edges.node_feature(value, edges.side(suffix))
+    feature = edges.node_feature(value, suffix)
     if feature is None or not takes(feature):
         raise Unsupported(f"{what} is missing or of an unsupported dtype")
     return feature
@@ -73,10 +73,8 @@ def _check_edges(graph: Graph, *values: Tensor | None) -> None:
 
 def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor:
     """GATConv.edge_update: normalised attention [E, H] from per-node scores alpha = (source, destination)."""
-    if not isinstance(alpha, (tuple, list)) or conv.flow != "source_to_target" and alpha[1] is None:
-        raise Unsupported("scores that are not a pair")
     source = _node(edges, alpha, "_j", "alpha")
-    target = edges.node_feature(alpha, edges.side("_i"))
+    target = edges.node_feature(alpha, "_i")
     _same(source, target)
     edge_attr = _edge_attr(edges, edge_attr)
     graph = edges.graph()
@@ -242,7 +240,7 @@ def _one_side(ctx, graph: Graph, operands, att, grad, out, grads) -> None:
         g = (grad[block] if ids is None else grad.index_select(0, ids)).unsqueeze(-1)
         if grads is not None and grads["att"] is not None:
             grads["att"] += (F.leaky_relu(z, ctx.slope) * g).sum(0)
-        dz = torch.where(z > 0, 1.0, ctx.slope).to(z.dtype).mul_(att).mul_(g)
+        dz = torch.ops.aten.leaky_relu_backward(att * g, z, ctx.slope, False)
         if grads is not None and edge_attr is not None:
             flat = dz.flatten(1)
             part = edge_attr[block] if ids is None else edge_attr.index_select(0, ids)

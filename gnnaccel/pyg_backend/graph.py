@@ -162,11 +162,12 @@ class Edges:
     that stays unknown is as large as the other.
     """
 
-    __slots__ = ("edge_index", "flow", "is_sparse", "size")
+    __slots__ = ("edge_index", "flow", "is_sparse", "pairs_by_flow", "size")
 
-    def __init__(self, edge_index, size, flow: str):
+    def __init__(self, edge_index, size, flow: str, pairs_by_flow: bool = False):
         self.edge_index = edge_index
         self.flow = flow
+        self.pairs_by_flow = pairs_by_flow
         kind = type(edge_index)
         self.is_sparse = False
         if kind is Tensor and edge_index.layout is torch.strided or kind is EdgeIndex:
@@ -194,18 +195,28 @@ class Edges:
         i, j = self.sides
         return i if suffix == "_i" else j
 
-    def node_feature(self, value, side: int) -> Tensor | None:
-        """The feature that PyG would lift along `side`: from a pair, or the tensor itself. Notes the sizes."""
-        if isinstance(value, (tuple, list)):
-            if len(value) != 2:
-                raise Unsupported(f"a tuple of {len(value)} features")
+    def pick(self, value, suffix: str):
+        """What an argument that ends in `suffix` is lifted from: one of a pair, or the value itself."""
+        if not isinstance(value, (tuple, list)):
+            return value
+        if len(value) != 2:
+            raise Unsupported(f"a tuple of {len(value)} features")
+        # PyG's specialised propagate() takes the first of a pair for "_j" whatever the flow; its base one does not.
+        return value[self.side(suffix) if self.pairs_by_flow else suffix == "_i"]
+
+    def node_feature(self, value, suffix: str) -> Tensor | None:
+        """The feature that PyG would lift for an argument that ends in `suffix`; notes the sizes."""
+        picked = self.pick(value, suffix)
+        if picked is not value:
             for dim, item in enumerate(value):
                 if isinstance(item, Tensor):
                     self._set_size(dim, item)
-            value = value[side]
+            crossed = self.flow == "target_to_source" and not self.pairs_by_flow
+            if crossed and None not in self.size and self.size[0] != self.size[1]:
+                raise Unsupported('features of two sizes with flow "target_to_source"')
         elif isinstance(value, Tensor):
-            self._set_size(side, value)
-        return value if isinstance(value, Tensor) else None
+            self._set_size(self.side(suffix), value)
+        return picked if isinstance(picked, Tensor) else None
 
     def _set_size(self, dim: int, feature: Tensor) -> None:
         rows = feature.shape[0] if feature.dim() else -1

@@ -193,32 +193,61 @@ _OURS: dict[Callable, Callable] = {
 }
 
 
-class _Globals(dict):
-    """The globals of a function, with PyG's helpers replaced by ours at each look-up (so later changes count)."""
+class Globals(dict):
+    """The globals of a function, with some functions replaced at each look-up (so later changes count).
 
-    def __init__(self, namespace: dict):
+    Modules of torch_geometric are seen through a view that replaces them too: ``utils.softmax``.
+    """
+
+    def __init__(self, namespace: dict, replacements: dict[Callable, Callable]):
         # The interpreter reads these two straight from the dict when the function is made.
         super().__init__({name: namespace[name] for name in ("__name__", "__builtins__") if name in namespace})
         self._namespace = namespace
+        self._replacements = replacements
 
     def __getitem__(self, name):
-        value = self._namespace[name]
-        return _OURS.get(value, value) if isinstance(value, types.FunctionType) else value
+        return _seen(self._namespace[name], self._replacements)
+
+
+class _View:
+    """A module of torch_geometric, seen through replacements."""
+
+    def __init__(self, module: types.ModuleType, replacements: dict[Callable, Callable]):
+        self.__dict__.update(_module=module, _replacements=replacements)
+
+    def __getattr__(self, name):
+        return _seen(getattr(self._module, name), self._replacements)
+
+
+def _seen(value, replacements: dict[Callable, Callable]):
+    if isinstance(value, types.FunctionType):
+        return replacements.get(value, value)
+    return _View(value, replacements) if _is_pyg(value) else value
+
+
+def _is_pyg(value) -> bool:
+    return isinstance(value, types.ModuleType) and value.__name__ in ("torch_geometric", "torch_geometric.utils")
 
 
 def uses_helpers(function) -> bool:
     """True if the code of `function` names one of PyG's helpers."""
     if not isinstance(function, types.FunctionType):
         return False
-    namespace = function.__globals__
-    values = (namespace.get(name) for name in function.__code__.co_names)
-    return any(isinstance(value, types.FunctionType) and value in _OURS for value in values)
+    names = function.__code__.co_names
+    values = [function.__globals__.get(name) for name in names]
+    if any(isinstance(value, types.FunctionType) and value in _OURS for value in values):
+        return True
+    return any(map(_is_pyg, values)) and any(helper.__name__ in names for helper in _OURS)
 
 
-def bind(function: types.FunctionType) -> types.FunctionType:
-    """A copy of `function` that finds our helpers where it names PyG's."""
+def bind(function: types.FunctionType, replacements: dict[Callable, Callable] | None = None) -> types.FunctionType:
+    """A copy of `function` that finds our helpers (or other `replacements`) where it names PyG's."""
     bound = types.FunctionType(
-        function.__code__, _Globals(function.__globals__), function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        Globals(function.__globals__, _OURS if replacements is None else replacements),
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     bound.__kwdefaults__ = function.__kwdefaults__
     return bound

@@ -8,6 +8,7 @@ name. Pickles and deep copies of it are made from the original class: a checkpoi
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import time
 import weakref
@@ -141,7 +142,7 @@ def _with_sizes(conv, edges: Edges, kwargs: dict) -> Edges:
     """`edges` with the sizes that PyG will collect from the lifted features."""
     for name in conv._user_args:
         if name[-2:] in ("_i", "_j"):
-            edges.node_feature(kwargs.get(name[:-2]), edges.side(name[-2:]))
+            edges.node_feature(kwargs.get(name[:-2]), name[-2:])
     return edges
 
 
@@ -158,9 +159,10 @@ def _make_propagate(plain: type) -> Callable:
             return _original(self, plain)(self, edge_index, *args, **kwargs)
         named = dict(kwargs)
         size = named.pop("size", None)
+        by_flow = plain.propagate is MessagePassing.propagate  # else the one that PyG generated
         start = time.perf_counter()
         try:
-            edges = Edges(edge_index, size, self.flow)
+            edges = Edges(edge_index, size, self.flow, by_flow)
             if not _is_fused(self, plain, edges):
                 out = rules.propagate(self, plain, edges, named)
                 report.record(kind, start)
@@ -169,7 +171,7 @@ def _make_propagate(plain: type) -> Callable:
         except Unsupported as error:
             reason = str(error)
         try:
-            call = Call(_with_sizes(self, Edges(edge_index, size, self.flow), named))
+            call = Call(_with_sizes(self, Edges(edge_index, size, self.flow, by_flow), named))
         except Unsupported:
             report.fallback(kind, reason)
             return plain.propagate(self, edge_index, **kwargs)
@@ -197,9 +199,10 @@ def _make_edge_updater(plain: type) -> Callable:
         if reason is None:
             named = dict(kwargs)
             size = named.pop("size", None)
+            by_flow = plain.edge_updater is MessagePassing.edge_updater
             start = time.perf_counter()
             try:
-                out = rules.edge_updater(self, plain, Edges(edge_index, size, self.flow), named)
+                out = rules.edge_updater(self, plain, Edges(edge_index, size, self.flow, by_flow), named)
                 report.record(kind, start)
                 return out
             except Unsupported as error:
@@ -263,6 +266,8 @@ def _own_edges(out: tuple, inputs: tuple) -> tuple:
 def _reduce_ex(self, protocol):
     ours = type(self)
     function, args, *rest = super(ours, self).__reduce_ex__(protocol)
+    if function is copyreg.__newobj__ and len(args) == 1:
+        function, args = copyreg._reconstructor, (ours, object, None)  # the pickler holds __newobj__ to type(self)
     return (function, tuple(ours._gnnaccel_plain if arg is ours else arg for arg in args), *rest)
 
 

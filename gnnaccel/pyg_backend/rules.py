@@ -98,11 +98,11 @@ def _traced(conv, message: Callable, edges: Edges, kwargs: dict, reduce: str) ->
     values = _collected(conv, edges, kwargs)
     missing = {name for name in names if _is_none(name, values, edges)}
     plan = _plan(message, names, frozenset(missing))
-    x = edges.node_feature(values.get(plan.feature[:-2]), edges.side("_j"))
+    x = edges.node_feature(values.get(plan.feature[:-2]), "_j")
     # The message() may not read them, but PyG checks and counts all features its arguments name.
     for name in names:
         if name[-2:] in ("_i", "_j") and name not in SPECIAL:
-            edges.node_feature(values.get(name[:-2]), edges.side(name[-2:]))
+            edges.node_feature(values.get(name[:-2]), name[-2:])
     if x is None or not takes(x):
         raise Unsupported("features of an unsupported dtype")
     if x.dim() < 2 or x.dim() != 2 and conv.node_dim == -2:
@@ -125,16 +125,18 @@ def _collected(conv, edges: Edges, kwargs: dict) -> dict:
     """The arguments of propagate(), with what PyG takes from a sparse adjacency where it was not given."""
     if not edges.is_sparse:
         return kwargs
-    adj = edges.edge_index
+    kwargs = dict(kwargs)
     for name in ("edge_weight", "edge_attr", "edge_type"):
-        if name in conv._user_args:
-            if kwargs.get(name) is None:
-                values = values_of(adj)
-                if values is not None and values.requires_grad:
-                    raise Unsupported("an adjacency whose values require a gradient")
-                if name == "edge_attr" and values is not None and values.dim() == 1:
-                    values = None
-                return {**kwargs, name: values}
+        if name not in conv._user_args:
+            continue
+        if kwargs.get(name) is None:
+            values = values_of(edges.edge_index)
+            if values is not None and values.requires_grad:
+                raise Unsupported("an adjacency whose values require a gradient")
+            if name == "edge_attr" and values is not None and values.dim() == 1:
+                values = None
+            kwargs[name] = values
+        if not edges.pairs_by_flow:  # PyG's specialised propagate() looks at the first of the three alone
             break
     return kwargs
 
@@ -145,10 +147,7 @@ def _is_none(name: str, values: dict, edges: Edges) -> bool:
     if name in SPECIAL:
         return False
     if name[-2:] in ("_i", "_j"):
-        value = values.get(name[:-2])
-        if isinstance(value, (tuple, list)) and len(value) == 2:
-            value = value[edges.side(name[-2:])]
-        return not isinstance(value, Tensor)
+        return not isinstance(edges.pick(values.get(name[:-2]), name[-2:]), Tensor)
     if name not in values:
         raise Unsupported(f"argument {name!r} of message() is not given")
     return values[name] is None

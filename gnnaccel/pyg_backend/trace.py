@@ -19,7 +19,7 @@ from torch_geometric import utils
 
 from gnnaccel import ops
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.helpers import Call, current, softmax, takes
+from gnnaccel.pyg_backend.helpers import Call, bind, softmax, takes
 
 SPECIAL = frozenset(("index", "ptr", "dim_size", "size_i", "size_j", "edge_index_i", "edge_index_j"))
 _MULTIPLY = (torch.mul, torch.multiply, torch.ops.aten.mul)
@@ -71,16 +71,6 @@ def _softmax(src, index, ptr=None, num_nodes=None, dim=0):
     return proxy.tracer.create_proxy("call_function", softmax, (src, index, ptr, num_nodes, dim), {})
 
 
-class _TraceGlobals(dict):
-    def __init__(self, namespace: dict):
-        super().__init__({"__builtins__": namespace["__builtins__"], "__name__": namespace["__name__"]})
-        self._namespace = namespace
-
-    def __getitem__(self, name):
-        value = self._namespace[name]
-        return _softmax if value is utils.softmax else value
-
-
 def trace(function: types.FunctionType, names: tuple[str, ...], none: frozenset[str]) -> Plan:
     """The plan of a message() for the arguments `names`, of which those in `none` are None.
 
@@ -95,10 +85,7 @@ def trace(function: types.FunctionType, names: tuple[str, ...], none: frozenset[
     graph = fx.Graph()
     tracer = fx.proxy.GraphAppendingTracer(graph)
     proxies = {name: fx.Proxy(graph.placeholder(name), tracer) for name in names if name not in none}
-    run = types.FunctionType(
-        function.__code__, _TraceGlobals(function.__globals__), function.__name__, function.__defaults__
-    )
-    run.__kwdefaults__ = function.__kwdefaults__
+    run = bind(function, {utils.softmax: _softmax})
     try:
         out = run(None, **{name: proxies.get(name) for name in names})
     except Exception as error:  # whatever a proxy could not do: control flow, builtins, shapes
@@ -109,8 +96,11 @@ def trace(function: types.FunctionType, names: tuple[str, ...], none: frozenset[
 
 
 def _is_source(node) -> bool:
-    return isinstance(node, fx.Node) and node.op == "placeholder" and node.target.endswith("_j") and (
-        node.target not in SPECIAL
+    return (
+        isinstance(node, fx.Node)
+        and node.op == "placeholder"
+        and node.target.endswith("_j")
+        and (node.target not in SPECIAL)
     )
 
 
@@ -165,7 +155,7 @@ def _program(graph: fx.Graph, out: fx.Node, weight: fx.Node) -> tuple[Callable, 
 
 def lifted(edges: Edges, name: str, value) -> Tensor | None:
     """The edge-level tensor of argument `name` ("z_i" or "z_j"), given the node-level one; gradients go by SpMM."""
-    node = edges.node_feature(value, edges.side(name[-2:]))
+    node = edges.node_feature(value, name[-2:])
     if node is None:
         return None
     if not takes(node):
