@@ -59,6 +59,26 @@ void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, in
                                   threads);
 }
 
+void attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+               int index_type, Address x, Address score_src, Address score_dst, Address edge_scale, Address out,
+               Address lse, double slope, int64_t num_heads, int64_t width, int dtype, int threads) {
+  gnnaccel::attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(x), at(score_src),
+                      at(score_dst), at(edge_scale), at(out), at(lse), slope, num_heads, width,
+                      static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void attention_backward(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                        int64_t nnz, int index_type, Address t_indptr, Address t_indices, Address t_edge_ids, Address x,
+                        Address score_src, Address score_dst, Address edge_scale, Address lse, Address delta,
+                        Address grad_out, Address grad_x, Address grad_score_src, Address grad_score_dst, double slope,
+                        int64_t num_heads, int64_t width, int dtype, int threads) {
+  gnnaccel::attention_backward(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                               csr(t_indptr, t_indices, t_edge_ids, num_cols, num_rows, nnz, index_type), at(x),
+                               at(score_src), at(score_dst), at(edge_scale), at(lse), at(delta), at(grad_out),
+                               at(grad_x), at(grad_score_src), at(grad_score_dst), slope, num_heads, width,
+                               static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, int index_type, int dtype, int threads) {
   gnnaccel::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
@@ -88,6 +108,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("sddmm", &sddmm, Unlocked());
   module.def("edge_softmax", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
+  module.def("attention", &attention, Unlocked());
+  module.def("attention_backward", &attention_backward, Unlocked());
   module.def("scatter_arg", &scatter_arg, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());

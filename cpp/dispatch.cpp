@@ -17,6 +17,7 @@ struct Set {
   void (*spmm)(const SpmmArgs&);
   void (*sddmm)(const SddmmArgs&);
   void (*edge_softmax)(const EdgeSoftmaxArgs&);
+  void (*attention)(const AttentionArgs&);
 };
 
 Set pick() {
@@ -26,12 +27,12 @@ Set pick() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
-      {"avx512", has_avx512, avx512::spmm, avx512::sddmm, avx512::edge_softmax},
-      {"avx2", has_avx2, avx2::spmm, avx2::sddmm, avx2::edge_softmax},
-      {"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax},
+      {"avx512", has_avx512, avx512::spmm, avx512::sddmm, avx512::edge_softmax, avx512::attention},
+      {"avx2", has_avx2, avx2::spmm, avx2::sddmm, avx2::edge_softmax, avx2::attention},
+      {"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax, baseline::attention},
   };
 #else
-  const Set sets[] = {{"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax}};
+  const Set sets[] = {{"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax, baseline::attention}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -66,6 +67,20 @@ void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_h
 void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                            int64_t num_heads, DType dtype, int threads) {
   chosen.edge_softmax({graph, out, grad_out, grad_scores, num_heads, dtype, threads});
+}
+
+void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
+               void* out, void* lse, double slope, int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.attention({graph, graph, x, score_src, score_dst, edge_scale, out, lse, nullptr, nullptr, nullptr, nullptr,
+                    nullptr, slope, num_heads, width, dtype, threads});
+}
+
+void attention_backward(const Csr& graph, const Csr& transposed, const void* x, const void* score_src,
+                        const void* score_dst, const void* edge_scale, const void* lse, const void* delta,
+                        const void* grad_out, void* grad_x, void* grad_score_src, void* grad_score_dst, double slope,
+                        int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.attention({graph, transposed, x, score_src, score_dst, edge_scale, nullptr, const_cast<void*>(lse), grad_out,
+                    delta, grad_x, grad_score_src, grad_score_dst, slope, num_heads, width, dtype, threads});
 }
 
 }  // namespace gnnaccel

@@ -1,33 +1,16 @@
 // Edge softmax on the CPU: a row's scores are gathered once into a buffer that stays in cache, where the
 // maximum, the exponentials and the sums are taken; each score is read once and each result written once.
 #include <algorithm>
-#include <cmath>
 
 #include "isa.h"
 #include "rows.h"
 #include "simd.h"
+#include "simd_exp.h"
 
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
 constexpr int64_t kPrefetchAhead = 16;
-constexpr int64_t kSumPiece = 128;  // terms summed before they join the row's total
-
-inline void exp_all(double* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = std::exp(x[i]);
-}
-
-inline void exp_all(float* x, int64_t n) {
-  constexpr int N = kLanes<float>;
-  int64_t i = 0;
-  for (; i + N <= n; i += N) store<N>(x + i, exp_nonpositive<N>(load<N>(x + i)));
-  if (i == n) return;
-  float rest[N] = {};
-  std::copy(x + i, x + n, rest);
-  store<N>(rest, exp_nonpositive<N>(load<N>(rest)));
-  std::copy(rest, rest + (n - i), x + i);
-}
-
 template <class T, class I>
 struct Problem {
   CsrOf<I> graph;
@@ -47,40 +30,17 @@ template <class T, class I>
 // kHeads is the number of heads where it is a compile-time constant, 0 otherwise.
 template <int kHeads, class T, class I>
 void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* scores, Acc<T>* per_head) {
-  using A = Acc<T>;
   const int64_t heads = kHeads ? kHeads : p.heads;
-  A* top = per_head;
-  A* sum = per_head + heads;
-  A* piece = per_head + 2 * heads;
-  for (int64_t h = 0; h < heads; ++h) {
-    top[h] = -std::numeric_limits<A>::infinity();
-    sum[h] = 0;
-  }
   for (int64_t k = begin; k < end; ++k) {
     prefetch_edge(p, p.input, k);
     const T* from = p.input + p.graph.edge(k) * heads;
-    A* to = scores + (k - begin) * heads;
-    for (int64_t h = 0; h < heads; ++h) {
-      to[h] = widen(from[h]);
-      top[h] = std::max(top[h], to[h]);  // a NaN score is kept in `to`, and makes its row NaN below
-    }
+    for (int64_t h = 0; h < heads; ++h) scores[(k - begin) * heads + h] = widen(from[h]);
   }
-  const int64_t n = end - begin;
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t h = 0; h < heads; ++h) scores[i * heads + h] -= top[h];
-  exp_all(scores, n * heads);
-  for (int64_t i0 = 0; i0 < n; i0 += kSumPiece) {  // a plain f32 sum over a hub would lose two digits
-    const int64_t i1 = std::min(n, i0 + kSumPiece);
-    for (int64_t h = 0; h < heads; ++h) piece[h] = 0;
-    for (int64_t i = i0; i < i1; ++i)
-      for (int64_t h = 0; h < heads; ++h) piece[h] += scores[i * heads + h];
-    for (int64_t h = 0; h < heads; ++h) sum[h] += piece[h];
-  }
-  for (int64_t h = 0; h < heads; ++h) sum[h] = A(1) / sum[h];
+  softmax_rows(scores, end - begin, heads, per_head);
   for (int64_t k = begin; k < end; ++k) {
     prefetch_edge(p, p.out, k);
     T* to = p.out + p.graph.edge(k) * heads;
-    for (int64_t h = 0; h < heads; ++h) narrow(scores[(k - begin) * heads + h] * sum[h], to + h);
+    for (int64_t h = 0; h < heads; ++h) narrow(scores[(k - begin) * heads + h], to + h);
   }
 }
 
@@ -109,7 +69,7 @@ void run_heads(const Problem<T, I>& p, int threads) {
     int64_t longest = 0;
     for (int64_t row = first; row < last; ++row)
       longest = std::max<int64_t>(longest, static_cast<int64_t>(g.indptr[row + 1] - g.indptr[row]));
-    const Buffer<Acc<T>> scores(p.grad_out ? 0 : longest * p.heads), per_head(3 * p.heads);
+    const Buffer<Acc<T>> scores(p.grad_out ? 0 : longest * p.heads), per_head(p.heads);
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
       if (p.grad_out)

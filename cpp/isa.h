@@ -44,11 +44,33 @@ struct EdgeSoftmaxArgs {
   int threads;
 };
 
+struct AttentionArgs {  // see kernels.h; the pointers of the other direction are null
+  const Csr& graph;
+  const Csr& transposed;
+  const void* x;
+  const void* score_src;
+  const void* score_dst;
+  const void* edge_scale;
+  void* out;
+  void* lse;
+  const void* grad_out;  // null in the forward
+  const void* delta;
+  void* grad_x;
+  void* grad_score_src;
+  void* grad_score_dst;
+  double slope;
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+  int threads;
+};
+
 #define GNNACCEL_DECLARE(isa)                 \
   namespace isa {                             \
   void spmm(const SpmmArgs&);                 \
   void sddmm(const SddmmArgs&);               \
   void edge_softmax(const EdgeSoftmaxArgs&);  \
+  void attention(const AttentionArgs&);       \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

@@ -32,6 +32,20 @@ void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_h
 void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                            int64_t num_heads, DType dtype, int threads);
 
+// Additive attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * edge_scale[e] * x[u] per head, with
+// p = softmax over the row of leaky_relu(score_src[u] + score_dst[v], slope).
+//   x [num_cols, width], out [num_rows, width], width = num_heads * a multiple of 4; score_src
+//   [num_cols, num_heads], score_dst, lse [num_rows, num_heads]; edge_scale [nnz, num_heads] or null (ones).
+//   lse receives the log of each row's sum of exponentials, 0 in an empty row. f32 and f64.
+void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
+               void* out, void* lse, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
+
+// Gradients of attention, from its lse and delta [num_rows, num_heads] = <out, grad_out> per head.
+void attention_backward(const Csr& graph, const Csr& transposed, const void* x, const void* score_src,
+                        const void* score_dst, const void* edge_scale, const void* lse, const void* delta,
+                        const void* grad_out, void* grad_x, void* grad_score_src, void* grad_score_dst, double slope,
+                        int64_t num_heads, int64_t width, DType dtype, int threads);
+
 // target[arg[r, d], (d / div) % len] += values[r, d] wherever arg[r, d] >= 0: the backward of max and min.
 //   arg, values [num_rows, num_feats]; target [num_targets, len], already zeroed. rows_disjoint: two rows r
 //   never name the same target row (edges), so rows may run in parallel; else features do, and len must be

@@ -3,9 +3,10 @@
 Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 """
 
+from gnnaccel.ops.attention import attention
 from gnnaccel.ops.edge_softmax import edge_softmax
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.spmm import spmm
 
-__all__ = ["edge_softmax", "sddmm", "segment_reduce", "spmm"]
+__all__ = ["attention", "edge_softmax", "sddmm", "segment_reduce", "spmm"]

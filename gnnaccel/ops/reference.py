@@ -83,3 +83,12 @@ def edge_softmax(graph, scores: Tensor) -> Tensor:
     p = (s - top[rows]).exp()
     p = p / segment_reduce(p, graph.indptr, "sum")[rows]
     return torch.zeros_like(p).index_copy(0, edges, p)
+
+
+def attention(graph, x: Tensor, score_src: Tensor, score_dst: Tensor, negative_slope: float, edge_scale=None) -> Tensor:
+    """Additive attention over x [num_cols, H, F]: the composition of the three ops above."""
+    scores = sddmm(graph, score_src, score_dst, "add", "u", "v")
+    weight = edge_softmax(graph, torch.nn.functional.leaky_relu(scores, negative_slope))
+    if edge_scale is not None:
+        weight = weight * edge_scale
+    return spmm(graph, x, weight.unsqueeze(-1), "mul", "sum")

@@ -1,0 +1,199 @@
+"""Graph attention in one op: scores, softmax and aggregation, in memory linear in the nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import _check
+from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
+
+_INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
+torch.library.define(
+    "gnnaccel::attention", f"({_STRUCTURE}, {_INPUTS}, float negative_slope) -> (Tensor, Tensor)"
+)
+torch.library.define(
+    "gnnaccel::attention_backward",
+    f"({_STRUCTURE}, {_INPUTS}, Tensor lse, Tensor delta, Tensor grad_out, float negative_slope)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+
+_FUSED_DTYPES = (torch.float32, torch.float64)
+
+
+def attention(
+    graph: Graph,
+    x: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    edge_scale: Tensor | None = None,
+) -> Tensor:
+    """Additive attention (GAT): out[v, h] = sum over edges e = (u, v) of a[e, h] * edge_scale[e, h] * x[u, h].
+
+    a = softmax over the edges into v of leaky_relu(score_src[u, h] + score_dst[v, h], negative_slope).
+
+    Parameters
+    ----------
+    graph : Graph
+    x : Tensor [num_cols, H, F]
+        float32, float64, bfloat16; float16 on CUDA.
+    score_src : Tensor [num_cols, H], same dtype
+    score_dst : Tensor [num_rows, H], same dtype
+    negative_slope : float
+        Slope of leaky_relu below zero; 1 leaves the scores as they are.
+    edge_scale : Tensor [nnz, H], same dtype, optional
+        Factor after the softmax, edge-id order: the (already scaled) mask of an attention dropout. A constant:
+        it gets no gradient.
+
+    Returns
+    -------
+    Tensor [num_rows, H, F]; 0 for rows without edges.
+
+    Raises
+    ------
+    TypeError
+        For a wrong type or dtype. ValueError: for a wrong shape or device, or an edge_scale that asks for a
+        gradient (compose `sddmm`, `edge_softmax` and `spmm` for that).
+
+    Notes
+    -----
+    On the CPU in fp32 and fp64 one kernel per direction stores nothing per edge; the backward recomputes the
+    probabilities from one log-sum-exp per row and head. Elsewhere, and where a second derivative is asked for,
+    the op is composed of `sddmm`, `edge_softmax` and `spmm`, which store [nnz, H]. Deterministic on the CPU.
+    Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> x = torch.tensor([[[2.0]], [[4.0]]])
+    >>> gnnaccel.ops.attention(g, x, torch.zeros(2, 1), torch.zeros(2, 1))[0]
+    tensor([[3.]])
+    """
+    _check.graph("attention", graph)
+    _check.feature("attention", "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
+    if x.dim() != 3:
+        raise ValueError(f"attention: x: expected shape [num_cols, heads, features], got {tuple(x.shape)}")
+    heads = x.shape[1]
+    rows = {"score_src": (score_src, graph.num_cols), "score_dst": (score_dst, graph.num_rows)}
+    if edge_scale is not None:
+        rows["edge_scale"] = (edge_scale, graph.nnz)
+        if needs_grad(edge_scale):
+            raise ValueError(
+                "attention: edge_scale: expected a constant, got a tensor that requires a gradient; detach it, or "
+                "compose sddmm, edge_softmax and spmm"
+            )
+    for name, (value, count) in rows.items():
+        _check.feature("attention", name, value, count, "rows", graph.device)
+        _check.same_dtype("attention", x, value, "x", name)
+        if tuple(value.shape[1:]) != (heads,):
+            raise ValueError(f"attention: {name}: expected shape [{count}, {heads}], got {tuple(value.shape)}")
+    arrays = structure(graph, needs_grad(x, score_src, score_dst))
+    if x.device.type != "cpu" or x.dtype not in _FUSED_DTYPES:
+        return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
+    return torch.ops.gnnaccel.attention(*arrays, x, score_src, score_dst, edge_scale, negative_slope)[0]
+
+
+def _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
+    indptr, _, edge_ids, *_, nnz = arrays
+    ops = torch.ops.gnnaccel
+    scores = ops.sddmm(*arrays, score_src, score_dst, "add", "u", "v")
+    scores = torch.nn.functional.leaky_relu(scores, negative_slope)
+    weight = ops.edge_softmax(indptr, edge_ids, scores, nnz)
+    if edge_scale is not None:
+        weight = weight * edge_scale
+    return ops.spmm(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)[0]
+
+
+def _padded(x: Tensor) -> Tensor:
+    """x [n, H, F] contiguous, with F padded by zeros to a multiple of four (what the kernel's vectors need)."""
+    missing = -x.shape[-1] % 4
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x.contiguous()
+
+
+@torch.library.impl("gnnaccel::attention", "CPU")
+def _attention_cpu(
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
+    x, score_src, score_dst, edge_scale, negative_slope,
+):  # fmt: skip
+    num_rows = indptr.numel() - 1
+    heads, feats = x.shape[1:]
+    lse = x.new_empty(num_rows, heads)
+    if x.shape[1:].numel() == 0:
+        return x.new_zeros(num_rows, heads, feats), lse.zero_()
+    x = _padded(x)
+    inputs = [x, score_src.contiguous(), score_dst.contiguous(), None if edge_scale is None else edge_scale.contiguous()]
+    out = x.new_empty(num_rows, *x.shape[1:])
+    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
+    sizes = (heads, heads * x.shape[2], lib.DTYPES[x.dtype])
+    lib.launch("attention", x.device, *matrix, *(lib.pointer(t) for t in (*inputs, out, lse)), negative_slope, *sizes)
+    return out[..., :feats].contiguous(), lse
+
+
+@torch.library.impl("gnnaccel::attention_backward", "CPU")
+def _attention_backward_cpu(
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
+    x, score_src, score_dst, edge_scale, lse, delta, grad_out, negative_slope,
+):  # fmt: skip
+    heads, feats = x.shape[1:]
+    if x.shape[1:].numel() == 0:
+        return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
+    x, grad_out = _padded(x), _padded(grad_out)
+    inputs = [x, score_src.contiguous(), score_dst.contiguous(), None if edge_scale is None else edge_scale.contiguous()]
+    inputs += [lse.contiguous(), delta.contiguous(), grad_out]
+    grads = [torch.empty_like(t) for t in inputs[:3]]
+    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
+    turned = (lib.pointer(t) for t in (t_indptr, t_indices, t_edge_ids))
+    pointers = (lib.pointer(t) for t in (*inputs, *grads))
+    sizes = (heads, heads * x.shape[2], lib.DTYPES[x.dtype])
+    lib.launch("attention_backward", x.device, *matrix, *turned, *pointers, negative_slope, *sizes)
+    return grads[0][..., :feats].contiguous(), grads[1], grads[2]
+
+
+@torch.library.register_fake("gnnaccel::attention")
+def _attention_fake(
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
+    x, score_src, score_dst, edge_scale, negative_slope,
+):  # fmt: skip
+    num_rows = indptr.shape[0] - 1
+    return x.new_empty(num_rows, *x.shape[1:]), x.new_empty(num_rows, x.shape[1])
+
+
+@torch.library.register_fake("gnnaccel::attention_backward")
+def _attention_backward_fake(
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
+    x, score_src, score_dst, edge_scale, lse, delta, grad_out, negative_slope,
+):  # fmt: skip
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, score_src, score_dst))
+
+
+def _setup_context(ctx, inputs, output):
+    *arrays, num_cols, nnz, x, score_src, score_dst, edge_scale, ctx.negative_slope = inputs
+    ctx.sizes = (num_cols, nnz)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*arrays, x, score_src, score_dst, edge_scale, *output)
+
+
+def _backward(ctx, grad_out, _grad_lse):
+    nothing = (None,) * 8
+    if grad_out is None:
+        return (*nothing, None, None, None, None, None)
+    *arrays, x, score_src, score_dst, edge_scale, out, lse = ctx.saved_tensors
+    arrays = (*arrays, *ctx.sizes)
+    if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
+        inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
+        value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
+        grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
+    else:
+        delta = (out * grad_out).sum(-1)
+        inputs = (x, score_src, score_dst, edge_scale, lse, delta, grad_out)
+        grads = torch.ops.gnnaccel.attention_backward(*arrays, *inputs, ctx.negative_slope)
+    return (*nothing, *grads, None, None)
+
+
+torch.library.register_autograd("gnnaccel::attention", _backward, setup_context=_setup_context)

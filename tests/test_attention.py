@@ -1,0 +1,119 @@
+"""ops.attention against its definition in float64: values, gradients, second derivatives, dropout masks."""
+
+import pytest
+import torch
+
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import reference
+
+
+def random_graph(rows, cols, edges, seed, hub=0):
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randint(0, max(rows, 1), (edges,), generator=generator)
+    row[:hub] = 0
+    col = torch.randint(0, max(cols, 1), (edges,), generator=generator)
+    return Graph.from_coo(row, col, num_rows=rows, num_cols=cols)
+
+
+GRAPHS = {
+    "random": lambda: random_graph(30, 20, 200, 0),
+    "hub": lambda: random_graph(40, 50, 3000, 1, hub=2500),
+    "no_edges": lambda: random_graph(5, 6, 0, 2),
+    "empty": lambda: random_graph(0, 0, 0, 3),
+    "loops": lambda: Graph.from_coo(torch.arange(9), torch.arange(9)),
+    "wide_index": lambda: Graph.from_csr(torch.tensor([0, 2, 2, 3]), torch.tensor([1, 0, 4]), num_cols=5),
+}
+WIDTHS = [(1, 1), (1, 7), (1, 64), (1, 100), (2, 3), (3, 24), (4, 16), (8, 8), (8, 32), (20, 4), (5, 12)]
+# Every width on two graphs, two widths on the odd ones.
+CASES = [(name, *width) for name in ("random", "hub") for width in WIDTHS]
+CASES += [(name, *width) for name in GRAPHS if name not in ("random", "hub") for width in ((1, 7), (4, 16))]
+
+
+def inputs(graph, heads, feats, dtype, scale=2.0):
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((graph.num_cols, heads, feats), (graph.num_cols, heads), (graph.num_rows, heads))
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) * scale for s in shapes]
+    return [t.to(dtype).requires_grad_() for t in tensors]
+
+
+@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("name,heads,feats", CASES)
+def test_matches_reference(name, heads, feats, dtype, tolerance, dropout):
+    graph = GRAPHS[name]()
+    tensors = inputs(graph, heads, feats, dtype)
+    mask = None
+    if dropout:
+        mask = torch.nn.functional.dropout(torch.ones(graph.nnz, heads, dtype=dtype), 0.5)
+    out = ops.attention(graph, *tensors, negative_slope=0.2, edge_scale=mask)
+    grad = torch.randn(out.shape, dtype=torch.float64)
+    grads = torch.autograd.grad(out, tensors, grad.to(dtype))
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    wide_mask = None if mask is None else mask.double()
+    expected = reference.attention(graph, *exact, 0.2, wide_mask)
+    expected_grads = torch.autograd.grad(expected, exact, grad.to(dtype).double())
+    for got, want in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert got.dtype == dtype and got.shape == want.shape
+        size = max(1.0, want.abs().max().item()) if want.numel() else 1.0
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance * size)
+
+
+def test_large_scores_and_exact_zero():
+    graph = Graph.from_coo(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
+    x = torch.tensor([[[1.0]], [[3.0]]])
+    scores = torch.tensor([[1e4], [0.0]])
+    out = ops.attention(graph, x, scores, torch.tensor([[0.0], [-1e4]]))
+    expected = reference.attention(graph, x.double(), scores.double(), torch.tensor([[0.0], [-1e4]]).double(), 0.2)
+    torch.testing.assert_close(out.double(), expected)
+    assert torch.isfinite(out).all()
+
+
+def test_gradcheck_and_second_derivative():
+    graph = random_graph(6, 5, 20, 4)
+    tensors = inputs(graph, 2, 3, torch.float64, scale=0.7)
+    torch.autograd.gradcheck(lambda *t: ops.attention(graph, *t), tensors)
+    torch.autograd.gradgradcheck(lambda *t: ops.attention(graph, *t), tensors)
+
+
+def test_registration():
+    graph = random_graph(6, 5, 20, 4)
+    from gnnaccel.ops.spmm import structure
+
+    tensors = inputs(graph, 2, 4, torch.float32)
+    torch.library.opcheck(torch.ops.gnnaccel.attention, (*structure(graph, True), *tensors, None, 0.2))
+
+
+def test_results_do_not_depend_on_threads():
+    graph = random_graph(300, 200, 20000, 5, hub=3000)
+    tensors = inputs(graph, 4, 16, torch.float32)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = ops.attention(graph, *tensors)
+            results.append((out, *torch.autograd.grad(out.sum(), tensors)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "change,error,words",
+    [
+        (dict(x=lambda g: torch.zeros(20, 4)), ValueError, "x: expected shape"),
+        (dict(x=lambda g: torch.zeros(19, 2, 4)), ValueError, "expected 20 rows"),
+        (dict(score_src=lambda g: torch.zeros(20, 3)), ValueError, "score_src: expected shape"),
+        (dict(score_dst=lambda g: torch.zeros(30, 2).double()), TypeError, "score_dst"),
+        (dict(edge_scale=lambda g: torch.ones(g.nnz, 2, requires_grad=True)), ValueError, "edge_scale"),
+        (dict(graph=lambda g: "graph"), TypeError, "gnnaccel.Graph"),
+    ],
+)
+def test_bad_arguments(change, error, words):
+    graph = GRAPHS["random"]()
+    given = dict(graph=graph, x=torch.zeros(20, 2, 4), score_src=torch.zeros(20, 2), score_dst=torch.zeros(30, 2))
+    given.update({name: make(graph) for name, make in change.items()})
+    with pytest.raises(error, match=words):
+        ops.attention(**given)
