@@ -6,11 +6,13 @@ around what ran on our kernels and `fallback` for what was left to the framework
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 log = logging.getLogger("gnnaccel")
 
@@ -93,3 +95,40 @@ def share() -> float:
     """Share of message-passing calls that were accelerated, 0 to 1 (1 when there was none)."""
     total = sum(s.accelerated + s.left for s in _sites.values())
     return sum(s.accelerated for s in _sites.values()) / total if total else 1.0
+
+
+def to_dict() -> dict:
+    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, reasons}}}."""
+    from gnnaccel import __version__
+
+    return {
+        "version": __version__,
+        "share": share(),
+        "sites": {kind: asdict(site) for kind, site in snapshot().items()},
+    }
+
+
+def save(path: str | os.PathLike) -> None:
+    """Write `to_dict` to `path` as JSON. Raises OSError where that is not possible."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(to_dict(), file, indent=1)
+
+
+def table() -> str:
+    """The counters as a table with one row per call site kind; reasons stand below their kind."""
+    header = ("call site kind", "accelerated", "left to the framework", "forward ms")
+    rows = []
+    for kind, site in snapshot().items():
+        rows.append((kind, str(site.accelerated), str(site.left), f"{site.time_ms:.1f}"))
+        rows += [(f"  {count}x {reason}", "", "", "") for reason, count in sorted(site.reasons.items())]
+    if not rows:
+        return "gnnaccel: no message passing was seen"
+    total = sum(s.accelerated + s.left for s in _sites.values())
+    title = f"gnnaccel: {share():.1%} of {total} message-passing calls accelerated"
+    widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or r[1]))) for i in range(4)]
+    lines = []
+    for row in (header, *rows):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    rule = "-" * (sum(widths) + 6)
+    return "\n".join((title, rule, lines[0], rule, *lines[1:], rule))

@@ -1,0 +1,209 @@
+"""The public functions that take anybody's graph: told apart without importing a framework nobody has imported."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph import prepare as _prepare
+from gnnaccel.graph.structure import Graph
+
+
+def _from_package(obj: Any, package: str) -> bool:
+    """True if `package` is imported and the class of `obj`, or one it derives from, is defined in it."""
+    return package in sys.modules and any(c.__module__.partition(".")[0] == package for c in type(obj).__mro__)
+
+
+def _is_dgl(obj: Any) -> bool:
+    return _from_package(obj, "dgl") and hasattr(obj, "_graph")
+
+
+def _is_pyg(obj: Any) -> bool:
+    if _from_package(obj, "torch_geometric") or _from_package(obj, "torch_sparse"):
+        return True
+    return isinstance(obj, Tensor) and "torch_geometric" in sys.modules
+
+
+def as_graph(obj: Any, num_nodes: int | None = None) -> Graph:
+    """The `Graph` of a framework's graph object.
+
+    Parameters
+    ----------
+    obj : Graph, DGLGraph, PyG Data or EdgeIndex, SparseTensor, Tensor, or scipy.sparse matrix
+        A dense tensor is PyG's edge_index: [2, E], int32 or int64, sources first. A sparse matrix (scipy,
+        torch.sparse, SparseTensor) has destinations as rows and sources as columns.
+    num_nodes : int, optional
+        Number of nodes of an edge_index; default: just large enough. Refused where `obj` says it itself.
+
+    Returns
+    -------
+    Graph
+        Kept with a DGL graph or a PyG tensor as long as that lives, so asking again costs nothing.
+
+    Raises
+    ------
+    TypeError
+        For any other object, or indices that are not int32 or int64.
+    ValueError
+        For wrong shapes, indices out of range, or a `num_nodes` that does not apply.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> gnnaccel.as_graph(torch.tensor([[0, 1, 1], [1, 0, 2]]))
+    Graph(num_rows=3, num_cols=3, nnz=3, device=cpu)
+    """
+    if _is_pyg(obj):
+        from gnnaccel import pyg_backend
+
+        return pyg_backend.to_graph(obj, num_nodes=num_nodes)
+    if isinstance(obj, Tensor) and obj.layout is torch.strided:
+        return _from_edge_index(obj, num_nodes)
+    if num_nodes is not None:
+        raise ValueError(f"as_graph: num_nodes: applies to an edge_index only, got it with a {type(obj).__name__}")
+    if isinstance(obj, Graph):
+        return obj
+    if _is_dgl(obj):
+        from gnnaccel import dgl_backend
+
+        return dgl_backend.to_graph(obj)
+    if isinstance(obj, Tensor):
+        return _from_torch_sparse(obj)
+    if hasattr(obj, "tocsr"):
+        return Graph.from_scipy(obj)
+    raise TypeError(
+        "as_graph: obj: expected a Graph, DGLGraph, PyG Data, edge_index, SparseTensor, torch.sparse tensor or "
+        f"scipy.sparse matrix, got {type(obj).__name__}"
+    )
+
+
+def _from_edge_index(edge_index: Tensor, num_nodes: int | None) -> Graph:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"as_graph: obj: expected an edge_index of shape [2, E] or a sparse tensor, got {tuple(edge_index.shape)}"
+        )
+    return Graph.from_coo(edge_index[1], edge_index[0], num_rows=num_nodes, num_cols=num_nodes)
+
+
+def _from_torch_sparse(matrix: Tensor) -> Graph:
+    if matrix.dim() - matrix.dense_dim() != 2:
+        raise ValueError(f"as_graph: obj: expected a 2-D sparse tensor, got shape {tuple(matrix.shape)}")
+    rows, cols = matrix.shape[:2]
+    if matrix.layout is torch.sparse_csr:
+        return Graph.from_csr(matrix.crow_indices().detach(), matrix.col_indices().detach(), num_cols=cols)
+    if matrix.layout is torch.sparse_csc:
+        return Graph.from_csr(matrix.ccol_indices().detach(), matrix.row_indices().detach(), num_cols=rows).transposed
+    if matrix.layout is torch.sparse_coo:
+        index = matrix._indices()  # as it is: duplicates stay apart, edge ids are positions in its values
+        return Graph.from_coo(index[0], index[1], num_rows=rows, num_cols=cols)
+    raise TypeError(f"as_graph: obj: expected a CSR, CSC or COO sparse tensor, got layout {matrix.layout}")
+
+
+def prepare(graph_or_data: Any, *, transposed: bool = True) -> _prepare.Prepared:
+    """Do ahead of time what the first training step would do: build the structure, and its transpose.
+
+    Parameters
+    ----------
+    graph_or_data : anything `as_graph` takes
+    transposed : bool
+        Also build the reversed structure, which the backward pass reads. Pass False for inference.
+
+    Returns
+    -------
+    Prepared
+        What was done: `graph`, `steps`, `time_ms`, `workspace_bytes`; prints as one line.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `as_graph`.
+
+    Notes
+    -----
+    Kept with a DGL graph, a `Graph` and, once PyG is imported, its tensors, for as long as they live. The Graph made
+    of other objects lives in the result alone.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> done = gnnaccel.prepare(torch.tensor([[0, 1, 1], [1, 0, 2]]))
+    >>> done.steps
+    ('structure', 'transposed')
+    """
+    return _prepare.prepare(lambda: as_graph(graph_or_data), transposed=transposed)
+
+
+def invalidate(obj: Any = None) -> None:
+    """Forget what was prepared for `obj`, or for everything if it is None.
+
+    Needed only after a write that cannot be noticed, such as one through ``edge_index.numpy()`` or ``.data``.
+
+    Parameters
+    ----------
+    obj : DGLGraph, PyG Data, Tensor or SparseTensor, optional
+        Without it, everything derived from PyG's tensors is forgotten. What is kept on DGL graphs dies with them
+        and, as DGL's structure cannot change under it, needs no call.
+
+    Raises
+    ------
+    TypeError
+        For any other object, such as a `Graph`, which is frozen.
+    """
+    from gnnaccel.graph import cache
+
+    if obj is None:
+        cache.invalidate()
+    elif _is_dgl(obj):
+        obj._graph._cache.clear()
+    elif isinstance(obj, Tensor):
+        cache.invalidate(obj)
+    elif _from_package(obj, "torch_geometric") and hasattr(obj, "stores"):
+        for store in obj.stores:
+            for value in store.values():
+                _invalidate_value(value)
+    elif _from_package(obj, "torch_sparse"):
+        _invalidate_value(obj)
+    else:
+        raise TypeError(
+            "invalidate: obj: expected None, a DGLGraph, a PyG Data or HeteroData, a SparseTensor or a Tensor, got "
+            f"{type(obj).__name__}"
+        )
+
+
+def _invalidate_value(value: Any) -> None:
+    from gnnaccel.graph import cache
+
+    if isinstance(value, Tensor):
+        cache.invalidate(value)
+    elif _from_package(value, "torch_sparse"):
+        storage = value.storage
+        parts = (storage._row, storage._rowptr, storage._col, storage._value)
+        cache.invalidate(*(part for part in parts if part is not None))
+
+
+def accelerate(model: torch.nn.Module) -> torch.nn.Module:
+    """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Changed in place; parameters, state_dict and class names stay as they are.
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`. Layers of DGL need no call: `install` switches on all of them.
+
+    Raises
+    ------
+    TypeError
+        If `model` is not a torch.nn.Module.
+    ImportError
+        If PyTorch Geometric is not installed.
+    """
+    from gnnaccel import pyg_backend
+
+    return pyg_backend.accelerate(model)

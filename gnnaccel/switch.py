@@ -1,0 +1,267 @@
+"""Switching acceleration on and off: the flag, the import hook, and what is said at exit.
+
+Nothing here imports torch, a framework or the binary before the program itself imports a framework. The hook
+makes DGL importable before its import starts, and enables a backend when the import of its framework is done.
+
+Environment
+-----------
+GNNACCEL : "1", "on", "true", "yes": accelerate; "compat": only make DGL importable; "", "0", "off", ...: nothing.
+GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to the framework with its reason.
+GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.util
+import os
+import sys
+
+FLAG, VERBOSE, PROFILE, MAIN_PID = "GNNACCEL", "GNNACCEL_VERBOSE", "GNNACCEL_PROFILE", "_GNNACCEL_MAIN_PID"
+BACKENDS = {"dgl": "gnnaccel.dgl_backend", "torch_geometric": "gnnaccel.pyg_backend"}
+NAMES = {"dgl": "DGL", "torch_geometric": "PyTorch Geometric"}
+
+_ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
+
+
+def parse_flag(value: str | None) -> str:
+    """ "on", "off" or "compat".
+
+    Raises
+    ------
+    ValueError
+        For any other value.
+    """
+    word = (value or "").strip().lower()
+    if word in _OFF:
+        return "off"
+    if word in _ON:
+        return "on"
+    if word == "compat":
+        return "compat"
+    raise ValueError(f"{FLAG}={value} is not understood: expected 1, 0 or compat")
+
+
+class _State:
+    """What is switched on in this process."""
+
+    def __init__(self) -> None:
+        self.hook: _Hook | None = None
+        self.compat_only = False
+        self.enabled: list[str] = []  # frameworks whose backend is enabled
+        self.missing: set[str] = set()  # frameworks asked for, but not installed
+        self.flag_before: str | None = None  # the environment's flag, put back by uninstall()
+        self.observed_pid = 0  # process in which logging and the exit report were set up
+
+
+_state = _State()
+
+
+def _log():
+    import logging  # not at the top: a Python start that only carries the flag does without
+
+    return logging.getLogger("gnnaccel")
+
+
+class _Loader:
+    """Stands in for a framework's loader until its import starts, then steps aside and leaves no trace."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        name = module.__spec__.name
+        module.__spec__.loader = module.__loader__ = self._loader
+        if _state.hook is not None:
+            _before_import(name)
+        self._loader.exec_module(module)
+        if _state.hook is not None:
+            _after_import(name)
+
+
+class _Hook:
+    """The sys.meta_path finder: lets the others find a framework and wraps its loader."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname not in BACKENDS:
+            return None
+        for finder in sys.meta_path:
+            find = None if isinstance(finder, _Hook) else getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if find else None
+            if spec is not None:
+                if spec.loader is not None:  # a folder without __init__.py has none: nothing to enable
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        _state.missing.add(fullname)
+        return None
+
+
+def _before_import(name: str) -> None:
+    if name != "dgl":
+        return
+    try:
+        importlib.import_module(BACKENDS[name]).shim()
+    except Exception as error:
+        _log().warning("gnnaccel: could not prepare the import of DGL, it runs alone: %s", error)
+
+
+def _after_import(name: str) -> None:
+    if _state.compat_only or name in _state.enabled:
+        return
+    try:
+        backend = importlib.import_module(BACKENDS[name])
+    except Exception as error:
+        _log().warning("gnnaccel: %s runs without acceleration: %s", NAMES[name], error)
+        return
+    try:
+        backend.enable()
+    except Exception as error:
+        backend.disable()  # what had been patched before the failure
+        _log().warning("gnnaccel: %s runs without acceleration: %s: %s", NAMES[name], type(error).__name__, error)
+        return
+    _state.enabled.append(name)
+    _log().info("%s %s is accelerated", NAMES[name], getattr(sys.modules[name], "__version__", ""))
+
+
+def install(compat_only: bool = False) -> None:
+    """Accelerate DGL and PyTorch Geometric in this process and in the worker processes it starts.
+
+    Parameters
+    ----------
+    compat_only : bool
+        Accelerate nothing, only make ``import dgl`` work with torch versions that its wheel does not know.
+
+    Notes
+    -----
+    Call it before or after importing the frameworks: one that is imported already is accelerated at once, all of
+    DGL, and of PyG the layers built from then on (`gnnaccel.accelerate` takes existing models). Calling again
+    changes nothing, except that full acceleration can follow `compat_only`. Worker processes inherit it through
+    the environment variable ``GNNACCEL``, which is set here. A framework that is not installed is no error.
+    A backend that cannot be enabled logs a warning, and the framework runs alone.
+    """
+    if _state.hook is None:
+        _state.hook = _Hook()
+        _state.compat_only = compat_only
+        sys.meta_path.insert(0, _state.hook)
+        _state.flag_before = os.environ.get(FLAG)
+    elif compat_only or not _state.compat_only:
+        return
+    _state.compat_only = compat_only
+    os.environ[FLAG] = "compat" if compat_only else "1"
+    _observe()
+    for name in BACKENDS:
+        if name in sys.modules:
+            _after_import(name)
+
+
+def uninstall() -> None:
+    """Undo `install`: frameworks run on their own code again, and worker processes start without the flag.
+
+    What made DGL importable stays in place, as the imported DGL needs it.
+    """
+    if _state.hook is None:
+        return
+    if _state.hook in sys.meta_path:
+        sys.meta_path.remove(_state.hook)
+    _state.hook = None
+    for name in _state.enabled:
+        importlib.import_module(BACKENDS[name]).disable()
+    _state.enabled.clear()
+    # Under the flag itself there is nothing to go back to but off.
+    before = _state.flag_before
+    if before is None or parse_or_off(before) != "off":
+        os.environ.pop(FLAG, None)
+    else:
+        os.environ[FLAG] = before
+
+
+def parse_or_off(value: str | None) -> str:
+    """`parse_flag`, with "off" for what it does not understand."""
+    try:
+        return parse_flag(value)
+    except ValueError:
+        return "off"
+
+
+def activate() -> None:
+    """What the .pth file calls in a Python started with the flag. Prints one line instead of raising."""
+    try:
+        mode = parse_flag(os.environ.get(FLAG))
+        if mode != "off":
+            install(compat_only=mode == "compat")
+    except Exception as error:
+        print(f"gnnaccel: stays off: {error}", file=sys.stderr)
+
+
+def _truth(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() not in _OFF
+
+
+def _observe() -> None:
+    """Set up logging, timing and the exit report, as the environment asks for."""
+    verbose, profile = _truth(VERBOSE), _truth(PROFILE)
+    if not (verbose or profile) or _state.observed_pid:
+        return
+    import logging
+
+    from gnnaccel import report
+
+    _state.observed_pid = os.getpid()
+    os.environ.setdefault(MAIN_PID, str(os.getpid()))
+    report.timing = profile
+    if verbose:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[gnnaccel] %(message)s"))
+        log = logging.getLogger("gnnaccel")
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    atexit.register(_at_exit)
+
+
+def _is_worker() -> bool:
+    """True in a process that multiprocessing made, by fork or by spawn, or its helpers."""
+    if os.getpid() != _state.observed_pid:
+        return True
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return True
+    return any("from multiprocessing." in word for word in sys.orig_argv)
+
+
+def _at_exit() -> None:
+    from gnnaccel import report
+
+    is_first = os.environ.get(MAIN_PID) == str(os.getpid())
+    # Other Python programs that the first one starts (torchrun's ranks, compilers) speak up if they ran our kernels.
+    if _is_worker() or not (is_first or report.snapshot()):
+        return
+    if message := _nothing_happened():
+        _log().info(message)
+    if not _truth(PROFILE):
+        return
+    target = os.environ[PROFILE].strip()
+    if target.lower() in _ON:
+        print(f"gnnaccel: {message}" if message else report.table(), file=sys.stderr)
+        return
+    try:
+        report.save(target)
+    except OSError as error:
+        print(f"gnnaccel: the profile could not be written: {error}", file=sys.stderr)
+
+
+def _nothing_happened() -> str | None:
+    """Why there was nothing to accelerate, or None if a framework was imported."""
+    if any(name in sys.modules for name in BACKENDS):
+        return None
+    message = "the program imported neither DGL nor PyTorch Geometric: nothing to accelerate"
+    if _state.missing:
+        message += f" (not installed: {', '.join(sorted(_state.missing))})"
+    return message
