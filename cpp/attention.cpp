@@ -86,18 +86,48 @@ void whole_row(const Pass<T, I>& p, int64_t row, int64_t k0, int64_t k1, T* dots
   for (; d < p.width; d += N) block_of<N, 1, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
 }
 
-// scores[k - k0, h] = leaky(mine[row, h] + theirs[indices[k], h]) - (lse of either end, where given).
-template <class T, class I>
-void row_scores(const CsrOf<I>& g, int64_t heads, T slope, const T* mine, const T* theirs, const T* lse_mine,
-                const T* lse_theirs, int64_t k0, int64_t k1, T* scores) {
-  for (int64_t k = k0; k < k1; ++k) {
-    const int64_t at = static_cast<int64_t>(g.indices[k]) * heads;
-    T* to = scores + (k - k0) * heads;
-    for (int64_t h = 0; h < heads; ++h) {
-      const T s = mine[h] + theirs[at + h];
-      to[h] = (s > 0 ? s : s * slope) - (lse_mine ? lse_mine[h] : T(0)) - (lse_theirs ? lse_theirs[at + h] : T(0));
+// One end of the edges: its scores, and in the backward the lse and delta of the destinations (else null).
+template <class T>
+struct End {
+  const T* score;
+  const T* lse;
+  const T* delta;
+};
+
+// For nonzeros k0 .. k1 of a row: score[k - k0, h] = leaky(mine + theirs) - lse, with `mine` the row's end and
+// `theirs` gathered. With kBackward also slopes (leaky') and deltas. W heads at a time.
+template <int W, bool kBackward, class T, class I>
+void row_scores(const CsrOf<I>& g, int64_t heads, T slope, const End<T>& mine, const End<T>& theirs, int64_t row,
+                int64_t k0, int64_t k1, T* scores, T* slopes, T* deltas) {
+  using V = Vec<T, W>;
+  const V zero{}, one = splat<W>(T(1)), leak = splat<W>(slope);
+  for (int64_t h = 0; h < heads; h += W) {
+    const int64_t at_row = row * heads + h;
+    const V base = load<W>(mine.score + at_row);
+    const V lse_row = mine.lse ? load<W>(mine.lse + at_row) : zero;
+    const V delta_row = mine.delta ? load<W>(mine.delta + at_row) : zero;
+    for (int64_t k = k0; k < k1; ++k) {
+      const int64_t at = static_cast<int64_t>(g.indices[k]) * heads + h, i = (k - k0) * heads + h;
+      const V s = base + load<W>(theirs.score + at);
+      const V factor = s > zero ? one : leak;
+      const V value = s * factor;
+      if constexpr (kBackward) {
+        store<W>(scores + i, value - (theirs.lse ? load<W>(theirs.lse + at) : lse_row));
+        store<W>(slopes + i, factor);
+        store<W>(deltas + i, theirs.delta ? load<W>(theirs.delta + at) : delta_row);
+      } else {
+        store<W>(scores + i, value);
+      }
     }
   }
+}
+
+template <bool kBackward, class T, class I, class... Rest>
+void scores_of_row(const CsrOf<I>& g, int64_t heads, Rest... rest) {
+  if (heads % 4 == 0)
+    row_scores<4, kBackward, T>(g, heads, rest...);
+  else
+    row_scores<1, kBackward, T>(g, heads, rest...);
 }
 
 // body(row, k0, k1, scratch) with scratch for `arrays` values per head and nonzero of the longest row.
@@ -119,6 +149,8 @@ void forward(const AttentionArgs& a, int threads) {
   const int64_t heads = a.num_heads;
   const auto* scale = static_cast<const T*>(a.edge_scale);
   const Pass<T, I> pass{g, static_cast<const T*>(a.x), nullptr, heads, a.width};
+  const End<T> src{static_cast<const T*>(a.score_src), nullptr, nullptr};
+  const End<T> dst{static_cast<const T*>(a.score_dst), nullptr, nullptr};
   for_rows<T>(g, heads, 1, threads, [&](int64_t v, int64_t k0, int64_t k1, T* p) {
     T* out = static_cast<T*>(a.out) + v * a.width;
     T* lse = static_cast<T*>(a.lse) + v * heads;
@@ -127,9 +159,8 @@ void forward(const AttentionArgs& a, int threads) {
       std::fill(lse, lse + heads, T(0));
       return;
     }
-    row_scores(g, heads, static_cast<T>(a.slope), static_cast<const T*>(a.score_dst) + v * heads,
-               static_cast<const T*>(a.score_src), static_cast<const T*>(nullptr), static_cast<const T*>(nullptr), k0,
-               k1, p);
+    T* const none = nullptr;
+    scores_of_row<false, T>(g, heads, static_cast<T>(a.slope), dst, src, v, k0, k1, p, none, none);
     softmax_rows(p, k1 - k0, heads, lse);
     if (scale)
       for (int64_t k = k0; k < k1; ++k)
@@ -144,44 +175,35 @@ void backward(const AttentionArgs& a, int threads) {
   const CsrOf<I> g(kTransposed ? a.transposed : a.graph);
   const int64_t heads = a.num_heads;
   const T slope = static_cast<T>(a.slope);
-  const auto* src = static_cast<const T*>(a.score_src);
-  const auto* dst = static_cast<const T*>(a.score_dst);
-  const auto* lse = static_cast<const T*>(a.lse);
-  const auto* delta = static_cast<const T*>(a.delta);
+  const End<T> src{static_cast<const T*>(a.score_src), nullptr, nullptr};
+  const End<T> dst{static_cast<const T*>(a.score_dst), static_cast<const T*>(a.lse), static_cast<const T*>(a.delta)};
   const auto* scale = static_cast<const T*>(a.edge_scale);
   const auto* x = static_cast<const T*>(a.x);
   const auto* grad = static_cast<const T*>(a.grad_out);
   const Pass<T, I> pass{g, kTransposed ? grad : x, kTransposed ? x : grad, heads, a.width};
-  for_rows<T>(g, heads, 3, threads, [&](int64_t row, int64_t k0, int64_t k1, T* p) {
+  for_rows<T>(g, heads, 5, threads, [&](int64_t row, int64_t k0, int64_t k1, T* p) {
     const int64_t n = (k1 - k0) * heads;
-    T* dots = p + n;
-    T* weights = dots + n;  // p with the edge's scale
+    T *dots = p + n, *weights = p + 2 * n, *slopes = p + 3 * n, *deltas = p + 4 * n;
     T* grad_score = static_cast<T*>(kTransposed ? a.grad_score_src : a.grad_score_dst) + row * heads;
+    T* grad_x = static_cast<T*>(a.grad_x) + row * a.width;
     std::fill(grad_score, grad_score + heads, T(0));
     if (k0 == k1) {
-      if (kTransposed) std::fill_n(static_cast<T*>(a.grad_x) + row * a.width, a.width, T(0));
+      if (kTransposed) std::fill(grad_x, grad_x + a.width, T(0));
       return;
     }
-    row_scores(g, heads, slope, (kTransposed ? src : dst) + row * heads, kTransposed ? dst : src,
-               kTransposed ? static_cast<const T*>(nullptr) : lse + row * heads,
-               kTransposed ? lse : static_cast<const T*>(nullptr), k0, k1, p);
+    scores_of_row<true, T>(g, heads, slope, kTransposed ? src : dst, kTransposed ? dst : src, row, k0, k1, p, slopes,
+                           deltas);
     exp_all(p, n);
     std::fill(dots, dots + n, T(0));
-    for (int64_t k = k0; k < k1; ++k)
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t i = (k - k0) * heads + h;
-        weights[i] = scale ? p[i] * scale[g.edge(k) * heads + h] : p[i];
-      }
-    whole_row<N, true, kTransposed>(pass, row, k0, k1, dots, weights, static_cast<T*>(a.grad_x) + row * a.width);
-    for (int64_t k = k0; k < k1; ++k) {
-      const int64_t other = static_cast<int64_t>(g.indices[k]) * heads;
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t i = (k - k0) * heads + h;
-        const T s = (kTransposed ? src : dst)[row * heads + h] + (kTransposed ? dst : src)[other + h];
-        const T d = kTransposed ? delta[other + h] : delta[row * heads + h];
-        grad_score[h] += (weights[i] * dots[i] - p[i] * d) * (s > 0 ? T(1) : slope);
-      }
-    }
+    if (scale)
+      for (int64_t k = k0; k < k1; ++k)
+        for (int64_t h = 0; h < heads; ++h)
+          weights[(k - k0) * heads + h] = p[(k - k0) * heads + h] * scale[g.edge(k) * heads + h];
+    const T* factors = scale ? weights : p;
+    whole_row<N, true, kTransposed>(pass, row, k0, k1, dots, factors, grad_x);
+    for (int64_t i = 0; i < n; ++i) dots[i] = (factors[i] * dots[i] - p[i] * deltas[i]) * slopes[i];
+    for (int64_t i = 0; i < n; i += heads)
+      for (int64_t h = 0; h < heads; ++h) grad_score[h] += dots[i + h];
   });
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -27,37 +28,75 @@ inline void exp_all(float* x, int64_t n) {
   std::copy(rest, rest + (n - i), x + i);
 }
 
+template <int W, class A>
+inline Vec<A, W> larger(Vec<A, W> a, Vec<A, W> b) {
+  return a > b ? a : b;
+}
+
+// Softmax over column h .. h + W of the n rows of x [n, stride], without the division: x becomes
+// exp(x - top), and top and the sum of each column are returned.
+template <int W, class A>
+void shifted_exp(A* x, int64_t n, int64_t stride, Vec<A, W>* top, Vec<A, W>* sum) {
+  *top = splat<W>(-std::numeric_limits<A>::infinity());
+  for (int64_t i = 0; i < n; ++i) *top = larger<W, A>(load<W>(x + i * stride), *top);
+  for (int64_t i = 0; i < n; ++i) store<W>(x + i * stride, load<W>(x + i * stride) - *top);
+  if (stride == W)
+    exp_all(x, n * W);
+  else
+    for (int64_t i = 0; i < n; ++i) exp_all(x + i * stride, W);
+  *sum = Vec<A, W>{};
+  for (int64_t i0 = 0; i0 < n; i0 += kSumPiece) {  // a plain f32 sum over a hub would lose two digits
+    Vec<A, W> piece{};
+    for (int64_t i = i0; i < std::min(n, i0 + kSumPiece); ++i) piece += load<W>(x + i * stride);
+    *sum += piece;
+  }
+}
+
+// The same for one column without a stride, where the vectors lie along it.
+template <class A>
+void shifted_exp_flat(A* x, int64_t n, A* top, A* sum) {
+  constexpr int W = kLanes<A>;
+  Vec<A, W> tops = splat<W>(-std::numeric_limits<A>::infinity()), sums{};
+  const int64_t whole = n - n % W;
+  for (int64_t i = 0; i < whole; i += W) tops = larger<W, A>(load<W>(x + i), tops);
+  A best = tops[0];
+  for (int w = 1; w < W; ++w) best = std::max(best, static_cast<A>(tops[w]));
+  for (int64_t i = whole; i < n; ++i) best = std::max(best, x[i]);
+  for (int64_t i = 0; i < n; ++i) x[i] -= best;
+  exp_all(x, n);
+  for (int64_t i0 = 0; i0 < whole; i0 += kSumPiece * W) {
+    Vec<A, W> piece{};
+    for (int64_t i = i0; i < std::min(whole, i0 + kSumPiece * W); i += W) piece += load<W>(x + i);
+    sums += piece;
+  }
+  *top = best;
+  *sum = horizontal_sum<A, W>(sums);
+  for (int64_t i = whole; i < n; ++i) *sum += x[i];
+}
+
 // Softmax over the n rows of x [n, heads], in place; lse [heads] receives log sum exp. A NaN score makes its
 // head NaN, as do scores that are all -inf.
 template <class A>
 void softmax_rows(A* x, int64_t n, int64_t heads, A* lse) {
-  constexpr int64_t kChunk = 16;  // heads at a time, so that their statistics are small arrays
-  for (int64_t h0 = 0; h0 < heads; h0 += kChunk) {
-    const int64_t width = std::min(kChunk, heads - h0);
-    A top[kChunk], sum[kChunk] = {}, piece[kChunk];
-    std::fill(top, top + kChunk, -std::numeric_limits<A>::infinity());
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t h = 0; h < width; ++h) top[h] = std::max(top[h], x[i * heads + h0 + h]);
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t h = 0; h < width; ++h) x[i * heads + h0 + h] -= top[h];
-    if (heads <= kChunk) {
-      exp_all(x, n * heads);
-    } else {
-      for (int64_t i = 0; i < n; ++i) exp_all(x + i * heads + h0, width);
-    }
-    for (int64_t i0 = 0; i0 < n; i0 += kSumPiece) {  // a plain f32 sum over a hub would lose two digits
-      std::fill(piece, piece + kChunk, A(0));
-      for (int64_t i = i0; i < std::min(n, i0 + kSumPiece); ++i)
-        for (int64_t h = 0; h < width; ++h) piece[h] += x[i * heads + h0 + h];
-      for (int64_t h = 0; h < width; ++h) sum[h] += piece[h];
-    }
-    for (int64_t h = 0; h < width; ++h) {
-      lse[h0 + h] = top[h] + std::log(sum[h]);
-      sum[h] = A(1) / sum[h];
-    }
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t h = 0; h < width; ++h) x[i * heads + h0 + h] *= sum[h];
+  if (heads == 1) {
+    A top, sum;
+    shifted_exp_flat(x, n, &top, &sum);
+    lse[0] = top + std::log(sum);
+    const A scale = A(1) / sum;
+    for (int64_t i = 0; i < n; ++i) x[i] *= scale;
+    return;
   }
+  const auto columns = [&](auto lanes, int64_t h) {
+    constexpr int W = decltype(lanes)::value;
+    Vec<A, W> top, sum;
+  for (int64_t i = n - whole; i > 0; --i) *sum += x[n - i];
+    for (int w = 0; w < W; ++w) lse[h + w] = top[w] + std::log(static_cast<A>(sum[w]));
+    const Vec<A, W> scale = splat<W>(A(1)) / sum;
+    for (int64_t i = 0; i < n; ++i) store<W>(x + i * heads + h, load<W>(x + i * heads + h) * scale);
+  };
+  int64_t h = 0;
+  for (; h + 4 <= heads; h += 4) columns(std::integral_constant<int, 4>{}, h);
+  for (; h < heads; ++h) columns(std::integral_constant<int, 1>{}, h);
 }
 
 }  // namespace
