@@ -337,11 +337,12 @@ def test_size(flow):
 
 
 def test_no_edges_and_one_node():
-    for make in (lambda: nn.GCNConv(D, 5), lambda: nn.SAGEConv(D, 5, aggr="max"), lambda: nn.GATConv(D, 5)):
+    for name in ("GCN", "SAGE max", "GAT", "GATv2", "Transformer", "AGNN", "Edge network"):
+        make = LAYERS[name][0]
         assert_same(make(), rand(4, D, grad=True), torch.zeros(2, 0, dtype=torch.long))
         assert_same(make(), rand(1, D, grad=True), torch.zeros(2, 1, dtype=torch.long))
-    for make in (nn.GATv2Conv, nn.TransformerConv):
-        assert_same(make(D, 5), rand(1, D, grad=True), torch.zeros(2, 1, dtype=torch.long))
+    loopless = nn.GATConv(D, 5, add_self_loops=False)
+    assert_same(loopless, rand(4, D, grad=True), torch.zeros(2, 0, dtype=torch.long))
 
 
 BAD = {
@@ -468,8 +469,8 @@ def test_evaluation_in_inference_mode_then_training():
 
 
 def test_autocast():
-    for make in (lambda: nn.GCNConv(D, 5), lambda: nn.GATConv(D, 5, heads=2), lambda: nn.GATv2Conv(D, 5)):
-        plain = make()
+    for name in ("GCN", "SAGE mean", "GAT", "GATv2", "Transformer", "AGNN"):
+        plain = LAYERS[name][0]().eval()
         layer = pyg_backend.accelerate(copy.deepcopy(plain))
         x, index = rand(N, D, dtype=torch.float32), edges()
         with torch.autocast("cpu", dtype=torch.bfloat16):

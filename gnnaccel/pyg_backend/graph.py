@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from gnnaccel._library import has_cuda_kernels
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 
@@ -28,9 +29,7 @@ def owners_of(edges) -> tuple[Tensor, ...]:
     if isinstance(edges, EdgeIndex):
         return edges, edges._data  # writes bump the counter of one or the other, depending on how they are made
     if isinstance(edges, SparseTensor):
-        storage = edges.storage
-        parts = (storage._row, storage._rowptr, storage._col, storage._value)
-        return tuple(part for part in parts if part is not None)
+        return (edges.storage.col(),)  # matrices that share their structure share this tensor
     return (edges,)
 
 
@@ -67,18 +66,19 @@ def from_sparse(adj) -> Graph:
         For an uncoalesced COO matrix (its duplicates have yet to be summed) and other layouts.
     """
     owners = owners_of(adj)
-    graph = derived.get(owners, "graph")
+    key = ("graph", adj.size(0), adj.size(1))
+    graph = derived.get(owners, key)
     if graph is None:
         with torch.inference_mode(False), torch.no_grad():
             graph = _build_sparse(adj)
-        derived.put(owners, "graph", graph)
+        derived.put(owners, key, graph)
     return graph
 
 
 def _from_csr(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
-    """Graph from a framework's CSR arrays, with indices of half the bytes where they fit."""
-    if max(indptr.numel(), indices.numel(), num_cols) < 2**31:
-        indptr, indices = indptr.int(), indices.int()
+    """Graph from a framework's CSR arrays: copies, with indices of half the bytes where they fit."""
+    small = max(indptr.numel(), indices.numel(), num_cols) < 2**31
+    indptr, indices = (t.to(torch.int32 if small else torch.int64, copy=True) for t in (indptr, indices))
     return Graph.from_csr(indptr, indices, num_cols=num_cols)
 
 
@@ -127,7 +127,7 @@ def to_graph(obj, num_nodes: int | None = None) -> Graph:
             raise ValueError("to_graph: obj: expected a Data with edge_index or adj_t, got neither")
         return to_graph(edges, obj.num_nodes if num_nodes is None and not _is_sparse(edges) else num_nodes)
     if _is_sparse(obj):
-        if num_nodes is not None and tuple(obj.sizes() if isinstance(obj, SparseTensor) else obj.shape)[0] != num_nodes:
+        if num_nodes is not None and obj.size(0) != num_nodes:
             raise ValueError(f"to_graph: num_nodes: the matrix has {obj.size(0)} rows, got {num_nodes}")
         try:
             return from_sparse(obj)
@@ -155,6 +155,16 @@ def _is_sparse(obj) -> bool:
     return isinstance(obj, SparseTensor) or (isinstance(obj, Tensor) and is_torch_sparse_tensor(obj))
 
 
+def _check_device(edges) -> None:
+    device = edges.device() if isinstance(edges, SparseTensor) else getattr(edges, "device", None)
+    if device is None or device.type == "cpu":
+        return
+    if device.type != "cuda":
+        raise Unsupported(f"tensors on {device.type}")
+    if not has_cuda_kernels():
+        raise Unsupported("CUDA tensors, but this gnnaccel was built without its CUDA half")
+
+
 class Edges:
     """The edges of one propagate() call: where they come from, how many nodes there are on each side.
 
@@ -170,7 +180,8 @@ class Edges:
         self.pairs_by_flow = pairs_by_flow
         kind = type(edge_index)
         self.is_sparse = False
-        if kind is Tensor and edge_index.layout is torch.strided or kind is EdgeIndex:
+        _check_device(edge_index)
+        if (kind is Tensor and edge_index.layout is torch.strided) or kind is EdgeIndex:
             if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
                 raise Unsupported(f"edge_index of {edge_index.dtype}, shape {tuple(edge_index.shape)}")
             if kind is EdgeIndex:

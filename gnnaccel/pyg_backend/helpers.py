@@ -95,7 +95,10 @@ def memoised(original: Callable) -> Callable:
     def wrapper(*args, **kwargs):
         # Signature.bind would take longer than the rest of this function.
         given = len(args)
-        full = (*args, *(kwargs.get(name, default) for name, default in zip(names[given:], defaults[given:])))
+        full = (
+            *args,
+            *(kwargs.get(name, default) for name, default in zip(names[given:], defaults[given:], strict=True)),
+        )
         edges, values, *rest = full
         if any(name not in names[given:] for name in kwargs) or not _can_remember(edges, values, rest):
             return original(*args, **kwargs)
@@ -175,11 +178,11 @@ def _unless_ones(src, values: Tensor | None) -> Tensor | None:
     """The values, or None where all are one (torch.sparse cannot leave them out)."""
     if values is None:
         return None
-    owners = owners_of(src)
-    ones = derived.get(owners, "ones")
+    owner = (values if isinstance(src, SparseTensor) else src,)  # torch.sparse makes a new alias at each values()
+    ones = derived.get(owner, "ones")
     if ones is None:
         ones = bool((values == 1).all())
-        derived.put(owners, "ones", ones)
+        derived.put(owner, "ones", ones)
     return None if ones else values
 
 

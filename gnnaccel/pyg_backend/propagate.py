@@ -326,6 +326,8 @@ def _make_subclass(plain: type) -> type:
         members["edge_updater"] = _make_edge_updater(plain)
     for parent in plain.__mro__[: plain.__mro__.index(MessagePassing)]:
         for name, function in vars(parent).items():
-            if name not in members and getattr(plain, name, None) is function and uses_helpers(function):
+            if name.startswith("__") or name in members:
+                continue
+            if getattr(plain, name) is function and uses_helpers(function):
                 members[name] = _make_bound(plain, name, function)
     return type(plain)(plain.__name__, (plain,), members)

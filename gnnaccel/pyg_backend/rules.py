@@ -105,7 +105,7 @@ def _traced(conv, message: Callable, edges: Edges, kwargs: dict, reduce: str) ->
             edges.node_feature(values.get(name[:-2]), name[-2:])
     if x is None or not takes(x):
         raise Unsupported("features of an unsupported dtype")
-    if x.dim() < 2 or x.dim() != 2 and conv.node_dim == -2:
+    if x.dim() < 2 or (x.dim() != 2 and conv.node_dim == -2):
         raise Unsupported(f"features of {x.dim()} dimensions with node_dim {conv.node_dim}")
     if plan.weight is None:
         return ops.spmm(edges.graph(), x, reduce=reduce)
