@@ -89,7 +89,7 @@ void softmax_rows(A* x, int64_t n, int64_t heads, A* lse) {
   const auto columns = [&](auto lanes, int64_t h) {
     constexpr int W = decltype(lanes)::value;
     Vec<A, W> top, sum;
-  for (int64_t i = n - whole; i > 0; --i) *sum += x[n - i];
+    shifted_exp<W>(x + h, n, heads, &top, &sum);
     for (int w = 0; w < W; ++w) lse[h + w] = top[w] + std::log(static_cast<A>(sum[w]));
     const Vec<A, W> scale = splat<W>(A(1)) / sum;
     for (int64_t i = 0; i < n; ++i) store<W>(x + i * heads + h, load<W>(x + i * heads + h) * scale);
