@@ -186,7 +186,8 @@ def _backward(ctx, grad_out, _grad_lse):
     *arrays, x, score_src, score_dst, edge_scale, out, lse = ctx.saved_tensors
     arrays = (*arrays, *ctx.sizes)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
-        inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
+        # Fresh aliases: scores are often made from x, and its gradient must not come in through them as well.
+        inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
         value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
         grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
     else:

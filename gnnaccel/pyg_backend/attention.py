@@ -3,7 +3,8 @@
 Each rule replaces one method of a PyG layer (``message()`` or ``edge_update()``) for a whole propagate() or
 edge_updater() call, with the arguments of that call. Algebra keeps features on the nodes:
 
-- GAT: a . [W x_j || W x_i || W_e e] is a sum of three scalars; the edge's is e . (W_e^T a).
+- GAT: a . [W x_j || W x_i || W_e e] is a sum of three scalars; the edge's is e . (W_e^T a). Where the user does
+  not see the weights they are not even made: edge_update() returns `Deferred` and the fused op does the rest.
 - Transformer: q_i . (k_j + W_e e) = q_i . k_j + (W_e^T q_i) . e, and
   sum alpha (v_j + W_e e) = sum alpha v_j + W_e (sum alpha e).
 - GATv2: a . leaky_relu(l_j + r_i + W_e e) is not separable; it is computed and recomputed in blocks of edges.
@@ -12,6 +13,7 @@ edge_updater() call, with the arguments of that call. Algebra keeps features on 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
-from gnnaccel.pyg_backend.helpers import takes
+from gnnaccel.pyg_backend.helpers import current, takes
 
 BLOCK_BYTES = 4 << 20  # of one [edges, H, F] block in GATv2 scores: a few of them stay in a core's cache share
 
@@ -71,7 +73,45 @@ def _check_edges(graph: Graph, *values: Tensor | None) -> None:
         raise Unsupported("edge features whose number is not that of the edges")
 
 
-def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor:
+@dataclass(frozen=True)
+class Deferred:
+    """GAT's attention weights before they are made: stands for [E, H] between edge_updater() and propagate().
+
+    scale : Tensor [E, H] or None
+        The dropout mask, already scaled; drawn as PyG draws it.
+    """
+
+    graph: Graph
+    source: Tensor
+    target: Tensor
+    slope: float
+    scale: Tensor | None
+
+    def weights(self) -> Tensor:
+        """The weights after all, [E, H] in edge-id order."""
+        scores = F.leaky_relu(ops.sddmm(self.graph, self.source, self.target, "add", "u", "v"), self.slope)
+        alpha = ops.edge_softmax(self.graph, scores)
+        return alpha if self.scale is None else alpha * self.scale
+
+
+def gat(conv, edges: Edges, x, alpha) -> Tensor:
+    """GATConv: message() and aggregation, out [num_dst, H, C], from attention weights or what stands for them."""
+    source = _node(edges, x, "_j", "x")
+    edges.node_feature(x, "_i")
+    graph = edges.graph()
+    if isinstance(alpha, Deferred):
+        if alpha.graph is not graph or source.dtype != alpha.source.dtype:
+            raise Unsupported("attention weights of other edges or of another dtype")
+        return ops.attention(
+            graph, source, alpha.source, alpha.target, negative_slope=alpha.slope, edge_scale=alpha.scale
+        )
+    _same(source, alpha)
+    if not takes(alpha) or tuple(alpha.shape) != (graph.nnz, *source.shape[1:-1]):
+        raise Unsupported("attention weights that are not [E, H]")
+    return ops.spmm(graph, source, alpha)
+
+
+def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
     """GATConv.edge_update: normalised attention [E, H] from per-node scores alpha = (source, destination)."""
     source = _node(edges, alpha, "_j", "alpha")
     target = edges.node_feature(alpha, "_i")
@@ -79,6 +119,11 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor:
     edge_attr = _edge_attr(edges, edge_attr)
     graph = edges.graph()
     _check_edges(graph, edge_attr)
+    if current.hidden and target is not None and graph.nnz and (edge_attr is None or conv.lin_edge is None):
+        scale = None
+        if conv.dropout > 0 and conv.training:
+            scale = F.dropout(source.new_ones(graph.nnz, *source.shape[1:]), p=conv.dropout)
+        return Deferred(graph, source, target, conv.negative_slope, scale)
     if target is None:
         scores = ops.sddmm(graph, source, None, "copy_lhs", "u")
     else:

@@ -13,9 +13,9 @@ from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from gnnaccel._library import has_cuda_kernels
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import has_cuda_kernels
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 

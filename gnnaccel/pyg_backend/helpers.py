@@ -28,7 +28,13 @@ FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class _Current(threading.local):
+    """What the methods of a layer tell each other during one call on this thread.
+
+    hidden : its forward() will not show the attention weights to anybody.
+    """
+
     call: Call | None = None
+    hidden: bool = False
 
 
 current = _Current()

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn.conv import GraphConv, MessagePassing
+from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing
 
 from gnnaccel import ops, report
 from gnnaccel.pyg_backend import rules
+from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.helpers import Call, bind, current, takes, uses_helpers
 
@@ -146,6 +147,13 @@ def _with_sizes(conv, edges: Edges, kwargs: dict) -> Edges:
     return edges
 
 
+def _settled(kwargs: dict) -> dict:
+    """The arguments with attention weights made, for PyG's own code."""
+    if isinstance(kwargs.get("alpha"), Deferred):
+        return {**kwargs, "alpha": kwargs["alpha"].weights()}
+    return kwargs
+
+
 def _make_propagate(plain: type) -> Callable:
     kind = kind_of(plain)
 
@@ -156,7 +164,7 @@ def _make_propagate(plain: type) -> Callable:
         reason = _obstacle(self) or ("positional arguments to propagate()" if args else None)
         if reason is not None:
             report.fallback(kind, reason)
-            return _original(self, plain)(self, edge_index, *args, **kwargs)
+            return _original(self, plain)(self, edge_index, *args, **_settled(kwargs))
         named = dict(kwargs)
         size = named.pop("size", None)
         by_flow = plain.propagate is MessagePassing.propagate  # else the one that PyG generated
@@ -170,6 +178,7 @@ def _make_propagate(plain: type) -> Callable:
             reason = "own message_and_aggregate()"
         except Unsupported as error:
             reason = str(error)
+        kwargs = _settled(kwargs)
         try:
             call = Call(_with_sizes(self, Edges(edge_index, size, self.flow, by_flow), named))
         except Unsupported:
@@ -252,7 +261,21 @@ def _make_bound(plain: type, name: str, function: Callable) -> Callable:
             out = _own_edges(out, (*args, *kwargs.values()))
         return out
 
-    return method
+    if function is not GATConv.forward or plain.message is not GATConv.message:
+        return method
+
+    @functools.wraps(function)
+    def forward(self, *args, **kwargs):
+        shown = kwargs.get("return_attention_weights", args[4] if len(args) > 4 else None)
+        if shown or is_compiling():
+            return method(self, *args, **kwargs)
+        outer, current.hidden = current.hidden, True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            current.hidden = outer
+
+    return forward
 
 
 def _own_edges(out: tuple, inputs: tuple) -> tuple:

@@ -24,6 +24,7 @@ REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max"
 
 # message() -> a function of (layer, edges, propagate arguments) that returns what is passed to update().
 MESSAGE_RULES: dict[Callable, Callable] = {
+    pyg_nn.GATConv.message: attention.gat,
     pyg_nn.TransformerConv.message: attention.transformer,
     pyg_nn.AGNNConv.message: attention.agnn,
 }
