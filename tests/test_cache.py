@@ -107,7 +107,7 @@ def test_public_invalidate():
     assert derived.get((a,), "x") == 1
     invalidate(a)
     assert derived.get((a,), "x") is None
-    with pytest.raises(TypeError, match="invalidate: expected torch.Tensor"):
+    with pytest.raises(TypeError, match="invalidate: expected"):
         invalidate([1, 2])
 
 

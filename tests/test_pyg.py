@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 pyg = pytest.importorskip("torch_geometric")
+# ruff: noqa: E402
 from torch_geometric import EdgeIndex, nn, utils
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.conv import MessagePassing
@@ -295,6 +296,18 @@ def test_attention_weights(name):
     make, kinds = LAYERS[name]
     x = rand(N, D, grad=True)
     assert_same(make(), x, edges(), return_attention_weights=True, kinds=kinds)
+
+
+def test_shown_weights_match_hidden_ones():
+    """With the weights shown, GAT makes them; hidden, the fused op does not: same output, same random numbers."""
+    layer = pyg_backend.accelerate(nn.GATConv(D, 5, heads=2, dropout=0.5)).double()
+    x, index = rand(N, D), edges()
+    torch.manual_seed(1)
+    hidden = layer(x, index)
+    torch.manual_seed(1)
+    shown, (_, alpha) = layer(x, index, None, None, True)
+    torch.testing.assert_close(hidden, shown)
+    assert alpha.shape[1] == 2
 
 
 def test_returned_edges_are_the_users_own():

@@ -8,6 +8,7 @@ tensor dies. So: a map keyed on the identity of the tensor objects, holding them
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -69,10 +70,8 @@ class TensorCache:
             if ref() is not owner or stamp(owner) != old:
                 self._drop(full)
                 return None
-        try:
+        with contextlib.suppress(KeyError):  # another thread evicted it just now
             self._entries.move_to_end(full)
-        except KeyError:  # another thread evicted it just now
-            pass
         return entry.value
 
     def put(self, owners: tuple[Tensor, ...], key: Hashable, value: Any) -> None:

@@ -101,10 +101,8 @@ def memoised(original: Callable) -> Callable:
     def wrapper(*args, **kwargs):
         # Signature.bind would take longer than the rest of this function.
         given = len(args)
-        full = (
-            *args,
-            *(kwargs.get(name, default) for name, default in zip(names[given:], defaults[given:], strict=True)),
-        )
+        rest_of = zip(names[given:], defaults[given:], strict=True)
+        full = (*args, *(kwargs.get(name, default) for name, default in rest_of))
         edges, values, *rest = full
         if any(name not in names[given:] for name in kwargs) or not _can_remember(edges, values, rest):
             return original(*args, **kwargs)

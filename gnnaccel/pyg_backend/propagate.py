@@ -13,6 +13,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictiona
 _instances: weakref.WeakSet[MessagePassing] = weakref.WeakSet()
 
 
-def kind_of(plain: type) -> str:
+def kind_of(plain: Any) -> str:
     """Call site kind in reports."""
     return f"pyg.{plain.__name__}"
 
@@ -125,12 +126,12 @@ def _note_compiled(kind: str) -> bool:
     return True
 
 
-def _original(conv, plain: type) -> Callable:
+def _original(conv, plain: Any) -> Callable:
     """The propagate() that PyG would run for this layer now."""
     return plain._orig_propagate if conv._explain or conv._decomposed_layers > 1 else plain.propagate
 
 
-def _is_fused(conv, plain: type, edges: Edges) -> bool:
+def _is_fused(conv, plain: Any, edges: Edges) -> bool:
     """True if PyG would call message_and_aggregate(). GraphConv's on an EdgeIndex equals its message()."""
     if not conv.fuse or edges.is_sparse:
         return conv.fuse
@@ -154,7 +155,7 @@ def _settled(kwargs: dict) -> dict:
     return kwargs
 
 
-def _make_propagate(plain: type) -> Callable:
+def _make_propagate(plain: Any) -> Callable:
     kind = kind_of(plain)
 
     def propagate(self, edge_index, *args, **kwargs):
@@ -197,7 +198,7 @@ def _make_propagate(plain: type) -> Callable:
     return propagate
 
 
-def _make_edge_updater(plain: type) -> Callable:
+def _make_edge_updater(plain: Any) -> Callable:
     kind = kind_of(plain) + " edge_update"
 
     def edge_updater(self, edge_index, *args, **kwargs):
@@ -223,7 +224,7 @@ def _make_edge_updater(plain: type) -> Callable:
     return edge_updater
 
 
-def _make_aggregate(plain: type) -> Callable:
+def _make_aggregate(plain: Any) -> Callable:
     def aggregate(self, inputs, index, ptr=None, dim_size=None):
         call = current.call
         if call is not None and not is_compiling():
@@ -248,7 +249,7 @@ def _segment(conv, call: Call, inputs: Tensor, index: Tensor, dim_size: int | No
     return ops.spmm(graph, None, inputs, "copy_rhs", reduce)
 
 
-def _make_bound(plain: type, name: str, function: Callable) -> Callable:
+def _make_bound(plain: Any, name: str, function: Any) -> Callable:
     """Method `name` of a layer class, running with our helpers in place of PyG's."""
     ours = bind(function)
 
@@ -324,9 +325,9 @@ def _prepare_scriptable(self):
     return other
 
 
-def _make_subclass(plain: type) -> type:
+def _make_subclass(plain: Any) -> type:
     propagate = _make_propagate(plain)
-    members = {
+    members: dict[str, Any] = {
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,

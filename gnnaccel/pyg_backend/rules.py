@@ -7,6 +7,7 @@ parent's, and one that does not keeps it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def reduction(conv) -> str:
     return reduce
 
 
-def propagate(conv, plain: type, edges: Edges, kwargs: dict) -> Tensor:
+def propagate(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
     """Message, aggregation and update of one propagate() call without a message in memory.
 
     Raises
@@ -77,7 +78,7 @@ def propagate(conv, plain: type, edges: Edges, kwargs: dict) -> Tensor:
     return _traced(conv, plain.message, edges, kwargs, reduce)
 
 
-def edge_updater(conv, plain: type, edges: Edges, kwargs: dict) -> Tensor:
+def edge_updater(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
     """One edge_updater() call on [E, H] tensors. Raises Unsupported as `propagate`."""
     rule = EDGE_RULES.get(plain.edge_update)
     if rule is None:
@@ -154,7 +155,7 @@ def _is_none(name: str, values: dict, edges: Edges) -> bool:
     return values[name] is None
 
 
-def _plan(message: Callable, names: tuple[str, ...], none: frozenset[str]) -> Plan:
+def _plan(message: Any, names: tuple[str, ...], none: frozenset[str]) -> Plan:
     key = (message, names, none)
     plan = _plans.get(key)
     if plan is None:

@@ -96,12 +96,9 @@ def trace(function: types.FunctionType, names: tuple[str, ...], none: frozenset[
 
 
 def _is_source(node) -> bool:
-    return (
-        isinstance(node, fx.Node)
-        and node.op == "placeholder"
-        and node.target.endswith("_j")
-        and (node.target not in SPECIAL)
-    )
+    """True for a node that is an argument lifted from the sources."""
+    name = str(node.target) if isinstance(node, fx.Node) and node.op == "placeholder" else ""
+    return name.endswith("_j") and name not in SPECIAL
 
 
 def _factors(node: fx.Node):
@@ -117,14 +114,14 @@ def _name(target) -> str | None:
 
 def _read(graph: fx.Graph, out: fx.Node) -> Plan:
     if _is_source(out):
-        return Plan(out.target)
+        return Plan(str(out.target))
     factors = _factors(out)
     if factors is None:
         raise Unsupported("message() is neither a copy nor a weight times x_j")
     for feature, weight in (factors, factors[::-1]):
         # The factor must not read the wide feature itself, or its rows would be gathered after all.
         if _is_source(feature) and isinstance(weight, fx.Node) and feature not in _ancestors(weight):
-            return Plan(feature.target, *_program(graph, out, weight))
+            return Plan(str(feature.target), *_program(graph, out, weight))
     raise Unsupported("message() is neither a copy nor a weight times x_j")
 
 
@@ -166,6 +163,8 @@ def lifted(edges: Edges, name: str, value) -> Tensor | None:
 
 def run_weight(plan: Plan, edges: Edges, values: dict) -> Tensor:
     """The factor of x_j on each edge. `values` holds the propagate() arguments by name."""
+    if plan.weight is None:
+        raise Unsupported("message() has no weight")
     if len(plan.arguments) == 1 and plan.arguments[0] in values:  # an edge weight as it is
         return plan.weight(values[plan.arguments[0]])
     graph = edges.graph()
