@@ -1,0 +1,70 @@
+# make demo | test | build | lint | format. Everything goes into .venv; nothing else on the machine is touched.
+# Needs Python 3.10 or later with its venv module, a C++17 compiler, and the package registry.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The versions the project is run with; those of DGL, PyG and the test tools are in pyproject.toml.
+TORCH ?= torch==2.13.0
+BUILD_TOOLS := "setuptools>=70.1" wheel "pybind11>=2.12" "cmake>=3.20" ninja
+# PyPI's torch for Linux brings gigabytes of CUDA libraries, which a machine without a GPU does not need.
+# An index of your own (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) is searched as well.
+HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+TORCH_INDEX ?= $(if $(HAS_GPU),,--extra-index-url https://download.pytorch.org/whl/cpu)
+# The CUDA half takes minutes to compile: by default only where there is a GPU to run it.
+export GNNACCEL_CUDA ?= $(if $(HAS_GPU),AUTO,OFF)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A flag set in the shell must not reach pip, pytest and the runs "without".
+unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE
+
+.PHONY: demo test build lint format clean
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gnnaccel needs Python 3.10 or later")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/torch.done: $(BIN)/python
+	$(BIN)/pip install -q $(BUILD_TOOLS)
+	$(BIN)/pip install -q "$(TORCH)" $(TORCH_INDEX)
+	touch $@
+
+$(VENV)/dev.done: $(VENV)/torch.done pyproject.toml setup.py gnnaccel.pth
+	$(BIN)/pip install -q --no-build-isolation -e ".[dev]"
+	touch $@
+
+# Only what changed is compiled again.
+build: $(VENV)/dev.done
+	$(BIN)/python setup.py -q build_ext --inplace
+
+demo: build
+	@echo; echo "== examples/dgl_gcn.py, DGL alone (GNNACCEL=compat: its wheel cannot be imported otherwise)"
+	GNNACCEL=compat $(BIN)/python examples/dgl_gcn.py
+	@echo; echo "== the same script, unmodified, with gnnaccel"
+	GNNACCEL=1 GNNACCEL_PROFILE=1 $(BIN)/python examples/dgl_gcn.py
+	@echo; echo "== examples/pyg_gat.py, PyTorch Geometric alone"
+	$(BIN)/python examples/pyg_gat.py
+	@echo; echo "== the same script, unmodified, with gnnaccel"
+	GNNACCEL=1 GNNACCEL_PROFILE=1 $(BIN)/python examples/pyg_gat.py
+	@echo; echo "== both frameworks against themselves with gnnaccel"
+	$(BIN)/gnnaccel compare --framework dgl --model gcn --dataset cora
+	$(BIN)/gnnaccel compare --framework pyg --model gat --dataset cora
+
+test: build
+	$(BIN)/python -m pytest -q -rs tests
+
+SOURCES := $(shell git ls-files 'cpp/*.cpp' 'cpp/*.h' 'cuda/*.cpp' 'cuda/*.h' 'cuda/*.cu' 'cuda/*.cuh' 2>/dev/null)
+
+lint: $(VENV)/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.done
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info gnnaccel/_C*.so
