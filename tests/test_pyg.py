@@ -409,6 +409,23 @@ def test_edge_weight_changed_in_place():
     torch.testing.assert_close(layer(x, index, weight), plain(x, index, weight))
 
 
+class Writing(Tutorial):
+    """A layer that writes into the edges a helper gave it: they must be its own every time."""
+
+    def forward(self, x, edge_index):
+        edge_index, _ = utils.add_self_loops(edge_index, num_nodes=x.size(0))
+        edge_index[0] = (edge_index[0] + 1) % x.size(0)
+        return self.propagate(edge_index, x=x, norm=torch.ones(edge_index.size(1), dtype=x.dtype))
+
+
+def test_layer_that_writes_into_derived_edges():
+    plain = Writing()
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x, index = rand(N, D), edges()
+    for _ in range(3):
+        torch.testing.assert_close(layer(x, index), plain(x, index))
+
+
 def test_sparse_values_changed_in_place():
     plain = nn.SAGEConv(D, 5).double()
     layer = pyg_backend.accelerate(copy.deepcopy(plain))

@@ -20,10 +20,11 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import SparseTensor
 
 from gnnaccel import ops
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, from_sparse, owners_of, values_of
 
+_OWNER = object()  # in a remembered result: the very edges that were given
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -129,15 +130,19 @@ def _can_remember(edges, values, rest) -> bool:
 
 def _remember(original, owners, args, key):
     owners = sum((owners_of(owner) for owner in owners), ())
-    found = derived.get(owners, key)
-    if found is None:
-        # Outside inference mode, or the result could not be used in a later training step.
-        with torch.inference_mode(False), torch.no_grad():
-            found = tuple(original(*args))
-        # An owner inside its own entry would keep itself alive.
-        derived.put(owners, key, tuple("owner" if item is owners[0] else item for item in found))
-        return found
-    return tuple(owners[0] if isinstance(item, str) else item for item in found)
+    entry = derived.get(owners, key)
+    if entry is not None:
+        found, stamps = entry
+        # The layer's code may have written into what it was given.
+        if all(item is None or item is _OWNER or stamp(item) == old for item, old in zip(found, stamps, strict=True)):
+            return tuple(owners[0] if item is _OWNER else item for item in found)
+    # Outside inference mode, or the result could not be used in a later training step.
+    with torch.inference_mode(False), torch.no_grad():
+        found = tuple(original(*args))
+    # An owner inside its own entry would keep itself alive.
+    kept = tuple(_OWNER if item is owners[0] else item for item in found)
+    derived.put(owners, key, (kept, tuple(stamp(item) if isinstance(item, Tensor) else None for item in kept)))
+    return found
 
 
 def softmax(src, index, ptr=None, num_nodes=None, dim=0):

@@ -102,12 +102,12 @@ def _rebind(conv: MessagePassing) -> None:
 def _obstacle(conv) -> str | None:
     """Why PyG must run this call itself, whatever its arguments; None if nothing stands against it."""
     state = vars(conv)
-    if state["_explain"]:
+    if state.get("_explain"):
         return "explain is on"
-    if state["_decomposed_layers"] > 1:
+    if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
     for name in _HOOKS:
-        if state[name]:
+        if state.get(name):
             return "message passing hooks are registered"
     for name in _METHODS[1:]:
         if name in state:
