@@ -52,6 +52,7 @@ class _State:
         self.enabled: list[str] = []  # frameworks whose backend is enabled
         self.missing: set[str] = set()  # frameworks asked for, but not installed
         self.flag_before: str | None = None  # the environment's flag, put back by uninstall()
+        self.complained = False  # virtual environments run .pth files twice
         self.observed_pid = 0  # process in which logging and the exit report were set up
 
 
@@ -74,13 +75,13 @@ class _Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec):
+        if _state.hook is not None:
+            _before_import(spec.name)  # here, as the framework is not in sys.modules yet
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
         name = module.__spec__.name
         module.__spec__.loader = module.__loader__ = self._loader
-        if _state.hook is not None:
-            _before_import(name)
         self._loader.exec_module(module)
         if _state.hook is not None:
             _after_import(name)
@@ -197,7 +198,9 @@ def activate() -> None:
         if mode != "off":
             install(compat_only=mode == "compat")
     except Exception as error:
-        print(f"gnnaccel: stays off: {error}", file=sys.stderr)
+        if not _state.complained:
+            print(f"gnnaccel: stays off: {error}", file=sys.stderr)
+        _state.complained = True
 
 
 def _truth(name: str) -> bool:
