@@ -62,22 +62,40 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& from) {
   *reinterpret_cast<typename Pack<T, N>::Raw*>(to) = from.raw;
 }
 
+// base + row * len. With 32-bit rows one wide multiply-add, which the compiler does not find by itself.
+template <typename T, typename I>
+__device__ __forceinline__ const T* row_address(const T* base, I row, int len) {
+  if constexpr (sizeof(I) == 4) {
+    const T* address;
+    asm("mad.wide.u32 %0, %1, %2, %3;"
+        : "=l"(address)
+        : "r"(row), "r"(len * static_cast<int>(sizeof(T))), "l"(base));
+    return address;
+  } else {
+    return base + static_cast<int64_t>(row) * len;
+  }
+}
+
 // How one thread reads the features d .. d + N - 1 (d a multiple of N) of an Operand: N consecutive values
-// (wide) or one value for all of them. The host picks N so that one of the two holds, see fits().
+// (wide) or one value for all of them. The host picks N so that one of the two holds, see fits(). Feature
+// counts fit 32 bits, which keeps the addresses to one multiply-add and the divisions short.
 template <typename T, int N>
 struct Reader {
   const T* data;
-  int64_t len;
-  int64_t offset;
+  int len;
   bool wide;
 
   __device__ __forceinline__ Reader(const Operand& from, int64_t d)
-      : data(static_cast<const T*>(from.data)), len(from.len), wide(N > 1 && from.div == 1 && from.len % N == 0) {
-    offset = (from.div == 1 ? d : d / from.div) % from.len;
+      : len(static_cast<int>(from.len)), wide(N > 1 && from.div == 1 && from.len % N == 0) {
+    uint32_t element = static_cast<uint32_t>(d);
+    if (from.div != 1) element /= static_cast<uint32_t>(from.div);
+    if (element >= static_cast<uint32_t>(len)) element %= static_cast<uint32_t>(len);
+    data = static_cast<const T*>(from.data) + element;
   }
 
-  __device__ __forceinline__ void fetch(int64_t row, Pack<T, N>& to) const {
-    const T* from = data + row * len + offset;
+  template <typename I>
+  __device__ __forceinline__ void fetch(I row, Pack<T, N>& to) const {
+    const T* from = row_address(data, row, len);
     if (wide) {
       load(from, to);
     } else {
@@ -99,10 +117,10 @@ inline bool fits(const Operand& x, int n, int size) {
   return x.len == 1 || x.div % n == 0;
 }
 
-// The row that holds nonzero k: the last one with indptr[row] <= k. Needs 0 <= k < nnz.
+// The row that holds nonzero k: the last one with indptr[row] <= k, of those from `low` on. Needs 0 <= k < nnz.
 template <typename I>
-__device__ __forceinline__ int64_t find_row(const I* indptr, int64_t num_rows, int64_t k) {
-  int64_t low = 0, high = num_rows;
+__device__ __forceinline__ int64_t find_row(const I* indptr, int64_t num_rows, int64_t k, int64_t low = 0) {
+  int64_t high = num_rows;
   while (high - low > 1) {
     int64_t middle = (low + high) >> 1;
     if (static_cast<int64_t>(__ldg(indptr + middle)) <= k) {
@@ -110,6 +128,20 @@ __device__ __forceinline__ int64_t find_row(const I* indptr, int64_t num_rows, i
     } else {
       high = middle;
     }
+  }
+  return low;
+}
+
+// The same by a whole warp, which probes 32 rows at a time: 4 rounds for a million rows instead of 20.
+template <typename I>
+__device__ __forceinline__ int64_t find_row_by_warp(const I* indptr, int64_t num_rows, int64_t k) {
+  int64_t low = 0, high = num_rows;
+  while (high - low > 1) {
+    const int64_t step = (high - low + 31) / 32;
+    const int64_t probe = low + (threadIdx.x % 32 + 1) * step;
+    const bool below = probe < high && static_cast<int64_t>(__ldg(indptr + probe)) <= k;
+    low += __popc(__ballot_sync(~0u, below)) * step;
+    high = low + step < high ? low + step : high;
   }
   return low;
 }

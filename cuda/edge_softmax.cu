@@ -1,7 +1,7 @@
 // Softmax of edge scores over each row, and its backward.
 //
 // A team of threads holds one row: a power of two of lanes of a warp for short rows, sized to the mean degree,
-// and a whole block for rows of more than `long_row` nonzeros. Neighbouring lanes take neighbouring heads, the
+// and a whole block for longer rows. Neighbouring lanes take neighbouring heads, the
 // lanes of one head share its edges and reduce by shuffles, in a fixed order. The maximum starts at a true
 // -inf, and exp is the accurate one.
 #include <cmath>
@@ -13,8 +13,11 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int threads = 256;
-  static constexpr int64_t long_row = 2048;
+  static constexpr int threads = 512;
+  // Rows beyond this take a block: few enough on a large graph, short enough for a warp on a small one.
+  static constexpr int64_t min_long_row = 512;
+  static constexpr int64_t max_long_row = 4096;
+  static constexpr int64_t target_blocks = 8192;
   static_assert(threads % 32 == 0, "whole warps");
 };
 
@@ -28,8 +31,9 @@ struct Params {
   const T* second;  // backward: its gradient
   T* out;
   int64_t num_heads;
-  int lanes;         // of a short row's team
-  int long_blocks;   // the first blocks look for long rows, one candidate each
+  int64_t long_row;
+  int lanes;        // of a short row's team
+  int long_blocks;  // the first blocks look for long rows, one candidate each
 };
 
 struct Max {
@@ -117,10 +121,10 @@ __global__ void __launch_bounds__(Config::threads) softmax_kernel(const Params<T
   const int heads = heads_of_team(p.num_heads);
   if (blockIdx.x < p.long_blocks) {
     // A row longer than long_row holds a multiple of long_row; the block of the first such one takes the row.
-    const int64_t k = static_cast<int64_t>(blockIdx.x) * Config::long_row;
-    const int64_t row = find_row(p.indptr, p.num_rows, k);
+    const int64_t k = static_cast<int64_t>(blockIdx.x) * p.long_row;
+    const int64_t row = find_row_by_warp(p.indptr, p.num_rows, k);
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-    if (end - begin > Config::long_row && k - begin < Config::long_row) {
+    if (end - begin > p.long_row && k - begin < p.long_row) {
       solve_row<true, BACKWARD>(p, begin, end, threadIdx.x, Config::threads, heads);
     }
     return;
@@ -131,7 +135,7 @@ __global__ void __launch_bounds__(Config::threads) softmax_kernel(const Params<T
   if (team < p.num_rows) {
     begin = p.indptr[team];
     end = p.indptr[team + 1];
-    if (end - begin > Config::long_row) end = begin;
+    if (end - begin > p.long_row) end = begin;
   }
   solve_row<false, BACKWARD>(p, begin, end, threadIdx.x % p.lanes, p.lanes, heads);
 }
@@ -154,7 +158,10 @@ cudaError_t launch(const Csr& graph, const void* first, const void* second, void
     p.num_heads = num_heads;
     const int64_t lanes = next_power_of_two(ceil_div(graph.nnz, graph.num_rows)) * heads_of_team(num_heads);
     p.lanes = static_cast<int>(lanes < 32 ? lanes : 32);
-    p.long_blocks = graph.nnz > Config::long_row ? static_cast<int>(ceil_div(graph.nnz, Config::long_row)) : 0;
+    p.long_row = next_power_of_two(graph.nnz / Config::target_blocks);
+    if (p.long_row < Config::min_long_row) p.long_row = Config::min_long_row;
+    if (p.long_row > Config::max_long_row) p.long_row = Config::max_long_row;
+    p.long_blocks = graph.nnz > p.long_row ? static_cast<int>(ceil_div(graph.nnz, p.long_row)) : 0;
     const int64_t blocks = p.long_blocks + ceil_div(graph.num_rows, Config::threads / p.lanes);
     softmax_kernel<T, I, BACKWARD><<<static_cast<unsigned>(blocks), Config::threads, 0, stream>>>(p);
     return cudaGetLastError();

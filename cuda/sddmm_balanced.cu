@@ -1,9 +1,12 @@
 // SDDMM balanced over nonzeros: out[edge] = op(operand of its source, destination or own row).
 //
 // A block owns `tile` consecutive nonzeros, whatever rows they lie in, so a hub is spread like any other
-// edges. The rows of the tile's nonzeros are found once, one binary search a thread, and kept in shared memory.
-// Elementwise ops give each edge a group of 16-byte lanes over the features; dot gives each (edge, group) pair a
-// power of two of lanes that sum by shuffles. Balance over nonzeros: HP-SDDMM (Fan et al.).
+// edges. The rows of the tile's nonzeros are found once and kept in shared memory.
+// Elementwise ops give each edge a group of 16-byte lanes over the features. dot gives each (edge, group) pair a
+// power of two of lanes that sum by shuffles; its common form (dot_rows_kernel) keeps the destination's row in
+// registers and sums four edges with one set of shuffles. Balance over nonzeros: HP-SDDMM (Fan et al.).
+#include <utility>
+
 #include "common.cuh"
 
 namespace gnnaccel {
@@ -12,10 +15,10 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int tile = 256;  // nonzeros of a block
+  static constexpr int tile = 512;  // nonzeros of a block
   static constexpr int max_lanes = 32;
   static constexpr int batch = 4;  // edges of a worker whose operands are in flight together
-  static_assert(tile <= threads, "one thread finds one row");
+  static_assert(threads >= 64 && tile % threads == 0, "find_rows wants two warps, the workers equal runs");
 };
 
 template <typename T, typename I>
@@ -33,7 +36,9 @@ struct Params {
   int64_t num_feats;
   int64_t dot_len;
   EdgeOp op;
-  int lanes;
+  int lanes;    // threads of a worker
+  int segment;  // dot_rows_kernel: lanes of one group
+  int heads;    // dot_rows_kernel: groups of one worker
 
   bool __host__ __device__ needs(Target target) const {
     return (lhs.data && lhs_target == target) || (rhs.data && rhs_target == target);
@@ -41,10 +46,17 @@ struct Params {
 };
 
 template <typename T, typename I>
-__device__ __forceinline__ void find_rows(const Params<T, I>& p, int64_t first, I (&rows)[Config::tile]) {
+__device__ __forceinline__ void find_rows(const Params<T, I>& p, int64_t first, int count, I (&rows)[Config::tile]) {
   if (!p.needs(Target::v)) return;
-  if (threadIdx.x < Config::tile && first + threadIdx.x < p.nnz) {
-    rows[threadIdx.x] = static_cast<I>(find_row(p.indptr, p.num_rows, first + threadIdx.x));
+  __shared__ int64_t ends[2];
+  if (threadIdx.x < 64) {  // two warps find the rows of the first and the last nonzero
+    const int side = threadIdx.x / 32;
+    const int64_t row = find_row_by_warp(p.indptr, p.num_rows, first + side * (count - 1));
+    if (threadIdx.x % 32 == 0) ends[side] = row;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += Config::threads) {
+    rows[i] = static_cast<I>(find_row(p.indptr, ends[1] + 1, first + i, ends[0]));
   }
   __syncthreads();
 }
@@ -82,7 +94,7 @@ __global__ void __launch_bounds__(Config::threads) elementwise_kernel(const Para
   __shared__ I rows[Config::tile];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::tile;
   const int count = static_cast<int>(p.nnz - first < Config::tile ? p.nnz - first : Config::tile);
-  find_rows(p, first, rows);
+  find_rows(p, first, count, rows);
   const int workers = Config::threads / p.lanes;
   const int worker = threadIdx.x / p.lanes;
   const int64_t d = (static_cast<int64_t>(blockIdx.y) * p.lanes + threadIdx.x % p.lanes) * N;
@@ -115,62 +127,182 @@ __global__ void __launch_bounds__(Config::threads) elementwise_kernel(const Para
   }
 }
 
-// A worker of p.lanes (a power of two up to 32) threads sums one (edge, group) pair; groups are neighbours, so
-// the heads of an edge are read together.
+// Sums s[u], u < 4, over the `lanes` neighbouring lanes (a power of two). With four lanes or more, each step that
+// halves the lanes first halves the sums: 2 + 1 shuffles instead of 8. Returns the sum of edge `which` of the
+// four; `writes` tells whether this lane is the one to write it.
+template <typename A>
+__device__ __forceinline__ A sum_of_four(A (&s)[4], int lanes, int lane, int& which, bool& writes) {
+  const int half = lanes / 2, quarter = lanes / 4;
+  const bool high = lane & half, odd = lane & quarter;
+  A a = high ? s[2] : s[0], b = high ? s[3] : s[1];
+  a += __shfl_xor_sync(~0u, high ? s[0] : s[2], half);
+  b += __shfl_xor_sync(~0u, high ? s[1] : s[3], half);
+  A c = odd ? b : a;
+  c += __shfl_xor_sync(~0u, odd ? a : b, quarter);
+  for (int step = quarter / 2; step; step /= 2) c += __shfl_xor_sync(~0u, c, step);
+  which = 2 * high + odd;
+  writes = lane % quarter == 0;
+  return c;
+}
+
+// The dot of training: rhs belongs to the destination, both operands are full rows of 16-byte vectors. A worker
+// takes a run of neighbouring nonzeros, so it keeps the destination's vectors in registers while the row lasts.
+// Its lanes cover p.heads groups of p.segment lanes each; a lane holds R vectors of a group.
+template <typename T, typename I, int N, int R>
+__global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<T, I> p) {
+  constexpr int batch = 4;
+  __shared__ I rows[Config::tile];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::tile;
+  const int count = static_cast<int>(p.nnz - first < Config::tile ? p.nnz - first : Config::tile);
+  find_rows(p, first, count, rows);
+  const int workers = Config::threads / p.lanes, run = Config::tile / workers;
+  const int lane = threadIdx.x % p.lanes, inside = lane % p.segment;
+  const int64_t group = static_cast<int64_t>(blockIdx.y) * p.heads + lane / p.segment;
+  const int stride = static_cast<int>(p.num_feats * p.dot_len);
+  const int vectors = static_cast<int>(p.dot_len / N);
+  // Lanes without a vector read the row's first one instead and add nothing: loads without a branch stay in
+  // flight together, and all lanes are there for the shuffles.
+  bool active[R];
+  int offset[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    active[r] = group < p.num_feats && inside + r * 32 < vectors;
+    offset[r] = active[r] ? static_cast<int>(group * p.dot_len) + (inside + r * 32) * N : 0;
+  }
+  auto read = [&](const void* from, I row, Pack<T, N>(&to)[R]) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) load(row_address(static_cast<const T*>(from) + offset[r], row, stride), to[r]);
+  };
+  auto dot = [&](const Pack<T, N>(&x)[R], const Pack<T, N>(&y)[R]) {
+    Acc<T> sum = 0;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (!active[r]) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += widen(x[r].values[i]) * widen(y[r].values[i]);
+    }
+    return sum;
+  };
+  const int begin = threadIdx.x / p.lanes * run;
+  const int limit = count < begin + run ? count : begin + run;
+  // A worker past the end works on the last nonzero, and writes nothing.
+  auto clamped = [&](int i) { return i < limit ? i : limit > begin ? limit - 1 : count - 1; };
+  I row_of_y = rows[clamped(begin)];
+  Pack<T, N> y[R];
+  read(p.rhs.data, row_of_y, y);
+  // Every worker of a warp goes round equally often: the shuffles below want all lanes.
+#pragma unroll 1
+  for (int start = begin; start - begin < run; start += batch) {
+    Pack<T, N> x[batch][R];
+    Acc<T> sum[batch];
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      const int64_t k = first + clamped(start + u);
+      read(p.lhs.data, p.lhs_target == Target::u ? __ldg(p.indices + k) : static_cast<I>(edge_of(p, k)), x[u]);
+    }
+    // Rows ascend: if the batch's last row is the one at hand, all are.
+    const I last_row = rows[clamped(start + batch - 1)];
+    if (last_row == row_of_y) {
+#pragma unroll
+      for (int u = 0; u < batch; ++u) sum[u] = dot(x[u], y);
+    } else {
+      Pack<T, N> z[batch][R];
+#pragma unroll
+      for (int u = 0; u < batch; ++u) read(p.rhs.data, rows[clamped(start + u)], z[u]);
+#pragma unroll
+      for (int u = 0; u < batch; ++u) sum[u] = dot(x[u], z[u]);
+#pragma unroll
+      for (int r = 0; r < R; ++r) y[r] = z[batch - 1][r];
+      row_of_y = last_row;
+    }
+    const bool member = group < p.num_feats;
+    if (p.segment >= 4) {
+      int which;
+      bool writes;
+      const Acc<T> total = sum_of_four(sum, p.segment, inside, which, writes);
+      const int i = start + which;
+      if (writes && member && i < limit) {
+        p.out[edge_of(p, first + i) * p.num_feats + group] = narrow<T>(total);
+      }
+      continue;
+    }
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      const int i = start + u;
+      if (p.segment == 2) sum[u] += __shfl_xor_sync(~0u, sum[u], 1);
+      if (inside == 0 && member && i < limit) {
+        p.out[edge_of(p, first + i) * p.num_feats + group] = narrow<T>(sum[u]);
+      }
+    }
+  }
+}
+
+// Any other dot. A worker of p.lanes (a power of two up to 32) threads sums one (edge, group) pair; groups are
+// neighbours, so the heads of an edge are read together.
 template <typename T, typename I, int N>
 __global__ void __launch_bounds__(Config::threads) dot_kernel(const Params<T, I> p) {
   __shared__ I rows[Config::tile];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::tile;
   const int count = static_cast<int>(p.nnz - first < Config::tile ? p.nnz - first : Config::tile);
-  find_rows(p, first, rows);
-  const int lane = threadIdx.x % p.lanes;
+  find_rows(p, first, count, rows);
+  const int lane = threadIdx.x % p.lanes, worker = threadIdx.x / p.lanes;
   const int workers = Config::threads / p.lanes;
   const int64_t items = count * p.num_feats;
-  // Every thread of a warp runs every iteration: the shuffles below want them all.
-  for (int64_t start = threadIdx.x / p.lanes; start - threadIdx.x / p.lanes < items; start += Config::batch * workers) {
-    Acc<T> sum[Config::batch];
-    int64_t edge[Config::batch], group[Config::batch], left[Config::batch], right[Config::batch];
+  // Every thread of a warp goes round equally often: the shuffles below want them all.
+  for (int64_t base = 0; base < items; base += workers) {
+    const int64_t item = base + worker;
+    const bool present = item < items;
+    const int i = present ? static_cast<int>(p.num_feats == 1 ? item : item / p.num_feats) : 0;
+    const int64_t group = item - i * p.num_feats, edge = edge_of(p, first + i);
+    const I row = p.needs(Target::v) ? rows[i] : I{0};
+    const int64_t left = target_row(p, p.lhs_target, first + i, edge, row);
+    const int64_t right = target_row(p, p.rhs_target, first + i, edge, row);
+    Acc<T> sum = 0;
+    for (int64_t j = static_cast<int64_t>(lane) * N; present && j < p.dot_len; j += p.lanes * N) {
+      const Reader<T, N> lhs(p.lhs, group * p.dot_len + j), rhs(p.rhs, group * p.dot_len + j);
+      Pack<T, N> x, y;
+      lhs.fetch(left, x);
+      rhs.fetch(right, y);
 #pragma unroll
-    for (int u = 0; u < Config::batch; ++u) {
-      const int64_t item = start + u * workers;
-      sum[u] = 0;
-      if (item >= items) continue;
-      const int i = static_cast<int>(p.num_feats == 1 ? item : item / p.num_feats);
-      group[u] = item - i * p.num_feats;
-      edge[u] = edge_of(p, first + i);
-      const I row = p.needs(Target::v) ? rows[i] : I{0};
-      left[u] = target_row(p, p.lhs_target, first + i, edge[u], row);
-      right[u] = target_row(p, p.rhs_target, first + i, edge[u], row);
+      for (int n = 0; n < N; ++n) sum += lhs.value(x, n) * rhs.value(y, n);
     }
-    for (int64_t j = static_cast<int64_t>(lane) * N; j < p.dot_len; j += p.lanes * N) {
-      Pack<T, N> x[Config::batch], y[Config::batch];
-#pragma unroll
-      for (int u = 0; u < Config::batch; ++u) {
-        if (start + u * workers >= items) break;
-        const int64_t d = group[u] * p.dot_len + j;
-        Reader<T, N>(p.lhs, d).fetch(left[u], x[u]);
-        Reader<T, N>(p.rhs, d).fetch(right[u], y[u]);
-      }
-      const Reader<T, N> lhs(p.lhs, 0), rhs(p.rhs, 0);
-#pragma unroll
-      for (int u = 0; u < Config::batch; ++u) {
-        if (start + u * workers >= items) break;
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[u] += lhs.value(x[u], i) * rhs.value(y[u], i);
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < Config::batch; ++u) {
-      for (int step = p.lanes / 2; step; step /= 2) sum[u] += __shfl_xor_sync(~0u, sum[u], step);
-      if (lane == 0 && start + u * workers < items) p.out[edge[u] * p.num_feats + group[u]] = narrow<T>(sum[u]);
-    }
+    for (int step = p.lanes / 2; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (lane == 0 && present) p.out[edge * p.num_feats + group] = narrow<T>(sum);
   }
+}
+
+// Launches dot_rows_kernel if it can serve p; false if it cannot.
+template <typename T, typename I, int N>
+bool launch_dot_rows(Params<T, I> p, unsigned blocks, cudaStream_t stream) {
+  if (p.lhs_target == Target::v) {
+    std::swap(p.lhs, p.rhs);
+    std::swap(p.lhs_target, p.rhs_target);
+  }
+  const int64_t full = p.num_feats * p.dot_len, vectors = p.dot_len / N;
+  const bool rows = p.lhs.len == full && p.rhs.len == full && p.lhs.div == 1 && p.rhs.div == 1;
+  if (!rows || p.rhs_target != Target::v || p.lhs_target == Target::v || vectors > 64) return false;
+  const int64_t segment = next_power_of_two(vectors);
+  p.segment = static_cast<int>(segment < 32 ? segment : 32);
+  // Several heads side by side in a worker, if that many lanes are there to fill.
+  const int64_t heads = next_power_of_two(p.num_feats);
+  p.heads = static_cast<int>(heads < 32 / p.segment ? heads : 32 / p.segment);
+  p.lanes = p.segment * p.heads;
+  const dim3 grid(blocks, static_cast<unsigned>(ceil_div(p.num_feats, p.heads)));
+  if (vectors > 32) {
+    dot_rows_kernel<T, I, N, 2><<<grid, Config::threads, 0, stream>>>(p);
+  } else {
+    dot_rows_kernel<T, I, N, 1><<<grid, Config::threads, 0, stream>>>(p);
+  }
+  return true;
 }
 
 template <typename T, typename I, int N>
 cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(ceil_div(p.nnz, Config::tile));
   if (p.op == EdgeOp::dot) {
+    if constexpr (N > 1) {
+      if (launch_dot_rows<T, I, N>(p, blocks, stream)) return cudaGetLastError();
+    }
     const int64_t lanes = next_power_of_two(ceil_div(p.dot_len, N));
     p.lanes = static_cast<int>(lanes < Config::max_lanes ? lanes : Config::max_lanes);
     dot_kernel<T, I, N><<<blocks, Config::threads, 0, stream>>>(p);

@@ -15,6 +15,7 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
+  static constexpr int batch = 4;  // gathers of a thread in flight before the first use
   // A tile of features is handled by one worker; wider rows take several passes (blockIdx.y). With 16-byte
   // lanes, 32 lanes are a slice of 512 bytes, whose source rows stay in L2 longer than whole rows would.
   static constexpr int max_lanes_wide = 32;
@@ -24,6 +25,8 @@ struct Config {
   static constexpr int64_t min_chunk = 128;
   static constexpr int64_t max_chunk = 1024;
   static constexpr int64_t target_chunks = 32768;
+  // The kernels of the common messages are held to the registers that let this many blocks share an SM.
+  static constexpr int min_blocks = 5;
   // A row of more pieces than this is combined by a whole block.
   static constexpr int warp_pieces = 64;
   static_assert(threads % 32 == 0 && max_lanes_narrow <= threads, "a worker lives in one block");
@@ -71,7 +74,7 @@ struct Sum {
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] = 0;
   }
-  __device__ __forceinline__ void take(int i, Acc<T> x, int64_t, bool) { value[i] += x; }
+  __device__ __forceinline__ void take(int i, Acc<T> x, I, bool) { value[i] += x; }
 };
 
 // True if x takes the place of y as a maximum (or minimum). NaN wins, the earlier one stays on a tie.
@@ -92,63 +95,76 @@ struct Extreme {
       where[i] = -1;
     }
   }
-  __device__ __forceinline__ void take(int i, Acc<T> x, int64_t k, bool max) {
+  __device__ __forceinline__ void take(int i, Acc<T> x, I k, bool max) {
     if (where[i] < 0 || beats(x, value[i], max)) {
       value[i] = x;
-      where[i] = static_cast<I>(k);
+      where[i] = k;
     }
   }
 };
 
-// Reduces nonzeros begin .. end - 1 into `to`. MESSAGE >= 0 fixes the message at compile time, with a wide lhs.
-template <typename T, typename I, int N, int MESSAGE, typename R>
-__device__ __forceinline__ void accumulate(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs,
-                                           int64_t begin, int64_t end, R& to) {
-  constexpr int batch = 4;  // gathers in flight before the first use
-  const Message message = MESSAGE >= 0 ? static_cast<Message>(MESSAGE) : p.message;
+// Kernels of one fixed message are named by its number, plus this where edge ids are given.
+constexpr int kWithIds = 4;
+
+// Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
+template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
+__device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs, I k,
+                                           I end, R& to) {
+  constexpr int batch = Config::batch;
+  const Message message = MESSAGE >= 0 ? static_cast<Message>(MESSAGE & 3) : p.message;
+  const bool with_ids = MESSAGE >= 0 ? (MESSAGE & kWithIds) != 0 : p.edge_ids != nullptr;
   const bool use_lhs = message != Message::copy_rhs;
   const bool use_rhs = message != Message::copy_lhs;
-  const bool max = p.reduce == Reduce::max;
   I col[batch], edge[batch];
-  auto indices_at = [&](int64_t k) {
+  Pack<T, N> x[batch], w[batch];
+  if (!FULL) {  // or the compiler carries the last batch's values through, in registers and in local memory
 #pragma unroll
     for (int u = 0; u < batch; ++u) {
-      if (k + u < end) {
-        if (use_lhs) col[u] = __ldg(p.indices + k + u);
-        if (use_rhs) edge[u] = p.edge_ids ? __ldg(p.edge_ids + k + u) : static_cast<I>(k + u);
-      }
-    }
-  };
-  indices_at(begin);
-  for (int64_t k = begin; k < end; k += batch) {
-    Pack<T, N> x[batch], w[batch];
-#pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      if (k + u < end) {
-        if (use_lhs) lhs.fetch(col[u], x[u]);
-        if (use_rhs) rhs.fetch(edge[u], w[u]);
-      }
-    }
-    indices_at(k + batch);  // the next batch's indices arrive while this batch's rows do
-#pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      if (k + u >= end) break;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        Acc<T> value;
-        if (message == Message::copy_lhs) {
-          value = lhs.value(x[u], i);
-        } else if (message == Message::copy_rhs) {
-          value = rhs.value(w[u], i);
-        } else if (message == Message::mul) {
-          value = lhs.value(x[u], i) * rhs.value(w[u], i);
-        } else {
-          value = lhs.value(x[u], i) + rhs.value(w[u], i);
-        }
-        to.take(i, value, k + u, max);
-      }
+      col[u] = edge[u] = 0;
+      x[u].raw = w[u].raw = {};
     }
   }
+#pragma unroll
+  for (int u = 0; u < batch; ++u) {
+    if (!FULL && k + u >= end) continue;
+    if (use_lhs) col[u] = __ldg(p.indices + k + u);
+    if (use_rhs) edge[u] = with_ids ? __ldg(p.edge_ids + k + u) : k + u;
+  }
+#pragma unroll
+  for (int u = 0; u < batch; ++u) {
+    if (!FULL && k + u >= end) continue;
+    if (use_lhs) lhs.fetch(col[u], x[u]);
+    if (use_rhs) rhs.fetch(edge[u], w[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < batch; ++u) {
+    if (!FULL && k + u >= end) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      Acc<T> value;
+      if (message == Message::copy_lhs) {
+        value = lhs.value(x[u], i);
+      } else if (message == Message::copy_rhs) {
+        value = rhs.value(w[u], i);
+      } else if (message == Message::mul) {
+        value = lhs.value(x[u], i) * rhs.value(w[u], i);
+      } else {
+        value = lhs.value(x[u], i) + rhs.value(w[u], i);
+      }
+      to.take(i, value, k + u, p.reduce == Reduce::max);
+    }
+  }
+}
+
+// Reduces nonzeros begin .. end - 1 into `to`. MESSAGE >= 0 fixes the message at compile time, with a wide lhs
+// and one rhs value for all of a thread's features.
+template <typename T, typename I, int N, int MESSAGE, typename R>
+__device__ __forceinline__ void accumulate(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs,
+                                           I begin, I end, R& to) {
+  I k = begin;
+#pragma unroll 1  // twice the batch would cost the registers of two blocks
+  for (; end - k >= Config::batch; k += Config::batch) take_batch<T, I, N, MESSAGE, true>(p, lhs, rhs, k, end, to);
+  if (k < end) take_batch<T, I, N, MESSAGE, false>(p, lhs, rhs, k, end, to);
 }
 
 template <typename T, typename I, int N, typename R>
@@ -184,7 +200,8 @@ __device__ __forceinline__ void write_part(const Params<T, I>& p, int64_t part, 
 
 // Workers 0 .. num_chunks - 1 take the pieces of long rows inside their chunk, the others one short row each.
 template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
-__global__ void __launch_bounds__(Config::threads) spmm_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(Config::threads, MESSAGE >= 0 ? Config::min_blocks : 1)
+    spmm_kernel(const Params<T, I> p) {
   using R = std::conditional_t<EXTREME, Extreme<T, I, N>, Sum<T, I, N>>;
   const int workers = Config::threads / p.lanes;
   const int in_block = threadIdx.x / p.lanes;
@@ -193,29 +210,29 @@ __global__ void __launch_bounds__(Config::threads) spmm_kernel(const Params<T, I
   // Threads never meet again below (no barrier, no shuffle), so those without work leave at once.
   if (in_block >= workers || worker >= p.num_chunks + p.num_rows || d >= p.num_feats) return;
   Reader<T, N> lhs(p.lhs, d), rhs(p.rhs, d);
-  if (MESSAGE >= 0 && N > 1) lhs.wide = true;
-  R result;
-  if (worker >= p.num_chunks) {
-    const int64_t row = worker - p.num_chunks;
-    const int64_t begin = __ldg(p.indptr + row), end = __ldg(p.indptr + row + 1);
-    if (p.num_chunks && end - begin > p.chunk) return;
-    result.start();
-    accumulate<T, I, N, MESSAGE>(p, lhs, rhs, begin, end, result);
-    write_row<T, I, N>(p, row, d, end - begin, result);
-    return;
+  if (MESSAGE >= 0) {  // said to the compiler, which then keeps no registers for the other case
+    lhs.wide = true;
+    rhs.wide = false;
   }
-  const int64_t low = worker * p.chunk;
-  const int64_t high = low + p.chunk < p.nnz ? low + p.chunk : p.nnz;
-  // A long row is longer than the chunk, so it holds the chunk's first or its last nonzero.
-  int64_t row = find_row(p.indptr, p.num_rows, low);
-  for (int side = 0; side < 2; ++side) {
-    const int64_t begin = __ldg(p.indptr + row), end = __ldg(p.indptr + row + 1);
-    if (end - begin > p.chunk) {
+  const bool cutting = worker < p.num_chunks;
+  const int64_t low = cutting ? worker * p.chunk : 0;
+  const int64_t high = cutting && low + p.chunk < p.nnz ? low + p.chunk : p.nnz;
+  int64_t row = cutting ? find_row(p.indptr, p.num_rows, low) : worker - p.num_chunks;
+  for (;;) {
+    const I begin = __ldg(p.indptr + row), end = __ldg(p.indptr + row + 1);
+    if (cutting == (end - begin > p.chunk)) {
+      R result;
       result.start();
-      accumulate<T, I, N, MESSAGE>(p, lhs, rhs, begin > low ? begin : low, end < high ? end : high, result);
-      write_part<T, I, N>(p, 2 * worker + (begin > low), d, result);
+      const I from = begin > low ? begin : static_cast<I>(low), to = end < high ? end : static_cast<I>(high);
+      accumulate<T, I, N, MESSAGE>(p, lhs, rhs, from, to, result);
+      if (cutting) {
+        write_part<T, I, N>(p, 2 * worker + (begin > low), d, result);
+      } else {
+        write_row<T, I, N>(p, row, d, end - begin, result);
+      }
     }
-    if (end >= high) break;
+    if (!cutting || end >= high) return;
+    // A long row is longer than the chunk, so it holds the chunk's first or its last nonzero.
     row = find_row(p.indptr, p.num_rows, high - 1);
   }
 }
@@ -336,8 +353,10 @@ cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
   if (wide_lhs && p.message == Message::copy_lhs) {
     return launch<T, I, n, static_cast<int>(Message::copy_lhs), false>(p, stream);
   }
-  if (wide_lhs && p.message == Message::mul) {
-    return launch<T, I, n, static_cast<int>(Message::mul), false>(p, stream);
+  const bool wide_rhs = p.rhs.div == 1 && p.rhs.len % n == 0;
+  if (wide_lhs && !wide_rhs && p.message == Message::mul) {
+    constexpr int mul = static_cast<int>(Message::mul);
+    return p.edge_ids ? launch<T, I, n, mul | kWithIds, false>(p, stream) : launch<T, I, n, mul, false>(p, stream);
   }
   return launch<T, I, n, -1, false>(p, stream);
 }

@@ -25,7 +25,7 @@ status=0
 for stage in "$@"; do
   case $stage in
     test)
-      "$PYTHON" -m pytest -q -p no:cacheprovider $workers --durations=12 ${TESTS:-tests/test_cuda_ops.py tests/test_ops.py} \
+      OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -p no:cacheprovider $workers --durations=12 ${TESTS:-tests/test_cuda_ops.py tests/test_ops.py} \
         > "$OUT/test.log" 2>&1 || status=1
       tail -n "${TAIL:-25}" "$OUT/test.log" ;;
     sanitize)
