@@ -13,12 +13,13 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int threads = 512;
+  static constexpr int threads = 128;       // of a block of short rows: few rows wait for its longest
+  static constexpr int long_threads = 512;  // of a block with one long row
   // Rows beyond this take a block: few enough on a large graph, short enough for a warp on a small one.
   static constexpr int64_t min_long_row = 512;
   static constexpr int64_t max_long_row = 4096;
   static constexpr int64_t target_blocks = 8192;
-  static_assert(threads % 32 == 0, "whole warps");
+  static_assert(threads % 32 == 0 && long_threads % 32 == 0, "whole warps");
 };
 
 template <typename T, typename I>
@@ -32,8 +33,7 @@ struct Params {
   T* out;
   int64_t num_heads;
   int64_t long_row;
-  int lanes;        // of a short row's team
-  int long_blocks;  // the first blocks look for long rows, one candidate each
+  int lanes;  // of a short row's team
 };
 
 struct Max {
@@ -54,7 +54,7 @@ template <bool BLOCK, typename A, typename Op>
 __device__ __forceinline__ A reduce(A x, int lanes, int heads, Op op) {
   for (int step = heads; step < (BLOCK ? 32 : lanes); step *= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
   if constexpr (BLOCK) {
-    constexpr int warps = Config::threads / 32;
+    constexpr int warps = Config::long_threads / 32;
     __shared__ A parts[warps][32];
     const int lane = threadIdx.x % 32;
     parts[threadIdx.x / 32][lane] = x;
@@ -116,28 +116,26 @@ __host__ __device__ inline int heads_of_team(int64_t num_heads) {
   return heads;
 }
 
+// A row longer than long_row holds a multiple of long_row; the block of the first such one takes the row.
 template <typename T, typename I, bool BACKWARD>
-__global__ void __launch_bounds__(Config::threads) softmax_kernel(const Params<T, I> p) {
-  const int heads = heads_of_team(p.num_heads);
-  if (blockIdx.x < p.long_blocks) {
-    // A row longer than long_row holds a multiple of long_row; the block of the first such one takes the row.
-    const int64_t k = static_cast<int64_t>(blockIdx.x) * p.long_row;
-    const int64_t row = find_row_by_warp(p.indptr, p.num_rows, k);
-    const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-    if (end - begin > p.long_row && k - begin < p.long_row) {
-      solve_row<true, BACKWARD>(p, begin, end, threadIdx.x, Config::threads, heads);
-    }
-    return;
-  }
-  const int64_t team = (static_cast<int64_t>(blockIdx.x) - p.long_blocks) * (Config::threads / p.lanes) +
-                       threadIdx.x / p.lanes;
+__global__ void __launch_bounds__(Config::long_threads) long_rows_kernel(const Params<T, I> p) {
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * p.long_row;
+  const int64_t row = find_row_by_warp(p.indptr, p.num_rows, k);
+  const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
+  if (end - begin <= p.long_row || k - begin >= p.long_row) return;
+  solve_row<true, BACKWARD>(p, begin, end, threadIdx.x, Config::long_threads, heads_of_team(p.num_heads));
+}
+
+template <typename T, typename I, bool BACKWARD>
+__global__ void __launch_bounds__(Config::threads) short_rows_kernel(const Params<T, I> p) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (Config::threads / p.lanes) + threadIdx.x / p.lanes;
   int64_t begin = 0, end = 0;
-  if (team < p.num_rows) {
-    begin = p.indptr[team];
-    end = p.indptr[team + 1];
+  if (row < p.num_rows) {
+    begin = p.indptr[row];
+    end = p.indptr[row + 1];
     if (end - begin > p.long_row) end = begin;
   }
-  solve_row<false, BACKWARD>(p, begin, end, threadIdx.x % p.lanes, p.lanes, heads);
+  solve_row<false, BACKWARD>(p, begin, end, threadIdx.x % p.lanes, p.lanes, heads_of_team(p.num_heads));
 }
 
 template <bool BACKWARD>
@@ -161,9 +159,12 @@ cudaError_t launch(const Csr& graph, const void* first, const void* second, void
     p.long_row = next_power_of_two(graph.nnz / Config::target_blocks);
     if (p.long_row < Config::min_long_row) p.long_row = Config::min_long_row;
     if (p.long_row > Config::max_long_row) p.long_row = Config::max_long_row;
-    p.long_blocks = graph.nnz > p.long_row ? static_cast<int>(ceil_div(graph.nnz, p.long_row)) : 0;
-    const int64_t blocks = p.long_blocks + ceil_div(graph.num_rows, Config::threads / p.lanes);
-    softmax_kernel<T, I, BACKWARD><<<static_cast<unsigned>(blocks), Config::threads, 0, stream>>>(p);
+    if (graph.nnz > p.long_row) {
+      const unsigned blocks = static_cast<unsigned>(ceil_div(graph.nnz, p.long_row));
+      long_rows_kernel<T, I, BACKWARD><<<blocks, Config::long_threads, 0, stream>>>(p);
+    }
+    const unsigned blocks = static_cast<unsigned>(ceil_div(graph.num_rows, Config::threads / p.lanes));
+    short_rows_kernel<T, I, BACKWARD><<<blocks, Config::threads, 0, stream>>>(p);
     return cudaGetLastError();
   });
 }

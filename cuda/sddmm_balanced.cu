@@ -190,6 +190,15 @@ __global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<
   I row_of_y = rows[clamped(begin)];
   Pack<T, N> y[R];
   read(p.rhs.data, row_of_y, y);
+  I source[batch];
+  auto sources_at = [&](int start) {
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      const int64_t k = first + clamped(start + u);
+      source[u] = p.lhs_target == Target::u ? __ldg(p.indices + k) : static_cast<I>(edge_of(p, k));
+    }
+  };
+  sources_at(begin);
   // Every worker of a warp goes round equally often: the shuffles below want all lanes.
 #pragma unroll 1
   for (int start = begin; start - begin < run; start += batch) {
@@ -197,9 +206,9 @@ __global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<
     Acc<T> sum[batch];
 #pragma unroll
     for (int u = 0; u < batch; ++u) {
-      const int64_t k = first + clamped(start + u);
-      read(p.lhs.data, p.lhs_target == Target::u ? __ldg(p.indices + k) : static_cast<I>(edge_of(p, k)), x[u]);
+      read(p.lhs.data, source[u], x[u]);
     }
+    sources_at(start + batch);  // they arrive while the rows do
     // Rows ascend: if the batch's last row is the one at hand, all are.
     const I last_row = rows[clamped(start + batch - 1)];
     if (last_row == row_of_y) {
