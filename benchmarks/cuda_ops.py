@@ -35,7 +35,7 @@ def time_ms(function, budget_ms: float = 150.0) -> tuple[float, float]:
 
     def measure(count):
         # The device waits while the host queues the calls: what is timed is the device's work, not Python's.
-        torch.cuda._sleep(400_000 * count)
+        torch.cuda._sleep(1_500_000 * count)
         marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
         for begin, end in marks:
             begin.record()

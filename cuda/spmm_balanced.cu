@@ -27,6 +27,7 @@ struct Config {
   static constexpr int64_t target_chunks = 32768;
   // The kernels of the common messages are held to the registers that let this many blocks share an SM.
   static constexpr int min_blocks = 5;
+  static constexpr int min_blocks_extreme = 4;
   // A row of more pieces than this is combined by a whole block.
   static constexpr int warp_pieces = 64;
   static_assert(threads % 32 == 0 && max_lanes_narrow <= threads, "a worker lives in one block");
@@ -58,6 +59,7 @@ struct Params {
   int64_t num_feats;
   Message message;
   Reduce reduce;
+  Acc<T> sign;  // -1 for min
   double empty_value;
   int64_t chunk;
   int64_t num_chunks;
@@ -74,13 +76,14 @@ struct Sum {
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] = 0;
   }
-  __device__ __forceinline__ void take(int i, Acc<T> x, I, bool) { value[i] += x; }
+  __device__ __forceinline__ void take(int i, Acc<T> x, I, Acc<T>) { value[i] += x; }
 };
 
-// True if x takes the place of y as a maximum (or minimum). NaN wins, the earlier one stays on a tie.
+// True if x takes the place of y as a maximum: NaN wins, the earlier one stays on a tie. A minimum is the
+// maximum of the negated values, which is what Extreme, the workspace and Combined hold.
 template <typename A>
-__device__ __forceinline__ bool beats(A x, A y, bool max) {
-  return (max ? x > y : x < y) || (x != x && y == y);
+__device__ __forceinline__ bool beats(A x, A y) {
+  return !(x <= y) && y == y;
 }
 
 template <typename T, typename I, int N>
@@ -95,8 +98,9 @@ struct Extreme {
       where[i] = -1;
     }
   }
-  __device__ __forceinline__ void take(int i, Acc<T> x, I k, bool max) {
-    if (where[i] < 0 || beats(x, value[i], max)) {
+  __device__ __forceinline__ void take(int i, Acc<T> x, I k, Acc<T> sign) {
+    x *= sign;
+    if (where[i] < 0 || beats(x, value[i])) {
       value[i] = x;
       where[i] = k;
     }
@@ -151,7 +155,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
       } else {
         value = lhs.value(x[u], i) + rhs.value(w[u], i);
       }
-      to.take(i, value, k + u, p.reduce == Reduce::max);
+      to.take(i, value, k + u, p.sign);
     }
   }
 }
@@ -172,7 +176,7 @@ __device__ __forceinline__ void write_row(const Params<T, I>& p, int64_t row, in
   Pack<T, N> out;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    Acc<T> value = from.value[i];
+    Acc<T> value = R::extreme ? from.value[i] * p.sign : from.value[i];
     if (degree == 0) value = static_cast<Acc<T>>(p.empty_value);
     if (!R::extreme && p.reduce == Reduce::mean && degree > 1) value /= static_cast<Acc<T>>(degree);
     out.values[i] = narrow<T>(value);
@@ -200,7 +204,7 @@ __device__ __forceinline__ void write_part(const Params<T, I>& p, int64_t part, 
 
 // Workers 0 .. num_chunks - 1 take the pieces of long rows inside their chunk, the others one short row each.
 template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
-__global__ void __launch_bounds__(Config::threads, MESSAGE >= 0 ? Config::min_blocks : 1)
+__global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1 : EXTREME ? Config::min_blocks_extreme : Config::min_blocks)
     spmm_kernel(const Params<T, I> p) {
   using R = std::conditional_t<EXTREME, Extreme<T, I, N>, Sum<T, I, N>>;
   const int workers = Config::threads / p.lanes;
@@ -243,12 +247,12 @@ struct Combined {
   Acc<T> value = 0;
   I where = -1;
 
-  __device__ __forceinline__ void merge(Acc<T> x, I k, bool max) {
+  __device__ __forceinline__ void merge(Acc<T> x, I k) {
     if constexpr (EXTREME) {
       if (k < 0) return;
       // Pieces may come out of order: on a tie (or two NaN) the earlier nonzero wins.
       const bool tie = x == value || (x != x && value != value);
-      if (where < 0 || beats(x, value, max) || (tie && k < where)) {
+      if (where < 0 || beats(x, value) || (tie && k < where)) {
         value = x;
         where = k;
       }
@@ -262,7 +266,7 @@ struct Combined {
 #pragma unroll 4
     for (int64_t c = first_chunk + first; c <= last_chunk; c += step) {
       const int64_t at = (2 * c + (begin > c * p.chunk)) * p.num_feats + d;
-      merge(p.part_values[at], EXTREME ? p.part_where[at] : I{-1}, p.reduce == Reduce::max);
+      merge(p.part_values[at], EXTREME ? p.part_where[at] : I{-1});
     }
   }
 };
@@ -315,7 +319,7 @@ __global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T
     __syncthreads();
     if (warp == 0 && d < p.num_feats) {
       for (int other = 1; other < warps; ++other) {
-        result.merge(values[other][lane], where[other][lane], p.reduce == Reduce::max);
+        result.merge(values[other][lane], where[other][lane]);
       }
       write_combined(p, row, d, end - begin, result);
     }
@@ -339,26 +343,22 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// The ladder: 16-byte lanes if every address allows it, and for sums a kernel of its own for the two messages
-// that training spends its time on (copies, and one weight per lane); else the general kernel.
-template <typename T, typename I>
+// The ladder: 16-byte lanes if every address allows it, and then a kernel of its own for the two messages that
+// training spends its time on (copies, and one weight for all features of a thread); else the general kernel.
+template <typename T, typename I, bool EXTREME>
 cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
   constexpr int n = 16 / sizeof(T);
-  const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
+  constexpr int copy = static_cast<int>(Message::copy_lhs), mul = static_cast<int>(Message::mul);
   const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
                     fits(p.rhs, n, sizeof(T));
-  if (!wide) return extreme ? launch<T, I, 1, -1, true>(p, stream) : launch<T, I, 1, -1, false>(p, stream);
-  if (extreme) return launch<T, I, n, -1, true>(p, stream);
+  if (!wide) return launch<T, I, 1, -1, EXTREME>(p, stream);
   const bool wide_lhs = p.lhs.data && p.lhs.div == 1 && p.lhs.len % n == 0;
-  if (wide_lhs && p.message == Message::copy_lhs) {
-    return launch<T, I, n, static_cast<int>(Message::copy_lhs), false>(p, stream);
-  }
   const bool wide_rhs = p.rhs.div == 1 && p.rhs.len % n == 0;
+  if (wide_lhs && p.message == Message::copy_lhs) return launch<T, I, n, copy, EXTREME>(p, stream);
   if (wide_lhs && !wide_rhs && p.message == Message::mul) {
-    constexpr int mul = static_cast<int>(Message::mul);
-    return p.edge_ids ? launch<T, I, n, mul | kWithIds, false>(p, stream) : launch<T, I, n, mul, false>(p, stream);
+    return p.edge_ids ? launch<T, I, n, mul | kWithIds, EXTREME>(p, stream) : launch<T, I, n, mul, EXTREME>(p, stream);
   }
-  return launch<T, I, n, -1, false>(p, stream);
+  return launch<T, I, n, -1, EXTREME>(p, stream);
 }
 
 }  // namespace
@@ -377,6 +377,7 @@ cudaError_t spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void*
   if (workspace_bytes < spmm_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type)) {
     return cudaErrorInvalidValue;
   }
+  const bool extreme = reduce == Reduce::max || reduce == Reduce::min;
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
@@ -394,12 +395,13 @@ cudaError_t spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void*
     p.num_feats = num_feats;
     p.message = message;
     p.reduce = reduce;
+    p.sign = reduce == Reduce::min ? -1 : 1;
     p.empty_value = empty_value;
     p.chunk = chunk_size(graph.nnz);
     p.num_chunks = num_chunks(graph.nnz);
     p.part_values = static_cast<Acc<T>*>(workspace);
     p.part_where = reinterpret_cast<I*>(p.part_values + 2 * p.num_chunks * num_feats);
-    return choose(p, stream);
+    return extreme ? choose<T, I, true>(p, stream) : choose<T, I, false>(p, stream);
   });
 }
 

@@ -40,7 +40,7 @@ for stage in "$@"; do
         echo "$tool: $ours errors in gnnaccel's kernels; $(tail -n 1 "$OUT/$tool.log")"
       done ;;
     bench)
-      "$PYTHON" benchmarks/cuda_ops.py --csv "$OUT/cuda_ops.csv" 2>&1 | tee "$OUT/bench.log" || status=1 ;;
+      "$PYTHON" benchmarks/cuda_ops.py ${BENCH:-} --csv "$OUT/cuda_ops.csv" 2>&1 | tee "$OUT/bench.log" || status=1 ;;
     *)
       echo "unknown stage '$stage': expected test, sanitize or bench"; exit 2 ;;
   esac
