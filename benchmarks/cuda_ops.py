@@ -97,6 +97,9 @@ def cases(graph: Graph, width: int):
             return x.new_zeros(graph.num_rows, width).scatter_reduce_(0, index, x[cols], "amax", include_self=False)
         return x.new_zeros(graph.num_rows, width).index_add_(0, rows, x[cols] * weight.view(-1, 1))
 
+    def dots(u, v, edges):
+        return (u[cols[edges]] * v[rows[edges]]).sum(-1)
+
     def softmax_by_scatter():
         index = rows.view(-1, 1).expand(-1, 4)
         top = scores.new_zeros(graph.num_rows, 4).scatter_reduce_(0, index, scores, "amax", include_self=False)
@@ -117,13 +120,15 @@ def cases(graph: Graph, width: int):
            lambda r: error_of(r[picked], reference.spmm(part, x64, None, "copy_lhs", "sum")))  # fmt: skip
     yield ("spmm copy max", lambda: ops.spmm(graph, x, reduce="max"), None, lambda: gathered("max"),
            lambda r: error_of(r[picked], reference.spmm(part, x64, None, "copy_lhs", "max")))  # fmt: skip
-    yield ("spmm mul sum, forward and backward to x", lambda: with_gradients(leaf, lambda t: ops.spmm(graph, t, weight)),
-           None, lambda: with_gradients(leaf, lambda t: t.new_zeros(v.shape).index_add(0, rows, t[cols] * weight.view(-1, 1))),
-           lambda r: error_of(r[0][back_rows], reference.spmm(part_back, v64, back_weight.view(-1, 1), "mul", "sum")))  # fmt: skip
+    yield ("spmm mul sum, forward and backward to x",
+           lambda: with_gradients(leaf, lambda t: ops.spmm(graph, t, weight)), None,
+           lambda: with_gradients(leaf, lambda t: t.new_zeros(v.shape).index_add(0, rows, t[cols] * weight[:, None])),
+           lambda r: error_of(r[0][back_rows], reference.spmm(part_back, v64, back_weight[:, None], "mul", "sum")),
+           )  # fmt: skip
     yield ("sddmm dot", lambda: ops.sddmm(graph, x, v),
            lambda: torch.sparse.sampled_addmm(pattern, v, x.t(), beta=0.0),
-           lambda: (x[cols] * v[rows]).sum(-1),
-           lambda r: error_of(r[nonzeros], (x64[cols[nonzeros]] * v64[rows[nonzeros]]).sum(-1, keepdim=True)))  # fmt: skip
+           lambda: dots(x, v, slice(None)),
+           lambda r: error_of(r[nonzeros], dots(x64, v64, nonzeros)[:, None]))  # fmt: skip
     yield ("edge_softmax 4 heads", lambda: ops.edge_softmax(graph, scores), None, softmax_by_scatter,
            lambda r: error_of(r[nonzeros], reference.edge_softmax(part, scores[nonzeros].double())))  # fmt: skip
 
@@ -141,7 +146,7 @@ def provenance() -> list[str]:
     driver = first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return [
         f"# {torch.cuda.get_device_name()}, driver {driver}, torch {torch.__version__}, commit {commit}",
-        f"# python {' '.join(sys.argv)}",
+        f"# python {' '.join(a if '/' not in a or a == sys.argv[0] else a.rpartition('/')[2] for a in sys.argv)}",
         "# fp32, int32 indices; median of single calls in ms; vs_*: how many times faster gnnaccel is",
     ]
 

@@ -149,6 +149,6 @@ if __name__ == "__main__":
         g = generate(name, device, scale=1.0 if device == "cuda" else 0.01)
         degree = g["indptr"].diff()
         print(
-            f"{name:18s} nodes {g['num_nodes']:>9,} edges {g['indices'].numel():>11,} mean degree {degree.float().mean():7.2f} "
-            f"max {int(degree.max()):>6,} checksum {g['checksum']}"
+            f"{name:18s} nodes {g['num_nodes']:>9,} edges {g['indices'].numel():>11,} "
+            f"mean degree {degree.float().mean():7.2f} max {int(degree.max()):>6,} checksum {g['checksum']}"
         )
