@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 BUILD_TOOLS := "setuptools>=70.1" wheel "pybind11>=2.12" "cmake>=3.20" ninja
 # PyPI's torch for Linux brings gigabytes of CUDA libraries, which a machine without a GPU does not need.
-# An index of your own (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) is searched as well.
+# So its own index of CPU builds is asked as well, where it can be reached (CPU_TORCH_INDEX= leaves it out).
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
-TORCH_INDEX ?= $(if $(HAS_GPU),,--extra-index-url https://download.pytorch.org/whl/cpu)
+CPU_TORCH_INDEX ?= $(if $(HAS_GPU),,https://download.pytorch.org/whl/cpu)
+REACHED = $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=10)' 2>/dev/null
 # The CUDA half takes minutes to compile: by default only where there is a GPU to run it.
 export GNNACCEL_CUDA ?= $(if $(HAS_GPU),AUTO,OFF)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -25,7 +26,9 @@ $(BIN)/python:
 
 $(VENV)/torch.done: $(BIN)/python
 	$(BIN)/pip install -q $(BUILD_TOOLS)
-	$(BIN)/pip install -q "$(TORCH)" $(TORCH_INDEX)
+	@extra=; if [ -n "$(CPU_TORCH_INDEX)" ] && $(REACHED) "$(CPU_TORCH_INDEX)"; then \
+	  extra="--extra-index-url $(CPU_TORCH_INDEX)"; fi; \
+	set -x; $(BIN)/pip install -q "$(TORCH)" $$extra
 	touch $@
 
 $(VENV)/dev.done: $(VENV)/torch.done pyproject.toml setup.py gnnaccel.pth

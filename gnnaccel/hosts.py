@@ -157,7 +157,9 @@ def invalidate(obj: Any = None) -> None:
     if obj is None:
         cache.invalidate()
     elif _is_dgl(obj):
-        obj._graph._cache.clear()
+        from gnnaccel import dgl_backend
+
+        dgl_backend.forget(obj._graph)
     elif isinstance(obj, Tensor):
         cache.invalidate(obj)
     elif _from_package(obj, "torch_geometric") and hasattr(obj, "stores"):

@@ -114,6 +114,11 @@ def _before_import(name: str) -> None:
 
 
 def _after_import(name: str) -> None:
+    if name == "dgl":  # wrong blocks are wrong whether or not anything is accelerated
+        try:
+            importlib.import_module(BACKENDS[name]).guard_sampling()
+        except Exception as error:
+            _log().warning("gnnaccel: DGL's sampling of int32 graphs could not be guarded: %s", error)
     if _state.compat_only or name in _state.enabled:
         return
     try:

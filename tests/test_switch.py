@@ -22,6 +22,7 @@ import sys, types
 def backend(name, framework):
     module = types.ModuleType(f"gnnaccel.{name}")
     module.shim = lambda: print("shim", framework in sys.modules)
+    module.guard_sampling = lambda: None
     module.enable = lambda: print("enable", framework)
     module.disable = lambda: print("disable", framework)
     sys.modules[f"gnnaccel.{name}"] = module
@@ -106,6 +107,16 @@ def test_compat_only_makes_dgl_importable_and_can_be_raised(world):
         "enable torch_geometric",
         "1",
     ]
+
+
+@pytest.mark.parametrize("flag", ["1", "compat"])
+def test_dgl_sampling_is_guarded_with_and_without_acceleration(world, flag):
+    code = """
+        import backends, sys
+        sys.modules["gnnaccel.dgl_backend"].guard_sampling = lambda: print("guard")
+        import dgl
+    """
+    assert lines(started(world, code, GNNACCEL=flag)).count("guard") == 1
 
 
 def test_uninstall_restores_everything(world):
