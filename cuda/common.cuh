@@ -44,8 +44,9 @@ template <typename T, int N>
 union Pack {
   static constexpr int bytes = N * static_cast<int>(sizeof(T));
   static_assert(bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "a load moves 2, 4, 8 or 16 bytes");
-  using Raw = std::conditional_t<
-      bytes == 16, uint4, std::conditional_t<bytes == 8, uint2, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>;
+  using Raw =
+      std::conditional_t<bytes == 16, uint4,
+                         std::conditional_t<bytes == 8, uint2, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>;
   Raw raw;
   T values[N];
   __device__ __forceinline__ Pack() {}
@@ -67,9 +68,7 @@ template <typename T, typename I>
 __device__ __forceinline__ const T* row_address(const T* base, I row, int len) {
   if constexpr (sizeof(I) == 4) {
     const T* address;
-    asm("mad.wide.u32 %0, %1, %2, %3;"
-        : "=l"(address)
-        : "r"(row), "r"(len * static_cast<int>(sizeof(T))), "l"(base));
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(len * static_cast<int>(sizeof(T))), "l"(base));
     return address;
   } else {
     return base + static_cast<int64_t>(row) * len;

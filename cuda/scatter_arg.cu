@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kThreads) disjoint_kernel(const I* arg, const 
 }
 
 template <typename T, typename I>
-__global__ void __launch_bounds__(kThreads) atomic_kernel(const I* arg, const T* values, T* target, int64_t count,
-                                                          int64_t num_feats) {
+__global__ void __launch_bounds__(kThreads)
+    atomic_kernel(const I* arg, const T* values, T* target, int64_t count, int64_t num_feats) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (thread >= count) return;
   const int64_t winner = arg[thread];

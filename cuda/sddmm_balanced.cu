@@ -348,8 +348,8 @@ cudaError_t sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const
     p.dot_len = dot_len;
     p.op = op;
     const bool aligned_out = num_feats % n == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
-    const bool wide = (op == EdgeOp::dot ? dot_len % n == 0 : aligned_out) && fits(p.lhs, n, sizeof(T)) &&
-                      fits(p.rhs, n, sizeof(T));
+    const bool wide =
+        (op == EdgeOp::dot ? dot_len % n == 0 : aligned_out) && fits(p.lhs, n, sizeof(T)) && fits(p.rhs, n, sizeof(T));
     return wide ? launch<T, I, n>(p, stream) : launch<T, I, 1>(p, stream);
   });
 }

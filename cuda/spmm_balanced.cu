@@ -172,7 +172,8 @@ __device__ __forceinline__ void accumulate(const Params<T, I>& p, const Reader<T
 }
 
 template <typename T, typename I, int N, typename R>
-__device__ __forceinline__ void write_row(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree, const R& from) {
+__device__ __forceinline__ void write_row(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
+                                          const R& from) {
   Pack<T, N> out;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -204,8 +205,9 @@ __device__ __forceinline__ void write_part(const Params<T, I>& p, int64_t part, 
 
 // Workers 0 .. num_chunks - 1 take the pieces of long rows inside their chunk, the others one short row each.
 template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
-__global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1 : EXTREME ? Config::min_blocks_extreme : Config::min_blocks)
-    spmm_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1
+                                                   : EXTREME   ? Config::min_blocks_extreme
+                                                               : Config::min_blocks) spmm_kernel(const Params<T, I> p) {
   using R = std::conditional_t<EXTREME, Extreme<T, I, N>, Sum<T, I, N>>;
   const int workers = Config::threads / p.lanes;
   const int in_block = threadIdx.x / p.lanes;
@@ -261,7 +263,8 @@ struct Combined {
     }
   }
 
-  __device__ __forceinline__ void read(const Params<T, I>& p, int64_t begin, int64_t end, int64_t d, int first, int step) {
+  __device__ __forceinline__ void read(const Params<T, I>& p, int64_t begin, int64_t end, int64_t d, int first,
+                                       int step) {
     const int64_t first_chunk = begin / p.chunk, last_chunk = (end - 1) / p.chunk;
 #pragma unroll 4
     for (int64_t c = first_chunk + first; c <= last_chunk; c += step) {
