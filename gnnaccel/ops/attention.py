@@ -89,9 +89,11 @@ def attention(
             )
     for name, (value, count) in rows.items():
         _check.feature("attention", name, value, count, "rows", graph.device)
-        _check.same_dtype("attention", x, value, "x", name)
+        x, _ = _check.same_dtype("attention", x, value, "x", name)  # under autocast x ends up in the widest
         if tuple(value.shape[1:]) != (heads,):
             raise ValueError(f"attention: {name}: expected shape [{count}, {heads}], got {tuple(value.shape)}")
+    score_src, score_dst = score_src.to(x.dtype), score_dst.to(x.dtype)
+    edge_scale = None if edge_scale is None else edge_scale.to(x.dtype)
     arrays = structure(graph, needs_grad(x, score_src, score_dst))
     if x.device.type != "cpu" or x.dtype not in _FUSED_DTYPES:
         return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
