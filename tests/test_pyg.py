@@ -299,15 +299,17 @@ def test_attention_weights(name):
 
 
 def test_shown_weights_match_hidden_ones():
-    """With the weights shown, GAT makes them; hidden, the fused op does not: same output, same random numbers."""
-    layer = pyg_backend.accelerate(nn.GATConv(D, 5, heads=2, dropout=0.5)).double()
-    x, index = rand(N, D), edges()
-    torch.manual_seed(1)
-    hidden = layer(x, index)
-    torch.manual_seed(1)
-    shown, (_, alpha) = layer(x, index, None, None, True)
-    torch.testing.assert_close(hidden, shown)
-    assert alpha.shape[1] == 2
+    """Shown, the weights are in PyG's edge order; hidden, they are not, or are not made. The output is the same."""
+    for make, before in ((nn.GATConv, (None, None)), (nn.TransformerConv, (None,))):
+        for dropout in (0.5, 0.0):
+            layer = pyg_backend.accelerate(make(D, 5, heads=2, dropout=dropout)).double()
+            x, index = rand(N, D), edges()
+            torch.manual_seed(1)
+            hidden = layer(x, index)
+            torch.manual_seed(1)
+            shown, (_, alpha) = layer(x, index, *before, True)
+            torch.testing.assert_close(hidden, shown)
+            assert alpha.shape[1] == 2
 
 
 def test_returned_edges_are_the_users_own():

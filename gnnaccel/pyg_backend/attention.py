@@ -156,6 +156,10 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
+    dropout = conv.dropout > 0 and conv.training
+    hidden = current.hidden and edge_attr is None and not dropout  # nobody sees the order of the weights
+    if hidden:
+        graph = _ordered(graph)
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
     query = query / math.sqrt(conv.out_channels)
     scores = ops.sddmm(graph, key, query, "dot", "u", "v")
@@ -164,7 +168,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         folded = torch.einsum("nhc,hcd->nhd", query, weight)
         scores = scores + ops.sddmm(graph, edge_attr.unsqueeze(1), folded, "dot", "e", "v")
     alpha = ops.edge_softmax(graph, scores.squeeze(-1))
-    conv._alpha = alpha
+    conv._alpha = None if hidden else alpha
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
     out = ops.spmm(graph, value, alpha)
     if edge_attr is not None:
@@ -187,6 +191,18 @@ def _incidence(graph: Graph) -> Graph:
     return found
 
 
+def _ordered(graph: Graph) -> Graph:
+    """The graph with its edges renumbered in row order: edge tensors that stay inside are then read in sequence."""
+    if graph.edge_ids is None:
+        return graph
+    found = derived.get((graph.indptr,), "ordered")
+    if found is None:
+        with torch.inference_mode(False):
+            found = Graph(graph.indptr.clone(), graph.indices, None, graph.num_cols)  # clone: as in _incidence
+        derived.put((graph.indptr,), "ordered", found)
+    return found
+
+
 def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     """AGNNConv: message() and aggregation; scores are beta times the cosine of the two ends."""
     source = _node(edges, x, "_j", "x")
@@ -194,7 +210,7 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     _same(source, left, right, conv.beta)
     if source.dim() != 2:
         raise Unsupported("features that are not [N, F]")
-    graph = edges.graph()
+    graph = _ordered(edges.graph())
     scores = conv.beta * ops.sddmm(graph, left, right, "dot", "u", "v").squeeze(-1)
     return ops.spmm(graph, source, ops.edge_softmax(graph, scores))
 

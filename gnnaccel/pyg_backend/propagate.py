@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing
+from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing, TransformerConv
 
 from gnnaccel import ops, report
 from gnnaccel.pyg_backend import rules
@@ -262,13 +262,21 @@ def _make_bound(plain: Any, name: str, function: Any) -> Callable:
             out = _own_edges(out, (*args, *kwargs.values()))
         return out
 
-    if function is not GATConv.forward or plain.message is not GATConv.message:
-        return method
+    return method
+
+
+# forward() of layers that show their attention weights on demand -> position of that argument; None hides them.
+_SHOWS_WEIGHTS = {GATConv.forward: 4, TransformerConv.forward: 3}
+
+
+def _make_hiding(plain: Any, function: Any, method: Callable) -> Callable:
+    """A forward() that tells the other methods whether the user will see the attention weights."""
+    position = _SHOWS_WEIGHTS[function]
 
     @functools.wraps(function)
     def forward(self, *args, **kwargs):
-        shown = kwargs.get("return_attention_weights", args[4] if len(args) > 4 else None)
-        if shown or is_compiling():
+        shown = kwargs.get("return_attention_weights", args[position] if len(args) > position else None)
+        if shown is not None or is_compiling() or plain.forward is not function:
             return method(self, *args, **kwargs)
         outer, current.hidden = current.hidden, True
         try:
@@ -354,4 +362,6 @@ def _make_subclass(plain: Any) -> type:
                 continue
             if getattr(plain, name) is function and uses_helpers(function):
                 members[name] = _make_bound(plain, name, function)
+    if plain.forward in _SHOWS_WEIGHTS and plain.message in rules.MESSAGE_RULES:
+        members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     return type(plain)(plain.__name__, (plain,), members)
