@@ -14,7 +14,7 @@ from gnnaccel.graph import build
 
 def _lasting(tensor: Tensor) -> Tensor:
     """`tensor`, or a copy of it that autograd accepts if it was made under torch.inference_mode."""
-    if not tensor.is_inference():
+    if torch.compiler.is_compiling() or not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
         return tensor.clone()

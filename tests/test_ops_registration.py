@@ -1,0 +1,206 @@
+"""What torch asks of a registered op: opcheck, derivatives of both orders, torch.compile, autocast."""
+
+import graphs
+import pytest
+import torch
+from oracle import assert_close, rand
+from torch.autograd import gradcheck, gradgradcheck
+
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops.spmm import structure
+
+STRICT = {"test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"}
+OPS = torch.ops.gnnaccel
+
+
+def small(name="tall"):
+    return graphs.make(name, torch.int64, "coo")
+
+
+def needs_grad(*shape):
+    return rand(*shape).requires_grad_()
+
+
+def spmm_cases():
+    g = small()
+    arrays = structure(g, True)
+    x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz, 2, 1)
+    for reduce in ("sum", "mean", "max"):
+        yield OPS.spmm, (*arrays, x, w, "mul", reduce, 0.0)
+    yield OPS.spmm, (*arrays, x, None, "copy_lhs", "min", 1.0)
+    yield OPS.spmm, (*arrays, None, w, "copy_rhs", "sum", 0.0)
+
+
+def sddmm_cases():
+    g = small()
+    u, v = needs_grad(g.num_cols, 2, 3), needs_grad(g.num_rows, 2, 3)
+    e = needs_grad(g.nnz, 2, 1)
+    for op in ("dot", "div", "copy_lhs"):
+        yield OPS.sddmm, (*structure(g, True), u, None if op == "copy_lhs" else v, op, "u", "v")
+    yield OPS.sddmm, (*structure(g, True), e, u, "mul", "e", "u")
+
+
+def other_cases():
+    g = small()
+    scores = needs_grad(g.nnz, 2)
+    yield OPS.edge_softmax, (g.indptr, g.edge_ids, scores, g.nnz)
+    yield OPS.edge_softmax_backward, (g.indptr, g.edge_ids, scores, needs_grad(g.nnz, 2), g.nnz)
+    arg = torch.randint(-1, 5, (7, 2, 3))
+    yield OPS.scatter_arg, (arg, needs_grad(7, 2, 3), 5, [2, 3], False)
+    disjoint = torch.arange(42).view(7, 2, 3)
+    yield OPS.scatter_arg, (disjoint, needs_grad(7, 2, 3), 42, [2, 1], True)
+    rows, cols = torch.randint(0, 6, (2, 20))
+    yield OPS.coo_to_csr, (rows, cols, 6, 6)
+    yield OPS.transpose, (g.indptr, g.indices, g.edge_ids, g.num_cols)
+    yield OPS.transpose, (g.indptr, g.indices, None, g.num_cols)
+
+
+@pytest.mark.parametrize("cases", [spmm_cases, sddmm_cases, other_cases])
+def test_opcheck(cases):
+    for op, arguments in cases():
+        torch.library.opcheck(op.default, arguments, test_utils=sorted(STRICT))
+
+
+def public_calls():
+    """name -> (function of differentiable inputs, the inputs): every op, every way its backward branches."""
+    g = graphs.make("duplicates", torch.int64, "coo")
+    n, nnz = g.num_cols, g.nnz
+    offsets = torch.tensor([0, 3, 3, 7])
+
+    def spmm(message, reduce):
+        return lambda x, w: ops.spmm(g, x, w, message, reduce)
+
+    def sddmm(op, *targets):
+        return lambda a, b: ops.sddmm(g, a, b, op, *targets)
+
+    calls = {
+        "spmm_mul_sum": (spmm("mul", "sum"), [(n, 2, 3), (nnz, 2)]),
+        "spmm_mul_mean": (spmm("mul", "mean"), [(n, 2, 1), (nnz, 1, 3)]),
+        "spmm_div_sum": (spmm("div", "sum"), [(n, 2), (nnz, 2)]),
+        "spmm_sub_mean": (spmm("sub", "mean"), [(n, 2), (nnz, 1)]),
+        "spmm_mul_max": (spmm("mul", "max"), [(n, 2, 2), (nnz, 2)]),
+        "spmm_add_min": (spmm("add", "min"), [(n, 3), (nnz, 3)]),
+        "spmm_copy_sum": (lambda x: ops.spmm(g, x), [(n, 3)]),
+        "spmm_edges_mean": (lambda w: ops.spmm(g, None, w, "copy_rhs", "mean"), [(nnz, 3)]),
+        "sddmm_dot": (sddmm("dot", "u", "v"), [(n, 2, 3), (n, 2, 3)]),
+        "sddmm_dot_broadcast": (sddmm("dot", "v", "u"), [(n, 1, 3), (n, 2, 3)]),
+        "sddmm_div": (sddmm("div", "u", "v"), [(n, 2, 3), (n, 3)]),
+        "sddmm_mul_edge": (sddmm("mul", "u", "e"), [(n, 2, 3), (nnz, 2, 1)]),
+        "sddmm_sub": (sddmm("sub", "v", "u"), [(n, 2, 1), (n, 1, 3)]),
+        "sddmm_mul_same": (sddmm("mul", "u", "u"), [(n, 2), (n, 2)]),
+        "sddmm_copy": (lambda a: ops.sddmm(g, a, None, "copy_lhs"), [(n, 2)]),
+        "edge_softmax": (lambda s: ops.edge_softmax(g, s), [(nnz, 2)]),
+        "edge_softmax_src": (lambda s: ops.edge_softmax(g, s, "src"), [(nnz,)]),
+        "segment_sum": (lambda x: ops.segment_reduce(x, offsets), [(7, 2)]),
+        "segment_max": (lambda x: ops.segment_reduce(x, offsets, "max"), [(7, 2)]),
+        "attention": (lambda x, a, b: ops.attention(g, x, a, b), [(n, 2, 3), (n, 2), (n, 2)]),
+    }
+    return calls
+
+
+CALLS = public_calls()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_of_both_orders(name):
+    function, shapes = CALLS[name]
+    inputs = [needs_grad(*shape) for shape in shapes]
+    assert gradcheck(function, inputs, fast_mode=False)
+    assert gradgradcheck(function, inputs)
+
+
+def run_with_gradients(function, inputs):
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    out = function(*inputs)
+    return [out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compile_traces_every_op(name):
+    function, shapes = CALLS[name]
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    inputs = [rand(*shape) for shape in shapes]
+    for got, want in zip(run_with_gradients(compiled, inputs), run_with_gradients(function, inputs), strict=True):
+        assert_close(got.detach(), want.detach(), torch.float64)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("step", ["spmm", "attention"])
+def test_compile_with_dynamic_shapes(step, prepared):
+    """One compilation serves several feature widths; a graph that is first transposed inside it works too."""
+    torch.compiler.reset()
+    g = Graph.from_coo(*torch.randint(0, 12, (2, 60)), num_rows=12, num_cols=12)
+    if prepared:
+        assert g.transposed
+
+    def function(x, w):
+        if step == "spmm":
+            return ops.spmm(g, x, w, "mul", "max") + ops.spmm(g, x, w, "mul", "mean")
+        alpha = ops.edge_softmax(g, ops.sddmm(g, x, x, "dot"))
+        return ops.spmm(g, x, alpha * w)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=prepared):
+        for width in (5, 9, 14):
+            inputs = [rand(12, width), rand(60, 1)]
+            pairs = zip(run_with_gradients(compiled, inputs), run_with_gradients(function, inputs), strict=True)
+            for got, want in pairs:
+                assert_close(got.detach(), want.detach(), torch.float64)
+
+
+def test_compiled_segment_reduce_still_checks_offsets():
+    torch.compiler.reset()
+    compiled = torch.compile(ops.segment_reduce, fullgraph=True, backend="aot_eager")
+    x = torch.ones(4, 2)
+    assert compiled(x, torch.tensor([0, 1, 4]))[:, 0].tolist() == [1, 3]
+    for bad in ([0, 1, 400], [0, 3, 1], [-9, 1, 4]):
+        with pytest.raises(RuntimeError, match="segment_reduce: offsets"):
+            compiled(x, torch.tensor(bad))
+
+
+def test_gradients_are_asked_for_only_where_needed():
+    """A gradient for the edges, or along winners, must not cost a transposed graph."""
+    g = Graph.from_coo(*torch.randint(0, 9, (2, 30)), num_rows=9, num_cols=9)
+    x, w = needs_grad(9, 2), needs_grad(30, 1)
+    ops.spmm(g, x.detach(), w).sum().backward()
+    ops.spmm(g, x, w, "mul", "max").sum().backward()
+    ops.sddmm(g, x.detach(), x, "mul", "u", "v").sum().backward()
+    with torch.no_grad():
+        ops.spmm(g, x, w)
+    assert g._transposed is None
+    ops.spmm(g, x, w).sum().backward()
+    assert g._transposed is not None
+
+
+def test_autocast():
+    """Ops run in the dtype they are given; where two meet under autocast, in the wider one, as torch.mul does."""
+    g = small()
+    x, w = rand(g.num_cols, 4, dtype=torch.bfloat16), rand(g.nnz, 1, dtype=torch.float32)
+    with pytest.raises(TypeError, match="spmm: weight: expected the dtype of x"):
+        ops.spmm(g, x, w)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ops.spmm(g, x).dtype == torch.bfloat16
+        assert ops.spmm(g, x.float()).dtype == torch.float32
+        mixed = ops.spmm(g, x, w)
+        assert ops.sddmm(g, x, x.float(), "mul", "u", "u").dtype == torch.float32
+        heads = x.float()[:, :, None].requires_grad_()
+        out = ops.attention(g, heads, x, rand(g.num_rows, 4, dtype=torch.bfloat16))
+        assert out.dtype == torch.float32
+        out.sum().backward()
+    torch.testing.assert_close(mixed, ops.spmm(g, x.float(), w))
+    assert heads.grad.dtype == torch.float32
+
+
+def test_autocast_around_a_layer():
+    """A linear layer in bf16, its gradient back in the parameters' fp32."""
+    g = small()
+    layer = torch.nn.Linear(6, 4)
+    x, w = rand(g.num_cols, 6, dtype=torch.float32), rand(g.nnz, dtype=torch.float32)
+    want = ops.spmm(g, layer(x), w)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = ops.spmm(g, layer(x), w)
+    got.sum().backward()
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.1)
+    assert layer.weight.grad.dtype == torch.float32
