@@ -286,5 +286,5 @@ def test_bad_input(name):
 def test_cuda_without_the_cuda_half():
     if _library.has_cuda_kernels():
         pytest.skip("this build has its CUDA half")
-    with pytest.raises(RuntimeError, match="built without its CUDA half.*GNNACCEL_CUDA=ON.*move the tensors"):
+    with pytest.raises(RuntimeError, match=r"built without its CUDA half.*GNNACCEL_CUDA=ON.*move the tensors"):
         _library.launch("spmm", torch.device("cuda"))

@@ -1,5 +1,6 @@
 """Every op against gnnaccel.ops.reference in float64, forward and backward: a covering set, not the full product."""
 
+import functools
 import itertools
 
 import graphs
@@ -9,6 +10,7 @@ import torch
 from oracle import assert_close, check, rand
 
 from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -208,9 +210,7 @@ def test_winners(device, reduce, message, values):
         elif values == "infinite":
             x = torch.where(x > 1, torch.inf, torch.where(x < -1, -torch.inf, x))
         x, weight = x.to(device), weight.to(device)
-        out, arg_source, arg_edge = ops.spmm(
-            graph, x, weight, message, reduce, empty_value=-7.5, return_arg=True
-        )
+        out, arg_source, arg_edge = ops.spmm(graph, x, weight, message, reduce, empty_value=-7.5, return_arg=True)
         lhs, rhs = x[graph.indices.long()], weight[reference.edges_of(graph)]
         value = reference._combine(message, lhs, rhs)
         winner = expected_args(graph, value.double().cpu().numpy(), reduce)
@@ -292,9 +292,7 @@ def test_sddmm_broadcasting(device, lhs, rhs, op):
 
 def check_edge_softmax(graph, scores, norm_by="dst"):
     target = graph if norm_by == "dst" else graph.transposed
-    return check(
-        lambda s: ops.edge_softmax(graph, s, norm_by), lambda s: reference.edge_softmax(target, s), scores
-    )
+    return check(lambda s: ops.edge_softmax(graph, s, norm_by), lambda s: reference.edge_softmax(target, s), scores)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -321,8 +319,6 @@ def test_edge_softmax_extreme_scores(device, dtype):
     ]
     scores = torch.tensor(rows, dtype=dtype).repeat_interleave(7, 1)
     scores[6, 0:7] = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32).to(dtype)
-    from gnnaccel.graph.structure import Graph
-
     indptr = torch.arange(0, scores.numel() + 1, scores.shape[1])
     graph = Graph.from_csr(indptr, torch.zeros(scores.numel(), dtype=torch.int64)).to(device)
     got = ops.edge_softmax(graph, scores.flatten().to(device)).cpu().view_as(scores)
@@ -339,15 +335,14 @@ def test_segment_reduce(device, reduce, dtype):
             x = rand(int(offsets[-1]), *width, dtype=dtype, device=device)
             if dtype == torch.bfloat16 and reduce in ("max", "min"):  # ties: the reference splits gradients
                 x = torch.rand(x.shape).argsort(0).to(device, dtype)
-            check(lambda t: ops.segment_reduce(t, offsets, reduce), lambda t: _segments(t, offsets, reduce), x)
+            given = {"offsets": offsets, "reduce": reduce}
+            check(
+                functools.partial(ops.segment_reduce, **given), functools.partial(reference.segment_reduce, **given), x
+            )
     x = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, torch.nan]], device=device)
     out, arg = ops.segment_reduce(x, torch.tensor([0, 3, 3], device=device), "max", empty_value=-1, return_arg=True)
     torch.testing.assert_close(out.cpu(), torch.tensor([[3.0, torch.nan], [-1.0, -1.0]]), equal_nan=True)
     assert arg.tolist() == [[1, 2], [-1, -1]]
-
-
-def _segments(x, offsets, reduce):
-    return reference.segment_reduce(x, offsets, reduce)
 
 
 @pytest.mark.parametrize("order", graphs.ORDERS)
@@ -370,8 +365,6 @@ def test_fp32_is_accurate(device, order):
 
 def test_bf16_winner_gradients_accumulate_in_fp32(device):
     """One source that wins in 1000 rows: a bf16 accumulator would stop counting at 256."""
-    from gnnaccel.graph.structure import Graph
-
     graph = Graph.from_coo(torch.arange(1000), torch.zeros(1000, dtype=torch.int64), num_rows=1000, num_cols=2)
     x = torch.ones(2, 3, dtype=torch.bfloat16, device=device, requires_grad=True)
     (grad,) = torch.autograd.grad(ops.spmm(graph.to(device), x, reduce="max").sum(), x)

@@ -94,7 +94,9 @@ def check_range(name: str, index: Tensor, limit: int, limit_name: str) -> None:
     if low < 0 or high >= limit:
         bad = low if low < 0 else high
         where = int((index == bad).nonzero()[0])
-        raise ValueError(f"Graph: {name}: expected values in [0, {limit}) ({limit_name}), got {bad} at position {where}")
+        raise ValueError(
+            f"Graph: {name}: expected values in [0, {limit}) ({limit_name}), got {bad} at position {where}"
+        )
 
 
 def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):

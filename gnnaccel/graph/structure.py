@@ -145,8 +145,8 @@ class Graph:
     def transposed(self) -> Graph:
         """The graph with every edge reversed; built once. Edge ids are the same."""
         if self._transposed is None:
-            arrays = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
-            other = Graph(*arrays, self.num_rows)
+            ptr, ind, ids = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
+            other = Graph(ptr, ind, ids, self.num_rows)
             other._transposed = self
             self._transposed = other
         return self._transposed

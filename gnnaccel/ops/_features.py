@@ -46,6 +46,15 @@ def broadcast(lhs: Sequence[int], rhs: Sequence[int]) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(tuple(lhs), tuple(rhs)))
 
 
+def result_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:
+    """Feature shape of what an op makes of its operands, of which one may be None."""
+    if lhs is not None and rhs is not None:
+        return broadcast(lhs.shape[1:], rhs.shape[1:])
+    given = rhs if lhs is None else lhs
+    assert given is not None
+    return tuple(given.shape[1:])
+
+
 def reduce_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
     """Sum `grad` [n, *full] over the features that were broadcast from `shape` (without the row dimension)."""
     shape = tuple(shape)

@@ -11,9 +11,7 @@ from gnnaccel.ops import _check
 from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
-torch.library.define(
-    "gnnaccel::attention", f"({_STRUCTURE}, {_INPUTS}, float negative_slope) -> (Tensor, Tensor)"
-)
+torch.library.define("gnnaccel::attention", f"({_STRUCTURE}, {_INPUTS}, float negative_slope) -> (Tensor, Tensor)")
 torch.library.define(
     "gnnaccel::attention_backward",
     f"({_STRUCTURE}, {_INPUTS}, Tensor lse, Tensor delta, Tensor grad_out, float negative_slope)"
@@ -128,7 +126,12 @@ def _attention_cpu(
     if x.shape[1:].numel() == 0:
         return x.new_zeros(num_rows, heads, feats), lse.zero_()
     x = _padded(x)
-    inputs = [x, score_src.contiguous(), score_dst.contiguous(), None if edge_scale is None else edge_scale.contiguous()]
+    inputs = [
+        x,
+        score_src.contiguous(),
+        score_dst.contiguous(),
+        None if edge_scale is None else edge_scale.contiguous(),
+    ]
     out = x.new_empty(num_rows, *x.shape[1:])
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
     sizes = (heads, heads * x.shape[2], lib.DTYPES[x.dtype])
@@ -145,7 +148,12 @@ def _attention_backward_cpu(
     if x.shape[1:].numel() == 0:
         return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
     x, grad_out = _padded(x), _padded(grad_out)
-    inputs = [x, score_src.contiguous(), score_dst.contiguous(), None if edge_scale is None else edge_scale.contiguous()]
+    inputs = [
+        x,
+        score_src.contiguous(),
+        score_dst.contiguous(),
+        None if edge_scale is None else edge_scale.contiguous(),
+    ]
     inputs += [lse.contiguous(), delta.contiguous(), grad_out]
     grads = [torch.empty_like(t) for t in inputs[:3]]
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)

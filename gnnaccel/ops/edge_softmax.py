@@ -9,9 +9,7 @@ from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
 
-torch.library.define(
-    "gnnaccel::edge_softmax", "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor"
-)
+torch.library.define("gnnaccel::edge_softmax", "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor")
 torch.library.define(
     "gnnaccel::edge_softmax_backward",
     "(Tensor indptr, Tensor? edge_ids, Tensor out, Tensor grad_out, SymInt nnz) -> Tensor",

@@ -29,15 +29,16 @@ def _pad(x: Tensor, dims: int) -> Tensor:
 
 
 def _combine(op: str, lhs: Tensor | None, rhs: Tensor | None) -> Tensor:
-    if op == "copy_lhs":
-        return lhs
-    if op == "copy_rhs":
-        return rhs
+    """op of the operands of each edge; None stands for the one that a copy does not read."""
+    if lhs is None or rhs is None or op in ("copy_lhs", "copy_rhs"):
+        copied = rhs if op == "copy_rhs" else lhs
+        assert copied is not None, f"{op} lacks an operand"
+        return copied
     dims = max(lhs.dim(), rhs.dim())
     lhs, rhs = _pad(lhs, dims), _pad(rhs, dims)
     if op == "dot":
         return (lhs * rhs).sum(-1, keepdim=True)
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op](lhs, rhs)
+    return getattr(torch, op)(lhs, rhs)  # add, sub, mul or div
 
 
 def segment_reduce(x: Tensor, offsets: Tensor, reduce: str, empty_value: float = 0.0) -> Tensor:

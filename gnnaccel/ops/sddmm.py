@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
-from gnnaccel.ops._features import broadcast, operand, reduce_to
+from gnnaccel.ops._features import operand, reduce_to, result_features
 from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
 
 torch.library.define(
@@ -87,14 +87,8 @@ def sddmm(
     return torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, lhs_target, rhs_target)
 
 
-def _full_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:
-    if lhs is None or rhs is None:
-        return tuple((rhs if lhs is None else lhs).shape[1:])
-    return broadcast(lhs.shape[1:], rhs.shape[1:])
-
-
 def _allocate(nnz, lhs, rhs, op):
-    full = _full_features(lhs, rhs)
+    full = result_features(lhs, rhs)
     shape = (*full[:-1], 1) if op == "dot" else full
     return (rhs if lhs is None else lhs).new_empty(nnz, *shape)
 
@@ -103,7 +97,7 @@ def _sddmm_impl(
     indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, op, lhs_target, rhs_target
 ):
     out = _allocate(nnz, lhs, rhs, op)
-    full = _full_features(lhs, rhs)
+    full = result_features(lhs, rhs)
     if math.prod(full) == 0:
         return out.zero_()
     if out.numel() == 0:
@@ -160,7 +154,7 @@ def _to_target(arrays, grad, factor, factor_target, target, features):
 
     `features` is the shape to reduce broadcast features to; None leaves them.
     """
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz = arrays
+    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, _, nnz = arrays
     num_rows = indptr.shape[0] - 1
     if target == "e":
         if factor is None:

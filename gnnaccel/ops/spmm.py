@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
-from gnnaccel.ops._features import broadcast, operand, reduce_to
+from gnnaccel.ops._features import operand, reduce_to, result_features
 
 _STRUCTURE = (
     "Tensor indptr, Tensor? indices, Tensor? edge_ids, "
@@ -31,7 +31,7 @@ REDUCES = ("sum", "mean", "max", "min")
 
 def structure(graph: Graph, transposed: bool) -> tuple:
     """The structure arguments of the registered ops; the transposed half only where a gradient will need it."""
-    back = (None, None, None)
+    back: tuple[Tensor | None, ...] = (None, None, None)
     if transposed:
         t = graph.transposed
         back = (t.indptr, t.indices, t.edge_ids)
@@ -127,16 +127,10 @@ def spmm(
     return (out, arg_lhs, arg_rhs) if return_arg else out
 
 
-def _result_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:
-    if lhs is None or rhs is None:
-        return tuple((rhs if lhs is None else lhs).shape[1:])
-    return broadcast(lhs.shape[1:], rhs.shape[1:])
-
-
 def _allocate(indptr, lhs, rhs, message, reduce):
     """Outputs of an spmm: (out, arg_lhs, arg_rhs), the args empty where they mean nothing."""
     given = rhs if lhs is None else lhs
-    shape = (indptr.shape[0] - 1, *_result_features(lhs, rhs))
+    shape = (indptr.shape[0] - 1, *result_features(lhs, rhs))
     out = given.new_empty(shape)
     args = [
         indptr.new_empty(shape if reduce in ("max", "min") and message != other else (0,))
