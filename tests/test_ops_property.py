@@ -1,5 +1,10 @@
 """Random graphs, shapes and options against the plain-torch definitions."""
 
+import os
+import subprocess
+import sys
+
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -113,3 +118,18 @@ def test_transposed(graph):
     assert torch.equal(edges, back)
     for begin, end in zip(turned.indptr[:-1].tolist(), turned.indptr[1:].tolist(), strict=True):
         assert bool((turned.indices[begin:end].diff() >= 0).all())
+
+
+@pytest.mark.parametrize("isa", ["avx2", "baseline"])
+def test_every_instruction_set(isa):
+    """The tests above on the kernels of machines that have less than this one."""
+    if os.environ.get("GNNACCEL_ISA"):
+        pytest.skip("already inside one")
+    environment = {**os.environ, "GNNACCEL_ISA": isa}
+    chosen = "from gnnaccel import _library; print(_library.isa())"
+    found = subprocess.run([sys.executable, "-c", chosen], env=environment, capture_output=True, text=True, check=True)
+    if found.stdout.strip() != isa:
+        pytest.skip(f"this machine has no {isa}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
