@@ -119,9 +119,9 @@ inline A horizontal_sum(Vec<A, N> v) {  // halves, then halves of halves: log2(N
 // x <= 0, which is all a softmax asks. Underflows to 0, keeps NaN, exp(0) is 1.
 template <int N>
 inline Vec<float, N> exp_nonpositive(Vec<float, N> x) {
-  using I = Vec<int32_t, N>;
+  using U = Vec<uint32_t, N>;  // unsigned, because lanes that are masked in the end may overflow
   using V = Vec<float, N>;
-  const I tiny = x < -87.0f;
+  const U tiny = U(x < -87.0f);
   const V scaled = x * 1.44269504088896341f;
   const V shifted = scaled + 12582912.0f;  // 1.5 * 2^23: rounds to nearest, integer in the low mantissa bits
   const V n = shifted - 12582912.0f;
@@ -131,9 +131,9 @@ inline Vec<float, N> exp_nonpositive(Vec<float, N> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  I bits, power;
+  U bits, power;
   std::memcpy(&power, &shifted, sizeof(power));
-  power = ((power - 0x4b400000) << 23) & ~I(x != x);  // the payload of a NaN is no exponent
+  power = ((power - 0x4b400000u) << 23) & ~U(x != x);  // the payload of a NaN is no exponent
   std::memcpy(&bits, &p, sizeof(bits));
   bits = (bits + power) & ~tiny;
   V out;
