@@ -1,0 +1,204 @@
+"""Graphs to train on: three that ship with the package, and any file of the same schema.
+
+The schema, one ``numpy.savez`` file per graph, without pickled objects:
+
+=================================  ======================================================================
+edge_index                         integers [2, E], sources first
+num_nodes                          scalar N; absent: as many as `y` has
+x, or x_data x_indices             floats [N, F], dense or as a CSR matrix
+x_indptr x_shape
+y                                  integers [N]; -1: unlabelled, and in no mask
+train_mask val_mask test_mask      bool [N], or [N, S] for S splits
+=================================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+DATA = "GNNACCEL_DATA"  # a folder searched for NAME.npz after the package's own
+_HERE = Path(__file__).parent
+_SHIPPED = {"cora": "cora", "citeseer": "citeseer", "pubmed": "pubmed_nofeat"}
+_STAND_IN_FEATURES = 500
+_STAND_IN_DENSITY = 0.1
+_MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+class UnknownDataset(ValueError):
+    """No shipped graph, file or file in the `GNNACCEL_DATA` folder has this name."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A graph with features and labels, for node classification. All arrays are NumPy's.
+
+    edge_index int64 [2, E]: sources, destinations. x float32 [N, F]. y int64 [N], -1 where unlabelled.
+    train_mask, val_mask, test_mask bool [N]. notes: what a reader of results on it must know.
+    """
+
+    name: str
+    num_nodes: int
+    num_classes: int
+    edge_index: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    train_mask: np.ndarray
+    val_mask: np.ndarray
+    test_mask: np.ndarray
+    notes: tuple[str, ...] = ()
+
+
+def names() -> tuple[str, ...]:
+    """Names of the graphs that ship with the package."""
+    return tuple(_SHIPPED)
+
+
+def find(name: str | os.PathLike) -> Path:
+    """The file of a graph.
+
+    Parameters
+    ----------
+    name : str or path
+        A shipped name (`names`), a path that ends in .npz, or NAME of a NAME.npz in the folder $GNNACCEL_DATA.
+
+    Raises
+    ------
+    UnknownDataset
+        If there is none; the message lists what there is.
+    """
+    text = os.fspath(name)
+    if text in _SHIPPED:
+        return _HERE / f"{_SHIPPED[text]}.npz"
+    if text.endswith(".npz"):
+        if os.path.isfile(text):
+            return Path(text)
+        raise UnknownDataset(f"data: no file {text!r}")
+    folder = os.environ.get(DATA)
+    if folder and (Path(folder) / f"{text}.npz").is_file():
+        return Path(folder) / f"{text}.npz"
+    here = f"the folder {DATA}={folder}" if folder else f"a folder named by {DATA} (not set)"
+    raise UnknownDataset(f"data: unknown graph {text!r}: expected {', '.join(names())}, a path.npz, or a file in {here}")
+
+
+def load(name: str | os.PathLike, split: int = 0) -> Dataset:
+    """Read a graph.
+
+    Parameters
+    ----------
+    name : str or path
+        As for `find`.
+    split : int
+        Which of several splits, where the masks are [N, S].
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    UnknownDataset
+        If there is no such graph.
+    ValueError
+        If the file is not of the schema, has no labels or masks to train with, or indices out of range.
+
+    Notes
+    -----
+    PubMed's features are not in the package. "pubmed" has the real graph, labels and split with random features of
+    the real shape and density, from a fixed seed: fit for timing and for comparing two runs, not for accuracy.
+
+    Examples
+    --------
+    >>> from gnnaccel import data
+    >>> data.load("cora").x.shape
+    (2708, 1433)
+    """
+    path = find(name)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"data: {path}: not a .npz file of plain arrays: {error}") from None
+    return _dataset(Path(path).stem if os.fspath(name).endswith(".npz") else os.fspath(name), path, arrays, split)
+
+
+def _dataset(name: str, path: Path, arrays: dict[str, np.ndarray], split: int) -> Dataset:
+    missing = [key for key in ("edge_index", "y", *_MASKS) if key not in arrays]
+    if missing:
+        remedy = "; it has no labels or no split to train with" if "edge_index" in arrays else ""
+        raise ValueError(f"data: {path}: lacks {', '.join(missing)}{remedy}")
+    y = arrays["y"]
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise ValueError(f"data: {path}: y: expected one integer label per node, got {y.dtype} {list(y.shape)}")
+    num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else len(y)
+    if len(y) != num_nodes:
+        raise ValueError(f"data: {path}: y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
+    notes: list[str] = []
+    x = _features(path, arrays, num_nodes, notes)
+    masks = [_mask(path, key, arrays[key], num_nodes, split) for key in _MASKS]
+    if arrays["train_mask"].ndim == 2:
+        notes.append(f"split {split} of {arrays['train_mask'].shape[1]}")
+    if not masks[0].any():
+        raise ValueError(f"data: {path}: train_mask: no node to train on")
+    labelled = np.logical_or.reduce(masks)
+    if (y[labelled] < 0).any():
+        raise ValueError(f"data: {path}: y: unlabelled nodes (-1) in a mask")
+    return Dataset(name, num_nodes, int(y.max()) + 1, _edges(path, arrays["edge_index"], num_nodes), x,
+                   y.astype(np.int64), *masks, tuple(notes))  # fmt: skip
+
+
+def _edges(path: Path, edge_index: np.ndarray, num_nodes: int) -> np.ndarray:
+    if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
+        got = f"{edge_index.dtype} {list(edge_index.shape)}"
+        raise ValueError(f"data: {path}: edge_index: expected integers [2, E], got {got}")
+    if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < num_nodes:
+        got = f"{edge_index.min()} to {edge_index.max()}"
+        raise ValueError(f"data: {path}: edge_index: expected nodes 0 to {num_nodes - 1}, got {got}")
+    return np.ascontiguousarray(edge_index, dtype=np.int64)
+
+
+def _features(path: Path, arrays: dict[str, np.ndarray], num_nodes: int, notes: list[str]) -> np.ndarray:
+    if "x" in arrays:
+        x = arrays["x"]
+    elif "x_data" in arrays:
+        x = _dense(path, arrays)
+    else:
+        notes.append(
+            f"the features are stand-ins: {_STAND_IN_FEATURES} random ones per node, from a fixed seed; accuracy means "
+            "nothing on them"
+        )
+        random = np.random.default_rng(0)
+        shape = (num_nodes, _STAND_IN_FEATURES)
+        return (random.random(shape, np.float32) * (random.random(shape, np.float32) < _STAND_IN_DENSITY)).astype("f4")
+    if x.ndim != 2 or len(x) != num_nodes or x.dtype.kind not in "fiub":
+        raise ValueError(f"data: {path}: x: expected numbers [{num_nodes}, F], got {x.dtype} {list(x.shape)}")
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _dense(path: Path, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    missing = [key for key in ("x_indices", "x_indptr", "x_shape") if key not in arrays]
+    if missing:
+        raise ValueError(f"data: {path}: lacks {', '.join(missing)} of the sparse features")
+    data, indices, indptr = (arrays[key] for key in ("x_data", "x_indices", "x_indptr"))
+    rows, cols = (int(n) for n in arrays["x_shape"])
+    counts = np.diff(indptr)
+    sound = len(indptr) == rows + 1 and len(data) == len(indices) == indptr[-1] and indptr[0] == 0
+    if not sound or (counts < 0).any() or (len(indices) and not 0 <= indices.min() <= indices.max() < cols):
+        raise ValueError(f"data: {path}: x: the sparse features are no CSR matrix of shape {[rows, cols]}")
+    x = np.zeros((rows, cols), np.float32)
+    x[np.repeat(np.arange(rows), counts), indices] = data
+    return x
+
+
+def _mask(path: Path, key: str, mask: np.ndarray, num_nodes: int, split: int) -> np.ndarray:
+    if mask.dtype != bool or mask.ndim not in (1, 2) or len(mask) != num_nodes:
+        got = f"{mask.dtype} {list(mask.shape)}"
+        raise ValueError(f"data: {path}: {key}: expected bool [{num_nodes}] or [{num_nodes}, splits], got {got}")
+    splits = mask.shape[1] if mask.ndim == 2 else 1
+    if not 0 <= split < splits:
+        raise ValueError(f"data: split: expected 0 to {splits - 1}, got {split}")
+    return np.ascontiguousarray(mask[:, split] if mask.ndim == 2 else mask)

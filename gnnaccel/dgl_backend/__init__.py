@@ -1,0 +1,76 @@
+"""The DGL plug-in: `shim` makes DGL importable, `enable` puts our ops under its message passing.
+
+All message passing of DGL, its own layers and user code alike, ends in a handful of autograd classes that
+dgl.backend.pytorch.sparse looks up by name at each call; `enable` replaces those names.
+"""
+
+from __future__ import annotations
+
+from gnnaccel.dgl_backend.compat import guard_sampling, shim
+from gnnaccel.dgl_backend.graph import forget, to_graph
+
+__all__ = ["disable", "enable", "forget", "guard_sampling", "shim", "to_graph"]
+
+_undo: list[tuple[object, str, object]] = []  # (holder, attribute, what was there), in order of replacement
+
+
+def _replace(holder, name: str, value) -> None:
+    _undo.append((holder, name, getattr(holder, name)))
+    setattr(holder, name, value)
+
+
+def enable() -> None:
+    """Run DGL's message passing on gnnaccel's ops. Imports DGL; does nothing when already enabled."""
+    if _undo:
+        return
+    import sys
+
+    import dgl
+    from dgl import core
+    from dgl.backend.pytorch import sparse
+    from dgl.heterograph_index import HeteroGraphIndex
+    from dgl.nn.pytorch import GATConv
+
+    from gnnaccel.dgl_backend import graph, hetero, nn, ops
+
+    guard_sampling()
+    functions = {
+        "GSpMM": ops.spmm,
+        "GSDDMM": ops.sddmm,
+        "EdgeSoftmax": ops.edge_softmax,
+        "SegmentReduce": ops.segments,
+        "GSpMM_hetero": hetero.spmm,
+        "GSDDMM_hetero": hetero.sddmm,
+    }
+    for name, function in functions.items():
+        _replace(sparse, name, ops.Replacement(function, getattr(sparse, name)))
+    mean = ops.mean_gspmm(dgl.ops.gspmm)
+    for holder in (dgl.ops, sys.modules["dgl.ops.spmm"]):
+        _replace(holder, "gspmm", mean)
+    _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
+    get_relation_graph = HeteroGraphIndex.get_relation_graph
+    _replace(
+        HeteroGraphIndex,
+        "get_relation_graph",
+        lambda self, etype: graph.relation_graph(get_relation_graph, self, etype),
+    )
+    for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
+        _replace(core, name, _counted(getattr(core, name), what))
+
+
+def _counted(function, what: str):
+    """A user-defined function's call, counted as left to DGL."""
+    from gnnaccel import report
+
+    def call(*args, **kwargs):
+        report.fallback(f"dgl.{what} function", f"a user-defined {what} function runs as DGL runs it")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def disable() -> None:
+    """Put back everything `enable` replaced."""
+    while _undo:
+        holder, name, value = _undo.pop()
+        setattr(holder, name, value)

@@ -1,0 +1,92 @@
+"""From DGL's structure index to our Graph, kept on the index.
+
+An index is frozen for all that matters here: adding or removing edges, reversing, changing formats, dtype or
+device, slicing and unpickling all make a new one. So what is derived from it lives in its `_cache`, which DGL
+itself keeps out of pickles and clears on legacy mutations.
+"""
+
+from __future__ import annotations
+
+from gnnaccel.graph.structure import Graph
+
+_STRUCTURE, _RELATION, _NO_ZERO_DEGREE = "gnnaccel.structure", "gnnaccel.relation", "gnnaccel.no_zero_degree"
+
+
+def structure(gidx) -> Graph:
+    """The Graph of an index with one edge type: destinations by rows, sharing DGL's arrays where it can."""
+    graph = gidx._cache.get(_STRUCTURE)
+    if graph is None:
+        graph = gidx._cache[_STRUCTURE] = _build(gidx)
+    return graph
+
+
+def _build(gidx) -> Graph:
+    formats = gidx.formats()
+    created, allowed = formats["created"], formats["created"] + formats["not created"]
+    if "csc" in created or ("csc" in allowed and "csr" not in created):
+        graph = _from_csr(gidx, by_destination=True)
+        if "csr" in created:
+            graph._transposed = _from_csr(gidx, by_destination=False)
+            graph._transposed._transposed = graph
+        return graph
+    if "csr" in allowed:
+        return _from_csr(gidx, by_destination=False).transposed
+    num_dst, num_src, dst, src = gidx.adjacency_matrix_tensors(0, True, "coo")
+    return Graph.from_coo(dst, src, num_rows=num_dst, num_cols=num_src)
+
+
+def _from_csr(gidx, by_destination: bool) -> Graph:
+    _, num_cols, indptr, indices, edge_ids = gidx.adjacency_matrix_tensors(0, by_destination, "csr")
+    return Graph(indptr, indices, edge_ids if edge_ids.numel() else None, num_cols)
+
+
+def relation(gidx, etype: int):
+    """The index of one edge type, the same object each time (DGL itself makes a new one at every call)."""
+    if gidx.number_of_etypes() == 1:
+        return gidx
+    return gidx.get_relation_graph(etype)  # memoised while the plug-in is enabled
+
+
+def relation_graph(original, gidx, etype):
+    """Memoised `HeteroGraphIndex.get_relation_graph`."""
+    key = (_RELATION, int(etype))
+    found = gidx._cache.get(key)
+    if found is None:
+        found = gidx._cache[key] = original(gidx, etype)
+    return found
+
+
+def every_row_has_edges(gidx) -> bool:
+    """True if no destination is without in-edges; found once per index."""
+    known = gidx._cache.get(_NO_ZERO_DEGREE)
+    if known is None:
+        known = gidx._cache[_NO_ZERO_DEGREE] = bool((structure(gidx).indptr.diff() > 0).all())
+    return known
+
+
+def forget(gidx) -> None:
+    """Drop what is cached on an index."""
+    for key in [k for k in gidx._cache if str(k[0] if isinstance(k, tuple) else k).startswith("gnnaccel.")]:
+        del gidx._cache[key]
+
+
+def to_graph(g, etype=None) -> Graph:
+    """The Graph of a DGLGraph (or block).
+
+    Parameters
+    ----------
+    g : dgl.DGLGraph
+    etype : str or (str, str, str), optional
+        The edge type; needed where there are several.
+
+    Raises
+    ------
+    ValueError
+        If the graph has several edge types and none is named.
+    """
+    index = g._graph
+    if index.number_of_etypes() > 1:
+        if etype is None:
+            raise ValueError(f"as_graph: the graph has several edge types; name one of {g.canonical_etypes}")
+        index = index.get_relation_graph(g.get_etype_id(etype))
+    return structure(index)

@@ -1,0 +1,72 @@
+"""dgl.nn.GATConv with its scores, softmax and sum in one op: nothing of the size of the edges but a dropout mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gnnaccel import ops, report
+from gnnaccel.dgl_backend.graph import every_row_has_edges, structure
+
+_KIND = "dgl.GATConv"
+
+
+def _why_composed(layer, graph, feat, edge_weight, get_attention) -> str | None:
+    """Why the layer's own forward (on our SDDMM, edge softmax and SpMM) must run, or None."""
+    features = feat if isinstance(feat, tuple) else (feat,)
+    if edge_weight is not None or get_attention:
+        return "edge weights or returned attention"
+    if any(not isinstance(f, torch.Tensor) or f.dim() != 2 or f.device.type != "cpu" for f in features):
+        return "features that are not [N, D] on the CPU"
+    if graph._graph.number_of_etypes() != 1 or len(graph.etypes) != 1:
+        return "several edge types"
+    if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
+        return "another activation or dropout of the scores"
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "autocast"
+    if not layer._allow_zero_in_degree and not every_row_has_edges(graph._graph):
+        return "nodes without in-edges, which the layer refuses"
+    return None
+
+
+def gat_forward(original):
+    """GATConv.forward that calls `ops.attention` where the layer is a plain one."""
+
+    def forward(self, graph, feat, edge_weight=None, get_attention=False):
+        if _why_composed(self, graph, feat, edge_weight, get_attention) is not None:
+            return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
+        with report.accelerated(_KIND):
+            return _fused(self, graph, feat)
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def _fused(layer, graph, feat):
+    heads, width = layer._num_heads, layer._out_feats
+    structure_ = structure(graph._graph)
+    if isinstance(feat, tuple):
+        source, target = layer.feat_drop(feat[0]), layer.feat_drop(feat[1])
+        apart = hasattr(layer, "fc_src")
+        x_source = (layer.fc_src if apart else layer.fc)(source).view(-1, heads, width)
+        x_target = (layer.fc_dst if apart else layer.fc)(target).view(-1, heads, width)
+    else:
+        source = target = layer.feat_drop(feat)
+        x_source = x_target = layer.fc(source).view(-1, heads, width)
+        if graph.is_block:
+            x_target, target = x_source[: structure_.num_rows], target[: structure_.num_rows]
+    score_source = (x_source * layer.attn_l).sum(-1)
+    score_target = (x_target * layer.attn_r).sum(-1)
+    mask = None
+    if layer.training and layer.attn_drop.p > 0:
+        # The same draw, in the same order, as the layer's own dropout of the attention.
+        mask = layer.attn_drop(x_source.new_ones(structure_.nnz, heads, 1)).squeeze(-1)
+    slope = layer.leaky_relu.negative_slope
+    out = ops.attention(
+        structure_, x_source, score_source, score_target, negative_slope=slope, edge_scale=mask
+    )
+    if layer.res_fc is not None:
+        out = out + layer.res_fc(target).view(target.shape[0], -1, width)
+    if layer.has_explicit_bias:
+        out = out + layer.bias.view(1, heads, width)
+    return layer.activation(out) if layer.activation else out

@@ -1,0 +1,153 @@
+"""Replacements for the autograd functions of dgl.backend.pytorch.sparse.
+
+DGL's gspmm, gsddmm, edge_softmax and segment_reduce look these classes up at each call and use only their
+`apply`. Each replacement honours DGL's conventions (1-D features, infinities in empty rows, DGLError) and calls
+the registered op, whose autograd replaces DGL's. What it does not support goes to DGL's own class, counted.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gnnaccel import report
+from gnnaccel.dgl_backend.graph import structure
+from gnnaccel.ops.segment import segment_reduce
+from gnnaccel.ops.spmm import needs_grad
+from gnnaccel.ops.spmm import structure as arrays_of
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
+_EMPTY = {"max": float("-inf"), "min": float("inf")}
+
+
+def _unsupported(gidx, *features) -> str | None:
+    """Why DGL must do this itself (it also words the errors for wrong arguments), or None."""
+    given = [f for f in features if f is not None]
+    if gidx.number_of_etypes() != 1:
+        return "a graph with several edge types where DGL expects one"
+    if any(f.device.type != "cpu" for f in given):
+        return "features that are not on the CPU"
+    if any(f.dtype not in _DTYPES for f in given):
+        return f"features of dtype {given[0].dtype}"
+    if len({f.dtype for f in given}) > 1:
+        return "features of different dtypes"
+    if any(f.dim() == 0 for f in given):
+        return "features without a node or edge dimension"
+    return None
+
+
+def _fits(features, counts) -> bool:
+    return all(f is None or f.shape[0] == n for f, n in zip(features, counts, strict=True))
+
+
+def _columns(lhs, rhs):
+    """Features with at least one feature dimension, and whether DGL would drop the last one of the result."""
+    squeeze = all(f is None or f.dim() == 1 for f in (lhs, rhs))
+    return *(f.unsqueeze(-1) if f is not None and f.dim() == 1 else f for f in (lhs, rhs)), squeeze
+
+
+def spmm(original, gidx, op, reduce, lhs, rhs):
+    """GSpMM.apply with reduce "sum", "max", "min", or our own "mean"."""
+    lhs = None if op == "copy_rhs" else lhs
+    rhs = None if op == "copy_lhs" else rhs
+    kind = f"dgl.gspmm {op}.{reduce}"
+    why = _unsupported(gidx, lhs, rhs)
+    if why is None:
+        graph = structure(gidx)
+        if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)):
+            why = "features whose number of rows is not that of the nodes or edges"
+    if why is not None:
+        report.fallback(kind, why)
+        return original(gidx, op, reduce, lhs, rhs)
+    with report.accelerated(kind):
+        lhs, rhs, squeeze = _columns(lhs, rhs)
+        empty = _EMPTY.get(reduce, 0.0) if graph.nnz else 0.0
+        arrays = arrays_of(graph, needs_grad(lhs, rhs))
+        out = torch.ops.gnnaccel.spmm(*arrays, lhs, rhs, op, reduce, empty)[0]
+        return out.squeeze(-1) if squeeze else out
+
+
+def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
+    """GSDDMM.apply."""
+    lhs = None if op == "copy_rhs" else lhs
+    rhs = None if op == "copy_lhs" else rhs
+    kind = f"dgl.gsddmm {op}"
+    why = _unsupported(gidx, lhs, rhs)
+    if why is None:
+        graph = structure(gidx)
+        left, right = _TARGETS[lhs_target], _TARGETS[rhs_target]
+        count = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
+        if not _fits((lhs, rhs), (count[left], count[right])):
+            why = "features whose number of rows is not that of the nodes or edges"
+    if why is not None:
+        report.fallback(kind, why)
+        return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
+    with report.accelerated(kind):
+        lhs, rhs, squeeze = _columns(lhs, rhs)
+        arrays = arrays_of(graph, needs_grad(lhs, rhs))
+        out = torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, left, right)
+        return out.squeeze(-1) if squeeze else out
+
+
+def edge_softmax(original, gidx, score, eids, norm_by):
+    """EdgeSoftmax.apply."""
+    from dgl.base import is_all
+
+    kind = "dgl.edge_softmax"
+    why = _unsupported(gidx, score)
+    if why is None:
+        part = gidx if is_all(eids) else gidx.edge_subgraph([eids], True).graph
+        graph = structure(part)
+        if score.shape[0] != graph.nnz:
+            why = "scores whose number is not that of the edges"
+    if why is not None:
+        report.fallback(kind, why)
+        return original(gidx, score, eids, norm_by)
+    with report.accelerated(kind):
+        graph = graph.transposed if norm_by == "src" else graph
+        return torch.ops.gnnaccel.edge_softmax(graph.indptr, graph.edge_ids, score, graph.nnz)
+
+
+def segments(original, op, x, offsets):
+    """SegmentReduce.apply. Offsets come from the caller's segment lengths, so they are checked."""
+    kind = f"dgl.segment_reduce {op}"
+    if x.device.type != "cpu" or x.dtype not in _DTYPES or offsets.dtype not in (torch.int32, torch.int64):
+        report.fallback(kind, f"values of dtype {x.dtype} or offsets of dtype {offsets.dtype}")
+        return original(op, x, offsets)
+    with report.accelerated(kind):
+        return segment_reduce(x, offsets, op, empty_value=_EMPTY.get(op, 0.0))
+
+
+class Replacement:
+    """Has the `apply` of an autograd class and passes the class's own along as the fallback."""
+
+    def __init__(self, function, replaced):
+        self._function = function
+        self.replaced = replaced
+
+    def apply(self, *args):
+        return self._function(self.replaced.apply, *args)
+
+
+def mean_gspmm(gspmm):
+    """dgl.ops.gspmm that reduces "mean" in one pass instead of a sum and a division."""
+
+    def replacement(g, op, reduce_op, lhs_data, rhs_data):
+        features = [f for f in (lhs_data, rhs_data) if f is not None]
+        plain = g._graph.number_of_etypes() == 1 and op not in ("sub", "div")
+        if reduce_op != "mean" or not plain or torch.is_autocast_enabled():
+            return gspmm(g, op, reduce_op, lhs_data, rhs_data)
+        if _unsupported(g._graph, *features) is not None:
+            return gspmm(g, op, reduce_op, lhs_data, rhs_data)
+        if op not in ("copy_lhs", "copy_rhs"):
+            from dgl.ops.spmm import reshape_lhs_rhs
+
+            lhs_data, rhs_data = reshape_lhs_rhs(lhs_data, rhs_data)
+
+        def original(gidx, op, reduce, lhs, rhs):  # reached only for features that do not fit: DGL words the error
+            return gspmm(g, op, "mean", lhs, rhs)
+
+        return spmm(original, g._graph, op, "mean", lhs_data, rhs_data)
+
+    replacement.__doc__ = gspmm.__doc__
+    return replacement
