@@ -71,9 +71,11 @@ void block_of(const Pass<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   const bool inside = d / (per_head * N) == (d + M * N - 1) / (per_head * N);
   if (inside) return block<N, M, M, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
   if constexpr (M >= 4)
-    if (per_head % 4 == 0 && d % (4 * N) == 0) return block<N, M, 4, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
+    if (per_head % 4 == 0 && d % (4 * N) == 0)
+      return block<N, M, 4, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
   if constexpr (M >= 2)
-    if (per_head % 2 == 0 && d % (2 * N) == 0) return block<N, M, 2, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
+    if (per_head % 2 == 0 && d % (2 * N) == 0)
+      return block<N, M, 2, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
   block<N, M, 1, kDots, kSum>(p, row, k0, k1, d, dots, weights, out);
 }
 

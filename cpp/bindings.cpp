@@ -94,8 +94,8 @@ int64_t coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, in
 
 void transpose(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                int index_type, Address t_indptr, Address t_indices, Address t_edge_ids, int threads) {
-  gnnaccel::transpose(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(t_indptr),
-                      at(t_indices), at(t_edge_ids), threads);
+  gnnaccel::transpose(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(t_indptr), at(t_indices),
+                      at(t_edge_ids), threads);
 }
 
 }  // namespace

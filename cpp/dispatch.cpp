@@ -51,8 +51,7 @@ const char* isa() { return chosen.name; }
 
 void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
           int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, int threads) {
-  chosen.spmm(
-      {graph, lhs, rhs, out, arg_lhs, arg_rhs, num_feats, message, reduce, dtype, empty_value, threads});
+  chosen.spmm({graph, lhs, rhs, out, arg_lhs, arg_rhs, num_feats, message, reduce, dtype, empty_value, threads});
 }
 
 void sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target, void* out,

@@ -65,12 +65,12 @@ struct AttentionArgs {  // see kernels.h; the pointers of the other direction ar
   int threads;
 };
 
-#define GNNACCEL_DECLARE(isa)                 \
-  namespace isa {                             \
-  void spmm(const SpmmArgs&);                 \
-  void sddmm(const SddmmArgs&);               \
-  void edge_softmax(const EdgeSoftmaxArgs&);  \
-  void attention(const AttentionArgs&);       \
+#define GNNACCEL_DECLARE(isa)                \
+  namespace isa {                            \
+  void spmm(const SpmmArgs&);                \
+  void sddmm(const SddmmArgs&);              \
+  void edge_softmax(const EdgeSoftmaxArgs&); \
+  void attention(const AttentionArgs&);      \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

@@ -206,8 +206,8 @@ void dots(const Problem<T, I>& p, int threads) {
 
 template <class T, class I>
 void run(const SddmmArgs& a) {
-  const Problem<T, I> p{CsrOf<I>(a.graph), a.lhs,  a.rhs, a.lhs_target, a.rhs_target, static_cast<T*>(a.out),
-                        a.num_feats,       a.dot_len, a.op};
+  const Problem<T, I> p{CsrOf<I>(a.graph),      a.lhs,       a.rhs,     a.lhs_target, a.rhs_target,
+                        static_cast<T*>(a.out), a.num_feats, a.dot_len, a.op};
   const int threads = useful_threads(a.graph.nnz * a.num_feats * a.dot_len, a.threads);
   switch (a.op) {
     case EdgeOp::copy_lhs:

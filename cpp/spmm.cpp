@@ -101,7 +101,7 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   int64_t head[M];
   for (int m = 0; m < M; ++m) head[m] = K::kRhs == Rhs::group ? ((d + m * N) / p.rhs.div) % p.rhs.len : 0;
   for (int64_t k = k0; k < k1; ++k) {
-    prefetch_ahead<K, N * M * static_cast<int>(sizeof(T))>(p, k, d);
+    prefetch_ahead<K, N * M* static_cast<int>(sizeof(T))>(p, k, d);
     const bool needs_edge = K::kByEdge || K::kRhs != Rhs::none;
     const int64_t e = needs_edge ? p.graph.edge(k) : 0;
     const T* x = K::kByEdge ? p.rhs_data() + e * p.num_feats + d

@@ -170,7 +170,7 @@ def install(compat_only: bool = False) -> None:
 def uninstall() -> None:
     """Undo `install`: frameworks run on their own code again, and worker processes start without the flag.
 
-    What made DGL importable stays in place, as the imported DGL needs it.
+    What made DGL usable stays in place: the import of its wheel, and right blocks from its int32 sampling.
     """
     if _state.hook is None:
         return

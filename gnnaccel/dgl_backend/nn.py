@@ -62,9 +62,7 @@ def _fused(layer, graph, feat):
         # The same draw, in the same order, as the layer's own dropout of the attention.
         mask = layer.attn_drop(x_source.new_ones(structure_.nnz, heads, 1)).squeeze(-1)
     slope = layer.leaky_relu.negative_slope
-    out = ops.attention(
-        structure_, x_source, score_source, score_target, negative_slope=slope, edge_scale=mask
-    )
+    out = ops.attention(structure_, x_source, score_source, score_target, negative_slope=slope, edge_scale=mask)
     if layer.res_fc is not None:
         out = out + layer.res_fc(target).view(target.shape[0], -1, width)
     if layer.has_explicit_bias:
