@@ -1,0 +1,131 @@
+"""Commands and their options. What a command does is in a module of its own, imported when it runs."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+# Plain messages: boxes would break the lists of allowed values into lines.
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_program: list[list[str]] = []  # what `run` was asked for
+
+
+class Framework(str, enum.Enum):
+    dgl = "dgl"
+    pyg = "pyg"
+
+
+class Model(str, enum.Enum):
+    gcn = "gcn"
+    sage = "sage"
+    gin = "gin"
+    gat = "gat"
+    agnn = "agnn"
+
+
+class Device(str, enum.Enum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def execute(arguments: list[str]) -> tuple[int, list[str] | None]:
+    """The exit code and, for `run`, the arguments for `gnnaccel.__main__.main`."""
+    _program.clear()
+    try:
+        app(arguments, prog_name="gnnaccel")
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+        return code, _program[0] if _program and not code else None
+    return 0, None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from gnnaccel import __version__
+
+        print(f"gnnaccel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gnnaccel(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Run DGL and PyTorch Geometric programs on gnnaccel's kernels, and see what that gives."""
+
+
+@app.command(options_metavar="[OPTIONS]", context_settings={"allow_interspersed_args": False})
+def run(
+    program: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time, also on Python 3.10)
+        typer.Argument(
+            metavar="script.py | -m module [ARGS]...", help="Program and its arguments, passed on untouched."
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Log what is accelerated, what not, and why.")
+    ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print a table of calls by kind at exit.")] = False,
+    profile_json: Annotated[str, typer.Option(metavar="FILE", help="Write that table as JSON instead.")] = "",
+    compat: Annotated[bool, typer.Option("--compat", help="Accelerate nothing, only make DGL importable.")] = False,
+) -> None:
+    """Run a program accelerated, unmodified: the same as GNNACCEL=1 python script.py."""
+    switches = (("-v", verbose), ("--profile", profile), ("--compat", compat))
+    options = [name for name, given in switches if given]
+    if profile_json:
+        options.append(f"--profile-json={profile_json}")
+    _program.append([*options, *(program or [])])
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what is installed, what will be accelerated, and what stands in the way. Exit code 1: nothing will be."""
+    from gnnaccel.cli import doctor
+
+    raise typer.Exit(doctor.show(as_json))
+
+
+@app.command()
+def compare(
+    framework: Annotated[Framework, typer.Option(help="Whose layers are trained.")],
+    model: Annotated[Model, typer.Option()] = Model.gcn,
+    dataset: Annotated[
+        str, typer.Option(help="cora, citeseer, pubmed, a path.npz, or a name of the framework's own loaders.")
+    ] = "cora",
+    epochs: Annotated[int, typer.Option(min=1)] = 50,
+    device: Annotated[Device, typer.Option()] = Device.cpu,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as torch takes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of hidden layers; of each head for gat.")] = 16,
+    heads: Annotated[int, typer.Option(min=1, help="Heads of gat.")] = 4,
+    layers: Annotated[int, typer.Option(min=1)] = 2,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of Adam.")] = 0.01,
+    dropout: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.5,
+    repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs, one alone and one with gnnaccel.")] = 2,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Losses further apart than this are a warning.")] = 1e-4,
+    out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),
+) -> None:
+    """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
+    from gnnaccel.cli import compare
+
+    request = compare.Request(
+        framework=framework.value,
+        model=model.value,
+        dataset=dataset,
+        epochs=epochs,
+        device=device.value,
+        threads=threads,
+        seed=seed,
+        hidden=hidden,
+        heads=heads,
+        layers=layers,
+        lr=lr,
+        dropout=dropout,
+        repeats=repeats,
+        tolerance=tolerance,
+        out=out,
+    )
+    raise typer.Exit(compare.run(request))

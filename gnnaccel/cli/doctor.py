@@ -1,0 +1,195 @@
+"""`gnnaccel doctor`: what is installed, what will be accelerated, and what to do about the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata, util
+
+from gnnaccel import __version__, switch
+from gnnaccel.cli import children
+
+# The versions the tests, examples and comparisons are run with (pyproject.toml and Makefile).
+RUN_WITH = {"torch": "2.13.0", "dgl": "2.1.0", "torch_geometric": "2.8.1"}
+_OPTIONAL = ("torch_sparse", "torch_scatter", "pyg_lib")
+
+
+def version(name: str) -> str | None:
+    """Version of an installed package, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        name = ""
+    return name or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def gpus_of_the_machine() -> list[str]:
+    """The GPUs that the driver lists, whatever torch sees."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if not done.returncode else []
+
+
+def _build(torch: dict, gpus: list[str]) -> dict:
+    if "error" in torch:
+        return {"loads": False, "advice": f"torch cannot be imported: {torch['error']}"}
+    if "binary_error" in torch:
+        return {"loads": False, "advice": torch["binary_error"]}
+    cuda = torch["cuda_kernels"]
+    if cuda and torch["gpus"]:
+        advice = "CPU and CUDA kernels; both are used."
+    elif cuda:
+        advice = "CPU and CUDA kernels; torch sees no GPU here, so the CPU kernels are used."
+    elif gpus:
+        advice = (
+            "CPU kernels alone: CUDA tensors stay with the framework. For the GPU, install nvcc (CUDA 12 or later) and "
+        )
+        advice += "reinstall gnnaccel with GNNACCEL_CUDA=ON."
+    else:
+        advice = "CPU kernels alone, and no GPU to want more. With one: install nvcc (CUDA 12 or later), and reinstall "
+        advice += "gnnaccel with GNNACCEL_CUDA=ON."
+    return {"loads": True, "cuda_kernels": cuda, "instruction_set": torch["isa"], "advice": advice}
+
+
+def _framework(name: str, binary_loads: bool) -> dict:
+    installed = version(name)
+    if installed is None and util.find_spec(name) is None:
+        advice = f"not installed (gnnaccel is run with {name}=={RUN_WITH[name]})"
+        return {"version": None, "imports": False, "accelerated": False, "advice": advice}
+    answer = children.ask(name)
+    if "error" in answer:
+        advice = f"cannot be imported: {answer['error']}"
+        return {"version": installed, "imports": False, "accelerated": False, "advice": advice}
+    accelerated = bool(answer["accelerated"]) and binary_loads
+    said = [*answer["messages"]]
+    if accelerated:
+        said.insert(0, "imports, and will be accelerated")
+    found = answer["version"] or installed or ""
+    if _release(found) != _release(RUN_WITH[name]):
+        said.append(f"gnnaccel is run with {RUN_WITH[name]}, not with this version")
+    return {"version": found, "imports": True, "accelerated": accelerated, "advice": "; ".join(said)}
+
+
+def _release(text: str) -> list[str]:
+    """Major and minor number."""
+    return text.split("+")[0].split(".")[:2]
+
+
+def _flag() -> dict:
+    value = os.environ.get(switch.FLAG)
+    try:
+        return {"value": value, "means": switch.parse_flag(value)}
+    except ValueError as error:
+        return {"value": value, "means": f"error: {error}"}
+
+
+def examine() -> dict:
+    """Everything `doctor` says, as plain data."""
+    torch = children.ask("torch")
+    gpus = gpus_of_the_machine()
+    build = _build(torch, gpus)
+    frameworks = {name: _framework(name, build["loads"]) for name in switch.BACKENDS}
+    return {
+        "versions": {
+            "gnnaccel": __version__,
+            "python": platform.python_version(),
+            "torch": torch.get("version", version("torch")),
+            **{name: version(name) for name in _OPTIONAL},
+        },
+        "python": sys.executable,
+        "build": build,
+        "devices": {
+            "cpu": cpu_name(),
+            "cores": cores(),
+            "threads": torch.get("threads"),
+            "gpus": torch.get("gpus", []),
+            "gpus_of_the_machine": gpus,
+        },
+        "frameworks": frameworks,
+        "switch": {"installed": children.switch_is_installed(), "flag": _flag()},
+        "usable": build["loads"] and any(one["accelerated"] for one in frameworks.values()),
+    }
+
+
+def _torch_line(found: str | None) -> str:
+    if found is None:
+        return "not installed: gnnaccel needs torch 2.4 or later"
+    numbers = [int(part) if part.isdigit() else 0 for part in _release(found)]
+    if numbers < [2, 4]:
+        return f"{found}: too old, gnnaccel needs 2.4 or later"
+    same = _release(found) == _release(RUN_WITH["torch"])
+    return found if same else f"{found} (accepted; gnnaccel is run with {RUN_WITH['torch']})"
+
+
+def _switch_line(installed: bool) -> str:
+    if installed:
+        return "installed: GNNACCEL=1 python script.py accelerates here"
+    return (
+        "not installed in this environment, so GNNACCEL=1 has no effect: pip install gnnaccel here, "
+        "or use `gnnaccel run` or `python -m gnnaccel`"
+    )
+
+
+def _lines(found: dict) -> list[tuple[str, str]]:
+    versions, build, devices = found["versions"], found["build"], found["devices"]
+    flag = found["switch"]["flag"]
+    lines = [("gnnaccel", versions["gnnaccel"]), ("python", f"{versions['python']}  {found['python']}")]
+    lines.append(("torch", _torch_line(versions["torch"])))
+    lines += [(name, versions[name] or "not installed (optional)") for name in _OPTIONAL]
+    lines.append(("build", build["advice"]))
+    if build["loads"]:
+        lines.append(("CPU kernels", f"for {build['instruction_set']}, picked at run time"))
+    lines.append(("CPU", f"{devices['cpu']}, {devices['cores']} cores, torch runs {devices['threads']} threads"))
+    unseen = f"none that torch sees; the driver lists {', '.join(devices['gpus_of_the_machine'])}"
+    none = unseen if devices["gpus_of_the_machine"] else "none"
+    lines.append(("GPU", ", ".join(devices["gpus"]) or none))
+    for name, one in found["frameworks"].items():
+        lines.append((switch.NAMES[name], " ".join(filter(None, (one["version"], one["advice"])))))
+    lines.append(("flag's .pth file", _switch_line(found["switch"]["installed"])))
+    value = "not set" if flag["value"] is None else f"{flag['value']} ({flag['means']})"
+    lines.append(("GNNACCEL", value))
+    verdict = "ready" if found["usable"] else "nothing can be accelerated here; the lines above say why"
+    return [*lines, ("verdict", verdict)]
+
+
+def show(as_json: bool) -> int:
+    """Print what `examine` found: 0 if something can be accelerated, else 1."""
+    found = examine()
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        from rich.table import Table
+
+        from gnnaccel.cli.output import console
+
+        table = Table.grid(padding=(0, 2))
+        for name, text in _lines(found):
+            table.add_row(name, text)
+        console().print(table)
+    return 0 if found["usable"] else 1

@@ -1,0 +1,4 @@
+"""Plain training programs that `gnnaccel compare` runs as they are, with and without gnnaccel.
+
+Nothing in this folder knows gnnaccel: the files are started by path, and use torch and a framework's public API.
+"""

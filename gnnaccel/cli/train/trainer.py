@@ -1,0 +1,144 @@
+"""Trains one model on one graph, and writes what it measured as JSON. One line of JSON per epoch goes to stdout.
+
+    python trainer.py --framework dgl --model gcn --data graph.npz --result result.json
+
+graph.npz: edge_index int64 [2, E], sources first; x float32 [N, F]; y int64 [N]; train_mask, test_mask bool [N];
+num_classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=["dgl", "pyg"], required=True)
+    parser.add_argument("--model", choices=["gcn", "sage", "gin", "gat", "agnn"], required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--result", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
+    for name, default in (("epochs", 50), ("seed", 0), ("hidden", 16), ("heads", 4), ("layers", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, value in (("lr", 0.01), ("dropout", 0.5), ("weight-decay", 5e-4)):
+        parser.add_argument(f"--{name}", type=float, default=value)
+    return parser.parse_args()
+
+
+def resident_bytes(field: str) -> int:
+    """VmRSS, what this process holds in memory now, or VmHWM, the most it held."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+
+
+class Memory:
+    """The most memory that was held at a time beyond what was held when this object was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated()
+            return
+        self.known = True
+        try:
+            with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+                file.write("5")  # resets VmHWM
+            self.before = resident_bytes("VmRSS")
+        except OSError:  # not Linux, or not allowed: then the peak may be one of loading the data
+            self.known = False
+
+    def extra_bytes(self) -> int | None:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() - self.before
+        return max(0, resident_bytes("VmHWM") - self.before) if self.known else None
+
+
+def warm_up(device: torch.device) -> None:
+    """A step of a small dense model: what torch loads and starts at its first step is nobody's epoch or memory."""
+    model = torch.nn.Linear(32, 32).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    F.cross_entropy(
+        model(torch.rand(64, 32, device=device)), torch.zeros(64, dtype=torch.long, device=device)
+    ).backward()
+    optimizer.step()
+
+
+def train(step, epochs: int, device: torch.device) -> tuple[list[float], list[float]]:
+    """Run `step`, which gives the loss, `epochs` times: times in milliseconds and losses."""
+    times, losses = [], []
+    for epoch in range(epochs):
+        start = time.perf_counter()
+        loss = step().item()  # waits for the device
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the optimizer's step comes after the loss
+        times.append((time.perf_counter() - start) * 1e3)
+        losses.append(loss)
+        print(json.dumps({"epoch": epoch + 1, "loss": loss, "time_ms": times[-1]}), flush=True)
+    return times, losses
+
+
+def main() -> None:
+    given = options()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    device = torch.device(given.device)
+    models = importlib.import_module(f"{given.framework}_models")
+    with np.load(given.data) as file:
+        edge_index, x, y, train_mask, test_mask = (
+            torch.from_numpy(file[key]) for key in ("edge_index", "x", "y", "train_mask", "test_mask")
+        )
+        classes = int(file["num_classes"])
+    graph = models.make_graph(edge_index, len(x), given.model, device)
+    x, y, train_mask, test_mask = (tensor.to(device) for tensor in (x, y, train_mask, test_mask))
+
+    torch.manual_seed(given.seed)
+    shape = (x.shape[1], given.hidden, classes, given.heads, given.layers, given.dropout)
+    model = models.make_model(given.model, *shape).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=given.lr, weight_decay=given.weight_decay)
+
+    def step() -> torch.Tensor:
+        model.train()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(graph, x)[train_mask], y[train_mask])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    warm_up(device)
+    torch.manual_seed(given.seed)
+    memory = Memory(device)
+    times, losses = train(step, given.epochs, device)
+    extra_bytes = memory.extra_bytes()
+    model.eval()
+    with torch.no_grad():
+        right = (model(graph, x).argmax(1) == y)[test_mask]
+    result = {
+        "epoch_time_ms": times,
+        "loss": losses,
+        "extra_memory_bytes": extra_bytes,
+        "test_accuracy": right.float().mean().item() if len(right) else None,
+        "threads": torch.get_num_threads(),
+        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else "",
+        "torch": torch.__version__,
+        "framework_version": importlib.import_module(
+            {"dgl": "dgl", "pyg": "torch_geometric"}[given.framework]
+        ).__version__,
+    }
+    with open(given.result, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()
