@@ -21,9 +21,10 @@ _OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.MAIN_PID)
 class Failed(Exception):
     """What the user asked for cannot be done here; the message says why and what would help. Exit code `code`."""
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    def __init__(self, message: str, code: int = 1, last_line: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.last_line = last_line  # of what a child said: a Python program's own error
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -98,17 +99,16 @@ def run(
         if code < 0:
             how = f"by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
         said = complaints.strip() or "".join(printed).strip() or "(it printed nothing)"
-        raise Failed(f"{what} ended {how}:\n\n" + "\n".join(said.splitlines()[-40:]))
+        shown = said.splitlines()[-40:]
+        raise Failed(f"{what} ended {how}:\n\n" + "\n".join(shown), last_line=shown[-1])
     return "".join(printed), complaints
 
 
 def ask(question: str, *arguments: str, timeout: float = 120) -> dict:
     """What `gnnaccel.cli.probe` answers to `question`, in a process of its own; {"error": why} if that breaks."""
     words = [sys.executable, "-m", "gnnaccel.cli.probe", question, *arguments]
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))
     try:
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {timeout:.0f} s"}
     lines = done.stdout.strip().splitlines()

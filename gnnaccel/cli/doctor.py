@@ -15,6 +15,7 @@ from gnnaccel.cli import children
 
 # The versions the tests, examples and comparisons are run with (pyproject.toml and Makefile).
 RUN_WITH = {"torch": "2.13.0", "dgl": "2.1.0", "torch_geometric": "2.8.1"}
+_NAME_WIDTH = 18  # of the first column, in a pipe
 _OPTIONAL = ("torch_sparse", "torch_scatter", "pyg_lib")
 
 
@@ -183,6 +184,9 @@ def show(as_json: bool) -> int:
     found = examine()
     if as_json:
         print(json.dumps(found, indent=1))
+    elif not sys.stdout.isatty():
+        for name, text in _lines(found):
+            print(f"{name:<{_NAME_WIDTH}} {text}")
     else:
         from rich.table import Table
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SIDES = ("alone", "gnnaccel")
+_SCATTER = 1.5
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,13 @@ def evaluate(runs: list[Run], prepare_ms: float | None, tolerance: float) -> Res
     return Results(tuple(figures), reasons, _warnings(results, calls, tolerance), pair_speedups, warmup)
 
 
+def _scatters(results: Results) -> bool:
+    """True if a quarter of a side's epochs took half as long again as another quarter, or the pairs disagree so."""
+    low, high = results["epoch_time_q1"], results["epoch_time_q3"]
+    ratios = [(high.alone or 0.0) / (low.alone or 1.0), (high.gnnaccel or 0.0) / (low.gnnaccel or 1.0)]
+    return max(*ratios, max(results.pair_speedups) / min(results.pair_speedups)) > _SCATTER
+
+
 def _warnings(results: Results, calls: int, tolerance: float) -> tuple[str, ...]:
     found = []
     largest = results["max_loss_difference"].gnnaccel
@@ -175,6 +183,8 @@ def _warnings(results: Results, calls: int, tolerance: float) -> tuple[str, ...]
         own = results["max_loss_difference"].alone
         if own:
             found[-1] += f" (two runs of the framework alone differ by up to {own:.3g})"
+    if _scatters(results):
+        found.append("the epoch times scatter widely, as on a busy machine: the speedup is no figure to rely on")
     if not calls:
         found.append("gnnaccel saw no message-passing call: nothing was accelerated")
     elif not results["calls_accelerated"].gnnaccel:

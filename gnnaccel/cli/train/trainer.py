@@ -128,7 +128,7 @@ def main() -> None:
         "epoch_time_ms": times,
         "loss": losses,
         "extra_memory_bytes": extra_bytes,
-        "test_accuracy": right.float().mean().item() if len(right) else None,
+        "test_accuracy": int(right.sum()) / len(right) if len(right) else None,
         "threads": torch.get_num_threads(),
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else "",
         "torch": torch.__version__,
