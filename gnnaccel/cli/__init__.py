@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 
 
@@ -28,9 +29,26 @@ def main(argv: list[str] | None = None) -> int:
     if program is None:
         return code
     # Outside of typer, which would change how the program's exceptions are shown.
-    from gnnaccel.__main__ import main as launch
+    from gnnaccel import __main__ as launcher
 
-    return launch(program)
+    _show_the_program_alone(launcher.__file__)
+    return launcher.main(program)
+
+
+def _show_the_program_alone(launcher: str) -> None:
+    """Leave what is on the stack above the launcher out of the tracebacks of the program; it hides its own frames."""
+    show = sys.excepthook
+
+    def excepthook(kind, value, trace):
+        start = trace
+        while start is not None and start.tb_frame.f_code.co_filename != launcher:
+            start = start.tb_next
+        while start is not None and start.tb_next is not None and start.tb_frame.f_code.co_filename in hidden:
+            start = start.tb_next
+        show(kind, value.with_traceback(start or trace), start or trace)
+
+    hidden = {launcher, runpy.__file__, "<frozen runpy>"}
+    sys.excepthook = excepthook
 
 
 def _set_apart(arguments: list[str]) -> list[str]:

@@ -61,9 +61,7 @@ def _gnnaccel(
 def run(
     program: Annotated[
         Optional[list[str]],  # noqa: UP045 (typer reads it at run time, also on Python 3.10)
-        typer.Argument(
-            metavar="script.py | -m module [ARGS]...", help="Program and its arguments, passed on untouched."
-        ),
+        typer.Argument(metavar="PROGRAM", help="script.py or -m module, and its arguments, which it gets untouched."),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Log what is accelerated, what not, and why.")
@@ -73,11 +71,13 @@ def run(
     compat: Annotated[bool, typer.Option("--compat", help="Accelerate nothing, only make DGL importable.")] = False,
 ) -> None:
     """Run a program accelerated, unmodified: the same as GNNACCEL=1 python script.py."""
+    if not program:
+        raise typer.BadParameter("expected script.py, or -m and a module")
     switches = (("-v", verbose), ("--profile", profile), ("--compat", compat))
     options = [name for name, given in switches if given]
     if profile_json:
         options.append(f"--profile-json={profile_json}")
-    _program.append([*options, *(program or [])])
+    _program.append([*options, *program])
 
 
 @app.command()
@@ -91,19 +91,19 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 @app.command()
 def compare(
     framework: Annotated[Framework, typer.Option(help="Whose layers are trained.")],
-    model: Annotated[Model, typer.Option()] = Model.gcn,
+    model: Annotated[Model, typer.Option(help="Made of the framework's own layers.")] = Model.gcn,
     dataset: Annotated[
         str, typer.Option(help="cora, citeseer, pubmed, a path.npz, or a name of the framework's own loaders.")
     ] = "cora",
-    epochs: Annotated[int, typer.Option(min=1)] = 50,
-    device: Annotated[Device, typer.Option()] = Device.cpu,
+    epochs: Annotated[int, typer.Option(min=1, help="Training steps on the whole graph, per run.")] = 50,
+    device: Annotated[Device, typer.Option(help="Where both sides train.")] = Device.cpu,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as torch takes.")] = 0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights and dropout, for both sides.")] = 0,
     hidden: Annotated[int, typer.Option(min=1, help="Width of hidden layers; of each head for gat.")] = 16,
     heads: Annotated[int, typer.Option(min=1, help="Heads of gat.")] = 4,
-    layers: Annotated[int, typer.Option(min=1)] = 2,
+    layers: Annotated[int, typer.Option(min=1, help="Convolutions.")] = 2,
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of Adam.")] = 0.01,
-    dropout: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.5,
+    dropout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Between layers.")] = 0.5,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs, one alone and one with gnnaccel.")] = 2,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Losses further apart than this are a warning.")] = 1e-4,
     out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),

@@ -56,8 +56,8 @@ def _fetch(name: str, framework: str, work: Path) -> data.Dataset:
         printed, _ = children.run(words, env, f"the loader of {name}")
     except children.Failed as error:
         raise children.Failed(
-            f"--dataset: {name} could not be fetched with the loader of {framework} ({error.last_line}); is the network "
-            f"reached? Expected {known()}"
+            f"--dataset: {name} could not be fetched with the loader of {framework} ({error.last_line}); "
+            f"is the network reached? Expected {known()}"
         ) from None
     try:
         found = data.load(file)
