@@ -272,7 +272,7 @@ def test_compare_prints_a_plain_table_in_a_pipe(compared):
     _, printed = compared
     assert "\x1b" not in printed and "\r" not in printed
     assert "epoch time, median [ms]" in printed and "100.0%" in printed
-    assert "the first 1 epochs of each run are warm-up" in printed
+    assert "the first epoch of each run is warm-up" in printed
 
 
 @pytest.mark.parametrize(

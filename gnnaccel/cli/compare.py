@@ -215,8 +215,10 @@ def _progress(request: Request) -> Iterator[tuple[Callable[[int, str], None], Ca
 
 def _reading(results: Results, request: Request, runs: list[Run]) -> list[str]:
     """What a reader of the table must know."""
-    notes = [f"epoch time: the first {results.warmup} epochs of each run are warm-up and not counted"]
-    if not results.warmup:
+    warmup = results.warmup
+    which = f"first {warmup} epochs of each run are" if warmup > 1 else "first epoch of each run is"
+    notes = [f"epoch time: the {which} warm-up and not counted"]
+    if not warmup:
         notes = ["epoch time: the only epoch is counted, warm-up included"]
     if len(results.pair_speedups) > 1:
         notes.append("speedup of each pair: " + ", ".join(f"{speedup:.2f}x" for speedup in results.pair_speedups))

@@ -16,6 +16,8 @@ from gnnaccel.cli.results import SIDES, Figure, Results, Run
 
 _PIPE_WIDTH = 160  # nothing is cut off where there is no terminal to be as wide as
 
+_LABEL_WIDTH = 60
+
 
 def console() -> Console:
     """Standard output; text without markup, and without colour or frames where it is no terminal."""
@@ -47,7 +49,7 @@ def show(results: Results, title: str, alone: str, notes: list[str]) -> None:
     out = console()
     frame = box.ROUNDED if sys.stdout.isatty() else box.ASCII
     table = Table(title=title, title_justify="left", box=frame)
-    table.add_column("")
+    table.add_column("", max_width=_LABEL_WIDTH)  # a warning is broken into lines
     for name in (alone, "with gnnaccel", "ratio"):
         table.add_column(name, justify="right")
     for figure in results.figures:
@@ -56,9 +58,9 @@ def show(results: Results, title: str, alone: str, notes: list[str]) -> None:
         table.add_row(f"WARNING: {warning}", "", "", "", style="bold red")
     out.print(table)
     for kind, reason, calls in results.left:
-        out.print(f"left to the framework: {calls}x {kind}: {reason}")
+        out.print(f"left to the framework: {calls}x {kind}: {reason}", soft_wrap=True)
     for note in notes:
-        out.print(f"note: {note}")
+        out.print(f"note: {note}", soft_wrap=True)
 
 
 def save_results(path: Path, results: Results) -> None:
@@ -114,6 +116,8 @@ def save_chart(path: Path, runs: list[Run], results: Results, title: str, alone:
     )
     gap = results["max_loss_difference"].gnnaccel
     losses.set(xlabel="epoch", ylabel="training loss", title=f"largest difference {number(gap)}")
+    for one in axes:
+        one.xaxis.get_major_locator().set_params(integer=True)
     times.legend()
     losses.legend()
     canvas.suptitle(title)
