@@ -479,3 +479,33 @@ def test_memory_that_could_not_be_measured_stays_empty(tmp_path):
     found = results.evaluate(runs, None, tolerance=1e-4)
     output.save_results(tmp_path / "results.csv", found)
     assert table(tmp_path)["peak_memory"]["alone"] == "" and found["peak_memory"].ratio is None
+
+
+# how children are started
+
+
+@pytest.mark.parametrize(
+    "installed, mode, words, flags",
+    [
+        (True, "off", [], {}),
+        (True, "compat", [], {"GNNACCEL": "compat"}),
+        (True, "on", [], {"GNNACCEL": "1", "GNNACCEL_PROFILE": "p.json"}),
+        (False, "off", [], {}),
+        (False, "compat", ["-m", "gnnaccel", "--compat"], {}),
+        (False, "on", ["-m", "gnnaccel", "--profile-json", "p.json"], {}),
+    ],
+)
+def test_children_start_with_the_flag_or_where_it_has_no_effect_with_the_launcher(
+    installed, mode, words, flags, monkeypatch
+):
+    monkeypatch.setattr(children, "switch_is_installed", lambda: installed)
+    for name in ("GNNACCEL", "GNNACCEL_PROFILE", "GNNACCEL_VERBOSE"):
+        monkeypatch.setenv(name, "1")  # of a user who has it set: must not reach the run alone
+    start, env = children.command(mode, Path("p.json") if mode == "on" else None)
+    assert start == [sys.executable, *words]
+    assert {key: value for key, value in env.items() if key.startswith("GNNACCEL") and key != data.DATA} == flags
+    assert installed or env["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
+
+
+def test_a_probe_that_breaks_is_an_answer():
+    assert "no_such_framework" in children.ask("no_such_framework")["error"]
