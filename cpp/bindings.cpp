@@ -35,6 +35,14 @@ void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, i
                  static_cast<gnnaccel::DType>(dtype), empty_value, threads);
 }
 
+void spmm_backward(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows, int64_t t_num_cols,
+                   int64_t nnz, int index_type, Address x, Address weight, Address grad_out, Address grad_x,
+                   Address grad_weight, int64_t num_heads, int64_t width, int dtype, int threads) {
+  gnnaccel::spmm_backward(csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), at(x),
+                          at(weight), at(grad_out), at(grad_x), at(grad_weight), num_heads, width,
+                          static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void sddmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
            int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, int lhs_target, Address rhs, int64_t rhs_len,
            int64_t rhs_div, int rhs_target, Address out, int64_t num_feats, int64_t dot_len, int op, int dtype,
@@ -61,22 +69,22 @@ void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, in
 
 void attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                int index_type, Address x, Address score_src, Address score_dst, Address edge_scale, Address out,
-               Address lse, double slope, int64_t num_heads, int64_t width, int dtype, int threads) {
+               Address lse, Address out_pos, Address p_pos, double slope, int64_t num_heads, int64_t width, int dtype,
+               int threads) {
   gnnaccel::attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(x), at(score_src),
-                      at(score_dst), at(edge_scale), at(out), at(lse), slope, num_heads, width,
+                      at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos), at(p_pos), slope, num_heads, width,
                       static_cast<gnnaccel::DType>(dtype), threads);
 }
 
-void attention_backward(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
-                        int64_t nnz, int index_type, Address t_indptr, Address t_indices, Address t_edge_ids, Address x,
-                        Address score_src, Address score_dst, Address edge_scale, Address lse, Address delta,
-                        Address grad_out, Address grad_x, Address grad_score_src, Address grad_score_dst, double slope,
-                        int64_t num_heads, int64_t width, int dtype, int threads) {
-  gnnaccel::attention_backward(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
-                               csr(t_indptr, t_indices, t_edge_ids, num_cols, num_rows, nnz, index_type), at(x),
-                               at(score_src), at(score_dst), at(edge_scale), at(lse), at(delta), at(grad_out),
-                               at(grad_x), at(grad_score_src), at(grad_score_dst), slope, num_heads, width,
-                               static_cast<gnnaccel::DType>(dtype), threads);
+void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows, int64_t t_num_cols,
+                        int64_t nnz, int index_type, Address x, Address score_src, Address score_dst,
+                        Address edge_scale, Address out, Address lse, Address out_pos, Address p_pos, Address grad_out,
+                        Address grad_x, Address grad_score_src, Address grad_score_dst, double slope, int64_t num_heads,
+                        int64_t width, int dtype, int threads) {
+  gnnaccel::attention_backward(csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), at(x),
+                               at(score_src), at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos), at(p_pos),
+                               at(grad_out), at(grad_x), at(grad_score_src), at(grad_score_dst), slope, num_heads,
+                               width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
@@ -105,6 +113,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("isa", &gnnaccel::isa);
   module.def("use_openmp", [](Address gomp_parallel) { gnnaccel::use_openmp(at(gomp_parallel)); });
   module.def("spmm", &spmm, Unlocked());
+  module.def("spmm_backward", &spmm_backward, Unlocked());
   module.def("sddmm", &sddmm, Unlocked());
   module.def("edge_softmax", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());

@@ -15,6 +15,7 @@ struct Set {
   const char* name;
   bool supported;
   void (*spmm)(const SpmmArgs&);
+  void (*spmm_backward)(const SpmmBackwardArgs&);
   void (*sddmm)(const SddmmArgs&);
   void (*edge_softmax)(const EdgeSoftmaxArgs&);
   void (*attention)(const AttentionArgs&);
@@ -27,12 +28,15 @@ Set pick() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
-      {"avx512", has_avx512, avx512::spmm, avx512::sddmm, avx512::edge_softmax, avx512::attention},
-      {"avx2", has_avx2, avx2::spmm, avx2::sddmm, avx2::edge_softmax, avx2::attention},
-      {"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax, baseline::attention},
+      {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
+       avx512::attention},
+      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention},
+      {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
+       baseline::attention},
   };
 #else
-  const Set sets[] = {{"baseline", true, baseline::spmm, baseline::sddmm, baseline::edge_softmax, baseline::attention}};
+  const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
+                       baseline::edge_softmax, baseline::attention}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -54,6 +58,11 @@ void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, v
   chosen.spmm({graph, lhs, rhs, out, arg_lhs, arg_rhs, num_feats, message, reduce, dtype, empty_value, threads});
 }
 
+void spmm_backward(const Csr& transposed, const void* x, const void* weight, const void* grad_out, void* grad_x,
+                   void* grad_weight, int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.spmm_backward({transposed, x, weight, grad_out, grad_x, grad_weight, num_heads, width, dtype, threads});
+}
+
 void sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target, void* out,
            int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, int threads) {
   chosen.sddmm({graph, lhs, lhs_target, rhs, rhs_target, out, num_feats, dot_len, op, dtype, threads});
@@ -69,17 +78,21 @@ void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_o
 }
 
 void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
-               void* out, void* lse, double slope, int64_t num_heads, int64_t width, DType dtype, int threads) {
-  chosen.attention({graph, graph, x, score_src, score_dst, edge_scale, out, lse, nullptr, nullptr, nullptr, nullptr,
-                    nullptr, slope, num_heads, width, dtype, threads});
+               void* out, void* lse, void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width,
+               DType dtype, int threads) {
+  chosen.attention({graph, graph, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, nullptr, nullptr,
+                    nullptr, nullptr, slope, num_heads, width, dtype, threads});
 }
 
-void attention_backward(const Csr& graph, const Csr& transposed, const void* x, const void* score_src,
-                        const void* score_dst, const void* edge_scale, const void* lse, const void* delta,
-                        const void* grad_out, void* grad_x, void* grad_score_src, void* grad_score_dst, double slope,
-                        int64_t num_heads, int64_t width, DType dtype, int threads) {
-  chosen.attention({graph, transposed, x, score_src, score_dst, edge_scale, nullptr, const_cast<void*>(lse), grad_out,
-                    delta, grad_x, grad_score_src, grad_score_dst, slope, num_heads, width, dtype, threads});
+void attention_backward(const Csr& transposed, const void* x, const void* score_src, const void* score_dst,
+                        const void* edge_scale, const void* out, const void* lse, const void* out_pos,
+                        const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
+                        void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype,
+                        int threads) {
+  const auto saved = [](const void* pointer) { return const_cast<void*>(pointer); };
+  chosen.attention({transposed, transposed, x, score_src, score_dst, edge_scale, saved(out), saved(lse), saved(out_pos),
+                    saved(p_pos), grad_out, grad_x, grad_score_src, grad_score_dst, slope, num_heads, width, dtype,
+                    threads});
 }
 
 }  // namespace gnnaccel

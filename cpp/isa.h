@@ -20,6 +20,19 @@ struct SpmmArgs {
   int threads;
 };
 
+struct SpmmBackwardArgs {
+  const Csr& transposed;
+  const void* x;
+  const void* weight;
+  const void* grad_out;
+  void* grad_x;
+  void* grad_weight;
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+  int threads;
+};
+
 struct SddmmArgs {
   const Csr& graph;
   const Operand& lhs;
@@ -44,17 +57,18 @@ struct EdgeSoftmaxArgs {
   int threads;
 };
 
-struct AttentionArgs {  // see kernels.h; the pointers of the other direction are null
-  const Csr& graph;
-  const Csr& transposed;
+struct AttentionArgs {    // see kernels.h; what only the other direction uses is null
+  const Csr& graph;       // of the forward
+  const Csr& transposed;  // of the backward
   const void* x;
   const void* score_src;
   const void* score_dst;
   const void* edge_scale;
-  void* out;
+  void* out;  // these four: written by the forward, read by the backward
   void* lse;
+  void* out_pos;
+  void* p_pos;
   const void* grad_out;  // null in the forward
-  const void* delta;
   void* grad_x;
   void* grad_score_src;
   void* grad_score_dst;
@@ -65,12 +79,13 @@ struct AttentionArgs {  // see kernels.h; the pointers of the other direction ar
   int threads;
 };
 
-#define GNNACCEL_DECLARE(isa)                \
-  namespace isa {                            \
-  void spmm(const SpmmArgs&);                \
-  void sddmm(const SddmmArgs&);              \
-  void edge_softmax(const EdgeSoftmaxArgs&); \
-  void attention(const AttentionArgs&);      \
+#define GNNACCEL_DECLARE(isa)                  \
+  namespace isa {                              \
+  void spmm(const SpmmArgs&);                  \
+  void spmm_backward(const SpmmBackwardArgs&); \
+  void sddmm(const SddmmArgs&);                \
+  void edge_softmax(const EdgeSoftmaxArgs&);   \
+  void attention(const AttentionArgs&);        \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

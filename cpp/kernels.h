@@ -17,6 +17,14 @@ namespace gnnaccel {
 void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
           int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, int threads);
 
+// Gradients of out[r] = sum over nonzeros (r, c, e) of weight[e, h] * x[c] per head h, for the transposed matrix
+// (its rows are the columns c). CPU only: CUDA composes it of spmm and sddmm.
+//   grad_x[c] = sum over nonzeros of weight[e, h] * grad_out[r]; grad_weight[e, h] = <x[c], grad_out[r]> in head h.
+//   x, grad_x [num_cols, width], grad_out [num_rows, width], weight, grad_weight [nnz, num_heads]; width =
+//   num_heads * a multiple of 4. f32 and f64.
+void spmm_backward(const Csr& transposed, const void* x, const void* weight, const void* grad_out, void* grad_x,
+                   void* grad_weight, int64_t num_heads, int64_t width, DType dtype, int threads);
+
 // out[edge_ids[k], d] = op(lhs[row of its target, d], rhs[row of its target, d]) for every nonzero k.
 //   num_feats is the width of out. For dot, operand rows hold num_feats groups of dot_len values: feature d
 //   is the sum over j of lhs[.., i(d * dot_len + j)] * rhs[.., i(d * dot_len + j)], i() as in Operand.
@@ -36,15 +44,18 @@ void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_o
 // p = softmax over the row of leaky_relu(score_src[u] + score_dst[v], slope).
 //   x [num_cols, width], out [num_rows, width], width = num_heads * a multiple of 4; score_src
 //   [num_cols, num_heads], score_dst, lse [num_rows, num_heads]; edge_scale [nnz, num_heads] or null (ones).
-//   lse receives the log of each row's sum of exponentials, 0 in an empty row. f32 and f64.
+//   lse receives the log of each row's sum of exponentials, 0 in an empty row. out_pos [num_rows, width] and
+//   p_pos [num_rows, num_heads] receive the part of out and of the sum of p that comes from edges with a positive
+//   score (before leaky_relu): the backward needs them. Both null: not wanted. f32 and f64.
 void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
-               void* out, void* lse, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
+               void* out, void* lse, void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width,
+               DType dtype, int threads);
 
-// Gradients of attention, from its lse and delta [num_rows, num_heads] = <out, grad_out> per head.
-void attention_backward(const Csr& graph, const Csr& transposed, const void* x, const void* score_src,
-                        const void* score_dst, const void* edge_scale, const void* lse, const void* delta,
-                        const void* grad_out, void* grad_x, void* grad_score_src, void* grad_score_dst, double slope,
-                        int64_t num_heads, int64_t width, DType dtype, int threads);
+// Gradients of attention, for the transposed matrix, from what it received and wrote.
+void attention_backward(const Csr& transposed, const void* x, const void* score_src, const void* score_dst,
+                        const void* edge_scale, const void* out, const void* lse, const void* out_pos,
+                        const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
+                        void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
 
 // target[arg[r, d], (d / div) % len] += values[r, d] wherever arg[r, d] >= 0: the backward of max and min.
 //   arg, values [num_rows, num_feats]; target [num_targets, len], already zeroed. rows_disjoint: two rows r

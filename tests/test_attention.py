@@ -81,7 +81,11 @@ def test_registration():
     from gnnaccel.ops.spmm import structure
 
     tensors = inputs(graph, 2, 4, torch.float32)
-    torch.library.opcheck(torch.ops.gnnaccel.attention, (*structure(graph, True), *tensors, None, 0.2))
+    torch.library.opcheck(torch.ops.gnnaccel.attention, (*structure(graph, True), *tensors, None, 0.2, True))
+    out = torch.ops.gnnaccel.attention(*structure(graph, True), *tensors, None, 0.2, False)[0]
+    with pytest.raises(RuntimeError, match="keep=False"):
+        out.sum().backward()
+    torch.testing.assert_close(out, ops.attention(graph, *tensors))
 
 
 def test_results_do_not_depend_on_threads():

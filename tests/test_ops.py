@@ -363,6 +363,26 @@ def test_fp32_is_accurate(device, order):
         assert float((ops.edge_softmax(graph, scores) / want - 1).abs().max()) <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+@pytest.mark.parametrize("x_shape,w_shape", [((8,), ()), ((4, 8), (4,)), ((2, 3, 12), (2, 3, 1)), ((1, 4), (1, 1))])
+def test_weighted_sums_over_a_hub_of_sources(device, x_shape, w_shape, dtype):
+    """Both gradients of a weighted sum come from one walk over the sources; a source of 20k edges is cut up there."""
+    rows = torch.arange(20_000) % 300
+    cols = torch.where(torch.arange(20_000) < 18_000, 1, rows % 7)
+    graph = Graph.from_coo(rows, cols, num_rows=300, num_cols=9).to(device)
+    x, weight = spmm_inputs(graph, "mul", x_shape, w_shape, dtype)
+    for reduce in ("sum", "mean"):
+        check_spmm(graph, x, weight, "mul", reduce)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        out = ops.spmm(graph, *leaves)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for other in results[1:]:
+        assert device.type != "cpu" or all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 def test_bf16_winner_gradients_accumulate_in_fp32(device):
     """One source that wins in 1000 rows: a bf16 accumulator would stop counting at 256."""
     graph = Graph.from_coo(torch.arange(1000), torch.zeros(1000, dtype=torch.int64), num_rows=1000, num_cols=2)

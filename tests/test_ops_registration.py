@@ -30,6 +30,8 @@ def spmm_cases():
         yield OPS.spmm, (*arrays, x, w, "mul", reduce, 0.0)
     yield OPS.spmm, (*arrays, x, None, "copy_lhs", "min", 1.0)
     yield OPS.spmm, (*arrays, None, w, "copy_rhs", "sum", 0.0)
+    t, x, w, grad = g.transposed, rand(g.num_cols, 2, 4), rand(g.nnz, 2, 1), rand(g.num_rows, 2, 4)
+    yield OPS.spmm_backward, (t.indptr, t.indices, t.edge_ids, g.num_rows, g.nnz, x, w, grad)
 
 
 def sddmm_cases():

@@ -11,11 +11,16 @@ from gnnaccel.ops import _check
 from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
-torch.library.define("gnnaccel::attention", f"({_STRUCTURE}, {_INPUTS}, float negative_slope) -> (Tensor, Tensor)")
+# out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
+# lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
+torch.library.define(
+    "gnnaccel::attention",
+    f"({_STRUCTURE}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 torch.library.define(
     "gnnaccel::attention_backward",
-    f"({_STRUCTURE}, {_INPUTS}, Tensor lse, Tensor delta, Tensor grad_out, float negative_slope)"
-    " -> (Tensor, Tensor, Tensor)",
+    f"(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt nnz, {_INPUTS}, Tensor out, Tensor lse, "
+    "Tensor out_pos, Tensor p_pos, Tensor grad_out, float negative_slope) -> (Tensor, Tensor, Tensor)",
 )
 
 _FUSED_DTYPES = (torch.float32, torch.float64)
@@ -60,8 +65,9 @@ def attention(
     Notes
     -----
     On the CPU in fp32 and fp64 one kernel per direction stores nothing per edge; the backward recomputes the
-    probabilities from one log-sum-exp per row and head. Elsewhere, and where a second derivative is asked for,
-    the op is composed of `sddmm`, `edge_softmax` and `spmm`, which store [nnz, H]. Deterministic on the CPU.
+    probabilities from one log-sum-exp per row and head, and keeps a second tensor of the size of the result.
+    Elsewhere, and where a second derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`,
+    which store [nnz, H]. Deterministic on the CPU.
     Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
 
     Examples
@@ -92,10 +98,11 @@ def attention(
             raise ValueError(f"attention: {name}: expected shape [{count}, {heads}], got {tuple(value.shape)}")
     score_src, score_dst = score_src.to(x.dtype), score_dst.to(x.dtype)
     edge_scale = None if edge_scale is None else edge_scale.to(x.dtype)
-    arrays = structure(graph, needs_grad(x, score_src, score_dst))
+    keep = needs_grad(x, score_src, score_dst)
+    arrays = structure(graph, keep)
     if x.device.type != "cpu" or x.dtype not in _FUSED_DTYPES:
         return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
-    return torch.ops.gnnaccel.attention(*arrays, x, score_src, score_dst, edge_scale, negative_slope)[0]
+    return torch.ops.gnnaccel.attention(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
 
 
 def _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
@@ -115,96 +122,97 @@ def _padded(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing else x.contiguous()
 
 
+def _inputs(x, score_src, score_dst, edge_scale) -> list[Tensor | None]:
+    scale = None if edge_scale is None else edge_scale.contiguous()
+    return [_padded(x), score_src.contiguous(), score_dst.contiguous(), scale]
+
+
+def _outputs(num_rows, x, keep) -> list[Tensor]:
+    """out, lse, out_pos, p_pos of the shapes that the op returns; the last two empty if they are not kept."""
+    kept = num_rows if keep else 0
+    return [x.new_empty(n, *x.shape[1:k]) for n, k in ((num_rows, 3), (num_rows, 2), (kept, 3), (kept, 2))]
+
+
 @torch.library.impl("gnnaccel::attention", "CPU")
 def _attention_cpu(
     indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
-    x, score_src, score_dst, edge_scale, negative_slope,
+    x, score_src, score_dst, edge_scale, negative_slope, keep,
 ):  # fmt: skip
-    num_rows = indptr.numel() - 1
-    heads, feats = x.shape[1:]
-    lse = x.new_empty(num_rows, heads)
+    num_rows, feats = indptr.numel() - 1, x.shape[2]
     if x.shape[1:].numel() == 0:
-        return x.new_zeros(num_rows, heads, feats), lse.zero_()
-    x = _padded(x)
-    inputs = [
-        x,
-        score_src.contiguous(),
-        score_dst.contiguous(),
-        None if edge_scale is None else edge_scale.contiguous(),
-    ]
-    out = x.new_empty(num_rows, *x.shape[1:])
+        return tuple(t.zero_() for t in _outputs(num_rows, x, keep))
+    inputs = _inputs(x, score_src, score_dst, edge_scale)
+    outputs = _outputs(num_rows, inputs[0], keep)
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
-    sizes = (heads, heads * x.shape[2], lib.DTYPES[x.dtype])
-    lib.launch("attention", x.device, *matrix, *(lib.pointer(t) for t in (*inputs, out, lse)), negative_slope, *sizes)
-    return out[..., :feats].contiguous(), lse
+    pointers = (lib.pointer(t) for t in (*inputs, *outputs[:2], *(outputs[2:] if keep else (None, None))))
+    lib.launch("attention", x.device, *matrix, *pointers, negative_slope, *_sizes(inputs[0]))
+    return tuple(t[..., :feats].contiguous() if t.dim() == 3 else t for t in outputs)
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
 @torch.library.impl("gnnaccel::attention_backward", "CPU")
 def _attention_backward_cpu(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
-    x, score_src, score_dst, edge_scale, lse, delta, grad_out, negative_slope,
+    t_indptr, t_indices, t_edge_ids, nnz,
+    x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, negative_slope,
 ):  # fmt: skip
-    heads, feats = x.shape[1:]
-    if x.shape[1:].numel() == 0:
+    feats = x.shape[2]
+    if x.shape[1:].numel() == 0 or score_dst.shape[0] == 0:
         return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
-    x, grad_out = _padded(x), _padded(grad_out)
-    inputs = [
-        x,
-        score_src.contiguous(),
-        score_dst.contiguous(),
-        None if edge_scale is None else edge_scale.contiguous(),
-    ]
-    inputs += [lse.contiguous(), delta.contiguous(), grad_out]
-    grads = [torch.empty_like(t) for t in inputs[:3]]
-    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
-    turned = (lib.pointer(t) for t in (t_indptr, t_indices, t_edge_ids))
-    pointers = (lib.pointer(t) for t in (*inputs, *grads))
-    sizes = (heads, heads * x.shape[2], lib.DTYPES[x.dtype])
-    lib.launch("attention_backward", x.device, *matrix, *turned, *pointers, negative_slope, *sizes)
+    inputs = _inputs(x, score_src, score_dst, edge_scale)
+    grads = [torch.empty_like(t) for t in inputs[:3] if t is not None]
+    saved = (_padded(out), lse.contiguous(), _padded(out_pos), p_pos.contiguous(), _padded(grad_out))
+    matrix = lib.csr(t_indptr, t_indices, t_edge_ids, score_dst.shape[0], nnz)
+    pointers = (lib.pointer(t) for t in (*inputs, *saved, *grads))
+    lib.launch("attention_backward", x.device, *matrix, *pointers, negative_slope, *_sizes(grads[0]))
     return grads[0][..., :feats].contiguous(), grads[1], grads[2]
 
 
 @torch.library.register_fake("gnnaccel::attention")
 def _attention_fake(
     indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
-    x, score_src, score_dst, edge_scale, negative_slope,
+    x, score_src, score_dst, edge_scale, negative_slope, keep,
 ):  # fmt: skip
-    num_rows = indptr.shape[0] - 1
-    return x.new_empty(num_rows, *x.shape[1:]), x.new_empty(num_rows, x.shape[1])
+    return tuple(_outputs(indptr.shape[0] - 1, x, keep))
 
 
 @torch.library.register_fake("gnnaccel::attention_backward")
 def _attention_backward_fake(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
-    x, score_src, score_dst, edge_scale, lse, delta, grad_out, negative_slope,
+    t_indptr, t_indices, t_edge_ids, nnz,
+    x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, negative_slope,
 ):  # fmt: skip
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, score_src, score_dst))
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, num_cols, nnz, x, score_src, score_dst, edge_scale, ctx.negative_slope = inputs
+    *arrays, num_cols, nnz, x, score_src, score_dst, edge_scale, ctx.negative_slope, ctx.kept = inputs
     ctx.sizes = (num_cols, nnz)
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*arrays, x, score_src, score_dst, edge_scale, *output)
 
 
-def _backward(ctx, grad_out, _grad_lse):
+def _backward(ctx, grad_out, *_):
     nothing = (None,) * 8
     if grad_out is None:
-        return (*nothing, None, None, None, None, None)
-    *arrays, x, score_src, score_dst, edge_scale, out, lse = ctx.saved_tensors
-    arrays = (*arrays, *ctx.sizes)
+        return (*nothing, None, None, None, None, None, None)
+    if not ctx.kept:
+        raise RuntimeError("gnnaccel::attention: called with keep=False, which leaves nothing to differentiate with")
+    *arrays, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos = ctx.saved_tensors
+    num_cols, nnz = ctx.sizes
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
         # Fresh aliases: scores are often made from x, and its gradient must not come in through them as well.
         inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
-        value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
+        value = _composed((*arrays, num_cols, nnz), *inputs, edge_scale, ctx.negative_slope)
         grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
     else:
-        delta = (out * grad_out).sum(-1)
-        inputs = (x, score_src, score_dst, edge_scale, lse, delta, grad_out)
-        grads = torch.ops.gnnaccel.attention_backward(*arrays, *inputs, ctx.negative_slope)
-    return (*nothing, *grads, None, None)
+        grads = torch.ops.gnnaccel.attention_backward(
+            *arrays[3:], nnz, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out,
+            ctx.negative_slope,
+        )  # fmt: skip
+    return (*nothing, *grads, None, None, None)
 
 
 torch.library.register_autograd("gnnaccel::attention", _backward, setup_context=_setup_context)

@@ -21,6 +21,11 @@ torch.library.define(
     f"({_STRUCTURE}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
+    "gnnaccel::spmm_backward",
+    "(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt num_rows, SymInt nnz, Tensor x, Tensor weight, "
+    "Tensor grad) -> (Tensor, Tensor)",
+)
+torch.library.define(
     "gnnaccel::scatter_arg",
     "(Tensor arg, Tensor values, SymInt num_targets, SymInt[] shape, bool rows_disjoint) -> Tensor",
 )
@@ -197,6 +202,10 @@ def _backward_sum(ctx, grad):
         # In fp32 at least: a count past 65504 has no fp16.
         count = indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
         grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
+    if all(ctx.needs_input_grad[8:10]) and _fuses(lhs, rhs, grad):
+        # Both gradients read the same rows of grad: one walk serves them.
+        t_arrays = (t_indptr, t_indices, t_edge_ids, num_rows, nnz)
+        return torch.ops.gnnaccel.spmm_backward(*t_arrays, lhs, rhs, grad)
     grad_lhs = grad_rhs = None
     if ctx.needs_input_grad[8] and lhs_features is not None:
         turned = (t_indptr, t_indices, t_edge_ids, indptr, indices, edge_ids, num_rows, nnz)
@@ -211,15 +220,51 @@ def _backward_sum(ctx, grad):
     return grad_lhs, grad_rhs
 
 
+def _fuses(lhs, rhs, grad) -> bool:
+    """True if the CPU kernel for both gradients applies: one weight per edge or head, no second derivative."""
+    if lhs is None or rhs is None or torch.is_grad_enabled() or grad.device.type != "cpu":
+        return False
+    if grad.dtype not in (torch.float32, torch.float64) or lhs.shape[1:] != grad.shape[1:] or grad[:1].numel() == 0:
+        return False
+    full = tuple(grad.shape[1:])
+    padded, split = _kept(rhs.shape[1:], full)
+    return padded[:split] == full[:split] and math.prod(full[split:]) % 4 == 0
+
+
+def _kept(shape, full):
+    """`shape` padded to the dimensions of `full`, and how many of them are left without the last ones of size 1."""
+    padded = (1,) * (len(full) - len(shape)) + tuple(shape)
+    split = len(full)
+    while split and padded[split - 1] == 1:
+        split -= 1
+    return padded, split
+
+
+def _width(x: Tensor) -> int:
+    return math.prod(x.shape[1:])
+
+
+@torch.library.impl("gnnaccel::spmm_backward", "CPU")
+def _spmm_backward_cpu(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight, grad):
+    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+    grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+    matrix = lib.csr(t_indptr, t_indices, t_edge_ids, num_rows, nnz)
+    pointers = (lib.pointer(t) for t in (x, weight, grad, grad_x, grad_weight))
+    lib.launch("spmm_backward", x.device, *matrix, *pointers, _width(weight), _width(x), lib.DTYPES[x.dtype])
+    return grad_x, grad_weight
+
+
+@torch.library.register_fake("gnnaccel::spmm_backward")
+def _spmm_backward_fake(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight, grad):
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
+
+
 def _weight_gradient(arrays, lhs, grad, rhs_features, message):
     """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
     sddmm = torch.ops.gnnaccel.sddmm
     full = tuple(grad.shape[1:])
-    padded = (1,) * (len(full) - len(rhs_features)) + tuple(rhs_features)
     # Features the weight does not have are summed inside the kernel where they are the last ones.
-    split = len(full)
-    while split and padded[split - 1] == 1:
-        split -= 1
+    _, split = _kept(rhs_features, full)
     tail = math.prod(full[split:])
     grad = grad.reshape(grad.shape[0], *full[:split], tail)
     if message == "mul":

@@ -1,0 +1,110 @@
+// The inner loop of the fused kernels: the rows of one feature matrix gathered through a matrix row's indices,
+// dotted per head with a resident row, summed with weights per head, or both while they are in registers.
+#pragma once
+
+#include <algorithm>
+
+#include "rows.h"
+#include "simd.h"
+
+namespace gnnaccel::GNNACCEL_ISA {
+namespace {
+
+constexpr int64_t kGatherAhead = 8;
+constexpr int64_t kPiece = 1024;  // nonzeros to one f32 accumulator: a hub's sum in one would lose digits
+
+// What every row of one walk needs: `gathered` is read through the graph's indices, `resident` at the row itself.
+// Vectors of N features must not straddle heads: width / heads is a multiple of N.
+template <class T, class I>
+struct Gather {
+  CsrOf<I> graph;
+  const T* gathered;
+  const T* resident;
+  int64_t heads, width;  // width = heads * features per head
+
+  int64_t head_of(int64_t d) const { return d / (width / heads); }
+};
+
+// A weighted sum of gathered rows: weights [nonzeros of the row, heads], out [width].
+template <class T>
+struct Sum {
+  const T* weights;
+  T* out;
+};
+
+// Features d .. d + N * M of the nonzeros k0 .. k1: adds <gathered, resident> per head to dots[k - k0, h],
+// and writes kSums weighted sums. P vectors in a row belong to one head.
+template <int N, int M, int P, bool kDots, int kSums, class T, class I>
+void gather_block(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d, T* dots, const Sum<T>* sums) {
+  using V = Vec<T, N>;
+  constexpr int kOuts = kSums ? kSums : 1;
+  int64_t head[M / P];
+  for (int h = 0; h < M / P; ++h) head[h] = p.head_of(d + h * P * N);
+  V resident[M], acc[kOuts][M] = {};
+  for (int m = 0; m < M; ++m) resident[m] = kDots ? load<N>(p.resident + row * p.width + d + m * N) : V{};
+  for (int64_t k = k0; k < k1; ++k) {
+    if (k + kGatherAhead < p.graph.nnz)
+      prefetch<N * M * sizeof(T)>(p.gathered + static_cast<int64_t>(p.graph.indices[k + kGatherAhead]) * p.width + d);
+    const T* x = p.gathered + static_cast<int64_t>(p.graph.indices[k]) * p.width + d;
+    const int64_t at = (k - k0) * p.heads;
+#pragma GCC unroll 8
+    for (int h = 0; h < M / P; ++h) {
+      V dot{}, weight[kOuts];
+      for (int s = 0; s < kSums; ++s) weight[s] = splat<N>(sums[s].weights[at + head[h]]);
+#pragma GCC unroll 8
+      for (int m = h * P; m < (h + 1) * P; ++m) {
+        const V value = load<N>(x + m * N);
+        if constexpr (kDots) dot += value * resident[m];
+        for (int s = 0; s < kSums; ++s) acc[s][m] += value * weight[s];
+      }
+      if constexpr (kDots) dots[at + head[h]] += horizontal_sum<T, N>(dot);
+    }
+  }
+  for (int s = 0; s < kSums; ++s)
+    for (int m = 0; m < M; ++m) store<N>(sums[s].out + d + m * N, acc[s][m]);
+}
+
+template <int N, int M, bool kDots, int kSums, class T, class I, class... Rest>
+void gather_block_of(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d, Rest... rest) {
+  const int64_t per_head = p.width / p.heads / N;  // vectors to a head, at least one
+  const bool inside = d / (per_head * N) == (d + M * N - 1) / (per_head * N);
+  if (inside) return gather_block<N, M, M, kDots, kSums>(p, row, k0, k1, d, rest...);
+  if constexpr (M >= 4)
+    if (per_head % 4 == 0 && d % (4 * N) == 0) return gather_block<N, M, 4, kDots, kSums>(p, row, k0, k1, d, rest...);
+  if constexpr (M >= 2)
+    if (per_head % 2 == 0 && d % (2 * N) == 0) return gather_block<N, M, 2, kDots, kSums>(p, row, k0, k1, d, rest...);
+  gather_block<N, M, 1, kDots, kSums>(p, row, k0, k1, d, rest...);
+}
+
+// All features of the nonzeros k0 .. k1 of one row. Two sums at once take half as many vectors to a block, so
+// that the accumulators stay in registers.
+template <int N, bool kDots, int kSums, class T, class I>
+void gather_row(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, T* dots, const Sum<T>* sums) {
+  int64_t d = 0;
+  if constexpr (kSums < 2)
+    for (; d + 8 * N <= p.width; d += 8 * N) gather_block_of<N, 8, kDots, kSums>(p, row, k0, k1, d, dots, sums);
+  for (; d + 4 * N <= p.width; d += 4 * N) gather_block_of<N, 4, kDots, kSums>(p, row, k0, k1, d, dots, sums);
+  for (; d + 2 * N <= p.width; d += 2 * N) gather_block_of<N, 2, kDots, kSums>(p, row, k0, k1, d, dots, sums);
+  for (; d < p.width; d += N) gather_block_of<N, 1, kDots, kSums>(p, row, k0, k1, d, dots, sums);
+}
+
+template <class T>
+void add_to(T* out, const T* part, int64_t width) {
+  for (int64_t d = 0; d < width; ++d) out[d] += part[d];
+}
+
+// The same with the sums added up in pieces; `part` has room for kSums rows.
+template <int N, bool kDots, int kSums, class T, class I>
+void gather_long_row(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, T* dots, const Sum<T>* sums, T* part) {
+  gather_row<N, kDots, kSums>(p, row, k0, std::min(k1, k0 + kPiece), dots, sums);
+  for (int64_t k = k0 + kPiece; k < k1; k += kPiece) {
+    const int64_t at = (k - k0) * p.heads;
+    Sum<T> parts[kSums];
+    for (int s = 0; s < kSums; ++s) parts[s] = {sums[s].weights + at, part + s * p.width};
+    gather_row<N, kDots, kSums>(p, row, k, std::min(k1, k + kPiece), kDots ? dots + at : dots, parts);
+    for (int s = 0; s < kSums; ++s) add_to(sums[s].out, parts[s].out, p.width);
+  }
+}
+
+}  // namespace
+}  // namespace gnnaccel::GNNACCEL_ISA
