@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -17,11 +18,19 @@ struct Job {
   int64_t num_tasks;
   void (*body)(void*, int64_t);
   void* context;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
 };
 
+// An exception (memory that is not to be had) must not leave a thread: it ends the job and is thrown by run_tasks.
 void work(void* pointer) {
   auto* job = static_cast<Job*>(pointer);
-  for (int64_t t = job->next++; t < job->num_tasks; t = job->next++) job->body(job->context, t);
+  try {
+    for (int64_t t = job->next++; t < job->num_tasks; t = job->next++) job->body(job->context, t);
+  } catch (...) {
+    if (!job->failed.exchange(true)) job->error = std::current_exception();
+    job->next = job->num_tasks;
+  }
 }
 
 }  // namespace
@@ -40,12 +49,13 @@ void run_tasks(int64_t num_tasks, int threads, void (*body)(void*, int64_t), voi
   threads = static_cast<int>(std::min<int64_t>(threads, num_tasks));
   if (gomp_parallel) {
     gomp_parallel(work, &job, static_cast<unsigned>(threads), 0);
-    return;
+  } else {
+    std::vector<std::thread> helpers;
+    for (int t = 1; t < threads; ++t) helpers.emplace_back(work, &job);
+    work(&job);
+    for (auto& helper : helpers) helper.join();
   }
-  std::vector<std::thread> helpers;
-  for (int t = 1; t < threads; ++t) helpers.emplace_back(work, &job);
-  work(&job);
-  for (auto& helper : helpers) helper.join();
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 }  // namespace gnnaccel

@@ -119,7 +119,8 @@ def table() -> str:
     header = ("call site kind", "accelerated", "left to the framework", "forward ms")
     rows = []
     for kind, site in snapshot().items():
-        rows.append((kind, str(site.accelerated), str(site.left), f"{site.time_ms:.1f}"))
+        time_ms = f"{site.time_ms:.1f}" if site.accelerated else ""  # what is left is not timed
+        rows.append((kind, str(site.accelerated), str(site.left), time_ms))
         rows += [(f"  {count}x {reason}", "", "", "") for reason, count in sorted(site.reasons.items())]
     if not rows:
         return "gnnaccel: no message passing was seen"

@@ -266,7 +266,9 @@ def _at_exit() -> None:
 
 
 def _nothing_happened() -> str | None:
-    """Why there was nothing to accelerate, or None if a framework was imported."""
+    """Why there was nothing to accelerate, or None if a framework was imported for it."""
+    if _state.compat_only:
+        return "compat: nothing is accelerated, and nothing is counted"
     if any(name in sys.modules for name in BACKENDS):
         return None
     message = "the program imported neither DGL nor PyTorch Geometric: nothing to accelerate"

@@ -61,6 +61,8 @@ def traced_offsets(op: str, offsets: Tensor, rows: int) -> None:
 
 def broadcastable(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) -> None:
     """ValueError unless the feature shapes broadcast."""
+    if lhs.shape[1:] == rhs.shape[1:]:
+        return
     try:
         torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:])
     except RuntimeError:

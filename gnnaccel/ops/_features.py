@@ -43,6 +43,8 @@ def operand(x: Tensor | None, full: tuple[int, ...]) -> tuple[Tensor | None, tup
 
 def broadcast(lhs: Sequence[int], rhs: Sequence[int]) -> tuple[int, ...]:
     """NumPy broadcasting of two feature shapes."""
+    if lhs == rhs:  # the usual case, without torch's 10 us
+        return tuple(lhs)
     return tuple(torch.broadcast_shapes(tuple(lhs), tuple(rhs)))
 
 
