@@ -220,7 +220,14 @@ def test_flag_not_understood_is_one_line_and_python_starts(world):
 
 
 def test_pth_file_left_behind_is_one_line(world):
-    code = "import sys; sys.modules['gnnaccel'] = None\n" + PTH + "print('here')"
+    # Where these tests run, gnnaccel is installed, and its own .pth file has come first: forget it.
+    code = """
+        import sys
+        for name in [n for n in sys.modules if n.startswith("gnnaccel")]:
+            del sys.modules[name]
+        sys.modules["gnnaccel"] = None
+    """
+    code = textwrap.dedent(code) + PTH + "print('here')"
     done = world(code, GNNACCEL="1")
     assert lines(done) == ["here"]
     assert done.stderr.startswith("gnnaccel: stays off: ") and done.stderr.count("\n") == 1
@@ -350,7 +357,7 @@ def test_launcher_options(world):
     code = "import os, backends, dgl; print(os.environ['GNNACCEL'])"
     done = world(code, launcher=("-m", "gnnaccel", "--compat", "-v", "--profile"))
     assert lines(done) == ["shim False", "importing dgl", "compat"]
-    assert "no message passing was seen" in done.stderr
+    assert "compat: nothing is accelerated" in done.stderr
 
 
 def test_launcher_without_a_program_or_with_a_missing_one(world):

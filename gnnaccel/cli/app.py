@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -34,11 +35,14 @@ class Device(str, enum.Enum):
 def execute(arguments: list[str]) -> tuple[int, list[str] | None]:
     """The exit code and, for `run`, the arguments for `gnnaccel.__main__.main`."""
     _program.clear()
+    excepthook = sys.excepthook
     try:
         app(arguments, prog_name="gnnaccel")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
         return code, _program[0] if _program and not code else None
+    finally:
+        sys.excepthook = excepthook  # typer leaves its own behind
     return 0, None
 
 
