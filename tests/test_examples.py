@@ -1,0 +1,146 @@
+"""The plain scripts in examples/: the same losses alone and accelerated, and nothing left to the framework."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gnnaccel import data
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+PLAIN = {"dgl": "compat", "pyg": "0"}  # DGL's wheel cannot be imported without the compat layer
+BATCHES = 5  # of 32 in Cora's 140 training nodes
+
+# Script, epochs, threads, the kinds of call that must be accelerated, calls of each per epoch. Testing adds two.
+RUNS = [
+    ("dgl_gcn", 50, 1, ["dgl.gspmm copy_lhs.sum"], 2),
+    ("dgl_gat", 4, 1, ["dgl.GATConv"], 2),
+    ("dgl_sage_sampled", 3, 2, ["dgl.gspmm copy_lhs.mean"], 2 * BATCHES),
+    ("pyg_gcn", 4, 1, ["pyg.GCNConv"], 2),
+    ("pyg_gat", 50, 1, ["pyg.GATConv", "pyg.GATConv edge_update"], 2),
+    ("pyg_sage_sampled", 3, 2, ["pyg.SAGEConv"], 2 * BATCHES),
+]
+
+
+def need(framework):
+    package = {"dgl": "dgl", "pyg": "torch_geometric"}[framework]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def start(script, losses, *arguments, **environment):
+    """Start a script as a user would: in a process of its own, from any folder, with the flag or without."""
+    kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / f"{script}.py"), "--log-losses", str(losses), *arguments],
+        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
+        cwd=losses.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out.strip().splitlines()
+
+
+def read(path):
+    return [float(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("script", "epochs", "threads", "kinds", "calls"), RUNS, ids=[run[0] for run in RUNS])
+def test_losses_equal_and_every_call_accelerated(tmp_path, script, epochs, threads, kinds, calls):
+    framework = script[:3]
+    need(framework)
+    arguments = ("--epochs", str(epochs), "--seed", "3")
+    profile = tmp_path / "profile.json"
+    threads = {"OMP_NUM_THREADS": str(threads)}
+    alone = start(script, tmp_path / "alone", *arguments, GNNACCEL=PLAIN[framework], **threads)
+    ours = start(script, tmp_path / "ours", *arguments, GNNACCEL="1", GNNACCEL_PROFILE=str(profile), **threads)
+    for lines in (finish(alone), finish(ours)):
+        assert lines[-1].startswith("test accuracy 0.") and lines[-1].endswith(" ms")
+    expected, got = read(tmp_path / "alone"), read(tmp_path / "ours")
+    assert len(got) == len(expected) == epochs * calls // 2
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    assert expected[-1] < expected[0]
+    sites = json.loads(profile.read_text())["sites"]
+    assert {kind: site["left"] for kind, site in sites.items()} == dict.fromkeys(kinds, 0)
+    assert {kind: site["accelerated"] for kind, site in sites.items()} == dict.fromkeys(kinds, epochs * calls + 2)
+
+
+def test_no_example_mentions_gnnaccel():
+    scripts = sorted(EXAMPLES.glob("*.py"))
+    assert {path.stem for path in scripts} == {run[0] for run in RUNS} | {"graphs"}
+    assert [path.name for path in scripts if "gnnaccel" in path.read_text(encoding="utf-8").lower()] == []
+
+
+def load_example(name, monkeypatch):
+    """Import an example under a name of its own; tests/ has a module called graphs too."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    if name != "graphs":
+        monkeypatch.setitem(sys.modules, "graphs", load_example("graphs", monkeypatch))
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["cora", "citeseer"])
+def test_reader_agrees_with_the_package(name, monkeypatch):
+    read, expected = load_example("graphs", monkeypatch).load(name), data.load(name)
+    total = expected.x.sum(1, keepdims=True)
+    np.testing.assert_allclose(read.x, expected.x / np.maximum(total, 1e-9), rtol=1e-6)
+    assert read.num_classes == expected.num_classes
+    for key in ("edge_index", "y", "train_mask", "val_mask", "test_mask"):
+        np.testing.assert_array_equal(getattr(read, key), getattr(expected, key), err_msg=key)
+
+
+def test_reader_takes_a_path_and_names_what_is_wrong(tmp_path, monkeypatch):
+    graphs = load_example("graphs", monkeypatch)
+    mask = np.array([[True, False], [False, True]])
+    arrays = dict(edge_index=[[0, 1], [1, 0]], y=[0, 1], train_mask=mask, val_mask=mask, test_mask=mask)
+    path = str(tmp_path / "small.npz")
+    np.savez(path, x=[[1, 3], [0, 0]], **arrays)
+    read = graphs.load(path)
+    assert read.x.tolist() == [[0.25, 0.75], [0, 0]]
+    assert read.train_mask.tolist() == [True, False]
+    np.savez(path, **arrays)
+    for name, message in ((path, "no node features"), ("absent", "no graph 'absent'"), ("no.npz", "no file no.npz")):
+        with pytest.raises(SystemExit, match=message):
+            graphs.load(name)
+
+
+def test_plain_sampler_draws_without_replacement_and_uniformly(monkeypatch):
+    need("pyg")
+    from torch_geometric.data import Data
+
+    example = load_example("pyg_sage_sampled", monkeypatch)
+    # Node 0 has the neighbours 1 to 6, node 1 has 0 and 2, node 2 has 7; the others have none.
+    source = torch.tensor([1, 2, 3, 4, 5, 6, 0, 2, 7])
+    destination = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2])
+    graph = Data(x=torch.arange(16.0).view(8, 2), y=torch.arange(8), edge_index=torch.stack([source, destination]))
+    sampler = example.PlainSampler(graph, [2, 3])
+    edges = set(zip(source.tolist(), destination.tolist(), strict=True))
+    seen = Counter()
+    for _ in range(600):
+        batch = sampler([2, 0])
+        assert batch.batch_size == 2 and batch.n_id[:2].tolist() == [2, 0]
+        assert len(batch.n_id.unique()) == len(batch.n_id)
+        assert torch.equal(batch.x, graph.x[batch.n_id]) and torch.equal(batch.y, batch.n_id)
+        drawn = [tuple(edge) for edge in batch.n_id[batch.edge_index].t().tolist()]
+        assert len(set(drawn)) == len(drawn) and set(drawn) <= edges
+        degrees = Counter(destination for _, destination in drawn)
+        assert degrees[2] == 1 and degrees[0] == 2
+        assert degrees[1] == (2 if 1 in batch.n_id else 0)  # found in the first hop, expanded in the second
+        seen.update(source for source, destination in drawn if destination == 0)
+    assert set(seen) == {1, 2, 3, 4, 5, 6} and all(150 < count < 250 for count in seen.values())
