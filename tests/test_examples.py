@@ -26,7 +26,7 @@ RUNS = [
     ("dgl_sage_sampled", 3, 2, ["dgl.gspmm copy_lhs.mean"], 2 * BATCHES),
     ("pyg_gcn", 4, 1, ["pyg.GCNConv"], 2),
     ("pyg_gat", 50, 1, ["pyg.GATConv", "pyg.GATConv edge_update"], 2),
-    ("pyg_sage_sampled", 3, 2, ["pyg.SAGEConv"], 2 * BATCHES),
+    ("pyg_sage_sampled", 3, 1, ["pyg.SAGEConv"], 2 * BATCHES),
 ]
 
 
@@ -59,13 +59,22 @@ def read(path):
     return [float(line) for line in path.read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Cora with its first 100 features, so that runs take no longer than their imports."""
+    cora, path = data.load("cora"), tmp_path_factory.mktemp("data") / "small.npz"
+    masks = dict(train_mask=cora.train_mask, val_mask=cora.val_mask, test_mask=cora.test_mask)
+    np.savez(path, edge_index=cora.edge_index, x=cora.x[:, :100], y=cora.y, **masks)
+    return path
+
+
 @pytest.mark.parametrize(("script", "epochs", "threads", "kinds", "calls"), RUNS, ids=[run[0] for run in RUNS])
-def test_losses_equal_and_every_call_accelerated(tmp_path, script, epochs, threads, kinds, calls):
+def test_losses_equal_and_every_call_accelerated(tmp_path, small, script, epochs, threads, kinds, calls):
     framework = script[:3]
     need(framework)
-    arguments = ("--epochs", str(epochs), "--seed", "3")
+    arguments = ("--data", str(small), "--epochs", str(epochs), "--seed", "3")
     profile = tmp_path / "profile.json"
-    threads = {"OMP_NUM_THREADS": str(threads)}
+    threads = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}  # both runs share the cores
     alone = start(script, tmp_path / "alone", *arguments, GNNACCEL=PLAIN[framework], **threads)
     ours = start(script, tmp_path / "ours", *arguments, GNNACCEL="1", GNNACCEL_PROFILE=str(profile), **threads)
     for lines in (finish(alone), finish(ours)):
@@ -132,7 +141,8 @@ def test_plain_sampler_draws_without_replacement_and_uniformly(monkeypatch):
     sampler = example.PlainSampler(graph, [2, 3])
     edges = set(zip(source.tolist(), destination.tolist(), strict=True))
     seen = Counter()
-    for _ in range(600):
+    torch.set_num_threads(1)
+    for _ in range(300):
         batch = sampler([2, 0])
         assert batch.batch_size == 2 and batch.n_id[:2].tolist() == [2, 0]
         assert len(batch.n_id.unique()) == len(batch.n_id)
@@ -143,4 +153,4 @@ def test_plain_sampler_draws_without_replacement_and_uniformly(monkeypatch):
         assert degrees[2] == 1 and degrees[0] == 2
         assert degrees[1] == (2 if 1 in batch.n_id else 0)  # found in the first hop, expanded in the second
         seen.update(source for source, destination in drawn if destination == 0)
-    assert set(seen) == {1, 2, 3, 4, 5, 6} and all(150 < count < 250 for count in seen.values())
+    assert set(seen) == {1, 2, 3, 4, 5, 6} and all(60 < count < 140 for count in seen.values())
