@@ -83,7 +83,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--fanouts", default="10,10", help="neighbours drawn per node, one number per layer")
+    parser.add_argument("--fanouts", default="10,10", help="neighbours per node, one number per layer; -1: all")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw batches; 0: this one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)

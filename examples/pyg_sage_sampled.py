@@ -49,7 +49,7 @@ class PlainSampler:
         self.data, self.fanouts = data, fanouts
 
     def one_hop(self, nodes, fanout):
-        """At most `fanout` neighbours of each node: their ids, and for each the position of its node in `nodes`."""
+        """At most `fanout` neighbours of each node (-1: all): their ids, and where in `nodes` each one's node is."""
         degree = self.indptr[nodes + 1] - self.indptr[nodes]
         owner = torch.repeat_interleave(torch.arange(len(nodes)), degree)
         first = degree.cumsum(0) - degree
@@ -58,7 +58,7 @@ class PlainSampler:
         order = torch.randperm(len(owner))
         order = order[owner[order].argsort(stable=True)]
         edges = (self.indptr[nodes][owner] + rank)[order]
-        kept = rank < fanout
+        kept = rank < (len(owner) if fanout < 0 else fanout)
         return self.indices[edges[kept]], owner[kept]
 
     def __call__(self, seeds):
@@ -117,7 +117,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--fanouts", default="10,10", help="neighbours drawn per node, one number per layer")
+    parser.add_argument("--fanouts", default="10,10", help="neighbours per node, one number per layer; -1: all")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw batches; 0: this one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)

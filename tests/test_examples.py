@@ -139,6 +139,8 @@ def test_plain_sampler_draws_without_replacement_and_uniformly(monkeypatch):
     destination = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2])
     graph = Data(x=torch.arange(16.0).view(8, 2), y=torch.arange(8), edge_index=torch.stack([source, destination]))
     sampler = example.PlainSampler(graph, [2, 3])
+    everything = example.PlainSampler(graph, [-1, -1])([0, 2])
+    assert (everything.num_nodes, everything.num_edges) == (8, 9)
     edges = set(zip(source.tolist(), destination.tolist(), strict=True))
     seen = Counter()
     torch.set_num_threads(1)
