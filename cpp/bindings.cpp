@@ -87,6 +87,19 @@ void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids,
                                width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void head_dots(Address x, Address vectors, Address out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
+               int64_t width, int dtype, int threads) {
+  gnnaccel::head_dots(at(x), at(vectors), at(out), num_rows, num_vectors, num_heads, width,
+                      static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void head_dots_backward(Address x, Address vectors, Address grad_out, Address grad_x, Address grad_vectors,
+                        int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, int dtype,
+                        int threads) {
+  gnnaccel::head_dots_backward(at(x), at(vectors), at(grad_out), at(grad_x), at(grad_vectors), num_rows, num_vectors,
+                               num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, int index_type, int dtype, int threads) {
   gnnaccel::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
@@ -119,6 +132,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
   module.def("attention", &attention, Unlocked());
   module.def("attention_backward", &attention_backward, Unlocked());
+  module.def("head_dots", &head_dots, Unlocked());
+  module.def("head_dots_backward", &head_dots_backward, Unlocked());
   module.def("scatter_arg", &scatter_arg, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());

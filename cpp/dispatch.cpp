@@ -19,6 +19,7 @@ struct Set {
   void (*sddmm)(const SddmmArgs&);
   void (*edge_softmax)(const EdgeSoftmaxArgs&);
   void (*attention)(const AttentionArgs&);
+  void (*head_dots)(const HeadDotsArgs&);
 };
 
 Set pick() {
@@ -29,14 +30,15 @@ Set pick() {
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
-       avx512::attention},
-      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention},
+       avx512::attention, avx512::head_dots},
+      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention,
+       avx2::head_dots},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
-       baseline::attention},
+       baseline::attention, baseline::head_dots},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
-                       baseline::edge_softmax, baseline::attention}};
+                       baseline::edge_softmax, baseline::attention, baseline::head_dots}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -93,6 +95,19 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
   chosen.attention({transposed, transposed, x, score_src, score_dst, edge_scale, saved(out), saved(lse), saved(out_pos),
                     saved(p_pos), grad_out, grad_x, grad_score_src, grad_score_dst, slope, num_heads, width, dtype,
                     threads});
+}
+
+void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
+               int64_t width, DType dtype, int threads) {
+  chosen.head_dots(
+      {x, vectors, out, nullptr, nullptr, nullptr, num_rows, num_vectors, num_heads, width, dtype, threads});
+}
+
+void head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x, void* grad_vectors,
+                        int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
+                        int threads) {
+  chosen.head_dots(
+      {x, vectors, nullptr, grad_out, grad_x, grad_vectors, num_rows, num_vectors, num_heads, width, dtype, threads});
 }
 
 }  // namespace gnnaccel

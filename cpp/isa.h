@@ -79,6 +79,21 @@ struct AttentionArgs {    // see kernels.h; what only the other direction uses i
   int threads;
 };
 
+struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is null
+  const void* x;
+  const void* vectors;
+  void* out;
+  const void* grad_out;  // null in the forward
+  void* grad_x;
+  void* grad_vectors;
+  int64_t num_rows;
+  int64_t num_vectors;
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+  int threads;
+};
+
 #define GNNACCEL_DECLARE(isa)                  \
   namespace isa {                              \
   void spmm(const SpmmArgs&);                  \
@@ -86,6 +101,7 @@ struct AttentionArgs {    // see kernels.h; what only the other direction uses i
   void sddmm(const SddmmArgs&);                \
   void edge_softmax(const EdgeSoftmaxArgs&);   \
   void attention(const AttentionArgs&);        \
+  void head_dots(const HeadDotsArgs&);         \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

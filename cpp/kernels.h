@@ -57,6 +57,17 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
                         const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
                         void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
 
+// out[v, r, h] = <x[r], vectors[v]> in head h.
+//   x [num_rows, width], vectors [num_vectors, width], out [num_vectors, num_rows, num_heads]; width = num_heads *
+//   features per head. f32 and f64. CPU only: CUDA composes it of torch's ops.
+void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
+               int64_t width, DType dtype, int threads);
+
+// Gradients of head_dots; grad_out is shaped like out.
+void head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x, void* grad_vectors,
+                        int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
+                        int threads);
+
 // target[arg[r, d], (d / div) % len] += values[r, d] wherever arg[r, d] >= 0: the backward of max and min.
 //   arg, values [num_rows, num_feats]; target [num_targets, len], already zeroed. rows_disjoint: two rows r
 //   never name the same target row (edges), so rows may run in parallel; else features do, and len must be

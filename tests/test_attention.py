@@ -88,6 +88,39 @@ def test_registration():
     torch.testing.assert_close(out, ops.attention(graph, *tensors))
 
 
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("rows,vectors,heads,feats", [(5, 2, 4, 16), (0, 2, 4, 16), (3000, 1, 3, 7), (9, 3, 1, 40)])
+def test_head_dots_match_reference(rows, vectors, heads, feats, dtype, tolerance):
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((heads, rows, feats), (vectors, heads, feats))  # x is strided
+    x, a = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes)
+    leaves = [x.transpose(0, 1).requires_grad_(), a.requires_grad_()]
+    grad = torch.randn(vectors, rows, heads, generator=generator, dtype=torch.float64).to(dtype)
+    out = ops.head_dots(*leaves)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    want = reference.head_dots(*exact)
+    got = (out, *torch.autograd.grad(out, leaves, grad))
+    for a, b in zip(got, (want, *torch.autograd.grad(want, exact, grad.double())), strict=True):
+        assert a.dtype == dtype and a.shape == b.shape
+        size = b.abs().max().clamp(min=1) if b.numel() else 1
+        torch.testing.assert_close(a.double() / size, b / size, rtol=0, atol=tolerance)
+
+
+def test_head_dots_registration_and_bad_arguments():
+    x, a = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((6, 2, 3), (2, 2, 3)))
+    torch.library.opcheck(torch.ops.gnnaccel.head_dots, (x, a))
+    torch.autograd.gradcheck(ops.head_dots, (x, a))
+    torch.autograd.gradgradcheck(ops.head_dots, (x, a))
+    for wrong, error in (
+        (a[0], ValueError),
+        (a[:, :1], ValueError),
+        (a.float(), TypeError),
+        (a.to("meta"), ValueError),
+    ):
+        with pytest.raises(error, match="head_dots: vectors"):
+            ops.head_dots(x, wrong)
+
+
 def test_results_do_not_depend_on_threads():
     graph = random_graph(300, 200, 20000, 5, hub=3000)
     tensors = inputs(graph, 4, 16, torch.float32)
@@ -96,8 +129,11 @@ def test_results_do_not_depend_on_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
+            torch.manual_seed(0)
             out = ops.attention(graph, *tensors)
-            results.append((out, *torch.autograd.grad(out.sum(), tensors)))
+            x, a = torch.randn(5000, 4, 8, requires_grad=True), torch.randn(2, 4, 8, requires_grad=True)
+            dots = ops.head_dots(x, a)
+            results.append((out, *torch.autograd.grad(out.sum(), tensors), *torch.autograd.grad(dots.sum(), (x, a))))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:

@@ -121,7 +121,7 @@ def load(name: str | os.PathLike, split: int = 0) -> Dataset:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile, EOFError) as error:  # TypeError: a single .npy array
         raise ValueError(f"data: {path}: not a .npz file of plain arrays: {error}") from None
     return _dataset(Path(path).stem if os.fspath(name).endswith(".npz") else os.fspath(name), path, arrays, split)
 
@@ -134,7 +134,10 @@ def _dataset(name: str, path: Path, arrays: dict[str, np.ndarray], split: int) -
     y = arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise ValueError(f"data: {path}: y: expected one integer label per node, got {y.dtype} {list(y.shape)}")
-    num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else len(y)
+    count = arrays.get("num_nodes", np.array(len(y)))
+    if count.ndim or count.dtype.kind not in "iu":
+        raise ValueError(f"data: {path}: num_nodes: expected one integer, got {count.dtype} {list(count.shape)}")
+    num_nodes = int(count)
     if len(y) != num_nodes:
         raise ValueError(f"data: {path}: y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
     notes: list[str] = []
@@ -191,7 +194,14 @@ def _dense(path: Path, arrays: dict[str, np.ndarray]) -> np.ndarray:
     missing = [key for key in ("x_indices", "x_indptr", "x_shape") if key not in arrays]
     if missing:
         raise ValueError(f"data: {path}: lacks {', '.join(missing)} of the sparse features")
-    data, indices, indptr = (arrays[key] for key in ("x_data", "x_indices", "x_indptr"))
+    for key in ("x_data", "x_indices", "x_indptr", "x_shape"):
+        array, kinds = arrays[key], "fiub" if key == "x_data" else "iu"
+        if array.ndim != 1 or array.dtype.kind not in kinds or (key == "x_shape" and len(array) != 2):
+            expected = {"x_data": "numbers [nnz]", "x_shape": "two integers"}.get(key, "integers on one axis")
+            got = f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"data: {path}: {key}: expected {expected}, got {got}")
+    data, indices = arrays["x_data"], arrays["x_indices"]
+    indptr = arrays["x_indptr"].astype(np.int64)  # differences of unsigned numbers would wrap
     rows, cols = (int(n) for n in arrays["x_shape"])
     counts = np.diff(indptr)
     sound = len(indptr) == rows + 1 and len(data) == len(indices) == indptr[-1] and indptr[0] == 0

@@ -50,13 +50,14 @@ def _fused(layer, graph, feat):
         apart = hasattr(layer, "fc_src")
         x_source = (layer.fc_src if apart else layer.fc)(source).view(-1, heads, width)
         x_target = (layer.fc_dst if apart else layer.fc)(target).view(-1, heads, width)
+        score_source = ops.head_dots(x_source, layer.attn_l)[0]
+        score_target = ops.head_dots(x_target, layer.attn_r)[0]
     else:
         source = target = layer.feat_drop(feat)
-        x_source = x_target = layer.fc(source).view(-1, heads, width)
+        x_source = layer.fc(source).view(-1, heads, width)
+        score_source, score_target = ops.head_dots(x_source, torch.cat([layer.attn_l, layer.attn_r])).unbind()
         if graph.is_block:
-            x_target, target = x_source[: structure_.num_rows], target[: structure_.num_rows]
-    score_source = (x_source * layer.attn_l).sum(-1)
-    score_target = (x_target * layer.attn_r).sum(-1)
+            score_target, target = score_target[: structure_.num_rows], target[: structure_.num_rows]
     mask = None
     if layer.training and layer.attn_drop.p > 0:
         # The same draw, in the same order, as the layer's own dropout of the attention.

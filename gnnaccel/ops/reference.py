@@ -86,6 +86,11 @@ def edge_softmax(graph, scores: Tensor) -> Tensor:
     return torch.zeros_like(p).index_copy(0, edges, p)
 
 
+def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
+    """out[v, n, h] = <x[n, h], vectors[v, h]>."""
+    return torch.einsum("nhf,vhf->vnh", x, vectors)
+
+
 def attention(graph, x: Tensor, score_src: Tensor, score_dst: Tensor, negative_slope: float, edge_scale=None) -> Tensor:
     """Additive attention over x [num_cols, H, F]: the composition of the three ops above."""
     scores = sddmm(graph, score_src, score_dst, "add", "u", "v")
