@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _check
+from gnnaccel.ops import _autograd, _check
 from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
@@ -215,4 +215,4 @@ def _backward(ctx, grad_out, *_):
     return (*nothing, *grads, None, None, None)
 
 
-torch.library.register_autograd("gnnaccel::attention", _backward, setup_context=_setup_context)
+_autograd.register("attention", _backward, _setup_context)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _check
+from gnnaccel.ops import _autograd, _check
 
 torch.library.define("gnnaccel::edge_softmax", "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor")
 torch.library.define(
@@ -96,7 +96,7 @@ def _backward(ctx, grad):
     return None, None, torch.ops.gnnaccel.edge_softmax_backward(indptr, edge_ids, out, grad, ctx.nnz), None
 
 
-torch.library.register_autograd("gnnaccel::edge_softmax", _backward, setup_context=_setup)
+_autograd.register("edge_softmax", _backward, _setup)
 
 
 def _double_setup(ctx, inputs, output):
@@ -123,4 +123,4 @@ def _double_backward(ctx, cotangent):
     return None, None, grad_a, grad_g, None
 
 
-torch.library.register_autograd("gnnaccel::edge_softmax_backward", _double_backward, setup_context=_double_setup)
+_autograd.register("edge_softmax_backward", _double_backward, _double_setup)

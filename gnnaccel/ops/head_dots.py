@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.ops import _autograd
 
 torch.library.define("gnnaccel::head_dots", "(Tensor x, Tensor vectors) -> Tensor")
 torch.library.define("gnnaccel::head_dots_backward", "(Tensor x, Tensor vectors, Tensor grad) -> (Tensor, Tensor)")
@@ -106,4 +107,4 @@ def _backward(ctx, grad):
     return (wide * vectors.unsqueeze(1)).sum(0), (wide * x).sum(1)
 
 
-torch.library.register_autograd("gnnaccel::head_dots", _backward, setup_context=_setup_context)
+_autograd.register("head_dots", _backward, _setup_context)

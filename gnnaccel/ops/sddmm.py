@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _check
+from gnnaccel.ops import _autograd, _check
 from gnnaccel.ops._features import operand, reduce_to, result_features
 from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
 
@@ -185,4 +185,4 @@ def _pad(x: Tensor, like: Tensor) -> Tensor:
     return x.reshape(x.shape[0], *(1,) * (like.dim() - x.dim()), *x.shape[1:])
 
 
-torch.library.register_autograd("gnnaccel::sddmm", _backward, setup_context=_setup_context)
+_autograd.register("sddmm", _backward, _setup_context)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _check
+from gnnaccel.ops import _autograd, _check
 from gnnaccel.ops._features import operand, reduce_to, result_features
 
 _STRUCTURE = (
@@ -304,7 +304,7 @@ def _gather(x: Tensor, arg: Tensor, full: tuple[int, ...]) -> Tensor:
     return x.gather(0, arg.long().clamp(min=0)).masked_fill(arg < 0, 0)
 
 
-torch.library.register_autograd("gnnaccel::spmm", _backward, setup_context=_setup_context)
+_autograd.register("spmm", _backward, _setup_context)
 
 
 def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):
@@ -356,4 +356,4 @@ def _scatter_backward(ctx, grad):
     return None, _gather(grad, arg, ctx.full), None, None, None
 
 
-torch.library.register_autograd("gnnaccel::scatter_arg", _scatter_backward, setup_context=_scatter_setup)
+_autograd.register("scatter_arg", _scatter_backward, _scatter_setup)
