@@ -311,6 +311,28 @@ def test_mutation_reverse_and_pickle_do_not_reuse_the_structure():
     torch.testing.assert_close(turned, dgl.ops.copy_u_sum(dgl.reverse(g), x))
 
 
+def test_degrees_and_reverses_are_remembered_but_not_shared():
+    g, h = graph(), hetero_graph()
+    few = torch.tensor([3, 4])
+
+    def degrees():
+        both = (g.in_degrees(), g.out_degrees(), g.in_degrees(few), g.out_degrees(u=few), g.in_degrees(v=few))
+        return *both, h.in_degrees(etype="plays"), h.out_degrees("__ALL__", "sells"), torch.tensor(g.in_degrees(3))
+
+    expected = degrees()
+    dgl_backend.enable()
+    for _ in range(2):
+        for a, b in zip(degrees(), expected, strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b)
+        g.in_degrees().zero_()
+    with pytest.raises(dgl.DGLError):
+        h.in_degrees()
+    assert dgl.reverse(g)._graph is dgl.reverse(g)._graph
+    g.add_edges(torch.tensor([1]), torch.tensor([2]))
+    assert g.in_degrees()[2] == expected[0][2] + 1
+    assert torch.equal(dgl.reverse(g).in_degrees(), g.out_degrees())
+
+
 def test_the_structure_is_built_once():
     g = hetero_graph()
     dgl_backend.enable()
@@ -353,12 +375,15 @@ def test_wrong_arguments_raise_dgl_errors():
 
 def test_disable_restores_everything():
     from dgl.backend.pytorch import sparse
+    from dgl.heterograph_index import HeteroGraphIndex
 
     names = ("GSpMM", "GSDDMM", "EdgeSoftmax", "SegmentReduce", "GSpMM_hetero", "GSDDMM_hetero")
-    before = {n: getattr(sparse, n) for n in names}, dgl.ops.gspmm, dglnn.GATConv.forward, dgl.core.invoke_edge_udf
+    places = [(sparse, name) for name in names]
+    places += [(dgl.ops, "gspmm"), (dglnn.GATConv, "forward"), (dgl.core, "invoke_edge_udf")]
+    places += [(HeteroGraphIndex, "reverse"), (HeteroGraphIndex, "get_relation_graph"), (dgl.DGLGraph, "in_degrees")]
+    before = [getattr(*place) for place in places]
     dgl_backend.enable()
     dgl_backend.enable()
-    assert sparse.GSpMM is not before[0]["GSpMM"]
+    assert not any(getattr(*place) is old for place, old in zip(places, before, strict=True))
     dgl_backend.disable()
-    after = {n: getattr(sparse, n) for n in names}, dgl.ops.gspmm, dglnn.GATConv.forward, dgl.core.invoke_edge_udf
-    assert before == after
+    assert [getattr(*place) for place in places] == before

@@ -48,14 +48,18 @@ def enable() -> None:
     for holder in (dgl.ops, sys.modules["dgl.ops.spmm"]):
         _replace(holder, "gspmm", mean)
     _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
-    get_relation_graph = HeteroGraphIndex.get_relation_graph
-    _replace(
-        HeteroGraphIndex,
-        "get_relation_graph",
-        lambda self, etype: graph.relation_graph(get_relation_graph, self, etype),
-    )
+    memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
+    for name, function in memoised.items():
+        _replace(HeteroGraphIndex, name, _method(function, getattr(HeteroGraphIndex, name)))
+    for name in ("in_degrees", "out_degrees"):
+        _replace(dgl.DGLGraph, name, graph.degrees(getattr(dgl.DGLGraph, name), name))
     for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
         _replace(core, name, _counted(getattr(core, name), what))
+
+
+def _method(function, original):
+    """A method that calls function(original, self, ...)."""
+    return lambda self, *args: function(original, self, *args)
 
 
 def _counted(function, what: str):

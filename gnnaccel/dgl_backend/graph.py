@@ -10,6 +10,7 @@ from __future__ import annotations
 from gnnaccel.graph.structure import Graph
 
 _STRUCTURE, _RELATION, _NO_ZERO_DEGREE = "gnnaccel.structure", "gnnaccel.relation", "gnnaccel.no_zero_degree"
+_REVERSE = "gnnaccel.reverse"
 
 
 def structure(gidx) -> Graph:
@@ -54,6 +55,34 @@ def relation_graph(original, gidx, etype):
     if found is None:
         found = gidx._cache[key] = original(gidx, etype)
     return found
+
+
+def reversed_index(original, gidx):
+    """Memoised `HeteroGraphIndex.reverse`: what is prepared for a reversed graph serves the next one."""
+    found = gidx._cache.get(_REVERSE)
+    if found is None:
+        found = gidx._cache[_REVERSE] = original(gidx)
+    return found
+
+
+def degrees(original, name: str):
+    """`DGLGraph.in_degrees` or `out_degrees` that counts all nodes of an edge type once; layers ask at every call."""
+    from dgl.base import ALL, is_all
+
+    nodes = {"in_degrees": "v", "out_degrees": "u"}[name]
+
+    def method(self, *args, **kwargs):
+        given = dict(zip((nodes, "etype"), args, strict=False)) | kwargs
+        if not given.keys() <= {nodes, "etype"} or not is_all(given.get(nodes, ALL)):
+            return original(self, *args, **kwargs)
+        cache, key = self._graph._cache, (f"gnnaccel.{name}", self.get_etype_id(given.get("etype")))
+        found = cache.get(key)
+        if found is None:
+            found = cache[key] = original(self, *args, **kwargs)
+        return found.clone()  # the caller may write into it
+
+    method.__doc__ = original.__doc__
+    return method
 
 
 def every_row_has_edges(gidx) -> bool:
