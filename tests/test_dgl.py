@@ -2,8 +2,13 @@
 
 import copy
 import itertools
+import os
 import pickle
+import subprocess
+import sys
+import textwrap
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +19,8 @@ dgl_backend.shim()
 dgl = pytest.importorskip("dgl")
 import dgl.function as fn  # noqa: E402
 import dgl.nn as dglnn  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -371,6 +378,22 @@ def test_wrong_arguments_raise_dgl_errors():
         dgl.ops.copy_u_sum(g, randn(39, 3))
     with pytest.raises(ValueError, match="offsets"):
         dgl.ops.segment_reduce(torch.tensor([3, 4]), randn(5, 2))
+
+
+def test_dgl_runs_alone_where_the_binary_cannot_be_loaded():
+    code = """
+        import sys
+        sys.modules["gnnaccel._C"] = None
+        import gnnaccel
+        gnnaccel.install()
+        import dgl, torch
+        print(dgl.ops.copy_u_sum(dgl.graph(([0], [1])), torch.ones(2, 1)).tolist())
+    """
+    environment = {k: v for k, v in os.environ.items() if "GNNACCEL" not in k}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[[0.0], [1.0]]\n"
+    assert "DGL runs without acceleration: ImportError: gnnaccel's compiled library could not be loaded" in done.stderr
 
 
 def test_disable_restores_everything():

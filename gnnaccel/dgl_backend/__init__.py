@@ -7,11 +7,19 @@ dgl.backend.pytorch.sparse looks up by name at each call; `enable` replaces thos
 from __future__ import annotations
 
 from gnnaccel.dgl_backend.compat import guard_sampling, shim
-from gnnaccel.dgl_backend.graph import forget, to_graph
 
 __all__ = ["disable", "enable", "forget", "guard_sampling", "shim", "to_graph"]
 
 _undo: list[tuple[object, str, object]] = []  # (holder, attribute, what was there), in order of replacement
+
+
+def __getattr__(name: str):
+    # Late, as it needs the binary: DGL must be importable, and its sampling right, without.
+    if name in ("forget", "to_graph"):
+        from gnnaccel.dgl_backend import graph
+
+        return getattr(graph, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _replace(holder, name: str, value) -> None:
