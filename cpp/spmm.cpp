@@ -4,6 +4,7 @@
 // no more terms than that stays accurate. The pieces of a row longer than kHubRow run in parallel, so that
 // one hub neither holds a thread nor makes the result depend on the number of threads.
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "isa.h"
@@ -47,6 +48,18 @@ template <class T, class I>
 void write_winner(const Problem<T, I>& p, int64_t at, int64_t k) {
   if (p.arg_lhs) p.arg_lhs[at] = p.graph.indices[k];
   if (p.arg_rhs) p.arg_rhs[at] = static_cast<I>(p.graph.edge(k));
+}
+
+// Winners of `count` neighbouring features, as nonzeros after k0: to the partial result, or else to the outputs.
+// Not inlined: unrolled in every block below it would be most of the code.
+template <class T, class I, class Index>
+[[gnu::noinline]] void write_winners(const Problem<T, I>& p, int64_t at, int64_t k0, const Index* won, int64_t count,
+                                     int64_t* partial) {
+  for (int64_t i = 0; i < count; ++i)
+    if (partial)
+      partial[i] = k0 + won[i];
+    else
+      write_winner(p, at + i, k0 + won[i]);
 }
 
 template <class A>
@@ -124,43 +137,40 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
       }
     }
   }
+  const int64_t at = row * p.num_feats + d;
+  if constexpr (K::kExtreme) {
+    Index won[M * N];
+    std::memcpy(won, winner, sizeof(won));
+    write_winners(p, at, k0, won, M * N, partial ? partial->winner + d : nullptr);
+  }
   if (partial) {
-    for (int m = 0; m < M; ++m) {
-      store<N>(partial->value + d + m * N, acc[m]);
-      if constexpr (K::kExtreme)
-        for (int i = 0; i < N; ++i) partial->winner[d + m * N + i] = k0 + winner[m][i];
-    }
+    for (int m = 0; m < M; ++m) store<N>(partial->value + d + m * N, acc[m]);
     return;
   }
   const A scale = p.reduce == Reduce::mean ? A(1) / static_cast<A>(k1 - k0) : A(1);
-  const int64_t at = row * p.num_feats + d;
-  for (int m = 0; m < M; ++m) {
-    store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : acc[m] * scale);
-    if constexpr (K::kExtreme)
-      for (int i = 0; i < N; ++i) write_winner(p, at + m * N + i, k0 + winner[m][i]);
-  }
+  for (int m = 0; m < M; ++m) store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : acc[m] * scale);
 }
 
 // All features of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. The last block is moved back to end
-// with the row: recomputing a few features costs less than a partial vector.
+// with the row: recomputing a few features costs less than a partial vector. Vectors shorter than the machine's
+// are for rows that hold just one of them, unless heads bound them.
 template <class K, int N, class T, class I>
 void whole_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {
+  constexpr bool kOneVector = N < kLanes<T> && K::kRhs != Rhs::group;
   const int64_t feats = p.num_feats;
   for (int64_t d = 0; d < feats;) {
-    const int64_t vectors = (feats - d + N - 1) / N, fit = feats / N;
+    const int64_t vectors = (feats - d + N - 1) / N, fit = kOneVector ? 1 : feats / N;
     const int64_t wanted = vectors > 4 ? 8 : vectors > 2 ? 4 : vectors;
     int64_t size = std::min(wanted, fit);
     size = size >= 8 ? 8 : size >= 4 ? 4 : size >= 2 ? 2 : 1;
     const int64_t start = std::min(d, feats - size * N);
-    if (size == 8)
-      block<K, N, 8>(p, row, k0, k1, start, partial);
-    else if (size == 4)
-      block<K, N, 4>(p, row, k0, k1, start, partial);
-    else if (size == 2)
-      block<K, N, 2>(p, row, k0, k1, start, partial);
-    else
-      block<K, N, 1>(p, row, k0, k1, start, partial);
     d = start + size * N;
+    if constexpr (!kOneVector) {
+      if (size == 8) block<K, N, 8>(p, row, k0, k1, start, partial);
+      if (size == 4) block<K, N, 4>(p, row, k0, k1, start, partial);
+      if (size == 2) block<K, N, 2>(p, row, k0, k1, start, partial);
+    }
+    if (size == 1) block<K, N, 1>(p, row, k0, k1, start, partial);
   }
 }
 
