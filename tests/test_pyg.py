@@ -20,6 +20,9 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnaccel import pyg_backend, report
 from gnnaccel.graph.cache import derived
 
+# PyG generates propagate() of a class for its first instance, and without the fused path if that one reduces by max.
+nn.SAGEConv(1, 1)
+
 N, M, E, D = 30, 21, 160, 8  # sources (and nodes), destinations of bipartite graphs, edges, features
 
 
