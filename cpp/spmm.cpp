@@ -49,22 +49,14 @@ struct Partial {
   int64_t* winner;
 };
 
-template <class T, class I>
-void write_winner(const Problem<T, I>& p, int64_t at, int64_t k) {
-  if (p.arg_lhs) p.arg_lhs[at] = p.graph.indices[k];
-  if (p.arg_rhs) p.arg_rhs[at] = static_cast<I>(p.graph.edge(k));
-}
-
-// Winners of `count` neighbouring features, as nonzeros after k0: to the partial result, or else to the outputs.
+// Writes the sources and edges of winners: nonzeros k0 + won[0 .. count], of neighbouring features from `at` on.
 // Not inlined: unrolled in every block below it would be most of the code.
 template <class T, class I, class Index>
-[[gnu::noinline]] void write_winners(const Problem<T, I>& p, int64_t at, int64_t k0, const Index* won, int64_t count,
-                                     int64_t* partial) {
-  for (int64_t i = 0; i < count; ++i)
-    if (partial)
-      partial[i] = k0 + won[i];
-    else
-      write_winner(p, at + i, k0 + won[i]);
+[[gnu::noinline]] void write_winners(const Problem<T, I>& p, int64_t at, int64_t k0, const Index* won, int64_t count) {
+  if (p.arg_lhs)
+    for (int64_t i = 0; i < count; ++i) p.arg_lhs[at + i] = p.graph.indices[k0 + won[i]];
+  if (p.arg_rhs)
+    for (int64_t i = 0; i < count; ++i) p.arg_rhs[at + i] = static_cast<I>(p.graph.edge(k0 + won[i]));
 }
 
 // Where `value` beats `best`, it and its index take the place of `best` and `winner`: `beats` below, on vectors.
@@ -165,7 +157,10 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   if constexpr (K::kExtreme) {
     Index won[M * N];
     std::memcpy(won, winner, sizeof(won));
-    write_winners(p, at, k0, won, M * N, partial ? partial->winner + d : nullptr);
+    if (partial)
+      for (int i = 0; i < M * N; ++i) partial->winner[d + i] = k0 + won[i];
+    else
+      write_winners(p, at, k0, won, M * N);
   }
   if (partial) {
     for (int m = 0; m < M; ++m) store<N>(partial->value + d + m * N, acc[m]);
@@ -228,7 +223,7 @@ void general_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, co
     }
     const int64_t at = row * p.num_feats + d;
     narrow(p.reduce == Reduce::mean ? acc / static_cast<A>(k1 - k0) : acc, p.out + at);
-    if (extreme) write_winner(p, at, winner);
+    if (extreme) write_winners(p, at, 0, &winner, 1);
   }
 }
 
@@ -262,7 +257,7 @@ void combine_pieces(const Problem<T, I>& p, int64_t row, const Partial<Acc<T>>& 
     }
     const int64_t at = row * p.num_feats + d;
     narrow(p.reduce == Reduce::mean ? acc / static_cast<Acc<T>>(degree) : acc, p.out + at);
-    if (extreme) write_winner(p, at, winner);
+    if (extreme) write_winners(p, at, 0, &winner, 1);
   }
 }
 
