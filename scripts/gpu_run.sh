@@ -19,13 +19,16 @@ cp build/gpu-cmake/_C*.so gnnaccel/
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("torch", torch.__version__, "Python", sys.version.split()[0])'
 
+# All that needs nothing but torch, PyG and pytest.
+tests=$(for name in cuda_ops ops cuda_pyg cuda_build attention ops_registration pyg graph cache data; do
+  echo "tests/test_$name.py"; done)
 workers=""
 "$PYTHON" -c 'import xdist' 2> /dev/null && workers="-n 8"
 status=0
 for stage in "$@"; do
   case $stage in
     test)
-      OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -p no:cacheprovider $workers --durations=12 ${TESTS:-tests/test_cuda_ops.py tests/test_ops.py} \
+      OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -p no:cacheprovider $workers --durations=12 ${TESTS:-$tests} \
         > "$OUT/test.log" 2>&1 || status=1
       tail -n "${TAIL:-25}" "$OUT/test.log" ;;
     sanitize)
