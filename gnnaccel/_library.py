@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import re
 
 import torch
@@ -58,6 +59,19 @@ def _share_torch_threads() -> None:
 
 
 _share_torch_threads()
+
+
+def _warn_of_missing_cuda() -> None:
+    """Say at import that a GPU which torch can use will not be used by us."""
+    # device_count() asks the driver's library: is_available() could start CUDA, which forked workers cannot take over.
+    if not _C.HAS_CUDA and torch.version.cuda and torch.cuda.device_count():
+        logging.getLogger("gnnaccel").warning(
+            "gnnaccel was built without its CUDA half, though torch sees a GPU: CUDA tensors are left to the "
+            "frameworks; install nvcc (CUDA 12 or later) and reinstall gnnaccel with GNNACCEL_CUDA=ON"
+        )
+
+
+_warn_of_missing_cuda()
 
 
 def pointer(tensor: Tensor | None) -> int:

@@ -39,6 +39,14 @@ def test_importing_the_package_imports_no_torch():
     assert run_python(code) == "False"
 
 
+@pytest.mark.skipif(gnnaccel.ops.has_cuda_kernels(), reason="this build has its CUDA half")
+@pytest.mark.parametrize("gpus,said", [(1, True), (0, False)])
+def test_a_build_without_cuda_says_so_where_there_is_a_gpu(gpus, said):
+    code = f"import torch; torch.version.cuda = '13.0'; torch.cuda.device_count = lambda: {gpus}; import gnnaccel.ops"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert ("built without its CUDA half, though torch sees a GPU" in done.stderr) == said
+
+
 def test_public_names():
     assert set(gnnaccel.__all__) <= set(dir(gnnaccel))
     for name in gnnaccel.__all__:
