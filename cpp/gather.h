@@ -22,7 +22,17 @@ struct Gather {
   const T* resident;
   int64_t heads, width;  // width = heads * features per head
 
-  int64_t head_of(int64_t d) const { return d / (width / heads); }
+  // The head of feature d, and of each `step` features further on: a division per row costs what several edges do.
+  template <int kCount>
+  void heads_from(int64_t d, int step, int64_t (&head)[kCount]) const {
+    const int64_t per_head = width / heads;
+    int64_t h = d ? d / per_head : 0, rest = d - h * per_head;
+    for (int i = 0; i < kCount; ++i) {
+      head[i] = h;
+      rest += step;
+      if (rest >= per_head) rest = 0, ++h;
+    }
+  }
 };
 
 // A weighted sum of gathered rows: weights [nonzeros of the row, heads], out [width].
@@ -39,9 +49,17 @@ void gather_block(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, in
   using V = Vec<T, N>;
   constexpr int kOuts = kSums ? kSums : 1;
   int64_t head[M / P];
-  for (int h = 0; h < M / P; ++h) head[h] = p.head_of(d + h * P * N);
-  V resident[M], acc[kOuts][M] = {};
-  for (int m = 0; m < M; ++m) resident[m] = kDots ? load<N>(p.resident + row * p.width + d + m * N) : V{};
+  if constexpr (M == P)
+    head[0] = p.heads == 1 ? 0 : d / (p.width / p.heads);
+  else
+    p.heads_from(d, P * N, head);
+  V resident[M], acc[kOuts][M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    resident[m] = kDots ? load<N>(p.resident + row * p.width + d + m * N) : V{};
+#pragma GCC unroll 2
+    for (int s = 0; s < kOuts; ++s) acc[s][m] = V{};
+  }
   for (int64_t k = k0; k < k1; ++k) {
     if (k + kGatherAhead < p.graph.nnz)
       prefetch<N * M * sizeof(T)>(p.gathered + static_cast<int64_t>(p.graph.indices[k + kGatherAhead]) * p.width + d);
@@ -50,22 +68,27 @@ void gather_block(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, in
 #pragma GCC unroll 8
     for (int h = 0; h < M / P; ++h) {
       V dot{}, weight[kOuts];
+#pragma GCC unroll 2
       for (int s = 0; s < kSums; ++s) weight[s] = splat<N>(sums[s].weights[at + head[h]]);
 #pragma GCC unroll 8
       for (int m = h * P; m < (h + 1) * P; ++m) {
         const V value = load<N>(x + m * N);
         if constexpr (kDots) dot += value * resident[m];
+#pragma GCC unroll 2
         for (int s = 0; s < kSums; ++s) acc[s][m] += value * weight[s];
       }
       if constexpr (kDots) dots[at + head[h]] += horizontal_sum<T, N>(dot);
     }
   }
+#pragma GCC unroll 2
   for (int s = 0; s < kSums; ++s)
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) store<N>(sums[s].out + d + m * N, acc[s][m]);
 }
 
 template <int N, int M, bool kDots, int kSums, class T, class I, class... Rest>
 void gather_block_of(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d, Rest... rest) {
+  if (p.heads == 1) return gather_block<N, M, M, kDots, kSums>(p, row, k0, k1, d, rest...);
   const int64_t per_head = p.width / p.heads / N;  // vectors to a head, at least one
   const bool inside = d / (per_head * N) == (d + M * N - 1) / (per_head * N);
   if (inside) return gather_block<N, M, M, kDots, kSums>(p, row, k0, k1, d, rest...);

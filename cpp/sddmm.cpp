@@ -85,6 +85,7 @@ void resident_dots(const Problem<T, I>& p, int threads) {
   const auto* rows = static_cast<const T*>(lhs_is_u ? p.rhs.data : p.lhs.data);
   for_pieces(p, threads, [&](int64_t v, int64_t k0, int64_t k1) {
     V row[M];
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) row[m] = load<N>(rows + v * kWidth + m * N);
     for (int64_t k = k0; k < k1; ++k) {
       if (k + kPrefetchAhead < g.nnz) {

@@ -49,7 +49,7 @@ using Vec = typename VecOf<A, N>::type;
 
 template <int N, class A>
 inline Vec<A, N> splat(A value) {
-  return Vec<A, N>{} + value;
+  return value - Vec<A, N>{};  // x - 0 is x for every x, so this is a broadcast; 0 + x is not, for -0
 }
 
 inline float widen(bf16 x) {

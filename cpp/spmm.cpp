@@ -119,6 +119,20 @@ template <class K, int kBytes, class T, class I>
     prefetch<kBytes>(p.rhs_data() + static_cast<int64_t>(p.graph.edge_ids[next]) * p.num_feats + d);
 }
 
+// The element of `operand` for feature d and each N further on; N divides operand.div. One division per block: two
+// for each vector cost what several edges do.
+template <int M>
+void heads_of(const Operand& operand, int64_t d, int64_t step, int64_t (&head)[M]) {
+  int64_t h = d ? (d / operand.div) % operand.len : 0, rest = d ? d % operand.div : 0;
+  for (int m = 0; m < M; ++m) {
+    head[m] = h;
+    rest += step;
+    if (rest < operand.div) continue;
+    rest = 0;
+    h = h + 1 == operand.len ? 0 : h + 1;
+  }
+}
+
 // Features d .. d + N * M of nonzeros k0 .. k1 (at least one) of row `row`.
 template <class K, int N, int M, class T, class I>
 void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d, const Partial<Acc<T>>* partial) {
@@ -126,13 +140,17 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   using V = Vec<A, N>;
   using Index = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
   using W = Vec<Index, N>;
-  V acc[M] = {};
-  W winner[M] = {};  // the first nonzero, unless another beats infinity
-  if constexpr (K::kExtreme)
-    for (int m = 0; m < M; ++m)
-      acc[m] += p.reduce == Reduce::max ? -std::numeric_limits<A>::infinity() : std::numeric_limits<A>::infinity();
+  V acc[M];
+  W winner[M];  // the first nonzero, unless another beats infinity
   int64_t head[M];
-  for (int m = 0; m < M; ++m) head[m] = K::kRhs == Rhs::group ? ((d + m * N) / p.rhs.div) % p.rhs.len : 0;
+  const A infinity = std::numeric_limits<A>::infinity();
+  const A start = !K::kExtreme ? A(0) : p.reduce == Reduce::max ? -infinity : infinity;
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    acc[m] = splat<N>(start);
+    winner[m] = W{};
+  }
+  if constexpr (K::kRhs == Rhs::group) heads_of(p.rhs, d, N, head);
   for (int64_t k = k0; k < k1; ++k) {
     prefetch_ahead<K, N * M* static_cast<int>(sizeof(T))>(p, k, d);
     const bool needs_edge = K::kByEdge || K::kRhs != Rhs::none;
@@ -143,7 +161,7 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
     for (int m = 0; m < M; ++m) {
       V value = load<N>(x + m * N);
       if constexpr (K::kRhs != Rhs::none) {
-        const V w = edge_operand<K, N>(p, e, d + m * N, head[m]);
+        const V w = edge_operand<K, N>(p, e, d + m * N, K::kRhs == Rhs::group ? head[m] : 0);
         value = K::kMessage == Message::mul ? value * w : value + w;
       }
       if constexpr (!K::kExtreme) {
@@ -163,10 +181,12 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
       write_winners(p, at, k0, won, M * N);
   }
   if (partial) {
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) store<N>(partial->value + d + m * N, acc[m]);
     return;
   }
   const A scale = p.reduce == Reduce::mean ? A(1) / static_cast<A>(k1 - k0) : A(1);
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : acc[m] * scale);
 }
 
