@@ -103,8 +103,10 @@ def _dgl_op(name: str, weighted: bool = False, distinct: bool = False) -> Callab
         dgl, graph = _dgl_graph(case)
         x, weight = case.distinct if distinct else case.x, case.features(case.edge_index.shape[1], 1)
         inputs = [x, weight] if weighted else [x]
+        # DGL alone sends what comes back to a row without edges, infinite in a max, to node 0.
+        grad_out = case.grad_out * (graph.in_degrees() > 0).unsqueeze(1) if distinct else case.grad_out
         # Looked up at each call: enable() replaces the function in its module.
-        return _dgl_sides(_step(lambda: getattr(dgl.ops, name)(graph, *inputs), inputs, case.grad_out))
+        return _dgl_sides(_step(lambda: getattr(dgl.ops, name)(graph, *inputs), inputs, grad_out))
 
     return build
 
