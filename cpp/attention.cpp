@@ -60,15 +60,15 @@ void forward_scores(const AttentionArgs& a, const CsrOf<I>& g, int64_t v, int64_
   }
 }
 
-// sum over i = 0, stride .. n of a[i] * b[i], for W neighbouring columns; in pieces, as a plain f32 sum over a hub
-// would lose two digits.
-template <int W, class T>
-void add_products(const T* a, const T* b, int64_t n, int64_t stride, T* out) {
+// sum over i = 0, stride .. n of a[i] * b[i] (of a[i] without kProducts), for W neighbouring columns; in pieces, as a
+// plain f32 sum over a hub would lose two digits.
+template <int W, bool kProducts, class T>
+void add_columns(const T* a, const T* b, int64_t n, int64_t stride, T* out) {
   Vec<T, W> sum{};
   for (int64_t i0 = 0; i0 < n; i0 += kSumPiece * stride) {
     Vec<T, W> piece{};
     for (int64_t i = i0; i < std::min(n, i0 + kSumPiece * stride); i += stride)
-      piece += load<W>(a + i) * load<W>(b + i);
+      piece += kProducts ? load<W>(a + i) * load<W>(b + i) : load<W>(a + i);
     sum += piece;
   }
   store<W>(out, sum);
@@ -97,7 +97,7 @@ void forward(const AttentionArgs& a, int threads) {
     softmax_rows(p, k1 - k0, heads, lse);
     if constexpr (kKeep)
       for_heads(heads, [&](auto lanes, int64_t h) {
-        add_products<decltype(lanes)::value>(p + h, positive + h, n, heads, p_pos + h);
+        add_columns<decltype(lanes)::value, true>(p + h, positive + h, n, heads, p_pos + h);
       });
     if (scale)
       for (int64_t k = k0; k < k1; ++k)
@@ -184,8 +184,9 @@ void backward(const AttentionArgs& a, int threads) {
     const Sum<T> sum{factors, grad_x};
     gather_long_row<N, true, 1>(gather, u, k0, k1, dots, &sum, part);
     for (int64_t i = 0; i < n; ++i) dots[i] = (factors[i] * dots[i] - p[i] * deltas[i]) * slopes[i];
-    for (int64_t i = 0; i < n; i += heads)
-      for (int64_t h = 0; h < heads; ++h) grad_score[h] += dots[i + h];
+    for_heads(heads, [&](auto lanes, int64_t h) {
+      add_columns<decltype(lanes)::value, false, T>(dots + h, dots + h, n, heads, grad_score + h);
+    });
   });
 }
 

@@ -214,6 +214,37 @@ def test_gat_fuses_with_the_same_random_draws(dropout):
     assert "dgl.GATConv" not in counted
 
 
+@pytest.mark.parametrize("options", [{}, {"activation": torch.nn.ELU(inplace=True)}, {"residual": True}])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("width", [4, 5])
+def test_gat_results_may_be_written_into(width, bias, options):
+    layer, g = dglnn.GATConv(6, width, num_heads=2, bias=bias, **options).double(), graph(loops=True)
+    write = (lambda out: out) if "activation" in options else torch.relu_
+    counted = compare(lambda x: write(layer(g, x)), [randn(40, 6)])
+    assert counted["dgl.GATConv"].accelerated == 1
+
+
+def test_gat_dropout_follows_its_own_mode():
+    torch.manual_seed(3)
+    layer, g = dglnn.GATConv(6, 4, num_heads=2, attn_drop=0.5).double().eval(), graph(loops=True)
+    layer.attn_drop.train()
+
+    def call(x):
+        torch.manual_seed(11)
+        return layer(g, x)
+
+    compare(call, [randn(40, 6)])
+    seen = []
+    layer.attn_drop.register_forward_hook(lambda module, given, out: seen.append(given[0].shape))
+    assert "dgl.GATConv" not in compare(call, [randn(40, 6)]) and seen
+
+
+def test_gat_leaves_wrong_features_to_dgl():
+    dgl_backend.enable()
+    with pytest.raises(dgl.DGLError):
+        dglnn.GATConv(6, 4, num_heads=2)(graph(loops=True), torch.zeros(39, 6))
+
+
 def test_gat_refuses_nodes_without_edges_as_dgl_does():
     g, layer = graph(num_edges=10), dglnn.GATConv(6, 4, num_heads=2)
     dgl_backend.enable()
@@ -263,6 +294,24 @@ def test_hetero_ops(reduce):
         return tuple(getattr(dgl.ops, f"copy_u_{reduce}")(g, [given[n] for n in order]))
 
     compare(call, [randn(3, 4), randn(2, 4, seed=2), randn(2, 4, seed=3)])
+
+
+def test_hetero_ties_errors_and_softmax():
+    edges = {("a", "x", "b"): ([0, 1], [0, 0]), ("c", "y", "b"): ([0, 0], [0, 1]), ("b", "z", "a"): ([0], [0])}
+    g = dgl.heterograph(edges, {"a": 2, "b": 2, "c": 1})
+
+    def joined(a, c):  # zeros only: the first edge type wins
+        dst = dgl.ops.copy_u_max(g, [a, torch.zeros(2, 2).double() - 1, c])
+        return dst[1]
+
+    dgl_backend.enable()
+    a, c = torch.zeros(2, 2).double().requires_grad_(), torch.zeros(1, 2).double().requires_grad_()
+    grads = torch.autograd.grad(joined(a, c).sum(), [a, c])
+    assert grads[0].tolist() == [[1, 1], [0, 0]] and grads[1].tolist() == [[1, 1]]
+    weights = {e: randn(g.num_edges(e), 1) for e in g.canonical_etypes}
+    report.reset()
+    dgl.ops.edge_softmax(g, weights)
+    assert report.snapshot()["dgl.edge_softmax_hetero"].left == 1
 
 
 def test_hetero_graph_conv():
@@ -356,6 +405,11 @@ def test_the_structure_is_built_once():
     assert dgl_backend.to_graph(g.local_var(), "plays") is first
     with pytest.raises(ValueError, match="several edge types"):
         dgl_backend.to_graph(g)
+    g = graph()
+    prepared = dgl_backend.to_graph(g)
+    g.ndata["h"] = randn(40, 2)
+    g.update_all(fn.copy_u("h", "m"), fn.sum("m", "o"))
+    assert dgl_backend.graph.structure(g._graph.get_relation_graph(0)) is prepared
 
 
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])

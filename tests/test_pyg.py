@@ -431,6 +431,14 @@ def test_layer_that_writes_into_derived_edges():
         torch.testing.assert_close(layer(x, index), plain(x, index))
 
 
+@pytest.mark.parametrize("options", [dict(bias=False), dict(bias=False, residual=True), dict(concat=False, bias=False)])
+def test_gat_results_may_be_written_into(options):
+    layer = pyg_backend.accelerate(nn.GATConv(D, 4, heads=2, **options))
+    out = layer(rand(N, D, dtype=torch.float32), edges()).relu_()
+    out.sum().backward()
+    assert layer.lin.weight.grad.isfinite().all()
+
+
 def test_sparse_values_changed_in_place():
     plain = nn.SAGEConv(D, 5).double()
     layer = pyg_backend.accelerate(copy.deepcopy(plain))

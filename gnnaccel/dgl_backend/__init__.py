@@ -49,6 +49,7 @@ def enable() -> None:
         "SegmentReduce": ops.segments,
         "GSpMM_hetero": hetero.spmm,
         "GSDDMM_hetero": hetero.sddmm,
+        "EdgeSoftmax_hetero": hetero.edge_softmax,
     }
     for name, function in functions.items():
         _replace(sparse, name, ops.Replacement(function, getattr(sparse, name)))

@@ -15,10 +15,15 @@ _REVERSE = "gnnaccel.reverse"
 
 def structure(gidx) -> Graph:
     """The Graph of an index with one edge type: destinations by rows, sharing DGL's arrays where it can."""
-    graph = gidx._cache.get(_STRUCTURE)
-    if graph is None:
-        graph = gidx._cache[_STRUCTURE] = _build(gidx)
-    return graph
+    cell = _cell(gidx)
+    if not cell:
+        cell.append(_build(gidx))
+    return cell[0]
+
+
+def _cell(gidx) -> list[Graph]:
+    """Where an index's Graph is kept, once it is built; indices of the same edges share it."""
+    return gidx._cache.setdefault(_STRUCTURE, [])
 
 
 def _build(gidx) -> Graph:
@@ -54,6 +59,8 @@ def relation_graph(original, gidx, etype):
     found = gidx._cache.get(key)
     if found is None:
         found = gidx._cache[key] = original(gidx, etype)
+        if gidx.number_of_etypes() == 1:  # update_all goes through this index, ops and `prepare` through the other
+            found._cache[_STRUCTURE] = _cell(gidx)
     return found
 
 

@@ -8,7 +8,12 @@ from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.graph import relation
 
-_JOIN = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+# Of equal values the first edge type's wins, and gets the whole gradient, as in DGL; NaN beats all.
+_JOIN = {
+    "sum": torch.add,
+    "max": lambda old, new: torch.where((new > old) | new.isnan(), new, old),
+    "min": lambda old, new: torch.where((new < old) | new.isnan(), new, old),
+}
 
 
 def _left_to_dgl(kind: str, gidx, features) -> bool:
@@ -16,10 +21,24 @@ def _left_to_dgl(kind: str, gidx, features) -> bool:
     if any(f.device.type != "cpu" or f.dtype not in ops._DTYPES or f.dim() == 0 for f in given):
         report.fallback(kind, "features that are not on the CPU, or of an unsupported dtype")
         return True
+    if len({f.dtype for f in given}) > 1:
+        report.fallback(kind, "features of different dtypes")
+        return True
     if not given or any(gidx.num_edges(t) == 0 for t in range(gidx.number_of_etypes())):
         report.fallback(kind, "an edge type without edges or features")
         return True
     return False
+
+
+def _rows_fit(pairs) -> bool:
+    """True if each feature of (feature, count) has as many rows as there are nodes or edges; if not, DGL says so."""
+    return all(f is None or f.shape[0] == count for f, count in pairs)
+
+
+def edge_softmax(original, *args):
+    """EdgeSoftmax_hetero.apply: normalises over all edge types at once, which no op of ours does."""
+    report.fallback("dgl.edge_softmax_hetero", "a softmax over several edge types")
+    return original(*args)
 
 
 def _inner(*_args):
@@ -31,7 +50,13 @@ def spmm(original, gidx, op, reduce, lhs_len, *features):
     lhs, rhs = features[:lhs_len], features[lhs_len:]
     ends = [gidx.metagraph.find_edge(t) for t in range(gidx.number_of_etypes())]
     used = [f for t, (s, _) in enumerate(ends) for f in _operands(op, lhs[s], rhs[t] if rhs else None)]
-    if _left_to_dgl(f"dgl.gspmm_hetero {op}.{reduce}", gidx, used) or any(f is None for f in used):
+    rows = [(lhs[s] if op != "copy_rhs" else None, gidx.num_nodes(s)) for s, _ in ends]
+    rows += [(rhs[t] if op != "copy_lhs" else None, gidx.num_edges(t)) for t in range(len(ends))]
+    if (
+        _left_to_dgl(f"dgl.gspmm_hetero {op}.{reduce}", gidx, used)
+        or any(f is None for f in used)
+        or not _rows_fit(rows)
+    ):
         return original(gidx, op, reduce, lhs_len, *features)
     out: list[torch.Tensor | None] = [None] * gidx.number_of_ntypes()
     for etype, (source, target) in enumerate(ends):

@@ -11,29 +11,31 @@ from gnnaccel.dgl_backend.graph import every_row_has_edges, structure
 _KIND = "dgl.GATConv"
 
 
-def _why_composed(layer, graph, feat, edge_weight, get_attention) -> str | None:
-    """Why the layer's own forward (on our SDDMM, edge softmax and SpMM) must run, or None."""
+def _fuses(layer, graph, feat, edge_weight, get_attention) -> bool:
+    """True for a plain layer; else its own forward runs, on our SDDMM, edge softmax and SpMM, and words its errors."""
     features = feat if isinstance(feat, tuple) else (feat,)
-    if edge_weight is not None or get_attention:
-        return "edge weights or returned attention"
-    if any(not isinstance(f, torch.Tensor) or f.dim() != 2 or f.device.type != "cpu" for f in features):
-        return "features that are not [N, D] on the CPU"
-    if graph._graph.number_of_etypes() != 1 or len(graph.etypes) != 1:
-        return "several edge types"
+    if edge_weight is not None or get_attention or graph._graph.number_of_etypes() != 1 or len(features) > 2:
+        return False
+    counts = (graph.number_of_src_nodes(), graph.number_of_dst_nodes())
+    for value, count in zip(features, counts, strict=False):
+        if not isinstance(value, torch.Tensor) or value.dim() != 2 or value.device.type != "cpu":
+            return False
+        if value.shape[0] != count:
+            return False
     if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
-        return "another activation or dropout of the scores"
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks for m in (layer.leaky_relu, layer.attn_drop)):
+        return False  # they are to see the scores
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return "autocast"
-    if not layer._allow_zero_in_degree and not every_row_has_edges(graph._graph):
-        return "nodes without in-edges, which the layer refuses"
-    return None
+        return False
+    return layer._allow_zero_in_degree or every_row_has_edges(graph._graph)
 
 
 def gat_forward(original):
     """GATConv.forward that calls `ops.attention` where the layer is a plain one."""
 
     def forward(self, graph, feat, edge_weight=None, get_attention=False):
-        if _why_composed(self, graph, feat, edge_weight, get_attention) is not None:
+        if not _fuses(self, graph, feat, edge_weight, get_attention):
             return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
         with report.accelerated(_KIND):
             return _fused(self, graph, feat)
@@ -59,11 +61,13 @@ def _fused(layer, graph, feat):
         if graph.is_block:
             score_target, target = score_target[: structure_.num_rows], target[: structure_.num_rows]
     mask = None
-    if layer.training and layer.attn_drop.p > 0:
+    if layer.attn_drop.training and layer.attn_drop.p > 0:
         # The same draw, in the same order, as the layer's own dropout of the attention.
         mask = layer.attn_drop(x_source.new_ones(structure_.nnz, heads, 1)).squeeze(-1)
     slope = layer.leaky_relu.negative_slope
     out = ops.attention(structure_, x_source, score_source, score_target, negative_slope=slope, edge_scale=mask)
+    if layer.res_fc is None and not layer.has_explicit_bias:
+        out = out.clone()  # the op keeps its result for the backward, and the caller may write into this one
     if layer.res_fc is not None:
         out = out + layer.res_fc(target).view(target.shape[0], -1, width)
     if layer.has_explicit_bias:

@@ -146,7 +146,7 @@ def _attention_cpu(
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
     pointers = (lib.pointer(t) for t in (*inputs, *outputs[:2], *(outputs[2:] if keep else (None, None))))
     lib.launch("attention", x.device, *matrix, *pointers, negative_slope, *_sizes(inputs[0]))
-    return tuple(t[..., :feats].contiguous() if t.dim() == 3 else t for t in outputs)
+    return tuple(t[..., :feats].contiguous() if t.dim() == 3 and t.shape[2] != feats else t for t in outputs)
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
@@ -167,7 +167,8 @@ def _attention_backward_cpu(
     matrix = lib.csr(t_indptr, t_indices, t_edge_ids, score_dst.shape[0], nnz)
     pointers = (lib.pointer(t) for t in (*inputs, *saved, *grads))
     lib.launch("attention_backward", x.device, *matrix, *pointers, negative_slope, *_sizes(grads[0]))
-    return grads[0][..., :feats].contiguous(), grads[1], grads[2]
+    grad_x = grads[0] if grads[0].shape[2] == feats else grads[0][..., :feats].contiguous()
+    return grad_x, grads[1], grads[2]
 
 
 @torch.library.register_fake("gnnaccel::attention")

@@ -56,7 +56,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
-    return torch.stack([(x * vector).sum(-1) for vector in vectors.unbind()])
+    return (x * vectors.unsqueeze(1)).sum(-1)
 
 
 def _sizes(x: Tensor, vectors: Tensor) -> tuple[int, ...]:

@@ -102,9 +102,11 @@ def gat(conv, edges: Edges, x, alpha) -> Tensor:
     if isinstance(alpha, Deferred):
         if alpha.graph is not graph or source.dtype != alpha.source.dtype:
             raise Unsupported("attention weights of other edges or of another dtype")
-        return ops.attention(
+        out = ops.attention(
             graph, source, alpha.source, alpha.target, negative_slope=alpha.slope, edge_scale=alpha.scale
         )
+        # The op keeps its result for the backward, and the caller may write into one that forward() passes on.
+        return out.clone() if conv.concat and conv.bias is None and getattr(conv, "res", None) is None else out
     _same(source, alpha)
     if not takes(alpha) or tuple(alpha.shape) != (graph.nnz, *source.shape[1:-1]):
         raise Unsupported("attention weights that are not [E, H]")
