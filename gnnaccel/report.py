@@ -45,13 +45,15 @@ def count(kind: str) -> None:
     _site(kind).accelerated += 1
 
 
-def record(kind: str, start: float) -> None:
+def record(kind: str, start: float, reason: str | None = None) -> None:
     """Count one accelerated call of `kind` that began at `start` (time.perf_counter()) and is done.
 
-    For a caller that learns only on the way whether it can accelerate the call.
+    For a caller that learns only on the way whether it can accelerate the call, or (`reason`) why not all of it.
     """
     site = _site(kind)
     site.accelerated += 1
+    if reason is not None:
+        site.reasons[reason] = site.reasons.get(reason, 0) + 1
     if timing:
         site.time_ms += (time.perf_counter() - start) * 1e3
 

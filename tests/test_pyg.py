@@ -23,7 +23,7 @@ from gnnaccel.graph.cache import derived
 # PyG generates propagate() of a class for its first instance, and without the fused path if that one reduces by max.
 nn.SAGEConv(1, 1)
 
-N, M, E, D = 30, 21, 160, 8  # sources (and nodes), destinations of bipartite graphs, edges, features
+N, M, E, D = 30, 21, 160, 18  # sources (and nodes), destinations of bipartite graphs, edges, features
 
 
 class Copy(MessagePassing):
@@ -208,12 +208,12 @@ LAYERS = {
     "Weighted": (lambda: Weighted(), {"pyg.Weighted"}),
     "Tutorial": (lambda: Tutorial(), {"pyg.Tutorial"}),
     "Attention": (lambda: Attention(), {"pyg.Attention"}),
-    "Subclass": (lambda: Doubler(D, 5), {"pyg.Doubler segment"}),
+    "Subclass": (lambda: Doubler(D, 5), {"pyg.Doubler"}),
     "Edge network": (lambda: EdgeNetwork(), {"pyg.EdgeNetwork segment"}),
     "Edge network max": (lambda: EdgeNetwork("max"), {"pyg.EdgeNetwork segment"}),
-    "ResGated": (lambda: nn.ResGatedGraphConv(D, 5), {"pyg.ResGatedGraphConv segment"}),
-    "SuperGAT": (lambda: nn.SuperGATConv(D, 5, heads=2), {"pyg.SuperGATConv segment"}),
-    "Own update": (lambda: OwnUpdate(), {"pyg.OwnUpdate segment"}),
+    "ResGated": (lambda: nn.ResGatedGraphConv(D, 5), {"pyg.ResGatedGraphConv"}),
+    "SuperGAT": (lambda: nn.SuperGATConv(D, 5, heads=2), {"pyg.SuperGATConv"}),
+    "Own update": (lambda: OwnUpdate(), {"pyg.OwnUpdate"}),
     "Several": (lambda: nn.SAGEConv(D, 5, aggr=["mean", "max"]), None),
     "PNA": (lambda: nn.PNAConv(D, 6, ["mean", "std"], ["identity"], torch.tensor([1, 2, 3])), None),
 }
@@ -762,9 +762,9 @@ def test_to_graph():
 
 
 def test_gatv2_blocks(monkeypatch):
-    from gnnaccel.pyg_backend import attention
+    from gnnaccel.pyg_backend import blocks
 
-    monkeypatch.setattr(attention, "BLOCK_BYTES", 7 * 3 * 5 * 8)  # seven edges at a time
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 7 * 3 * 5 * 8})  # seven edges at a time
     layer = ATTRIBUTED["GATv2"]()
     assert_same(layer, rand(N, D, grad=True), edges(), edge_attr=edge_values(4), kinds=None)
     assert report.share() == 1

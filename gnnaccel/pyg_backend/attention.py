@@ -23,10 +23,11 @@ from torch_geometric import nn as pyg_nn
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
+from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend.expression import Apply, Leaf, reshaped
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
-from gnnaccel.pyg_backend.helpers import current, takes
-
-BLOCK_BYTES = 4 << 20  # of one [edges, H, F] block in GATv2 scores: a few of them stay in a core's cache share
+from gnnaccel.pyg_backend.helpers import current
+from gnnaccel.pyg_backend.reduce import takes
 
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
@@ -226,97 +227,15 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
-    weight = None if edge_attr is None else conv.lin_edge.weight
-    scores = _AdditiveScores.apply(graph, source, target, conv.att, edge_attr, weight, conv.negative_slope)
-    return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
+    features, dtype = tuple(source.shape[1:]), source.dtype
 
+    def apply(function, *args, to=features, **kwargs):
+        return Apply(function, args, kwargs, to, dtype)
 
-def _rows(graph: Graph) -> Tensor:
-    """Destination of each nonzero, cached with the graph's own arrays."""
-    found = derived.get((graph.indptr,), "rows")
-    if found is None:
-        with torch.inference_mode(False):
-            nodes = torch.arange(graph.num_rows, device=graph.device, dtype=graph.indptr.dtype)
-            found = torch.repeat_interleave(nodes, graph.indptr.diff(), output_size=graph.nnz)
-        derived.put((graph.indptr,), "rows", found)
-    return found
-
-
-class _AdditiveScores(torch.autograd.Function):
-    """scores[e, h] = att[h] . leaky_relu(source[j] + target[i] + weight @ edge_attr[e]), blocks of edges at a time.
-
-    The backward recomputes each block, once in the order of destinations and once in that of sources, so that
-    both gradients are sums of consecutive rows: no scatter, and the same result every time.
-    """
-
-    @staticmethod
-    def forward(ctx, graph, source, target, att, edge_attr, weight, slope):
-        ctx.save_for_backward(source, target, att, edge_attr, weight)
-        ctx.graph, ctx.slope = graph, slope
-        out = source.new_empty(graph.nnz, source.shape[1])
-        for block in _blocks(graph, source):
-            z, ids = _hidden(graph, block, source, target, edge_attr, weight)
-            part = (F.leaky_relu_(z, slope) * att).sum(-1)
-            out[block if ids is None else ids] = part
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        source, target, att, edge_attr, weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        grads = {"att": torch.zeros_like(att) if needs[3] else None}
-        grads["edge_attr"] = torch.empty_like(edge_attr) if needs[4] else None
-        grads["weight"] = torch.zeros_like(weight) if needs[5] else None
-        grad_target = grad_source = None
-        if any(needs[i] for i in (2, 3, 4, 5)):
-            grad_target = torch.zeros_like(target, memory_format=torch.contiguous_format)
-            _one_side(ctx, ctx.graph, (source, target, edge_attr, weight), att, grad, grad_target, grads)
-        if needs[1]:
-            grad_source = torch.zeros_like(source, memory_format=torch.contiguous_format)
-            _one_side(ctx, ctx.graph.transposed, (target, source, edge_attr, weight), att, grad, grad_source, None)
-        return None, grad_source, grad_target, grads["att"], grads["edge_attr"], grads["weight"], None
-
-
-def _blocks(graph: Graph, feature: Tensor):
-    """Slices of nonzeros, each an [edges, H, C] block of about BLOCK_BYTES."""
-    step = max(1, BLOCK_BYTES // max(1, feature[0].numel() * feature.element_size()) if feature.shape[0] else 1)
-    return (slice(k, min(k + step, graph.nnz)) for k in range(0, graph.nnz, step))
-
-
-def _hidden(graph: Graph, block: slice, source, target, edge_attr, weight):
-    """z = source[j] + target[i] + weight @ edge_attr for a block of nonzeros, and their edge ids."""
-    ids = None if graph.edge_ids is None else graph.edge_ids[block]
-    z = source.index_select(0, graph.indices[block])
-    z += target.index_select(0, _rows(graph)[block])
+    z = apply(torch.add, Leaf("u", source), Leaf("v", target))
     if edge_attr is not None:
-        part = edge_attr[block] if ids is None else edge_attr.index_select(0, ids)
-        z += F.linear(part, weight).view_as(z)
-    return z, ids
-
-
-def _one_side(ctx, graph: Graph, operands, att, grad, out, grads) -> None:
-    """Add the gradient of the rows' features to `out`; with `grads`, also those of att, edge_attr and weight."""
-    edge_attr, weight = operands[2:]
-    for block in _blocks(graph, operands[0]):
-        z, ids = _hidden(graph, block, *operands)
-        g = (grad[block] if ids is None else grad.index_select(0, ids)).unsqueeze(-1)
-        if grads is not None and grads["att"] is not None:
-            grads["att"] += (F.leaky_relu(z, ctx.slope) * g).sum(0)
-        dz = torch.ops.aten.leaky_relu_backward(att * g, z, ctx.slope, False)
-        if grads is not None and edge_attr is not None:
-            flat = dz.flatten(1)
-            part = edge_attr[block] if ids is None else edge_attr.index_select(0, ids)
-            if grads["weight"] is not None:
-                grads["weight"] += flat.t() @ part
-            if grads["edge_attr"] is not None:
-                grads["edge_attr"][block if ids is None else ids] = flat @ weight
-        _add_rows(graph, block, dz, out)
-
-
-def _add_rows(graph: Graph, block: slice, values: Tensor, out: Tensor) -> None:
-    """out[r] += the sum of `values` (a block of nonzeros) over each row r."""
-    rows = _rows(graph)
-    first, last = int(rows[block.start]), int(rows[block.stop - 1])
-    offsets = (graph.indptr[first : last + 2] - block.start).clamp_(0, block.stop - block.start)
-    out[first : last + 1] += ops.segment_reduce(values, offsets, "sum", check=False)
+        linear = apply(F.linear, edge_attr, conv.lin_edge.weight, to=(math.prod(features),))
+        z = apply(torch.add, z, apply(reshaped, linear, features))
+    z = apply(torch.mul, apply(F.leaky_relu, z, conv.negative_slope), conv.att)
+    scores = blocks.edge_values(graph, apply(torch.sum, z, dim=-1, to=features[:-1]))
+    return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)

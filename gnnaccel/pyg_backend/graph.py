@@ -104,6 +104,15 @@ def values_of(adj) -> Tensor | None:
     return adj.values()
 
 
+def columns_of(adj) -> Tensor | None:
+    """The tensor that PyG hands out as the sources of the edges of an adjacency matrix, if it is the same each time."""
+    if isinstance(adj, SparseTensor):
+        return adj.storage.col()
+    if adj.layout == torch.sparse_csr:
+        return adj.col_indices()
+    return adj._indices()[1] if adj.layout == torch.sparse_coo else None
+
+
 def to_graph(obj, num_nodes: int | None = None) -> Graph:
     """Cached gnnaccel.Graph of a PyG object; rows are destinations, edge ids are PyG's edge order.
 
@@ -172,10 +181,11 @@ class Edges:
     that stays unknown is as large as the other.
     """
 
-    __slots__ = ("edge_index", "flow", "is_sparse", "pairs_by_flow", "size")
+    __slots__ = ("edge_index", "flow", "is_sparse", "node_dim", "pairs_by_flow", "size")
 
-    def __init__(self, edge_index, size, flow: str, pairs_by_flow: bool = False):
+    def __init__(self, edge_index, size, flow: str, node_dim: int, pairs_by_flow: bool = False):
         self.edge_index = edge_index
+        self.node_dim = node_dim
         self.flow = flow
         self.pairs_by_flow = pairs_by_flow
         kind = type(edge_index)
@@ -230,7 +240,7 @@ class Edges:
         return picked if isinstance(picked, Tensor) else None
 
     def _set_size(self, dim: int, feature: Tensor) -> None:
-        rows = feature.shape[0] if feature.dim() else -1
+        rows = feature.shape[self.node_dim] if -feature.dim() <= self.node_dim < feature.dim() else -1
         if self.size[dim] is None:
             self.size[dim] = rows
         elif self.size[dim] != rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import threading
 import types
 from collections.abc import Callable
@@ -22,10 +23,13 @@ from torch_geometric.typing import SparseTensor
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.graph.structure import Graph
-from gnnaccel.pyg_backend.graph import Edges, Unsupported, from_sparse, owners_of, values_of
+from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend.expression import NARROW, SIDES
+from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of, from_sparse, owners_of, values_of
+from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift
+from gnnaccel.pyg_backend.reduce import reduced, takes
 
 _OWNER = object()  # in a remembered result: the very edges that were given
-FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class _Current(threading.local):
@@ -42,19 +46,23 @@ current = _Current()
 
 
 class Call:
-    """A context in which our helpers may use the graph of one propagate(); notes whether one of them did.
+    """A context in which our helpers may use the graph of one propagate(); notes what they did.
 
-    destinations : the index tensor handed to the layer's code, where it was made for this call.
+    lazily : hand message() features that are not gathered (see lazy.py).
+    destinations : the index tensor of destinations that PyG handed to the layer's code.
+    used : one of our reductions ran.
     """
 
-    __slots__ = ("_graph", "_outer", "destinations", "edges", "used")
+    __slots__ = ("_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
 
-    def __init__(self, edges: Edges):
+    def __init__(self, edges: Edges, lazily: bool):
         self.edges = edges
+        self.lazily = lazily
         self.used = False
         self.destinations: Tensor | None = None
         self._graph: Graph | None = None
         self._outer: Call | None = None
+        self._trip: Trip | None = None
 
     def __enter__(self) -> Call:
         self._outer, current.call = current.call, self
@@ -63,14 +71,15 @@ class Call:
     def __exit__(self, *exception) -> None:
         current.call = self._outer
 
+    @property
+    def gathered(self) -> str | None:
+        """Why one row per edge was stored, or None."""
+        return None if self._trip is None else self._trip.gathered
+
     def graph(self, index: Tensor, num_dst: int | None) -> Graph | None:
         """The Graph whose edges end at `index`, or None if that is not this call's edges."""
-        if index is not self.destinations:
-            if self.edges.is_sparse:
-                return None
-            own = self.edges.edge_index[self.edges.sides[0]]
-            if index.data_ptr() != own.data_ptr() or index.shape != own.shape or index.stride() != own.stride():
-                return None
+        if index is not self.destinations and self._side(index) != "v":
+            return None
         if self._graph is None:
             side = self.edges.sides[0]
             if self.edges.size[side] is None:
@@ -78,15 +87,53 @@ class Call:
             self._graph = self.edges.graph()
         return self._graph if num_dst in (None, self._graph.num_rows) else None
 
+    def _side(self, index: Tensor) -> str | None:
+        """Which end of the edges `index` holds, "u" or "v"; None where that cannot be told."""
+        if self.edges.is_sparse:
+            columns = columns_of(self.edges.edge_index)
+            return "u" if columns is not None and _same_memory(index, columns) else None
+        i, j = (self.edges.edge_index[side] for side in self.edges.sides)
+        if i.numel() == 0 or i.data_ptr() == j.data_ptr():
+            return None
+        return "v" if _same_memory(index, i) else "u" if _same_memory(index, j) else None
 
-def takes(x) -> bool:
-    """True for a tensor our ops take as a feature."""
-    return (
-        isinstance(x, Tensor)
-        and x.dtype in FEATURE_DTYPES
-        and x.layout is torch.strided
-        and (x.dtype != torch.float16 or x.is_cuda)
-    )
+    def spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+        """Sum, mean or extremum of x (times an edge weight) over the edges of each destination."""
+        if not takes(x) or x.dim() != 2 or (weight is not None and (weight.dim() != 1 or weight.dtype != x.dtype)):
+            raise Unsupported("operands")
+        graph = self.edges.graph()
+        if x.shape[0] != graph.num_cols or (weight is not None and weight.shape[0] != graph.nnz):
+            raise Unsupported("operands")
+        self.used = True
+        return ops.spmm(graph, x, weight, reduce="sum" if reduce == "add" else reduce)
+
+    def lift(self, src: Tensor, index: Tensor) -> Lazy | None:
+        """`src` at one end of the edges, without gathering it; None if PyG must do that (and word its errors)."""
+        if not self.lazily or type(src) not in (Tensor, torch.nn.Parameter) or not takes(src) or src.dim() == 0:
+            return None
+        if not -src.dim() <= self.edges.node_dim < src.dim():
+            return None
+        axis = self.edges.node_dim % src.dim()
+        if self._trip is None:
+            try:
+                self._graph = self.edges.graph()
+            except Unsupported:  # an index out of range: PyG words it
+                self.lazily = False
+                return None
+            if self._graph.nnz == 0:
+                self.lazily = False
+                return None
+            self._trip = Trip(self._graph)
+        side = self._side(index)
+        if side is None and self.edges.is_sparse:  # PyG collects two index tensors, and this is not the sources'
+            side = "v"
+        if side is None or src.shape[axis] != getattr(self._graph, SIDES[side]) or src.device != self._graph.device:
+            return None
+        return lift(self._trip, side, src.movedim(axis, 0), axis)
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def memoised(original: Callable) -> Callable:
@@ -154,8 +201,27 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
         except Unsupported:
             graph = None
         if graph is not None and src.shape[0] == graph.nnz:
+            if isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW:
+                top = blocks.edge_reduce(graph, src.expression, "logsumexp")
+                return (src - lift(src.trip, "v", top)).exp()
+            src = src.gather("softmax") if isinstance(src, Lazy) else src
             return ops.edge_softmax(graph, src)
     return utils.softmax(src, index, ptr, num_nodes, dim)
+
+
+def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
+    """torch_geometric.utils.scatter as a reduction over the edges of each destination, where it is one."""
+    call = current.call
+    if call is not None and isinstance(index, Tensor) and isinstance(src, Tensor):
+        try:
+            graph = call.graph(index, dim_size)
+            if graph is not None:
+                out = reduced(graph, src, reduce, dim)
+                call.used = True
+                return out
+        except Unsupported:
+            pass
+    return utils.scatter(src, index, dim, dim_size, reduce)
 
 
 def spmm(src, other, reduce: str = "sum"):
@@ -201,6 +267,7 @@ _OURS: dict[Callable, Callable] = {
     utils.remove_self_loops: memoised(utils.remove_self_loops),
     utils.add_remaining_self_loops: memoised(utils.add_remaining_self_loops),
     utils.softmax: softmax,
+    utils.scatter: scatter,
     utils.spmm: spmm,
 }
 

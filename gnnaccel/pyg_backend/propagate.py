@@ -18,15 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing, TransformerConv
 
-from gnnaccel import ops, report
+from gnnaccel import report
 from gnnaccel.pyg_backend import rules
+from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.helpers import Call, bind, current, takes, uses_helpers
+from gnnaccel.pyg_backend.helpers import Call, bind, current, uses_helpers
+from gnnaccel.pyg_backend.lazy import Lazy
+from gnnaccel.pyg_backend.trust import distrust
 
+_FUSED = "own message_and_aggregate()"
 _METHODS = ("propagate", "message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
@@ -131,18 +136,16 @@ def _original(conv, plain: Any) -> Callable:
     return plain._orig_propagate if conv._explain or conv._decomposed_layers > 1 else plain.propagate
 
 
-def _is_fused(conv, plain: Any, edges: Edges) -> bool:
-    """True if PyG would call message_and_aggregate(). GraphConv's on an EdgeIndex equals its message()."""
-    if not conv.fuse or edges.is_sparse:
-        return conv.fuse
-    if not conv.SUPPORTS_FUSED_EDGE_INDEX or plain.message_and_aggregate is GraphConv.message_and_aggregate:
-        return False
-    return isinstance(edges.edge_index, EdgeIndex) and edges.edge_index.is_sorted_by_col
+def _is_fused(conv, edges: Edges) -> bool:
+    """True if PyG may call message_and_aggregate(): no lifted feature is then made."""
+    return conv.fuse and (
+        edges.is_sparse or (conv.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edges.edge_index, EdgeIndex))
+    )
 
 
-def _with_sizes(conv, edges: Edges, kwargs: dict) -> Edges:
+def _with_sizes(edges: Edges, names, kwargs: dict) -> Edges:
     """`edges` with the sizes that PyG will collect from the lifted features."""
-    for name in conv._user_args:
+    for name in names:
         if name[-2:] in ("_i", "_j"):
             edges.node_feature(kwargs.get(name[:-2]), name[-2:])
     return edges
@@ -170,32 +173,46 @@ def _make_propagate(plain: Any) -> Callable:
         size = named.pop("size", None)
         by_flow = plain.propagate is MessagePassing.propagate  # else the one that PyG generated
         start = time.perf_counter()
-        try:
-            edges = Edges(edge_index, size, self.flow, by_flow)
-            if not _is_fused(self, plain, edges):
-                out = rules.propagate(self, plain, edges, named)
+        rule = rules.MESSAGE_RULES.get(plain.message)
+        if rule is not None:
+            try:
+                edges = Edges(edge_index, size, self.flow, self.node_dim, by_flow)
+                out = rules.propagate(rule, self, plain, edges, named)
                 report.record(kind, start)
                 return out
-            reason = "own message_and_aggregate()"
-        except Unsupported as error:
-            reason = str(error)
-        kwargs = _settled(kwargs)
-        try:
-            call = Call(_with_sizes(self, Edges(edge_index, size, self.flow, by_flow), named))
-        except Unsupported:
-            report.fallback(kind, reason)
-            return plain.propagate(self, edge_index, **kwargs)
-        with call:
-            out = plain.propagate(self, edge_index, **kwargs)
-        if call.used:
-            report.record(kind if call.edges.is_sparse else kind + " segment", start)
-        else:
-            report.fallback(kind, reason)
-        return out
+            except Unsupported as error:
+                reason = str(error)
+        return _in_call(plain.propagate, self, plain, edge_index, size, _settled(kwargs), kind, reason)
 
     # PyG takes a propagate() of this module name for the one that it generated, and leaves it alone.
     propagate.__module__ = f"{plain.__module__}_{plain.__name__}_propagate"
     return propagate
+
+
+def _in_call(function: Callable, conv, plain: Any, edge_index, size, kwargs: dict, kind: str, reason: str | None):
+    """PyG's own propagate() or edge_updater() with lazy features, our softmax and our aggregation inside."""
+    start = time.perf_counter()
+    named = {name: value for name, value in kwargs.items() if name != "size"}
+    updating = function is plain.edge_updater
+    try:
+        by_flow = function in (MessagePassing.propagate, MessagePassing.edge_updater)
+        edges = Edges(edge_index, size, conv.flow, conv.node_dim, by_flow)
+        _with_sizes(edges, conv._edge_user_args if updating else conv._user_args, named)
+        doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
+        call = Call(edges, lazily=doubt is None)
+    except Unsupported as error:
+        report.fallback(kind, str(error))
+        return function(conv, edge_index, **kwargs)
+    with call:
+        out = function(conv, edge_index, **kwargs)
+    out = tree_map_only(Lazy, lambda x: x.gather("a result with one row per edge"), out)
+    if not call.used:
+        report.fallback(kind, reason or doubt or call.gathered or "its aggregation is none of sums, means and extrema")
+    elif call.gathered or doubt not in (None, _FUSED):
+        report.record(kind + " segment", start, call.gathered or doubt)
+    else:
+        report.record(kind, start)
+    return out
 
 
 def _make_edge_updater(plain: Any) -> Callable:
@@ -206,19 +223,23 @@ def _make_edge_updater(plain: Any) -> Callable:
             _note_compiled(kind)
             return plain.edge_updater(self, edge_index, *args, **kwargs)
         reason = _obstacle(self) or ("positional arguments to edge_updater()" if args else None)
-        if reason is None:
-            named = dict(kwargs)
-            size = named.pop("size", None)
-            by_flow = plain.edge_updater is MessagePassing.edge_updater
-            start = time.perf_counter()
+        if reason is not None:
+            report.fallback(kind, reason)
+            return plain.edge_updater(self, edge_index, *args, **kwargs)
+        named = dict(kwargs)
+        size = named.pop("size", None)
+        by_flow = plain.edge_updater is MessagePassing.edge_updater
+        start = time.perf_counter()
+        rule = rules.EDGE_RULES.get(plain.edge_update)
+        if rule is not None:
             try:
-                out = rules.edge_updater(self, plain, Edges(edge_index, size, self.flow, by_flow), named)
+                edges = Edges(edge_index, size, self.flow, self.node_dim, by_flow)
+                out = rules.call(rule, self, edges, named)
                 report.record(kind, start)
                 return out
             except Unsupported as error:
                 reason = str(error)
-        report.fallback(kind, reason)
-        return plain.edge_updater(self, edge_index, *args, **kwargs)
+        return _in_call(plain.edge_updater, self, plain, edge_index, size, kwargs, kind, reason)
 
     edge_updater.__module__ = f"{plain.__module__}_{plain.__name__}_edge_updater"
     return edge_updater
@@ -226,27 +247,49 @@ def _make_edge_updater(plain: Any) -> Callable:
 
 def _make_aggregate(plain: Any) -> Callable:
     def aggregate(self, inputs, index, ptr=None, dim_size=None):
-        call = current.call
-        if call is not None and not is_compiling():
-            try:
-                return _segment(self, call, inputs, index, dim_size)
-            except Unsupported:
-                pass
-        return plain.aggregate(self, inputs, index, ptr=ptr, dim_size=dim_size)
+        if current.call is None or is_compiling():
+            return plain.aggregate(self, inputs, index, ptr=ptr, dim_size=dim_size)
+        return run_aggregation(self.aggr_module, inputs, index, ptr, dim_size, self.node_dim)
 
     return aggregate
 
 
-def _segment(conv, call: Call, inputs: Tensor, index: Tensor, dim_size: int | None) -> Tensor:
-    """Reduce the messages of PyG's own message() over the edges of each destination, without a scatter."""
-    reduce = rules.reduction(conv)
-    if not takes(inputs) or inputs.dim() < 2 or conv.node_dim % inputs.dim() != 0:
-        raise Unsupported("messages that are not [E, ...]")
-    graph = call.graph(index, dim_size)
-    if graph is None or inputs.shape[0] != graph.nnz:
-        raise Unsupported("edges of another graph")
-    call.used = True
-    return ops.spmm(graph, None, inputs, "copy_rhs", reduce)
+def _make_matmul(plain: Any) -> Callable:
+    """GraphConv.message_and_aggregate(), which multiplies by an EdgeIndex where the other layers gather from one."""
+    original = bind(plain.message_and_aggregate)
+
+    def message_and_aggregate(self, edge_index, x, edge_weight):
+        call = current.call
+        if call is None or is_compiling() or not isinstance(edge_index, EdgeIndex):
+            return original(self, edge_index, x, edge_weight)
+        try:
+            return call.spmm(x[0], edge_weight, self.aggr)
+        except Unsupported:
+            return original(self, edge_index, x, edge_weight)
+
+    return message_and_aggregate
+
+
+def _make_index_select(plain: Any) -> Callable:
+    def _index_select(self, src, index):
+        if current.call is not None and not is_compiling():
+            lazy = current.call.lift(src, index)
+            if lazy is not None:
+                return lazy
+        return plain._index_select(self, src, index)
+
+    return _index_select
+
+
+def _make_collect(plain: Any, name: str) -> Callable:
+    def collect(self, *args, **kwargs):
+        out = getattr(plain, name)(self, *args, **kwargs)
+        if current.call is not None and not is_compiling():
+            found = out.get("index") if isinstance(out, dict) else getattr(out, "index", None)
+            current.call.destinations = found
+        return out
+
+    return collect
 
 
 def _make_bound(plain: Any, name: str, function: Any) -> Callable:
@@ -354,8 +397,15 @@ def _make_subclass(plain: Any) -> type:
             members[name] = method
     if plain.aggregate is MessagePassing.aggregate:
         members["aggregate"] = _make_aggregate(plain)
-    if plain.edge_update in rules.EDGE_RULES:
+    if plain.edge_update is not MessagePassing.edge_update:
         members["edge_updater"] = _make_edge_updater(plain)
+    if plain.message_and_aggregate is GraphConv.message_and_aggregate:
+        members["message_and_aggregate"] = _make_matmul(plain)
+    if plain._index_select is MessagePassing._index_select and plain._lift is MessagePassing._lift:
+        members["_index_select"] = _make_index_select(plain)
+    for name in ("collect", "edge_collect", "_collect"):
+        if hasattr(plain, name):
+            members[name] = _make_collect(plain, name)
     for parent in plain.__mro__[: plain.__mro__.index(MessagePassing)]:
         for name, function in vars(parent).items():
             if name.startswith("__") or name in members:

@@ -1,0 +1,91 @@
+"""Aggregation of messages, lazy or not, by PyG's own aggregation modules with our reductions inside.
+
+A module is run through a view: an object of a subclass that shares the module's state and whose reduce() is ours.
+So PyG's formulas for variance, standard deviation, powers, softmax, degree scalers and their combinations stay PyG's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import aggr
+
+from gnnaccel.pyg_backend.graph import Unsupported
+from gnnaccel.pyg_backend.helpers import bind, current, uses_helpers
+from gnnaccel.pyg_backend.lazy import Lazy
+from gnnaccel.pyg_backend.reduce import reduced
+
+
+def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, dim_size=None, dim=-2) -> Tensor:
+    """What ``module(messages, index, ptr, dim_size, dim)`` returns."""
+    if not _may_view(module):
+        if isinstance(messages, Lazy):
+            messages = messages.gather(f"{type(module).__name__} needs every message", always=True)
+        return module(messages, index, ptr=ptr, dim_size=dim_size, dim=dim)
+    return _view(module)(messages, index, ptr=ptr, dim_size=dim_size, dim=dim)
+
+
+_KNOWN = (
+    aggr.SumAggregation,
+    aggr.MeanAggregation,
+    aggr.MaxAggregation,
+    aggr.MinAggregation,
+    aggr.VarAggregation,
+    aggr.StdAggregation,
+    aggr.SoftmaxAggregation,
+    aggr.PowerMeanAggregation,
+    aggr.MultiAggregation,
+    aggr.DegreeScalerAggregation,
+)
+
+
+def _may_view(module: aggr.Aggregation) -> bool:
+    """True for modules of PyG that reduce by sums, means and extrema, and that nobody watches."""
+    if type(module) not in _KNOWN:
+        return False
+    for part in module.modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return False
+    return "forward" not in vars(module) and "reduce" not in vars(module)
+
+
+def _view(module: aggr.Aggregation) -> aggr.Aggregation:
+    view = object.__new__(_view_class(type(module)))
+    object.__setattr__(view, "__dict__", module.__dict__)
+    return view
+
+
+@functools.cache
+def _view_class(plain: Any) -> type:
+    members: dict[str, Any] = {"reduce": _reduce, "__module__": plain.__module__}
+    if uses_helpers(plain.forward):
+        members["forward"] = bind(plain.forward)
+    if issubclass(plain, aggr.MultiAggregation):
+        # The fused aggregation would share sums among the modules by scatter; they are one SpMM each.
+        members["fused_aggr"] = None
+        members["aggrs"] = property(lambda self: [_part(part) for part in self._modules["aggrs"]])
+    for owner, name in ((aggr.DegreeScalerAggregation, "aggr"), (aggr.StdAggregation, "var_aggr")):
+        if issubclass(plain, owner):
+            members[name] = property(lambda self, name=name: _part(self._modules[name]))
+    return type(plain.__name__, (plain,), members)
+
+
+def _part(part: aggr.Aggregation) -> Any:
+    """A module inside another one, as a callable."""
+    return _view(part) if _may_view(part) else functools.partial(aggregate, part)
+
+
+def _reduce(self, x, index=None, ptr=None, dim_size=None, dim=-2, reduce="sum"):
+    call = current.call
+    if call is not None and isinstance(index, Tensor):
+        try:
+            graph = call.graph(index, dim_size)
+            if graph is not None:
+                out = reduced(graph, x, reduce, dim)
+                call.used = True
+                return out
+        except Unsupported:
+            pass
+    return aggr.Aggregation.reduce(self, x, index, ptr, dim_size, dim, reduce)

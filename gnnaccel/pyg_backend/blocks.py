@@ -1,0 +1,285 @@
+"""Messages that are no product, evaluated and reduced in blocks of edges: memory linear in nodes.
+
+The graph is cut between rows into blocks of about BLOCK_BYTES of messages. The forward pass evaluates an expression
+block by block and reduces its rows; the backward pass evaluates it again, once in the order of destinations and once
+in that of sources, so that every gradient is a sum of consecutive rows: no scatter, and the same result each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel import ops
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.structure import Graph
+from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, gathered, is_rows
+
+# Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
+BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+
+
+class Slot(NamedTuple):
+    """Operand number `index` of a program."""
+
+    index: int
+
+
+class Step(NamedTuple):
+    """function(*args, **kwargs), where args may be slots and steps."""
+
+    function: Any
+    args: tuple
+    kwargs: dict
+
+
+class Program(NamedTuple):
+    """An expression without its tensors.
+
+    kinds : for each operand "u", "v" (rows of nodes), "e" (one row per edge) or "c" (the same for all edges).
+    """
+
+    root: Step | Slot
+    kinds: str
+
+
+def compiled(graph: Graph, expression: Expression) -> tuple[Program, list[Tensor]]:
+    """The program of an expression, and its operands."""
+    slots: dict[tuple[int, str], Slot] = {}
+    operands: list[Tensor] = []
+    kinds: list[str] = []
+
+    def slot(tensor: Tensor, kind: str) -> Slot:
+        found = slots.get((id(tensor), kind))
+        if found is None:
+            found = slots[id(tensor), kind] = Slot(len(operands))
+            operands.append(tensor)
+            kinds.append(kind)
+        return found
+
+    def read(node, dims: int):
+        if isinstance(node, Leaf):
+            return slot(node.value, node.side)
+        if isinstance(node, Tensor):
+            return slot(node, "e" if is_rows(node, graph, "e", dims) and node.shape[0] != 1 else "c")
+        if isinstance(node, Apply):
+            steps = [a for a in node.args if isinstance(a, (Leaf, Apply))]
+            inner = len(steps[0].features) if steps else len(node.features)
+            return Step(node.function, tuple(read(arg, inner) for arg in node.args), node.kwargs)
+        return node
+
+    root = read(expression, len(expression.features))
+    return Program(root, "".join(kinds)), operands
+
+
+def _run(node, values: list[Tensor], done: dict[int, Tensor]) -> Any:
+    if isinstance(node, Slot):
+        return values[node.index]
+    if not isinstance(node, Step):
+        return node
+    found = done.get(id(node))
+    if found is None:
+        found = node.function(*(_run(arg, values, done) for arg in node.args), **node.kwargs)
+        done[id(node)] = found
+    return found
+
+
+def _evaluate(program: Program, values: list[Tensor]) -> Tensor:
+    return _run(program.root, values, {})
+
+
+class Block(NamedTuple):
+    """Rows and nonzeros of a graph: complete rows."""
+
+    rows: slice
+    edges: slice
+
+
+def blocks_of(graph: Graph, row_bytes: int) -> list[Block]:
+    """The graph cut into blocks of whole rows with at most BLOCK_BYTES of messages (a longer row is a block)."""
+    most = max(1, BLOCK_BYTES.get(graph.device.type, 4 << 20) // max(1, row_bytes))
+    most = 1 << (most.bit_length() - 1)  # few different sizes in the cache
+    found = derived.get((graph.indptr,), ("blocks", most))
+    if found is None:
+        ends = graph.indptr.detach().cpu()
+        found, row = [], 0
+        while row < graph.num_rows:
+            start = int(ends[row])
+            stop = int(torch.searchsorted(ends, start + most, right=True)) - 1
+            stop = max(row + 1, min(stop, graph.num_rows))
+            found.append(Block(slice(row, stop), slice(start, int(ends[stop]))))
+            row = stop
+        derived.put((graph.indptr,), ("blocks", most), found)
+    return found
+
+
+def row_of(graph: Graph) -> Tensor:
+    """Row of each nonzero, cached with the graph's own arrays."""
+    found = derived.get((graph.indptr,), "rows")
+    if found is None:
+        with torch.inference_mode(False):
+            nodes = torch.arange(graph.num_rows, device=graph.device, dtype=graph.indptr.dtype)
+            found = torch.repeat_interleave(nodes, graph.indptr.diff(), output_size=graph.nnz)
+        derived.put((graph.indptr,), "rows", found)
+    return found
+
+
+def _values(graph: Graph, block: Block, operands, kinds: str) -> tuple[list[Tensor], Tensor | None]:
+    """What each operand is on the nonzeros of a block, and their edge ids. Kinds are relative to `graph`'s rows."""
+    ids = None if graph.edge_ids is None else graph.edge_ids[block.edges]
+    values = []
+    for operand, kind in zip(operands, kinds, strict=True):
+        if kind == "u":
+            operand = operand.index_select(0, graph.indices[block.edges])
+        elif kind == "v":
+            operand = operand.index_select(0, row_of(graph)[block.edges])
+        elif kind == "e":
+            operand = operand[block.edges] if ids is None else operand.index_select(0, ids)
+        values.append(operand)
+    return values, ids
+
+
+def _segments(graph: Graph, block: Block, values: Tensor, reduce: str = "sum") -> Tensor:
+    """Reduce the nonzeros of a block over its rows."""
+    offsets = graph.indptr[block.rows.start : block.rows.stop + 1] - block.edges.start
+    return ops.segment_reduce(values.contiguous(), offsets, reduce, check=False)
+
+
+def _logsumexp(graph: Graph, block: Block, values: Tensor) -> Tensor:
+    top = _segments(graph, block, values, "max")
+    row = row_of(graph)[block.edges] - block.rows.start
+    return top + _segments(graph, block, (values - top.index_select(0, row)).exp()).clamp_min(1e-38).log()
+
+
+class _Blocks(torch.autograd.Function):
+    """Evaluate a program on every edge and reduce it over rows ("sum", "mean", "logsumexp") or not at all (None)."""
+
+    @staticmethod
+    def forward(ctx, graph, program, reduce, features, dtype, *operands):
+        ctx.graph, ctx.program, ctx.reduce = graph, program, reduce
+        rows = graph.nnz if reduce is None else graph.num_rows
+        out = torch.empty(rows, *features, dtype=dtype, device=graph.device)
+        for block in blocks_of(graph, _width(features, dtype, operands)):
+            values, ids = _values(graph, block, operands, program.kinds)
+            message = _evaluate(program, values)
+            if reduce is None:
+                out[block.edges if ids is None else ids] = message
+            elif reduce == "logsumexp":
+                out[block.rows] = _logsumexp(graph, block, message)
+            else:
+                out[block.rows] = _segments(graph, block, message, reduce)
+        ctx.save_for_backward(out if reduce == "logsumexp" else None, *operands)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        out, *operands = ctx.saved_tensors
+        graph, program, reduce = ctx.graph, ctx.program, ctx.reduce
+        needs = ctx.needs_input_grad[5:]
+        if torch.is_grad_enabled():  # a second derivative will follow: the plain way, with all messages
+            grads = _plain_backward(graph, program, reduce, operands, needs, grad)
+            return None, None, None, None, None, *grads
+        if reduce == "mean":
+            count = graph.indptr.diff().clamp_(min=1).to(grad.dtype)
+            grad = grad / count.view(-1, *(1,) * (grad.dim() - 1))
+        given = _Given(reduce, grad.contiguous(), out)
+        grads: list[Tensor | None] = [None] * len(operands)
+        here = [n and kind != "u" for n, kind in zip(needs, program.kinds, strict=True)]
+        _sweep(graph, program.kinds, program, operands, here, given, "v", grads)
+        there = [n and kind == "u" for n, kind in zip(needs, program.kinds, strict=True)]
+        if any(there):
+            turned = program.kinds.translate(str.maketrans("uv", "vu"))
+            _sweep(graph.transposed, turned, program, operands, there, given, "u", grads)
+        return None, None, None, None, None, *grads
+
+
+class _Given(NamedTuple):
+    """What the backward pass was given: the gradient of rows (or of edges, if nothing was reduced), and the result."""
+
+    reduce: str | None
+    grad: Tensor
+    out: Tensor | None
+
+
+def _width(features, dtype, operands) -> int:
+    widest = max([math.prod(features), *(x[:1].numel() if x.dim() else 1 for x in operands)])
+    return widest * torch.empty(0, dtype=dtype).element_size()
+
+
+def _sweep(graph: Graph, kinds: str, program: Program, operands, wanted, given: _Given, side: str, grads) -> None:
+    """Fill `grads` of the `wanted` operands. Row sums are of `graph`, whose rows are the original's `side`."""
+    if not any(wanted):
+        return
+    for i, operand in enumerate(operands):
+        if wanted[i]:
+            grads[i] = torch.zeros_like(operand, memory_format=torch.contiguous_format)
+    features = [given.grad, given.out]
+    kind = "e" if given.reduce is None else side
+    for block in blocks_of(graph, _width(given.grad.shape[1:], given.grad.dtype, operands)):
+        values, ids = _values(graph, block, operands, kinds)
+        (g, out), _ = _values(graph, block, features, kind + ("c" if given.out is None else kind))
+        leaves = [v.detach().requires_grad_() if w else v for v, w in zip(values, wanted, strict=True)]
+        with torch.enable_grad():
+            message = _evaluate(program, leaves)
+        if given.reduce == "logsumexp":
+            g = g * (message.detach() - out).exp()
+        asked = [leaf for leaf, w in zip(leaves, wanted, strict=True) if w]
+        parts = iter(torch.autograd.grad(message, asked, g.to(message.dtype), allow_unused=True))
+        for i, kind_ in enumerate(kinds):
+            part = next(parts) if wanted[i] else None
+            if part is None:
+                continue
+            if kind_ == "v":
+                grads[i][block.rows] += _segments(graph, block, part)
+            elif kind_ == "e":
+                grads[i][block.edges if ids is None else ids] += part
+            else:
+                grads[i] += part
+
+
+def _plain_backward(graph, program, reduce, operands, needs, grad) -> Iterator[Tensor | None]:
+    """The gradients as differentiable functions of everything."""
+    operands = [x.view_as(x) for x in operands]  # one tensor may be several operands: each gets its own gradient
+    lifted = []
+    for operand, kind in zip(operands, program.kinds, strict=True):
+        lifted.append(ops.sddmm(graph, operand, None, "copy_lhs", kind) if kind in "uv" else operand)
+    message = _evaluate(program, lifted)
+    out = message
+    if reduce == "logsumexp":
+        out = _plain_logsumexp(graph, message)
+    elif reduce is not None:
+        out = ops.spmm(graph, None, message, "copy_rhs", reduce)
+    asked = [x for x, n in zip(operands, needs, strict=True) if n]
+    found = iter(torch.autograd.grad(out, asked, grad, create_graph=True, allow_unused=True))
+    return (next(found) if n else None for n in needs)
+
+
+def _plain_logsumexp(graph: Graph, message: Tensor) -> Tensor:
+    top = ops.spmm(graph, None, message.detach(), "copy_rhs", "max")
+    shifted = message - ops.sddmm(graph, top, None, "copy_lhs", "v")
+    return top + ops.spmm(graph, None, shifted.exp(), "copy_rhs").clamp_min(1e-38).log()
+
+
+def edge_values(graph: Graph, expression: Expression) -> Tensor:
+    """The rows of an expression, [E, ...] in edge-id order, without storing anything wider on the way."""
+    if not isinstance(expression, Apply) or not any(_is_wide(arg, expression) for arg in expression.args):
+        return gathered(graph, expression)
+    program, operands = compiled(graph, expression)
+    return _Blocks.apply(graph, program, None, expression.features, expression.dtype, *operands)
+
+
+def _is_wide(arg, expression: Apply) -> bool:
+    return isinstance(arg, Apply) and math.prod(arg.features) > math.prod(expression.features)
+
+
+def edge_reduce(graph: Graph, expression: Expression, reduce: str) -> Tensor:
+    """Reduce the rows of an expression over the edges of each destination: [num_rows, ...].
+
+    reduce : "sum", "mean" or "logsumexp". Rows without edges: 0 (for logsumexp: nothing reads them).
+    """
+    program, operands = compiled(graph, expression)
+    return _Blocks.apply(graph, program, reduce, expression.features, expression.dtype, *operands)

@@ -1,0 +1,136 @@
+"""Expressions over lifted node features: what a message is, edge by edge, without its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+
+NARROW = 16  # features per edge that are worth storing: attention heads, coordinates
+SIDES = {"u": "num_cols", "v": "num_rows"}
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """One row of `value` [N, ...] per edge: of its source (side "u") or of its destination ("v")."""
+
+    side: str
+    value: Tensor
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        return tuple(self.value.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """function(*args, **kwargs) edge by edge; args are Leaf, Apply, tensors [E, ...], broadcast tensors and numbers."""
+
+    function: Callable
+    args: tuple
+    kwargs: dict
+    features: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Expression = Leaf | Apply
+
+
+def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
+    """`x` with other feature dimensions; the same function for a node, a block of edges and all edges."""
+    return x.reshape(x.shape[0], *features)
+
+
+def tensors_of(expression) -> list[Tensor]:
+    """Every tensor an expression reads."""
+    if isinstance(expression, Leaf):
+        return [expression.value]
+    if isinstance(expression, Tensor):
+        return [expression]
+    return [t for arg in expression.args for t in tensors_of(arg)] if isinstance(expression, Apply) else []
+
+
+def detached(expression):
+    """The same expression without a gradient."""
+    if isinstance(expression, Leaf):
+        return Leaf(expression.side, expression.value.detach())
+    if isinstance(expression, Tensor):
+        return expression.detach()
+    if not isinstance(expression, Apply):
+        return expression
+    args = tuple(detached(arg) for arg in expression.args)
+    return Apply(expression.function, args, expression.kwargs, expression.features, expression.dtype)
+
+
+_SDDMM = {torch.add: "add", torch.sub: "sub", torch.mul: "mul", torch.div: "div"}
+
+
+def gathered(graph: Graph, expression: Expression) -> Tensor:
+    """The rows of an expression, [E, ...] in edge-id order, differentiable."""
+    if isinstance(expression, Leaf):
+        return ops.sddmm(graph, expression.value, None, "copy_lhs", expression.side)
+    op = _SDDMM.get(expression.function)
+    if op is not None and not expression.kwargs:
+        operands = [(a.value, a.side) if isinstance(a, Leaf) else (a, "e") for a in expression.args]
+        if all(is_rows(value, graph, side, len(expression.features)) for value, side in operands):
+            (lhs, left), (rhs, right) = operands
+            if left != right and lhs.dtype == rhs.dtype:
+                return ops.sddmm(graph, lhs, rhs, op, left, right)
+    args = [gathered(graph, a) if isinstance(a, (Leaf, Apply)) else a for a in expression.args]
+    return expression.function(*args, **expression.kwargs)
+
+
+def is_rows(value, graph: Graph, side: str, dims: int) -> bool:
+    """True for a tensor with a row per node of `side` (or per edge, "e") and `dims` feature dimensions."""
+    count = getattr(graph, SIDES[side]) if side in SIDES else graph.nnz
+    return isinstance(value, Tensor) and value.dim() == dims + 1 and value.shape[0] == count
+
+
+def product(graph: Graph, expression: Expression):
+    """(x, weight, features) if the expression is rows of sources x, times an edge weight, reshaped; else None.
+
+    x : Tensor [num_cols, ...]; weight : Tensor [E, ...] of as many dimensions, or None for a copy.
+    """
+    features = expression.features
+    while isinstance(expression, Apply) and expression.function is reshaped:
+        expression = expression.args[0]
+    factors: list[Any] = []
+    if not _factors(expression, factors):
+        return None
+    dims = len(expression.features)
+    sources = [f.value for f in factors if isinstance(f, Leaf) and f.side == "u"]
+    if not sources:
+        return None
+    weights = [gathered(graph, f) for f in factors if isinstance(f, Leaf) and f.side == "v"]
+    for factor in factors:
+        if not isinstance(factor, Leaf):
+            (weights if is_rows(factor, graph, "e", dims) else sources).append(factor)
+    x = math.prod(sources[1:], start=sources[0])
+    weight = math.prod(weights[1:], start=weights[0]) if weights else None
+    if weight is not None and weight.dtype != x.dtype:  # type promotion, on the nodes
+        dtype = torch.promote_types(weight.dtype, x.dtype)
+        weight, x = weight.to(dtype), x.to(dtype)
+    return x, weight, features
+
+
+def _factors(expression, out: list) -> bool:
+    """Collect the factors of a product of rows of sources and narrow tensors; False if it is no such product."""
+    if isinstance(expression, Apply):
+        if expression.function is not torch.mul:
+            return False
+        return all(_factors(arg, out) for arg in expression.args)
+    if isinstance(expression, Leaf) and expression.side == "v" and math.prod(expression.features) > NARROW:
+        return False
+    out.append(expression)
+    return True

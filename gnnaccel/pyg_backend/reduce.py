@@ -1,0 +1,56 @@
+"""Messages, lazy or not, reduced over the edges of each destination."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel import ops
+from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend.expression import product, reshaped
+from gnnaccel.pyg_backend.graph import Unsupported
+from gnnaccel.pyg_backend.lazy import Lazy
+
+FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}
+
+
+def takes(x) -> bool:
+    """True for a tensor our ops take as a feature."""
+    return (
+        isinstance(x, Tensor)
+        and x.dtype in FEATURE_DTYPES
+        and x.layout is torch.strided
+        and (x.dtype != torch.float16 or x.is_cuda)
+    )
+
+
+def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
+    """out[i] = reduce of the messages of the edges that end in i; 0 where none does.
+
+    Parameters
+    ----------
+    messages : Tensor or Lazy [E, ...]
+        Edges in dimension `dim`.
+
+    Raises
+    ------
+    Unsupported
+        If these are not the messages of `graph`, of a dtype that our ops take.
+    """
+    reduce = _REDUCES.get(reduce, "")
+    if not reduce or not -messages.dim() <= dim < messages.dim():
+        raise Unsupported("another reduction")
+    dim %= messages.dim()
+    if not takes(messages) or messages.shape[dim] != graph.nnz or messages.device != graph.device:
+        raise Unsupported("messages of another number or dtype")
+    if isinstance(messages, Lazy) and messages.waiting and dim == messages.axis:
+        form = product(graph, messages.expression)
+        if form is not None:
+            x, weight, features = form
+            return reshaped(ops.spmm(graph, x, weight, reduce=reduce), features).movedim(0, dim)
+        if reduce in ("sum", "mean"):
+            return blocks.edge_reduce(graph, messages.expression, reduce).movedim(0, dim)
+    if isinstance(messages, Lazy):
+        messages = messages.gather(f"{reduce} of messages that are no product")
+    return ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce).movedim(0, dim)

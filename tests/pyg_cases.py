@@ -1,0 +1,329 @@
+"""Every message passing layer of torch_geometric.nn.conv, with options: one table for the tests and docs/coverage.md.
+
+``CASES[name]`` is a Case: ``make()`` builds the layer, ``arguments(g)`` its call from the inputs of an `Inputs`, and
+`runs` says how it runs here:
+
+"spmm"       sums, means and extrema over edges, no message in memory
+"attention"  scores, softmax and weighted sum; one number per edge and head in memory
+"blocks"     messages that are no product, made and reduced in blocks of edges
+"segment"    PyG's own message() with our reduction: one message per edge in memory
+"pyg"        PyG's own code; `why` says why
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch_geometric
+from torch import Tensor
+from torch.nn import Linear, ReLU, Sequential
+from torch.nn.functional import normalize
+from torch_geometric import nn
+
+D, OUT, TYPES, EDGE = 40, 24, 3, 5  # features in and out (more than what is stored per edge), relations, edge features
+
+
+@dataclass
+class Inputs:
+    """What layers take: a graph with self-loops, duplicates and nodes without edges, and features from one seed.
+
+    dtype : of the features; grad : whether features require a gradient.
+    """
+
+    num_nodes: int = 30
+    num_edges: int = 160
+    dtype: torch.dtype = torch.float64
+    grad: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.index = self.edges(self.num_nodes, self.num_nodes)
+        self.type = torch.arange(self.num_edges) * 7 % TYPES
+
+    def edges(self, num_src: int, num_dst: int, seed: int = 0) -> Tensor:
+        """edge_index [2, E]."""
+        g = torch.Generator().manual_seed(self.seed + seed)
+        index = torch.stack([torch.randint(0, n, (self.num_edges,), generator=g) for n in (num_src, num_dst)])
+        if num_src == num_dst and self.num_edges > 12:
+            index[:, :4] = torch.arange(4)
+            index[:, 4:8] = index[:, 8:12]
+            index[1][index[1] == num_dst - 1] = 0
+        return index
+
+    def randn(self, *shape: int, seed: int = 1, grad: bool | None = None) -> Tensor:
+        """Normal numbers of `dtype` that depend on `seed` alone."""
+        g = torch.Generator().manual_seed(self.seed + seed)
+        x = torch.randn(*shape, generator=g, dtype=torch.float64).to(self.dtype)
+        return x.requires_grad_(self.grad if grad is None else grad)
+
+    def x(self, seed: int = 1, width: int = D) -> Tensor:
+        """Node features [N, width]."""
+        return self.randn(self.num_nodes, width, seed=seed)
+
+    def weight(self) -> Tensor:
+        """Positive edge weights [E]."""
+        return self.randn(self.num_edges, seed=3, grad=False).abs().requires_grad_(self.grad)
+
+    def attr(self, width: int = EDGE) -> Tensor:
+        """Edge features [E, width]."""
+        return self.randn(self.num_edges, width, seed=4)
+
+    def pos(self) -> Tensor:
+        """Coordinates [N, 3]."""
+        return self.x(5, 3)
+
+    def sparse(self) -> Tensor:
+        """The transposed adjacency as torch.sparse CSR with values one."""
+        index = torch.unique(self.index.flip(0), dim=1)
+        size = self.num_nodes, self.num_nodes
+        values = torch.ones(index.shape[1], dtype=self.dtype)
+        return torch.sparse_coo_tensor(index, values, size).coalesce().to_sparse_csr()
+
+
+def _call(g: Inputs) -> tuple:
+    return g.x(), g.index
+
+
+def _weighted(g: Inputs) -> tuple:
+    return g.x(), g.index, g.weight()
+
+
+def _attributed(g: Inputs) -> tuple:
+    return g.x(), g.index, g.attr()
+
+
+def _typed(g: Inputs) -> tuple:
+    return g.x(), g.index, g.type
+
+
+def _by_index(g: Inputs) -> tuple:
+    return None, g.index, g.type
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer with one set of options; see the head of this file."""
+
+    make: Callable[[], torch.nn.Module]
+    runs: str
+    arguments: Callable[[Inputs], tuple] = _call
+    why: str = ""
+    needs: str = ""  # a module without which PyG itself cannot run the case
+
+
+NODES, RELATIONS = ["a", "b"], [("a", "x", "b"), ("b", "y", "a"), ("a", "z", "a")]
+
+
+def _hetero(g: Inputs) -> tuple:
+    x = {name: g.randn(20 + i, D, seed=i) for i, name in enumerate(NODES)}
+    return x, {r: g.edges(x[r[0]].shape[0], x[r[2]].shape[0], i) for i, r in enumerate(RELATIONS)}
+
+
+def _mlp(inputs: int, outputs: int = OUT) -> torch.nn.Module:
+    return Sequential(Linear(inputs, 16), ReLU(), Linear(16, outputs))
+
+
+def _signed(g: Inputs) -> tuple:
+    return g.x(), g.index, g.edges(g.num_nodes, g.num_nodes, 1)
+
+
+def _signed_wide(g: Inputs) -> tuple:
+    return g.x(width=2 * D), g.index, g.edges(g.num_nodes, g.num_nodes, 1)
+
+
+def _hypergraph(g: Inputs) -> tuple:
+    return g.x(), g.edges(g.num_nodes, 12), g.randn(12, seed=3, grad=False).abs()
+
+
+def _hypergraph_attention(g: Inputs) -> tuple:
+    index = g.edges(g.num_nodes, 12)
+    index[1, 0] = 11
+    return g.x(), index, None, g.randn(12, D, seed=4)
+
+
+def _mesh(g: Inputs) -> tuple:
+    edges = torch.arange(g.num_nodes).repeat_interleave(4)
+    return g.x(), torch.stack([(edges * 5 + torch.arange(4 * g.num_nodes)) % g.num_nodes, edges])
+
+
+def _heat(g: Inputs) -> tuple:
+    return g.x(), g.index, torch.arange(g.num_nodes) % 2, g.type, g.attr()
+
+
+def _fused_gat(g: Inputs) -> tuple:
+    csr, csc, perm = nn.FusedGATConv.to_graph_format(g.index, size=(g.num_nodes, g.num_nodes))
+    return g.x(), csr, csc, perm
+
+
+_DEGREES = torch.tensor([1, 4, 8, 9, 5, 3])
+_MLP = "its message() applies an MLP to both ends of each edge"
+_WIDE = "its message() makes something else than sums and products of features"
+
+CASES: dict[str, Case] = {
+    # Sums of copies
+    "SAGEConv": Case(lambda: nn.SAGEConv(D, OUT), "spmm"),
+    "SAGEConv sum": Case(lambda: nn.SAGEConv(D, OUT, aggr="sum", normalize=True), "spmm"),
+    "SAGEConv max": Case(lambda: nn.SAGEConv(D, OUT, aggr="max", project=True), "spmm"),
+    "SAGEConv mean+max+std": Case(lambda: nn.SAGEConv(D, OUT, aggr=["mean", "max", "std"]), "spmm"),
+    "SAGEConv powermean": Case(lambda: nn.SAGEConv(D, OUT, aggr=nn.PowerMeanAggregation(2.0, learn=True)), "spmm"),
+    "SAGEConv median": Case(
+        lambda: nn.SAGEConv(D, OUT, aggr="median"), "pyg", why="MedianAggregation needs every message"
+    ),
+    "SAGEConv softmax": Case(lambda: nn.SAGEConv(D, OUT, aggr=nn.SoftmaxAggregation(learn=True)), "blocks"),
+    "GINConv": Case(lambda: nn.GINConv(_mlp(D), train_eps=True), "spmm"),
+    "MFConv": Case(lambda: nn.MFConv(D, OUT, max_degree=4), "spmm"),
+    "SignedConv": Case(lambda: nn.SignedConv(D, OUT, first_aggr=True), "spmm", _signed),
+    "SignedConv second": Case(lambda: nn.SignedConv(D, OUT, first_aggr=False), "spmm", _signed_wide),
+    "EGConv": Case(lambda: nn.EGConv(D, OUT, num_heads=4, aggregators=["symnorm"]), "spmm"),
+    "EGConv several": Case(lambda: nn.EGConv(D, OUT, num_heads=4, aggregators=["sum", "var", "std", "max"]), "spmm"),
+    # Weighted sums
+    "SimpleConv": Case(lambda: nn.SimpleConv(aggr="mean", combine_root="self_loop"), "spmm"),
+    "SimpleConv weighted": Case(lambda: nn.SimpleConv(), "spmm", _weighted),
+    "GCNConv": Case(lambda: nn.GCNConv(D, OUT), "spmm"),
+    "GCNConv weighted": Case(lambda: nn.GCNConv(D, OUT, improved=True), "spmm", _weighted),
+    "GCNConv cached": Case(lambda: nn.GCNConv(D, OUT, cached=True), "spmm"),
+    "ChebConv": Case(lambda: nn.ChebConv(D, OUT, K=3), "spmm", _weighted),
+    "GraphConv": Case(lambda: nn.GraphConv(D, OUT), "spmm", _weighted),
+    "GraphConv min": Case(lambda: nn.GraphConv(D, OUT, aggr="min"), "spmm"),
+    "GravNetConv": Case(lambda: nn.GravNetConv(D, OUT, 3, OUT, k=5), "spmm", lambda g: (g.x(),)),
+    "GatedGraphConv": Case(lambda: nn.GatedGraphConv(D, num_layers=2), "spmm", _weighted),
+    "TAGConv": Case(lambda: nn.TAGConv(D, OUT), "spmm"),
+    "ARMAConv": Case(lambda: nn.ARMAConv(D, OUT, num_stacks=2, num_layers=2), "spmm"),
+    "SGConv": Case(lambda: nn.SGConv(D, OUT, K=2), "spmm"),
+    "SSGConv": Case(lambda: nn.SSGConv(D, OUT, alpha=0.1, K=2), "spmm"),
+    "APPNP": Case(lambda: nn.APPNP(3, 0.1, dropout=0.3), "spmm"),
+    "ClusterGCNConv": Case(lambda: nn.ClusterGCNConv(D, OUT, diag_lambda=0.1), "spmm"),
+    "GCN2Conv": Case(lambda: nn.GCN2Conv(D, 0.1, 0.5, 1), "spmm", lambda g: (g.x(), g.x(2), g.index)),
+    "PANConv": Case(lambda: nn.PANConv(D, OUT, 2), "spmm", needs="torch_sparse"),
+    "WLConvContinuous": Case(lambda: nn.WLConvContinuous(), "spmm", _weighted),
+    "PDNConv": Case(lambda: nn.PDNConv(D, OUT, EDGE, 8), "spmm", _attributed),
+    "LGConv": Case(lambda: nn.LGConv(), "spmm", _weighted),
+    "MixHopConv": Case(lambda: nn.MixHopConv(D, OUT, powers=[0, 1, 2]), "spmm"),
+    "HypergraphConv": Case(lambda: nn.HypergraphConv(D, OUT), "spmm", _hypergraph),
+    "HypergraphConv attention": Case(
+        lambda: nn.HypergraphConv(D, OUT, use_attention=True, heads=2), "spmm", _hypergraph_attention
+    ),
+    "RGCNConv": Case(lambda: nn.RGCNConv(D, OUT, TYPES), "spmm", _typed),
+    "RGCNConv bases": Case(lambda: nn.RGCNConv(D, OUT, TYPES, num_bases=2, aggr="sum"), "spmm", _typed),
+    "RGCNConv blocks": Case(lambda: nn.RGCNConv(D, OUT, TYPES, num_blocks=4), "spmm", _typed),
+    "RGCNConv by index": Case(lambda: nn.RGCNConv(30, OUT, TYPES), "spmm", _by_index),
+    # Attention
+    "GATConv": Case(lambda: nn.GATConv(D, OUT, heads=3, residual=True), "attention"),
+    "GATConv edges": Case(lambda: nn.GATConv(D, OUT, heads=3, edge_dim=EDGE, dropout=0.4), "attention", _attributed),
+    "GATv2Conv": Case(lambda: nn.GATv2Conv(D, OUT, heads=3, dropout=0.4), "attention"),
+    "GATv2Conv edges": Case(lambda: nn.GATv2Conv(D, OUT, heads=2, edge_dim=EDGE), "attention", _attributed),
+    "FusedGATConv": Case(
+        lambda: nn.FusedGATConv(D, OUT, heads=2, add_self_loops=False),
+        "pyg",
+        _fused_gat,
+        "runs dgNN's own kernel",
+        "dgNN",
+    ),
+    "TransformerConv": Case(lambda: nn.TransformerConv(D, OUT, heads=2, dropout=0.4), "attention"),
+    "TransformerConv edges": Case(
+        lambda: nn.TransformerConv(D, OUT, heads=2, edge_dim=EDGE, beta=True), "attention", _attributed
+    ),
+    "AGNNConv": Case(lambda: nn.AGNNConv(), "attention"),
+    "HANConv": Case(lambda: nn.HANConv(D, OUT, (NODES, RELATIONS), heads=2, dropout=0.3), "attention", _hetero),
+    "HGTConv": Case(lambda: nn.HGTConv(D, OUT, (NODES, RELATIONS), heads=2), "attention", _hetero),
+    "SuperGATConv MX": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, dropout=0.3), "attention"),
+    "SuperGATConv SD": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, attention_type="SD"), "attention"),
+    "FAConv": Case(lambda: nn.FAConv(D, dropout=0.3), "attention", lambda g: (g.x(), g.x(2), g.index)),
+    "GeneralConv attention": Case(lambda: nn.GeneralConv(D, OUT, attention=True, heads=2), "attention"),
+    "GeneralConv dot": Case(
+        lambda: nn.GeneralConv(D, OUT, attention=True, heads=2, attention_type="dot_product"), "attention"
+    ),
+    # Messages that are no product
+    "ResGatedGraphConv": Case(lambda: nn.ResGatedGraphConv(D, OUT), "blocks"),
+    "GINEConv": Case(lambda: nn.GINEConv(_mlp(D)), "blocks", lambda g: (g.x(), g.index, g.attr(D))),
+    "GINEConv edges": Case(lambda: nn.GINEConv(_mlp(D), edge_dim=EDGE, train_eps=True), "blocks", _attributed),
+    "GENConv": Case(lambda: nn.GENConv(D, OUT, learn_t=True), "blocks"),
+    "GENConv edges": Case(lambda: nn.GENConv(D, OUT, edge_dim=EDGE, msg_norm=True), "blocks", _attributed),
+    "GENConv powermean": Case(lambda: nn.GENConv(D, OUT, aggr="powermean", edge_dim=EDGE), "blocks", _attributed),
+    "FiLMConv": Case(lambda: nn.FiLMConv(D, OUT), "blocks"),
+    "FiLMConv relations": Case(lambda: nn.FiLMConv(D, OUT, num_relations=TYPES), "blocks", _typed),
+    "LEConv": Case(lambda: nn.LEConv(D, OUT), "blocks", _weighted),
+    "FeaStConv": Case(lambda: nn.FeaStConv(D, OUT, heads=3), "blocks"),
+    "GeneralConv": Case(lambda: nn.GeneralConv(D, OUT), "spmm"),
+    "GeneralConv edges": Case(
+        lambda: nn.GeneralConv(D, OUT, in_edge_channels=EDGE, directed_msg=False), "blocks", _attributed
+    ),
+    # PyG's own message() and our reduction
+    "ResGatedGraphConv edges": Case(
+        lambda: nn.ResGatedGraphConv(D, OUT, edge_dim=EDGE),
+        "segment",
+        _attributed,
+        "it joins node and edge features",
+    ),
+    "RGATConv": Case(lambda: nn.RGATConv(D, OUT, TYPES, heads=2), "segment", _typed, "a matrix per edge"),
+    "FastRGCNConv": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES), "segment", _typed, "a matrix per edge"),
+    "NNConv": Case(lambda: nn.NNConv(D, OUT, _mlp(EDGE, D * OUT)), "segment", _attributed, "a matrix per edge"),
+    "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "blocks", _attributed),
+    "CGConv": Case(lambda: nn.CGConv(D, dim=EDGE), "segment", _attributed, _MLP),
+    "EdgeConv": Case(lambda: nn.EdgeConv(_mlp(2 * D)), "segment", why=_MLP),
+    "DynamicEdgeConv": Case(lambda: nn.DynamicEdgeConv(_mlp(2 * D), k=4), "segment", lambda g: (g.x(),), _MLP),
+    "PointNetConv": Case(
+        lambda: nn.PointNetConv(_mlp(D + 3)), "segment", lambda g: (g.x(), g.pos(), g.index), "its MLP takes edges"
+    ),
+    "PPFConv": Case(
+        lambda: nn.PPFConv(_mlp(D + 4)),
+        "segment",
+        lambda g: (g.x(), g.pos(), normalize(g.x(6, 3).detach(), dim=-1), g.index),
+        "its MLP takes edges",
+    ),
+    "PointTransformerConv": Case(
+        lambda: nn.PointTransformerConv(D, OUT), "blocks", lambda g: (g.x(), g.pos(), g.index)
+    ),
+    "PointGNNConv": Case(
+        lambda: nn.PointGNNConv(_mlp(D, 3), _mlp(D + 3), _mlp(OUT, D)),
+        "segment",
+        lambda g: (g.x(), g.pos(), g.index),
+        "its MLP takes edges",
+    ),
+    "PNAConv": Case(
+        lambda: nn.PNAConv(D, OUT, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES, towers=2),
+        "segment",
+        why=_MLP,
+    ),
+    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "segment", _heat, _MLP),
+    "DNAConv": Case(
+        lambda: nn.DNAConv(D, heads=2),
+        "segment",
+        lambda g: (g.randn(g.num_nodes, 3, D), g.index),
+        "attention over the layers, on each edge",
+    ),
+    "MeshCNNConv": Case(lambda: nn.MeshCNNConv(D, OUT), "segment", _mesh, "it reads the edges in groups of four"),
+    "SplineConv": Case(
+        lambda: nn.SplineConv(D, OUT, dim=2, kernel_size=3),
+        "segment",
+        lambda g: (g.x(), g.index, g.attr(2).detach().sigmoid()),
+        "a spline kernel per edge",
+        "torch_spline_conv",
+    ),
+}
+
+
+def _knn(x, y, _ptr_x, _ptr_y, k: int, _cosine: bool, _workers: int) -> Tensor:
+    """k nearest neighbours [2, N * k] as pyg_lib gives them, for tests where it is not installed."""
+    nearest = torch.cdist(y.detach(), x.detach()).topk(k, largest=False).indices
+    return torch.stack([torch.arange(y.shape[0]).repeat_interleave(k), nearest.flatten()])
+
+
+@functools.cache
+def prepare_pyg() -> None:
+    """Make the layers that search neighbours run without pyg_lib."""
+    if not torch_geometric.typing.WITH_KNN:
+        schema = "(Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, int k, bool cosine, int workers) -> Tensor"
+        torch.library.define("pyg::knn", schema)
+        torch.library.impl("pyg::knn", "CompositeExplicitAutograd", _knn)
+        torch_geometric.typing.WITH_KNN = True
+    nn.SAGEConv(1, 1)  # PyG generates propagate() of a class for its first instance, which must not be one of max
+
+
+def missing(case: Case) -> bool:
+    """True if PyG cannot run the case here."""
+    return bool(case.needs) and importlib.util.find_spec(case.needs) is None

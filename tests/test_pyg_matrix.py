@@ -1,0 +1,104 @@
+"""Every layer of PyG with the plug-in against PyG alone: outputs and all gradients, and how it was run."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+import pyg_cases
+import torch_geometric.nn.conv as convs
+from pyg_cases import CASES, Inputs
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnaccel import pyg_backend, report
+
+pyg_cases.prepare_pyg()
+
+
+def leaves(tree):
+    """Every tensor in nested tuples, lists and dicts."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+    return [leaf for item in items for leaf in leaves(item)]
+
+
+def run(layer, arguments, order=1):
+    """Outputs and gradients (of first or second order) of all inputs and parameters, from the same random numbers."""
+    arguments = copy.deepcopy(arguments)
+    torch.manual_seed(5)
+    out = layer(*arguments)
+    outputs = [o for o in leaves(out) if o.layout is torch.strided]
+    wanted = [t for t in leaves(arguments) if t.requires_grad]
+    wanted += [p for p in layer.parameters() if p.requires_grad]
+    loss = sum(
+        (o * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs if o.requires_grad
+    )
+    if not isinstance(loss, torch.Tensor):
+        return outputs, []
+    grads = torch.autograd.grad(loss, wanted, allow_unused=True, create_graph=order == 2)
+    if order == 2:
+        loss = sum(g.square().sum() for g in grads if g is not None and g.requires_grad)
+        grads = torch.autograd.grad(loss, wanted, allow_unused=True) if isinstance(loss, torch.Tensor) else grads
+    return outputs, [None if g is None else g.detach() for g in grads]
+
+
+def assert_same(got, expected, tolerance):
+    for a, b in zip(got[0] + got[1], expected[0] + expected[1], strict=True):
+        if a is None or b is None:
+            assert a is None or not a.any()
+            assert b is None or not b.any()
+        else:
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def compared(name, inputs, tolerance, order=1):
+    """Compare and return the counters of the accelerated run."""
+    case = CASES[name]
+    if pyg_cases.missing(case):
+        pytest.skip(f"PyG needs {case.needs} for it")
+    torch.manual_seed(0)
+    plain = case.make().to(inputs.dtype)
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    arguments = case.arguments(inputs)
+    expected = run(plain, arguments, order)
+    report.reset()
+    got = run(layer, arguments, order)
+    counted = report.snapshot()
+    assert_same(got, expected, tolerance)
+    return counted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float64(name):
+    counted = compared(name, Inputs(), 1e-8)
+    segments = any(kind.endswith(" segment") for kind in counted)
+    left = {reason for site in counted.values() if site.left for reason in site.reasons}
+    if CASES[name].runs == "pyg":
+        assert left == {CASES[name].why}
+    else:
+        assert not left and segments == (CASES[name].runs == "segment"), counted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32(name):
+    compared(name, Inputs(dtype=torch.float32, seed=3), 2e-3 if name.startswith("GENConv power") else 2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives(name):
+    compared(name, Inputs(), 1e-7, order=2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_gradients(name):
+    with torch.no_grad():
+        compared(name, Inputs(grad=False), 1e-8)
+
+
+def test_every_layer_is_in_the_table():
+    layers = {n for n in convs.__all__ if isinstance(getattr(convs, n), type)}
+    layers = {n for n in layers if issubclass(getattr(convs, n), MessagePassing)} - {"MessagePassing"}
+    assert {name.split()[0] for name in CASES} == layers
