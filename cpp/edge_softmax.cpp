@@ -10,7 +10,8 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kPrefetchAhead = 16;
+constexpr int64_t kScoresAhead = 16;  // a few bytes each: more of them fit in flight than rows of features
+
 template <class T, class I>
 struct Problem {
   CsrOf<I> graph;
@@ -23,8 +24,8 @@ struct Problem {
 // Edge rows come in any order where the graph has edge ids.
 template <class T, class I>
 [[gnu::always_inline]] inline void prefetch_edge(const Problem<T, I>& p, const T* rows, int64_t k) {
-  if (p.graph.edge_ids && k + kPrefetchAhead < p.graph.nnz)
-    prefetch<1>(rows + static_cast<int64_t>(p.graph.edge_ids[k + kPrefetchAhead]) * p.heads);
+  if (p.graph.edge_ids && k + kScoresAhead < p.graph.nnz)
+    prefetch<1>(rows + static_cast<int64_t>(p.graph.edge_ids[k + kScoresAhead]) * p.heads);
 }
 
 // kHeads is the number of heads where it is a compile-time constant, 0 otherwise.

@@ -10,9 +10,6 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kGatherAhead = 8;
-constexpr int64_t kPiece = 1024;  // nonzeros to one f32 accumulator: a hub's sum in one would lose digits
-
 // What every row of one walk needs: `gathered` is read through the graph's indices, `resident` at the row itself.
 // Vectors of N features must not straddle heads: width / heads is a multiple of N.
 template <class T, class I>
@@ -61,8 +58,8 @@ void gather_block(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, in
     for (int s = 0; s < kOuts; ++s) acc[s][m] = V{};
   }
   for (int64_t k = k0; k < k1; ++k) {
-    if (k + kGatherAhead < p.graph.nnz)
-      prefetch<N * M * sizeof(T)>(p.gathered + static_cast<int64_t>(p.graph.indices[k + kGatherAhead]) * p.width + d);
+    if (k + kPrefetchAhead < p.graph.nnz)
+      prefetch<N * M * sizeof(T)>(p.gathered + static_cast<int64_t>(p.graph.indices[k + kPrefetchAhead]) * p.width + d);
     const T* x = p.gathered + static_cast<int64_t>(p.graph.indices[k]) * p.width + d;
     const int64_t at = (k - k0) * p.heads;
 #pragma GCC unroll 8

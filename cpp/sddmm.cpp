@@ -10,8 +10,6 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kPrefetchAhead = 8;
-
 template <class T, class I>
 struct Problem {
   CsrOf<I> graph;

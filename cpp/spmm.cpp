@@ -19,10 +19,6 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kHubRow = 16384;
-constexpr int64_t kPiece = 1024;
-constexpr int64_t kPrefetchAhead = 8;  // measured on Zen 3 and Ice Lake: 4 to 16 are within 5 %
-
 enum class Rhs { none, scalar, group, full };
 
 // What to compute for which rows; T is the storage type, I the index type.

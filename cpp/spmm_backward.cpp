@@ -11,8 +11,6 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kHubRow = 16384;
-
 template <class T, class I>
 struct Problem {
   Gather<T, I> gather;
