@@ -78,12 +78,12 @@ def prepare(name: str, data: str, model: str, device: str, threads: str) -> dict
     if int(threads):
         torch.set_num_threads(int(threads))
     sys.path.insert(0, str(Path(__file__).parent / "train"))
-    models = importlib.import_module(f"{name}_models")
+    layers = importlib.import_module(f"{name}_layers")
     with np.load(data) as file:
         edge_index, num_nodes = torch.from_numpy(file["edge_index"]), len(file["y"])
     tiny = torch.tensor([[0, 1], [1, 0]])
-    gnnaccel.prepare(models.make_graph(tiny, 2, model, torch.device(device)))  # loads what is loaded once
-    done = gnnaccel.prepare(models.make_graph(edge_index, num_nodes, model, torch.device(device)))
+    gnnaccel.prepare(layers.make_graph(tiny, 2, model, torch.device(device)))  # loads what is loaded once
+    done = gnnaccel.prepare(layers.make_graph(edge_index, num_nodes, model, torch.device(device)))
     return {"time_ms": done.time_ms, "workspace_bytes": done.workspace_bytes}
 
 

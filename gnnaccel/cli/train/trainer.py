@@ -17,6 +17,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from models import make_model
 
 
 def options() -> argparse.Namespace:
@@ -94,18 +95,18 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     device = torch.device(given.device)
-    models = importlib.import_module(f"{given.framework}_models")
+    layers = importlib.import_module(f"{given.framework}_layers")
     with np.load(given.data) as file:
         edge_index, x, y, train_mask, test_mask = (
             torch.from_numpy(file[key]) for key in ("edge_index", "x", "y", "train_mask", "test_mask")
         )
         classes = int(file["num_classes"])
-    graph = models.make_graph(edge_index, len(x), given.model, device)
+    graph = layers.make_graph(edge_index, len(x), given.model, device)
     x, y, train_mask, test_mask = (tensor.to(device) for tensor in (x, y, train_mask, test_mask))
 
     torch.manual_seed(given.seed)
     shape = (x.shape[1], given.hidden, classes, given.heads, given.layers, given.dropout)
-    model = models.make_model(given.model, *shape).to(device)
+    model = make_model(layers, given.model, *shape).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=given.lr, weight_decay=given.weight_decay)
 
     def step() -> torch.Tensor:

@@ -1,0 +1,69 @@
+"""Five models of a framework's own layers. What differs between frameworks comes as a module: dgl_layers, pyg_layers.
+
+Such a module makes the graph that its layers take (make_graph), makes a layer (make_conv) and calls it (call).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Convolutions(nn.Module):
+    """GCN, SAGE, GIN or GAT: layers with an activation and dropout in between.
+
+    Those of GAT have `heads` heads of the hidden width side by side, the last one a single head.
+    """
+
+    def __init__(self, layers: ModuleType, model: str, sizes: list[int], heads: int, dropout: float) -> None:
+        super().__init__()
+        heads = heads if model == "gat" else 1
+        last = len(sizes) - 2
+        self.convs = nn.ModuleList(
+            layers.make_conv(model, sizes[i] * (heads if i else 1), sizes[i + 1], 1 if i == last else heads)
+            for i in range(last + 1)
+        )
+        self.call = layers.call
+        self.activation = F.elu if model == "gat" else F.relu
+        self.dropout = dropout
+
+    def forward(self, graph, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs[:-1]:
+            x = F.dropout(self.activation(self.call(conv, graph, x)), self.dropout, self.training)
+        return self.call(self.convs[-1], graph, x)
+
+
+class AGNN(nn.Module):
+    """Attention by cosine similarity on the hidden width, between two linear layers."""
+
+    def __init__(
+        self, layers: ModuleType, inputs: int, hidden: int, classes: int, num_convs: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, hidden), nn.Linear(hidden, classes)
+        self.convs = nn.ModuleList(layers.make_conv("agnn", hidden, hidden, 1) for _ in range(num_convs))
+        self.call = layers.call
+        self.dropout = dropout
+
+    def forward(self, graph, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(F.relu(self.first(x)), self.dropout, self.training)
+        for conv in self.convs:
+            x = self.call(conv, graph, x)
+        return self.last(x)
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    """What GIN applies after its sum."""
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU(), nn.Linear(outputs, outputs))
+
+
+def make_model(
+    layers: ModuleType, model: str, inputs: int, hidden: int, classes: int, heads: int, num_layers: int, dropout: float
+) -> nn.Module:
+    """A network whose forward takes a graph and node features [N, inputs], and gives logits [N, classes]."""
+    if model == "agnn":
+        return AGNN(layers, inputs, hidden, classes, num_layers, dropout)
+    return Convolutions(layers, model, [inputs, *[hidden] * (num_layers - 1), classes], heads, dropout)
