@@ -28,3 +28,10 @@ def device(request) -> torch.device:
     if request.param == "cuda" and (reason := _cuda_missing()):
         pytest.skip(reason)
     return torch.device(request.param)
+
+
+@pytest.fixture
+def poisoned():
+    """Outputs and workspaces hold NaN when a kernel gets them: torch fills fresh memory under this mode."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True

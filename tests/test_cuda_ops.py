@@ -1,7 +1,5 @@
-"""The CUDA kernels against gnnaccel.ops.reference in float64: every dtype, index type and width, and what only a
-GPU has (streams, graph capture, hubs cut over blocks). test_ops.py runs on CUDA as well and holds the rest.
-
-Outputs and workspaces are poisoned: under deterministic algorithms torch fills fresh memory with NaN.
+"""The CUDA kernels against gnnaccel.ops.reference in float64: every dtype, index type and width, hubs that are cut
+over blocks, layouts. test_cuda_runtime.py holds what only a GPU has; test_ops.py runs on CUDA as well.
 """
 
 from __future__ import annotations
@@ -10,124 +8,13 @@ import itertools
 
 import pytest
 import torch
+from cuda_cases import DEVICE, DTYPES, INDEX, WIDTHS, assert_close, build, check, check_sddmm, check_spmm, mixed, rand
 
-from gnnaccel import _library, ops
+from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import reference
 
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA GPU here", allow_module_level=True)
-if not _library.has_cuda_kernels():
-    pytest.skip("this build has no CUDA half", allow_module_level=True)
-
-DEVICE = torch.device("cuda")
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-INDEX = (torch.int32, torch.int64)
-WIDTHS = (1, 3, 16, 32, 33, 100, 129, 256, 513)
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
-EXTREMES = ("max", "min")
-
-
-@pytest.fixture(autouse=True)
-def _poisoned():
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def build(degrees, num_cols: int, index=torch.int32, permuted=True) -> Graph:
-    """A graph with these row degrees, random sources (so duplicates too) and permuted edge ids."""
-    degrees = torch.as_tensor(degrees)
-    indptr = torch.cat([torch.zeros(1, dtype=torch.long), degrees.cumsum(0)])
-    nnz = int(indptr[-1])
-    indices = torch.randint(num_cols, (nnz,))
-    edge_ids = torch.randperm(nnz) if permuted else None
-    arrays = [None if a is None else a.to(DEVICE, index) for a in (indptr, indices, edge_ids)]
-    return Graph.from_csr(*arrays, num_cols=num_cols)
-
-
-def mixed(index=torch.int32, permuted=True) -> Graph:
-    """Rectangular, with empty rows at both ends, runs of them, ordinary rows and rows longer than a chunk."""
-    lengths = [0, 0, 5, 1, 300, 0, 128, 129, 2, 700, *[3] * 40, 0, 0, 0, 127, 9, 0]
-    return build(lengths, 70, index, permuted)
-
-
-def rand(*shape, dtype=torch.float32):
-    """Values of both signs away from zero, so that they can be divided by."""
-    value = torch.rand(shape, dtype=torch.float64, device=DEVICE) + 0.5
-    return torch.where(torch.rand(shape, device=DEVICE) < 0.5, -value, value).to(dtype)
-
-
-def assert_close(got, want, dtype, what="result", scale=None):
-    assert got.dtype == dtype and got.shape == want.shape, f"{what}: {got.dtype} {tuple(got.shape)} {tuple(want.shape)}"
-    if not got.numel():
-        return
-    size = want.abs() + (want.abs().max() if scale is None else scale)
-    excess = (got.double() - want).abs() - TOLERANCE[dtype] * size
-    assert bool((excess <= 0).all()), f"{what}: off by {float(excess.max()):.3g} beyond the bound"
-
-
-def check(op, expected, *inputs):
-    """op and its gradients against expected, called with the same inputs in float64."""
-    dtype = inputs[0].dtype
-    leaves = [t.detach().requires_grad_() for t in inputs]
-    exact = [t.detach().double().requires_grad_() for t in inputs]
-    got, want = op(*leaves), expected(*exact)
-    assert_close(got, want, dtype)
-    upstream = rand(*want.shape, dtype=dtype)
-    got_grads = torch.autograd.grad(got, leaves, upstream)
-    want_grads = torch.autograd.grad(want, exact, upstream.double())
-    for i, (a, b) in enumerate(zip(got_grads, want_grads, strict=True)):
-        assert_close(a, b, dtype, f"gradient of input {i}")
-
-
-def winners(graph, x, weight, message, args):
-    """The values at the winners `args`: what max and min are once their choice is made."""
-
-    def take(value, arg):
-        padded = value.reshape(value.shape[0], *(1,) * (arg.dim() - value.dim()), *value.shape[1:])
-        if not value.shape[0]:  # no values to gather, but a way back to them
-            return value.new_zeros(arg.shape) + value.sum()
-        return padded.expand(value.shape[0], *arg.shape[1:]).gather(0, arg.long().clamp(min=0))
-
-    left = None if x is None else take(x, args[0])
-    right = None if weight is None else take(weight, args[1])
-    present = args[0] >= 0 if left is not None else args[1] >= 0
-    return torch.where(present, reference._combine(message, left, right), 0.0)
-
-
-def check_spmm(graph, x_shape, w_shape, message, reduce, dtype):
-    x = None if message == "copy_rhs" else rand(graph.num_cols, *x_shape, dtype=dtype)
-    weight = None if message == "copy_lhs" else rand(graph.nnz, *w_shape, dtype=dtype)
-    given = [t for t in (x, weight) if t is not None]
-
-    def both(values):
-        values = iter(values)
-        return (None if x is None else next(values)), (None if weight is None else next(values))
-
-    def op(*values):
-        return ops.spmm(graph, *both(values), message, reduce)
-
-    def expected(*values):
-        left, right = both(values)
-        if left is not None and right is not None:
-            right = right.reshape(*right.shape, *(1,) * (left.dim() - right.dim()))
-        return reference.spmm(graph, left, right, message, reduce)
-
-    if reduce not in EXTREMES:
-        return check(op, expected, *given)
-    out, *args = ops.spmm(graph, x, weight, message, reduce, return_arg=True)
-    assert_close(out, expected(*(t.double() for t in given)), dtype)
-
-    def chosen(*values):
-        left, right = both(values)
-        if left is not None and right is not None:
-            right = right.reshape(*right.shape, *(1,) * (left.dim() - right.dim()))
-        return winners(graph, left, right, message, args)
-
-    return check(op, chosen, *given)
-
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 # message, reduce, and the weight: "" one scalar per edge, "d" one per feature
 SPMM = [
@@ -171,20 +58,6 @@ SDDMM = [
     ("dot", "u", "v"), ("dot", "v", "u"), ("dot", "u", "e"), ("dot", "u", "u"), ("add", "u", "v"), ("sub", "v", "u"),
     ("mul", "e", "v"), ("mul", "u", "v"), ("div", "u", "e"), ("copy_lhs", "u", "v"), ("copy_rhs", "u", "v"),
 ]  # fmt: skip
-
-
-def check_sddmm(graph, lhs_shape, rhs_shape, op, targets, dtype):
-    rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
-    sides = [rand(rows[t], *shape, dtype=dtype) for t, shape in zip(targets, (lhs_shape, rhs_shape), strict=True)]
-    used = {"copy_lhs": (0,), "copy_rhs": (1,)}.get(op, (0, 1))
-
-    def call(function, *values):
-        both = [None, None]
-        for i, value in zip(used, values, strict=True):
-            both[i] = value
-        return function(graph, *both, op, *targets)
-
-    check(lambda *v: call(ops.sddmm, *v), lambda *v: call(reference.sddmm, *v), *(sides[i] for i in used))
 
 
 @pytest.mark.parametrize("index", INDEX, ids=str)
@@ -315,98 +188,6 @@ def test_layouts_and_alignment(dtype):
     assert int(leaf.grad.float().sum()) == 32 * int((graph.indptr.diff() > 0).sum())
 
 
-def run_everything(graph, x, weight, scores):
-    """Every kernel once, with gradients: a list of results."""
-    leaves = [t.detach().requires_grad_() for t in (x, weight, scores)]
-    alpha = ops.edge_softmax(graph, leaves[2])
-    outs = [
-        ops.spmm(graph, leaves[0], leaves[1]),
-        ops.spmm(graph, leaves[0], reduce="mean"),
-        ops.spmm(graph, leaves[0].view(-1, 4, 8), alpha),
-        ops.spmm(graph, leaves[0], leaves[1], reduce="max"),
-        ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
-    ]
-    total = sum(o.square().sum() for o in outs)
-    return [o.detach() for o in outs] + list(torch.autograd.grad(total, leaves))
-
-
-def everything_inputs():
-    graph = build([9_000, 0, 3, 300, *[7] * 100], 200)
-    return graph, rand(200, 32), rand(graph.nnz), rand(graph.nnz, 4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_same_bits_on_every_run(dtype):
-    graph, *inputs = everything_inputs()
-    inputs = [t.to(dtype) for t in inputs]
-    first = run_everything(graph, *inputs)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, run_everything(graph, *inputs), strict=True))
-
-
-def test_atomic_path_is_close():
-    """Without deterministic algorithms the gradient of a max goes by atomics."""
-    torch.use_deterministic_algorithms(False)
-    graph, *inputs = everything_inputs()
-    got = run_everything(graph, *inputs)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    for a, b in zip(got, run_everything(graph, *inputs), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
-
-
-def test_side_stream():
-    """Work goes to the current stream: inputs still being made there, results read there."""
-    torch.use_deterministic_algorithms(False)  # the fill of fresh memory would hide a wrong stream
-    graph, *inputs = everything_inputs()
-    want = run_everything(graph, *inputs)
-    stream = torch.cuda.Stream()
-    a = torch.randn(4096, 4096, device=DEVICE)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        for _ in range(20):
-            a = (a @ a).clamp(-1, 1)  # tens of milliseconds that the inputs wait for
-        late = [t + (0 * a.sum()).to(t.dtype) for t in inputs]
-        got = run_everything(graph, *late)
-    stream.synchronize()
-    for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
-
-
-def test_cuda_graph_capture():
-    """Everything, gradients included, is captured once and replayed on new values."""
-    torch.use_deterministic_algorithms(False)
-    graph, *inputs = everything_inputs()
-    static = [t.clone() for t in inputs]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run_everything(graph, *static)  # builds the transposed graph; capture must find it ready
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        results = run_everything(graph, *static)
-    for _ in range(2):
-        fresh = [torch.randn_like(t) for t in inputs]
-        for t, f in zip(static, fresh, strict=True):
-            t.copy_(f)
-        for r in results:
-            r.fill_(float("nan"))
-        captured.replay()
-        for got, want in zip(results, run_everything(graph, *fresh), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
-
-
-def test_nothing_synchronises():
-    graph, *inputs = everything_inputs()
-    torch.use_deterministic_algorithms(False)
-    run_everything(graph, *inputs)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run_everything(graph, *inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_gradcheck():
     graph = build([0, 3, 1, 140, 0, 2], 5)
     x = torch.randn(5, 2, 3, dtype=torch.float64, device=DEVICE, requires_grad=True)
@@ -422,33 +203,3 @@ def test_gradcheck():
     ]
     for function, inputs in functions:
         assert torch.autograd.gradcheck(function, inputs)
-
-
-def test_conversions_match_the_cpu():
-    rows, cols = torch.randint(50, (400,)), torch.randint(70, (400,))
-    here = Graph.from_coo(rows, cols, num_rows=50, num_cols=70)
-    there = Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=50, num_cols=70)
-    for a, b in ((here, there), (here.transposed, there.transposed)):
-        for name in ("indptr", "indices", "edge_ids"):
-            assert torch.equal(getattr(a, name), getattr(b, name).cpu()), name
-
-
-def test_offsets_beyond_32_bits():
-    """Edge features of more than 2^31 elements, with 32-bit indices."""
-    if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:
-        pytest.skip("needs 40 GiB of GPU memory")
-    torch.use_deterministic_algorithms(False)  # no need to fill 10 GB twice
-    nnz, width, num_cols = 36_000_000, 64, 1000
-    indptr = torch.tensor([0, 10, nnz - 10_000, nnz], dtype=torch.int32, device=DEVICE)
-    indices = torch.randint(num_cols, (nnz,), dtype=torch.int32, device=DEVICE)
-    graph = Graph(indptr, indices, None, num_cols)
-    x, v = rand(num_cols, width, dtype=torch.float16), rand(3, width, dtype=torch.float16)
-    edges = ops.sddmm(graph, x, v, "add")
-    assert edges.numel() > 2**31
-    tail = indices[-10_000:].long()
-    assert torch.equal(edges[-10_000:], (x[tail].float() + v[2].float()).half())
-    out = ops.spmm(graph, None, edges, "copy_rhs", "mean")
-    assert_close(out[2], edges[-10_000:].double().mean(0), torch.float16)
-    top, _, arg = ops.spmm(graph, None, edges, "copy_rhs", "max", return_arg=True)
-    assert torch.equal(edges[arg.long()[2], torch.arange(width, device=DEVICE)], top[2])
-    assert torch.equal(top[2], edges[-10_000:].amax(0))

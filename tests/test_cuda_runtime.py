@@ -1,0 +1,134 @@
+"""What only a GPU has: streams, graph capture, atomics, synchronisation, conversions, more than 2^31 elements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_cases import DEVICE, DTYPES, assert_close, build, rand
+
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def run_everything(graph, x, weight, scores):
+    """Every kernel once, with gradients: a list of results."""
+    leaves = [t.detach().requires_grad_() for t in (x, weight, scores)]
+    alpha = ops.edge_softmax(graph, leaves[2])
+    outs = [
+        ops.spmm(graph, leaves[0], leaves[1]),
+        ops.spmm(graph, leaves[0], reduce="mean"),
+        ops.spmm(graph, leaves[0].view(-1, 4, 8), alpha),
+        ops.spmm(graph, leaves[0], leaves[1], reduce="max"),
+        ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
+    ]
+    total = sum(o.square().sum() for o in outs)
+    return [o.detach() for o in outs] + list(torch.autograd.grad(total, leaves))
+
+
+def everything_inputs():
+    graph = build([9_000, 0, 3, 300, *[7] * 100], 200)
+    return graph, rand(200, 32), rand(graph.nnz), rand(graph.nnz, 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_bits_on_every_run(dtype):
+    graph, *inputs = everything_inputs()
+    inputs = [t.to(dtype) for t in inputs]
+    first = run_everything(graph, *inputs)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, run_everything(graph, *inputs), strict=True))
+
+
+def test_atomic_path_is_close():
+    """Without deterministic algorithms the gradient of a max goes by atomics."""
+    torch.use_deterministic_algorithms(False)
+    graph, *inputs = everything_inputs()
+    got = run_everything(graph, *inputs)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for a, b in zip(got, run_everything(graph, *inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+
+
+def test_side_stream():
+    """Work goes to the current stream: inputs still being made there, results read there."""
+    torch.use_deterministic_algorithms(False)  # the fill of fresh memory would hide a wrong stream
+    graph, *inputs = everything_inputs()
+    want = run_everything(graph, *inputs)
+    stream = torch.cuda.Stream()
+    a = torch.randn(4096, 4096, device=DEVICE)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            a = (a @ a).clamp(-1, 1)  # tens of milliseconds that the inputs wait for
+        late = [t + (0 * a.sum()).to(t.dtype) for t in inputs]
+        got = run_everything(graph, *late)
+    stream.synchronize()
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
+
+
+def test_cuda_graph_capture():
+    """Everything, gradients included, is captured once and replayed on new values."""
+    torch.use_deterministic_algorithms(False)
+    graph, *inputs = everything_inputs()
+    static = [t.clone() for t in inputs]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run_everything(graph, *static)  # builds the transposed graph; capture must find it ready
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = run_everything(graph, *static)
+    for _ in range(2):
+        fresh = [torch.randn_like(t) for t in inputs]
+        for t, f in zip(static, fresh, strict=True):
+            t.copy_(f)
+        for r in results:
+            r.fill_(float("nan"))
+        captured.replay()
+        for got, want in zip(results, run_everything(graph, *fresh), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def test_nothing_synchronises():
+    graph, *inputs = everything_inputs()
+    torch.use_deterministic_algorithms(False)
+    run_everything(graph, *inputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_everything(graph, *inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_conversions_match_the_cpu():
+    rows, cols = torch.randint(50, (400,)), torch.randint(70, (400,))
+    here = Graph.from_coo(rows, cols, num_rows=50, num_cols=70)
+    there = Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=50, num_cols=70)
+    for a, b in ((here, there), (here.transposed, there.transposed)):
+        for name in ("indptr", "indices", "edge_ids"):
+            assert torch.equal(getattr(a, name), getattr(b, name).cpu()), name
+
+
+def test_offsets_beyond_32_bits():
+    """Edge features of more than 2^31 elements, with 32-bit indices."""
+    if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:
+        pytest.skip("needs 40 GiB of GPU memory")
+    torch.use_deterministic_algorithms(False)  # no need to fill 10 GB twice
+    nnz, width, num_cols = 36_000_000, 64, 1000
+    indptr = torch.tensor([0, 10, nnz - 10_000, nnz], dtype=torch.int32, device=DEVICE)
+    indices = torch.randint(num_cols, (nnz,), dtype=torch.int32, device=DEVICE)
+    graph = Graph(indptr, indices, None, num_cols)
+    x, v = rand(num_cols, width, dtype=torch.float16), rand(3, width, dtype=torch.float16)
+    edges = ops.sddmm(graph, x, v, "add")
+    assert edges.numel() > 2**31
+    tail = indices[-10_000:].long()
+    assert torch.equal(edges[-10_000:], (x[tail].float() + v[2].float()).half())
+    out = ops.spmm(graph, None, edges, "copy_rhs", "mean")
+    assert_close(out[2], edges[-10_000:].double().mean(0), torch.float16)
+    top, _, arg = ops.spmm(graph, None, edges, "copy_rhs", "max", return_arg=True)
+    assert torch.equal(edges[arg.long()[2], torch.arange(width, device=DEVICE)], top[2])
+    assert torch.equal(top[2], edges[-10_000:].amax(0))
