@@ -80,15 +80,22 @@ void forward(const AttentionArgs& a, int threads) {
   const int64_t heads = a.num_heads;
   const auto* scale = static_cast<const T*>(a.edge_scale);
   const Gather<T, I> gather{g, static_cast<const T*>(a.x), nullptr, heads, a.width};
-  for_rows<T>(g, heads, a.width, 2, threads, [&](int64_t v, int64_t k0, int64_t k1, T* p, T* part) {
+  for_rows<T>(g, heads, a.width, kKeep ? 2 : 1, threads, [&](int64_t v, int64_t k0, int64_t k1, T* p, T* part) {
     const int64_t n = (k1 - k0) * heads;
-    T* positive = p + n;
-    T* const outs[] = {static_cast<T*>(a.out) + v * a.width, static_cast<T*>(a.out_pos) + v * a.width};
-    T *lse = static_cast<T*>(a.lse) + v * heads, *p_pos = static_cast<T*>(a.p_pos) + v * heads;
+    T *out = static_cast<T*>(a.out) + v * a.width, *lse = static_cast<T*>(a.lse) + v * heads;
+    T *positive = nullptr, *out_pos = nullptr, *p_pos = nullptr;  // of edges with a positive score, where kept
+    if constexpr (kKeep) {
+      positive = p + n;
+      out_pos = static_cast<T*>(a.out_pos) + v * a.width;
+      p_pos = static_cast<T*>(a.p_pos) + v * heads;
+    }
     if (k0 == k1) {
-      if constexpr (kKeep) std::fill(p_pos, p_pos + heads, T(0));
       std::fill(lse, lse + heads, T(0));
-      for (int i = 0; i < 1 + kKeep; ++i) std::fill(outs[i], outs[i] + a.width, T(0));
+      std::fill(out, out + a.width, T(0));
+      if constexpr (kKeep) {
+        std::fill(p_pos, p_pos + heads, T(0));
+        std::fill(out_pos, out_pos + a.width, T(0));
+      }
       return;
     }
     for_heads(heads, [&](auto lanes, int64_t h) {
@@ -104,7 +111,7 @@ void forward(const AttentionArgs& a, int threads) {
         for (int64_t h = 0; h < heads; ++h) p[(k - k0) * heads + h] *= scale[g.edge(k) * heads + h];
     if constexpr (kKeep)
       for (int64_t i = 0; i < n; ++i) positive[i] *= p[i];
-    const Sum<T> sums[] = {{p, outs[0]}, {positive, outs[1]}};
+    const Sum<T> sums[] = {{p, out}, {positive, out_pos}};
     gather_long_row<N, false, 1 + kKeep>(gather, v, k0, k1, static_cast<T*>(nullptr), sums, part);
   });
 }
