@@ -31,12 +31,17 @@ $(VENV)/torch.done: $(BIN)/python
 	set -x; $(BIN)/pip install -q "$(TORCH)" $$extra
 	touch $@
 
-$(VENV)/dev.done: $(VENV)/torch.done pyproject.toml setup.py gnnaccel.pth
-	$(BIN)/pip install -q --no-build-isolation -e ".[dev]"
+$(VENV)/test.done: $(VENV)/torch.done pyproject.toml setup.py gnnaccel.pth
+	$(BIN)/pip install -q --no-build-isolation -e ".[test]"
+	touch $@
+
+# By name: the package is installed by now, so that this fetches the tools alone and builds nothing.
+$(VENV)/lint.done: $(VENV)/test.done
+	$(BIN)/pip install -q "gnnaccel[lint]"
 	touch $@
 
 # Only what changed is compiled again.
-build: $(VENV)/dev.done
+build: $(VENV)/test.done
 	$(BIN)/python setup.py -q build_ext --inplace
 
 demo: build
@@ -57,14 +62,14 @@ test: build
 
 SOURCES := $(shell git ls-files 'cpp/*.cpp' 'cpp/*.h' 'cuda/*.cpp' 'cuda/*.h' 'cuda/*.cu' 'cuda/*.cuh' 2>/dev/null)
 
-lint: $(VENV)/dev.done
+lint: $(VENV)/lint.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
 	$(BIN)/lint-imports
 
-format: $(VENV)/dev.done
+format: $(VENV)/lint.done
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
