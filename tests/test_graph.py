@@ -1,10 +1,12 @@
 """Graph constructors, and every bad argument of graphs and ops: the exception's type, and words it must contain."""
 
 import copy
+import gc
 import os
 import pickle
 import signal
 import threading
+import weakref
 
 import graphs
 import numpy as np
@@ -118,9 +120,38 @@ def test_transposed(name):
 
 def test_copies_and_pickles():
     graph = graphs.make("power_law")
-    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), copy.copy(graph)):
+    assert graph.transposed
+    copies = [copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), copy.copy(graph)]
+    for other in (*copies, copy.deepcopy(graph.transposed).transposed):
         assert edges(other) == edges(graph)
         assert edges(other.transposed) == edges(graph.transposed)
+    assert all(other.transposed.transposed is other for other in copies[:2])
+    assert graph.transposed.transposed is graph
+
+
+def test_a_dropped_graph_is_freed_at_once():
+    gc.disable()
+    try:
+        graph = Graph.from_coo(torch.arange(6), torch.arange(6).flip(0))
+        x = rand(graph.num_cols, 3).requires_grad_()
+        ops.spmm(graph, x, rand(graph.nnz).requires_grad_()).sum().backward()
+        parts = (graph, graph.indptr, graph.transposed, graph.transposed.indptr)
+        alive = [weakref.ref(part) for part in parts]
+        del parts, graph
+        assert [ref() for ref in alive] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_a_transposed_graph_outlives_the_one_it_was_made_from():
+    graph = Graph.from_coo(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 2]))
+    want, arrays = edges(graph), (graph.indptr, graph.indices, graph.edge_ids)
+    turned = graph.transposed
+    del graph
+    back = turned.transposed
+    assert edges(back) == want
+    assert all(a is b for a, b in zip((back.indptr, back.indices, back.edge_ids), arrays, strict=True))  # not rebuilt
+    assert turned.transposed is back and back.transposed is turned
 
 
 def test_graph_made_under_inference_mode_can_train():

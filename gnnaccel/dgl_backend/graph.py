@@ -32,8 +32,7 @@ def _build(gidx) -> Graph:
     if "csc" in created or ("csc" in allowed and "csr" not in created):
         graph = _from_csr(gidx, by_destination=True)
         if "csr" in created:
-            graph._transposed = _from_csr(gidx, by_destination=False)
-            graph._transposed._transposed = graph
+            graph._keep_transposed(_from_csr(gidx, by_destination=False))
         return graph
     if "csr" in allowed:
         return _from_csr(gidx, by_destination=False).transposed

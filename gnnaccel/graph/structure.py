@@ -6,6 +6,8 @@ edge features and SDDMM results are always in edge-id order.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,10 @@ class Graph:
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
         self._transposed: Graph | None = None
+        # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
+        # garbage collector finds them; the arrays serve where the transposed one alone is kept.
+        self._origin: weakref.ref[Graph] | None = None
+        self._origin_arrays: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     @classmethod
     def from_csr(cls, indptr, indices, edge_ids=None, *, num_cols: int | None = None, check: bool = True) -> Graph:
@@ -144,12 +150,32 @@ class Graph:
     @property
     def transposed(self) -> Graph:
         """The graph with every edge reversed; built once. Edge ids are the same."""
-        if self._transposed is None:
-            ptr, ind, ids = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
-            other = Graph(ptr, ind, ids, self.num_rows)
-            other._transposed = self
-            self._transposed = other
-        return self._transposed
+        if self._transposed is not None:
+            return self._transposed
+        origin = None if self._origin is None else self._origin()
+        if origin is not None:
+            return origin
+        arrays = self._origin_arrays
+        if arrays is None:
+            arrays = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
+        indptr, indices, edge_ids = arrays
+        return self._keep_transposed(Graph(indptr, indices, edge_ids, self.num_rows))
+
+    def _keep_transposed(self, other: Graph) -> Graph:
+        """Keep `other`, which holds the same edges reversed, as the transposed graph; returns it."""
+        self._transposed = other
+        other._origin_arrays = (self.indptr, self.indices, self.edge_ids)
+        if not torch.compiler.is_compiling():  # torch.compile cannot make a weak reference
+            other._origin = weakref.ref(self)
+        return other
+
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_origin": None}  # weak references cannot be pickled
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        if self._transposed is not None and self._transposed._origin is None:  # not that of a shallow copy
+            self._transposed._origin = weakref.ref(self)
 
     def to(self, device) -> Graph:
         """This graph on `device`; itself if it is there already."""
