@@ -29,7 +29,9 @@ def owners_of(edges) -> tuple[Tensor, ...]:
     if isinstance(edges, EdgeIndex):
         return edges, edges._data  # writes bump the counter of one or the other, depending on how they are made
     if isinstance(edges, SparseTensor):
-        return (edges.storage.col(),)  # matrices that share their structure share this tensor
+        storage = edges.storage
+        # Matrices of one structure (set_value) share these tensors; the row indices are made when first needed.
+        return storage.col(), storage._row if storage.has_row() else storage.rowptr()
     return (edges,)
 
 
