@@ -242,17 +242,35 @@ def _spmm(src, other, reduce):
     if not isinstance(src, SparseTensor) and not utils.is_torch_sparse_tensor(src):
         raise Unsupported("operands")
     values = values_of(src)
-    if values is not None and (values.requires_grad or values.dim() != 1 or values.dtype != other.dtype):
+    if isinstance(src, SparseTensor):
+        if src.nnz() == 0:
+            raise Unsupported("no edges")  # PyG's zeros carry no gradient
+        if other.dim() > 2:
+            return _spmm_batched(src, other, reduce)
+        if values is not None and not values.is_complex():
+            values = values.to(other.dtype)  # as PyG and torch_sparse do
+    if values is not None and (values.dim() != 1 or values.dtype != other.dtype):
+        raise Unsupported("values")
+    if values is not None and values.requires_grad and not isinstance(src, SparseTensor):
         raise Unsupported("values")  # a gradient to a sparse matrix is a sparse matrix: PyG's
     if other.dim() != 2 or other.shape[0] != src.size(1):
         raise Unsupported("operands")
     return ops.spmm(from_sparse(src), other, _unless_ones(src, values), reduce=reduce)
 
 
+def _spmm_batched(adj, other: Tensor, reduce: str) -> Tensor:
+    """The product with each [nodes, F] of `other`, as torch_sparse gives it: one product of all of them side by side."""
+    *batch, rows, width = other.shape
+    count = math.prod(batch)
+    side_by_side = other.reshape(count, rows, width).transpose(0, 1).reshape(rows, count * width)
+    out = _spmm(adj, side_by_side, reduce).view(adj.size(0), count, width).transpose(0, 1)
+    return out.reshape(*batch, adj.size(0), width).contiguous()
+
+
 def _unless_ones(src, values: Tensor | None) -> Tensor | None:
     """The values, or None where all are one (torch.sparse cannot leave them out)."""
-    if values is None:
-        return None
+    if values is None or values.requires_grad:
+        return values
     owner = (values if isinstance(src, SparseTensor) else src,)  # torch.sparse makes a new alias at each values()
     ones = derived.get(owner, "ones")
     if ones is None:
