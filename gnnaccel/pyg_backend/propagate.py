@@ -137,14 +137,16 @@ def _original(conv, plain: Any) -> Callable:
 
 
 def _is_fused(conv, edges: Edges) -> bool:
-    """True if PyG may call message_and_aggregate(): no lifted feature is then made."""
-    return conv.fuse and (
-        edges.is_sparse or (conv.SUPPORTS_FUSED_EDGE_INDEX and isinstance(edges.edge_index, EdgeIndex))
-    )
+    """True if PyG will call message_and_aggregate(): no lifted feature is then made."""
+    given = edges.edge_index
+    sorted_index = conv.SUPPORTS_FUSED_EDGE_INDEX and isinstance(given, EdgeIndex) and given.is_sorted_by_col
+    return conv.fuse and (edges.is_sparse or sorted_index)
 
 
 def _with_sizes(edges: Edges, names, kwargs: dict) -> Edges:
-    """`edges` with the sizes that PyG will collect from the lifted features."""
+    """`edges` with the sizes that PyG will collect from the lifted features; a matrix has its own."""
+    if edges.is_sparse:
+        return edges
     for name in names:
         if name[-2:] in ("_i", "_j"):
             edges.node_feature(kwargs.get(name[:-2]), name[-2:])
