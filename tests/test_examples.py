@@ -41,7 +41,7 @@ def start(script, losses, *arguments, **environment):
     kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(EXAMPLES / f"{script}.py"), "--log-losses", str(losses), *arguments],
-        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
+        env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))} | environment,
         cwd=losses.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
