@@ -1,4 +1,4 @@
-"""Every layer of torch_geometric.nn.conv that takes an adjacency matrix, as a table, and the matrices to call it with."""
+"""Every layer of torch_geometric.nn.conv that takes an adjacency matrix, as a table; the matrices to call it with."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ CASES = {
         call=lambda c, x, a: c(x, a, torch.arange(N) % 2, torch.arange(a.nnz()) % TYPES, torch.ones(a.nnz(), 2).to(x)),
     ),
     "HGT": Case(lambda: nn.HGTConv(D, 6, META, heads=2), call=with_dict),
-    "Hetero": Case(lambda: nn.HeteroConv({META[1][0]: nn.GATConv(D, 5)}), own("GATConv", "edge_update"), call=with_dict),
+    "Hetero": Case(
+        lambda: nn.HeteroConv({META[1][0]: nn.GATConv(D, 5)}), own("GATConv", "edge_update"), call=with_dict
+    ),
     "Hypergraph": Case(lambda: nn.HypergraphConv(D, 5), refuses="always"),
     "LE": Case(lambda: nn.LEConv(D, 5)),
     "LG": Case(lambda: nn.LGConv(), own("LGConv")),
@@ -151,9 +153,7 @@ CASES = {
     "PDN": Case(lambda: nn.PDNConv(D, 5, 2, 4), values="attr"),
     "PNA": Case(lambda: nn.PNAConv(D, 6, ["mean", "std", "max"], ["identity", "amplification"], histogram())),
     "PNA attr": Case(lambda: nn.PNAConv(D, 6, ["sum"], ["identity"], histogram(), edge_dim=2), values="attr"),
-    "PPF": Case(
-        lambda: nn.PPFConv(mlp(D + 4, 5)), call=lambda c, x, a: c(x, x[:, :3], torch.ones(N, 3).to(x), a)
-    ),
+    "PPF": Case(lambda: nn.PPFConv(mlp(D + 4, 5)), call=lambda c, x, a: c(x, x[:, :3], torch.ones(N, 3).to(x), a)),
     "PointGNN": Case(lambda: nn.PointGNNConv(mlp(D, 3), mlp(D + 3, 5), mlp(5, D)), call=with_position),
     "PointNet": Case(lambda: nn.PointNetConv(mlp(D + 3, 5)), call=with_position),
     "PointTransformer": Case(lambda: nn.PointTransformerConv(D, 5), call=with_position),
@@ -176,7 +176,9 @@ CASES = {
     "TAG": Case(lambda: nn.TAGConv(D, 5), own("TAGConv")),
     "TAG not normalised": Case(lambda: nn.TAGConv(D, 5, K=2, normalize=False), own("TAGConv")),
     "Transformer": Case(lambda: nn.TransformerConv(D, 5, heads=2, dropout=0.4), own("TransformerConv")),
-    "Transformer beta": Case(lambda: nn.TransformerConv(D, 5, heads=2, beta=True, concat=False), own("TransformerConv")),
+    "Transformer beta": Case(
+        lambda: nn.TransformerConv(D, 5, heads=2, beta=True, concat=False), own("TransformerConv")
+    ),
     "Transformer attr": Case(lambda: nn.TransformerConv(D, 5, edge_dim=2), own("TransformerConv"), "attr"),
     "Transformer shown": Case(
         lambda: nn.TransformerConv(D, 5, heads=2),

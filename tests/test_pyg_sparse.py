@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("torch_geometric")
 pytest.importorskip("torch_sparse", reason="torch_sparse is not installed: make test-sparse builds it")
-# ruff: noqa: E402
 import torch_sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,7 +211,9 @@ MUTATIONS = {
     "set_value": lambda a: a.set_value(values("weight", a.nnz(), torch.float64, seed=8), layout="coo"),
     "set_value_": lambda a: a.set_value_(values("weight", a.nnz(), torch.float64, seed=7), layout="coo"),
     "no value_": lambda a: a.set_value_(None),
-    "value in place_": lambda a: a.set_value_(torch.ones(a.nnz()).double(), layout="coo").mul_(torch.arange(N)[:, None]),
+    "value in place_": lambda a: a.set_value_(torch.ones(a.nnz()).double(), layout="coo").mul_(
+        torch.arange(N)[:, None]
+    ),
     "fill_value": lambda a: a.fill_value(2.0, dtype=torch.float64),
     "transpose": lambda a: a.t(),
     "masked_select": lambda a: torch_sparse.masked_select_nnz(a, torch.arange(a.nnz()) % 3 > 0, layout="coo"),

@@ -1,6 +1,7 @@
-"""Training with torch_sparse installed, accelerated against alone: its samplers, batches and models on SparseTensors."""
+"""Training with torch_sparse installed, accelerated against alone: its samplers, batches and models on matrices."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ import torch.nn.functional as F
 
 pytest.importorskip("torch_geometric")
 pytest.importorskip("torch_sparse", reason="torch_sparse is not installed: make test-sparse builds it")
-# ruff: noqa: E402
 from sparse_cases import D, features, indices
 from torch_geometric import loader, nn
 from torch_geometric import transforms as T
@@ -34,7 +34,7 @@ class Net(torch.nn.Module):
     def __init__(self, conv=nn.SAGEConv, layers=2):
         super().__init__()
         sizes = [D, *[8] * (layers - 1), CLASSES]
-        self.convs = torch.nn.ModuleList([conv(a, b) for a, b in zip(sizes, sizes[1:], strict=False)])
+        self.convs = torch.nn.ModuleList([conv(a, b) for a, b in pairwise(sizes)])
 
     def forward(self, x, edges):
         for conv in self.convs[:-1]:

@@ -259,7 +259,7 @@ def _spmm(src, other, reduce):
 
 
 def _spmm_batched(adj, other: Tensor, reduce: str) -> Tensor:
-    """The product with each [nodes, F] of `other`, as torch_sparse gives it: one product of all of them side by side."""
+    """The product with each [nodes, F] of `other`, as torch_sparse gives it: one of all of them side by side."""
     *batch, rows, width = other.shape
     count = math.prod(batch)
     side_by_side = other.reshape(count, rows, width).transpose(0, 1).reshape(rows, count * width)
