@@ -71,6 +71,7 @@ $(VENV)/sparse.done: $(VENV)/torch.done
 	rm -rf $(SPARSE)
 	PATH="$(abspath $(BIN)):$$PATH" FORCE_ONLY_CPU=1 MAX_JOBS="$${MAX_JOBS:-2}" \
 	  $(BIN)/pip install -q --no-cache-dir --no-build-isolation --no-deps --target $(SPARSE) $(SPARSE_PACKAGES)
+	PYTHONPATH=$(abspath $(SPARSE)) $(BIN)/python -c 'import torch_sparse'
 	touch $@
 
 test-sparse: build $(VENV)/sparse.done
