@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -72,6 +73,7 @@ def grads(model: torch.nn.Module, *inputs) -> dict[str, Any]:
 def _setting(dtype: torch.dtype):
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
+    torch.set_num_threads(1)  # on graphs this small threads only wait for each other; conftest.py sets it back
     torch.manual_seed(12)
     np.random.seed(12)
     random.seed(12)
@@ -158,5 +160,7 @@ def assert_equal(got: Any, expected: Any, where: str = "result") -> None:
         torch.testing.assert_close(
             got, expected, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, msg=lambda m: f"{where}: {m}"
         )
+    elif isinstance(expected, float):
+        assert math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-9), f"{where}: {got!r}, not {expected!r}"
     else:
         assert got == expected, f"{where}: {got!r}, not {expected!r}"

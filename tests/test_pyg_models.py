@@ -1,7 +1,5 @@
 """Whole models of torch_geometric.nn with the plug-in and without: nn.models, pooling, norms, wrappers of layers."""
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from pyg_compare import D, E, N, backward, edges, grads, rand, same, train
 from torch_geometric import nn, utils
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import models
-
 
 DEGREES = torch.bincount(torch.bincount(edges()[1]))
 PNA = dict(aggregators=["mean", "min", "max", "std"], scalers=["identity", "amplification"], deg=DEGREES)
@@ -215,8 +212,10 @@ def attentive_fp(wrap):
 def rect(wrap):
     model = wrap(models.RECT_L(D, 8, dropout=0.1))
     out = train(model, features(), edges(), rand(E).abs())
-    return out, model.eval().embed(features(False), edges()), model.get_semantic_labels(
-        features(False), torch.arange(N) % 3, torch.arange(N) < 12
+    return (
+        out,
+        model.eval().embed(features(False), edges()),
+        model.get_semantic_labels(features(False), torch.arange(N) % 3, torch.arange(N) < 12),
     )
 
 
@@ -355,7 +354,7 @@ MOLECULES = {
 
 
 @pytest.mark.parametrize("name", MOLECULES)
-@pytest.mark.skipif(importlib.util.find_spec("torch_cluster") is None, reason="torch_cluster is not installed: PyG has no radius_graph")
+@pytest.mark.skipif(not pyg.typing.WITH_PYG_LIB, reason="pyg_lib is not installed: PyG has no radius_graph")
 def test_molecule_model(name):
     def program(wrap):
         z, pos, _ = molecule(False)
@@ -405,7 +404,7 @@ def test_pooling_between_layers(name):
             h, index, *_ = nn.ClusterPooling(8)(h, index, batch)
         elif name == "PAN":
             pan = wrap(nn.PANConv(8, 8, filter_size=2))
-            h, matrix = pan(h, index)
+            h, _ = pan(h, index)
             return train(last, h, index), h, grads(pan)
         else:
             h = nn.MemPooling(8, 8, heads=2, num_clusters=4)(h, batch)[0].flatten(0, 1)
