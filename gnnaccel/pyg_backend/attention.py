@@ -55,8 +55,8 @@ def _edge_attr(edges: Edges, value):
     return value.view(-1, 1) if value.dim() == 1 else value
 
 
-def _plain_linear(layer) -> bool:
-    """True if `layer` does exactly x @ weight.T, so that its weight may be used elsewhere."""
+def _plain_linear(layer, x: Tensor) -> bool:
+    """True if `layer` does exactly x @ weight.T on `x`, so that its weight may be used elsewhere."""
     return (
         type(layer) in (pyg_nn.Linear, torch.nn.Linear)
         and layer.bias is None
@@ -64,6 +64,7 @@ def _plain_linear(layer) -> bool:
         and not isinstance(layer.weight, torch.nn.parameter.UninitializedParameter)
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
         and "weight" in layer._parameters
+        and x.shape[-1] == layer.weight.shape[1]
         and not torch.is_autocast_enabled("cpu")
         and not torch.is_autocast_enabled("cuda")
     )
@@ -141,7 +142,7 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
 
 def _gat_edge_scores(conv, edge_attr: Tensor) -> Tensor:
     shape = conv.heads, conv.out_channels
-    if _plain_linear(conv.lin_edge):
+    if _plain_linear(conv.lin_edge, edge_attr):
         folded = (conv.lin_edge.weight.view(*shape, -1) * conv.att_edge.view(*shape, 1)).sum(1)
         return F.linear(edge_attr, folded)
     return (conv.lin_edge(edge_attr).view(-1, *shape) * conv.att_edge).sum(-1)
@@ -155,7 +156,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     _same(query, key, value, edge_attr)
     if (conv.lin_edge is None) != (edge_attr is None) or key.shape[1:] != query.shape[1:]:
         raise Unsupported("edge_attr does not fit the layer")
-    if edge_attr is not None and not _plain_linear(conv.lin_edge):
+    if edge_attr is not None and not _plain_linear(conv.lin_edge, edge_attr):
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
@@ -223,7 +224,7 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
     source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
     edge_attr = _edge_attr(edges, edge_attr)
     _same(source, target, edge_attr, conv.att)
-    if edge_attr is not None and (conv.lin_edge is None or not _plain_linear(conv.lin_edge)):
+    if edge_attr is not None and (conv.lin_edge is None or not _plain_linear(conv.lin_edge, edge_attr)):
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
