@@ -63,7 +63,7 @@ def accelerate(conv: MessagePassing) -> None:
         ours = _subclasses.get(plain)
         if ours is None:
             ours = _subclasses[plain] = _make_subclass(plain)
-        conv.__class__ = ours
+        _set_class(conv, ours)
     except TypeError as error:  # another metaclass, slots
         report.fallback(kind_of(plain), f"its class cannot be extended ({error})")
         return
@@ -71,10 +71,15 @@ def accelerate(conv: MessagePassing) -> None:
     _instances.add(conv)
 
 
+def _set_class(conv: MessagePassing, cls: type) -> None:
+    """Change the class of a layer without its own __setattr__() seeing it."""
+    object.__setattr__(conv, "__class__", cls)
+
+
 def restore(conv: MessagePassing) -> None:
     """Undo `accelerate` on one layer."""
     if is_accelerated(conv):
-        conv.__class__ = type(conv)._gnnaccel_plain
+        _set_class(conv, type(conv)._gnnaccel_plain)
         _rebind(conv)
         _instances.discard(conv)
 
