@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import SparseTensor
 
@@ -20,6 +21,20 @@ from gnnaccel import pyg_backend, report
 N, E, D = 24, 110, 6  # nodes, edges, features
 # Random sums in float64; bf16 keeps 8 bits and may be rounded at other places.
 TOLERANCES = {torch.float64: (1e-7, 1e-8), torch.float32: (1e-4, 1e-5), torch.bfloat16: (5e-2, 5e-2)}
+
+# Layers of each way to run: copied, weighted, with attention, with messages of their own.
+LAYERS = {
+    "GCN": lambda i=D, **k: nn.GCNConv(i, 5, **k),
+    "SAGE": lambda i=D, **k: nn.SAGEConv(i, 5, **k),
+    "SAGE max": lambda i=D, **k: nn.SAGEConv(i, 5, aggr="max", **k),
+    "GraphConv": lambda i=D, **k: nn.GraphConv(i, 5, **k),
+    "GIN": lambda i=D, **k: nn.GINConv(nn.MLP([i, 8, 5]), **k),
+    "GAT": lambda i=D, **k: nn.GATConv(i, 5, heads=2, **k),
+    "GATv2": lambda i=D, **k: nn.GATv2Conv(i, 5, heads=2, **k),
+    "Transformer": lambda i=D, **k: nn.TransformerConv(i, 5, heads=2, **k),
+    "ResGated": lambda i=D, **k: nn.ResGatedGraphConv(i, 5, **k),
+    "EdgeConv": lambda i=D, **k: nn.EdgeConv(nn.MLP([2 * i, 5]), **k),
+}
 
 
 def edges(num_src: int = N, num_dst: int = N, count: int = E, seed: int = 0) -> Tensor:
@@ -61,11 +76,11 @@ def train(model: torch.nn.Module, *args, **kwargs) -> dict[str, Any]:
 
 
 def grads(model: torch.nn.Module, *inputs) -> dict[str, Any]:
-    """The gradients that lie on the parameters of `model` and on `inputs` now."""
-    found = {name: p.grad for name, p in model.named_parameters()}
+    """Copies of the gradients that lie on the parameters of `model` and on `inputs` now."""
+    found = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     for k, leaf in enumerate(tensors(inputs)):
         if leaf.requires_grad and leaf.is_leaf:
-            found[f"input {k}"] = leaf.grad
+            found[f"input {k}"] = None if leaf.grad is None else leaf.grad.clone()
     return found
 
 
