@@ -177,9 +177,9 @@ def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
     ctx.sizes, ctx.message, ctx.reduce = (num_cols, nnz), message, reduce
-    keep = lhs, rhs
-    if message != "mul":
-        keep = None, None
+    # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
+    needs_lhs, needs_rhs = ctx.needs_input_grad[8:10]
+    keep = (lhs if needs_rhs else None, rhs if needs_lhs else None) if message == "mul" else (None, None)
     extremes = reduce in ("max", "min")
     ctx.save_for_backward(*arrays, *keep, *((arg_lhs, arg_rhs) if extremes else (None, None)))
 
