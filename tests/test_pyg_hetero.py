@@ -1,0 +1,263 @@
+"""Heterogeneous models: transformed, wrapped and native ones, on HeteroData, with lazy channels and empty relations."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+pyg = pytest.importorskip("torch_geometric")
+# ruff: noqa: E402
+from pyg_compare import N, assert_equal, backward, edges, grads, rand, same
+from torch_geometric import nn
+from torch_geometric.data import HeteroData
+from torch_geometric.transforms import ToUndirected
+
+COUNTS = {"paper": N, "author": 15, "venue": 4}
+WIDTHS = {"paper": 6, "author": 3, "venue": 5}
+RELATIONS = [
+    ("paper", "cites", "paper"),
+    ("author", "writes", "paper"),
+    ("paper", "rev_writes", "author"),
+    ("paper", "in", "venue"),
+    ("venue", "rev_in", "paper"),
+]
+
+
+def data(widths=None, count=60, seed=0):
+    """A small bibliographic graph; `widths` None: each type its own."""
+    found = HeteroData()
+    for k, (kind, nodes) in enumerate(COUNTS.items()):
+        found[kind].x = rand(nodes, WIDTHS[kind] if widths is None else widths, seed=k, grad=True)
+    for k, (src, name, dst) in enumerate(RELATIONS):
+        found[src, name, dst].edge_index = edges(COUNTS[src], COUNTS[dst], count, seed=seed + k)
+        found[src, name, dst].edge_attr = rand(count, 2, seed=k)
+    return found
+
+
+def train(model, graph, *more, **kwargs):
+    out = model(graph.x_dict, graph.edge_index_dict, *more, **kwargs)
+    backward(out)
+    return out, grads(model, graph.x_dict)
+
+
+class Net(torch.nn.Module):
+    """Two layers with a residual: what to_hetero() reads."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.first, self.last = make(8), make(8)
+        self.lin, self.norm = nn.Linear(-1, 8), nn.BatchNorm(8)
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.first(x, edge_index).relu() + self.lin(x))
+        return self.last(x, edge_index)
+
+
+NETS = {
+    "SAGE": lambda n: nn.SAGEConv((-1, -1), n),
+    "SAGE max": lambda n: nn.SAGEConv((-1, -1), n, aggr="max"),
+    "GAT": lambda n: nn.GATConv((-1, -1), n, add_self_loops=False),
+    "GATv2": lambda n: nn.GATv2Conv((-1, -1), n, heads=2, concat=False, add_self_loops=False),
+    "Graph": lambda n: nn.GraphConv((-1, -1), n),
+    "Transformer": lambda n: nn.TransformerConv((-1, -1), n),
+    "ResGated": lambda n: nn.ResGatedGraphConv((-1, -1), n),
+}
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("name", NETS)
+def test_to_hetero(name, aggr):
+    """Lazy channels, filled by a first call without gradients, as in PyG's tutorial; the model comes accelerated or
+    plain into to_hetero(), which copies its layers."""
+
+    def program(wrap):
+        if aggr != "sum" and name != "SAGE":
+            return None
+        graph = data()
+        model = nn.to_hetero(wrap(Net(NETS[name])), graph.metadata(), aggr=aggr)
+        with torch.no_grad():
+            model(graph.x_dict, graph.edge_index_dict)
+        twin = copy.deepcopy(model)
+        return train(model, graph), twin(graph.x_dict, graph.edge_index_dict), list(model.state_dict())
+
+    same(program, accelerated=None if aggr != "sum" and name != "SAGE" else True)
+
+
+@pytest.mark.parametrize("conv", ["GCN", "Graph", "SAGE"])
+@pytest.mark.parametrize("bases", [None, 2])
+def test_to_hetero_with_bases(conv, bases):
+    makes = {"GCN": nn.GCNConv, "Graph": nn.GraphConv, "SAGE": nn.SAGEConv}
+
+    class Flat(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            more = {"add_self_loops": False} if conv == "GCN" else {}
+            self.first, self.last = makes[conv](8, 8, **more), makes[conv](8, 8, **more)
+
+        def forward(self, x, edge_index):
+            return self.last(self.first(x, edge_index).relu(), edge_index)
+
+    def program(wrap):
+        graph = data(8)
+        # Relations of one width, since their edges are joined into one graph.
+        model = nn.to_hetero_with_bases(wrap(Flat()), graph.metadata(), bases or 3, in_channels={"x": 8})
+        out = [train(model, graph)]
+        return *out, model(graph.x_dict, graph.edge_index_dict)
+
+    same(program, accelerated=None)
+
+
+def test_to_fixed_size():
+    def program(wrap):
+        model = nn.to_fixed_size(wrap(Flat()), batch_size=1)
+        x = rand(N, 6, grad=True)
+        out = model(x, edges())
+        backward(out)
+        return out, grads(model, x)
+
+    class Flat(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.SAGEConv(6, 4)
+
+        def forward(self, x, edge_index):
+            return nn.global_mean_pool(self.conv(x, edge_index), None)
+
+    same(program)
+
+
+def hetero_conv(aggr):
+    def program(wrap):
+        graph = data()
+        convs = {
+            RELATIONS[0]: nn.GCNConv(-1, 8),
+            RELATIONS[1]: nn.SAGEConv((-1, -1), 8),
+            RELATIONS[2]: nn.GATConv((-1, -1), 8, add_self_loops=False, edge_dim=2),
+            RELATIONS[3]: nn.GraphConv((-1, -1), 8, aggr="mean"),
+            RELATIONS[4]: nn.TransformerConv((-1, -1), 8),
+        }
+        model = wrap(nn.HeteroConv(convs, aggr=aggr))
+        attr = {RELATIONS[2]: graph[RELATIONS[2]].edge_attr}
+        model(graph.x_dict, graph.edge_index_dict, edge_attr_dict=attr)
+        return train(model, graph, edge_attr_dict=attr), repr(model)
+
+    return program
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat", None])
+def test_hetero_conv(aggr):
+    same(hetero_conv(aggr))
+
+
+def native(make, widths=None):
+    def program(wrap):
+        graph = data(widths)
+        model = wrap(make(graph))
+        model(graph.x_dict, graph.edge_index_dict)
+        out = train(model, graph)
+        twin = pickle.loads(pickle.dumps(model))
+        return out, twin(graph.x_dict, graph.edge_index_dict)
+
+    return program
+
+
+NATIVE = {
+    "HGT": native(lambda g: nn.HGTConv(-1, 8, g.metadata(), heads=2)),
+    "HGT fixed": native(lambda g: nn.HGTConv(WIDTHS, 8, g.metadata())),
+    "HAN": native(lambda g: nn.HANConv(-1, 8, g.metadata(), heads=2)),
+    "HAN dropout": native(lambda g: nn.HANConv(WIDTHS, 8, g.metadata(), dropout=0.3)),
+    "HeteroDictLinear": native(
+        lambda g: nn.Sequential(
+            "x, e",
+            [(nn.HeteroDictLinear(-1, 8, list(COUNTS)), "x -> x"), (nn.HGTConv(8, 8, g.metadata()), "x, e -> x")],
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_model(name):
+    same(NATIVE[name], accelerated=None)
+
+
+@pytest.mark.parametrize("name", ["RGCN", "RGCN bases", "RGCN blocks", "FastRGCN", "RGAT", "FiLM"])
+@pytest.mark.parametrize("features", ["dense", "numbers"])
+def test_relational(name, features):
+    """HeteroData as one homogeneous graph with edge types; features may be node numbers alone."""
+    convs = {
+        "RGCN": lambda: nn.RGCNConv(8 if features == "dense" else N + 19, 4, 5, aggr="mean"),
+        "RGCN bases": lambda: nn.RGCNConv(8 if features == "dense" else N + 19, 4, 5, num_bases=2, aggr="sum"),
+        "RGCN blocks": lambda: nn.RGCNConv(8, 4, 5, num_blocks=2),
+        "FastRGCN": lambda: nn.FastRGCNConv(8 if features == "dense" else N + 19, 4, 5, num_bases=2),
+        "RGAT": lambda: nn.RGATConv(8, 4, 5, heads=2),
+        "FiLM": lambda: nn.FiLMConv(8, 4, num_relations=5),
+    }
+
+    def program(wrap):
+        graph = data(8).to_homogeneous()
+        layer = wrap(convs[name]())
+        x = graph.x.detach().requires_grad_() if features == "dense" else None
+        out = [layer(x, graph.edge_index, graph.edge_type) for _ in range(2)]
+        backward(out[-1])
+        return out, grads(layer, x)
+
+    if features == "numbers" and name in ("RGCN blocks", "RGAT", "FiLM"):
+        pytest.skip("PyG takes no node numbers here")
+    same(program, accelerated=None)
+
+
+def test_empty_and_missing_relations():
+    """Relations without edges, types without neighbours, and relations that this batch does not have."""
+
+    def program(wrap):
+        out = []
+        for seed, missing in ((0, ()), (1, RELATIONS[1:2]), (2, RELATIONS[3:])):
+            graph = data(seed=seed)
+            graph[RELATIONS[0]].edge_index = torch.empty(2, 0, dtype=torch.long)
+            for relation in missing:
+                del graph[relation]
+            if not out:
+                model = wrap(nn.HeteroConv({r: nn.SAGEConv((-1, -1), 8) for r in RELATIONS}))
+                model(graph.x_dict, graph.edge_index_dict)
+            model.zero_grad()
+            out.append(train(model, graph))
+        return out
+
+    same(program)
+
+
+def test_transformed_graph_and_batches():
+    def program(wrap):
+        graphs = []
+        for seed in range(3):
+            graph = HeteroData(paper={"x": rand(N, 6, seed=seed)}, author={"x": rand(15, 3, seed=seed)})
+            graph["author", "writes", "paper"].edge_index = edges(15, N, 40, seed=seed)
+            graphs.append(ToUndirected()(graph))
+        model = nn.to_hetero(wrap(Net(NETS["SAGE"])), graphs[0].metadata())
+        out = []
+        for batch in pyg.loader.DataLoader(graphs, batch_size=2):
+            out.append((model(batch.x_dict, batch.edge_index_dict), batch["paper"].batch))
+        return out
+
+    same(program)
+
+
+def test_to_hetero_of_an_accelerated_model_equals_that_of_a_plain_one():
+    """The plug-in may be applied before or after the transformation."""
+    from gnnaccel import pyg_backend
+
+    graph, results = data(8), []
+    for when in ("never", "before", "after"):
+        torch.manual_seed(1)
+        model = Net(lambda n: nn.SAGEConv((8, 8), n))
+        model.lin = nn.Linear(8, 8)
+        model = pyg_backend.accelerate(model) if when == "before" else model
+        model = nn.to_hetero(model, graph.metadata())
+        model = pyg_backend.accelerate(model) if when == "after" else model
+        torch.manual_seed(2)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        results.append(model.double()({k: x.double() for k, x in graph.x_dict.items()}, graph.edge_index_dict))
+    assert_equal(results[1], results[0])
+    assert_equal(results[2], results[0])
