@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr
 
 from gnnaccel.pyg_backend.graph import Unsupported
-from gnnaccel.pyg_backend.helpers import bind, current, uses_helpers
+from gnnaccel.pyg_backend.helpers import bind, current, is_watched, uses_helpers
 from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.reduce import reduced
 
@@ -45,10 +45,9 @@ def _may_view(module: aggr.Aggregation) -> bool:
     """True for modules of PyG that reduce by sums, means and extrema, and that nobody watches."""
     if type(module) not in _KNOWN:
         return False
-    for part in module.modules():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-            return False
-    return "forward" not in vars(module) and "reduce" not in vars(module)
+    if any(is_watched(part) for part in module.modules()):
+        return False
+    return "reduce" not in vars(module)
 
 
 def _view(module: aggr.Aggregation) -> aggr.Aggregation:

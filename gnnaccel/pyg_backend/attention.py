@@ -26,7 +26,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.expression import Apply, Leaf, reshaped
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
-from gnnaccel.pyg_backend.helpers import current
+from gnnaccel.pyg_backend.helpers import current, is_watched
 from gnnaccel.pyg_backend.reduce import takes
 
 
@@ -62,7 +62,7 @@ def _plain_linear(layer, x: Tensor) -> bool:
         and layer.bias is None
         and isinstance(layer.weight, torch.nn.Parameter)
         and not isinstance(layer.weight, torch.nn.parameter.UninitializedParameter)
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+        and not is_watched(layer)
         and "weight" in layer._parameters
         and x.shape[-1] == layer.weight.shape[1]
         and not torch.is_autocast_enabled("cpu")

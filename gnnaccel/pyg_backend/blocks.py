@@ -180,7 +180,9 @@ class _Blocks(torch.autograd.Function):
         out, *operands = ctx.saved_tensors
         graph, program, reduce = ctx.graph, ctx.program, ctx.reduce
         needs = ctx.needs_input_grad[5:]
-        if torch.is_grad_enabled():  # a second derivative will follow: the plain way, with all messages
+        functorch = torch._C._functorch
+        if torch.is_grad_enabled() or functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad):
+            # A second derivative may follow, or there are many gradients in one: the plain way, with all messages.
             grads = _plain_backward(graph, program, reduce, operands, needs, grad)
             return None, None, None, None, None, *grads
         if reduce == "mean":
@@ -242,7 +244,13 @@ def _sweep(graph: Graph, kinds: str, program: Program, operands, wanted, given: 
 
 
 def _plain_backward(graph, program, reduce, operands, needs, grad) -> Iterator[Tensor | None]:
-    """The gradients as differentiable functions of everything."""
+    """The gradients as functions of everything, differentiable in grad mode."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        return _differentiated(graph, program, reduce, operands, needs, grad, again)
+
+
+def _differentiated(graph, program, reduce, operands, needs, grad, again) -> Iterator[Tensor | None]:
     operands = [x.view_as(x) for x in operands]  # one tensor may be several operands: each gets its own gradient
     lifted = []
     for operand, kind in zip(operands, program.kinds, strict=True):
@@ -254,7 +262,7 @@ def _plain_backward(graph, program, reduce, operands, needs, grad) -> Iterator[T
     elif reduce is not None:
         out = ops.spmm(graph, None, message, "copy_rhs", reduce)
     asked = [x for x, n in zip(operands, needs, strict=True) if n]
-    found = iter(torch.autograd.grad(out, asked, grad, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(out, asked, grad, create_graph=again, allow_unused=True))
     return (next(found) if n else None for n in needs)
 
 

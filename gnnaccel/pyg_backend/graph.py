@@ -166,14 +166,15 @@ def _is_sparse(obj) -> bool:
     return isinstance(obj, SparseTensor) or (isinstance(obj, Tensor) and is_torch_sparse_tensor(obj))
 
 
-def _check_device(edges) -> None:
+def _check_device(edges) -> torch.device | None:
     device = edges.device() if isinstance(edges, SparseTensor) else getattr(edges, "device", None)
     if device is None or device.type == "cpu":
-        return
+        return device
     if device.type != "cuda":
         raise Unsupported(f"tensors on {device.type}")
     if not has_cuda_kernels():
         raise Unsupported("CUDA tensors, but this gnnaccel was built without its CUDA half")
+    return device
 
 
 class Edges:
@@ -183,7 +184,7 @@ class Edges:
     that stays unknown is as large as the other.
     """
 
-    __slots__ = ("edge_index", "flow", "is_sparse", "node_dim", "pairs_by_flow", "size")
+    __slots__ = ("device", "edge_index", "flow", "is_sparse", "node_dim", "pairs_by_flow", "size")
 
     def __init__(self, edge_index, size, flow: str, node_dim: int, pairs_by_flow: bool = False):
         self.edge_index = edge_index
@@ -192,7 +193,7 @@ class Edges:
         self.pairs_by_flow = pairs_by_flow
         kind = type(edge_index)
         self.is_sparse = False
-        _check_device(edge_index)
+        self.device = _check_device(edge_index)
         if (kind is Tensor and edge_index.layout is torch.strided) or kind is EdgeIndex:
             if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
                 raise Unsupported(f"edge_index of {edge_index.dtype}, shape {tuple(edge_index.shape)}")
@@ -242,6 +243,8 @@ class Edges:
         return picked if isinstance(picked, Tensor) else None
 
     def _set_size(self, dim: int, feature: Tensor) -> None:
+        if feature.device != self.device:
+            raise Unsupported(f"features on {feature.device} and edges on {self.device}")
         rows = feature.shape[self.node_dim] if -feature.dim() <= self.node_dim < feature.dim() else -1
         if self.size[dim] is None:
             self.size[dim] = rows
@@ -259,6 +262,8 @@ class Edges:
         """The Graph of these edges (call once the features were seen)."""
         try:
             if self.is_sparse:
+                if not self.pairs_by_flow and getattr(self.edge_index, "layout", None) is torch.sparse_csc:
+                    raise Unsupported("an adjacency in CSC layout")  # PyG's specialised propagate() refuses it
                 return from_sparse(self.edge_index)
             i, j = self.sides
             return from_edge_index(self.edge_index, self.num_nodes(j), self.num_nodes(i), self.flow)

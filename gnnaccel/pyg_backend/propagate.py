@@ -267,7 +267,9 @@ def _make_matmul(plain: Any) -> Callable:
 
     def message_and_aggregate(self, edge_index, x, edge_weight):
         call = current.call
-        if call is None or is_compiling() or not isinstance(edge_index, EdgeIndex):
+        # PyG's own ignores the flow.
+        usual = isinstance(edge_index, EdgeIndex) and self.flow == "source_to_target"
+        if call is None or is_compiling() or not usual:
             return original(self, edge_index, x, edge_weight)
         try:
             return call.spmm(x[0], edge_weight, self.aggr)

@@ -16,6 +16,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel.pyg_backend import attention
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
+from gnnaccel.pyg_backend.helpers import is_watched
 
 # message() -> a function of (layer, edges, propagate arguments) that returns what is passed to update().
 MESSAGE_RULES: dict[Callable, Callable] = {
@@ -44,8 +45,7 @@ def propagate(rule: Callable, conv, plain: Any, edges: Edges, kwargs: dict) -> T
         raise Unsupported("own update()")
     if conv.node_dim not in (-2, 0):
         raise Unsupported(f"node_dim {conv.node_dim}")
-    module = conv.aggr_module
-    if type(module) is not SumAggregation or module._forward_hooks or module._forward_pre_hooks:
+    if type(conv.aggr_module) is not SumAggregation or is_watched(conv.aggr_module):
         raise Unsupported(f"attention with aggregation {conv.aggr!r}")
     return call(rule, conv, edges, kwargs)
 
