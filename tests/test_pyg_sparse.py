@@ -283,6 +283,21 @@ def test_caches_die_with_the_matrix():
         assert len(derived) == before
 
 
+@pytest.mark.parametrize("name", ["GAT shown", "GATv2 shown", "Transformer shown", "FA shown"])
+def test_returned_matrices_are_the_users_own(name):
+    case, x, adj = CASES[name], features(N, D), matrix()
+    layer = pyg_backend.accelerate(case.make().double()).eval()
+    first, second = (case.call(layer, x, adj)[1] for _ in range(2))
+    expected = [part.clone() for part in second.coo()]
+    if first.storage.col() is not adj.storage.col():
+        for part in first.coo():
+            part.detach().zero_()
+    third = case.call(layer, x, adj)[1]
+    for matrix_ in (second, third):
+        for a, b in zip(matrix_.coo(), expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_one_structure_for_all_calls(monkeypatch):
     """Layers and steps that use one matrix build its structure once, whatever values it is given meanwhile."""
     built = []
@@ -291,14 +306,20 @@ def test_one_structure_for_all_calls(monkeypatch):
         gnnaccel.Graph, "from_csr", classmethod(lambda cls, *a, **k: built.append(1) or original(cls, *a, **k))
     )
     x = features(N, D)
-    layers = [pyg_backend.accelerate(CASES[name].make().double()) for name in ("SAGE", "GIN", "Graph", "Transformer")]
+    names = {"SAGE", "GIN", "Graph", "Transformer"}, {"GCN", "APPNP", "GCN no loops", "GAT", "GATv2", "SG"}
+    plain, looped = ([pyg_backend.accelerate(CASES[name].make().double()) for name in group] for group in names)
     for make in (matrix, MATRICES["by rowptr"]):
         adj = make()
+        built.clear()
         for step in range(3):
-            for layer in layers:
+            for layer in plain:
                 layer(x, adj.set_value(values("weight", adj.nnz(), torch.float64, seed=step), layout="coo"))
                 layer(x, adj)
-    assert len(built) <= 4  # PyG may make the missing row indices once, after which they stand for the matrix
+        assert len(built) <= 2  # PyG may make the missing row indices once, after which they stand for the matrix
+        for _ in range(3):
+            for layer in looped:
+                layer(x, adj)
+        assert len(built) <= 2 + 3 * 2  # the matrix with and without self-loops, as gcn_norm and as attention make them
 
 
 def test_prepare_as_graph_invalidate(monkeypatch):

@@ -13,12 +13,13 @@ import math
 import threading
 import types
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.typing import SparseTensor
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived, stamp
@@ -29,6 +30,7 @@ from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of, from_spar
 from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift
 from gnnaccel.pyg_backend.reduce import reduced, takes
 
+_MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
 
 
@@ -179,13 +181,15 @@ def memoised(original: Callable) -> Callable:
 
 
 def _can_remember(edges, values, rest) -> bool:
-    if isinstance(edges, SparseTensor):
-        return False  # torch_sparse is functional: each call makes a new matrix, whose parts we find again
     if not isinstance(edges, Tensor) or (edges.is_floating_point() and edges.requires_grad):
         return False
     if not (values is None or isinstance(values, Tensor)):
         return False
-    return all(value is None or isinstance(value, (int, float, str, bool, torch.dtype, tuple)) for value in rest)
+    return _are_constants(rest)
+
+
+def _are_constants(values) -> bool:
+    return all(value is None or isinstance(value, (int, float, str, bool, torch.dtype, tuple)) for value in values)
 
 
 def _remember(original, owners, args, key):
@@ -203,6 +207,59 @@ def _remember(original, owners, args, key):
     kept = tuple(_OWNER if item is owners[0] else item for item in found)
     derived.put(owners, key, (kept, tuple(stamp(item) if isinstance(item, Tensor) else None for item in kept)))
     return found
+
+
+def once_per_matrix(original: Callable, other: Callable | None = None) -> Callable:
+    """A function (SparseTensor, constants ...) -> SparseTensor, computed once per matrix whose values need no gradient.
+
+    Each call returns a new matrix, but of the same tensors, so that what is derived from them is found again.
+    Other arguments go to `other`, by default the function itself.
+    """
+    other = original if other is None else other
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        adj, constants = (args or (None,))[0], (*args[1:], *kwargs.values())
+        if not isinstance(adj, SparseTensor) or not _are_constants(constants):
+            return other(*args, **kwargs)
+        values = adj.storage.value()
+        if values is not None and values.requires_grad:
+            return other(*args, **kwargs)
+        owners = owners_of(adj) if values is None else (*owners_of(adj), values)
+        key = (original.__name__, adj.size(0), adj.size(1), *constants, tuple(kwargs))
+        found = derived.get(owners, key)
+        if found is None or tuple(map(stamp, found.parts)) != found.stamps:
+            with torch.inference_mode(False), torch.no_grad():
+                found = _Matrix.of(original(*args, **kwargs), adj)
+            derived.put(owners, key, found)
+        return found.matrix(adj)
+
+    return wrapper
+
+
+class _Matrix(NamedTuple):
+    """A matrix made of another one, without what the two share: that would keep an owner of the entry alive.
+
+    made : the matrix, or None where it has the structure of the one it was made of.
+    parts, stamps : its own tensors, and what they were when it was made.
+    """
+
+    made: Any
+    parts: tuple[Tensor, ...]
+    stamps: tuple
+
+    @classmethod
+    def of(cls, made, adj) -> _Matrix:
+        shared = made.storage.col() is adj.storage.col()
+        parts = (made.storage.value(),) if shared else (*owners_of(made), made.storage.value())
+        parts = tuple(part for part in parts if part is not None)
+        return cls(None if shared else made, parts, tuple(map(stamp, parts)))
+
+    def matrix(self, adj):
+        """The matrix as a new object, given the one it was made of."""
+        if self.made is None:
+            return adj.set_value(self.parts[0] if self.parts else None, layout="coo")
+        return self.made.set_value(self.made.storage.value(), layout="coo")
 
 
 def softmax(src, index, ptr=None, num_nodes=None, dim=0):
@@ -293,7 +350,7 @@ def _unless_ones(src, values: Tensor | None) -> Tensor | None:
 
 
 _OURS: dict[Callable, Callable] = {
-    gcn_norm: memoised(gcn_norm),
+    gcn_norm: once_per_matrix(gcn_norm, memoised(gcn_norm)),
     utils.add_self_loops: memoised(utils.add_self_loops),
     utils.remove_self_loops: memoised(utils.remove_self_loops),
     utils.add_remaining_self_loops: memoised(utils.add_remaining_self_loops),
@@ -301,12 +358,14 @@ _OURS: dict[Callable, Callable] = {
     utils.scatter: scatter,
     utils.spmm: spmm,
 }
+if WITH_TORCH_SPARSE:
+    _OURS |= {function: once_per_matrix(function) for function in (torch_sparse.set_diag, torch_sparse.fill_diag)}
 
 
 class Globals(dict):
     """The globals of a function, with some functions replaced at each look-up (so later changes count).
 
-    Modules of torch_geometric are seen through a view that replaces them too: ``utils.softmax``.
+    Modules are seen through a view that replaces them too: ``utils.softmax``, ``torch_sparse.set_diag``.
     """
 
     def __init__(self, namespace: dict, replacements: dict[Callable, Callable]):
@@ -320,7 +379,7 @@ class Globals(dict):
 
 
 class _View:
-    """A module of torch_geometric, seen through replacements."""
+    """A module that holds PyG's helpers, seen through replacements."""
 
     def __init__(self, module: types.ModuleType, replacements: dict[Callable, Callable]):
         self.__dict__.update(_module=module, _replacements=replacements)
@@ -336,7 +395,7 @@ def _seen(value, replacements: dict[Callable, Callable]):
 
 
 def _is_pyg(value) -> bool:
-    return isinstance(value, types.ModuleType) and value.__name__ in ("torch_geometric", "torch_geometric.utils")
+    return isinstance(value, types.ModuleType) and value.__name__ in _MODULES
 
 
 def uses_helpers(function) -> bool:

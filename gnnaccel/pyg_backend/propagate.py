@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing, TransformerConv
+from torch_geometric.typing import SparseTensor
 
 from gnnaccel import report
 from gnnaccel.pyg_backend import rules
@@ -340,7 +341,11 @@ def _make_hiding(plain: Any, function: Any, method: Callable) -> Callable:
 
 
 def _own_edges(out: tuple, inputs: tuple) -> tuple:
-    """(out, (edge_index, alpha)) with a copy of edge_index, which may be shared with later calls."""
+    """(out, (edge_index, alpha)) or (out, matrix) with a copy of the edges, which may be shared with later calls."""
+    if len(out) == 2 and isinstance(out[1], SparseTensor):
+        col = out[1].storage.col()
+        given = any(isinstance(value, SparseTensor) and value.storage.col() is col for value in inputs)
+        return out if given else (out[0], out[1].clone())
     if len(out) != 2 or type(out[1]) is not tuple or not isinstance(out[1][0], Tensor):
         return out
     edges, *rest = out[1]
