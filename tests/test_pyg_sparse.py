@@ -167,7 +167,7 @@ def test_users_layer(layer, carries, aggr):
     case = Case(lambda: layer(aggr=aggr))
     assert assert_same(case, inputs_of(case, "unsorted", carries, torch.float64)) is None
     site = report.snapshot()[f"pyg.{layer.__name__}"]
-    assert bool(site.accelerated) == (layer is not OwnMatmul and (layer is Fused or carries != "gradients")), site
+    assert bool(site.accelerated) == (layer is not OwnMatmul), site
 
 
 @pytest.mark.parametrize("reduce", ["sum", "add", "mean", "min", "max", "mul"])

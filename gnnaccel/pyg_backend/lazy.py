@@ -120,6 +120,9 @@ class Lazy(Tensor):
         return self._value
 
 
+Lazy.__name__ = Lazy.__qualname__ = "Tensor"  # errors name the operands' types
+
+
 def _lost(_grad):
     raise RuntimeError(
         "gnnaccel: a lifted feature (such as x_j) went into code that torch cannot see through, and its gradient "
