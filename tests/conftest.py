@@ -1,9 +1,14 @@
 """Fixtures shared by all tests: a fixed seed, the thread count restored, and the devices to run on."""
 
+import os
+
 import pytest
 import torch
 
 from gnnaccel import _library
+
+# torch asks for it where cuBLAS is to be deterministic, and looks at it once, at the first product of matrices.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ def attention(
     On the CPU in fp32 and fp64 one kernel per direction stores nothing per edge; the backward recomputes the
     probabilities from one log-sum-exp per row and head, and keeps a second tensor of the size of the result.
     Elsewhere, and where a second derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`,
-    which store [nnz, H]. Deterministic on the CPU.
+    which store [nnz, H]. Deterministic.
     Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
 
     Examples

@@ -92,8 +92,9 @@ def spmm(
     Notes
     -----
     fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different
-    dtypes meet in the wider one. Deterministic on the CPU. The backward runs over the transposed graph
-    (sum, mean) or along the winners (max, min). Source: HP-SpMM (Fan et al.) for the balance over edges.
+    dtypes meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the winners (max,
+    min). Deterministic, but for the gradient of x of max and min on CUDA: atomics add it up, unless
+    torch.use_deterministic_algorithms is on. Source: HP-SpMM (Fan et al.) for the balance over edges.
 
     Examples
     --------
