@@ -36,6 +36,8 @@ def as_index(name: str, value, op: str = "Graph") -> Tensor:
         raise TypeError(f"{op}: {name}: expected int32 or int64, got {tensor.dtype}; convert it with .long()")
     if tensor.dim() != 1 or tensor.layout != torch.strided:
         raise ValueError(f"{op}: {name}: expected a dense 1-D tensor, got shape {tuple(tensor.shape)}")
+    if tensor.is_meta:
+        raise ValueError(f"{op}: {name}: expected a tensor with values, got one on the meta device")
     return tensor.contiguous()
 
 

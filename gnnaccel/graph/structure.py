@@ -131,7 +131,12 @@ class Graph:
         num_rows, num_cols = matrix.shape
         if matrix.format == "coo":
             return cls.from_coo(matrix.row, matrix.col, num_rows=num_rows, num_cols=num_cols)
+        if matrix.format == "bsr":
+            matrix.check_format(full_check=True)  # scipy's conversion reads wherever its indices point
         csr = matrix if matrix.format == "csc" else matrix.tocsr()
+        given, expected = csr.indptr.size, (num_cols if csr.format == "csc" else num_rows) + 1
+        if given != expected:
+            raise ValueError(f"Graph.from_scipy: matrix: expected an indptr of {expected} entries, got {given}")
         # scipy lets the index array be longer than what its indptr describes.
         indices = csr.indices[: csr.indptr[-1]]
         graph = cls.from_csr(csr.indptr, indices, num_cols=num_rows if csr.format == "csc" else num_cols)

@@ -167,7 +167,10 @@ def _is_sparse(obj) -> bool:
 
 
 def _check_device(edges) -> torch.device | None:
-    device = edges.device() if isinstance(edges, SparseTensor) else getattr(edges, "device", None)
+    if isinstance(edges, SparseTensor):
+        device = edges.device()
+    else:
+        device = edges.device if isinstance(edges, Tensor) else None  # a proxy of torch.fx answers anything
     if device is None or device.type == "cpu":
         return device
     if device.type != "cuda":
