@@ -7,10 +7,12 @@ itself keeps out of pickles and clears on legacy mutations.
 
 from __future__ import annotations
 
+import torch
+
 from gnnaccel.graph.structure import Graph
 
 _STRUCTURE, _RELATION, _NO_ZERO_DEGREE = "gnnaccel.structure", "gnnaccel.relation", "gnnaccel.no_zero_degree"
-_REVERSE = "gnnaccel.reverse"
+_REVERSE, _ALL_ROWS = "gnnaccel.reverse", "gnnaccel.all_rows"
 
 
 def structure(gidx) -> Graph:
@@ -45,11 +47,27 @@ def _from_csr(gidx, by_destination: bool) -> Graph:
     return Graph(indptr, indices, edge_ids if edge_ids.numel() else None, num_cols)
 
 
-def relation(gidx, etype: int):
-    """The index of one edge type, the same object each time (DGL itself makes a new one at every call)."""
-    if gidx.number_of_etypes() == 1:
-        return gidx
-    return gidx.get_relation_graph(etype)  # memoised while the plug-in is enabled
+def all_rows(gidx, norm_by: str) -> Graph:
+    """The edges of all edge types by their destination (norm_by "src": source), the nodes of all types end to end.
+
+    Edge ids count through the edge types in order. Its columns say nothing: it serves an edge softmax.
+    """
+    key = (_ALL_ROWS, norm_by)
+    found = gidx._cache.get(key)
+    if found is None:
+        found = gidx._cache[key] = _stack(gidx, by_source=norm_by == "src")
+    return found
+
+
+def _stack(gidx, by_source: bool) -> Graph:
+    counts = [gidx.num_nodes(t) for t in range(gidx.number_of_ntypes())]
+    rows = []
+    for etype in range(gidx.number_of_etypes()):
+        source, target = gidx.metagraph.find_edge(etype)
+        u, v, _ = gidx.edges(etype, "eid")
+        rows.append(u.long() + sum(counts[:source]) if by_source else v.long() + sum(counts[:target]))
+    row = torch.cat(rows)
+    return Graph.from_coo(row, torch.zeros_like(row), num_rows=sum(counts), num_cols=1)
 
 
 def relation_graph(original, gidx, etype):

@@ -1,4 +1,8 @@
-"""The heterogeneous variants: DGL's ops over all edge types at once, as our ops over one edge type each."""
+"""The heterogeneous variants: DGL's ops over all edge types at once, as our ops over one edge type each.
+
+DGL alone fails here wherever an edge type has no edges (an error, zeros or memory never written, depending on which
+one it is) and in the backward pass where a node type is the source of no edge; these ops give the result all the same.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import torch
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
-from gnnaccel.dgl_backend.graph import relation
+from gnnaccel.dgl_backend.graph import all_rows, structure
 
 # Of equal values the first edge type's wins, and gets the whole gradient, as in DGL; NaN beats all.
 _JOIN = {
@@ -16,79 +20,100 @@ _JOIN = {
 }
 
 
-def _left_to_dgl(kind: str, gidx, features) -> bool:
-    given = [f for f in features if f is not None]
+def _refuse(counted, same_shape: bool) -> str | None:
+    """Why DGL must run an op on (feature, its number of rows) pairs, or None. It also words the errors."""
+    given = [f for f, _ in counted]
+    if (why := ops.transformed()) is not None:
+        return why
+    if not given or any(f is None for f in given):
+        return "an edge type without features"
     if any(f.device.type != "cpu" or f.dtype not in ops._DTYPES or f.dim() == 0 for f in given):
-        report.fallback(kind, "features that are not on the CPU, or of an unsupported dtype")
-        return True
+        return "features that are not on the CPU, or of an unsupported dtype"
     if len({f.dtype for f in given}) > 1:
-        report.fallback(kind, "features of different dtypes")
-        return True
-    if not given or any(gidx.num_edges(t) == 0 for t in range(gidx.number_of_etypes())):
-        report.fallback(kind, "an edge type without edges or features")
-        return True
-    return False
+        return "features of different dtypes"
+    if any(f.shape[0] != count for f, count in counted):
+        return ops.WRONG_ROWS
+    if same_shape and len({f.shape[1:] for f in given}) > 1:
+        return "features whose shapes differ between types"
+    return None
 
 
-def _rows_fit(pairs) -> bool:
-    """True if each feature of (feature, count) has as many rows as there are nodes or edges; if not, DGL says so."""
-    return all(f is None or f.shape[0] == count for f, count in pairs)
+def _ends(gidx) -> list[tuple[int, int]]:
+    """Source and destination type of each edge type."""
+    return [gidx.metagraph.find_edge(t) for t in range(gidx.number_of_etypes())]
 
 
-def edge_softmax(original, *args):
-    """EdgeSoftmax_hetero.apply: normalises over all edge types at once, which no op of ours does."""
-    report.fallback("dgl.edge_softmax_hetero", "a softmax over several edge types")
-    return original(*args)
+def edge_softmax(original, gidx, eids, norm_by, *scores):
+    """EdgeSoftmax_hetero.apply: normalises over all edge types at a node, as one softmax on all edges of the graph."""
+    from dgl.base import is_all
 
-
-def _inner(*_args):
-    raise RuntimeError("gnnaccel: one edge type of a heterogeneous op was refused after the op was accepted")
+    kind = "dgl.edge_softmax_hetero"
+    counts = [gidx.num_edges(t) for t in range(gidx.number_of_etypes())]
+    why = "a softmax over some of the edges of several edge types" if not is_all(eids) else None
+    why = why or _refuse(list(zip(scores, counts, strict=True)), same_shape=True)
+    if why is not None:
+        report.fallback(kind, why)
+        return original(gidx, eids, norm_by, *scores)
+    with report.accelerated(kind):
+        graph = all_rows(gidx, norm_by)
+        out = torch.ops.gnnaccel.edge_softmax(graph.indptr, graph.edge_ids, torch.cat(scores), graph.nnz)
+        return tuple(part.clone() for part in out.split(counts))  # tensors of their own, that may be written into
 
 
 def spmm(original, gidx, op, reduce, lhs_len, *features):
-    """GSpMM_hetero.apply: one result per node type (None where no edge type ends)."""
-    lhs, rhs = features[:lhs_len], features[lhs_len:]
-    ends = [gidx.metagraph.find_edge(t) for t in range(gidx.number_of_etypes())]
-    used = [f for t, (s, _) in enumerate(ends) for f in _operands(op, lhs[s], rhs[t] if rhs else None)]
-    rows = [(lhs[s] if op != "copy_rhs" else None, gidx.num_nodes(s)) for s, _ in ends]
-    rows += [(rhs[t] if op != "copy_lhs" else None, gidx.num_edges(t)) for t in range(len(ends))]
-    if (
-        _left_to_dgl(f"dgl.gspmm_hetero {op}.{reduce}", gidx, used)
-        or any(f is None for f in used)
-        or not _rows_fit(rows)
-    ):
+    """GSpMM_hetero.apply: one result per node type, an empty tensor where no edge type ends."""
+    lhs, rhs, ends = features[:lhs_len], features[lhs_len:], _ends(gidx)
+    kind = f"dgl.gspmm_hetero {op}.{reduce}"
+    left = [(lhs[source], gidx.num_nodes(source)) for source, _ in ends] if op != "copy_rhs" else []
+    right = [(rhs[t], gidx.num_edges(t)) for t in range(len(ends))] if op != "copy_lhs" else []
+    why = next((why for side in (left, right) if side and (why := _refuse(side, same_shape=True))), None)
+    if why is None and left and right and left[0][0].dtype != right[0][0].dtype:
+        why = "features of different dtypes"
+    if why is None and left and right and not ops.broadcasts(op, left[0][0], right[0][0]):
+        why = ops.WRONG_SHAPES
+    if why is not None:
+        report.fallback(kind, why)
         return original(gidx, op, reduce, lhs_len, *features)
-    out: list[torch.Tensor | None] = [None] * gidx.number_of_ntypes()
-    for etype, (source, target) in enumerate(ends):
-        right = rhs[etype] if op != "copy_lhs" else None
-        left = lhs[source] if op != "copy_rhs" else None
-        part = ops.spmm(_inner, relation(gidx, etype), op, reduce, left, right)
-        out[target] = part if out[target] is None else _JOIN[reduce](out[target], part)
-    return tuple(out)
-
-
-def _operands(op: str, lhs, rhs) -> list:
-    return [f for f, name in ((lhs, "copy_rhs"), (rhs, "copy_lhs")) if op != name]
+    out: list = [None] * gidx.number_of_ntypes()
+    with report.accelerated(kind):
+        fed = {target for etype, (_, target) in enumerate(ends) if gidx.num_edges(etype)}
+        for etype, (_, target) in enumerate(ends):
+            graph = structure(gidx.get_relation_graph(etype))
+            pair = (side[etype][0] if side else None for side in (left, right))
+            part = ops.run_spmm(graph, op, reduce, *pair, infinite=target in fed)
+            out[target] = part if out[target] is None else _JOIN[reduce](out[target], part)
+        return tuple(torch.tensor([]) if part is None else part for part in out)
 
 
 def sddmm(original, gidx, op, lhs_len, lhs_target, rhs_target, *features):
     """GSDDMM_hetero.apply: one result per edge type."""
-    lhs, rhs = features[:lhs_len], features[lhs_len:]
-    ends = [gidx.metagraph.find_edge(t) for t in range(gidx.number_of_etypes())]
-
-    def pick(side, target, etype):
-        source, destination = ends[etype]
-        return side[{"u": source, "v": destination, "e": etype}[ops._TARGETS[target]]]
-
-    pairs = []
-    for etype in range(len(ends)):
-        left = pick(lhs, lhs_target, etype) if op != "copy_rhs" else None
-        right = pick(rhs, rhs_target, etype) if op != "copy_lhs" else None
-        pairs.append((left, right))
-    used = [f for left, right in pairs for f in _operands(op, left, right)]
-    if _left_to_dgl(f"dgl.gsddmm_hetero {op}", gidx, used) or any(f is None for f in used):
+    kind, ends = f"dgl.gsddmm_hetero {op}", _ends(gidx)
+    left = _picked(gidx, features[:lhs_len], lhs_target, ends) if op != "copy_rhs" else []
+    right = _picked(gidx, features[lhs_len:], rhs_target, ends) if op != "copy_lhs" else []
+    why = _refuse(left + right, same_shape=False)
+    if why is None and not all(ops.broadcasts(op, a, b) for (a, _), (b, _) in zip(left, right, strict=False)):
+        why = ops.WRONG_SHAPES
+    if why is not None:
+        report.fallback(kind, why)
         return original(gidx, op, lhs_len, lhs_target, rhs_target, *features)
-    return tuple(
-        ops.sddmm(_inner, relation(gidx, etype), op, left, right, lhs_target, rhs_target)
-        for etype, (left, right) in enumerate(pairs)
-    )
+    with report.accelerated(kind):
+        return tuple(
+            ops.run_sddmm(
+                structure(gidx.get_relation_graph(etype)),
+                op,
+                left[etype][0] if left else None,
+                right[etype][0] if right else None,
+                lhs_target,
+                rhs_target,
+            )
+            for etype in range(len(ends))
+        )
+
+
+def _picked(gidx, side, target, ends) -> list:
+    """The feature of an operand for each edge type, with the number of rows it must have."""
+    target = ops.TARGETS[target]
+    if target == "e":
+        return [(side[t], gidx.num_edges(t)) for t in range(len(ends))]
+    types = [end[0 if target == "u" else 1] for end in ends]
+    return [(side[t], gidx.num_nodes(t)) for t in types]

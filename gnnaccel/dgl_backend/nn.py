@@ -7,6 +7,7 @@ from torch import nn
 
 from gnnaccel import ops, report
 from gnnaccel.dgl_backend.graph import every_row_has_edges, structure
+from gnnaccel.dgl_backend.ops import transformed
 
 _KIND = "dgl.GATConv"
 
@@ -26,7 +27,7 @@ def _fuses(layer, graph, feat, edge_weight, get_attention) -> bool:
         return False
     if any(m._forward_hooks or m._forward_pre_hooks for m in (layer.leaky_relu, layer.attn_drop)):
         return False  # they are to see the scores
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or transformed() is not None:
         return False
     return layer._allow_zero_in_degree or every_row_has_edges(graph._graph)
 

@@ -8,6 +8,7 @@ the registered op, whose autograd replaces DGL's. What it does not support goes 
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from gnnaccel import report
 from gnnaccel.dgl_backend.graph import structure
@@ -16,13 +17,27 @@ from gnnaccel.ops.spmm import needs_grad
 from gnnaccel.ops.spmm import structure as arrays_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-_TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
+TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
 _EMPTY = {"max": float("-inf"), "min": float("inf")}
+WRONG_ROWS = "features whose number of rows is not that of the nodes or edges"
+WRONG_SHAPES = "features whose shapes do not broadcast"
+
+
+def transformed() -> str | None:
+    """Why a call inside a transformation of torch is DGL's: its autograd classes refuse all of them, with an error.
+
+    Our ops would not: they have no rule for a forward derivative, so that it would come out as zero.
+    """
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "torch.func, or automatic differentiation in forward mode"
+    return None
 
 
 def _unsupported(gidx, *features) -> str | None:
     """Why DGL must do this itself (it also words the errors for wrong arguments), or None."""
     given = [f for f in features if f is not None]
+    if (why := transformed()) is not None:
+        return why
     if gidx.number_of_etypes() != 1:
         return "a graph with several edge types where DGL expects one"
     if any(f.device.type != "cpu" for f in given):
@@ -34,6 +49,16 @@ def _unsupported(gidx, *features) -> str | None:
     if any(f.dim() == 0 for f in given):
         return "features without a node or edge dimension"
     return None
+
+
+def broadcasts(op: str, lhs, rhs) -> bool:
+    """True if the feature shapes broadcast; if not, DGL says so."""
+    if lhs is None or rhs is None or lhs.shape[1:] == rhs.shape[1:]:
+        return True
+    left, right = (f.shape[1:] or (1,) for f in (lhs, rhs))
+    if op == "dot" and left[-1] != right[-1]:
+        return False
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(left), reversed(right), strict=False))
 
 
 def _fits(features, counts) -> bool:
@@ -55,16 +80,22 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     if why is None:
         graph = structure(gidx)
         if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)):
-            why = "features whose number of rows is not that of the nodes or edges"
+            why = WRONG_ROWS
+        elif not broadcasts(op, lhs, rhs):
+            why = WRONG_SHAPES
     if why is not None:
         report.fallback(kind, why)
         return original(gidx, op, reduce, lhs, rhs)
     with report.accelerated(kind):
-        lhs, rhs, squeeze = _columns(lhs, rhs)
-        empty = _EMPTY.get(reduce, 0.0) if graph.nnz else 0.0
-        arrays = arrays_of(graph, needs_grad(lhs, rhs))
-        out = torch.ops.gnnaccel.spmm(*arrays, lhs, rhs, op, reduce, empty)[0]
-        return out.squeeze(-1) if squeeze else out
+        return run_spmm(graph, op, reduce, lhs, rhs, infinite=graph.nnz > 0)
+
+
+def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
+    """The SpMM of checked operands; `infinite`: rows without edges hold what a maximum or minimum starts from."""
+    lhs, rhs, squeeze = _columns(lhs, rhs)
+    arrays = arrays_of(graph, needs_grad(lhs, rhs))
+    out = torch.ops.gnnaccel.spmm(*arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)[0]
+    return out.squeeze(-1) if squeeze else out
 
 
 def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
@@ -75,18 +106,24 @@ def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
     why = _unsupported(gidx, lhs, rhs)
     if why is None:
         graph = structure(gidx)
-        left, right = _TARGETS[lhs_target], _TARGETS[rhs_target]
         count = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
-        if not _fits((lhs, rhs), (count[left], count[right])):
-            why = "features whose number of rows is not that of the nodes or edges"
+        if not _fits((lhs, rhs), (count[TARGETS[lhs_target]], count[TARGETS[rhs_target]])):
+            why = WRONG_ROWS
+        elif not broadcasts(op, lhs, rhs):
+            why = WRONG_SHAPES
     if why is not None:
         report.fallback(kind, why)
         return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
     with report.accelerated(kind):
-        lhs, rhs, squeeze = _columns(lhs, rhs)
-        arrays = arrays_of(graph, needs_grad(lhs, rhs))
-        out = torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, left, right)
-        return out.squeeze(-1) if squeeze else out
+        return run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
+
+
+def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
+    """The SDDMM of checked operands."""
+    lhs, rhs, squeeze = _columns(lhs, rhs)
+    arrays = arrays_of(graph, needs_grad(lhs, rhs))
+    out = torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
+    return out.squeeze(-1) if squeeze else out
 
 
 def edge_softmax(original, gidx, score, eids, norm_by):
@@ -111,8 +148,11 @@ def edge_softmax(original, gidx, score, eids, norm_by):
 def segments(original, op, x, offsets):
     """SegmentReduce.apply. Offsets come from the caller's segment lengths, so they are checked."""
     kind = f"dgl.segment_reduce {op}"
+    why = transformed()
     if x.device.type != "cpu" or x.dtype not in _DTYPES or offsets.dtype not in (torch.int32, torch.int64):
-        report.fallback(kind, f"values of dtype {x.dtype} or offsets of dtype {offsets.dtype}")
+        why = f"values of dtype {x.dtype} or offsets of dtype {offsets.dtype}"
+    if why is not None:
+        report.fallback(kind, why)
         return original(op, x, offsets)
     with report.accelerated(kind):
         return segment_reduce(x, offsets, op, empty_value=_EMPTY.get(op, 0.0))
