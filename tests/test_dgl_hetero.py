@@ -1,0 +1,215 @@
+"""Ops over several edge types at once where DGL alone fails: an edge type without edges, a node type that is no source.
+
+The reference is DGL alone on one edge type at a time, joined here.
+"""
+
+import itertools
+
+import pytest
+import torch
+from dgl_compare import assert_same, build, compare, dgl, outcome, rand
+
+from gnnaccel import dgl_backend, report
+
+import dgl.function as fn  # isort: skip  (after the shim)
+
+GRAPHS = ("ring", "hetero", "no first edges", "no middle edges", "fed by no edges", "no edges at all")
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    torch.set_num_threads(1)
+    report.reset()
+    yield
+    dgl_backend.disable()
+
+
+def features(g, width=4):
+    """Node features by type id, then edge features by type id."""
+    nodes = [rand(g.num_nodes(n), width, seed=i) for i, n in enumerate(g.ntypes)]
+    return nodes, [rand(g.num_edges(e), width, seed=9 + i) for i, e in enumerate(g.canonical_etypes)]
+
+
+def single(g, etype):
+    """The graph of one edge type, free of what DGL or the plug-in remembers."""
+    source, _, target = etype
+    nodes = {source: g.num_nodes(source), target: g.num_nodes(target)}
+    return dgl.heterograph({etype: g.edges(etype=etype)}, nodes)
+
+
+def by_type(g, name, nodes, edges):
+    """The op's result for each node type: the join of the results of each edge type that has edges."""
+    join = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[name.rpartition("_")[2]]
+    out, parts = [None] * len(g.ntypes), name.split("_")
+    # An edge type without edges adds nothing; where there is no other, the result is 0.
+    full = {e[2] for e in g.canonical_etypes if g.num_edges(e)}
+    for i, etype in enumerate(g.canonical_etypes):
+        source, target = g.get_ntype_id(etype[0]), g.get_ntype_id(etype[2])
+        if not g.num_edges(etype):
+            if etype[2] not in full:
+                out[target] = torch.zeros(g.num_nodes(etype[2]), nodes[0].shape[1], dtype=torch.float64)
+            continue
+        operands = [side[k] for side, k, used in ((nodes, source, "u" in parts), (edges, i, "e" in parts)) if used]
+        part = getattr(dgl.ops, name)(single(g, etype), *operands)
+        out[target] = part if out[target] is None else join(out[target], part)
+    return [torch.tensor([]) if o is None else o for o in out]
+
+
+@pytest.mark.parametrize("where", GRAPHS)
+@pytest.mark.parametrize("name", [f"{op}_{r}" for op in ("copy_u", "copy_e") for r in ("sum", "max", "min")]
+                         + ["u_mul_e_sum", "u_sub_e_sum", "u_mul_e_max"])  # fmt: skip
+def test_reductions(name, where):
+    g = build(where)
+    nodes, edges = features(g)
+    lists = [x for x, used in ((nodes, "u" in name.split("_")), (edges, "_e" in name)) if used]
+    flat = [t for part in lists for t in part]
+
+    def at_once(*given):
+        it = iter(given)
+        return list(getattr(dgl.ops, name)(g, *([next(it) for _ in part] for part in lists)))
+
+    def apart(*given):
+        it = iter(given)
+        values = {id(part): [next(it) for _ in part] for part in lists}
+        return by_type(g, name, values.get(id(nodes), nodes), values.get(id(edges), edges))
+
+    _check(at_once, apart, flat)
+
+
+def _check(at_once, apart, inputs):
+    want = outcome(apart, inputs)
+    dgl_backend.enable()
+    got = outcome(at_once, inputs)
+    # Which features have no part in a result differs: autograd gives those no gradient, or zeros.
+    for name in set(got) ^ set(want):
+        assert (got.pop(name, want.get(name)) == 0).all()
+        want.pop(name, None)
+    assert_same(got, want, 1e-10)
+    counted = report.snapshot()
+    assert all(site.left == 0 for site in counted.values()) and any(s.accelerated for s in counted.values())
+
+
+@pytest.mark.parametrize("where", GRAPHS)
+@pytest.mark.parametrize("name", ["u_add_v", "u_dot_v", "v_sub_u", "u_mul_e", "e_div_v", "copy_u"])
+def test_edge_values(name, where):
+    g = build(where)
+    nodes, edges = features(g)
+    targets = [name[-1]] if name.startswith("copy") else [name[0], name[-1]]
+
+    def pick(target, i, etype, values):
+        source, destination = g.get_ntype_id(etype[0]), g.get_ntype_id(etype[2])
+        return values[{"u": source, "v": destination, "e": len(nodes) + i}[target]]
+
+    def at_once(*values):
+        sides = [list(values[len(nodes) :]) if t == "e" else list(values[: len(nodes)]) for t in targets]
+        return list(getattr(dgl.ops, name)(g, *sides))
+
+    def apart(*values):
+        return [
+            getattr(dgl.ops, name)(single(g, etype), *(pick(t, i, etype, values) for t in targets))
+            for i, etype in enumerate(g.canonical_etypes)
+        ]
+
+    _check(at_once, apart, nodes + edges)
+
+
+@pytest.mark.parametrize("where", GRAPHS)
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+def test_softmax_over_edge_types(norm_by, shape, where):
+    g = build(where)
+    scores = [rand(g.num_edges(e), *shape, seed=i) for i, e in enumerate(g.canonical_etypes)]
+
+    def at_once(*given):
+        out = dgl.ops.edge_softmax(g, dict(zip(g.canonical_etypes, given, strict=True)), norm_by=norm_by)
+        return [out[e] for e in g.canonical_etypes]
+
+    def apart(*given):
+        """exp(score) over its sum at the edge's node, in plain torch."""
+        end = 0 if norm_by == "src" else 2
+        total = {n: torch.zeros(g.num_nodes(n), *shape, dtype=torch.float64) for n in g.ntypes}
+        ends = [g.edges(etype=e)[end // 2] for e in g.canonical_etypes]
+        for etype, rows, x in zip(g.canonical_etypes, ends, given, strict=True):
+            total[etype[end]] = total[etype[end]].index_add(0, rows, x.exp())
+        each = zip(g.canonical_etypes, ends, given, strict=True)
+        return [x.exp() / total[etype[end]][rows] for etype, rows, x in each]
+
+    _check(at_once, apart, scores)
+
+
+def test_softmax_keeps_one_structure_and_independent_results():
+    g = build("ring")
+    scores = {e: rand(g.num_edges(e), 2) for e in g.canonical_etypes}
+    dgl_backend.enable()
+    dgl.ops.edge_softmax(g, scores)
+    kept = dgl_backend.graph.all_rows(g._graph, "dst")
+    out = dgl.ops.edge_softmax(g, {e: s.requires_grad_() for e, s in scores.items()})
+    assert dgl_backend.graph.all_rows(g._graph, "dst") is kept
+    for part in out.values():
+        part.mul_(2)
+    sum(part.sum() for part in out.values()).backward()
+
+
+def test_update_all_at_once_with_edge_types_without_edges():
+    for where, reduce in itertools.product(GRAPHS, ("sum", "max", "min")):
+        g = build(where)
+        nodes, _ = features(g)
+
+        def at_once(*given, g=g, reduce=reduce):
+            with g.local_scope():
+                for name, value in zip(g.ntypes, given, strict=True):
+                    g.nodes[name].data["h"] = value
+                g.update_all(fn.copy_u("h", "m"), getattr(fn, reduce)("m", "o"))
+                return [g.nodes[n].data["o"] for n in g.ntypes if "o" in g.nodes[n].data]
+
+        def apart(*given, g=g, reduce=reduce):
+            parts = [p for p in by_type(g, f"copy_u_{reduce}", list(given), []) if p.numel()]
+            return [torch.where(p.isinf(), 0.0, p) for p in parts]
+
+        dgl_backend.disable()
+        _check(at_once, apart, nodes)
+
+
+def test_equal_values_and_their_gradient():
+    edges = {("a", "x", "b"): ([0, 1], [0, 0]), ("c", "y", "b"): ([0, 0], [0, 1]), ("b", "z", "a"): ([0], [0])}
+    g = dgl.heterograph(edges, {"a": 2, "b": 2, "c": 1})
+
+    def joined(a, c):  # zeros only: the first edge type wins
+        return dgl.ops.copy_u_max(g, [a, torch.zeros(2, 2).double() - 1, c])[1]
+
+    dgl_backend.enable()
+    a, c = torch.zeros(2, 2).double().requires_grad_(), torch.zeros(1, 2).double().requires_grad_()
+    grads = torch.autograd.grad(joined(a, c).sum(), [a, c])
+    assert grads[0].tolist() == [[1, 1], [0, 0]] and grads[1].tolist() == [[1, 1]]
+
+
+def test_wrong_features_are_left_to_dgl():
+    g = build("ring")
+    nodes, edges = features(g)
+    dgl_backend.enable()
+    with pytest.raises(dgl.DGLError):
+        dgl.ops.u_mul_e_sum(g, nodes, [e[:, :3] for e in edges])
+    assert report.snapshot()["dgl.gspmm_hetero mul.sum"].left == 1
+    with pytest.raises(dgl.DGLError):
+        dgl.ops.u_dot_e(g, nodes, [e[:, :3] for e in edges])
+    assert report.snapshot()["dgl.gsddmm_hetero dot"].left == 1
+
+
+def test_relational_layers_with_typed_products():
+    """RGCN through segment_mm and gather_mm: DGL's own products around one of our sums."""
+    g = build("int64")
+    weight, types = rand(3, 16, 4), (torch.arange(g.num_edges()) % 3).sort()[0]
+    lengths = torch.bincount(types, minlength=3)
+
+    def call(x, w):
+        with g.local_scope():
+            g.ndata["h"] = x
+            g.apply_edges(fn.copy_u("h", "m"))
+            g.edata["m"] = dgl.ops.segment_mm(g.edata["m"], w, lengths) + dgl.ops.gather_mm(
+                g.edata["m"], w, idx_b=types
+            )
+            g.update_all(fn.copy_e("m", "m"), fn.mean("m", "o"))
+            return g.ndata["o"]
+
+    counted = compare(call, [rand(40, 16), weight])
+    assert all(site.left == 0 for site in counted.values())

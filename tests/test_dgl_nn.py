@@ -1,0 +1,102 @@
+"""dgl.nn.GATConv as one op, and layers on sampled blocks and under autocast."""
+
+import copy
+
+import pytest
+import torch
+from dgl_cases import CASES
+from dgl_compare import assert_same, both, compare, dgl, graph, rand, status
+
+from gnnaccel import dgl_backend, report
+
+import dgl.nn as dglnn  # isort: skip  (after the shim)
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    report.reset()
+    yield
+    dgl_backend.disable()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gat_fuses_with_the_same_random_draws(dropout):
+    torch.manual_seed(3)
+    layer = dglnn.GATConv(6, 4, num_heads=3, feat_drop=dropout, attn_drop=dropout).double()
+    g = graph(loops=True)
+    counted = compare(lambda m, x: m(g, x), [rand(40, 6)], layer)
+    assert counted["dgl.GATConv"].accelerated == 1
+    counted = compare(lambda m, x: m(g, x, get_attention=True), [rand(40, 6)], layer.eval())
+    assert "dgl.GATConv" not in counted
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": torch.nn.ELU(inplace=True)}, {"residual": True}])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("width", [4, 5])
+def test_gat_results_may_be_written_into(width, bias, options):
+    layer, g = dglnn.GATConv(6, width, num_heads=2, bias=bias, **options).double(), graph(loops=True)
+    write = (lambda out: out) if "activation" in options else torch.relu_
+    counted = compare(lambda m, x: write(m(g, x)), [rand(40, 6)], layer)
+    assert counted["dgl.GATConv"].accelerated == 1
+
+
+def test_gat_dropout_follows_its_own_mode():
+    torch.manual_seed(3)
+    layer, g = dglnn.GATConv(6, 4, num_heads=2, attn_drop=0.5).double().eval(), graph(loops=True)
+    layer.attn_drop.train()
+    compare(lambda m, x: m(g, x), [rand(40, 6)], layer)
+    seen = []
+    hooked = copy.deepcopy(layer)
+    hooked.attn_drop.register_forward_hook(lambda module, given, out: seen.append(given[0].shape))
+    assert "dgl.GATConv" not in compare(lambda m, x: m(g, x), [rand(40, 6)], hooked) and seen
+
+
+def test_gat_leaves_wrong_features_to_dgl():
+    dgl_backend.enable()
+    with pytest.raises(dgl.DGLError):
+        dglnn.GATConv(6, 4, num_heads=2)(graph(loops=True), torch.zeros(39, 6))
+
+
+def test_gat_refuses_nodes_without_edges_as_dgl_does():
+    g, layer = graph(num_edges=10), dglnn.GATConv(6, 4, num_heads=2)
+    dgl_backend.enable()
+    with pytest.raises(dgl.DGLError, match="0-in-degree"):
+        layer(g, torch.zeros(40, 6))
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_sampled_blocks(idtype):
+    dgl_backend.enable()
+    g = graph(200, 4000, idtype=idtype)
+    x = rand(200, 5)
+    layer = dglnn.SAGEConv(5, 3, "mean").double()
+    sampler = dgl.dataloading.NeighborSampler([4, 4])
+    loader = dgl.dataloading.DataLoader(g, torch.arange(100, dtype=idtype), sampler, batch_size=25)
+    for inputs, _, blocks in loader:
+        h = x[inputs.long()]
+        for block in blocks:
+            u, _ = block.edges()
+            assert block.num_edges() == 0 or int(u.max()) < block.num_src_nodes()
+        dgl_backend.disable()
+        expected = layer(blocks[0], h)
+        dgl_backend.enable()
+        torch.testing.assert_close(layer(blocks[0], h), expected)
+
+
+_LAYERS = ("GraphConv(norm='both')", "SAGEConv('mean')", "GATConv(residual=True)", "GATv2Conv", "GINEConv", "EGATConv")
+_LAYERS += ("SAGEConv('pool')", "HeteroGraphConv('sum')", "RelGraphConv(regularizer='basis', num_bases=2)")
+
+
+@pytest.mark.parametrize("name", _LAYERS)
+def test_layers_under_autocast(name):
+    case = CASES[name]
+    call, inputs, module = case.bind(case.graphs[0], dtype=torch.float32)
+
+    def autocast(*args):
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(*args)
+
+    want, got, counted = both(autocast, inputs, module)
+    assert_same(got, want, 0.05, name)
+    if isinstance(want, dict):  # DGL refuses the mixture of dtypes that some layers make
+        assert status(counted)[0] == case.expect
