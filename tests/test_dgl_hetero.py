@@ -137,6 +137,18 @@ def test_softmax_over_edge_types(norm_by, shape, where):
     _check(at_once, apart, scores)
 
 
+@pytest.mark.parametrize("formats", ["csc", "csr", "coo"])
+def test_any_sparse_format(formats):
+    g = build("ring")
+    nodes, edges = features(g)
+    scores = dict(zip(g.canonical_etypes, edges, strict=True))
+    dgl_backend.enable()
+    for norm_by in ("src", "dst"):
+        want = dgl.ops.edge_softmax(g, scores, norm_by=norm_by)
+        torch.testing.assert_close(dgl.ops.edge_softmax(g.formats(formats), scores, norm_by=norm_by), want)
+    torch.testing.assert_close(dgl.ops.copy_u_sum(g.formats(formats), nodes), dgl.ops.copy_u_sum(g, nodes))
+
+
 def test_softmax_keeps_one_structure_and_independent_results():
     g = build("ring")
     scores = {e: rand(g.num_edges(e), 2) for e in g.canonical_etypes}

@@ -63,9 +63,11 @@ def _stack(gidx, by_source: bool) -> Graph:
     counts = [gidx.num_nodes(t) for t in range(gidx.number_of_ntypes())]
     rows = []
     for etype in range(gidx.number_of_etypes()):
-        source, target = gidx.metagraph.find_edge(etype)
-        u, v, _ = gidx.edges(etype, "eid")
-        rows.append(u.long() + sum(counts[:source]) if by_source else v.long() + sum(counts[:target]))
+        graph, end = structure(gidx.get_relation_graph(etype)), gidx.metagraph.find_edge(etype)[0 if by_source else 1]
+        graph = graph.transposed if by_source else graph
+        first = sum(counts[:end])
+        row = torch.arange(first, first + graph.num_rows).repeat_interleave(graph.indptr.diff().long())
+        rows.append(row if graph.edge_ids is None else torch.empty_like(row).scatter_(0, graph.edge_ids.long(), row))
     row = torch.cat(rows)
     return Graph.from_coo(row, torch.zeros_like(row), num_rows=sum(counts), num_cols=1)
 

@@ -11,7 +11,10 @@ import torch
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.graph import all_rows, structure
+from gnnaccel.ops.sddmm import OPS
+from gnnaccel.ops.spmm import MESSAGES
 
+_SHAPES = "features whose shapes differ between types"
 # Of equal values the first edge type's wins, and gets the whole gradient, as in DGL; NaN beats all.
 _JOIN = {
     "sum": torch.add,
@@ -20,22 +23,28 @@ _JOIN = {
 }
 
 
-def _refuse(counted, same_shape: bool) -> str | None:
-    """Why DGL must run an op on (feature, its number of rows) pairs, or None. It also words the errors."""
+def _refuse(counted, known: bool) -> str | None:
+    """Why DGL must run an op on (feature, its number of rows) pairs, or None.
+
+    Raises DGLError for what DGL's own code does not look at here, and then reads or writes past the end of.
+    """
+    from dgl.base import DGLError
+
     given = [f for f, _ in counted]
-    if (why := ops.transformed()) is not None:
-        return why
-    if not given or any(f is None for f in given):
+    if any(isinstance(f, torch.Tensor) and (f.dim() == 0 or f.shape[0] != count) for f, count in counted):
+        shapes = [(tuple(f.shape), count) for f, count in counted]
+        raise DGLError(f"Expected features with one row per node or edge, got (shape, rows expected): {shapes}")
+    if len({f.dtype for f in given if isinstance(f, torch.Tensor)}) > 1:
+        raise DGLError(f"The features' data types don't match: {[f.dtype for f in given]}")
+    if not known:
+        return "an operator that is not one of ours"
+    if any(f is None for f in given):
         return "an edge type without features"
-    if any(f.device.type != "cpu" or f.dtype not in ops._DTYPES or f.dim() == 0 for f in given):
-        return "features that are not on the CPU, or of an unsupported dtype"
-    if len({f.dtype for f in given}) > 1:
-        return "features of different dtypes"
-    if any(f.shape[0] != count for f, count in counted):
-        return ops.WRONG_ROWS
-    if same_shape and len({f.shape[1:] for f in given}) > 1:
-        return "features whose shapes differ between types"
-    return None
+    return ops.unsupported(*given)
+
+
+def _shapes_differ(counted) -> bool:
+    return len({f.shape[1:] for f, _ in counted}) > 1
 
 
 def _ends(gidx) -> list[tuple[int, int]]:
@@ -50,7 +59,8 @@ def edge_softmax(original, gidx, eids, norm_by, *scores):
     kind = "dgl.edge_softmax_hetero"
     counts = [gidx.num_edges(t) for t in range(gidx.number_of_etypes())]
     why = "a softmax over some of the edges of several edge types" if not is_all(eids) else None
-    why = why or _refuse(list(zip(scores, counts, strict=True)), same_shape=True)
+    pairs = list(zip(scores, counts, strict=True))
+    why = why or _refuse(pairs, known=True) or (_SHAPES if _shapes_differ(pairs) else None)
     if why is not None:
         report.fallback(kind, why)
         return original(gidx, eids, norm_by, *scores)
@@ -66,9 +76,9 @@ def spmm(original, gidx, op, reduce, lhs_len, *features):
     kind = f"dgl.gspmm_hetero {op}.{reduce}"
     left = [(lhs[source], gidx.num_nodes(source)) for source, _ in ends] if op != "copy_rhs" else []
     right = [(rhs[t], gidx.num_edges(t)) for t in range(len(ends))] if op != "copy_lhs" else []
-    why = next((why for side in (left, right) if side and (why := _refuse(side, same_shape=True))), None)
-    if why is None and left and right and left[0][0].dtype != right[0][0].dtype:
-        why = "features of different dtypes"
+    why = _refuse(left + right, op in MESSAGES and reduce in _JOIN)
+    if why is None and (_shapes_differ(left) or _shapes_differ(right)):
+        why = _SHAPES
     if why is None and left and right and not ops.broadcasts(op, left[0][0], right[0][0]):
         why = ops.WRONG_SHAPES
     if why is not None:
@@ -90,7 +100,7 @@ def sddmm(original, gidx, op, lhs_len, lhs_target, rhs_target, *features):
     kind, ends = f"dgl.gsddmm_hetero {op}", _ends(gidx)
     left = _picked(gidx, features[:lhs_len], lhs_target, ends) if op != "copy_rhs" else []
     right = _picked(gidx, features[lhs_len:], rhs_target, ends) if op != "copy_lhs" else []
-    why = _refuse(left + right, same_shape=False)
+    why = _refuse(left + right, op in OPS)
     if why is None and not all(ops.broadcasts(op, a, b) for (a, _), (b, _) in zip(left, right, strict=False)):
         why = ops.WRONG_SHAPES
     if why is not None:

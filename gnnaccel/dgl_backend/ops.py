@@ -12,8 +12,9 @@ from torch.autograd import forward_ad
 
 from gnnaccel import report
 from gnnaccel.dgl_backend.graph import structure
+from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.segment import segment_reduce
-from gnnaccel.ops.spmm import needs_grad
+from gnnaccel.ops.spmm import MESSAGES, REDUCES, needs_grad
 from gnnaccel.ops.spmm import structure as arrays_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -33,13 +34,13 @@ def transformed() -> str | None:
     return None
 
 
-def _unsupported(gidx, *features) -> str | None:
-    """Why DGL must do this itself (it also words the errors for wrong arguments), or None."""
+def unsupported(*features) -> str | None:
+    """Why features are DGL's to work on (it also words the errors for wrong ones), or None."""
     given = [f for f in features if f is not None]
     if (why := transformed()) is not None:
         return why
-    if gidx.number_of_etypes() != 1:
-        return "a graph with several edge types where DGL expects one"
+    if not given or not all(isinstance(f, torch.Tensor) and f.layout is torch.strided for f in given):
+        return "features that are not dense tensors"
     if any(f.device.type != "cpu" for f in given):
         return "features that are not on the CPU"
     if any(f.dtype not in _DTYPES for f in given):
@@ -49,6 +50,15 @@ def _unsupported(gidx, *features) -> str | None:
     if any(f.dim() == 0 for f in given):
         return "features without a node or edge dimension"
     return None
+
+
+def _refuse(gidx, known: bool, *features) -> str | None:
+    """Why DGL must run an op on one edge type itself, or None; `known`: its message and reduction are of ours."""
+    if not known:
+        return "an operator that is not one of ours"
+    if gidx.number_of_etypes() != 1:
+        return "a graph with several edge types where DGL expects one"
+    return unsupported(*features)
 
 
 def broadcasts(op: str, lhs, rhs) -> bool:
@@ -76,7 +86,7 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     lhs = None if op == "copy_rhs" else lhs
     rhs = None if op == "copy_lhs" else rhs
     kind = f"dgl.gspmm {op}.{reduce}"
-    why = _unsupported(gidx, lhs, rhs)
+    why = _refuse(gidx, op in MESSAGES and reduce in REDUCES, lhs, rhs)
     if why is None:
         graph = structure(gidx)
         if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)):
@@ -103,7 +113,7 @@ def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
     lhs = None if op == "copy_rhs" else lhs
     rhs = None if op == "copy_lhs" else rhs
     kind = f"dgl.gsddmm {op}"
-    why = _unsupported(gidx, lhs, rhs)
+    why = _refuse(gidx, op in OPS and {lhs_target, rhs_target} <= TARGETS.keys(), lhs, rhs)
     if why is None:
         graph = structure(gidx)
         count = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
@@ -127,16 +137,18 @@ def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
 
 
 def edge_softmax(original, gidx, score, eids, norm_by):
-    """EdgeSoftmax.apply."""
-    from dgl.base import is_all
+    """EdgeSoftmax.apply. DGL's own does not look at the number of scores, and writes past its arrays."""
+    from dgl.base import DGLError, is_all
 
     kind = "dgl.edge_softmax"
-    why = _unsupported(gidx, score)
+    if isinstance(score, torch.Tensor) and score.dim() == 0:
+        raise DGLError("edge_softmax: expected one score per edge, got a scalar")
+    why = _refuse(gidx, True, score)
     if why is None:
         part = gidx if is_all(eids) else gidx.edge_subgraph([eids], True).graph
         graph = structure(part)
         if score.shape[0] != graph.nnz:
-            why = "scores whose number is not that of the edges"
+            raise DGLError(f"edge_softmax: expected one score per edge, {graph.nnz}, got {score.shape[0]}")
     if why is not None:
         report.fallback(kind, why)
         return original(gidx, score, eids, norm_by)
@@ -173,11 +185,11 @@ def mean_gspmm(gspmm):
     """dgl.ops.gspmm that reduces "mean" in one pass instead of a sum and a division."""
 
     def replacement(g, op, reduce_op, lhs_data, rhs_data):
-        features = [f for f in (lhs_data, rhs_data) if f is not None]
+        features = (lhs_data, rhs_data)
         plain = g._graph.number_of_etypes() == 1 and op not in ("sub", "div")
         if reduce_op != "mean" or not plain or torch.is_autocast_enabled():
             return gspmm(g, op, reduce_op, lhs_data, rhs_data)
-        if _unsupported(g._graph, *features) is not None:
+        if unsupported(*features) is not None:
             return gspmm(g, op, reduce_op, lhs_data, rhs_data)
         if op not in ("copy_lhs", "copy_rhs"):
             from dgl.ops.spmm import reshape_lhs_rhs
