@@ -5,7 +5,7 @@
 
 "spmm"       sums, means and extrema over edges, no message in memory
 "attention"  scores, softmax and weighted sum; one number per edge and head in memory
-"blocks"     messages that are no product, made and reduced in blocks of edges
+"blocks"     messages that are no product, made and reduced in blocks of edges; `why` where edge features are wide
 "segment"    PyG's own message() with our reduction: one message per edge in memory
 "pyg"        PyG's own code; `why` says why
 """
@@ -22,7 +22,11 @@ import torch_geometric
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 from torch.nn.functional import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn
+
+from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend.expression import NARROW
 
 D, OUT, TYPES, EDGE = 40, 24, 3, 5  # features in and out (more than what is stored per edge), relations, edge features
 
@@ -161,7 +165,7 @@ def _fused_gat(g: Inputs) -> tuple:
 
 _DEGREES = torch.tensor([1, 4, 8, 9, 5, 3])
 _MLP = "its message() applies an MLP to both ends of each edge"
-_WIDE = "its message() makes something else than sums and products of features"
+_WIDE = "the layer itself makes edge features of full width"
 
 CASES: dict[str, Case] = {
     # Sums of copies
@@ -189,7 +193,7 @@ CASES: dict[str, Case] = {
     "ChebConv": Case(lambda: nn.ChebConv(D, OUT, K=3), "spmm", _weighted),
     "GraphConv": Case(lambda: nn.GraphConv(D, OUT), "spmm", _weighted),
     "GraphConv min": Case(lambda: nn.GraphConv(D, OUT, aggr="min"), "spmm"),
-    "GravNetConv": Case(lambda: nn.GravNetConv(D, OUT, 3, OUT, k=5), "spmm", lambda g: (g.x(),)),
+    "GravNetConv": Case(lambda: nn.GravNetConv(D, OUT, 3, OUT, k=6), "spmm", lambda g: (g.x(),)),
     "GatedGraphConv": Case(lambda: nn.GatedGraphConv(D, num_layers=2), "spmm", _weighted),
     "TAGConv": Case(lambda: nn.TAGConv(D, OUT), "spmm"),
     "ARMAConv": Case(lambda: nn.ARMAConv(D, OUT, num_stacks=2, num_layers=2), "spmm"),
@@ -327,3 +331,50 @@ def prepare_pyg() -> None:
 def missing(case: Case) -> bool:
     """True if PyG cannot run the case here."""
     return bool(case.needs) and importlib.util.find_spec(case.needs) is None
+
+
+class SeenOps(TorchDispatchMode):
+    """Notes which of our ops run: "attention", "edge_softmax", "sddmm add", "spmm copy_rhs" ...
+
+    "wide" stands for any op that makes a row of more than NARROW features per edge: of `num_edges` rows or more, which
+    no weight has, and, with blocks as small as they are made here, no block.
+    """
+
+    def __init__(self, num_edges: int) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._rows = num_edges
+
+    def __enter__(self):
+        self._bytes = blocks.BLOCK_BYTES
+        blocks.BLOCK_BYTES = {"cpu": 16 * D * 8}
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        blocks.BLOCK_BYTES = self._bytes
+        return super().__exit__(*exception)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        known = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor) and x.layout is torch.strided}
+        if function.namespace == "gnnaccel":
+            message = next((a for a in args if isinstance(a, str)), "")
+            self.names.add(f"{function._schema.name.split('::')[1]} {message}".strip())
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            is_wide = isinstance(x, Tensor) and x.dim() > 1 and x.shape[0] >= self._rows and x[0].numel() > NARROW
+            if is_wide and x.is_floating_point() and x.untyped_storage().data_ptr() not in known:
+                self.names.add("wide")
+        return out
+
+
+def observed(counted: dict, seen: set[str]) -> tuple[str, str]:
+    """How a layer ran, in the words of the head of this file, and the reason: from what was counted and seen."""
+    reasons = sorted({reason for site in counted.values() for reason in site.reasons})
+    if any(site.left for site in counted.values()):
+        return "pyg", "; ".join(reasons)
+    if any(kind.endswith(" segment") for kind in counted):
+        return "segment", "; ".join(reasons)
+    if "spmm copy_rhs" in seen:
+        return "blocks", _WIDE if "wide" in seen else ""
+    scores = {"attention", "edge_softmax", "sddmm add", "sddmm dot"}
+    return ("attention" if seen & scores else "spmm"), _WIDE if "wide" in seen else ""

@@ -162,17 +162,24 @@ def native(make, widths=None):
     return program
 
 
+class Projected(torch.nn.Module):
+    """A layer behind PyG's linear map per node type. (PyG's Sequential puts the last one's forward() on its class.)"""
+
+    def __init__(self, graph):
+        super().__init__()
+        self.lin = nn.HeteroDictLinear(-1, 8, list(COUNTS))
+        self.conv = nn.HGTConv(8, 8, graph.metadata())
+
+    def forward(self, x, e):
+        return self.conv(self.lin(x), e)
+
+
 NATIVE = {
     "HGT": native(lambda g: nn.HGTConv(-1, 8, g.metadata(), heads=2)),
     "HGT fixed": native(lambda g: nn.HGTConv(WIDTHS, 8, g.metadata())),
     "HAN": native(lambda g: nn.HANConv(-1, 8, g.metadata(), heads=2)),
     "HAN dropout": native(lambda g: nn.HANConv(WIDTHS, 8, g.metadata(), dropout=0.3)),
-    "HeteroDictLinear": native(
-        lambda g: nn.Sequential(
-            "x, e",
-            [(nn.HeteroDictLinear(-1, 8, list(COUNTS)), "x -> x"), (nn.HGTConv(8, 8, g.metadata()), "x, e -> x")],
-        )
-    ),
+    "HeteroDictLinear": native(Projected),
 }
 
 

@@ -1,0 +1,118 @@
+"""Writes docs/coverage.md: what runs on gnnaccel's kernels and what the frameworks run, found by running it.
+
+python scripts/coverage.py [--check]    --check writes nothing and exits 1 if the file is not up to date
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "coverage.md"
+
+_HEAD = """# What is accelerated
+
+Written by `python scripts/coverage.py`, which runs every case of `tests/pyg_cases.py` and `tests/dgl_cases.py` with
+the plug-in on and reads `gnnaccel.report`. The same cases are compared with the frameworks alone by
+`tests/test_pyg_matrix.py` and `tests/test_dgl_matrix.py`: outputs and all gradients.
+
+"""
+_PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
+
+- **spmm**: sums, means and extrema over edges; no message per edge in memory.
+- **attention**: scores, softmax and weighted sum; one number per edge and head in memory.
+- **blocks**: messages that are no product of features, made and reduced in blocks of edges, and made again in the
+  backward pass; no message per edge in memory, unless the layer itself maps edge features to full width (noted).
+- **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
+- **pyg**: PyG's own code.
+
+{count} of the {total} message passing layers run without a message per edge (spmm, attention or blocks).
+
+| layer and options | runs as | note |
+|---|---|---|
+{rows}
+
+A layer of yours is treated the same way: `message()` gets features that are not gathered yet, and what it does to
+them decides. `GNNACCEL_PROFILE=1` prints the reason for each layer that stores messages.
+
+Left to PyG, and counted, whatever the layer: explain mode, decomposed layers, hooks on message passing, replaced
+methods, torch.compile (PyG's code is traced whole), TorchScript, torch.func and forward-mode differentiation, own
+propagate() methods, features that are not floating point. Aggregations that need every message (median, quantile,
+LSTM, sort ...) get them.
+
+"""
+_DGL = """## DGL 2.1.0
+
+| group | case | runs on | reason |
+|---|---|---|---|
+{rows}
+
+## Where results differ from DGL alone
+
+- max and min: of equal values the first in row order wins and gets the gradient. DGL promises no order.
+- A maximum or minimum of values with NaN is NaN here, as in torch; DGL's kernels skip NaN.
+- DGL's gradient of a maximum over a relation without edges goes to node 0; ours is zero.
+"""
+
+
+def pyg_rows() -> list[tuple[str, str, str]]:
+    """(layer and options, how it runs, reason) of every case."""
+    import torch
+    from pyg_cases import CASES, Inputs, SeenOps, missing, observed, prepare_pyg
+
+    from gnnaccel import pyg_backend, report
+
+    prepare_pyg()
+    rows = []
+    for name, case in CASES.items():
+        if missing(case):
+            rows.append((name, case.runs, f"{case.why} (PyG needs {case.needs} for it: not run here)".strip()))
+            continue
+        torch.manual_seed(0)
+        layer, inputs = case.make().double(), Inputs()
+        pyg_backend.accelerate(layer)
+        report.reset()
+        with SeenOps(inputs.num_edges) as seen, torch.no_grad():
+            layer(*case.arguments(inputs))
+        how, why = observed(report.snapshot(), seen.names)
+        rows.append((name, how, f"{case.why} ({why})" if how == "segment" else why))
+    report.reset()
+    return rows
+
+
+def page() -> str:
+    """The text of docs/coverage.md."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
+    warnings.simplefilter("ignore")
+    from coverage_dgl import dgl_rows
+
+    rows = pyg_rows()
+    layers = {name.split()[0] for name, _, _ in rows}
+    free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "blocks")}
+    parts = [
+        _HEAD,
+        _PYG.format(count=len(free), total=len(layers), rows=_table(rows)),
+        _DGL.format(rows=_table(dgl_rows())),
+    ]
+    return "".join(parts)
+
+
+def _table(rows) -> str:
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def main() -> int:
+    text = page()
+    if "--check" in sys.argv[1:]:
+        same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
+        print("docs/coverage.md is up to date" if same else "docs/coverage.md is out of date: run scripts/coverage.py")
+        return 0 if same else 1
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
