@@ -104,6 +104,15 @@ def test_dgl_layers_make_no_message_per_edge(name):
     assert no_fallback()
 
 
+def test_a_weight_that_is_broadcast_between_its_dimensions_is_not_expanded():
+    ends, feats = torch.randint(NODES, (2, EDGES)), (4, 16, 2)
+    graph = dgl.graph((ends[0], ends[1]), num_nodes=NODES)
+    x, weight = torch.randn(NODES, *feats), torch.randn(EDGES, 4, 1, 2)
+    for op in (dgl.ops.u_mul_e_sum, dgl.ops.u_add_e_max):
+        assert largest_allocation(lambda op=op: op(graph, x, weight)) < EDGES * 4 * 16 * 2 * 4 // 8
+    assert no_fallback()
+
+
 # ---- Mini-batches. ----
 
 

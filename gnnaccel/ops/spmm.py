@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _autograd, _check
-from gnnaccel.ops._features import operand, reduce_to, result_features
+from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 
 _STRUCTURE = (
     "Tensor indptr, Tensor? indices, Tensor? edge_ids, "
@@ -152,6 +152,9 @@ def _spmm_impl(
     if out.numel() == 0:
         return out, arg_lhs, arg_rhs
     full = tuple(out.shape[1:])
+    if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
+        arrays = (indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz)
+        return _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value)
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     args = (lib.pointer(a) if a.numel() else 0 for a in (arg_lhs, arg_rhs))
@@ -159,6 +162,21 @@ def _spmm_impl(
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[out.dtype], empty_value)
     lib.launch("spmm", out.device, *matrix, *lhs_operand, *rhs_operand, out.data_ptr(), *args, math.prod(full), *codes)
     return out, arg_lhs, arg_rhs
+
+
+def _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value):
+    """For a weight that is broadcast between two of its dimensions: those it has are brought to the end, which copies
+    node features; expanding the weight would store a value per edge and feature."""
+    padded, _ = _kept(rhs.shape[1:], full)
+    order = sorted(range(len(full)), key=lambda i: padded[i] != 1)
+    back = sorted(range(len(full)), key=lambda i: order[i])
+
+    def turn(t, order):
+        t = t.reshape(t.shape[0], *(1,) * (len(full) + 1 - t.dim()), *t.shape[1:])
+        return t.permute(0, *(i + 1 for i in order))
+
+    results = _spmm_impl(*arrays, turn(lhs, order), turn(rhs, order), message, reduce, empty_value)
+    return tuple(turn(t, back).contiguous() if t.numel() else t for t in results)
 
 
 torch.library.impl("gnnaccel::spmm", ("CPU", "CUDA"))(_spmm_impl)
