@@ -22,6 +22,15 @@ def _lasting(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
+def _scipy_arrays(matrix, rows: int) -> tuple:
+    """indptr and indices of a compressed scipy matrix, which may have more indices than its indptr describes."""
+    if matrix.indptr.size != rows + 1:
+        raise ValueError(
+            f"Graph.from_scipy: matrix: expected an indptr of {rows + 1} entries, got {matrix.indptr.size}"
+        )
+    return matrix.indptr, matrix.indices[: matrix.indptr[-1]]
+
+
 class Graph:
     """A sparse graph structure, frozen after construction.
 
@@ -131,16 +140,15 @@ class Graph:
         num_rows, num_cols = matrix.shape
         if matrix.format == "coo":
             return cls.from_coo(matrix.row, matrix.col, num_rows=num_rows, num_cols=num_cols)
-        if matrix.format == "bsr":
-            matrix.check_format(full_check=True)  # scipy's conversion reads wherever its indices point
+        if matrix.format == "bsr":  # scipy's conversion reads and writes wherever the arrays point
+            height, width = matrix.blocksize
+            blocks = cls.from_csr(*_scipy_arrays(matrix, num_rows // height), num_cols=num_cols // width)
+            if len(matrix.data) < blocks.nnz:
+                raise ValueError(f"Graph.from_scipy: matrix: {blocks.nnz} blocks, but data of {len(matrix.data)}")
         csr = matrix if matrix.format == "csc" else matrix.tocsr()
-        given, expected = csr.indptr.size, (num_cols if csr.format == "csc" else num_rows) + 1
-        if given != expected:
-            raise ValueError(f"Graph.from_scipy: matrix: expected an indptr of {expected} entries, got {given}")
-        # scipy lets the index array be longer than what its indptr describes.
-        indices = csr.indices[: csr.indptr[-1]]
-        graph = cls.from_csr(csr.indptr, indices, num_cols=num_rows if csr.format == "csc" else num_cols)
-        return graph.transposed if csr.format == "csc" else graph
+        if csr.format == "csc":
+            return cls.from_csr(*_scipy_arrays(csr, num_cols), num_cols=num_rows).transposed
+        return cls.from_csr(*_scipy_arrays(csr, num_rows), num_cols=num_cols)
 
     @property
     def nnz(self) -> int:
