@@ -1,8 +1,10 @@
 """What is kept on a graph: built once, shared, and never used after the graph has changed."""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from dgl_compare import dgl, graph, hetero_graph, rand, ring
 from gnnaccel import dgl_backend, report
 
 import dgl.function as fn  # isort: skip  (after the shim)
+import dgl.nn as dglnn  # isort: skip
 
 
 @pytest.fixture(autouse=True)
@@ -220,9 +223,6 @@ def test_degrees_and_reverses_are_remembered_but_not_shared():
 
 
 def test_structures_die_with_their_graph():
-    import gc
-    import weakref
-
     dgl_backend.enable()
     g = graph(loops=True)
     results(g)
@@ -231,3 +231,22 @@ def test_structures_die_with_their_graph():
     del g
     gc.collect()
     assert [ref() for ref in kept] == [None, None]
+
+
+def test_mini_batches_leave_nothing_behind():
+    from gnnaccel.graph.structure import Graph
+
+    def alive():
+        gc.collect()
+        return sum(type(o) is Graph for o in gc.get_objects())
+
+    dgl_backend.enable()
+    g, layer = graph(200, 2000, loops=True), dglnn.GATConv(4, 3, 2).double()
+    x, counts = rand(200, 4), []
+    for i in range(300):
+        nodes = torch.arange(i % 7, 200, 11)
+        block = dgl.to_block(dgl.sampling.sample_neighbors(g, nodes, 3), nodes)
+        layer(block, x[block.srcdata[dgl.NID]]).sum().backward()
+        if i % 100 == 99:
+            counts.append(alive())
+    assert counts[0] == counts[1] == counts[2]
