@@ -1,6 +1,8 @@
 """Each case of dgl_cases.CASES on each of its graphs: outputs and all gradients with the plug-in off and on."""
 
+import importlib.util
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,3 +71,14 @@ def test_every_op_and_function_is_covered():
     assert not messages - {n.partition("(")[2].rstrip(")") for n in CASES if n.startswith("update_all(")}
     readout = set(dgl.readout.__all__)
     assert not readout - _covered()
+
+
+def test_the_rows_of_the_documentation():
+    path = Path(__file__).resolve().parent.parent / "scripts" / "coverage_dgl.py"
+    spec = importlib.util.spec_from_file_location("coverage_dgl", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    names = ["copy_e", "update_all(copy_u)", "SAGEConv('lstm')", "GATConv(residual=True)"]
+    rows = module.dgl_rows(set(names))
+    assert [row[1:] for row in rows[:4]] == [(n, CASES[n].expect, CASES[n].reason) for n in names]
+    assert [row[1] for row in rows[4:]] == list(OUTSIDE)
