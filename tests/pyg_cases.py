@@ -165,7 +165,7 @@ def _fused_gat(g: Inputs) -> tuple:
 
 _DEGREES = torch.tensor([1, 4, 8, 9, 5, 3])
 _MLP = "its message() applies an MLP to both ends of each edge"
-_WIDE = "the layer itself makes edge features of full width"
+WIDE = "the layer itself makes edge features of full width"
 
 CASES: dict[str, Case] = {
     # Sums of copies
@@ -209,7 +209,7 @@ CASES: dict[str, Case] = {
     "MixHopConv": Case(lambda: nn.MixHopConv(D, OUT, powers=[0, 1, 2]), "spmm"),
     "HypergraphConv": Case(lambda: nn.HypergraphConv(D, OUT), "spmm", _hypergraph),
     "HypergraphConv attention": Case(
-        lambda: nn.HypergraphConv(D, OUT, use_attention=True, heads=2), "spmm", _hypergraph_attention
+        lambda: nn.HypergraphConv(D, OUT, use_attention=True, heads=2), "spmm", _hypergraph_attention, why=WIDE
     ),
     "RGCNConv": Case(lambda: nn.RGCNConv(D, OUT, TYPES), "spmm", _typed),
     "RGCNConv bases": Case(lambda: nn.RGCNConv(D, OUT, TYPES, num_bases=2, aggr="sum"), "spmm", _typed),
@@ -234,8 +234,8 @@ CASES: dict[str, Case] = {
     "AGNNConv": Case(lambda: nn.AGNNConv(), "attention"),
     "HANConv": Case(lambda: nn.HANConv(D, OUT, (NODES, RELATIONS), heads=2, dropout=0.3), "attention", _hetero),
     "HGTConv": Case(lambda: nn.HGTConv(D, OUT, (NODES, RELATIONS), heads=2), "attention", _hetero),
-    "SuperGATConv MX": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, dropout=0.3), "attention"),
-    "SuperGATConv SD": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, attention_type="SD"), "attention"),
+    "SuperGATConv MX": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, dropout=0.3), "attention", why=WIDE),
+    "SuperGATConv SD": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, attention_type="SD"), "attention", why=WIDE),
     "FAConv": Case(lambda: nn.FAConv(D, dropout=0.3), "attention", lambda g: (g.x(), g.x(2), g.index)),
     "GeneralConv attention": Case(lambda: nn.GeneralConv(D, OUT, attention=True, heads=2), "attention"),
     "GeneralConv dot": Case(
@@ -244,17 +244,21 @@ CASES: dict[str, Case] = {
     # Messages that are no product
     "ResGatedGraphConv": Case(lambda: nn.ResGatedGraphConv(D, OUT), "blocks"),
     "GINEConv": Case(lambda: nn.GINEConv(_mlp(D)), "blocks", lambda g: (g.x(), g.index, g.attr(D))),
-    "GINEConv edges": Case(lambda: nn.GINEConv(_mlp(D), edge_dim=EDGE, train_eps=True), "blocks", _attributed),
+    "GINEConv edges": Case(
+        lambda: nn.GINEConv(_mlp(D), edge_dim=EDGE, train_eps=True), "blocks", _attributed, why=WIDE
+    ),
     "GENConv": Case(lambda: nn.GENConv(D, OUT, learn_t=True), "blocks"),
-    "GENConv edges": Case(lambda: nn.GENConv(D, OUT, edge_dim=EDGE, msg_norm=True), "blocks", _attributed),
-    "GENConv powermean": Case(lambda: nn.GENConv(D, OUT, aggr="powermean", edge_dim=EDGE), "blocks", _attributed),
+    "GENConv edges": Case(lambda: nn.GENConv(D, OUT, edge_dim=EDGE, msg_norm=True), "blocks", _attributed, why=WIDE),
+    "GENConv powermean": Case(
+        lambda: nn.GENConv(D, OUT, aggr="powermean", edge_dim=EDGE), "blocks", _attributed, why=WIDE
+    ),
     "FiLMConv": Case(lambda: nn.FiLMConv(D, OUT), "blocks"),
     "FiLMConv relations": Case(lambda: nn.FiLMConv(D, OUT, num_relations=TYPES), "blocks", _typed),
     "LEConv": Case(lambda: nn.LEConv(D, OUT), "blocks", _weighted),
     "FeaStConv": Case(lambda: nn.FeaStConv(D, OUT, heads=3), "blocks"),
     "GeneralConv": Case(lambda: nn.GeneralConv(D, OUT), "spmm"),
     "GeneralConv edges": Case(
-        lambda: nn.GeneralConv(D, OUT, in_edge_channels=EDGE, directed_msg=False), "blocks", _attributed
+        lambda: nn.GeneralConv(D, OUT, in_edge_channels=EDGE, directed_msg=False), "blocks", _attributed, why=WIDE
     ),
     # PyG's own message() and our reduction
     "ResGatedGraphConv edges": Case(
@@ -266,7 +270,7 @@ CASES: dict[str, Case] = {
     "RGATConv": Case(lambda: nn.RGATConv(D, OUT, TYPES, heads=2), "segment", _typed, "a matrix per edge"),
     "FastRGCNConv": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES), "segment", _typed, "a matrix per edge"),
     "NNConv": Case(lambda: nn.NNConv(D, OUT, _mlp(EDGE, D * OUT)), "segment", _attributed, "a matrix per edge"),
-    "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "blocks", _attributed),
+    "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "blocks", _attributed, why=WIDE),
     "CGConv": Case(lambda: nn.CGConv(D, dim=EDGE), "segment", _attributed, _MLP),
     "EdgeConv": Case(lambda: nn.EdgeConv(_mlp(2 * D)), "segment", why=_MLP),
     "DynamicEdgeConv": Case(lambda: nn.DynamicEdgeConv(_mlp(2 * D), k=4), "segment", lambda g: (g.x(),), _MLP),
@@ -280,7 +284,7 @@ CASES: dict[str, Case] = {
         "its MLP takes edges",
     ),
     "PointTransformerConv": Case(
-        lambda: nn.PointTransformerConv(D, OUT), "blocks", lambda g: (g.x(), g.pos(), g.index)
+        lambda: nn.PointTransformerConv(D, OUT), "blocks", lambda g: (g.x(), g.pos(), g.index), why=WIDE
     ),
     "PointGNNConv": Case(
         lambda: nn.PointGNNConv(_mlp(D, 3), _mlp(D + 3), _mlp(OUT, D)),
@@ -375,6 +379,6 @@ def observed(counted: dict, seen: set[str]) -> tuple[str, str]:
     if any(kind.endswith(" segment") for kind in counted):
         return "segment", "; ".join(reasons)
     if "spmm copy_rhs" in seen:
-        return "blocks", _WIDE if "wide" in seen else ""
+        return "blocks", WIDE if "wide" in seen else ""
     scores = {"attention", "edge_softmax", "sddmm add", "sddmm dot"}
-    return ("attention" if seen & scores else "spmm"), _WIDE if "wide" in seen else ""
+    return ("attention" if seen & scores else "spmm"), WIDE if "wide" in seen else ""

@@ -1,6 +1,6 @@
 """Writes docs/coverage.md: what runs on gnnaccel's kernels and what the frameworks run, found by running it.
 
-python scripts/coverage.py [--check]    --check writes nothing and exits 1 if the file is not up to date
+python scripts/coverage_page.py [--check]    --check writes nothing and exits 1 if the file is not up to date
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ PAGE = ROOT / "docs" / "coverage.md"
 
 _HEAD = """# What is accelerated
 
-Written by `python scripts/coverage.py`, which runs every case of `tests/pyg_cases.py` and `tests/dgl_cases.py` with
-the plug-in on and reads `gnnaccel.report`. The same cases are compared with the frameworks alone by
+Written by `python scripts/coverage_page.py`, which runs every case of `tests/pyg_cases.py` and `tests/dgl_cases.py`
+with the plug-in on and reads `gnnaccel.report`. The same cases are compared with the frameworks alone by
 `tests/test_pyg_matrix.py` and `tests/test_dgl_matrix.py`: outputs and all gradients.
 
 """
@@ -73,9 +73,10 @@ def pyg_rows() -> list[tuple[str, str, str]]:
         torch.manual_seed(0)
         layer, inputs = case.make().double(), Inputs()
         pyg_backend.accelerate(layer)
+        arguments = case.arguments(inputs)
         report.reset()
         with SeenOps(inputs.num_edges) as seen, torch.no_grad():
-            layer(*case.arguments(inputs))
+            layer(*arguments)
         how, why = observed(report.snapshot(), seen.names)
         rows.append((name, how, f"{case.why} ({why})" if how == "segment" else why))
     report.reset()
@@ -107,7 +108,11 @@ def main() -> int:
     text = page()
     if "--check" in sys.argv[1:]:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        print("docs/coverage.md is up to date" if same else "docs/coverage.md is out of date: run scripts/coverage.py")
+        print(
+            "docs/coverage.md is up to date"
+            if same
+            else "docs/coverage.md is out of date: run scripts/coverage_page.py"
+        )
         return 0 if same else 1
     PAGE.write_text(text, encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
