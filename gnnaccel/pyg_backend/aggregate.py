@@ -22,7 +22,7 @@ def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, 
     """What ``module(messages, index, ptr, dim_size, dim)`` returns."""
     if not _may_view(module):
         if isinstance(messages, Lazy):
-            messages = messages.gather(f"{type(module).__name__} needs every message", always=True)
+            messages = messages.rows(f"{type(module).__name__} needs every message", always=True)
         return module(messages, index, ptr=ptr, dim_size=dim_size, dim=dim)
     return _view(module)(messages, index, ptr=ptr, dim_size=dim_size, dim=dim)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import ops
+from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 
 NARROW = 16  # features per edge that are worth storing: attention heads, coordinates
@@ -19,10 +20,14 @@ SIDES = {"u": "num_cols", "v": "num_rows"}
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """One row of `value` [N, ...] per edge: of its source (side "u") or of its destination ("v")."""
+    """One row of `value` [N, ...] per edge: of its source (side "u") or of its destination ("v").
+
+    clean : rows that no edge reads hold what another row holds, so that a function of them is as finite as of those.
+    """
 
     side: str
     value: Tensor
+    clean: bool = False
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -52,6 +57,33 @@ def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
     return x.reshape(x.shape[0], *features)
 
 
+def clean(graph: Graph, leaf: Leaf) -> Tensor:
+    """The node feature with rows that no edge reads replaced, without a gradient, by one that an edge reads.
+
+    A function of gathered rows never sees the others: 1 / x of an unread zero would be infinite, and its gradient NaN.
+    """
+    read = None if leaf.clean else _read(graph, leaf.side)
+    if read is None:
+        return leaf.value
+    mask, first = read
+    return torch.where(mask.view(-1, *(1,) * (leaf.value.dim() - 1)), leaf.value, leaf.value.detach()[first])
+
+
+def _read(graph: Graph, side: str) -> tuple[Tensor, int] | None:
+    """Which rows of a side some edge reads, and the first of them; None if all are read. Found once per graph."""
+    found = derived.get((graph.indptr,), ("read", side))
+    if found is None:
+        with torch.inference_mode(False):
+            if side == "v":
+                mask = graph.indptr.diff() > 0
+            else:
+                mask = torch.zeros(graph.num_cols, dtype=torch.bool, device=graph.device)
+                mask[graph.indices.long()] = True
+        found = (None if bool(mask.all()) else (mask, int(mask.int().argmax())),)
+        derived.put((graph.indptr,), ("read", side), found)
+    return found[0]
+
+
 def tensors_of(expression) -> list[Tensor]:
     """Every tensor an expression reads."""
     if isinstance(expression, Leaf):
@@ -64,7 +96,7 @@ def tensors_of(expression) -> list[Tensor]:
 def detached(expression):
     """The same expression without a gradient."""
     if isinstance(expression, Leaf):
-        return Leaf(expression.side, expression.value.detach())
+        return Leaf(expression.side, expression.value.detach(), expression.clean)
     if isinstance(expression, Tensor):
         return expression.detach()
     if not isinstance(expression, Apply):
@@ -109,9 +141,10 @@ def product(graph: Graph, expression: Expression):
     if not _factors(expression, factors):
         return None
     dims = len(expression.features)
-    sources = [f.value for f in factors if isinstance(f, Leaf) and f.side == "u"]
-    if not sources:
+    leaves = [f for f in factors if isinstance(f, Leaf) and f.side == "u"]
+    if not leaves:
         return None
+    sources = [leaves[0].value] if len(leaves) == 1 else [clean(graph, leaf) for leaf in leaves]
     weights = [gathered(graph, f) for f in factors if isinstance(f, Leaf) and f.side == "v"]
     for factor in factors:
         if not isinstance(factor, Leaf):

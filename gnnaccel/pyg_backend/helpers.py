@@ -74,6 +74,11 @@ class Call:
         current.call = self._outer
 
     @property
+    def lifted(self) -> bool:
+        """True if the layer's code got a lazy feature."""
+        return self._trip is not None
+
+    @property
     def gathered(self) -> str | None:
         """Why one row per edge was stored, or None."""
         return None if self._trip is None else self._trip.gathered
@@ -181,6 +186,8 @@ def memoised(original: Callable) -> Callable:
 
 
 def _can_remember(edges, values, rest) -> bool:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
     if not isinstance(edges, Tensor) or (edges.is_floating_point() and edges.requires_grad):
         return False
     if not (values is None or isinstance(values, Tensor)):
@@ -274,7 +281,7 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
             if isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW:
                 top = blocks.edge_reduce(graph, src.expression, "logsumexp")
                 return (src - lift(src.trip, "v", top)).exp()
-            src = src.gather("softmax") if isinstance(src, Lazy) else src
+            src = src.rows("softmax") if isinstance(src, Lazy) else src
             return ops.edge_softmax(graph, src)
     return utils.softmax(src, index, ptr, num_nodes, dim)
 
@@ -282,7 +289,7 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """torch_geometric.utils.scatter as a reduction over the edges of each destination, where it is one."""
     call = current.call
-    if call is not None and isinstance(index, Tensor) and isinstance(src, Tensor):
+    if call is not None and isinstance(index, Tensor) and isinstance(src, Tensor) and dim_size is not None:
         try:
             graph = call.graph(index, dim_size)
             if graph is not None:

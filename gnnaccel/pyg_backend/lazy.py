@@ -28,6 +28,7 @@ from gnnaccel.pyg_backend.expression import (
     Apply,
     Expression,
     Leaf,
+    clean,
     detached,
     gathered,
     is_rows,
@@ -83,18 +84,21 @@ class Lazy(Tensor):
                 return func(*args, **kwargs)
         rule = _RULES.get(func)
         if rule is not None:
-            out = rule(func, *args, **kwargs)
+            try:
+                out = rule(func, *args, **kwargs)
+            except (TypeError, RuntimeError, IndexError, ValueError):
+                out = NotImplemented  # arguments that the rule does not know, or that torch words an error for below
             if out is not NotImplemented:
                 return out
         name = getattr(func, "__name__", str(func))
-        args, kwargs = tree_map_only(Lazy, lambda x: x.gather(name), (args, kwargs))
+        args, kwargs = tree_map_only(Lazy, lambda x: x.rows(name), (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if torch.is_grad_enabled() and any(isinstance(a, Lazy) and a.expression_requires_grad() for a in args):
             _lost(None)
-        args, kwargs = tree_map_only(Lazy, lambda x: x.gather(str(func)), (args, kwargs or {}))
+        args, kwargs = tree_map_only(Lazy, lambda x: x.rows(str(func)), (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def expression_requires_grad(self) -> bool:
@@ -111,7 +115,7 @@ class Lazy(Tensor):
         """True if it is waiting and has the edges in dimension 0."""
         return self._value is None and self.axis == 0
 
-    def gather(self, reason: str, always: bool = False) -> Tensor:
+    def rows(self, reason: str, always: bool = False) -> Tensor:
         """The rows, as an ordinary tensor; always the same one. `reason` is noted if they are wide (or `always`)."""
         if self._value is None:
             if self.trip.gathered is None and (always or math.prod(self.expression.features) > NARROW):
@@ -130,9 +134,14 @@ def _lost(_grad):
     )
 
 
-def lift(trip: Trip, side: str, value: Tensor, axis: int = 0) -> Lazy:
+def lift(trip: Trip, side: str, value: Tensor, axis: int = 0, clean: bool = False) -> Lazy:
     """The rows of `value` [N, ...] at the sources ("u") or destinations ("v"), put into dimension `axis`."""
-    return Lazy(trip, Leaf(side, value), axis)
+    return Lazy(trip, Leaf(side, value, clean), axis)
+
+
+def _hoist(x: Lazy, function, *args, **kwargs) -> Any:
+    """function(node feature, ...) instead of function(rows, ...)."""
+    return function(clean(x.trip.graph, x.expression), *args, **kwargs)
 
 
 def _make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
@@ -192,8 +201,8 @@ def _combine(lazy: Lazy, function, operands: list):
     per_edge = [x for x in operands if isinstance(x, Tensor) and x.dim() == dims and x.shape[0] != 1]
     leaves = [x for x in operands if isinstance(x, Leaf)]
     if not per_edge and len({x.side for x in leaves}) == 1 and not any(isinstance(x, Apply) for x in operands):
-        values = [x.value if isinstance(x, Leaf) else x for x in operands]
-        return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis)
+        values = [clean(lazy.trip.graph, x) if isinstance(x, Leaf) else x for x in operands]
+        return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis, clean=True)
     try:
         features = torch.broadcast_shapes(*(_features(x, dims) for x in operands))
     except RuntimeError:
@@ -218,10 +227,10 @@ def _unary(func, x, *args, **kwargs):
     if any(not _is_plain(a, x) or (a.dim() and not leaf) for a in options):
         return NotImplemented
     if isinstance(x.expression, Leaf):
-        out = func(x.expression.value, *args, **kwargs)
+        out = _hoist(x, func, *args, **kwargs)
         if out.shape != x.expression.value.shape or not out.is_floating_point():
             return NotImplemented
-        return lift(x.trip, x.expression.side, out, x.axis)
+        return lift(x.trip, x.expression.side, out, x.axis, clean=True)
     dtype = func(torch.empty(1, dtype=x.expression.dtype), *args, **kwargs).dtype
     return _make(x.trip, func, (x.expression, *args), x.expression.features, dtype, kwargs, x.axis)
 
@@ -267,7 +276,8 @@ def _reshape(func, x, *shape):
 
 def _with_features(x: Lazy, features: tuple[int, ...]):
     if isinstance(x.expression, Leaf):
-        return lift(x.trip, x.expression.side, reshaped(x.expression.value, features))
+        leaf = x.expression
+        return lift(x.trip, leaf.side, reshaped(leaf.value, features), clean=leaf.clean)
     return _make(x.trip, reshaped, (x.expression, features), features, x.expression.dtype)
 
 
@@ -319,10 +329,10 @@ def _over_features(func, x, dim=None, *args, **kwargs):
     if not where or None in where:
         return NotImplemented
     if isinstance(x.expression, Leaf):
-        out = func(x.expression.value, dim, *args, **kwargs)
+        out = _hoist(x, func, dim, *args, **kwargs)
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return NotImplemented
-        return lift(x.trip, x.expression.side, out)
+        return lift(x.trip, x.expression.side, out, clean=True)
     if func not in (torch.sum, Tensor.sum) or args[1:] or kwargs.keys() - {"keepdim"}:
         return NotImplemented
     keep = args[0] if args else kwargs.get("keepdim", False)
@@ -341,6 +351,13 @@ def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     return _make(x.trip, torch.sum, (expression,), kept, expression.dtype, {"dim": dims, "keepdim": bool(keep)})
 
 
+def _norm(func, x, p="fro", dim=None, *args, **kwargs):
+    """Tensor.norm and torch.norm, which have the order before the dimension."""
+    if not isinstance(x, Lazy) or not x.pending or not isinstance(x.expression, Leaf) or _dim(x, dim) is None:
+        return NotImplemented
+    return lift(x.trip, x.expression.side, _hoist(x, func, p, dim, *args, **kwargs), clean=True)
+
+
 def _getitem(func, x, key):
     """x_j[:, ...]: a part of the features of all edges."""
     whole = isinstance(key, tuple) and key and isinstance(key[0], slice) and key[0] == slice(None)
@@ -349,14 +366,15 @@ def _getitem(func, x, key):
         return NotImplemented
     if any(isinstance(k, bool) or not isinstance(k, simple) for k in key):
         return NotImplemented
-    return lift(x.trip, x.expression.side, x.expression.value[key])
+    return lift(x.trip, x.expression.side, x.expression.value[key], clean=x.expression.clean)
 
 
 def _parts(func, x, size, dim=0):
     """split, chunk, tensor_split along a feature dimension."""
     if not isinstance(x, Lazy) or not x.pending or _dim(x, dim) is None or not isinstance(x.expression, Leaf):
         return NotImplemented
-    return tuple(lift(x.trip, x.expression.side, part) for part in func(x.expression.value, size, dim))
+    leaf = x.expression
+    return tuple(lift(x.trip, leaf.side, part, clean=leaf.clean) for part in func(leaf.value, size, dim))
 
 
 def _cat(func, tensors, dim=0):
@@ -367,7 +385,9 @@ def _cat(func, tensors, dim=0):
         return NotImplemented
     if _dim(first, dim) is None:
         return NotImplemented
-    return lift(first.trip, first.expression.side, func([t.expression.value for t in tensors], dim))
+    leaves = [t.expression for t in tensors]
+    whole = func([leaf.value for leaf in leaves], dim)
+    return lift(first.trip, leaves[0].side, whole, clean=all(leaf.clean for leaf in leaves))
 
 
 def _linear(func, x, weight, *bias):
@@ -380,7 +400,7 @@ def _linear(func, x, weight, *bias):
     ):
         return NotImplemented
     if isinstance(x.expression, Leaf):
-        return lift(x.trip, x.expression.side, func(x.expression.value, weight, *bias))
+        return lift(x.trip, x.expression.side, _hoist(x, func, weight, *bias), clean=True)
     width = weight.shape[0] if func is F.linear else weight.shape[-1]
     if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
         return NotImplemented
@@ -430,7 +450,8 @@ def _rules() -> dict:
     put(_unsqueeze, "unsqueeze")
     put(_squeeze, "squeeze")
     put(_flatten, "flatten")
-    put(_over_features, "sum", "mean", "softmax", "norm", "logsumexp", "amax", "amin")
+    put(_over_features, "sum", "mean", "softmax", "logsumexp", "amax", "amin")
+    put(_norm, "norm")
     put(_over_features, "softmax", "log_softmax", holders=(F,))
     put(_getitem, "__getitem__", holders=(Tensor,))
     put(_parts, "split", "chunk", "tensor_split")
@@ -449,7 +470,7 @@ def _metadata() -> set:
         "shape dtype device ndim layout is_cuda is_cpu is_sparse requires_grad is_mps is_meta is_quantized is_nested"
     )
     found = {getattr(Tensor, name) for name in names.split()}
-    found |= {torch.is_floating_point, torch.is_complex, torch.numel, Tensor.register_hook}
+    found |= {torch.is_floating_point, torch.is_complex, torch.numel}
     return found | {getattr(Tensor, name).__get__ for name in getters.split()}
 
 

@@ -213,8 +213,8 @@ def _in_call(function: Callable, conv, plain: Any, edge_index, size, kwargs: dic
         return function(conv, edge_index, **kwargs)
     with call:
         out = function(conv, edge_index, **kwargs)
-    out = tree_map_only(Lazy, lambda x: x.gather("a result with one row per edge"), out)
-    if not call.used:
+    out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+    if not (call.used or (updating and call.lifted)):
         report.fallback(kind, reason or doubt or call.gathered or "its aggregation is none of sums, means and extrema")
     elif call.gathered or doubt not in (None, _FUSED):
         report.record(kind + " segment", start, call.gathered or doubt)

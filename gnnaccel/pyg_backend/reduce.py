@@ -48,9 +48,14 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
         form = product(graph, messages.expression)
         if form is not None:
             x, weight, features = form
-            return reshaped(ops.spmm(graph, x, weight, reduce=reduce), features).movedim(0, dim)
+            return _back(reshaped(ops.spmm(graph, x, weight, reduce=reduce), features), dim)
         if reduce in ("sum", "mean"):
-            return blocks.edge_reduce(graph, messages.expression, reduce).movedim(0, dim)
+            return _back(blocks.edge_reduce(graph, messages.expression, reduce), dim)
     if isinstance(messages, Lazy):
-        messages = messages.gather(f"{reduce} of messages that are no product")
-    return ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce).movedim(0, dim)
+        messages = messages.rows(f"{reduce} of messages that are no product")
+    return _back(ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
+
+
+def _back(out: Tensor, dim: int) -> Tensor:
+    """`out` with its rows in dimension `dim`, contiguous as PyG's results are."""
+    return out.movedim(0, dim).contiguous() if dim else out

@@ -45,7 +45,9 @@ def propagate(rule: Callable, conv, plain: Any, edges: Edges, kwargs: dict) -> T
         raise Unsupported("own update()")
     if conv.node_dim not in (-2, 0):
         raise Unsupported(f"node_dim {conv.node_dim}")
-    if type(conv.aggr_module) is not SumAggregation or is_watched(conv.aggr_module):
+    if is_watched(conv.aggr_module):
+        raise Unsupported("hooks on the aggregation")
+    if type(conv.aggr_module) is not SumAggregation:
         raise Unsupported(f"attention with aggregation {conv.aggr!r}")
     return call(rule, conv, edges, kwargs)
 

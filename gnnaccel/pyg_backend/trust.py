@@ -1,12 +1,14 @@
 """Whether a layer's own code may be handed lazy features: only where torch sees all that is done to them.
 
 A custom autograd function or a compiled module would take a lazy tensor for an ordinary one. So the code that
-message(), aggregate(), update() and edge_update() reach must use torch, PyG and plain Python alone.
+message(), aggregate(), update() and edge_update() reach must use torch, PyG and plain Python alone. And it must not
+write in place: a slice or another view of a lazy feature shares no memory with it.
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import types
 from typing import Any
@@ -15,6 +17,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 _ROOTS = ("message", "aggregate", "update", "edge_update")
 _PACKAGES = ("torch", "torch_geometric", "math", "operator", "_operator", "typing", "functools", "builtins")
+# Names and attributes of code that looks at tensors themselves: transforms, compilers, their own autograd.
+_WORDS = {"autograd", "vmap", "func", "jit", "compile", "checkpoint", "_dynamo", "register_hook", "type", "__class__"}
 _OPAQUE = ("torch.autograd", "torch.jit", "torch._dynamo", "torch.utils.cpp_extension", "torch.func")
 
 
@@ -27,7 +31,14 @@ def distrust(conv: MessagePassing) -> str | None:
     for part in conv.modules():
         if part is not conv and not type(part).__module__.startswith(("torch.nn.", "torch_geometric.")):
             return f"a submodule of class {type(part).__name__}, which cannot be looked through"
+        if getattr(part, "inplace", False) and not _is_pygs(plain):
+            return f"{type(part).__name__} writes in place"
     return None
+
+
+def _is_pygs(plain: Any) -> bool:
+    """True if all the code that meets lazy features is PyG's own, which keeps no view of what it writes to."""
+    return all(_is_known(getattr(plain, name, MessagePassing)) for name in _ROOTS)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -47,6 +58,9 @@ def _of_functions(functions: list, plain: Any) -> str | None:
             return f"it calls {getattr(function, '__name__', function)!r}, which cannot be looked through"
         for cell in function.__closure__ or ():
             functions += [cell.cell_contents] if callable(cell.cell_contents) else []
+        reason = _of_code(function.__code__)
+        if reason is not None:
+            return f"{function.__name__}() {reason}"
         for name in _names(function.__code__):
             value = function.__globals__.get(name, getattr(builtins, name, None))
             if callable(value) or isinstance(value, types.ModuleType):
@@ -70,3 +84,18 @@ def _names(code: types.CodeType) -> set[str]:
         if isinstance(const, types.CodeType):
             found |= _names(const)
     return found
+
+
+def _of_code(code: types.CodeType) -> str | None:
+    """Why the code itself, without what it calls, cannot be trusted."""
+    for name in _names(code):
+        if name in _WORDS:
+            return f"uses {name!r}"
+        if name.endswith("_") and not name.endswith("__"):
+            return f"calls {name}(), which writes in place"
+    for instruction in dis.get_instructions(code):
+        in_place = instruction.opname.startswith(("INPLACE_", "STORE_SUBSCR", "STORE_SLICE"))
+        if in_place or (instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")):
+            return "writes in place"
+    keywords = [word for const in code.co_consts if isinstance(const, tuple) for word in const]
+    return "writes in place" if "inplace" in keywords else None
