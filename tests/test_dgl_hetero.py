@@ -225,3 +225,31 @@ def test_relational_layers_with_typed_products():
 
     counted = compare(call, [rand(40, 16), weight])
     assert all(site.left == 0 for site in counted.values())
+
+
+def test_blocks_of_several_edge_types():
+    g = build("ring")
+    block = dgl.to_block(dgl.in_subgraph(g, {"user": [0, 2], "game": [1]}), {"user": [0, 2], "game": [1]})
+    sources = [rand(block.num_nodes(f"SRC/{n}"), 4, seed=i) for i, n in enumerate(block.srctypes)]
+    scores = [rand(block.num_edges(e), 2, seed=i) for i, e in enumerate(block.canonical_etypes)]
+
+    def call(*nodes):
+        with block.local_scope():
+            for name, value in zip(block.srctypes, nodes, strict=True):
+                block.srcnodes[name].data["h"] = value
+            each = (fn.copy_u("h", "m"), fn.mean("m", "o"))
+            block.multi_update_all({e: each for e in block.canonical_etypes if block.num_edges(e)}, "sum")
+            return [block.dstnodes[n].data["o"] for n in block.dsttypes if "o" in block.dstnodes[n].data]
+
+    compare(call, sources)
+    dgl_backend.enable()
+    report.reset()
+    softmax = dgl.ops.edge_softmax(block, dict(zip(block.canonical_etypes, scores, strict=True)))
+    for target in block.dsttypes:
+        total = torch.zeros(block.num_nodes(f"DST/{target}"), 2, dtype=torch.float64)
+        for etype in block.canonical_etypes:
+            if etype[2] == target:
+                total.index_add_(0, block.edges(etype=etype)[1], softmax[etype])
+        fed = sum(block.in_degrees(etype=e) for e in block.canonical_etypes if e[2] == target) > 0
+        torch.testing.assert_close(total, fed.double().view(-1, 1).expand(-1, 2))
+    assert report.snapshot()["dgl.edge_softmax_hetero"].accelerated == 1
