@@ -119,7 +119,7 @@ def test_what_dgl_does_not_look_at_is_an_error():
         with pytest.raises(dgl.DGLError, match="one score per edge"):
             dgl.ops.edge_softmax(G, wrong)
     with pytest.raises(dgl.DGLError, match="one row per node"):
-        dgl.ops.copy_u_sum(ring, [x[:1] for x in nodes])
+        dgl.ops.copy_u_sum(ring, [nodes[0][:1], None, nodes[2]])
     with pytest.raises(dgl.DGLError, match="one row per node"):
         dgl.ops.edge_softmax(ring, {e: s[:1] for e, s in scores.items()})
     with pytest.raises(dgl.DGLError, match="data types"):

@@ -31,11 +31,12 @@ def _refuse(counted, known: bool) -> str | None:
     from dgl.base import DGLError
 
     given = [f for f, _ in counted]
-    if any(isinstance(f, torch.Tensor) and (f.dim() == 0 or f.shape[0] != count) for f, count in counted):
-        shapes = [(tuple(f.shape), count) for f, count in counted]
+    tensors = [(f, count) for f, count in counted if isinstance(f, torch.Tensor)]
+    if any(f.shape[:1] != (count,) for f, count in tensors):
+        shapes = [(tuple(f.shape), count) for f, count in tensors]
         raise DGLError(f"Expected features with one row per node or edge, got (shape, rows expected): {shapes}")
-    if len({f.dtype for f in given if isinstance(f, torch.Tensor)}) > 1:
-        raise DGLError(f"The features' data types don't match: {[f.dtype for f in given]}")
+    if len({f.dtype for f, _ in tensors}) > 1:
+        raise DGLError(f"The features' data types don't match: {[f.dtype for f, _ in tensors]}")
     if not known:
         return "an operator that is not one of ours"
     if any(f is None for f in given):
