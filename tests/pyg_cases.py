@@ -318,7 +318,7 @@ CASES: dict[str, Case] = {
 def _knn(x, y, _ptr_x, _ptr_y, k: int, _cosine: bool, _workers: int) -> Tensor:
     """k nearest neighbours [2, N * k] as pyg_lib gives them, for tests where it is not installed."""
     nearest = torch.cdist(y.detach(), x.detach()).topk(k, largest=False).indices
-    return torch.stack([torch.arange(y.shape[0]).repeat_interleave(k), nearest.flatten()])
+    return torch.stack([torch.arange(y.shape[0], device=y.device).repeat_interleave(k), nearest.flatten()])
 
 
 @functools.cache
@@ -351,7 +351,7 @@ class SeenOps(TorchDispatchMode):
 
     def __enter__(self):
         self._bytes = blocks.BLOCK_BYTES
-        blocks.BLOCK_BYTES = {"cpu": 16 * D * 8}
+        blocks.BLOCK_BYTES = {"cpu": 16 * D * 8, "cuda": 16 * D * 8}
         return super().__enter__()
 
     def __exit__(self, *exception):

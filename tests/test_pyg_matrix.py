@@ -9,6 +9,7 @@ pytest.importorskip("torch_geometric")
 import pyg_cases
 import torch_geometric.nn.conv as convs
 from pyg_cases import CASES, Inputs
+from torch.utils._pytree import tree_map_only
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
@@ -33,7 +34,9 @@ def run(layer, arguments, order=1):
     wanted = [t for t in leaves(arguments) if t.requires_grad]
     wanted += [p for p in layer.parameters() if p.requires_grad]
     loss = sum(
-        (o * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs if o.requires_grad
+        (o * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).to(o.device).view_as(o)).sum()
+        for o in outputs
+        if o.requires_grad
     )
     if not isinstance(loss, torch.Tensor):
         return outputs, []
@@ -54,15 +57,22 @@ def assert_same(got, expected, tolerance):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def compared(name, inputs, tolerance, order=1):
+def moved(tree, device):
+    """The same leaves on another device."""
+    return tree_map_only(torch.Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad), tree)
+
+
+def compared(name, inputs, tolerance, order=1, device="cpu"):
     """Compare; returns the accelerated layer and its arguments."""
     case = CASES[name]
     if pyg_cases.missing(case):
         pytest.skip(f"PyG needs {case.needs} for it")
+    if name == "MeshCNNConv" and torch.device(device).type == "cuda":
+        pytest.skip("PyG makes its messages on the CPU")
     torch.manual_seed(0)
-    plain = case.make().to(inputs.dtype)
+    plain = case.make().to(device, inputs.dtype)
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
-    arguments = case.arguments(inputs)
+    arguments = moved(case.arguments(inputs), device)
     expected = run(plain, arguments, order)
     report.reset()
     got = run(layer, arguments, order)
@@ -72,8 +82,8 @@ def compared(name, inputs, tolerance, order=1):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_float64(name):
-    layer, arguments = compared(name, Inputs(), 1e-8)
+def test_float64(name, device):
+    layer, arguments = compared(name, Inputs(), 1e-8, device=device)
     report.reset()
     with pyg_cases.SeenOps(num_edges=160) as seen, torch.no_grad():
         layer(*arguments)
@@ -83,8 +93,9 @@ def test_float64(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_float32(name):
-    compared(name, Inputs(dtype=torch.float32, seed=3), 2e-3 if name.startswith("GENConv power") else 2e-4)
+def test_float32(name, device):
+    inputs, tolerance = Inputs(dtype=torch.float32, seed=3), 2e-3 if name.startswith("GENConv power") else 2e-4
+    compared(name, inputs, tolerance, device=device)
 
 
 @pytest.mark.parametrize("name", CASES)
