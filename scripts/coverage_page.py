@@ -39,7 +39,8 @@ them decides. `GNNACCEL_PROFILE=1` prints the reason for each layer that stores 
 
 Left to PyG, and counted, whatever the layer: explain mode, decomposed layers, hooks on message passing, replaced
 methods, torch.compile (PyG's code is traced whole), TorchScript, torch.func and forward-mode differentiation, own
-propagate() methods, features that are not floating point. Aggregations that need every message (median, quantile,
+propagate() methods, features that are not floating point. Layers whose code writes in place, uses autograd functions
+of its own or modules that are not torch's or PyG's get gathered features (`segment`). Aggregations that need every message (median, quantile,
 LSTM, sort ...) get them.
 
 """
@@ -49,11 +50,24 @@ _DGL = """## DGL 2.1.0
 |---|---|---|---|
 {rows}
 
-## Where results differ from DGL alone
+## Where results differ from the frameworks alone
 
-- max and min: of equal values the first in row order wins and gets the gradient. DGL promises no order.
+DGL:
+
+- Of equal values, a maximum or minimum is the first in row order and gets the gradient. DGL promises no order.
 - A maximum or minimum of values with NaN is NaN here, as in torch; DGL's kernels skip NaN.
-- DGL's gradient of a maximum over a relation without edges goes to node 0; ours is zero.
+- A maximum over a graph without edges has no gradient; DGL's goes to node 0.
+- Ops over several edge types of which the first has no edges: the sum of the others. DGL alone returns zeros, or memory
+  it never wrote, and an error where another one has none.
+- Second derivatives through `edge_softmax`, `GATConv` and `GATv2Conv` are right; DGL's are not, or raise.
+- Some calls that DGL refuses work: bfloat16 segments, features of width 0, graphs restricted to one sparse format.
+
+PyG:
+
+- The gradient of a maximum or minimum goes to one of several equal winners; PyG's plain path divides it.
+- With an `edge_index` of int32, PyG's own gradients on the CPU are wrong in torch 2.13; ours equal those of int64.
+- Writing in place into the features after a layer whose edge weight needs a gradient (`x += conv(x, index, weight)`)
+  raises torch's error: the features themselves are kept for the backward pass, where PyG keeps one copy per edge.
 """
 
 
