@@ -764,6 +764,7 @@ def test_to_graph():
 def test_gatv2_blocks(monkeypatch):
     from gnnaccel.pyg_backend import blocks
 
+    monkeypatch.setattr(blocks, "STORED_BYTES", {})
     monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 7 * 3 * 5 * 8})  # seven edges at a time
     layer = ATTRIBUTED["GATv2"]()
     assert_same(layer, rand(N, D, grad=True), edges(), edge_attr=edge_values(4), kinds=None)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
+from gnnaccel.pyg_backend import blocks
 
 pyg_cases.prepare_pyg()
 
@@ -90,6 +91,23 @@ def test_float64(name, device):
     case, (how, why) = CASES[name], pyg_cases.observed(report.snapshot(), seen.names)
     assert how == case.runs
     assert how == "segment" or why == case.why
+
+
+@pytest.fixture(params=["stored", "in blocks"])
+def sizes(request, monkeypatch):
+    """Messages that are no product: all made at once, as in small graphs, or in blocks of a few edges."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(blocks, "STORED_BYTES", {})
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
+
+
+BLOCKS = [name for name in CASES if CASES[name].runs == "blocks" or name.startswith("GATv2")]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("order", [1, 2])
+def test_blocks(name, order, sizes, device):
+    compared(name, Inputs(), 1e-7, order, device)
 
 
 @pytest.mark.parametrize("name", CASES)

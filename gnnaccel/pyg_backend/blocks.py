@@ -1,6 +1,7 @@
 """Messages that are no product, evaluated and reduced in blocks of edges: memory linear in nodes.
 
-The graph is cut between rows into blocks of about BLOCK_BYTES of messages. The forward pass evaluates an expression
+Where all messages together are small, they are made at once and kept for the backward pass, which is faster. Else the
+graph is cut between rows into blocks of about BLOCK_BYTES of messages. The forward pass evaluates an expression
 block by block and reduces its rows; the backward pass evaluates it again, once in the order of destinations and once
 in that of sources, so that every gradient is a sum of consecutive rows: no scatter, and the same result each time.
 """
@@ -19,6 +20,9 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, gathered, is_rows
 
+# Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
+# cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
+STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
 # Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
 BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
@@ -272,9 +276,18 @@ def _plain_logsumexp(graph: Graph, message: Tensor) -> Tensor:
     return top + ops.spmm(graph, None, shifted.exp(), "copy_rhs").clamp_min(1e-38).log()
 
 
+def are_large(graph: Graph, expression: Expression) -> bool:
+    """True if the rows of an expression, or of a part of it, are more than to be stored."""
+    parts = [arg for arg in expression.args if isinstance(arg, Apply)] if isinstance(expression, Apply) else []
+    stored = graph.nnz * math.prod(expression.features) * expression.dtype.itemsize
+    return stored > STORED_BYTES.get(graph.device.type, 0) or any(are_large(graph, part) for part in parts)
+
+
 def edge_values(graph: Graph, expression: Expression) -> Tensor:
-    """The rows of an expression, [E, ...] in edge-id order, without storing anything wider on the way."""
+    """The rows of an expression, [E, ...] in edge-id order, without storing much that is wider on the way."""
     if not isinstance(expression, Apply) or not any(_is_wide(arg, expression) for arg in expression.args):
+        return gathered(graph, expression)
+    if not are_large(graph, expression):
         return gathered(graph, expression)
     program, operands = compiled(graph, expression)
     return _Blocks.apply(graph, program, None, expression.features, expression.dtype, *operands)
@@ -285,7 +298,7 @@ def _is_wide(arg, expression: Apply) -> bool:
 
 
 def edge_reduce(graph: Graph, expression: Expression, reduce: str) -> Tensor:
-    """Reduce the rows of an expression over the edges of each destination: [num_rows, ...].
+    """Reduce the rows of a large expression over the edges of each destination: [num_rows, ...].
 
     reduce : "sum", "mean" or "logsumexp". Rows without edges: 0 (for logsumexp: nothing reads them).
     """

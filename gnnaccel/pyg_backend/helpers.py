@@ -278,10 +278,11 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
         except Unsupported:
             graph = None
         if graph is not None and src.shape[0] == graph.nnz:
-            if isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW:
+            is_wide = isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW
+            if is_wide and blocks.are_large(graph, src.expression):
                 top = blocks.edge_reduce(graph, src.expression, "logsumexp")
                 return (src - lift(src.trip, "v", top)).exp()
-            src = src.rows("softmax") if isinstance(src, Lazy) else src
+            src = src.rows() if isinstance(src, Lazy) else src
             return ops.edge_softmax(graph, src)
     return utils.softmax(src, index, ptr, num_nodes, dim)
 

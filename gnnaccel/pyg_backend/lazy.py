@@ -115,7 +115,7 @@ class Lazy(Tensor):
         """True if it is waiting and has the edges in dimension 0."""
         return self._value is None and self.axis == 0
 
-    def rows(self, reason: str, always: bool = False) -> Tensor:
+    def rows(self, reason: str | None = None, always: bool = False) -> Tensor:
         """The rows, as an ordinary tensor; always the same one. `reason` is noted if they are wide (or `always`)."""
         if self._value is None:
             if self.trip.gathered is None and (always or math.prod(self.expression.features) > NARROW):

@@ -182,14 +182,17 @@ def _make_propagate(plain: Any) -> Callable:
         by_flow = plain.propagate is MessagePassing.propagate  # else the one that PyG generated
         start = time.perf_counter()
         rule = rules.MESSAGE_RULES.get(plain.message)
-        if rule is not None:
+        if rule is not None or plain.message in rules.WEIGHTS:
             try:
                 edges = Edges(edge_index, size, self.flow, self.node_dim, by_flow)
-                out = rules.propagate(rule, self, plain, edges, named)
+                if rule is not None:
+                    out = rules.propagate(rule, self, plain, edges, named)
+                else:
+                    out = rules.weighted(self, plain, edges, named)
                 report.record(kind, start)
                 return out
             except Unsupported as error:
-                reason = str(error)
+                reason = str(error) if rule is not None else None
         return _in_call(plain.propagate, self, plain, edge_index, size, _settled(kwargs), kind, reason)
 
     # PyG takes a propagate() of this module name for the one that it generated, and leaves it alone.

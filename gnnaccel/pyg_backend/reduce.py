@@ -49,7 +49,9 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
         if form is not None:
             x, weight, features = form
             return _back(reshaped(ops.spmm(graph, x, weight, reduce=reduce), features), dim)
-        if reduce in ("sum", "mean"):
+        if not blocks.are_large(graph, messages.expression):
+            messages = messages.rows()
+        elif reduce in ("sum", "mean"):
             return _back(blocks.edge_reduce(graph, messages.expression, reduce), dim)
     if isinstance(messages, Lazy):
         messages = messages.rows(f"{reduce} of messages that are no product")

@@ -1,4 +1,5 @@
-"""Layers whose message() or edge_update() has a rule of its own: attention, fused beyond what lazy features give.
+"""Layers whose message() or edge_update() has a rule of its own: attention, fused beyond what lazy features give, and
+the plainest messages, for which lazy features cost more time on small graphs than the sum itself.
 
 Rules are looked up by the method itself, not by the class: a subclass that overrides message() gets no rule of its
 parent's, and one that does not keeps it.
@@ -10,13 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnaccel import ops
 from gnnaccel.pyg_backend import attention
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.helpers import is_watched
+from gnnaccel.pyg_backend.reduce import takes
 
 # message() -> a function of (layer, edges, propagate arguments) that returns what is passed to update().
 MESSAGE_RULES: dict[Callable, Callable] = {
@@ -24,6 +28,25 @@ MESSAGE_RULES: dict[Callable, Callable] = {
     pyg_nn.TransformerConv.message: attention.transformer,
     pyg_nn.AGNNConv.message: attention.agnn,
 }
+# message() that is x_j, or x_j times the edge weight of that name where there is one.
+WEIGHTS: dict[Callable, str | None] = {
+    MessagePassing.message: None,
+    pyg_nn.SAGEConv.message: None,
+    pyg_nn.GINConv.message: None,
+    pyg_nn.MFConv.message: None,
+    pyg_nn.SimpleConv.message: "edge_weight",
+    pyg_nn.GCNConv.message: "edge_weight",
+    pyg_nn.ChebConv.message: "norm",
+    pyg_nn.GraphConv.message: "edge_weight",
+    pyg_nn.GatedGraphConv.message: "edge_weight",
+    pyg_nn.TAGConv.message: "edge_weight",
+    pyg_nn.SGConv.message: "edge_weight",
+    pyg_nn.SSGConv.message: "edge_weight",
+    pyg_nn.APPNP.message: "edge_weight",
+    pyg_nn.GCN2Conv.message: "edge_weight",
+    pyg_nn.LGConv.message: "edge_weight",
+}
+_REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
 # edge_update() -> the same for edge_updater().
 EDGE_RULES: dict[Callable, Callable] = {
     pyg_nn.GATConv.edge_update: attention.gat_scores,
@@ -50,6 +73,29 @@ def propagate(rule: Callable, conv, plain: Any, edges: Edges, kwargs: dict) -> T
     if type(conv.aggr_module) is not SumAggregation:
         raise Unsupported(f"attention with aggregation {conv.aggr!r}")
     return call(rule, conv, edges, kwargs)
+
+
+def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
+    """One propagate() call of a layer whose message() is in WEIGHTS. Raises Unsupported as `propagate`."""
+    reduce = _REDUCES.get(type(conv.aggr_module))
+    if plain.aggregate is not MessagePassing.aggregate or plain.update is not MessagePassing.update:
+        raise Unsupported("own aggregate() or update()")
+    if reduce is None or is_watched(conv.aggr_module) or edges.is_sparse or isinstance(edges.edge_index, EdgeIndex):
+        raise Unsupported("another aggregation, or edges that PyG may multiply by")
+    name = WEIGHTS[plain.message]
+    x, weight = edges.node_feature(kwargs.get("x"), "_j"), None if name is None else kwargs.get(name)
+    if x is None or x.dim() != 2 or not takes(x) or conv.node_dim not in (-2, 0):
+        raise Unsupported("features that are not [N, F]")
+    for part in conv._user_args:  # their sizes count, and PyG checks them, read or not
+        if part[-2:] in ("_i", "_j") and part != "x_j":
+            edges.node_feature(kwargs.get(part[:-2]), part[-2:])
+    graph = edges.graph()
+    if weight is not None:
+        if not takes(weight) or weight.dim() != 1 or weight.shape[0] != graph.nnz or weight.dtype != x.dtype:
+            raise Unsupported("a weight that is not [E]")
+        if weight.device != x.device:
+            raise Unsupported("a weight on another device")
+    return ops.spmm(graph, x, weight, reduce=reduce)
 
 
 def call(rule: Callable, conv, edges: Edges, kwargs: dict) -> Tensor:
