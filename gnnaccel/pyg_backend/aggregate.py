@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import aggr
 
+from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
-from gnnaccel.pyg_backend.helpers import bind, current, is_watched, uses_helpers
+from gnnaccel.pyg_backend.helpers import bind, is_watched, uses_helpers
 from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.reduce import reduced
 
@@ -51,7 +52,8 @@ def _may_view(module: aggr.Aggregation) -> bool:
 
 
 def _view(module: aggr.Aggregation) -> aggr.Aggregation:
-    view = object.__new__(_view_class(type(module)))
+    cls: Any = type(module)
+    view: Any = object.__new__(_view_class(cls))
     object.__setattr__(view, "__dict__", module.__dict__)
     return view
 
@@ -65,9 +67,10 @@ def _view_class(plain: Any) -> type:
         # The fused aggregation would share sums among the modules by scatter; they are one SpMM each.
         members["fused_aggr"] = None
         members["aggrs"] = property(lambda self: [_part(part) for part in self._modules["aggrs"]])
-    for owner, name in ((aggr.DegreeScalerAggregation, "aggr"), (aggr.StdAggregation, "var_aggr")):
-        if issubclass(plain, owner):
-            members[name] = property(lambda self, name=name: _part(self._modules[name]))
+    if issubclass(plain, aggr.DegreeScalerAggregation):
+        members["aggr"] = property(lambda self: _part(self._modules["aggr"]))
+    if issubclass(plain, aggr.StdAggregation):
+        members["var_aggr"] = property(lambda self: _part(self._modules["var_aggr"]))
     return type(plain.__name__, (plain,), members)
 
 

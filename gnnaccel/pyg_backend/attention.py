@@ -24,9 +24,10 @@ from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import Apply, Leaf, reshaped
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
-from gnnaccel.pyg_backend.helpers import current, is_watched
+from gnnaccel.pyg_backend.helpers import is_watched
 from gnnaccel.pyg_backend.reduce import takes
 
 

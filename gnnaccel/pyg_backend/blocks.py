@@ -28,9 +28,9 @@ BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
 
 class Slot(NamedTuple):
-    """Operand number `index` of a program."""
+    """Operand `number` of a program."""
 
-    index: int
+    number: int
 
 
 class Step(NamedTuple):
@@ -82,7 +82,7 @@ def compiled(graph: Graph, expression: Expression) -> tuple[Program, list[Tensor
 
 def _run(node, values: list[Tensor], done: dict[int, Tensor]) -> Any:
     if isinstance(node, Slot):
-        return values[node.index]
+        return values[node.number]
     if not isinstance(node, Step):
         return node
     found = done.get(id(node))

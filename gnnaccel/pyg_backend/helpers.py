@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import threading
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,124 +22,15 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived, stamp
-from gnnaccel.graph.structure import Graph
-from gnnaccel.pyg_backend import blocks
-from gnnaccel.pyg_backend.expression import NARROW, SIDES
-from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of, from_sparse, owners_of, values_of
-from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift
+from gnnaccel.pyg_backend import blocks, lazy_rules  # noqa: F401 (fills lazy.RULES)
+from gnnaccel.pyg_backend.call import current
+from gnnaccel.pyg_backend.expression import NARROW
+from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, owners_of, values_of
+from gnnaccel.pyg_backend.lazy import Lazy, lift
 from gnnaccel.pyg_backend.reduce import reduced, takes
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
-
-
-class _Current(threading.local):
-    """What the methods of a layer tell each other during one call on this thread.
-
-    hidden : its forward() will not show the attention weights to anybody.
-    """
-
-    call: Call | None = None
-    hidden: bool = False
-
-
-current = _Current()
-
-
-class Call:
-    """A context in which our helpers may use the graph of one propagate(); notes what they did.
-
-    lazily : hand message() features that are not gathered (see lazy.py).
-    destinations : the index tensor of destinations that PyG handed to the layer's code.
-    used : one of our reductions ran.
-    """
-
-    __slots__ = ("_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
-
-    def __init__(self, edges: Edges, lazily: bool):
-        self.edges = edges
-        self.lazily = lazily
-        self.used = False
-        self.destinations: Tensor | None = None
-        self._graph: Graph | None = None
-        self._outer: Call | None = None
-        self._trip: Trip | None = None
-
-    def __enter__(self) -> Call:
-        self._outer, current.call = current.call, self
-        return self
-
-    def __exit__(self, *exception) -> None:
-        current.call = self._outer
-
-    @property
-    def lifted(self) -> bool:
-        """True if the layer's code got a lazy feature."""
-        return self._trip is not None
-
-    @property
-    def gathered(self) -> str | None:
-        """Why one row per edge was stored, or None."""
-        return None if self._trip is None else self._trip.gathered
-
-    def graph(self, index: Tensor, num_dst: int | None) -> Graph | None:
-        """The Graph whose edges end at `index`, or None if that is not this call's edges."""
-        if index is not self.destinations and self._side(index) != "v":
-            return None
-        if self._graph is None:
-            side = self.edges.sides[0]
-            if self.edges.size[side] is None:
-                self.edges.size[side] = num_dst
-            self._graph = self.edges.graph()
-        return self._graph if num_dst in (None, self._graph.num_rows) else None
-
-    def _side(self, index: Tensor) -> str | None:
-        """Which end of the edges `index` holds, "u" or "v"; None where that cannot be told."""
-        if self.edges.is_sparse:
-            columns = columns_of(self.edges.edge_index)
-            return "u" if columns is not None and _same_memory(index, columns) else None
-        i, j = (self.edges.edge_index[side] for side in self.edges.sides)
-        if i.numel() == 0 or i.data_ptr() == j.data_ptr():
-            return None
-        return "v" if _same_memory(index, i) else "u" if _same_memory(index, j) else None
-
-    def spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
-        """Sum, mean or extremum of x (times an edge weight) over the edges of each destination."""
-        if not takes(x) or x.dim() != 2 or (weight is not None and (weight.dim() != 1 or weight.dtype != x.dtype)):
-            raise Unsupported("operands")
-        graph = self.edges.graph()
-        if x.shape[0] != graph.num_cols or (weight is not None and weight.shape[0] != graph.nnz):
-            raise Unsupported("operands")
-        self.used = True
-        return ops.spmm(graph, x, weight, reduce="sum" if reduce == "add" else reduce)
-
-    def lift(self, src: Tensor, index: Tensor) -> Lazy | None:
-        """`src` at one end of the edges, without gathering it; None if PyG must do that (and word its errors)."""
-        if not self.lazily or type(src) not in (Tensor, torch.nn.Parameter) or not takes(src) or src.dim() == 0:
-            return None
-        if not -src.dim() <= self.edges.node_dim < src.dim():
-            return None
-        axis = self.edges.node_dim % src.dim()
-        if self._trip is None:
-            try:
-                self._graph = self.edges.graph()
-            except Unsupported:  # an index out of range: PyG words it
-                self.lazily = False
-                return None
-            if self._graph.nnz == 0:
-                self.lazily = False
-                return None
-            self._trip = Trip(self._graph)
-        side = self._side(index)
-        if side is None and self.edges.is_sparse:  # PyG collects two index tensors, and this is not the sources'
-            side = "v"
-        if side is None or src.shape[axis] != getattr(self._graph, SIDES[side]) or src.device != self._graph.device:
-            return None
-        return lift(self._trip, side, src.movedim(axis, 0), axis)
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def is_watched(module: torch.nn.Module) -> bool:

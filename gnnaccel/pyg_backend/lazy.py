@@ -16,27 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
-from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.expression import (
     NARROW,
-    Apply,
     Expression,
     Leaf,
-    clean,
-    detached,
     gathered,
-    is_rows,
-    reshaped,
     tensors_of,
 )
 
-_TENSORS = (Tensor, torch.nn.Parameter)
+RULES: dict[Any, Callable] = {}  # torch function -> rule(function, *args, **kwargs), filled by lazy_rules.py
+METADATA: set = set()  # functions that ask for nothing but shape, type and place
 
 
 @dataclass
@@ -79,10 +72,10 @@ class Lazy(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _METADATA:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        rule = _RULES.get(func)
+        rule = RULES.get(func)
         if rule is not None:
             try:
                 out = rule(func, *args, **kwargs)
@@ -100,6 +93,11 @@ class Lazy(Tensor):
             _lost(None)
         args, kwargs = tree_map_only(Lazy, lambda x: x.rows(str(func)), (args, kwargs or {}))
         return func(*args, **kwargs)
+
+    @property
+    def expression_dims(self) -> int:
+        """Dimensions of a row and one for the edges."""
+        return len(self.expression.features) + 1
 
     def expression_requires_grad(self) -> bool:
         """True if a gradient goes to any tensor of the expression."""
@@ -137,342 +135,3 @@ def _lost(_grad):
 def lift(trip: Trip, side: str, value: Tensor, axis: int = 0, clean: bool = False) -> Lazy:
     """The rows of `value` [N, ...] at the sources ("u") or destinations ("v"), put into dimension `axis`."""
     return Lazy(trip, Leaf(side, value, clean), axis)
-
-
-def _hoist(x: Lazy, function, *args, **kwargs) -> Any:
-    """function(node feature, ...) instead of function(rows, ...)."""
-    return function(clean(x.trip.graph, x.expression), *args, **kwargs)
-
-
-def _make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
-    """An Apply as a Lazy; as an ordinary tensor where it is narrow and no product that an SpMM could take."""
-    expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if not torch.is_grad_enabled():
-        expression = detached(expression)
-    if function is not torch.mul and function is not reshaped and math.prod(features) <= NARROW:
-        return blocks.edge_values(trip.graph, expression).movedim(0, axis)
-    return Lazy(trip, expression, axis)
-
-
-def _is_operand(value) -> bool:
-    return type(value) in _TENSORS and value.is_floating_point()
-
-
-def _is_plain(value, lazy: Lazy) -> bool:
-    """True for a number or tensor that broadcasts to all rows alike."""
-    if isinstance(value, (int, float, bool)):
-        return True
-    if not _is_operand(value):
-        return False
-    if value.device != lazy.trip.graph.device and value.dim():
-        return False
-    return value.dim() < lazy.expression_dims or (value.dim() == lazy.expression_dims and value.shape[0] == 1)
-
-
-Lazy.expression_dims = property(lambda self: len(self.expression.features) + 1)  # type: ignore[attr-defined]
-
-
-def _binary(function):
-    def rule(_func, a, b, *args, **kwargs):
-        if args or kwargs:
-            return NotImplemented
-        lazy = a if isinstance(a, Lazy) else b
-        operands = []
-        for x in (a, b):
-            if isinstance(x, Lazy):
-                alike = x.trip is lazy.trip and x.axis == lazy.axis and x.expression_dims == lazy.expression_dims
-                if not x.waiting or not alike:
-                    return NotImplemented
-                operands.append(x.expression)
-                continue
-            if lazy.axis and isinstance(x, Tensor) and x.dim() <= lazy.expression_dims:  # the edges first, as inside
-                x = x.reshape(*(1,) * (lazy.expression_dims - x.dim()), *x.shape).movedim(lazy.axis, 0)
-            per_edge = is_rows(x, lazy.trip.graph, "e", lazy.expression_dims - 1) and _is_operand(x)
-            if not _is_plain(x, lazy) and not per_edge:
-                return NotImplemented
-            operands.append(x)
-        return _combine(lazy, function, operands)
-
-    return rule
-
-
-def _combine(lazy: Lazy, function, operands: list):
-    dims = lazy.expression_dims
-    per_edge = [x for x in operands if isinstance(x, Tensor) and x.dim() == dims and x.shape[0] != 1]
-    leaves = [x for x in operands if isinstance(x, Leaf)]
-    if not per_edge and len({x.side for x in leaves}) == 1 and not any(isinstance(x, Apply) for x in operands):
-        values = [clean(lazy.trip.graph, x) if isinstance(x, Leaf) else x for x in operands]
-        return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis, clean=True)
-    try:
-        features = torch.broadcast_shapes(*(_features(x, dims) for x in operands))
-    except RuntimeError:
-        return NotImplemented  # torch words it
-    # A tensor with dimensions outranks one without in type promotion.
-    kinds = [torch.empty(1, dtype=x.dtype) if isinstance(x, (Leaf, Apply)) else x for x in operands]
-    return _make(lazy.trip, function, tuple(operands), features, torch.result_type(*kinds), axis=lazy.axis)
-
-
-def _features(x, dims: int) -> tuple[int, ...]:
-    if isinstance(x, (Leaf, Apply)):
-        return x.features
-    return tuple(x.shape[1:] if x.dim() == dims else x.shape) if isinstance(x, Tensor) else ()
-
-
-def _unary(func, x, *args, **kwargs):
-    """An elementwise function of one tensor and options without tensors."""
-    if not isinstance(x, Lazy) or not x.waiting or kwargs.get("inplace") or kwargs.get("out") is not None:
-        return NotImplemented
-    options = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    leaf = isinstance(x.expression, Leaf) and x.axis == 0
-    if any(not _is_plain(a, x) or (a.dim() and not leaf) for a in options):
-        return NotImplemented
-    if isinstance(x.expression, Leaf):
-        out = _hoist(x, func, *args, **kwargs)
-        if out.shape != x.expression.value.shape or not out.is_floating_point():
-            return NotImplemented
-        return lift(x.trip, x.expression.side, out, x.axis, clean=True)
-    dtype = func(torch.empty(1, dtype=x.expression.dtype), *args, **kwargs).dtype
-    return _make(x.trip, func, (x.expression, *args), x.expression.features, dtype, kwargs, x.axis)
-
-
-def _to(func, x, *args, **kwargs):
-    return (
-        _unary(func, x, *args) if len(args) == 1 and isinstance(args[0], torch.dtype) and not kwargs else NotImplemented
-    )
-
-
-def _dropout(func, x, p=0.5, training=True, inplace=False):
-    """Draws nothing in evaluation; in training it needs one number per edge and feature, as torch draws them."""
-    return x if isinstance(x, Lazy) and x.waiting and (not training or p == 0) and not inplace else NotImplemented
-
-
-def _detach(func, x):
-    return Lazy(x.trip, detached(x.expression), x.axis) if x.waiting else NotImplemented
-
-
-def _same(func, x, *args, **kwargs):
-    """contiguous() and the like: a gathered tensor would be returned as it is."""
-    return x if isinstance(x, Lazy) and x.waiting and not args and not kwargs else NotImplemented
-
-
-def _reshape(func, x, *shape):
-    if not isinstance(x, Lazy) or not x.pending or not shape:
-        return NotImplemented
-    sizes = list(shape[0]) if isinstance(shape[0], (tuple, list, torch.Size)) else list(shape)
-    if not all(isinstance(n, int) for n in sizes):
-        return NotImplemented
-    rows, width = x.trip.graph.nnz, math.prod(x.expression.features)
-    known = math.prod(n for n in sizes[1:] if n != -1)
-    if sizes.count(-1) > 1 or known == 0:
-        return NotImplemented
-    if sizes[0] != -1:
-        if sizes[0] != rows:
-            return NotImplemented
-        sizes[1:] = [width // known if n == -1 else n for n in sizes[1:]]
-    if math.prod(sizes[1:]) != width:
-        return NotImplemented
-    return _with_features(x, tuple(sizes[1:]))
-
-
-def _with_features(x: Lazy, features: tuple[int, ...]):
-    if isinstance(x.expression, Leaf):
-        leaf = x.expression
-        return lift(x.trip, leaf.side, reshaped(leaf.value, features), clean=leaf.clean)
-    return _make(x.trip, reshaped, (x.expression, features), features, x.expression.dtype)
-
-
-def _dim(x: Lazy, dim) -> int | None:
-    """A feature dimension counted from 1, or None where `dim` is none."""
-    dims = x.expression_dims
-    if not isinstance(dim, int) or not -dims <= dim < dims or dim % dims == 0:
-        return None
-    return dim % dims
-
-
-def _unsqueeze(func, x, dim):
-    if not isinstance(x, Lazy) or not x.pending or not isinstance(dim, int):
-        return NotImplemented
-    dims = x.expression_dims + 1
-    if not -dims <= dim < dims or dim % dims == 0:
-        return NotImplemented
-    features = list(x.expression.features)
-    features.insert(dim % dims - 1, 1)
-    return _with_features(x, tuple(features))
-
-
-def _squeeze(func, x, dim=None):
-    if not isinstance(x, Lazy) or not x.pending or _dim(x, dim) is None:
-        return NotImplemented
-    at, features = _dim(x, dim) - 1, list(x.expression.features)
-    if features[at] != 1:
-        return x
-    del features[at]
-    return _with_features(x, tuple(features))
-
-
-def _flatten(func, x, start_dim=0, end_dim=-1):
-    if not isinstance(x, Lazy) or not x.pending:
-        return NotImplemented
-    start, end = _dim(x, start_dim), _dim(x, end_dim)
-    if start is None or end is None or end < start:
-        return NotImplemented
-    f = x.expression.features
-    return _with_features(x, (*f[: start - 1], math.prod(f[start - 1 : end]), *f[end:]))
-
-
-def _over_features(func, x, dim=None, *args, **kwargs):
-    """sum, mean, softmax, norm, cumsum ... along feature dimensions."""
-    if not isinstance(x, Lazy) or not x.pending or kwargs.get("out") is not None:
-        return NotImplemented
-    dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-    where = [_dim(x, d) for d in dims]
-    if not where or None in where:
-        return NotImplemented
-    if isinstance(x.expression, Leaf):
-        out = _hoist(x, func, dim, *args, **kwargs)
-        if not isinstance(out, Tensor) or not out.is_floating_point():
-            return NotImplemented
-        return lift(x.trip, x.expression.side, out, clean=True)
-    if func not in (torch.sum, Tensor.sum) or args[1:] or kwargs.keys() - {"keepdim"}:
-        return NotImplemented
-    keep = args[0] if args else kwargs.get("keepdim", False)
-    return _sum(x, tuple(where), keep)
-
-
-def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
-    f, expression, graph = x.expression.features, x.expression, x.trip.graph
-    kept = tuple(1 if d in where else n for d, n in enumerate(f, 1) if keep or d not in where)
-    if where == (len(f),) and expression.function is torch.mul:
-        ends = {a.side: a.value for a in expression.args if isinstance(a, Leaf)}
-        if len(ends) == 2 and ends["u"].shape[1:] == ends["v"].shape[1:] and ends["u"].dtype == ends["v"].dtype:
-            dot = ops.sddmm(graph, ends["u"], ends["v"], "dot", "u", "v")
-            return dot if keep else dot.squeeze(-1)
-    dims = tuple(d - len(f) - 1 for d in where)
-    return _make(x.trip, torch.sum, (expression,), kept, expression.dtype, {"dim": dims, "keepdim": bool(keep)})
-
-
-def _norm(func, x, p="fro", dim=None, *args, **kwargs):
-    """Tensor.norm and torch.norm, which have the order before the dimension."""
-    if not isinstance(x, Lazy) or not x.pending or not isinstance(x.expression, Leaf) or _dim(x, dim) is None:
-        return NotImplemented
-    return lift(x.trip, x.expression.side, _hoist(x, func, p, dim, *args, **kwargs), clean=True)
-
-
-def _getitem(func, x, key):
-    """x_j[:, ...]: a part of the features of all edges."""
-    whole = isinstance(key, tuple) and key and isinstance(key[0], slice) and key[0] == slice(None)
-    simple = (int, slice, type(None), type(Ellipsis))
-    if not isinstance(x, Lazy) or not x.pending or not whole or not isinstance(x.expression, Leaf):
-        return NotImplemented
-    if any(isinstance(k, bool) or not isinstance(k, simple) for k in key):
-        return NotImplemented
-    return lift(x.trip, x.expression.side, x.expression.value[key], clean=x.expression.clean)
-
-
-def _parts(func, x, size, dim=0):
-    """split, chunk, tensor_split along a feature dimension."""
-    if not isinstance(x, Lazy) or not x.pending or _dim(x, dim) is None or not isinstance(x.expression, Leaf):
-        return NotImplemented
-    leaf = x.expression
-    return tuple(lift(x.trip, leaf.side, part, clean=leaf.clean) for part in func(leaf.value, size, dim))
-
-
-def _cat(func, tensors, dim=0):
-    first = tensors[0]
-    if not all(isinstance(t, Lazy) and t.pending and isinstance(t.expression, Leaf) for t in tensors):
-        return NotImplemented
-    if any(t.trip is not first.trip or t.expression.side != first.expression.side for t in tensors):
-        return NotImplemented
-    if _dim(first, dim) is None:
-        return NotImplemented
-    leaves = [t.expression for t in tensors]
-    whole = func([leaf.value for leaf in leaves], dim)
-    return lift(first.trip, leaves[0].side, whole, clean=all(leaf.clean for leaf in leaves))
-
-
-def _linear(func, x, weight, *bias):
-    """A linear map of a lifted feature is the lifted feature of a linear map: N rows instead of E."""
-    if not isinstance(x, Lazy) or not x.pending or x.expression_dims < 2:
-        return NotImplemented
-    if (
-        any(type(w) not in _TENSORS or w.dim() > 2 for w in (weight, *bias) if w is not None)
-        or torch.is_autocast_enabled()
-    ):
-        return NotImplemented
-    if isinstance(x.expression, Leaf):
-        return lift(x.trip, x.expression.side, _hoist(x, func, weight, *bias), clean=True)
-    width = weight.shape[0] if func is F.linear else weight.shape[-1]
-    if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
-        return NotImplemented
-    return _make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
-
-
-def _new(func, x, *args, **kwargs):
-    """new_zeros and the like take nothing but the type and place."""
-    if not isinstance(x, Lazy) or any(isinstance(a, Lazy) for a in args):
-        return NotImplemented
-    like = torch.empty(0, dtype=x.expression.dtype, device=x.trip.graph.device)
-    return func(like, *args, **kwargs)
-
-
-def _rules() -> dict:
-    rules: dict[Any, Callable] = {}
-
-    def put(rule, *names, holders=(torch, Tensor)):
-        for name in names:
-            for holder in holders:
-                if hasattr(holder, name):
-                    rules[getattr(holder, name)] = rule
-
-    for function, names in (
-        (torch.add, ("add", "__add__", "__radd__")),
-        (torch.sub, ("sub", "subtract", "__sub__")),
-        (torch.mul, ("mul", "multiply", "__mul__", "__rmul__")),
-        (torch.div, ("div", "divide", "true_divide", "__div__", "__truediv__")),
-        (torch.maximum, ("maximum",)),
-        (torch.minimum, ("minimum",)),
-    ):
-        put(_binary(function), *names)
-        rules[function] = _binary(function)
-    put(lambda f, a, b: _binary(torch.sub)(f, b, a), "__rsub__")
-    put(lambda f, a, b: _binary(torch.div)(f, b, a), "__rdiv__", "__rtruediv__")
-    elementwise = (
-        "relu leaky_relu sigmoid tanh exp log log1p sqrt rsqrt abs neg clamp clamp_min clamp_max square sin cos"
-    )
-    elementwise += " pow __pow__ __neg__ softplus elu selu gelu silu mish reciprocal celu hardtanh hardswish"
-    elementwise += " logsigmoid softsign float double half bfloat16 erf expm1 nan_to_num"
-    put(_unary, *elementwise.split(), holders=(torch, Tensor, F, torch._C._nn))
-    put(_to, "to", holders=(Tensor,))
-    put(_dropout, "dropout", holders=(F, torch))
-    put(_detach, "detach", holders=(Tensor,))
-    put(_same, "contiguous", holders=(Tensor,))
-    put(_reshape, "view", "reshape")
-    put(_unsqueeze, "unsqueeze")
-    put(_squeeze, "squeeze")
-    put(_flatten, "flatten")
-    put(_over_features, "sum", "mean", "softmax", "logsumexp", "amax", "amin")
-    put(_norm, "norm")
-    put(_over_features, "softmax", "log_softmax", holders=(F,))
-    put(_getitem, "__getitem__", holders=(Tensor,))
-    put(_parts, "split", "chunk", "tensor_split")
-    put(_cat, "cat", "concat", holders=(torch,))
-    put(_linear, "linear", holders=(F, torch._C._nn))
-    put(_linear, "matmul", "__matmul__", "mm")
-    put(_new, "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", holders=(Tensor,))
-    return rules
-
-
-def _metadata() -> set:
-    names = (
-        "dim size numel nelement is_floating_point is_complex get_device element_size __len__ ndimension is_contiguous"
-    )
-    getters = (
-        "shape dtype device ndim layout is_cuda is_cpu is_sparse requires_grad is_mps is_meta is_quantized is_nested"
-    )
-    found = {getattr(Tensor, name) for name in names.split()}
-    found |= {torch.is_floating_point, torch.is_complex, torch.numel}
-    return found | {getattr(Tensor, name).__get__ for name in getters.split()}
-
-
-_RULES = _rules()
-_METADATA = _metadata()

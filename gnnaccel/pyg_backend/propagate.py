@@ -27,8 +27,9 @@ from gnnaccel import report
 from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.attention import Deferred
+from gnnaccel.pyg_backend.call import Call, current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.helpers import Call, bind, current, uses_helpers
+from gnnaccel.pyg_backend.helpers import bind, uses_helpers
 from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.trust import distrust
 
