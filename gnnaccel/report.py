@@ -19,7 +19,10 @@ log = logging.getLogger("gnnaccel")
 
 @dataclass
 class Site:
-    """Counters of one call site kind. time_ms is forward wall time, kept only while `timing` is on."""
+    """Counters of one call site kind. time_ms is forward wall time, kept only while `timing` is on.
+
+    reasons : why calls were left, or, of a kind with none left, why part of their work was not ours.
+    """
 
     accelerated: int = 0
     left: int = 0

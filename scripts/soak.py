@@ -174,7 +174,7 @@ def unexpected() -> list[str]:
         f"{kind}: {count}x {reason}"
         for kind, site in report.snapshot().items()
         for reason, count in site.reasons.items()
-        if reason not in EXPECTED.get(kind, ())
+        if site.left and reason not in EXPECTED.get(kind, ())
     ]
 
 

@@ -91,7 +91,7 @@ def _calls(profiles: list[dict]) -> tuple[int, int, tuple[tuple[str, str, int], 
         for kind, site in profile.get("sites", {}).items():
             accelerated += site["accelerated"]
             left += site["left"]
-            for reason, count in site["reasons"].items():
+            for reason, count in site["reasons"].items() if site["left"] else ():  # others: why not wholly accelerated
                 reasons[kind, reason] = reasons.get((kind, reason), 0) + count
     return accelerated, left, tuple((kind, reason, count) for (kind, reason), count in sorted(reasons.items()))
 

@@ -83,8 +83,8 @@ class Lazy(Tensor):
                 out = NotImplemented  # arguments that the rule does not know, or that torch words an error for below
             if out is not NotImplemented:
                 return out
-        name = getattr(func, "__name__", str(func))
-        args, kwargs = tree_map_only(Lazy, lambda x: x.rows(name), (args, kwargs))
+        reason = f"{getattr(func, '__name__', func)}() takes one row per edge"
+        args, kwargs = tree_map_only(Lazy, lambda x: x.rows(reason), (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
