@@ -40,8 +40,8 @@ them decides. `GNNACCEL_PROFILE=1` prints the reason for each layer that stores 
 Left to PyG, and counted, whatever the layer: explain mode, decomposed layers, hooks on message passing, replaced
 methods, torch.compile (PyG's code is traced whole), TorchScript, torch.func and forward-mode differentiation, own
 propagate() methods, features that are not floating point. Layers whose code writes in place, uses autograd functions
-of its own or modules that are not torch's or PyG's get gathered features (`segment`). Aggregations that need every message (median, quantile,
-LSTM, sort ...) get them.
+of its own or modules that are not torch's or PyG's get gathered features (`segment`). Aggregations that need every
+message (median, quantile, LSTM, sort ...) get them.
 
 """
 _DGL = """## DGL 2.1.0
