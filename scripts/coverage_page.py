@@ -55,7 +55,8 @@ _DGL = """## DGL 2.1.0
 DGL:
 
 - Of equal values, a maximum or minimum is the first in row order and gets the gradient. DGL promises no order.
-- A maximum or minimum of values with NaN is NaN here, as in torch; DGL's kernels skip NaN.
+- A maximum or minimum of values with NaN is left to DGL, whose kernels skip NaN; over several edge types at once it is
+  NaN.
 - A maximum over a graph without edges has no gradient; DGL's goes to node 0.
 - Ops over several edge types of which the first has no edges: the sum of the others. DGL alone returns zeros, or memory
   it never wrote, and an error where another one has none.

@@ -126,3 +126,26 @@ def test_what_dgl_does_not_look_at_is_an_error():
         dgl.ops.u_add_v(ring, nodes, [x.float() for x in nodes])
     with pytest.raises(ValueError, match="offsets"):
         dgl.ops.segment_reduce(torch.tensor([3, 4]), rand(5, 2))
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extrema_skip_nan_as_dgl_does(reduce, dtype):
+    g, x = graph(num_edges=120), distinct(40, 5, dtype=dtype)
+    x[3], x[7, 2] = float("nan"), float("nan")
+    lengths = torch.tensor([3, 1, 20, 16])
+    for call in (
+        lambda x: getattr(dgl.ops, f"copy_u_{reduce}")(g, x),
+        lambda x: dgl.ops.segment_reduce(lengths, x, reduce),
+    ):
+        expected = outcome(call, [x])
+        dgl_backend.enable()
+        report.reset()
+        got = outcome(call, [x])
+        assert {r for site in report.snapshot().values() for r in site.reasons} == {
+            "a maximum or minimum of values with NaN"
+        }
+        dgl_backend.disable()
+        assert got.keys() == expected.keys()
+        for key, value in got.items():
+            assert torch.equal(value.nan_to_num(), expected[key].nan_to_num())

@@ -7,6 +7,8 @@ the registered op, whose autograd replaces DGL's. What it does not support goes 
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch.autograd import forward_ad
 
@@ -19,6 +21,7 @@ from gnnaccel.ops.spmm import structure as arrays_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
+_NAN = "a maximum or minimum of values with NaN"
 _EMPTY = {"max": float("-inf"), "min": float("inf")}
 WRONG_ROWS = "features whose number of rows is not that of the nodes or edges"
 WRONG_SHAPES = "features whose shapes do not broadcast"
@@ -96,8 +99,19 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     if why is not None:
         report.fallback(kind, why)
         return original(gidx, op, reduce, lhs, rhs)
-    with report.accelerated(kind):
-        return run_spmm(graph, op, reduce, lhs, rhs, infinite=graph.nnz > 0)
+    start = time.perf_counter()
+    out = run_spmm(graph, op, reduce, lhs, rhs, infinite=graph.nnz > 0)
+    if reduce in _EMPTY and _has_nan(out):
+        report.fallback(kind, _NAN)
+        return original(gidx, op, reduce, lhs, rhs)
+    report.record(kind, start)
+    return out
+
+
+def _has_nan(out: torch.Tensor) -> bool:
+    """True for an extremum of values with NaN, which DGL's kernels skip and ours, as torch's, return."""
+    out = out.detach()
+    return bool(out.sum().isnan()) and bool(out.isnan().any())  # the sum alone may be inf - inf
 
 
 def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
@@ -166,10 +180,15 @@ def segments(original, op, x, offsets):
     if why is not None:
         report.fallback(kind, why)
         return original(op, x, offsets)
-    with report.accelerated(kind):
-        if offsets.numel() and 0 <= int(offsets[-1]) < x.shape[0]:  # DGL ignores what the lengths do not cover
-            x = x[: int(offsets[-1])]
-        return segment_reduce(x, offsets, op, empty_value=_EMPTY.get(op, 0.0))
+    start, values = time.perf_counter(), x
+    if offsets.numel() and 0 <= int(offsets[-1]) < x.shape[0]:  # DGL ignores what the lengths do not cover
+        values = x[: int(offsets[-1])]
+    out = segment_reduce(values, offsets, op, empty_value=_EMPTY.get(op, 0.0))
+    if op in _EMPTY and _has_nan(out):
+        report.fallback(kind, _NAN)
+        return original(op, x, offsets)
+    report.record(kind, start)
+    return out
 
 
 class Replacement:
