@@ -86,7 +86,8 @@ def pyg_rows() -> list[tuple[str, str, str]]:
             rows.append((name, case.runs, f"{case.why} (PyG needs {case.needs} for it: not run here)".strip()))
             continue
         torch.manual_seed(0)
-        layer, inputs = case.make().double(), Inputs()
+        inputs = Inputs(dtype=case.dtypes[0])
+        layer = case.make().to(inputs.dtype)
         pyg_backend.accelerate(layer)
         arguments = case.arguments(inputs)
         report.reset()

@@ -117,6 +117,7 @@ class Case:
     arguments: Callable[[Inputs], tuple] = _call
     why: str = ""
     needs: str = ""  # a module without which PyG itself cannot run the case
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)  # that PyG takes
 
 
 NODES, RELATIONS = ["a", "b"], [("a", "x", "b"), ("b", "y", "a"), ("a", "z", "a")]
@@ -202,7 +203,7 @@ CASES: dict[str, Case] = {
     "APPNP": Case(lambda: nn.APPNP(3, 0.1, dropout=0.3), "spmm"),
     "ClusterGCNConv": Case(lambda: nn.ClusterGCNConv(D, OUT, diag_lambda=0.1), "spmm"),
     "GCN2Conv": Case(lambda: nn.GCN2Conv(D, 0.1, 0.5, 1), "spmm", lambda g: (g.x(), g.x(2), g.index)),
-    "PANConv": Case(lambda: nn.PANConv(D, OUT, 2), "spmm", needs="torch_sparse"),
+    "PANConv": Case(lambda: nn.PANConv(D, OUT, 2), "spmm", needs="torch_sparse", dtypes=(torch.float32,)),
     "WLConvContinuous": Case(lambda: nn.WLConvContinuous(), "spmm", _weighted),
     "PDNConv": Case(lambda: nn.PDNConv(D, OUT, EDGE, 8), "spmm", _attributed),
     "LGConv": Case(lambda: nn.LGConv(), "spmm", _weighted),

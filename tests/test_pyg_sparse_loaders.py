@@ -150,6 +150,7 @@ def test_other_samplers(name):
             return nodes_loss(model, batch)
         return F.cross_entropy(model(batch.x, batch.edge_index)[batch.root_n_id], batch.y)
 
+    torch.set_num_threads(1)  # with more, torch_sparse's ego-graphs differ from run to run
     assert_same_training(Net(), SAMPLERS[name], step)
 
 
