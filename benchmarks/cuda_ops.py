@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
-import sys
 
 import graphs
 import torch
+from timing import error_of, peer_ms, provenance, sample, time_ms
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
@@ -26,57 +25,6 @@ SMALL = ("pubmed-like", "arxiv-like", "artist-like", "amazon0505-like", "yeast-l
 LARGE = ("proteins-like", "reddit-like", "products-like")
 COLUMNS = ("graph", "nodes", "edges", "op", "width", "gnnaccel_ms", "spread_ms", "torch_sparse_ms", "gather_ms",
            "vs_torch_sparse", "vs_gather", "rel_error")  # fmt: skip
-
-
-def time_ms(function, budget_ms: float = 150.0) -> tuple[float, float]:
-    """Median and interquartile range of single calls, in device time."""
-    for _ in range(3):
-        function()
-
-    def measure(count):
-        # The device waits while the host queues the calls: what is timed is the device's work, not Python's.
-        torch.cuda._sleep(1_500_000 * count)
-        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-        for begin, end in marks:
-            begin.record()
-            function()
-            end.record()
-        torch.cuda.synchronize()
-        return torch.tensor([a.elapsed_time(b) for a, b in marks])
-
-    estimate = float(measure(3).median())
-    times = measure(max(7, min(200, int(budget_ms / max(estimate, 1e-3)))))
-    low, middle, high = times.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
-    return middle, high - low
-
-
-def peer_ms(function):
-    """Median time of a peer, or None if it cannot run."""
-    try:
-        return time_ms(function)[0]
-    except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
-        print(f"  (peer left out: {str(error).splitlines()[0][:90]})", file=sys.stderr)
-        torch.cuda.empty_cache()
-        return None
-
-
-def sample(graph: Graph, count: int = 500):
-    """A few rows, the longest among them, as a graph of their own; their numbers; their nonzeros."""
-    degree = graph.indptr.diff().long()
-    picks = torch.randint(graph.num_rows, (count,), device=graph.device)
-    rows = torch.cat([degree.argmax().view(1), picks]).unique()
-    indptr = torch.cat([rows.new_zeros(1), degree[rows].cumsum(0)])
-    inside = torch.arange(int(indptr[-1]), device=graph.device) - indptr[:-1].repeat_interleave(degree[rows])
-    nonzeros = graph.indptr.long()[rows].repeat_interleave(degree[rows]) + inside
-    return Graph(indptr, graph.indices[nonzeros].long(), None, graph.num_cols), rows, nonzeros
-
-
-def error_of(got, want) -> float:
-    """Relative error in the Frobenius norm; a result that is wrong ends the benchmark."""
-    error = float((got.double() - want).norm() / want.norm())
-    if not error < 1e-5:
-        raise SystemExit(f"wrong result: relative error {error}")
-    return error
 
 
 def cases(graph: Graph, width: int):
@@ -133,24 +81,6 @@ def cases(graph: Graph, width: int):
            lambda r: error_of(r[nonzeros], reference.edge_softmax(part, scores[nonzeros].double())))  # fmt: skip
 
 
-def provenance() -> list[str]:
-    """Comment lines that say where the numbers come from."""
-
-    def first_line(*command):
-        try:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-        except (OSError, subprocess.CalledProcessError, IndexError):
-            return "unknown"
-
-    commit = first_line("git", "describe", "--always", "--dirty")
-    driver = first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return [
-        f"# {torch.cuda.get_device_name()}, driver {driver}, torch {torch.__version__}, commit {commit}",
-        f"# python {' '.join(a if '/' not in a or a == sys.argv[0] else a.rpartition('/')[2] for a in sys.argv)}",
-        "# fp32, int32 indices; median of single calls in ms; vs_*: how many times faster gnnaccel is",
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=[*SMALL, *LARGE], help="names of benchmarks/graphs.py")
@@ -161,9 +91,8 @@ def main() -> None:
     parser.add_argument("--csv", help="file to write")
     args = parser.parse_args()
     torch.manual_seed(0)
-    head = provenance()
-    if args.commit:
-        head[0] = head[0].rpartition(" ")[0] + " " + args.commit
+    note = "fp32, int32 indices; median of single calls in ms; vs_*: how many times faster gnnaccel is"
+    head = provenance(args.commit, note)
     print("\n".join(head))
     print(f"{'graph':18s} {'op':42s} {'D':>4s} {'ours':>8s} {'spread':>7s} {'sparse':>8s} {'gather':>8s}   ratios")
     lines = []
