@@ -30,18 +30,26 @@ void check(cudaError_t status, const char* name) {
   throw std::runtime_error(std::string("gnnaccel.") + name + ": launch failed: " + cudaGetErrorString(status));
 }
 
-int64_t spmm_workspace_bytes(Address, Address, Address, int64_t, int64_t, int64_t nnz, int index_type, Address, int64_t,
-                             int64_t, Address, int64_t, int64_t, Address, Address, Address, int64_t num_feats, int,
-                             int reduce, int dtype, double) {
-  return cuda::spmm_workspace_bytes(nnz, num_feats, static_cast<Reduce>(reduce), static_cast<DType>(dtype),
-                                    static_cast<IndexType>(index_type));
+// A work list of (items, steps, splits, num_items, num_parts, num_splits, clustered); empty: none.
+cuda::WorkList work_list(const pybind11::tuple& given) {
+  if (given.empty()) return {};
+  auto address = [&](int i) { return at(given[i].cast<Address>()); };
+  auto size = [&](int i) { return given[i].cast<int64_t>(); };
+  return {address(0), address(1), address(2), size(3), size(4), size(5), given[6].cast<bool>()};
+}
+
+int64_t spmm_workspace_bytes(Address, Address, Address, int64_t num_rows, int64_t, int64_t nnz, int index_type,
+                             const pybind11::tuple& work, Address, int64_t, int64_t, Address, int64_t, int64_t, Address,
+                             Address, Address, int64_t num_feats, int, int reduce, int dtype, double) {
+  return cuda::spmm_workspace_bytes(csr(0, 0, 0, num_rows, 0, nnz, index_type), work_list(work), num_feats,
+                                    static_cast<Reduce>(reduce), static_cast<DType>(dtype));
 }
 
 void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-          int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div,
+          int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div,
           Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats, int message, int reduce, int dtype,
           double empty_value, Address workspace, int64_t workspace_bytes, Address stream) {
-  check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
+  check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), {at(lhs), lhs_len, lhs_div},
                    {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs), num_feats,
                    static_cast<Message>(message), static_cast<Reduce>(reduce), static_cast<DType>(dtype), empty_value,
                    at(workspace), workspace_bytes, on(stream)),
@@ -49,10 +57,10 @@ void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, i
 }
 
 void sddmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-           int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, int lhs_target, Address rhs, int64_t rhs_len,
+           int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len, int64_t lhs_div, int lhs_target, Address rhs, int64_t rhs_len,
            int64_t rhs_div, int rhs_target, Address out, int64_t num_feats, int64_t dot_len, int op, int dtype,
            Address stream) {
-  check(cuda::sddmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
+  check(cuda::sddmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), {at(lhs), lhs_len, lhs_div},
                     static_cast<Target>(lhs_target), {at(rhs), rhs_len, rhs_div}, static_cast<Target>(rhs_target),
                     at(out), num_feats, dot_len, static_cast<EdgeOp>(op), static_cast<DType>(dtype), on(stream)),
         "sddmm");
@@ -85,8 +93,8 @@ void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, 
 void bind_cuda(pybind11::module_& module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("spmm_cuda_workspace_bytes", &spmm_workspace_bytes);
-  module.def("spmm_cuda", &spmm, Unlocked());
-  module.def("sddmm_cuda", &sddmm, Unlocked());
+  module.def("spmm_cuda", &spmm);
+  module.def("sddmm_cuda", &sddmm);
   module.def("edge_softmax_cuda", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward_cuda", &edge_softmax_backward, Unlocked());
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());

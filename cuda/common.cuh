@@ -109,11 +109,52 @@ struct Reader {
   }
 };
 
+// One entry of a work list (kernels.h): a row, or a piece of it. 16-byte aligned.
+template <typename I>
+struct alignas(16) Item {
+  I row;
+  I begin;  // first nonzero
+  I end;    // of the row
+  I part;   // 0: the whole row; else 1 + the number of the piece among all pieces
+};
+
 // True if Reader<T, N> can serve `x` (with T of `size` bytes); a null operand is never read.
 inline bool fits(const Operand& x, int n, int size) {
   if (x.data == nullptr || n == 1) return true;
   if (x.div == 1 && x.len % n == 0) return reinterpret_cast<uintptr_t>(x.data) % (n * size) == 0;
   return x.len == 1 || x.div % n == 0;
+}
+
+// Read once, by one group of lanes: not worth a place in L1.
+template <typename I>
+__device__ __forceinline__ I load_once(const I* from) {
+  I value;
+  if constexpr (sizeof(I) == 4) {
+    asm volatile("ld.global.nc.L1::no_allocate.s32 %0, [%1];" : "=r"(value) : "l"(from));
+  } else {
+    asm volatile("ld.global.nc.L1::no_allocate.s64 %0, [%1];" : "=l"(value) : "l"(from));
+  }
+  return value;
+}
+
+template <typename I>
+__device__ __forceinline__ Item<I> load_item(const Item<I>* from) {
+  Item<I> item;
+  const int4* raw = reinterpret_cast<const int4*>(from);
+#pragma unroll
+  for (size_t i = 0; i < sizeof(item) / sizeof(int4); ++i) reinterpret_cast<int4*>(&item)[i] = __ldg(raw + i);
+  return item;
+}
+
+// Bit i: `flag` of lane i of this thread's group of L lanes (a power of two).
+template <int L>
+__device__ __forceinline__ unsigned group_ballot(bool flag) {
+  const unsigned all = __ballot_sync(~0u, flag);
+  if constexpr (L == 32) {
+    return all;
+  } else {
+    return all >> (threadIdx.x % 32 / L * L) & ((1u << L) - 1);
+  }
 }
 
 // The row that holds nonzero k: the last one with indptr[row] <= k, of those from `low` on. Needs 0 <= k < nnz.
@@ -143,6 +184,21 @@ __device__ __forceinline__ int64_t find_row_by_warp(const I* indptr, int64_t num
     high = low + step < high ? low + step : high;
   }
   return low;
+}
+
+// The same by each group of L lanes for a nonzero of its own; all lanes of the warp call it together.
+template <int L, typename I>
+__device__ __forceinline__ I find_row_by_group(const I* indptr, int64_t num_rows, I k) {
+  const int lane = threadIdx.x % L;
+  int64_t low = 0, high = num_rows;
+  while (__any_sync(~0u, high - low > 1)) {
+    const int64_t step = (high - low + L) / (L + 1);
+    const int64_t probe = low + (lane + 1) * step;
+    const bool below = probe < high && __ldg(indptr + probe) <= k;
+    low += __popc(group_ballot<L>(below)) * step;
+    high = low + step < high ? low + step : high;
+  }
+  return static_cast<I>(low);
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

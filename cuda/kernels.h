@@ -2,6 +2,7 @@
 // the thread count. What an argument means is said there. In addition, here:
 //   - pointers are device pointers of the current device; nothing is allocated, nothing synchronises, all work
 //     goes to `stream` and can be captured in a CUDA graph;
+//   - a kernel that can work through a work list takes it after the graph;
 //   - a kernel that needs scratch memory takes it as (workspace, workspace_bytes) before the stream, at least
 //     as many bytes as its *_workspace_bytes function says, 16-byte aligned, contents irrelevant;
 //   - results are the same bits on every run, except of scatter_arg where it says so;
@@ -15,13 +16,28 @@
 namespace gnnaccel {
 namespace cuda {
 
-int64_t spmm_workspace_bytes(int64_t nnz, int64_t num_feats, Reduce reduce, DType dtype, IndexType index_type);
+// The rows of a graph in the order in which they are to be worked on, long ones in pieces: gnnaccel/graph/worklist.py.
+// Elements of the graph's index_type; null items: no list, rows are taken as they come.
+// Piece j of a row in m pieces has the nonzeros of the row's runs j, j + m, j + 2m ... of kPieceRun nonzeros each.
+struct WorkList {
+  const void* items;   // [num_items, 4]: row, first nonzero, end of the row, 0 or 1 + number of the piece
+  const void* steps;   // [num_parts]: from one run of the piece to its next, m * kPieceRun
+  const void* splits;  // [num_splits, 4]: row, its first piece, number of pieces, degree
+  int64_t num_items;
+  int64_t num_parts;
+  int64_t num_splits;
+  bool clustered;      // neighbours in the list share sources
+};
+constexpr int kPieceRun = 32;
 
-cudaError_t spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
+// Enough for whichever kernel spmm will choose.
+int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype);
+
+cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
                  int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, void* workspace,
                  int64_t workspace_bytes, cudaStream_t stream);
 
-cudaError_t sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target,
+cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target,
                   void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, cudaStream_t stream);
 
 cudaError_t edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_heads, DType dtype,

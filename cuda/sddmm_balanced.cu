@@ -1,4 +1,5 @@
-// SDDMM balanced over nonzeros: out[edge] = op(operand of its source, destination or own row).
+// SDDMM balanced over nonzeros: out[edge] = op(operand of its source, destination or own row). Serves every op, and
+// needs nothing prepared; a dot along a work list goes to sddmm_rows.cu.
 //
 // A block owns `tile` consecutive nonzeros, whatever rows they lie in, so a hub is spread like any other
 // edges. The rows of the tile's nonzeros are found once and kept in shared memory.
@@ -7,7 +8,7 @@
 // registers and sums four edges with one set of shuffles. Balance over nonzeros: HP-SDDMM (Fan et al.).
 #include <utility>
 
-#include "common.cuh"
+#include "sddmm.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -326,9 +327,17 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t sddmm(const Csr& graph, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target,
+cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target,
                   void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, cudaStream_t stream) {
   if (graph.nnz == 0 || num_feats == 0) return cudaSuccess;
+  if (op == EdgeOp::dot && num_feats == 1 && (lhs_target == Target::v) != (rhs_target == Target::v)) {
+    const bool turned = lhs_target == Target::v;
+    const Operand &x = turned ? rhs : lhs, &y = turned ? lhs : rhs;
+    const bool by_edge = (turned ? rhs_target : lhs_target) == Target::e;
+    const DotCall call{graph, work, x.data, by_edge, y.data, out, dot_len, dtype};
+    const bool whole = x.len == dot_len && y.len == dot_len && x.div == 1 && y.div == 1;
+    if (whole && sddmm_rows_serves(call)) return sddmm_rows(call, stream);
+  }
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);

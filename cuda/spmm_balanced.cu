@@ -1,13 +1,16 @@
-// SpMM balanced over nonzeros: out[row] = reduce of message over the row's nonzeros, no message ever stored.
+// SpMM balanced over nonzeros: every worker takes the same number of consecutive nonzeros, whatever rows they lie in.
 //
-// A worker is a group of threads that covers the features of one row, 16 bytes a thread where alignment allows.
-// It takes one row of at most `chunk` nonzeros, gathers a few source rows at a time into registers and writes
-// the result once. Longer rows (hubs) are cut at multiples of `chunk` in the nonzero array: one worker per
-// piece, partial results in the workspace, combined in a fixed order by a second kernel, so there are no
-// atomics, no zero fill, and the same bits on every run. A piece is found by a binary search in indptr, so a
-// graph needs no preprocessing. Balancing over nonzeros: HP-SpMM (Fan et al.); one thread group of 16-byte
-// lanes per row: Sputnik (Gale et al., 2020).
-#include "common.cuh"
+// A worker is a group of 4 to 32 lanes, 16 bytes of features each. It gathers sources without regard to rows, so
+// that eight loads of a lane are in flight even where rows have two nonzeros, and switches rows in registers: a
+// lane finds the row of one nonzero of the tile while the gathers are under way (a look at indptr, which answers
+// at once where rows are long), a ballot tells where rows end. A row inside one worker is written by it; parts of a
+// row in one block meet in shared memory; parts of a row in several blocks go to the workspace, and a second kernel
+// adds them in order, and writes the rows without nonzeros. Nothing is prepared, zero-filled or added atomically,
+// and the bits are the same on every run.
+//
+// For graphs seen once (sampled mini-batches), and for low degrees. HP-SpMM (Fan et al.) for equal nonzeros per
+// worker; merge-based SpMM (Merrill and Garland; Yang, Buluc and Owens) for the carries.
+#include "spmm.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -15,33 +18,29 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int batch = 4;  // gathers of a thread in flight before the first use
-  // A tile of features is handled by one worker; wider rows take several passes (blockIdx.y). With 16-byte
-  // lanes, 32 lanes are a slice of 512 bytes, whose source rows stay in L2 longer than whole rows would.
-  static constexpr int max_lanes_wide = 32;
-  static constexpr int max_lanes_narrow = 128;
-  // Rows beyond `chunk` are cut. Small enough to spread a hub over the chip, large enough that the pieces
-  // (at most two per chunk) stay small beside the features: see chunk_size.
-  static constexpr int64_t min_chunk = 128;
-  static constexpr int64_t max_chunk = 1024;
-  static constexpr int64_t target_chunks = 32768;
-  // The kernels of the common messages are held to the registers that let this many blocks share an SM.
-  static constexpr int min_blocks = 5;
-  static constexpr int min_blocks_extreme = 4;
-  // A row of more pieces than this is combined by a whole block.
-  static constexpr int warp_pieces = 64;
-  static_assert(threads % 32 == 0 && max_lanes_narrow <= threads, "a worker lives in one block");
+  static constexpr int batch = 8;       // gathers of a lane in flight
+  // Nonzeros of a worker. Few where rows are short (yeast-like: 16 beats 64 by a tenth), and on small graphs, which
+  // should fill the chip; more where rows are long, so that fewer are cut (H200, benchmarks/results).
+  static constexpr int64_t piece_short = 16;
+  static constexpr int64_t piece = 64;
+  static constexpr int64_t piece_long = 128;
+  static constexpr int64_t short_degree = 8;
+  static constexpr int64_t long_degree = 128;
+  static constexpr int64_t target_workers = 32768;
 };
 
-int64_t chunk_size(int64_t nnz) {
-  int64_t chunk = next_power_of_two(nnz / Config::target_chunks);
-  return chunk < Config::min_chunk ? Config::min_chunk : chunk > Config::max_chunk ? Config::max_chunk : chunk;
-}
+// On a multiprocessor: the registers of eight 16-byte gathers, more where sums, indices or weights take more.
+template <typename T, typename I, Weight WEIGHT>
+constexpr int min_blocks = sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads ? 4 : 3;
 
-// No row can be cut if all nonzeros together make one chunk.
-int64_t num_chunks(int64_t nnz) {
-  int64_t chunk = chunk_size(nnz);
-  return nnz <= chunk ? 0 : ceil_div(nnz, chunk);
+int64_t piece_of(int64_t num_rows, int64_t nnz, int lanes) {
+  const int64_t degree = nnz / num_rows;
+  int64_t piece = degree < Config::short_degree  ? Config::piece_short
+                  : degree < Config::long_degree ? Config::piece
+                                                 : Config::piece_long;
+  while (piece > Config::piece_short && nnz / piece < Config::target_workers) piece /= 2;
+  const int64_t tile = lanes < 8 ? 8 : lanes;
+  return piece < tile ? tile : piece;
 }
 
 template <typename T, typename I>
@@ -54,357 +53,249 @@ struct Params {
   Operand lhs;
   Operand rhs;
   T* out;
-  I* arg_lhs;
-  I* arg_rhs;
   int64_t num_feats;
-  Message message;
-  Reduce reduce;
-  Acc<T> sign;  // -1 for min
+  bool mean;
   double empty_value;
-  int64_t chunk;
-  int64_t num_chunks;
-  Acc<T>* part_values;  // [2 * num_chunks, num_feats]: piece 0 of a chunk began before it, piece 1 inside
-  I* part_where;        // the same for max and min: position of the winner
-  int lanes;
-};
+  int64_t piece;
+  int64_t num_blocks;
+  Acc<T>* parts;  // [2 * num_blocks, num_feats]: of a row begun before the block, of one that goes on after it
+  I* ends;        // [num_blocks]: the row begun before the block that ends in it, or -1
 
-template <typename T, typename I, int N>
-struct Sum {
-  static constexpr bool extreme = false;
-  Acc<T> value[N];
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int i = 0; i < N; ++i) value[i] = 0;
+  __device__ __forceinline__ int64_t degree_of(int64_t row) const {
+    return mean ? static_cast<int64_t>(__ldg(indptr + row + 1)) - __ldg(indptr + row) : 1;
   }
-  __device__ __forceinline__ void take(int i, Acc<T> x, I, Acc<T>) { value[i] += x; }
 };
 
-// True if x takes the place of y as a maximum: NaN wins, the earlier one stays on a tie. A minimum is the
-// maximum of the negated values, which is what Extreme, the workspace and Combined hold.
-template <typename A>
-__device__ __forceinline__ bool beats(A x, A y) {
-  return !(x <= y) && y == y;
+// Row of nonzero k, at or after row `low`; `end` is the row's end.
+template <typename I>
+__device__ __forceinline__ I row_from(const I* indptr, I num_rows, I low, I k, I& end) {
+  end = __ldg(indptr + low + 1);
+  if (end > k) return low;
+  I step = 1, high;
+  for (++low; (high = step < num_rows - low ? low + step : num_rows) < num_rows && __ldg(indptr + high) <= k; step *= 2) {
+    low = high;
+  }
+  low = static_cast<I>(find_row(indptr, high, k, low));
+  end = __ldg(indptr + low + 1);
+  return low;
 }
 
-template <typename T, typename I, int N>
-struct Extreme {
-  static constexpr bool extreme = true;
-  Acc<T> value[N];
-  I where[N];
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      value[i] = 0;
-      where[i] = -1;
-    }
-  }
-  __device__ __forceinline__ void take(int i, Acc<T> x, I k, Acc<T> sign) {
-    x *= sign;
-    if (where[i] < 0 || beats(x, value[i])) {
-      value[i] = x;
-      where[i] = k;
-    }
-  }
-};
+enum State : int { open = 1, ended = 2, begun_before = 4 };  // of a worker: its last row goes on; a row ended in it; ...
+constexpr int kThrough = open | begun_before;                // all its nonzeros are of one row that is longer
 
-// Kernels of one fixed message are named by its number, plus this where edge ids are given.
-constexpr int kWithIds = 4;
-
-// Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
-template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
-__device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs, I k,
-                                           I end, R& to) {
+template <typename T, typename I, int L, Weight WEIGHT>
+__global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) balanced_kernel(const Params<T, I> p) {
+  constexpr int N = 16 / sizeof(T);
+  constexpr int workers = Config::threads / L;
+  constexpr int tile = L < 8 ? 8 : L;  // nonzeros whose indices the lanes hold
+  constexpr int held = tile / L;
   constexpr int batch = Config::batch;
-  const Message message = MESSAGE >= 0 ? static_cast<Message>(MESSAGE & 3) : p.message;
-  const bool with_ids = MESSAGE >= 0 ? (MESSAGE & kWithIds) != 0 : p.edge_ids != nullptr;
-  const bool use_lhs = message != Message::copy_rhs;
-  const bool use_rhs = message != Message::copy_lhs;
-  I col[batch], edge[batch];
-  Pack<T, N> x[batch], w[batch];
-  if (!FULL) {  // or the compiler carries the last batch's values through, in registers and in local memory
+  static_assert(held == 1 ? tile % batch == 0 : tile == batch, "lanes hold a whole number of batches");
+  using Row = Sums<T, N>;
+  __shared__ Row tails[workers][L], heads[workers][L];
+  __shared__ I head_rows[workers];
+  __shared__ int states[workers];
+  const int lane = threadIdx.x % L, worker = threadIdx.x / L;
+  const int64_t feature = (static_cast<int64_t>(blockIdx.y) * L + lane) * N;
+  const bool writes = feature < p.num_feats;
+  const int64_t d = writes ? feature : 0;  // lanes past the end repeat the first, and write nothing
+  const int64_t first_of_all = (static_cast<int64_t>(blockIdx.x) * workers + worker) * p.piece;
+  const I begin = static_cast<I>(first_of_all < p.nnz ? first_of_all : p.nnz);
+  I left = static_cast<I>(p.nnz - begin < p.piece ? p.nnz - begin : p.piece);  // nonzeros from k on
+  const bool present = left > 0;
+  Reader<T, N> lhs(p.lhs, d);
+  const Reader<T, 1> rhs(p.rhs, d);
+  lhs.wide = true;  // said to the compiler, which then keeps no registers for the other case
+  Row sums;
+  sums.clear();
+  int state = 0;
+  if (__any_sync(~0u, present)) {
+    // Workers past the end read the last nonzero and do nothing with it.
+    const I last = begin + left - 1;
+    I source[held];
+    auto mine = [&](I k, int h, I left) { return h * L + lane < left ? k + h * L + lane : last; };
+    auto load_sources = [&](I k, I left) {
 #pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      col[u] = edge[u] = 0;
-      x[u].raw = w[u].raw = {};
-    }
-  }
+      for (int h = 0; h < held; ++h) source[h] = load_once(p.indices + mine(k, h, left));
+    };
+    load_sources(begin, left);
+    I current = find_row_by_group<L>(p.indptr, p.num_rows, present ? begin : last);
+    if (present && __ldg(p.indptr + current) < begin) state = begun_before;
+#pragma unroll 1
+    for (I k = begin, run = 0; run < p.piece; run += tile, k += tile, left -= tile) {
+      I col[held], row[held], edge[held];
+      Acc<T> weight[held];
+      unsigned row_ends = 0;
 #pragma unroll
-  for (int u = 0; u < batch; ++u) {
-    if (!FULL && k + u >= end) continue;
-    if (use_lhs) col[u] = __ldg(p.indices + k + u);
-    if (use_rhs) edge[u] = with_ids ? __ldg(p.edge_ids + k + u) : k + u;
-  }
-#pragma unroll
-  for (int u = 0; u < batch; ++u) {
-    if (!FULL && k + u >= end) continue;
-    if (use_lhs) lhs.fetch(col[u], x[u]);
-    if (use_rhs) rhs.fetch(edge[u], w[u]);
-  }
-#pragma unroll
-  for (int u = 0; u < batch; ++u) {
-    if (!FULL && k + u >= end) continue;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      Acc<T> value;
-      if (message == Message::copy_lhs) {
-        value = lhs.value(x[u], i);
-      } else if (message == Message::copy_rhs) {
-        value = rhs.value(w[u], i);
-      } else if (message == Message::mul) {
-        value = lhs.value(x[u], i) * rhs.value(w[u], i);
-      } else {
-        value = lhs.value(x[u], i) + rhs.value(w[u], i);
+      for (int h = 0; h < held; ++h) {
+        col[h] = source[h];
+        edge[h] = mine(k, h, left);
+        if constexpr (WEIGHT != Weight::none) {
+          if (p.edge_ids) edge[h] = load_once(p.edge_ids + edge[h]);
+          if constexpr (WEIGHT == Weight::scalar) weight[h] = widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h]));
+        }
       }
-      to.take(i, value, k + u, p.sign);
-    }
-  }
-}
-
-// Reduces nonzeros begin .. end - 1 into `to`. MESSAGE >= 0 fixes the message at compile time, with a wide lhs
-// and one rhs value for all of a thread's features.
-template <typename T, typename I, int N, int MESSAGE, typename R>
-__device__ __forceinline__ void accumulate(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs,
-                                           I begin, I end, R& to) {
-  I k = begin;
-#pragma unroll 1  // twice the batch would cost the registers of two blocks
-  for (; end - k >= Config::batch; k += Config::batch) take_batch<T, I, N, MESSAGE, true>(p, lhs, rhs, k, end, to);
-  if (k < end) take_batch<T, I, N, MESSAGE, false>(p, lhs, rhs, k, end, to);
-}
-
-template <typename T, typename I, int N, typename R>
-__device__ __forceinline__ void write_row(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
-                                          const R& from) {
-  Pack<T, N> out;
+#pragma unroll 1
+      for (int first = 0; first < tile; first += batch) {
+        Pack<T, N> x[batch];
+        Pack<T, 1> own[batch];
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    Acc<T> value = R::extreme ? from.value[i] * p.sign : from.value[i];
-    if (degree == 0) value = static_cast<Acc<T>>(p.empty_value);
-    if (!R::extreme && p.reduce == Reduce::mean && degree > 1) value /= static_cast<Acc<T>>(degree);
-    out.values[i] = narrow<T>(value);
-  }
-  store(p.out + row * p.num_feats + d, out);
-  if constexpr (R::extreme) {
+        for (int u = 0; u < batch; ++u) {
+          const int j = first + u;
+          lhs.fetch(__shfl_sync(~0u, col[u / L], j % L, L), x[u]);
+          if constexpr (WEIGHT == Weight::heads) rhs.fetch(__shfl_sync(~0u, edge[u / L], j % L, L), own[u]);
+        }
+        if (first == 0) {
+          load_sources(k + tile, left - tile);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const I k = from.where[i];
-      const int64_t at = row * p.num_feats + d + i;
-      if (p.arg_lhs) p.arg_lhs[at] = k < 0 ? I{-1} : p.indices[k];
-      if (p.arg_rhs) p.arg_rhs[at] = k < 0 || !p.edge_ids ? k : p.edge_ids[k];
-    }
-  }
-}
-
-template <typename T, typename I, int N, typename R>
-__device__ __forceinline__ void write_part(const Params<T, I>& p, int64_t part, int64_t d, const R& from) {
+          for (int h = 0; h < held; ++h) {
+            const I at = mine(k, h, left);
+            I row_end;
+            row[h] = row_from(p.indptr, static_cast<I>(p.num_rows), current, at, row_end);
+            row_ends |= group_ballot<L>(h * L + lane < left && row_end == at + 1) << (h * L % 32);
+            current = __shfl_sync(~0u, row[h], L - 1, L);
+          }
+        }
+        const bool whole = __all_sync(~0u, row_ends == 0 && left >= tile);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    p.part_values[part * p.num_feats + d + i] = from.value[i];
-    if constexpr (R::extreme) p.part_where[part * p.num_feats + d + i] = from.where[i];
-  }
-}
-
-// Workers 0 .. num_chunks - 1 take the pieces of long rows inside their chunk, the others one short row each.
-template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
-__global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1
-                                                   : EXTREME   ? Config::min_blocks_extreme
-                                                               : Config::min_blocks) spmm_kernel(const Params<T, I> p) {
-  using R = std::conditional_t<EXTREME, Extreme<T, I, N>, Sum<T, I, N>>;
-  const int workers = Config::threads / p.lanes;
-  const int in_block = threadIdx.x / p.lanes;
-  const int64_t worker = static_cast<int64_t>(blockIdx.x) * workers + in_block;
-  const int64_t d = (static_cast<int64_t>(blockIdx.y) * p.lanes + threadIdx.x % p.lanes) * N;
-  // Threads never meet again below (no barrier, no shuffle), so those without work leave at once.
-  if (in_block >= workers || worker >= p.num_chunks + p.num_rows || d >= p.num_feats) return;
-  Reader<T, N> lhs(p.lhs, d), rhs(p.rhs, d);
-  if (MESSAGE >= 0) {  // said to the compiler, which then keeps no registers for the other case
-    lhs.wide = true;
-    rhs.wide = false;
-  }
-  const bool cutting = worker < p.num_chunks;
-  const int64_t low = cutting ? worker * p.chunk : 0;
-  const int64_t high = cutting && low + p.chunk < p.nnz ? low + p.chunk : p.nnz;
-  int64_t row = cutting ? find_row(p.indptr, p.num_rows, low) : worker - p.num_chunks;
-  for (;;) {
-    const I begin = __ldg(p.indptr + row), end = __ldg(p.indptr + row + 1);
-    if (cutting == (end - begin > p.chunk)) {
-      R result;
-      result.start();
-      const I from = begin > low ? begin : static_cast<I>(low), to = end < high ? end : static_cast<I>(high);
-      accumulate<T, I, N, MESSAGE>(p, lhs, rhs, from, to, result);
-      if (cutting) {
-        write_part<T, I, N>(p, 2 * worker + (begin > low), d, result);
-      } else {
-        write_row<T, I, N>(p, row, d, end - begin, result);
+        for (int u = 0; u < batch; ++u) {
+          const int j = first + u;
+          Acc<T> scale = 1;
+          if constexpr (WEIGHT == Weight::scalar) scale = __shfl_sync(~0u, weight[u / L], j % L, L);
+          if constexpr (WEIGHT == Weight::heads) scale = widen(own[u].values[0]);
+          auto take = [&]() {
+            if constexpr (WEIGHT == Weight::none) {
+              sums.add(x[u]);
+            } else {
+              sums.add(scale, x[u]);
+            }
+            state |= open;
+          };
+          if (whole) {
+            take();
+            continue;
+          }
+          const I at_row = __shfl_sync(~0u, row[u / L], j % L, L);
+          if (j >= left) continue;
+          take();
+          if (!(row_ends >> j & 1)) continue;
+          if (state == kThrough) {  // the first row to end here, begun before
+            heads[worker][lane] = sums;
+            head_rows[worker] = at_row;
+          } else if (writes) {
+            sums.write(p.out + static_cast<int64_t>(at_row) * p.num_feats + d, p.degree_of(at_row), p.mean, 0);
+          }
+          state = (state | ended) & ~open;
+          sums.clear();
+        }
       }
     }
-    if (!cutting || end >= high) return;
-    // A long row is longer than the chunk, so it holds the chunk's first or its last nonzero.
-    row = find_row(p.indptr, p.num_rows, high - 1);
+  }
+  tails[worker][lane] = sums;
+  if (lane == 0) states[worker] = state;
+  __syncthreads();
+  // The tails of workers up to `to` that belong to the row that goes on after it; whether it began before the block.
+  auto carried = [&](int to, bool& from_before) {
+    int from = to;
+    while (from >= 0 && states[from] == kThrough) --from;
+    from_before = from < 0;
+    Row sum;
+    sum.clear();
+    for (int w = from < 0 ? 0 : from; w <= to; ++w) sum.add(tails[w][lane]);
+    return sum;
+  };
+  auto write_part = [&](int64_t part, const Row& sum) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) p.parts[part * p.num_feats + d + i] = sum.value[i];
+  };
+  if ((state & (ended | begun_before)) == (ended | begun_before)) {
+    bool from_before = true;
+    Row sum;
+    sum.clear();
+    if (worker > 0) sum = carried(worker - 1, from_before);
+    sum.add(heads[worker][lane]);
+    const int64_t row = head_rows[worker];
+    if (writes && from_before) write_part(2 * static_cast<int64_t>(blockIdx.x), sum);
+    if (writes && !from_before) sum.write(p.out + row * p.num_feats + d, p.degree_of(row), p.mean, 0);
+  }
+  if (worker == workers - 1 && (state & open)) {
+    bool from_before;
+    const Row sum = carried(worker, from_before);
+    if (writes) write_part(2 * static_cast<int64_t>(blockIdx.x) + 1, sum);
+  }
+  if (threadIdx.x == 0 && blockIdx.y == 0) {
+    int w = 0;
+    while (w < workers && states[w] == kThrough) ++w;
+    const bool ends = w < workers && (states[w] & (ended | begun_before)) == (ended | begun_before);
+    p.ends[blockIdx.x] = ends ? head_rows[w] : I{-1};
   }
 }
 
-// Partial results of the pieces first + i * step of one row, i < count, for one feature.
-template <typename T, typename I, bool EXTREME>
-struct Combined {
-  Acc<T> value = 0;
-  I where = -1;
-
-  __device__ __forceinline__ void merge(Acc<T> x, I k) {
-    if constexpr (EXTREME) {
-      if (k < 0) return;
-      // Pieces may come out of order: on a tie (or two NaN) the earlier nonzero wins.
-      const bool tie = x == value || (x != x && value != value);
-      if (where < 0 || beats(x, value) || (tie && k < where)) {
-        value = x;
-        where = k;
-      }
-    } else {
-      value += x;
-    }
-  }
-
-  __device__ __forceinline__ void read(const Params<T, I>& p, int64_t begin, int64_t end, int64_t d, int first,
-                                       int step) {
-    const int64_t first_chunk = begin / p.chunk, last_chunk = (end - 1) / p.chunk;
+// A warp adds the parts of the row that ends in one block, and writes 32 rows if they are without nonzeros.
+template <typename T, typename I>
+__global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T, I> p, int64_t span) {
+  const int lane = threadIdx.x % 32;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (Config::threads / 32) + threadIdx.x / 32;
+  const I row = warp < p.num_blocks ? p.ends[warp] : I{-1};
+  if (row >= 0) {
+    const int64_t first = p.indptr[row] / span, degree = static_cast<int64_t>(p.indptr[row + 1]) - p.indptr[row];
+    for (int64_t d = lane; d < p.num_feats; d += 32) {
+      Acc<T> sum = 0;
 #pragma unroll 4
-    for (int64_t c = first_chunk + first; c <= last_chunk; c += step) {
-      const int64_t at = (2 * c + (begin > c * p.chunk)) * p.num_feats + d;
-      merge(p.part_values[at], EXTREME ? p.part_where[at] : I{-1});
+      for (int64_t block = first; block < warp; ++block) sum += p.parts[(2 * block + 1) * p.num_feats + d];
+      sum += p.parts[2 * warp * p.num_feats + d];
+      if (p.mean) sum /= static_cast<Acc<T>>(degree);
+      p.out[row * p.num_feats + d] = narrow<T>(sum);
     }
   }
-};
-
-template <typename T, typename I, bool EXTREME>
-__device__ __forceinline__ void write_combined(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
-                                               const Combined<T, I, EXTREME>& from) {
-  std::conditional_t<EXTREME, Extreme<T, I, 1>, Sum<T, I, 1>> result;
-  result.value[0] = from.value;
-  if constexpr (EXTREME) result.where[0] = from.where;
-  write_row<T, I, 1>(p, row, d, degree, result);
-}
-
-// One lane per row looks for long rows. A warp combines those of few pieces, 32 features at a time (blockIdx.y);
-// the block then combines the others together, in a fixed order.
-template <typename T, typename I, bool EXTREME>
-__global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T, I> p) {
-  constexpr int warps = Config::threads / 32;
-  __shared__ int64_t long_rows[Config::threads];
-  __shared__ int num_long_rows;
-  __shared__ Acc<T> values[warps][32];
-  __shared__ I where[warps][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
-  const int64_t own_row = static_cast<int64_t>(blockIdx.x) * Config::threads + threadIdx.x;
-  if (threadIdx.x == 0) num_long_rows = 0;
-  __syncthreads();
-  bool few = false;
-  if (own_row < p.num_rows) {
-    const int64_t degree = static_cast<int64_t>(p.indptr[own_row + 1]) - p.indptr[own_row];
-    few = degree > p.chunk && degree <= Config::warp_pieces * p.chunk;
-    if (degree > Config::warp_pieces * p.chunk) long_rows[atomicAdd(&num_long_rows, 1)] = own_row;
-  }
-  for (unsigned left = __ballot_sync(~0u, few); left; left &= left - 1) {
-    const int64_t row = own_row - lane + (__ffs(left) - 1);
-    const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-    if (d < p.num_feats) {
-      Combined<T, I, EXTREME> result;
-      result.read(p, begin, end, d, 0, 1);
-      write_combined(p, row, d, end - begin, result);
-    }
-  }
-  __syncthreads();
-  for (int i = 0; i < num_long_rows; ++i) {
-    const int64_t row = long_rows[i], begin = p.indptr[row], end = p.indptr[row + 1];
-    Combined<T, I, EXTREME> result;
-    if (d < p.num_feats) result.read(p, begin, end, d, warp, warps);
-    values[warp][lane] = result.value;
-    where[warp][lane] = result.where;
-    __syncthreads();
-    if (warp == 0 && d < p.num_feats) {
-      for (int other = 1; other < warps; ++other) {
-        result.merge(values[other][lane], where[other][lane]);
-      }
-      write_combined(p, row, d, end - begin, result);
-    }
-    __syncthreads();
+  const int64_t own = warp * 32 + lane;
+  const bool empty = own < p.num_rows && p.indptr[own] == p.indptr[own + 1];
+  for (unsigned left = __ballot_sync(~0u, empty); left; left &= left - 1) {
+    T* to = p.out + (warp * 32 + __ffs(left) - 1) * p.num_feats;
+    for (int64_t d = lane; d < p.num_feats; d += 32) to[d] = narrow<T>(static_cast<Acc<T>>(p.empty_value));
   }
 }
 
-template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
-cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
-  const int64_t vectors = ceil_div(p.num_feats, N);
-  const int64_t tiles = ceil_div(vectors, N > 1 ? Config::max_lanes_wide : Config::max_lanes_narrow);
-  p.lanes = static_cast<int>(ceil_div(vectors, tiles));
-  const int64_t blocks = ceil_div(p.num_chunks + p.num_rows, Config::threads / p.lanes);
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  spmm_kernel<T, I, N, MESSAGE, EXTREME><<<grid, Config::threads, 0, stream>>>(p);
-  if (p.num_chunks) {
-    const dim3 rows(static_cast<unsigned>(ceil_div(p.num_rows, Config::threads)),
-                    static_cast<unsigned>(ceil_div(p.num_feats, 32)));
-    combine_kernel<T, I, EXTREME><<<rows, Config::threads, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
-}
-
-// The ladder: 16-byte lanes if every address allows it, and then a kernel of its own for the two messages that
-// training spends its time on (copies, and one weight for all features of a thread); else the general kernel.
-template <typename T, typename I, bool EXTREME>
-cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
-  constexpr int n = 16 / sizeof(T);
-  constexpr int copy = static_cast<int>(Message::copy_lhs), mul = static_cast<int>(Message::mul);
-  const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
-                    fits(p.rhs, n, sizeof(T));
-  if (!wide) return launch<T, I, 1, -1, EXTREME>(p, stream);
-  const bool wide_lhs = p.lhs.data && p.lhs.div == 1 && p.lhs.len % n == 0;
-  const bool wide_rhs = p.rhs.div == 1 && p.rhs.len % n == 0;
-  if (wide_lhs && p.message == Message::copy_lhs) return launch<T, I, n, copy, EXTREME>(p, stream);
-  if (wide_lhs && !wide_rhs && p.message == Message::mul) {
-    return p.edge_ids ? launch<T, I, n, mul | kWithIds, EXTREME>(p, stream) : launch<T, I, n, mul, EXTREME>(p, stream);
-  }
-  return launch<T, I, n, -1, EXTREME>(p, stream);
-}
+// As many blocks as the smallest piece makes, so that the workspace need not know the slice.
+int64_t most_blocks(int64_t nnz) { return ceil_div(nnz, Config::piece_short * (Config::threads / 32)); }
 
 }  // namespace
 
-int64_t spmm_workspace_bytes(int64_t nnz, int64_t num_feats, Reduce reduce, DType dtype, IndexType index_type) {
-  const bool extreme = reduce == Reduce::max || reduce == Reduce::min;
-  const int64_t value = dtype == DType::f64 ? 8 : 4;
-  const int64_t where = !extreme ? 0 : index_type == IndexType::i64 ? 8 : 4;
-  return 2 * num_chunks(nnz) * num_feats * (value + where);
+int64_t spmm_balanced_workspace_bytes(int64_t nnz, int64_t num_feats, DType dtype) {
+  return most_blocks(nnz) * (2 * num_feats * (dtype == DType::f64 ? 8 : 4) + 8);
 }
 
-cudaError_t spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
-                 int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, void* workspace,
-                 int64_t workspace_bytes, cudaStream_t stream) {
-  if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  if (workspace_bytes < spmm_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type)) {
-    return cudaErrorInvalidValue;
-  }
-  const bool extreme = reduce == Reduce::max || reduce == Reduce::min;
-  return with_types(dtype, graph.index_type, [&](auto value, auto index) {
+cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream) {
+  return with_types(call.dtype, call.graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
+    const int workers = Config::threads / slice.lanes;
     Params<T, I> p{};
-    p.indptr = static_cast<const I*>(graph.indptr);
-    p.indices = static_cast<const I*>(graph.indices);
-    p.edge_ids = static_cast<const I*>(graph.edge_ids);
-    p.num_rows = graph.num_rows;
-    p.nnz = graph.nnz;
-    p.lhs = message == Message::copy_rhs ? Operand{nullptr, 1, 1} : lhs;
-    p.rhs = message == Message::copy_lhs ? Operand{nullptr, 1, 1} : rhs;
-    p.out = static_cast<T*>(out);
-    p.arg_lhs = static_cast<I*>(arg_lhs);
-    p.arg_rhs = static_cast<I*>(arg_rhs);
-    p.num_feats = num_feats;
-    p.message = message;
-    p.reduce = reduce;
-    p.sign = reduce == Reduce::min ? -1 : 1;
-    p.empty_value = empty_value;
-    p.chunk = chunk_size(graph.nnz);
-    p.num_chunks = num_chunks(graph.nnz);
-    p.part_values = static_cast<Acc<T>*>(workspace);
-    p.part_where = reinterpret_cast<I*>(p.part_values + 2 * p.num_chunks * num_feats);
-    return extreme ? choose<T, I, true>(p, stream) : choose<T, I, false>(p, stream);
+    p.indptr = static_cast<const I*>(call.graph.indptr);
+    p.indices = static_cast<const I*>(call.graph.indices);
+    p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.num_rows = call.graph.num_rows;
+    p.nnz = call.graph.nnz;
+    p.lhs = call.lhs;
+    p.rhs = call.rhs;
+    p.out = static_cast<T*>(call.out);
+    p.num_feats = call.num_feats;
+    p.mean = call.reduce == Reduce::mean;
+    p.empty_value = call.empty_value;
+    p.piece = piece_of(p.num_rows, p.nnz, slice.lanes);
+    p.num_blocks = ceil_div(p.nnz, workers * p.piece);
+    p.parts = static_cast<Acc<T>*>(call.workspace);
+    p.ends = reinterpret_cast<I*>(p.parts + 2 * p.num_blocks * p.num_feats);
+    const cudaError_t status = with_shape(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
+      const dim3 grid(static_cast<unsigned>(p.num_blocks), static_cast<unsigned>(slice.slices));
+      balanced_kernel<T, I, lanes, weight><<<grid, Config::threads, 0, stream>>>(p);
+      return cudaGetLastError();
+    });
+    if (status != cudaSuccess) return status;
+    const int64_t warps = p.num_blocks > ceil_div(p.num_rows, 32) ? p.num_blocks : ceil_div(p.num_rows, 32);
+    const unsigned blocks = static_cast<unsigned>(ceil_div(warps, Config::threads / 32));
+    finish_kernel<T, I><<<blocks, Config::threads, 0, stream>>>(p, workers * p.piece);
+    return cudaGetLastError();
   });
 }
 

@@ -78,11 +78,11 @@ def test_gradcheck_and_second_derivative():
 
 def test_registration():
     graph = random_graph(6, 5, 20, 4)
-    from gnnaccel.ops.spmm import structure
+    from gnnaccel.ops._arrays import arrays_of
 
     tensors = inputs(graph, 2, 4, torch.float32)
-    torch.library.opcheck(torch.ops.gnnaccel.attention, (*structure(graph, True), *tensors, None, 0.2, True))
-    out = torch.ops.gnnaccel.attention(*structure(graph, True), *tensors, None, 0.2, False)[0]
+    torch.library.opcheck(torch.ops.gnnaccel.attention, (*arrays_of(graph, True), *tensors, None, 0.2, True))
+    out = torch.ops.gnnaccel.attention(*arrays_of(graph, True), *tensors, None, 0.2, False)[0]
     with pytest.raises(RuntimeError, match="keep=False"):
         out.sum().backward()
     torch.testing.assert_close(out, ops.attention(graph, *tensors))

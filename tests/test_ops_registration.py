@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops.spmm import structure
+from gnnaccel.ops._arrays import arrays_of
 
 STRICT = {"test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"}
 OPS = torch.ops.gnnaccel
@@ -24,7 +24,7 @@ def needs_grad(*shape):
 
 def spmm_cases():
     g = small()
-    arrays = structure(g, True)
+    arrays = arrays_of(g, True)
     x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz, 2, 1)
     for reduce in ("sum", "mean", "max"):
         yield OPS.spmm, (*arrays, x, w, "mul", reduce, 0.0)
@@ -39,8 +39,8 @@ def sddmm_cases():
     u, v = needs_grad(g.num_cols, 2, 3), needs_grad(g.num_rows, 2, 3)
     e = needs_grad(g.nnz, 2, 1)
     for op in ("dot", "div", "copy_lhs"):
-        yield OPS.sddmm, (*structure(g, True), u, None if op == "copy_lhs" else v, op, "u", "v")
-    yield OPS.sddmm, (*structure(g, True), e, u, "mul", "e", "u")
+        yield OPS.sddmm, (*arrays_of(g, True), u, None if op == "copy_lhs" else v, op, "u", "v")
+    yield OPS.sddmm, (*arrays_of(g, True), e, u, "mul", "e", "u")
 
 
 def other_cases():

@@ -14,10 +14,10 @@ from torch.autograd import forward_ad
 
 from gnnaccel import report
 from gnnaccel.dgl_backend.graph import structure
+from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.segment import segment_reduce
-from gnnaccel.ops.spmm import MESSAGES, REDUCES, needs_grad
-from gnnaccel.ops.spmm import structure as arrays_of
+from gnnaccel.ops.spmm import MESSAGES, REDUCES
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
@@ -117,7 +117,7 @@ def _has_nan(out: torch.Tensor) -> bool:
 def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     """The SpMM of checked operands; `infinite`: rows without edges hold what a maximum or minimum starts from."""
     lhs, rhs, squeeze = _columns(lhs, rhs)
-    arrays = arrays_of(graph, needs_grad(lhs, rhs))
+    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
     out = torch.ops.gnnaccel.spmm(*arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)[0]
     return out.squeeze(-1) if squeeze else out
 
@@ -145,7 +145,7 @@ def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
 def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
     """The SDDMM of checked operands."""
     lhs, rhs, squeeze = _columns(lhs, rhs)
-    arrays = arrays_of(graph, needs_grad(lhs, rhs))
+    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
     out = torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
     return out.squeeze(-1) if squeeze else out
 

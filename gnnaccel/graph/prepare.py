@@ -1,4 +1,4 @@
-"""What is done to a graph ahead of time, on one screen: structure, then its transpose."""
+"""What is done to a graph ahead of time, on one screen: structure, its transpose, on CUDA their work lists."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 
 
@@ -44,8 +45,14 @@ def prepare(build: Callable[[], Graph], *, transposed: bool = True) -> Prepared:
     if transposed:
         parts.append(graph.transposed)
         steps.append("transposed")
+    arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
     if graph.device.type == "cuda":
+        for part in parts:
+            for row_bytes in worklist.widths():
+                work = part.work_list(row_bytes, now=True)
+                arrays += [] if work is None else work.tensors
+        steps.append("work lists")
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
-    arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
+    arrays = list({id(a): a for a in arrays}.values())
     return Prepared(graph, tuple(steps), time_ms, sum(a.numel() * a.element_size() for a in arrays))

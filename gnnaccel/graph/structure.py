@@ -11,7 +11,11 @@ import weakref
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import build
+from gnnaccel.graph import build, worklist
+
+# A CUDA graph earns a work list once it is used this often (or at once in deterministic mode, where results must be the
+# same bits from the first call on): a sampled block passes through a few layers and is gone.
+_LASTING_USES = 8
 
 
 def _lasting(tensor: Tensor) -> Tensor:
@@ -59,6 +63,8 @@ class Graph:
         self.edge_ids = None if edge_ids is None else _lasting(edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
+        self._work: dict[int, worklist.WorkList] = {}
+        self._uses = 0
         self._transposed: Graph | None = None
         # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
         # garbage collector finds them; the arrays serve where the transposed one alone is kept.
@@ -181,6 +187,23 @@ class Graph:
         if not torch.compiler.is_compiling():  # torch.compile cannot make a weak reference
             other._origin = weakref.ref(self)
         return other
+
+    def work_list(self, row_bytes: int, *, now: bool = False) -> worklist.WorkList | None:
+        """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
+
+        Built on the device when the graph has proved to last, or `now`; then kept. Never while a CUDA graph is captured
+        or torch.compile traces: building synchronises.
+        """
+        cap = worklist.cap_of(self, row_bytes)
+        found = self._work.get(cap)
+        if found is not None or self.nnz == 0:
+            return found
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+            return None
+        self._uses += 1
+        if not (now or self._uses > _LASTING_USES or torch.are_deterministic_algorithms_enabled()):
+            return None
+        return self._work.setdefault(cap, worklist.build(self, cap))
 
     def __getstate__(self) -> dict:
         return {**vars(self), "_origin": None}  # weak references cannot be pickled

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _autograd, _check
-from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
+from gnnaccel.ops import _arrays, _autograd, _check
+from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
 # out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
 # lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
 torch.library.define(
     "gnnaccel::attention",
-    f"({_STRUCTURE}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "gnnaccel::attention_backward",
@@ -99,18 +99,17 @@ def attention(
     score_src, score_dst = score_src.to(x.dtype), score_dst.to(x.dtype)
     edge_scale = None if edge_scale is None else edge_scale.to(x.dtype)
     keep = needs_grad(x, score_src, score_dst)
-    arrays = structure(graph, keep)
+    arrays = arrays_of(graph, keep, x)
     if x.device.type != "cpu" or x.dtype not in _FUSED_DTYPES:
         return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
     return torch.ops.gnnaccel.attention(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
 
 
-def _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
-    indptr, _, edge_ids, *_, nnz = arrays
+def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
     ops = torch.ops.gnnaccel
     scores = ops.sddmm(*arrays, score_src, score_dst, "add", "u", "v")
     scores = torch.nn.functional.leaky_relu(scores, negative_slope)
-    weight = ops.edge_softmax(indptr, edge_ids, scores, nnz)
+    weight = ops.edge_softmax(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
     if edge_scale is not None:
         weight = weight * edge_scale
     return ops.spmm(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)[0]
@@ -134,16 +133,14 @@ def _outputs(num_rows, x, keep) -> list[Tensor]:
 
 
 @torch.library.impl("gnnaccel::attention", "CPU")
-def _attention_cpu(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
-    x, score_src, score_dst, edge_scale, negative_slope, keep,
-):  # fmt: skip
-    num_rows, feats = indptr.numel() - 1, x.shape[2]
+def _attention_cpu(*args):
+    arrays, (x, score_src, score_dst, edge_scale, negative_slope, keep) = _arrays.split(args)
+    num_rows, feats = arrays.num_rows, x.shape[2]
     if x.shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(num_rows, x, keep))
     inputs = _inputs(x, score_src, score_dst, edge_scale)
     outputs = _outputs(num_rows, inputs[0], keep)
-    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
+    matrix = arrays.matrix()
     pointers = (lib.pointer(t) for t in (*inputs, *outputs[:2], *(outputs[2:] if keep else (None, None))))
     lib.launch("attention", x.device, *matrix, *pointers, negative_slope, *_sizes(inputs[0]))
     return tuple(t[..., :feats].contiguous() if t.dim() == 3 and t.shape[2] != feats else t for t in outputs)
@@ -172,11 +169,9 @@ def _attention_backward_cpu(
 
 
 @torch.library.register_fake("gnnaccel::attention")
-def _attention_fake(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz,
-    x, score_src, score_dst, edge_scale, negative_slope, keep,
-):  # fmt: skip
-    return tuple(_outputs(indptr.shape[0] - 1, x, keep))
+def _attention_fake(*args):
+    arrays, (x, *_, keep) = _arrays.split(args)
+    return tuple(_outputs(arrays.num_rows, x, keep))
 
 
 @torch.library.register_fake("gnnaccel::attention_backward")
@@ -188,29 +183,27 @@ def _attention_backward_fake(
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, num_cols, nnz, x, score_src, score_dst, edge_scale, ctx.negative_slope, ctx.kept = inputs
-    ctx.sizes = (num_cols, nnz)
+    arrays, (x, score_src, score_dst, edge_scale, ctx.negative_slope, ctx.kept) = _arrays.split(inputs)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*arrays, x, score_src, score_dst, edge_scale, *output)
+    _arrays.save(ctx, arrays, x, score_src, score_dst, edge_scale, *output)
 
 
 def _backward(ctx, grad_out, *_):
-    nothing = (None,) * 8
+    nothing = (None,) * _arrays.COUNT
     if grad_out is None:
         return (*nothing, None, None, None, None, None, None)
     if not ctx.kept:
         raise RuntimeError("gnnaccel::attention: called with keep=False, which leaves nothing to differentiate with")
-    *arrays, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos = ctx.saved_tensors
-    num_cols, nnz = ctx.sizes
+    arrays, (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos) = _arrays.saved(ctx)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
         # Fresh aliases: scores are often made from x, and its gradient must not come in through them as well.
         inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
-        value = _composed((*arrays, num_cols, nnz), *inputs, edge_scale, ctx.negative_slope)
+        value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
         grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
     else:
         grads = torch.ops.gnnaccel.attention_backward(
-            *arrays[3:], nnz, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out,
+            *arrays[3:6], arrays.nnz, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out,
             ctx.negative_slope,
         )  # fmt: skip
     return (*nothing, *grads, None, None, None)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _autograd, _check
+from gnnaccel.ops import _arrays, _autograd, _check
+from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import operand, reduce_to, result_features
-from gnnaccel.ops.spmm import _STRUCTURE, needs_grad, structure
 
 torch.library.define(
     "gnnaccel::sddmm",
-    f"({_STRUCTURE}, Tensor? lhs, Tensor? rhs, str op, str lhs_target, str rhs_target) -> Tensor",
+    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str op, str lhs_target, str rhs_target) -> Tensor",
 )
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
@@ -83,7 +83,7 @@ def sddmm(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")
-    arrays = structure(graph, needs_grad(*sources))
+    arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs)
     return torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, lhs_target, rhs_target)
 
 
@@ -93,10 +93,9 @@ def _allocate(nnz, lhs, rhs, op):
     return (rhs if lhs is None else lhs).new_empty(nnz, *shape)
 
 
-def _sddmm_impl(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, op, lhs_target, rhs_target
-):
-    out = _allocate(nnz, lhs, rhs, op)
+def _sddmm_impl(*args):
+    arrays, (lhs, rhs, op, lhs_target, rhs_target) = _arrays.split(args)
+    out = _allocate(arrays.nnz, lhs, rhs, op)
     full = result_features(lhs, rhs)
     if math.prod(full) == 0:
         return out.zero_()
@@ -105,7 +104,7 @@ def _sddmm_impl(
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     lhs_operand, rhs_operand = (*lhs_operand, lib.TARGETS[lhs_target]), (*rhs_operand, lib.TARGETS[rhs_target])
-    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
+    matrix = (*arrays.matrix(), *arrays.work_list())
     sizes = (math.prod(out.shape[1:]), full[-1] if op == "dot" else 1)
     codes = (lib.EDGE_OPS[op], lib.DTYPES[out.dtype])
     lib.launch("sddmm", out.device, *matrix, *lhs_operand, *rhs_operand, out.data_ptr(), *sizes, *codes)
@@ -116,29 +115,28 @@ torch.library.impl("gnnaccel::sddmm", ("CPU", "CUDA"))(_sddmm_impl)
 
 
 @torch.library.register_fake("gnnaccel::sddmm")
-def _sddmm_fake(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, op, lhs_target, rhs_target
-):
-    return _allocate(nnz, lhs, rhs, op)
+def _sddmm_fake(*args):
+    arrays, (lhs, rhs, op, _, _) = _arrays.split(args)
+    return _allocate(arrays.nnz, lhs, rhs, op)
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, num_cols, nnz, lhs, rhs, op, lhs_target, rhs_target = inputs
-    ctx.sizes, ctx.op, ctx.targets = (num_cols, nnz), op, (lhs_target, rhs_target)
+    arrays, (lhs, rhs, op, lhs_target, rhs_target) = _arrays.split(inputs)
+    ctx.op, ctx.targets = op, (lhs_target, rhs_target)
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
     keep = (lhs, rhs) if op in ("mul", "div", "dot") else (None, None)
-    ctx.save_for_backward(*arrays, *keep)
+    _arrays.save(ctx, arrays, *keep)
 
 
 def _backward(ctx, grad):
-    *arrays, lhs, rhs = ctx.saved_tensors
-    arrays = (*arrays, *ctx.sizes)
+    arrays, (lhs, rhs) = _arrays.saved(ctx)
+    needs_lhs, needs_rhs = ctx.needs_input_grad[_arrays.COUNT : _arrays.COUNT + 2]
     op = ctx.op
     grad_lhs = grad_rhs = None
-    if ctx.needs_input_grad[8] and ctx.features[0] is not None:
+    if needs_lhs and ctx.features[0] is not None:
         factor = rhs.reciprocal() if op == "div" else rhs  # None where the op does not multiply
         grad_lhs = _to_target(arrays, grad, factor, ctx.targets[1], ctx.targets[0], ctx.features[0])
-    if ctx.needs_input_grad[9] and ctx.features[1] is not None:
+    if needs_rhs and ctx.features[1] is not None:
         grad_rhs = _to_target(arrays, grad, lhs, ctx.targets[0], ctx.targets[1], None)
         if op == "div":  # d(l / r) / dr = -l / r / r; r belongs to the target summed over, so it can wait
             divisor = _pad(rhs, grad_rhs)
@@ -146,16 +144,14 @@ def _backward(ctx, grad):
         if op == "sub":
             grad_rhs = -grad_rhs
         grad_rhs = reduce_to(grad_rhs, ctx.features[1])
-    return (*(None,) * 8, grad_lhs, grad_rhs, None, None, None)
+    return (*(None,) * _arrays.COUNT, grad_lhs, grad_rhs, None, None, None)
 
 
-def _to_target(arrays, grad, factor, factor_target, target, features):
+def _to_target(arrays: Arrays, grad, factor, factor_target, target, features):
     """Sum of grad[e] * factor[factor_target of e] over the edges e of each row of `target`.
 
     `features` is the shape to reduce broadcast features to; None leaves them.
     """
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, _, nnz = arrays
-    num_rows = indptr.shape[0] - 1
     if target == "e":
         if factor is None:
             out = grad
@@ -164,9 +160,7 @@ def _to_target(arrays, grad, factor, factor_target, target, features):
         else:
             out = torch.ops.gnnaccel.sddmm(*arrays, grad, factor, "mul", "e", factor_target)
     else:
-        forward = arrays
-        if target == "u":
-            forward = (t_indptr, t_indices, t_edge_ids, indptr, indices, edge_ids, num_rows, nnz)
+        forward = arrays.turned() if target == "u" else arrays
         spmm = torch.ops.gnnaccel.spmm
         if factor is None:
             out = spmm(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]

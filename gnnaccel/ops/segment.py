@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gnnaccel.graph import build
 from gnnaccel.ops import _check
+from gnnaccel.ops._arrays import Arrays
 
 
 def segment_reduce(
@@ -61,6 +62,6 @@ def segment_reduce(
     elif check:
         build.check_offsets("segment_reduce: offsets", offsets, rows)
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
-    arrays = (offsets, None, None, None, None, None, 0, rows)
+    arrays = Arrays(offsets, None, None, None, None, None, 0, rows, [], [], False)
     out, _, arg = torch.ops.gnnaccel.spmm(*arrays, None, x, "copy_rhs", reduce, empty_value)
     return (out, arg) if return_arg else out

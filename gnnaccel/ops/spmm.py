@@ -9,16 +9,14 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _autograd, _check
+from gnnaccel.ops import _arrays, _autograd, _check
+from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 
-_STRUCTURE = (
-    "Tensor indptr, Tensor? indices, Tensor? edge_ids, "
-    "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, SymInt num_cols, SymInt nnz"
-)
 torch.library.define(
     "gnnaccel::spmm",
-    f"({_STRUCTURE}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) -> (Tensor, Tensor, Tensor)",
+    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) "
+    "-> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "gnnaccel::spmm_backward",
@@ -32,20 +30,6 @@ torch.library.define(
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")
-
-
-def structure(graph: Graph, transposed: bool) -> tuple:
-    """The structure arguments of the registered ops; the transposed half only where a gradient will need it."""
-    back: tuple[Tensor | None, ...] = (None, None, None)
-    if transposed:
-        t = graph.transposed
-        back = (t.indptr, t.indices, t.edge_ids)
-    return (graph.indptr, graph.indices, graph.edge_ids, *back, graph.num_cols, graph.indices.numel())
-
-
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """True if autograd will ask for a gradient of any of `tensors`."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def spmm(
@@ -128,7 +112,7 @@ def spmm(
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
-    arrays = structure(graph, reduce in ("sum", "mean") and needs_grad(x))
+    arrays = arrays_of(graph, reduce in ("sum", "mean") and needs_grad(x), x)
     out, arg_lhs, arg_rhs = torch.ops.gnnaccel.spmm(*arrays, x, weight, message, reduce, empty_value)
     return (out, arg_lhs, arg_rhs) if return_arg else out
 
@@ -145,21 +129,19 @@ def _allocate(indptr, lhs, rhs, message, reduce):
     return out, *args
 
 
-def _spmm_impl(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, message, reduce, empty_value
-):
-    out, arg_lhs, arg_rhs = _allocate(indptr, lhs, rhs, message, reduce)
+def _spmm_impl(*args):
+    arrays, (lhs, rhs, message, reduce, empty_value) = _arrays.split(args)
+    out, arg_lhs, arg_rhs = _allocate(arrays.indptr, lhs, rhs, message, reduce)
     if out.numel() == 0:
         return out, arg_lhs, arg_rhs
     full = tuple(out.shape[1:])
     if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
-        arrays = (indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz)
         return _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value)
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     args = (lib.pointer(a) if a.numel() else 0 for a in (arg_lhs, arg_rhs))
-    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[out.dtype], empty_value)
+    matrix = (*arrays.matrix(), *arrays.work_list())
     lib.launch("spmm", out.device, *matrix, *lhs_operand, *rhs_operand, out.data_ptr(), *args, math.prod(full), *codes)
     return out, arg_lhs, arg_rhs
 
@@ -183,28 +165,32 @@ torch.library.impl("gnnaccel::spmm", ("CPU", "CUDA"))(_spmm_impl)
 
 
 @torch.library.register_fake("gnnaccel::spmm")
-def _spmm_fake(
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz, lhs, rhs, message, reduce, empty_value
-):
-    return _allocate(indptr, lhs, rhs, message, reduce)
+def _spmm_fake(*args):
+    arrays, (lhs, rhs, message, reduce, _) = _arrays.split(args)
+    return _allocate(arrays.indptr, lhs, rhs, message, reduce)
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, num_cols, nnz, lhs, rhs, message, reduce, _ = inputs
+    arrays, (lhs, rhs, message, reduce, _) = _arrays.split(inputs)
     _, arg_lhs, arg_rhs = output
     ctx.mark_non_differentiable(arg_lhs, arg_rhs)
     ctx.set_materialize_grads(False)
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
-    ctx.sizes, ctx.message, ctx.reduce = (num_cols, nnz), message, reduce
+    ctx.message, ctx.reduce = message, reduce
     # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
-    needs_lhs, needs_rhs = ctx.needs_input_grad[8:10]
+    needs_lhs, needs_rhs = _wanted(ctx)
     keep = (lhs if needs_rhs else None, rhs if needs_lhs else None) if message == "mul" else (None, None)
     extremes = reduce in ("max", "min")
-    ctx.save_for_backward(*arrays, *keep, *((arg_lhs, arg_rhs) if extremes else (None, None)))
+    _arrays.save(ctx, arrays, *keep, *((arg_lhs, arg_rhs) if extremes else (None, None)))
+
+
+def _wanted(ctx) -> tuple[bool, bool]:
+    """Which of lhs and rhs need a gradient."""
+    return ctx.needs_input_grad[_arrays.COUNT : _arrays.COUNT + 2]
 
 
 def _backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
-    nothing = (None,) * 8
+    nothing = (None,) * _arrays.COUNT
     if grad is None:
         return (*nothing, None, None, None, None, None)
     backward = _backward_extremes if ctx.reduce in ("max", "min") else _backward_sum
@@ -213,28 +199,26 @@ def _backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
 
 
 def _backward_sum(ctx, grad):
-    indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, lhs, rhs, _, _ = ctx.saved_tensors
-    num_cols, nnz = ctx.sizes
-    num_rows = indptr.shape[0] - 1
+    arrays, (lhs, rhs, _, _) = _arrays.saved(ctx)
+    needs_lhs, needs_rhs = _wanted(ctx)
     lhs_features, rhs_features = ctx.features
     if ctx.reduce == "mean":
         # In fp32 at least: a count past 65504 has no fp16.
-        count = indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
+        count = arrays.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
         grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
-    if all(ctx.needs_input_grad[8:10]) and _fuses(lhs, rhs, grad):
+    if needs_lhs and needs_rhs and _fuses(lhs, rhs, grad):
         # Both gradients read the same rows of grad: one walk serves them.
-        t_arrays = (t_indptr, t_indices, t_edge_ids, num_rows, nnz)
+        t_arrays = (arrays.t_indptr, arrays.t_indices, arrays.t_edge_ids, arrays.num_rows, arrays.nnz)
         return torch.ops.gnnaccel.spmm_backward(*t_arrays, lhs, rhs, grad)
     grad_lhs = grad_rhs = None
-    if ctx.needs_input_grad[8] and lhs_features is not None:
-        turned = (t_indptr, t_indices, t_edge_ids, indptr, indices, edge_ids, num_rows, nnz)
+    if needs_lhs and lhs_features is not None:
+        turned = arrays.turned()
         if ctx.message == "mul":
             grad_lhs = torch.ops.gnnaccel.spmm(*turned, grad, rhs, "mul", "sum", 0.0)[0]
         else:
             grad_lhs = torch.ops.gnnaccel.spmm(*turned, grad, None, "copy_lhs", "sum", 0.0)[0]
         grad_lhs = reduce_to(grad_lhs, lhs_features)
-    if ctx.needs_input_grad[9] and rhs_features is not None:
-        arrays = (indptr, indices, edge_ids, t_indptr, t_indices, t_edge_ids, num_cols, nnz)
+    if needs_rhs and rhs_features is not None:
         grad_rhs = _weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
     return grad_lhs, grad_rhs
 
@@ -278,7 +262,7 @@ def _spmm_backward_fake(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weigh
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
 
 
-def _weight_gradient(arrays, lhs, grad, rhs_features, message):
+def _weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
     """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
     sddmm = torch.ops.gnnaccel.sddmm
     full = tuple(grad.shape[1:])
@@ -300,18 +284,18 @@ def _weight_gradient(arrays, lhs, grad, rhs_features, message):
 
 
 def _backward_extremes(ctx, grad):
-    *_, lhs, rhs, arg_lhs, arg_rhs = ctx.saved_tensors
-    num_cols, nnz = ctx.sizes
+    arrays, (lhs, rhs, arg_lhs, arg_rhs) = _arrays.saved(ctx)
+    needs_lhs, needs_rhs = _wanted(ctx)
     lhs_features, rhs_features = ctx.features
     full = tuple(grad.shape[1:])
     grad_lhs = grad_rhs = None
-    if ctx.needs_input_grad[8] and lhs_features is not None:
+    if needs_lhs and lhs_features is not None:
         value = grad * _gather(rhs, arg_rhs, full) if ctx.message == "mul" else grad
-        grad_lhs = torch.ops.gnnaccel.scatter_arg(arg_lhs, value, num_cols, full, False)
+        grad_lhs = torch.ops.gnnaccel.scatter_arg(arg_lhs, value, arrays.num_cols, full, False)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
-    if ctx.needs_input_grad[9] and rhs_features is not None:
+    if needs_rhs and rhs_features is not None:
         value = grad * _gather(lhs, arg_lhs, full) if ctx.message == "mul" else grad
-        grad_rhs = torch.ops.gnnaccel.scatter_arg(arg_rhs, value, nnz, rhs_features, True)
+        grad_rhs = torch.ops.gnnaccel.scatter_arg(arg_rhs, value, arrays.nnz, rhs_features, True)
     return grad_lhs, grad_rhs
 
 

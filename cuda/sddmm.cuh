@@ -1,0 +1,25 @@
+// Between the SDDMM kernels: sddmm (sddmm_balanced.cu) hands the dot products of training to sddmm_rows.
+#pragma once
+
+#include "common.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+
+// out[edge] = dot(x[source or edge], y[row]) by the items of a work list; len features a row, all 16-byte aligned.
+struct DotCall {
+  Csr graph;
+  WorkList work;
+  const void* x;
+  bool x_by_edge;  // x has a row per edge; else one per source
+  const void* y;
+  void* out;
+  int64_t len;
+  DType dtype;
+};
+
+bool sddmm_rows_serves(const DotCall& call);
+cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream);
+
+}  // namespace cuda
+}  // namespace gnnaccel

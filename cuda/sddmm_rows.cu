@@ -1,0 +1,219 @@
+// SDDMM (dot) by rows of a work list: out[edge] = dot(x[source], y[row]).
+//
+// A worker is a group of lanes that keeps one row of y in registers and walks the row's nonzeros (or those of a piece
+// of it), eight at a time: sources gathered with 16-byte loads, eight partial sums a lane, and then one round of
+// shuffles that halves the sums with each step, so that eight results cost seven to nine shuffles instead of 24 to
+// 40, and neighbouring lanes write neighbouring results. Pieces need nothing added: every nonzero has a result of
+// its own. What the order of the work list buys is said in spmm_rows.cu. Row in registers, one reduction for several
+// edges: RoDe (Pang et al., 2024); the order: HP-SDDMM (Fan et al.).
+#include "sddmm.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+namespace {
+
+struct Config {
+  static constexpr int threads = 256;
+  static constexpr int batch = 8;  // nonzeros whose sums are shuffled together
+  static constexpr int64_t short_degree = 8;
+  static constexpr int max_vectors = 64;  // of 16 bytes in a row: two for each of 32 lanes
+};
+
+template <typename T, typename I>
+struct Params {
+  const Item<I>* items;
+  const I* steps;
+  int64_t num_items;
+  const I* indices;
+  const I* edge_ids;
+  const T* x;
+  const T* y;
+  T* out;
+  int len;
+};
+
+// Adds sum[u] over the group's L lanes. A lane gets the totals of nonzeros which and, with four lanes, which + 1;
+// `writes` tells whether it is the one to write them.
+template <int L, typename A>
+__device__ __forceinline__ void sum_of_eight(const A (&sum)[8], int lane, A (&total)[L < 8 ? 2 : 1], int& which,
+                                             bool& writes) {
+  const bool half = lane & (L / 2), quarter = lane & (L / 4);
+  A four[4], two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    four[i] = (half ? sum[i + 4] : sum[i]) + __shfl_xor_sync(~0u, half ? sum[i] : sum[i + 4], L / 2);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    two[i] = (quarter ? four[i + 2] : four[i]) + __shfl_xor_sync(~0u, quarter ? four[i] : four[i + 2], L / 4);
+  }
+  which = 4 * half + 2 * quarter;
+  if constexpr (L < 8) {
+    total[0] = two[0];
+    total[1] = two[1];
+    writes = true;
+  } else {
+    const bool eighth = lane & (L / 8);
+    total[0] = (eighth ? two[1] : two[0]) + __shfl_xor_sync(~0u, eighth ? two[0] : two[1], L / 8);
+#pragma unroll
+    for (int step = L / 16; step; step /= 2) total[0] += __shfl_xor_sync(~0u, total[0], step);
+    which += eighth;
+    writes = lane % (L / 8) == 0;
+  }
+}
+
+// L lanes to a worker, each with R vectors of a row.
+template <typename T, typename I, int L, int R>
+__global__ void __launch_bounds__(Config::threads, R > 1 || sizeof(T) != 4 ? 3 : 4) dot_kernel(const Params<T, I> p) {
+  constexpr int N = 16 / sizeof(T);
+  constexpr int workers = Config::threads / L;
+  constexpr int batch = Config::batch;
+  constexpr int fetched = batch / R;        // in flight together
+  constexpr int held = L < batch ? batch / L : 1;  // sources of a lane
+  static_assert(kPieceRun % batch == 0, "a batch lies in one run");
+  const int lane = threadIdx.x % L;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * workers + threadIdx.x / L;
+  I begin = 0, end = 0, row = 0, skip = 0;  // skip: nonzeros of the row's other pieces between two runs of this one
+  if (i < p.num_items) {
+    const Item<I> item = load_item(p.items + i);
+    begin = item.begin;
+    end = item.end;
+    row = item.row;
+    if (item.part) skip = __ldg(p.steps + item.part - 1) - kPieceRun;
+  }
+  Pack<T, N> y[R];
+  int offset[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int d = (r * L + lane) * N;
+    offset[r] = d < p.len ? d : 0;  // lanes past the end read the row's first vector and add nothing
+    y[r].raw = {};
+    if (d < p.len) load(p.y + static_cast<int64_t>(row) * p.len + d, y[r]);
+  }
+  I k = begin, source[held];
+  auto load_sources = [&]() {
+#pragma unroll
+    for (int h = 0; h < held; ++h) {
+      const I ahead = h * L + lane;
+      source[h] = 0;
+      if (ahead >= batch || ahead >= end - k) continue;
+      source[h] = p.indices    ? load_once(p.indices + k + ahead)
+                  : p.edge_ids ? load_once(p.edge_ids + k + ahead)
+                               : k + ahead;
+    }
+  };
+  load_sources();
+#pragma unroll 1
+  while (__any_sync(~0u, k < end)) {
+    const I here = k, left = end - k;
+    I own[held];
+#pragma unroll
+    for (int h = 0; h < held; ++h) own[h] = source[h];
+    const I next = (k + batch - begin) % kPieceRun ? batch : batch + skip;
+    k = left > next ? k + next : end;
+    load_sources();
+    const bool full = __all_sync(~0u, left >= batch);
+    Acc<T> sum[batch];
+#pragma unroll
+    for (int first = 0; first < batch; first += fetched) {
+      Pack<T, N> x[fetched][R];
+#pragma unroll
+      for (int u = 0; u < fetched; ++u) {
+        const T* from = row_address(p.x, __shfl_sync(~0u, own[(first + u) / L], (first + u) % L, L), p.len);
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          if (full) {
+            load(from + offset[r], x[u][r]);
+          } else {
+            x[u][r].raw = {};
+            if (first + u < left) load(from + offset[r], x[u][r]);
+          }
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < fetched; ++u) {
+        Acc<T> dot = 0;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          if ((r * L + lane) * N >= p.len) continue;
+#pragma unroll
+          for (int n = 0; n < N; ++n) dot += widen(x[u][r].values[n]) * widen(y[r].values[n]);
+        }
+        sum[first + u] = dot;
+      }
+    }
+    int which;
+    bool writes;
+    Acc<T> total[L < 8 ? 2 : 1];
+    sum_of_eight<L>(sum, lane, total, which, writes);
+#pragma unroll
+    for (int t = 0; t < (L < 8 ? 2 : 1); ++t) {
+      if (!writes || which + t >= left) continue;
+      const I at = here + which + t;
+      p.out[p.edge_ids ? __ldg(p.edge_ids + at) : at] = narrow<T>(total[t]);
+    }
+  }
+}
+
+struct Shape {
+  int lanes;    // 4, 8, 16 or 32
+  int vectors;  // of a lane: 1, 2 or 4
+};
+
+// Several vectors to a lane mean more rows in flight and fewer shuffles. H200, 128 features, yeast-like (degree 2):
+// 8 lanes of 4 take 0.64 ms, 16 of 2 take 0.82; 8 of 4 lose up to a tenth elsewhere.
+Shape shape_of(const DotCall& call, int64_t vectors) {
+  if (vectors <= 4) return {4, 1};
+  if (vectors <= 8) return {8, 1};
+  if (vectors <= 16) return {8, 2};
+  if (vectors <= 32) return call.graph.nnz / call.graph.num_rows < Config::short_degree ? Shape{8, 4} : Shape{16, 2};
+  return {32, 2};
+}
+
+template <typename F>
+cudaError_t with_shape(Shape shape, F f) {
+  using std::integral_constant;
+  if (shape.lanes == 32) return f(integral_constant<int, 32>{}, integral_constant<int, 2>{});
+  if (shape.lanes == 4) return f(integral_constant<int, 4>{}, integral_constant<int, 1>{});
+  if (shape.lanes == 16) return f(integral_constant<int, 16>{}, integral_constant<int, 2>{});
+  if (shape.vectors == 4) return f(integral_constant<int, 8>{}, integral_constant<int, 4>{});
+  if (shape.vectors == 2) return f(integral_constant<int, 8>{}, integral_constant<int, 2>{});
+  return f(integral_constant<int, 8>{}, integral_constant<int, 1>{});
+}
+
+int64_t vectors_of(const DotCall& call) {
+  return call.len / (16 / (call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2));
+}
+
+}  // namespace
+
+bool sddmm_rows_serves(const DotCall& call) {
+  const int64_t n = 16 / (call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2);
+  const bool aligned = (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % 16 == 0;
+  return call.work.items && aligned && call.len % n == 0 && vectors_of(call) <= Config::max_vectors;
+}
+
+cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream) {
+  return with_types(call.dtype, call.graph.index_type, [&](auto value, auto index) {
+    using T = decltype(value);
+    using I = decltype(index);
+    Params<T, I> p{};
+    p.items = static_cast<const Item<I>*>(call.work.items);
+    p.steps = static_cast<const I*>(call.work.steps);
+    p.num_items = call.work.num_items;
+    p.indices = call.x_by_edge ? nullptr : static_cast<const I*>(call.graph.indices);
+    p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.x = static_cast<const T*>(call.x);
+    p.y = static_cast<const T*>(call.y);
+    p.out = static_cast<T*>(call.out);
+    p.len = static_cast<int>(call.len);
+    return with_shape(shape_of(call, vectors_of(call)), [&](auto lanes, auto vectors) {
+      const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_items, Config::threads / lanes));
+      dot_kernel<T, I, lanes, vectors><<<blocks, Config::threads, 0, stream>>>(p);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel

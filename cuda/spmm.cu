@@ -1,0 +1,97 @@
+// Which SpMM kernel serves a call.
+//
+// Sums and means of copied or scaled sources, with 16-byte addresses throughout, are what training spends its time
+// on. They go to spmm_rows where the graph has a work list, else to spmm_balanced, which needs nothing. The rest
+// (max and min, sums of edge features, other broadcasts, odd widths) goes to spmm_general.
+//
+// How wide a slice of the features a worker takes, in 16-byte lanes: as wide as the features up to 16 (256 bytes).
+// Wider slices only help graphs whose rows are short or whose neighbours share sources; narrower ones (8 lanes) keep
+// more rows in step and a smaller table in the caches, which pays where rows are long: from dense_degree on.
+// Measured on an H200, see docs/performance.md.
+#include "spmm.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+namespace {
+
+constexpr int kMaxLanes = 16;
+constexpr int kDenseLanes = 8;
+constexpr int kBalancedLanes = 32;
+constexpr int64_t kDenseDegree = 256;
+constexpr int64_t kShortDegree = 8;
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+enum class Kernel { rows, balanced, general };
+
+struct Choice {
+  Kernel kernel;
+  Slice slice;
+};
+
+Choice choose(const SpmmCall& call) {
+  const int64_t degree = call.graph.nnz / call.graph.num_rows;
+  const bool listed = call.work.items != nullptr;
+  const int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
+                    : degree < kShortDegree ? kBalancedLanes
+                                            : kMaxLanes;
+  const Slice slice = slice_of(call, lanes);
+  if (slice.lanes == 0 || call.graph.nnz == 0) return {Kernel::general, slice};
+  return {listed ? Kernel::rows : Kernel::balanced, slice};
+}
+
+}  // namespace
+
+Slice slice_of(const SpmmCall& call, int max_lanes) {
+  const int size = call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2;
+  const int n = 16 / size;
+  const bool message = call.message == Message::copy_lhs || call.message == Message::mul;
+  const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
+  if (call.extreme() || !message || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
+  // One weight for all features of a lane.
+  if (call.message == Message::mul && call.rhs.len != 1 && call.rhs.div % n) return {0, 0};
+  const int64_t vectors = call.num_feats / n;
+  int lanes = 4;
+  while (lanes < max_lanes && lanes < vectors) lanes *= 2;
+  return {lanes, ceil_div(vectors, lanes)};
+}
+
+int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype) {
+  const int64_t general = spmm_general_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type);
+  const int64_t other = work.items ? spmm_rows_workspace_bytes(work, num_feats, dtype)
+                                   : spmm_balanced_workspace_bytes(graph.nnz, num_feats, dtype);
+  return general > other ? general : other;
+}
+
+cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
+                 void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
+                 double empty_value, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+  if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
+  if (workspace_bytes < spmm_workspace_bytes(graph, work, num_feats, reduce, dtype)) return cudaErrorInvalidValue;
+  const Operand none{nullptr, 1, 1};
+  const SpmmCall call{graph,
+                      work,
+                      message == Message::copy_rhs ? none : lhs,
+                      message == Message::copy_lhs ? none : rhs,
+                      out,
+                      arg_lhs,
+                      arg_rhs,
+                      num_feats,
+                      message,
+                      reduce,
+                      dtype,
+                      empty_value,
+                      workspace};
+  const Choice choice = choose(call);
+  switch (choice.kernel) {
+    case Kernel::rows:
+      return spmm_rows(call, choice.slice, stream);
+    case Kernel::balanced:
+      return spmm_balanced(call, choice.slice, stream);
+    default:
+      return spmm_general(call, stream);
+  }
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel

@@ -1,0 +1,409 @@
+// SpMM for every message, reduction, width and alignment: out[row] = reduce of message over the row's nonzeros.
+//
+// A worker is a group of threads that covers the features of one row, 16 bytes a thread where alignment allows.
+// It takes one row of at most `chunk` nonzeros, gathers a few source rows at a time into registers and writes
+// the result once. Longer rows (hubs) are cut at multiples of `chunk` in the nonzero array: one worker per
+// piece, partial results in the workspace, combined in a fixed order by a second kernel, so there are no
+// atomics, no zero fill, and the same bits on every run. A piece is found by a binary search in indptr, so a
+// graph needs no preprocessing. Balancing over nonzeros: HP-SpMM (Fan et al.); one thread group of 16-byte
+// lanes per row: Sputnik (Gale et al., 2020).
+#include "spmm.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+namespace {
+
+struct Config {
+  static constexpr int threads = 256;
+  static constexpr int batch = 4;  // gathers of a thread in flight before the first use
+  // A tile of features is handled by one worker; wider rows take several passes (blockIdx.y). With 16-byte
+  // lanes, 32 lanes are a slice of 512 bytes, whose source rows stay in L2 longer than whole rows would.
+  static constexpr int max_lanes_wide = 32;
+  static constexpr int max_lanes_narrow = 128;
+  // Rows beyond `chunk` are cut. Small enough to spread a hub over the chip, large enough that the pieces
+  // (at most two per chunk) stay small beside the features: see chunk_size.
+  static constexpr int64_t min_chunk = 128;
+  static constexpr int64_t max_chunk = 1024;
+  static constexpr int64_t target_chunks = 32768;
+  // The kernels of the common messages are held to the registers that let this many blocks share an SM.
+  static constexpr int min_blocks = 5;
+  static constexpr int min_blocks_extreme = 4;
+  // A row of more pieces than this is combined by a whole block.
+  static constexpr int warp_pieces = 64;
+  static_assert(threads % 32 == 0 && max_lanes_narrow <= threads, "a worker lives in one block");
+};
+
+int64_t chunk_size(int64_t nnz) {
+  int64_t chunk = next_power_of_two(nnz / Config::target_chunks);
+  return chunk < Config::min_chunk ? Config::min_chunk : chunk > Config::max_chunk ? Config::max_chunk : chunk;
+}
+
+// No row can be cut if all nonzeros together make one chunk.
+int64_t num_chunks(int64_t nnz) {
+  int64_t chunk = chunk_size(nnz);
+  return nnz <= chunk ? 0 : ceil_div(nnz, chunk);
+}
+
+template <typename T, typename I>
+struct Params {
+  const I* indptr;
+  const I* indices;
+  const I* edge_ids;
+  int64_t num_rows;
+  int64_t nnz;
+  Operand lhs;
+  Operand rhs;
+  T* out;
+  I* arg_lhs;
+  I* arg_rhs;
+  int64_t num_feats;
+  Message message;
+  Reduce reduce;
+  Acc<T> sign;  // -1 for min
+  double empty_value;
+  int64_t chunk;
+  int64_t num_chunks;
+  Acc<T>* part_values;  // [2 * num_chunks, num_feats]: piece 0 of a chunk began before it, piece 1 inside
+  I* part_where;        // the same for max and min: position of the winner
+  int lanes;
+};
+
+template <typename T, typename I, int N>
+struct Sum {
+  static constexpr bool extreme = false;
+  Acc<T> value[N];
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int i = 0; i < N; ++i) value[i] = 0;
+  }
+  __device__ __forceinline__ void take(int i, Acc<T> x, I, Acc<T>) { value[i] += x; }
+};
+
+// True if x takes the place of y as a maximum: NaN wins, the earlier one stays on a tie. A minimum is the
+// maximum of the negated values, which is what Extreme, the workspace and Combined hold.
+template <typename A>
+__device__ __forceinline__ bool beats(A x, A y) {
+  return !(x <= y) && y == y;
+}
+
+template <typename T, typename I, int N>
+struct Extreme {
+  static constexpr bool extreme = true;
+  Acc<T> value[N];
+  I where[N];
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      value[i] = 0;
+      where[i] = -1;
+    }
+  }
+  __device__ __forceinline__ void take(int i, Acc<T> x, I k, Acc<T> sign) {
+    x *= sign;
+    if (where[i] < 0 || beats(x, value[i])) {
+      value[i] = x;
+      where[i] = k;
+    }
+  }
+};
+
+// Kernels of one fixed message are named by its number, plus this where edge ids are given.
+constexpr int kWithIds = 4;
+
+// Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
+template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
+__device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs, I k,
+                                           I end, R& to) {
+  constexpr int batch = Config::batch;
+  const Message message = MESSAGE >= 0 ? static_cast<Message>(MESSAGE & 3) : p.message;
+  const bool with_ids = MESSAGE >= 0 ? (MESSAGE & kWithIds) != 0 : p.edge_ids != nullptr;
+  const bool use_lhs = message != Message::copy_rhs;
+  const bool use_rhs = message != Message::copy_lhs;
+  I col[batch], edge[batch];
+  Pack<T, N> x[batch], w[batch];
+  if (!FULL) {  // or the compiler carries the last batch's values through, in registers and in local memory
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      col[u] = edge[u] = 0;
+      x[u].raw = w[u].raw = {};
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < batch; ++u) {
+    if (!FULL && k + u >= end) continue;
+    if (use_lhs) col[u] = __ldg(p.indices + k + u);
+    if (use_rhs) edge[u] = with_ids ? __ldg(p.edge_ids + k + u) : k + u;
+  }
+#pragma unroll
+  for (int u = 0; u < batch; ++u) {
+    if (!FULL && k + u >= end) continue;
+    if (use_lhs) lhs.fetch(col[u], x[u]);
+    if (use_rhs) rhs.fetch(edge[u], w[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < batch; ++u) {
+    if (!FULL && k + u >= end) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      Acc<T> value;
+      if (message == Message::copy_lhs) {
+        value = lhs.value(x[u], i);
+      } else if (message == Message::copy_rhs) {
+        value = rhs.value(w[u], i);
+      } else if (message == Message::mul) {
+        value = lhs.value(x[u], i) * rhs.value(w[u], i);
+      } else {
+        value = lhs.value(x[u], i) + rhs.value(w[u], i);
+      }
+      to.take(i, value, k + u, p.sign);
+    }
+  }
+}
+
+// Reduces nonzeros begin .. end - 1 into `to`. MESSAGE >= 0 fixes the message at compile time, with a wide lhs
+// and one rhs value for all of a thread's features.
+template <typename T, typename I, int N, int MESSAGE, typename R>
+__device__ __forceinline__ void accumulate(const Params<T, I>& p, const Reader<T, N>& lhs, const Reader<T, N>& rhs,
+                                           I begin, I end, R& to) {
+  I k = begin;
+#pragma unroll 1  // twice the batch would cost the registers of two blocks
+  for (; end - k >= Config::batch; k += Config::batch) take_batch<T, I, N, MESSAGE, true>(p, lhs, rhs, k, end, to);
+  if (k < end) take_batch<T, I, N, MESSAGE, false>(p, lhs, rhs, k, end, to);
+}
+
+template <typename T, typename I, int N, typename R>
+__device__ __forceinline__ void write_row(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
+                                          const R& from) {
+  Pack<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    Acc<T> value = R::extreme ? from.value[i] * p.sign : from.value[i];
+    if (degree == 0) value = static_cast<Acc<T>>(p.empty_value);
+    if (!R::extreme && p.reduce == Reduce::mean && degree > 1) value /= static_cast<Acc<T>>(degree);
+    out.values[i] = narrow<T>(value);
+  }
+  store(p.out + row * p.num_feats + d, out);
+  if constexpr (R::extreme) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const I k = from.where[i];
+      const int64_t at = row * p.num_feats + d + i;
+      if (p.arg_lhs) p.arg_lhs[at] = k < 0 ? I{-1} : p.indices[k];
+      if (p.arg_rhs) p.arg_rhs[at] = k < 0 || !p.edge_ids ? k : p.edge_ids[k];
+    }
+  }
+}
+
+template <typename T, typename I, int N, typename R>
+__device__ __forceinline__ void write_part(const Params<T, I>& p, int64_t part, int64_t d, const R& from) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    p.part_values[part * p.num_feats + d + i] = from.value[i];
+    if constexpr (R::extreme) p.part_where[part * p.num_feats + d + i] = from.where[i];
+  }
+}
+
+// Workers 0 .. num_chunks - 1 take the pieces of long rows inside their chunk, the others one short row each.
+template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
+__global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1
+                                                   : EXTREME   ? Config::min_blocks_extreme
+                                                               : Config::min_blocks) spmm_kernel(const Params<T, I> p) {
+  using R = std::conditional_t<EXTREME, Extreme<T, I, N>, Sum<T, I, N>>;
+  const int workers = Config::threads / p.lanes;
+  const int in_block = threadIdx.x / p.lanes;
+  const int64_t worker = static_cast<int64_t>(blockIdx.x) * workers + in_block;
+  const int64_t d = (static_cast<int64_t>(blockIdx.y) * p.lanes + threadIdx.x % p.lanes) * N;
+  // Threads never meet again below (no barrier, no shuffle), so those without work leave at once.
+  if (in_block >= workers || worker >= p.num_chunks + p.num_rows || d >= p.num_feats) return;
+  Reader<T, N> lhs(p.lhs, d), rhs(p.rhs, d);
+  if (MESSAGE >= 0) {  // said to the compiler, which then keeps no registers for the other case
+    lhs.wide = true;
+    rhs.wide = false;
+  }
+  const bool cutting = worker < p.num_chunks;
+  const int64_t low = cutting ? worker * p.chunk : 0;
+  const int64_t high = cutting && low + p.chunk < p.nnz ? low + p.chunk : p.nnz;
+  int64_t row = cutting ? find_row(p.indptr, p.num_rows, low) : worker - p.num_chunks;
+  for (;;) {
+    const I begin = __ldg(p.indptr + row), end = __ldg(p.indptr + row + 1);
+    if (cutting == (end - begin > p.chunk)) {
+      R result;
+      result.start();
+      const I from = begin > low ? begin : static_cast<I>(low), to = end < high ? end : static_cast<I>(high);
+      accumulate<T, I, N, MESSAGE>(p, lhs, rhs, from, to, result);
+      if (cutting) {
+        write_part<T, I, N>(p, 2 * worker + (begin > low), d, result);
+      } else {
+        write_row<T, I, N>(p, row, d, end - begin, result);
+      }
+    }
+    if (!cutting || end >= high) return;
+    // A long row is longer than the chunk, so it holds the chunk's first or its last nonzero.
+    row = find_row(p.indptr, p.num_rows, high - 1);
+  }
+}
+
+// Partial results of the pieces first + i * step of one row, i < count, for one feature.
+template <typename T, typename I, bool EXTREME>
+struct Combined {
+  Acc<T> value = 0;
+  I where = -1;
+
+  __device__ __forceinline__ void merge(Acc<T> x, I k) {
+    if constexpr (EXTREME) {
+      if (k < 0) return;
+      // Pieces may come out of order: on a tie (or two NaN) the earlier nonzero wins.
+      const bool tie = x == value || (x != x && value != value);
+      if (where < 0 || beats(x, value) || (tie && k < where)) {
+        value = x;
+        where = k;
+      }
+    } else {
+      value += x;
+    }
+  }
+
+  __device__ __forceinline__ void read(const Params<T, I>& p, int64_t begin, int64_t end, int64_t d, int first,
+                                       int step) {
+    const int64_t first_chunk = begin / p.chunk, last_chunk = (end - 1) / p.chunk;
+#pragma unroll 4
+    for (int64_t c = first_chunk + first; c <= last_chunk; c += step) {
+      const int64_t at = (2 * c + (begin > c * p.chunk)) * p.num_feats + d;
+      merge(p.part_values[at], EXTREME ? p.part_where[at] : I{-1});
+    }
+  }
+};
+
+template <typename T, typename I, bool EXTREME>
+__device__ __forceinline__ void write_combined(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
+                                               const Combined<T, I, EXTREME>& from) {
+  std::conditional_t<EXTREME, Extreme<T, I, 1>, Sum<T, I, 1>> result;
+  result.value[0] = from.value;
+  if constexpr (EXTREME) result.where[0] = from.where;
+  write_row<T, I, 1>(p, row, d, degree, result);
+}
+
+// One lane per row looks for long rows. A warp combines those of few pieces, 32 features at a time (blockIdx.y);
+// the block then combines the others together, in a fixed order.
+template <typename T, typename I, bool EXTREME>
+__global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T, I> p) {
+  constexpr int warps = Config::threads / 32;
+  __shared__ int64_t long_rows[Config::threads];
+  __shared__ int num_long_rows;
+  __shared__ Acc<T> values[warps][32];
+  __shared__ I where[warps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
+  const int64_t own_row = static_cast<int64_t>(blockIdx.x) * Config::threads + threadIdx.x;
+  if (threadIdx.x == 0) num_long_rows = 0;
+  __syncthreads();
+  bool few = false;
+  if (own_row < p.num_rows) {
+    const int64_t degree = static_cast<int64_t>(p.indptr[own_row + 1]) - p.indptr[own_row];
+    few = degree > p.chunk && degree <= Config::warp_pieces * p.chunk;
+    if (degree > Config::warp_pieces * p.chunk) long_rows[atomicAdd(&num_long_rows, 1)] = own_row;
+  }
+  for (unsigned left = __ballot_sync(~0u, few); left; left &= left - 1) {
+    const int64_t row = own_row - lane + (__ffs(left) - 1);
+    const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
+    if (d < p.num_feats) {
+      Combined<T, I, EXTREME> result;
+      result.read(p, begin, end, d, 0, 1);
+      write_combined(p, row, d, end - begin, result);
+    }
+  }
+  __syncthreads();
+  for (int i = 0; i < num_long_rows; ++i) {
+    const int64_t row = long_rows[i], begin = p.indptr[row], end = p.indptr[row + 1];
+    Combined<T, I, EXTREME> result;
+    if (d < p.num_feats) result.read(p, begin, end, d, warp, warps);
+    values[warp][lane] = result.value;
+    where[warp][lane] = result.where;
+    __syncthreads();
+    if (warp == 0 && d < p.num_feats) {
+      for (int other = 1; other < warps; ++other) {
+        result.merge(values[other][lane], where[other][lane]);
+      }
+      write_combined(p, row, d, end - begin, result);
+    }
+    __syncthreads();
+  }
+}
+
+template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
+cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
+  const int64_t vectors = ceil_div(p.num_feats, N);
+  const int64_t tiles = ceil_div(vectors, N > 1 ? Config::max_lanes_wide : Config::max_lanes_narrow);
+  p.lanes = static_cast<int>(ceil_div(vectors, tiles));
+  const int64_t blocks = ceil_div(p.num_chunks + p.num_rows, Config::threads / p.lanes);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+  spmm_kernel<T, I, N, MESSAGE, EXTREME><<<grid, Config::threads, 0, stream>>>(p);
+  if (p.num_chunks) {
+    const dim3 rows(static_cast<unsigned>(ceil_div(p.num_rows, Config::threads)),
+                    static_cast<unsigned>(ceil_div(p.num_feats, 32)));
+    combine_kernel<T, I, EXTREME><<<rows, Config::threads, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+// 16-byte lanes if every address allows it, and then, for max and min, a kernel of its own for the two messages that
+// training spends its time on (copies, and one weight for all features of a thread); sums of these are served by
+// spmm_rows and spmm_balanced. Else the kernel for any message.
+template <typename T, typename I, bool EXTREME>
+cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
+  constexpr int n = 16 / sizeof(T);
+  const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
+                    fits(p.rhs, n, sizeof(T));
+  if (!wide) return launch<T, I, 1, -1, EXTREME>(p, stream);
+  if constexpr (EXTREME) {
+    constexpr int copy = static_cast<int>(Message::copy_lhs), mul = static_cast<int>(Message::mul);
+    const bool wide_lhs = p.lhs.data && p.lhs.div == 1 && p.lhs.len % n == 0;
+    const bool wide_rhs = p.rhs.div == 1 && p.rhs.len % n == 0;
+    if (wide_lhs && p.message == Message::copy_lhs) return launch<T, I, n, copy, true>(p, stream);
+    if (wide_lhs && !wide_rhs && p.message == Message::mul) {
+      return p.edge_ids ? launch<T, I, n, mul | kWithIds, true>(p, stream) : launch<T, I, n, mul, true>(p, stream);
+    }
+  }
+  return launch<T, I, n, -1, EXTREME>(p, stream);
+}
+
+}  // namespace
+
+int64_t spmm_general_workspace_bytes(int64_t nnz, int64_t num_feats, Reduce reduce, DType dtype, IndexType index_type) {
+  const bool extreme = reduce == Reduce::max || reduce == Reduce::min;
+  const int64_t value = dtype == DType::f64 ? 8 : 4;
+  const int64_t where = !extreme ? 0 : index_type == IndexType::i64 ? 8 : 4;
+  return 2 * num_chunks(nnz) * num_feats * (value + where);
+}
+
+cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
+  const Csr& graph = call.graph;
+  return with_types(call.dtype, graph.index_type, [&](auto value, auto index) {
+    using T = decltype(value);
+    using I = decltype(index);
+    Params<T, I> p{};
+    p.indptr = static_cast<const I*>(graph.indptr);
+    p.indices = static_cast<const I*>(graph.indices);
+    p.edge_ids = static_cast<const I*>(graph.edge_ids);
+    p.num_rows = graph.num_rows;
+    p.nnz = graph.nnz;
+    p.lhs = call.lhs;
+    p.rhs = call.rhs;
+    p.out = static_cast<T*>(call.out);
+    p.arg_lhs = static_cast<I*>(call.arg_lhs);
+    p.arg_rhs = static_cast<I*>(call.arg_rhs);
+    p.num_feats = call.num_feats;
+    p.message = call.message;
+    p.reduce = call.reduce;
+    p.sign = call.reduce == Reduce::min ? -1 : 1;
+    p.empty_value = call.empty_value;
+    p.chunk = chunk_size(graph.nnz);
+    p.num_chunks = num_chunks(graph.nnz);
+    p.part_values = static_cast<Acc<T>*>(call.workspace);
+    p.part_where = reinterpret_cast<I*>(p.part_values + 2 * p.num_chunks * p.num_feats);
+    return call.extreme() ? choose<T, I, true>(p, stream) : choose<T, I, false>(p, stream);
+  });
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel
