@@ -50,7 +50,7 @@ def prepare(build: Callable[[], Graph], *, transposed: bool = True) -> Prepared:
         for part in parts:
             for row_bytes in worklist.widths():
                 work = part.work_list(row_bytes, now=True)
-                arrays += [] if work is None else work.tensors
+                arrays += [] if work is None else [work.items, work.steps, work.splits]
         steps.append("work lists")
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3

@@ -42,11 +42,6 @@ class WorkList(NamedTuple):
     splits: Tensor
     clustered: bool
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The arrays, as the registered ops take them."""
-        return [self.items, self.steps, self.splits]
-
 
 def widths() -> list[int]:
     """Row sizes in bytes between which `cap_of` tells; one list serves all sizes of one answer."""

@@ -13,24 +13,29 @@ from gnnaccel.graph.structure import Graph
 
 SCHEMA = (
     "Tensor indptr, Tensor? indices, Tensor? edge_ids, Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, "
-    "SymInt num_cols, SymInt nnz, Tensor[] work, Tensor[] t_work, bool clustered"
+    "Tensor? items, Tensor? steps, Tensor? splits, Tensor? t_items, Tensor? t_steps, Tensor? t_splits, "
+    "SymInt num_cols, SymInt nnz, bool clustered"
 )
 
 
 class Arrays(NamedTuple):
-    """A graph and, where a gradient runs over it, its transposed (None otherwise); work lists where CUDA has them."""
+    """A graph and, where a gradient runs over it, its transposed; and on CUDA the work list that each has, if any."""
 
     indptr: Tensor
-    indices: Tensor | None
-    edge_ids: Tensor | None
-    t_indptr: Tensor | None
-    t_indices: Tensor | None
-    t_edge_ids: Tensor | None
-    num_cols: int
-    nnz: int
-    work: list[Tensor]
-    t_work: list[Tensor]
-    clustered: bool
+    indices: Tensor | None = None
+    edge_ids: Tensor | None = None
+    t_indptr: Tensor | None = None
+    t_indices: Tensor | None = None
+    t_edge_ids: Tensor | None = None
+    items: Tensor | None = None
+    steps: Tensor | None = None
+    splits: Tensor | None = None
+    t_items: Tensor | None = None
+    t_steps: Tensor | None = None
+    t_splits: Tensor | None = None
+    num_cols: int = 0
+    nnz: int = 0
+    clustered: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -38,9 +43,8 @@ class Arrays(NamedTuple):
 
     def turned(self) -> Arrays:
         """The same edges reversed."""
-        assert self.t_indptr is not None, "a gradient was asked for that the forward did not expect"
-        back, forward = (self.t_indptr, self.t_indices, self.t_edge_ids), (self.indptr, self.indices, self.edge_ids)
-        return Arrays(*back, *forward, self.num_rows, self.nnz, self.t_work, self.work, self.clustered)
+        sizes = (self.num_rows, self.nnz, self.clustered)
+        return Arrays._make((*self[3:6], *self[:3], *self[9:12], *self[6:9], *sizes))
 
     def matrix(self) -> tuple:
         """The binary's description of the graph (types.h: Csr)."""
@@ -50,18 +54,19 @@ class Arrays(NamedTuple):
         """What the CUDA kernels take after the graph (cuda/bindings.cpp: work_list), in a tuple; nothing on the CPU."""
         if not self.indptr.is_cuda:
             return ()
-        if not self.work:
+        if self.items is None or self.steps is None or self.splits is None:
             return ((),)
-        sizes = (t.shape[0] for t in self.work)
-        return ((*(lib.pointer(t) for t in self.work), *sizes, self.clustered),)
+        tensors = (self.items, self.steps, self.splits)
+        return ((*(t.data_ptr() for t in tensors), *(t.shape[0] for t in tensors), self.clustered),)
 
 
 COUNT = len(Arrays._fields)
+_TENSORS = 12
 
 
 def split(args: tuple) -> tuple[Arrays, tuple]:
     """The structure arguments of an op, and those that follow."""
-    return Arrays(*args[:COUNT]), args[COUNT:]
+    return Arrays._make(args[:COUNT]), args[COUNT:]
 
 
 def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None) -> Arrays:
@@ -69,37 +74,35 @@ def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None) -> Array
 
     The transposed half is there only if `transposed`: where a gradient will need it.
     """
-    forward: list[Tensor] = []
-    back: list[Tensor] = []
-    clustered = False
+    nothing = (None, None, None)
     t = graph.transposed if transposed else None
+    work = t_work = None
     if graph.indptr.is_cuda:
         row_bytes = max((math.prod(x.shape[1:]) * x.element_size() for x in features if x is not None), default=0)
-        found = graph.work_list(row_bytes)
-        if found is not None:
-            forward, clustered = found.tensors, found.clustered
-        found = None if t is None else t.work_list(row_bytes)
-        if found is not None:
-            back, clustered = found.tensors, found.clustered
-    t_indptr, t_indices, t_edge_ids = (None, None, None) if t is None else (t.indptr, t.indices, t.edge_ids)
-    return Arrays(
-        graph.indptr, graph.indices, graph.edge_ids, t_indptr, t_indices, t_edge_ids,
-        graph.num_cols, graph.indices.numel(), forward, back, clustered,
-    )  # fmt: skip
+        work = graph.work_list(row_bytes)
+        t_work = None if t is None else t.work_list(row_bytes)
+    return Arrays._make(
+        (
+            *(graph.indptr, graph.indices, graph.edge_ids),
+            *(nothing if t is None else (t.indptr, t.indices, t.edge_ids)),
+            *(nothing if work is None else work[:3]),
+            *(nothing if t_work is None else t_work[:3]),
+            *(graph.num_cols, graph.indices.numel()),
+            any(w is not None and w.clustered for w in (work, t_work)),
+        )
+    )
 
 
 def save(ctx, arrays: Arrays, *tensors: Tensor | None) -> None:
     """ctx.save_for_backward of `arrays` and `tensors`; `saved` gives them back."""
-    ctx.array_sizes = (arrays.num_cols, arrays.nnz, len(arrays.work), len(arrays.t_work), arrays.clustered)
-    ctx.save_for_backward(*arrays[:6], *arrays.work, *arrays.t_work, *tensors)
+    ctx.array_sizes = arrays[_TENSORS:]
+    ctx.save_for_backward(*arrays[:_TENSORS], *tensors)
 
 
 def saved(ctx) -> tuple[Arrays, tuple]:
     """What `save` kept."""
-    num_cols, nnz, work, t_work, clustered = ctx.array_sizes
-    tensors, rest = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-    forward, back = list(rest[:work]), list(rest[work : work + t_work])
-    return Arrays._make((*tensors, num_cols, nnz, forward, back, clustered)), rest[work + t_work :]
+    tensors = ctx.saved_tensors
+    return Arrays._make((*tensors[:_TENSORS], *ctx.array_sizes)), tensors[_TENSORS:]
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _autograd, _check
+from gnnaccel.ops._arrays import Arrays
 
 torch.library.define("gnnaccel::edge_softmax", "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor")
 torch.library.define(
@@ -106,10 +107,9 @@ def _double_setup(ctx, inputs, output):
 
 def _row_sums(indptr, edge_ids, value, nnz):
     """Sum of value over the row of each edge, back on the edges."""
-    empty = (None, None, None)
-    spmm, sddmm = torch.ops.gnnaccel.spmm, torch.ops.gnnaccel.sddmm
-    rows = spmm(indptr, None, edge_ids, indptr, None, edge_ids, 0, nnz, None, value, "copy_rhs", "sum", 0.0)[0]
-    return sddmm(indptr, None, edge_ids, *empty, 0, nnz, None, rows, "copy_rhs", "u", "v")
+    arrays = Arrays(indptr, None, edge_ids, nnz=nnz)
+    rows = torch.ops.gnnaccel.spmm(*arrays, None, value, "copy_rhs", "sum", 0.0)[0]
+    return torch.ops.gnnaccel.sddmm(*arrays, None, rows, "copy_rhs", "u", "v")
 
 
 def _double_backward(ctx, cotangent):

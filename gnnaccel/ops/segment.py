@@ -62,6 +62,6 @@ def segment_reduce(
     elif check:
         build.check_offsets("segment_reduce: offsets", offsets, rows)
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
-    arrays = Arrays(offsets, None, None, None, None, None, 0, rows, [], [], False)
+    arrays = Arrays(offsets, nnz=rows)
     out, _, arg = torch.ops.gnnaccel.spmm(*arrays, None, x, "copy_rhs", reduce, empty_value)
     return (out, arg) if return_arg else out
