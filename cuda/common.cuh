@@ -125,18 +125,6 @@ inline bool fits(const Operand& x, int n, int size) {
   return x.len == 1 || x.div % n == 0;
 }
 
-// Read once, by one group of lanes: not worth a place in L1.
-template <typename I>
-__device__ __forceinline__ I load_once(const I* from) {
-  I value;
-  if constexpr (sizeof(I) == 4) {
-    asm volatile("ld.global.nc.L1::no_allocate.s32 %0, [%1];" : "=r"(value) : "l"(from));
-  } else {
-    asm volatile("ld.global.nc.L1::no_allocate.s64 %0, [%1];" : "=l"(value) : "l"(from));
-  }
-  return value;
-}
-
 template <typename I>
 __device__ __forceinline__ Item<I> load_item(const Item<I>* from) {
   Item<I> item;

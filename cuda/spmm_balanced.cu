@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
     auto mine = [&](I k, int h, I left) { return h * L + lane < left ? k + h * L + lane : last; };
     auto load_sources = [&](I k, I left) {
 #pragma unroll
-      for (int h = 0; h < held; ++h) source[h] = load_once(p.indices + mine(k, h, left));
+      for (int h = 0; h < held; ++h) source[h] = __ldg(p.indices + mine(k, h, left));
     };
     load_sources(begin, left);
     I current = find_row_by_group<L>(p.indptr, p.num_rows, present ? begin : last);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
         col[h] = source[h];
         edge[h] = mine(k, h, left);
         if constexpr (WEIGHT != Weight::none) {
-          if (p.edge_ids) edge[h] = load_once(p.edge_ids + edge[h]);
+          if (p.edge_ids) edge[h] = __ldg(p.edge_ids + edge[h]);
           if constexpr (WEIGHT == Weight::scalar) weight[h] = widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h]));
         }
       }

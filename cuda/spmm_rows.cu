@@ -21,12 +21,17 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int batch = 4;  // gathers of a lane in flight; 8 is within 3 % at half the workers
+  static constexpr int warp_parts = 64;  // a row of more parts is combined by a whole block
 };
 
+// Gathers of a lane in flight. Twice as many would halve the workers in step, which cost more than they gain but for
+// the narrowest slices.
+template <int L>
+constexpr int batch_of = L == 4 ? 8 : 4;
+
 // Registers are held to what lets this many blocks share a multiprocessor: workers in step are what L1 lives on.
-template <typename T, typename I, Weight WEIGHT>
-constexpr int min_blocks = sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads ? 6 : 4;
+template <typename T, typename I, int L, Weight WEIGHT>
+constexpr int min_blocks = L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads ? 6 : 4;
 
 template <typename T, typename I>
 struct Params {
@@ -45,13 +50,14 @@ struct Params {
 };
 
 template <typename T, typename I, int L, Weight WEIGHT>
-__global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) rows_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(Config::threads, min_blocks<T, I, L, WEIGHT>) rows_kernel(const Params<T, I> p) {
   constexpr int N = 16 / sizeof(T);
   constexpr int workers = Config::threads / L;
-  constexpr int batch = Config::batch;
+  constexpr int batch = batch_of<L>;
   constexpr int tile = L < 8 ? 8 : L;  // nonzeros whose indices the lanes hold
   constexpr int held = tile / L;
   static_assert(kPieceRun % tile == 0, "a tile lies in one run of its piece");
+  static_assert(held == 1 ? tile % batch == 0 : tile == batch, "lanes hold a whole number of batches");
   const int lane = threadIdx.x % L;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * workers + threadIdx.x / L;
   const int64_t feature = (static_cast<int64_t>(blockIdx.y) * L + lane) * N;
@@ -74,7 +80,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) row
 #pragma unroll
     for (int h = 0; h < held; ++h) {
       const I left = end - first - h * L;
-      source[h] = lane < left ? load_once(p.indices + first + h * L + lane) : I{0};
+      source[h] = lane < left ? __ldg(p.indices + first + h * L + lane) : I{0};
     }
   };
   load_sources(k);
@@ -89,7 +95,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) row
       if constexpr (WEIGHT != Weight::none) {
         const bool inside = lane < left - h * L;
         edge[h] = k + h * L + lane;
-        if (p.edge_ids && inside) edge[h] = load_once(p.edge_ids + edge[h]);
+        if (p.edge_ids && inside) edge[h] = __ldg(p.edge_ids + edge[h]);
         if constexpr (WEIGHT == Weight::scalar) {
           weight[h] = inside ? widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h])) : Acc<T>(0);
         }
@@ -98,39 +104,39 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) row
     const I next = (k + tile - begin) % kPieceRun ? tile : tile + skip;
     k = left > next ? k + next : end;
     load_sources(k);
-    const bool full = __all_sync(~0u, left >= tile);
-#pragma unroll(held)  // col[j / L] wants j / L known, no more: code for each batch would only be slow to compile
-    for (int first = 0; first < tile; first += batch) {
-      if (!full && !__any_sync(~0u, first < left)) break;
+    // Takes nonzeros first .. first + batch - 1 of the tile, or (not FULL) those of them that are there.
+    auto take = [&](auto full, int first) {
+      constexpr bool FULL = decltype(full)::value;
       Pack<T, N> x[batch];
       Pack<T, 1> own[batch];
 #pragma unroll
       for (int u = 0; u < batch; ++u) {
         const int j = first + u;
-        const I from = __shfl_sync(~0u, col[j / L], j % L, L);
-        if (full) {
-          lhs.fetch(from, x[u]);
-        } else {
-          x[u].raw = {};
-          if (j < left) lhs.fetch(from, x[u]);
-        }
+        if (!FULL) x[u].raw = {}, own[u].raw = {};
+        const I from = __shfl_sync(~0u, col[u / L], j % L, L);
+        if (FULL || j < left) lhs.fetch(from, x[u]);
         if constexpr (WEIGHT == Weight::heads) {
-          const I id = __shfl_sync(~0u, edge[j / L], j % L, L);
-          own[u].raw = {};
-          if (j < left) rhs.fetch(id, own[u]);
+          const I id = __shfl_sync(~0u, edge[u / L], j % L, L);
+          if (FULL || j < left) rhs.fetch(id, own[u]);
         }
       }
 #pragma unroll
       for (int u = 0; u < batch; ++u) {
-        const int j = first + u;
         if constexpr (WEIGHT == Weight::none) {
           sums.add(x[u]);
         } else if constexpr (WEIGHT == Weight::scalar) {
-          sums.add(__shfl_sync(~0u, weight[j / L], j % L, L), x[u]);
+          sums.add(__shfl_sync(~0u, weight[u / L], (first + u) % L, L), x[u]);
         } else {
           sums.add(widen(own[u].values[0]), x[u]);
         }
       }
+    };
+    if (__all_sync(~0u, left >= tile)) {
+#pragma unroll
+      for (int first = 0; first < tile; first += batch) take(std::true_type{}, first);
+    } else {
+#pragma unroll 1
+      for (int first = 0; first < tile && __any_sync(~0u, first < left); first += batch) take(std::false_type{}, first);
     }
   }
   if (i >= p.num_items || feature >= p.num_feats) return;
@@ -144,28 +150,44 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) row
   }
 }
 
-// A block adds the parts of one long row for 32 features (blockIdx.y): each warp every eighth part, then warp 0 all.
+// A warp adds the parts of one long row, in order, for 32 features (blockIdx.y); a row of many parts is left to all
+// warps of the block together, each taking every eighth part.
 template <typename T, typename I>
-__global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T, I> p, const Item<I>* splits) {
+__global__ void __launch_bounds__(Config::threads)
+    combine_kernel(const Params<T, I> p, const Item<I>* splits, int64_t num_splits) {
   constexpr int warps = Config::threads / 32;
   __shared__ Acc<T> sums[warps][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * warps;
   // Of a split: row, its first part, their number, its degree.
-  const Item<I> split = load_item(splits + blockIdx.x);
-  Acc<T> sum = 0;
-  if (d < p.num_feats) {
+  auto sum_parts = [&](const Item<I>& split, int from, int step) {
+    Acc<T> sum = 0;
 #pragma unroll 4
-    for (I part = warp; part < split.end; part += warps) {
+    for (I part = from; part < split.end; part += step) {
       sum += p.parts[static_cast<int64_t>(split.begin + part) * p.num_feats + d];
     }
+    return sum;
+  };
+  auto write = [&](const Item<I>& split, Acc<T> sum) {
+    if (p.mean) sum /= static_cast<Acc<T>>(split.part);
+    p.out[static_cast<int64_t>(split.row) * p.num_feats + d] = narrow<T>(sum);
+  };
+  if (first + warp < num_splits && d < p.num_feats) {
+    const Item<I> own = load_item(splits + first + warp);
+    if (own.end <= Config::warp_parts) write(own, sum_parts(own, 0, 1));
   }
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp || d >= p.num_feats) return;
-  for (int other = 1; other < warps; ++other) sum += sums[other][lane];
-  if (p.mean) sum /= static_cast<Acc<T>>(split.part);
-  p.out[static_cast<int64_t>(split.row) * p.num_feats + d] = narrow<T>(sum);
+  for (int64_t i = first; i < first + warps && i < num_splits; ++i) {
+    const Item<I> split = load_item(splits + i);
+    if (split.end <= Config::warp_parts) continue;
+    __syncthreads();
+    sums[warp][lane] = d < p.num_feats ? sum_parts(split, warp, warps) : Acc<T>(0);
+    __syncthreads();
+    if (warp || d >= p.num_feats) continue;
+    Acc<T> sum = 0;
+    for (int other = 0; other < warps; ++other) sum += sums[other][lane];
+    write(split, sum);
+  }
 }
 
 }  // namespace
@@ -198,9 +220,10 @@ cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
       return cudaGetLastError();
     });
     if (status != cudaSuccess || call.work.num_splits == 0) return status;
-    const dim3 grid(static_cast<unsigned>(call.work.num_splits), static_cast<unsigned>(ceil_div(p.num_feats, 32)));
-    combine_kernel<T, I>
-        <<<grid, Config::threads, 0, stream>>>(p, static_cast<const Item<I>*>(call.work.splits));
+    const dim3 grid(static_cast<unsigned>(ceil_div(call.work.num_splits, Config::threads / 32)),
+                    static_cast<unsigned>(ceil_div(p.num_feats, 32)));
+    const Item<I>* splits = static_cast<const Item<I>*>(call.work.splits);
+    combine_kernel<T, I><<<grid, Config::threads, 0, stream>>>(p, splits, call.work.num_splits);
     return cudaGetLastError();
   });
 }

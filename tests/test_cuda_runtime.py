@@ -6,6 +6,7 @@ import pytest
 import torch
 from cuda_cases import DEVICE, DTYPES, assert_close, build, rand
 
+import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 
@@ -96,6 +97,7 @@ def test_cuda_graph_capture():
 def test_nothing_synchronises():
     graph, *inputs = everything_inputs()
     torch.use_deterministic_algorithms(False)
+    gnnaccel.prepare(graph)
     run_everything(graph, *inputs)
     torch.cuda.set_sync_debug_mode("error")
     try:
