@@ -30,6 +30,7 @@ from kernel_summary import PEERS, complete, summary, write_csv
 from timing import clocks_under_load, error_of, left_out, provenance, relative_error, sample, time_ms
 from torch import Tensor
 
+import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import reference
@@ -43,29 +44,15 @@ own_ms = functools.partial(time_ms, budget_ms=30.0, at_least=5, at_most=100)
 others_ms = functools.partial(time_ms, budget_ms=30.0, at_least=3, at_most=100)
 
 
-def prepared(graph: Graph) -> Graph:
-    """`graph` with a node order found for it, to be used in its place: same features in, same results out."""
-    find = getattr(graph, "ordered", None)
-    if find is None:
-        raise SystemExit("--prepared: this version's Graph has no ordered()")
-    return find()
+def prepare(graph: Graph, reorder: bool) -> tuple[Graph, float]:
+    """The graph with its work lists, and the wall time of that; the second time, on a graph that knows nothing.
 
-
-def prepare(graph: Graph) -> tuple[Graph, float]:
-    """The prepared graph and the wall time of that; the second time, on a graph that knows nothing of the first."""
+    reorder: with communities sought first. Without: what any graph gets that is used often.
+    """
     for _ in range(2):
         fresh = Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols)
-        synchronize()
-        start = time.perf_counter()
-        found = prepared(fresh)
-        synchronize()
-        cost_ms = (time.perf_counter() - start) * 1e3
-    return found, cost_ms
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        done = gnnaccel.prepare(fresh, transposed=False, reorder=reorder)
+    return fresh, done.time_ms
 
 
 class Subject:
@@ -191,9 +178,11 @@ def run_graph(name: str, args: argparse.Namespace, rows: list[dict]) -> None:
     """Adds a row for every op and width on one graph."""
     made = graphs.generate(name, "cuda" if torch.cuda.is_available() else "cpu", args.scale)
     graph = Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
-    about = dict(graph=name, nodes=graph.num_rows, edges=graph.nnz, checksum=made["checksum"])
+    about: dict = dict(graph=name, nodes=graph.num_rows, edges=graph.nnz, checksum=made["checksum"])
     subject = Subject(graph)
-    ready, cost_ms = prepare(graph) if args.prepared else (None, None)
+    if graph.indptr.is_cuda:
+        subject.graph, about["list_cost_ms"] = prepare(graph, False)
+    ready, cost_ms = prepare(graph, True) if args.prepared else (None, None)
     for op in args.ops:
         for width in args.widths if op in CASES else ():
             try:

@@ -18,7 +18,10 @@ constexpr int kMaxLanes = 16;
 constexpr int kDenseLanes = 8;
 constexpr int kBalancedLanes = 32;
 constexpr int64_t kDenseDegree = 256;
+// Rows this short leave a worker of spmm_rows waiting; spmm_balanced streams on. It costs a second launch, which only
+// pays where there is much to stream.
 constexpr int64_t kShortDegree = 8;
+constexpr int64_t kManyNonzeros = 1000000;
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
@@ -31,7 +34,10 @@ struct Choice {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  const bool listed = call.work.items != nullptr;
+  bool listed = call.work.items != nullptr;
+  if (degree < kShortDegree && call.graph.nnz >= kManyNonzeros && slice_of(call, kBalancedLanes).lanes > kMaxLanes) {
+    listed = false;
+  }
   const int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
                     : degree < kShortDegree ? kBalancedLanes
                                             : kMaxLanes;
@@ -58,9 +64,11 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
 
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype) {
   const int64_t general = spmm_general_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type);
-  const int64_t other = work.items ? spmm_rows_workspace_bytes(work, num_feats, dtype)
-                                   : spmm_balanced_workspace_bytes(graph.nnz, num_feats, dtype);
-  return general > other ? general : other;
+  if (reduce == Reduce::max || reduce == Reduce::min) return general;
+  const int64_t balanced = spmm_balanced_workspace_bytes(graph.nnz, num_feats, dtype);
+  const int64_t rows = work.items ? spmm_rows_workspace_bytes(work, num_feats, dtype) : 0;
+  const int64_t most = general > balanced ? general : balanced;
+  return most > rows ? most : rows;
 }
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,

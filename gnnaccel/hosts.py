@@ -102,14 +102,18 @@ def _from_torch_sparse(matrix: Tensor) -> Graph:
     raise TypeError(f"as_graph: obj: expected a CSR, CSC or COO sparse tensor, got layout {matrix.layout}")
 
 
-def prepare(graph_or_data: Any, *, transposed: bool = True) -> _prepare.Prepared:
-    """Do ahead of time what the first training step would do: build the structure, and its transpose.
+def prepare(graph_or_data: Any, *, transposed: bool = True, reorder: bool = False) -> _prepare.Prepared:
+    """Do ahead of time what the first steps of training would do: build the structure, its transpose, its work lists.
 
     Parameters
     ----------
     graph_or_data : anything `as_graph` takes
     transposed : bool
         Also build the reversed structure, which the backward pass reads. Pass False for inference.
+    reorder : bool
+        CUDA only: also look for communities, and let the kernels take their rows together. Costs up to seconds on
+        graphs of 100 million edges, and pays where neighbours share neighbours: twice the speed on products-like.
+        Features and results keep their order.
 
     Returns
     -------
@@ -119,11 +123,13 @@ def prepare(graph_or_data: Any, *, transposed: bool = True) -> _prepare.Prepared
     Raises
     ------
     TypeError, ValueError
-        As `as_graph`.
+        As `as_graph`; ValueError for reorder on the CPU, whose kernels take rows as they come.
 
     Notes
     -----
-    Kept with a DGL graph, a `Graph` and, once PyG is imported, its tensors, for as long as they live. The Graph made
+    On CUDA a graph that is used often gets its work lists without this, at the ninth call, which then synchronises
+    once; captured CUDA graphs use what is there when they are captured. Kept with a DGL graph, a `Graph` and, once PyG
+    is imported, its tensors, for as long as they live. The Graph made
     of other objects lives in the result alone.
 
     Examples
@@ -133,7 +139,7 @@ def prepare(graph_or_data: Any, *, transposed: bool = True) -> _prepare.Prepared
     >>> done.steps
     ('structure', 'transposed')
     """
-    return _prepare.prepare(lambda: as_graph(graph_or_data), transposed=transposed)
+    return _prepare.prepare(lambda: as_graph(graph_or_data), transposed=transposed, reorder=reorder)
 
 
 def invalidate(obj: Any = None) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 
 
@@ -37,22 +36,26 @@ class Prepared:
         return f"{self.graph}: {', '.join(self.steps)} ready in {self.time_ms:.1f} ms, {size:.1f} MiB"
 
 
-def prepare(build: Callable[[], Graph], *, transposed: bool = True) -> Prepared:
-    """Run the stages that the first step of training would run; see `gnnaccel.prepare`."""
+def prepare(build: Callable[[], Graph], *, transposed: bool = True, reorder: bool = False) -> Prepared:
+    """Run the stages that the first steps of training would run; see `gnnaccel.prepare`."""
     start = time.perf_counter()
     graph = build()
+    if reorder and not graph.indptr.is_cuda:
+        raise ValueError(
+            f"prepare: reorder: expected a graph on CUDA, got {graph.device}; only CUDA kernels use the order"
+        )
     steps, parts = ["structure"], [graph]
     if transposed:
         parts.append(graph.transposed)
         steps.append("transposed")
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
-    if graph.device.type == "cuda":
+    if graph.indptr.is_cuda:
         for part in parts:
-            for row_bytes in worklist.widths():
-                work = part.work_list(row_bytes, now=True)
-                arrays += [] if work is None else [work.items, work.steps, work.splits]
+            for work in part.prepare_work(reorder_rows=reorder, like=None if part is graph else graph):
+                arrays += [work.items, work.steps, work.splits]
+        if reorder:
+            steps.append("rows in clusters" if graph.clustered else "rows as given (no clusters that pay)")
         steps.append("work lists")
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
-    arrays = list({id(a): a for a in arrays}.values())
     return Prepared(graph, tuple(steps), time_ms, sum(a.numel() * a.element_size() for a in arrays))

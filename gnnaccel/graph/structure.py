@@ -11,7 +11,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import build, worklist
+from gnnaccel.graph import build, reorder, worklist
 
 # A CUDA graph earns a work list once it is used this often (or at once in deterministic mode, where results must be the
 # same bits from the first call on): a sampled block passes through a few layers and is gone.
@@ -63,8 +63,10 @@ class Graph:
         self.edge_ids = None if edge_ids is None else _lasting(edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
-        self._work: dict[int, worklist.WorkList] = {}
+        self._work: dict[worklist.Plan, worklist.WorkList] = {}
         self._uses = 0
+        self._order: Tensor | None = None  # of the rows, with locality; where no such order is known None
+        self._order_sought = False
         self._transposed: Graph | None = None
         # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
         # garbage collector finds them; the arrays serve where the transposed one alone is kept.
@@ -188,22 +190,49 @@ class Graph:
             other._origin = weakref.ref(self)
         return other
 
-    def work_list(self, row_bytes: int, *, now: bool = False) -> worklist.WorkList | None:
+    def work_list(self, row_bytes: int) -> worklist.WorkList | None:
         """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 
-        Built on the device when the graph has proved to last, or `now`; then kept. Never while a CUDA graph is captured
-        or torch.compile traces: building synchronises.
+        Built on the device when the graph has proved to last, then kept. Never while a CUDA graph is captured or
+        torch.compile traces: building synchronises.
         """
-        cap = worklist.cap_of(self, row_bytes)
-        found = self._work.get(cap)
+        found = self._work.get(worklist.plan_of(self, row_bytes, self.clustered)) if self._work else None
         if found is not None or self.nnz == 0:
             return found
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None
         self._uses += 1
-        if not (now or self._uses > _LASTING_USES or torch.are_deterministic_algorithms_enabled()):
+        if self._uses <= _LASTING_USES and not torch.are_deterministic_algorithms_enabled():
             return None
-        return self._work.setdefault(cap, worklist.build(self, cap))
+        self._seek_order()
+        return self._build_work_list(worklist.plan_of(self, row_bytes, self.clustered))
+
+    def prepare_work(self, *, reorder_rows: bool, like: Graph | None = None) -> list[worklist.WorkList]:
+        """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
+
+        `like`: the transposed graph, prepared before. Where both have the same nodes its order serves here too.
+        """
+        if reorder_rows:
+            shared = like is not None and self.num_rows == self.num_cols
+            self._order = like._order if shared and like is not None else reorder.row_order(self)
+            self._order_sought = True
+            self._work.clear()
+        self._seek_order()
+        return [self._build_work_list(plan) for plan in worklist.plans(self, self.clustered)]
+
+    @property
+    def clustered(self) -> bool:
+        """True if an order of the rows is known (found or given) in which neighbours share sources."""
+        return self._order is not None
+
+    def _seek_order(self) -> None:
+        if not self._order_sought:
+            self._order, self._order_sought = worklist.given_order(self), True
+
+    def _build_work_list(self, plan: worklist.Plan) -> worklist.WorkList:
+        if plan not in self._work:
+            self._work[plan] = worklist.build(self, plan, self._order)
+        return self._work[plan]
 
     def __getstate__(self) -> dict:
         return {**vars(self), "_origin": None}  # weak references cannot be pickled

@@ -1,16 +1,20 @@
 """Work lists: in what order the CUDA kernels take the rows of a graph, and how they cut the long ones.
 
 Rows of equal length side by side keep the workers of a multiprocessor in step: they run through their sorted
-sources together and find each other's in L1 and L2 (cuda/spmm_rows.cu). Rows longer than `cap` nonzeros become
-interleaved pieces, so that no worker is left alone with a hub. Balance: HP-SpMM (Fan et al.), row lengths: RoDe.
+sources together and find each other's in L1 and L2 (cuda/spmm_rows.cu). Rows of one community share sources
+besides. Rows longer than `cap` nonzeros become interleaved pieces, so that no worker is left alone with a hub.
+Balance and clusters: HP-SpMM (Fan et al.), row lengths: RoDe (Pang et al., 2024).
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from gnnaccel.graph.reorder import reuse
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
@@ -20,6 +24,27 @@ PIECE_RUN = 32
 _MIN_CAP, _MAX_CAP = 32, 1024
 # Threads that a multiprocessor holds in the kernels that read the list, and the lanes they give to a row.
 _THREADS, _LANES = 1536, (4, 8, 16)
+_NARROW = 128  # bytes of a row: up to here balance is worth more than locality
+_LONG = 24  # mean degree from which a power of two between lengths matters more than where the hubs are
+_HUB = 4  # times the mean degree
+_BLOCK = 256  # rows that a graph given in a good order keeps together
+_LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read
+
+
+class Arrangement(Enum):
+    """What comes first in a list. Thresholds and choice: docs/performance.md, measured on an H200."""
+
+    LENGTH = "rows by falling length"
+    CLUSTERS = "clusters, their rows by falling length"
+    HUBS = "hubs by falling length, then clusters"
+    BUCKETS = "powers of two of the length, in each of them clusters"
+
+
+class Plan(NamedTuple):
+    """How a list is made for rows of one size: where rows are cut, and their order."""
+
+    cap: int
+    arrangement: Arrangement
 
 
 class WorkList(NamedTuple):
@@ -43,38 +68,57 @@ class WorkList(NamedTuple):
     clustered: bool
 
 
-def widths() -> list[int]:
-    """Row sizes in bytes between which `cap_of` tells; one list serves all sizes of one answer."""
-    return [16 * lanes for lanes in _LANES]
+def plans(graph: Graph, clustered: bool) -> list[Plan]:
+    """All that `plan_of` may answer for a graph."""
+    return list(dict.fromkeys(plan_of(graph, 16 * lanes, clustered) for lanes in _LANES))
 
 
-def cap_of(graph: Graph, row_bytes: int) -> int:
-    """Length at which rows are cut for features of `row_bytes`: about a worker's share of all nonzeros."""
+def plan_of(graph: Graph, row_bytes: int, clustered: bool) -> Plan:
+    """How to make the list for features of `row_bytes`; `clustered`: an order with locality is known."""
     lanes = next((n for n in _LANES if 16 * n >= row_bytes), _LANES[-1])
     processors = torch.cuda.get_device_properties(graph.device).multi_processor_count if graph.indptr.is_cuda else 132
-    share = 1.3 * graph.nnz * lanes / (processors * _THREADS)
-    return max(_MIN_CAP, min(_MAX_CAP, -(-int(share) // PIECE_RUN) * PIECE_RUN))
+    share = 1.3 * graph.nnz * lanes / (processors * _THREADS)  # of all nonzeros, for each worker on the chip
+    cap = max(_MIN_CAP, min(_MAX_CAP, -(-int(share) // PIECE_RUN) * PIECE_RUN))
+    if not clustered:
+        return Plan(cap, Arrangement.LENGTH)
+    if 16 * lanes <= _NARROW:
+        return Plan(cap, Arrangement.BUCKETS)
+    if cap == _MAX_CAP:
+        return Plan(cap, Arrangement.CLUSTERS)
+    return Plan(cap, Arrangement.BUCKETS if graph.nnz >= _LONG * graph.num_rows else Arrangement.HUBS)
 
 
-def build(graph: Graph, cap: int, order: Tensor | None = None) -> WorkList:
+def given_order(graph: Graph) -> Tensor | None:
+    """The rows as given, each block of a few hundred by falling length, if neighbours share sources; else None.
+
+    Synchronises: it counts sources in a sample (`reorder.reuse`).
+    """
+    by_length = graph.indptr.diff().argsort(descending=True, stable=True)
+    in_blocks = by_length[torch.argsort(by_length // _BLOCK, stable=True)]
+    local = 1 - reuse(graph, in_blocks) <= _LOCAL * (1 - reuse(graph, by_length))
+    return in_blocks if local else None
+
+
+def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     """The work list of `graph`.
 
     Parameters
     ----------
     graph : Graph
-    cap : int
-        Rows of more nonzeros are cut into equal pieces of at most about this many, a multiple of `PIECE_RUN`.
-    order : Tensor [num_rows], int64, optional
-        Rows in the order to keep, neighbours sharing sources. Default: by falling length.
+    plan : Plan
+        Rows of more than `cap` nonzeros are cut into equal pieces of at most about that many.
+    order : Tensor [num_rows], int64
+        Rows in an order with locality; None with Arrangement.LENGTH.
 
     Notes
     -----
     Torch ops on the graph's device, with one synchronisation (the number of pieces).
     """
+    cap, arrangement = plan
     index = graph.indptr.dtype
     indptr = graph.indptr.long()
     degree = indptr.diff()
-    rows = torch.argsort(degree, descending=True, stable=True) if order is None else order
+    rows = _arranged(degree, arrangement, order)
     pieces = (degree[rows] + cap - 1).div(cap, rounding_mode="floor").clamp_(min=1)
     first = pieces.cumsum(0) - pieces
     item_rows = rows.repeat_interleave(pieces)
@@ -83,11 +127,24 @@ def build(graph: Graph, cap: int, order: Tensor | None = None) -> WorkList:
     cut = count > 1
     part = torch.where(cut, cut.cumsum(0), 0)
     items = torch.stack([item_rows, indptr[item_rows] + PIECE_RUN * number, indptr[item_rows + 1], part], 1).to(index)
-    if order is None:  # pieces among rows of their own length
+    if arrangement is Arrangement.LENGTH:  # pieces among rows of their own length
         length = degree[item_rows].div(count, rounding_mode="floor")
         items = items[torch.argsort(length, descending=True, stable=True)]
     long = rows[pieces > 1]
     num_pieces = pieces[pieces > 1]
     splits = torch.stack([long, num_pieces.cumsum(0) - num_pieces, num_pieces, degree[long]], 1).to(index)
     steps = (PIECE_RUN * count[cut]).to(index)
-    return WorkList(items.contiguous(), steps, splits.contiguous(), order is not None)
+    return WorkList(items.contiguous(), steps, splits.contiguous(), arrangement is not Arrangement.LENGTH)
+
+
+def _arranged(degree: Tensor, arrangement: Arrangement, order: Tensor | None) -> Tensor:
+    """The rows in the order of a list."""
+    if arrangement is Arrangement.LENGTH or order is None:
+        return degree.argsort(descending=True, stable=True)
+    lengths = degree[order]
+    if arrangement is Arrangement.CLUSTERS:
+        return order
+    if arrangement is Arrangement.HUBS:
+        hubs = lengths > _HUB * degree.double().mean()
+        return order[torch.where(hubs, lengths, 0).argsort(descending=True, stable=True)]
+    return order[lengths.clamp(min=1).double().log2().floor().argsort(descending=True, stable=True)]

@@ -1,0 +1,146 @@
+"""The CUDA kernels of sums and dot products, each by itself: along a work list in every arrangement, and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, mixed, rand
+
+import gnnaccel
+from gnnaccel import ops
+from gnnaccel.graph import worklist
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.worklist import Arrangement, Plan
+from gnnaccel.ops import reference
+
+KERNELS = [None, *Arrangement]
+# Features of x and of the weight: every lane count, lanes without features, widths that no vector fits.
+SHAPES = [((4,), None), ((8,), ()), ((16,), ()), ((40,), ()), ((64,), ()), ((33,), ()), ((256,), None), ((520,), ()),
+          ((2, 32), (2, 1)), ((4, 8), (4, 1)), ((100,), None)]  # fmt: skip
+
+
+class Fixed(Graph):
+    """A graph that always answers with one work list, or with none."""
+
+    fixed: worklist.WorkList | None = None
+
+    def work_list(self, row_bytes):
+        return self.fixed
+
+
+def fixed(graph: Graph, arrangement: Arrangement | None, cap: int = 32) -> Graph:
+    """`graph` with a list of this arrangement, for it and its transposed."""
+    pair = []
+    for g in (graph, graph.transposed):
+        one = Fixed(g.indptr, g.indices, g.edge_ids, g.num_cols)
+        if arrangement is not None:
+            one.fixed = worklist.build(one, Plan(cap, arrangement), torch.randperm(one.num_rows, device=DEVICE))
+        pair.append(one)
+    pair[0]._keep_transposed(pair[1])
+    return pair[0]
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Outputs and workspaces are filled with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+GRAPHS = {
+    "mixed": mixed,
+    "long rows": lambda index: build([0, 4000, 1, 0, 33, 64, 65, 2500, 7, 0], 90, index, False),
+    "one row": lambda index: build([300], 5, index),
+    "no edges": lambda index: build([0, 0, 0], 4, index),
+}
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sums(kernel, dtype, index):
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for x_shape, w_shape in SHAPES:
+            x = rand(graph.num_cols, *x_shape, dtype=dtype)
+            w = None if w_shape is None else rand(graph.nnz, *w_shape, dtype=dtype)
+            wide = None if w is None else w.double().reshape(*w.shape, *(1,) * (x.dim() - w.dim()))
+            message = "copy_lhs" if w is None else "mul"
+            scale = reference.spmm(graph, x.double().abs(), None if wide is None else wide.abs(), message, "sum")
+            for reduce in ("sum", "mean"):
+                want = reference.spmm(graph, x.double(), wide, message, reduce)
+                want[graph.indptr.diff() == 0] = 2.5
+                got = ops.spmm(graph, x, w, reduce=reduce, empty_value=2.5)
+                bound = scale / (
+                    graph.indptr.diff().clamp(min=1).view(-1, *[1] * len(x_shape)) if reduce == "mean" else 1
+                )
+                assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {reduce}", bound)
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_dots(kernel, dtype, index):
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for width in (4, 8, 16, 24, 32, 64, 100, 128, 256, 264, 33, 520):
+            u, v = rand(graph.num_cols, width, dtype=dtype), rand(graph.num_rows, width, dtype=dtype)
+            e = rand(graph.nnz, width, dtype=dtype)
+            for lhs, rhs, targets in ((u, v, ("u", "v")), (v, u, ("v", "u")), (e, v, ("e", "v"))):
+                want = reference.sddmm(graph, lhs.double(), rhs.double(), "dot", *targets)
+                scale = reference.sddmm(graph, lhs.double().abs(), rhs.double().abs(), "dot", *targets)
+                got = ops.sddmm(graph, lhs, rhs, "dot", *targets)
+                assert_close(got, want, dtype, f"{name} {width} {targets}", scale)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradients(kernel):
+    graph = fixed(mixed(), kernel)
+    x, w = (rand(n, *s, dtype=torch.float64).requires_grad_() for n, s in ((graph.num_cols, (8,)), (graph.nnz, ())))
+    weight = rand(graph.num_rows, 8, dtype=torch.float64)
+    for reduce in ("sum", "mean"):
+        got = torch.autograd.grad((ops.spmm(graph, x, w, reduce=reduce) * weight).sum(), (x, w))
+        want = torch.autograd.grad((reference.spmm(graph, x, w.view(-1, 1), "mul", reduce) * weight).sum(), (x, w))
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_infinite_sources_stay_in_their_rows():
+    graph = build([3, 2, 40, 5], 9)
+    for kernel in KERNELS:
+        own = fixed(graph, kernel)
+        x, v = rand(9, 40), rand(4, 40)
+        x[4] = float("inf")
+        got, want = ops.spmm(own, x), reference.spmm(own, x.double(), None, "copy_lhs", "sum")
+        assert torch.equal(got.isinf(), want.isinf()) and torch.equal(got.isnan(), want.isnan()), kernel
+        got, want = ops.sddmm(own, x, v), reference.sddmm(own, x.double(), v.double(), "dot", "u", "v")
+        assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf()), kernel
+
+
+def test_prepare_finds_clusters_and_changes_no_result():
+    torch.manual_seed(0)
+    groups, size, degree = 100, 60, 30
+    label = torch.randperm(groups * size) // size  # nodes of a group lie anywhere
+    members = label.argsort().view(groups, size)
+    rows = torch.arange(groups * size).repeat_interleave(degree)
+    cols = members[label[rows], torch.randint(size, (rows.numel(),))]
+    arrays = Graph.from_coo(rows, cols, num_rows=groups * size, num_cols=groups * size)
+    graph = Graph(*(t.to(DEVICE) for t in (arrays.indptr, arrays.indices, arrays.edge_ids)), arrays.num_cols)
+    x, w = rand(graph.num_cols, 64), rand(graph.nnz)
+    before = ops.spmm(graph, x, w)
+    done = gnnaccel.prepare(graph, reorder=True)
+    assert graph.clustered and "rows in clusters" in done.steps and graph.transposed.clustered
+    torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_earns_its_list():
+    torch.use_deterministic_algorithms(False)
+    graph = mixed()
+    x = rand(graph.num_cols, 16)
+    lists = [bool(graph._work) for _ in range(12) if ops.spmm(graph, x) is not None]
+    assert lists == sorted(lists) and not lists[0] and lists[-1]
+    torch.use_deterministic_algorithms(True)
+    fresh = mixed()
+    ops.spmm(fresh, x)
+    assert fresh._work, "deterministic mode wants the same bits from the first call on"

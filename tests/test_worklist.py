@@ -1,0 +1,94 @@
+"""Work lists: every nonzero in exactly one item, whatever the arrangement; the orders that they promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnnaccel.graph import worklist
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.worklist import PIECE_RUN, Arrangement, Plan
+
+DEGREES = {
+    "empty": [],
+    "edgeless": [0, 0, 0],
+    "ordinary": [3, 0, 1, 5, 2, 0, 4],
+    "at the cap": [63, 64, 65, 128, 129, 0, 31, 32, 33],
+    "hub": [1, 5000, 2, 0, 3],
+}
+
+
+def graph_of(degrees, index=torch.int32) -> Graph:
+    indptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.tensor(degrees, dtype=torch.long).cumsum(0)])
+    return Graph(indptr.to(index), torch.zeros(int(indptr[-1]), dtype=index), None, 1)
+
+
+def nonzeros_of(item, steps) -> list[int]:
+    """The nonzeros of an item, as the kernels walk them."""
+    _, k, end, part = item
+    if not part:
+        return list(range(k, end))
+    step = int(steps[part - 1])
+    return [j for first in range(k, end, step) for j in range(first, min(first + PIECE_RUN, end))]
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("arrangement", list(Arrangement))
+@pytest.mark.parametrize("name", DEGREES)
+def test_every_nonzero_is_in_one_item(name, arrangement, index):
+    graph = graph_of(DEGREES[name], index)
+    order = torch.arange(graph.num_rows).flip(0)
+    list_ = worklist.build(graph, Plan(64, arrangement), order)
+    assert {t.dtype for t in (list_.items, list_.steps, list_.splits)} == {index}
+    indptr, seen, parts = graph.indptr.tolist(), [], {}
+    for item in list_.items.tolist():
+        mine = nonzeros_of(item, list_.steps)
+        row, _, end, part = item
+        assert all(indptr[row] <= k < indptr[row + 1] for k in mine) and end == indptr[row + 1]
+        assert len(mine) <= 64 + PIECE_RUN
+        parts.setdefault(row, []).append(part)
+        seen += mine
+    assert sorted(seen) == list(range(graph.nnz)) and sorted(parts) == list(range(graph.num_rows))
+    for row, first, count, degree in list_.splits.tolist():
+        assert sorted(parts.pop(row)) == list(range(first + 1, first + count + 1))
+        assert degree == indptr[row + 1] - indptr[row] > 64
+    assert all(found == [0] for found in parts.values())
+
+
+@pytest.mark.parametrize(
+    ("arrangement", "want"),
+    [
+        (Arrangement.LENGTH, [3, 5, 1, 2, 0, 4]),
+        (Arrangement.CLUSTERS, [4, 0, 5, 2, 3, 1]),
+        (Arrangement.HUBS, [3, 4, 0, 5, 2, 1]),  # 60 is more than four times the mean
+        (Arrangement.BUCKETS, [3, 5, 2, 1, 4, 0]),  # lengths of 4 to 7 together, then 1
+    ],
+)
+def test_orders(arrangement, want):
+    graph = graph_of([1, 4, 4, 60, 1, 7])
+    items = worklist.build(graph, Plan(1024, arrangement), torch.tensor([4, 0, 5, 2, 3, 1])).items
+    assert items[:, 0].tolist() == want
+
+
+def test_a_given_order_with_locality_is_kept():
+    torch.manual_seed(0)
+    groups, size, degree = 64, 64, 16  # rows read the sources of their own group
+    rows = torch.arange(groups * size)
+    cols = (rows // size * size).repeat_interleave(degree) + torch.randint(size, (rows.numel() * degree,))
+    mixed = torch.randperm(rows.numel())
+    anyhow = Graph.from_coo(mixed.repeat_interleave(degree), cols, num_rows=rows.numel(), num_cols=rows.numel())
+    assert worklist.given_order(anyhow) is None
+    # All rows are of one length, so only a cut at random would lose the order: give them lengths.
+    keep = torch.rand(cols.numel()) < (rows % 7 + 1).repeat_interleave(degree) / 7
+    uneven = Graph.from_coo(
+        rows.repeat_interleave(degree)[keep], cols[keep], num_rows=rows.numel(), num_cols=rows.numel()
+    )
+    order = worklist.given_order(uneven)
+    assert order is not None and sorted(order.tolist()) == rows.tolist()
+
+
+def test_plans_stay_few():
+    graph = graph_of([40] * 3000)
+    assert 1 <= len(worklist.plans(graph, True)) <= 3
+    for row_bytes in (1, 16, 64, 65, 128, 129, 256, 4096, 10**6):
+        assert worklist.plan_of(graph, row_bytes, True) in worklist.plans(graph, True)
