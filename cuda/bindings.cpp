@@ -88,6 +88,33 @@ void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, 
         "scatter_arg");
 }
 
+int64_t coo_to_csr_workspace_bytes(Address, Address, int64_t nnz, int64_t num_rows, int64_t, int, Address, Address,
+                                   Address, int out_type, Address) {
+  return cuda::coo_to_csr_workspace_bytes(nnz, num_rows, static_cast<IndexType>(out_type));
+}
+
+void coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
+                Address indptr, Address indices, Address edge_ids, int out_type, Address bad, Address workspace,
+                int64_t workspace_bytes, Address stream) {
+  check(cuda::coo_to_csr(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<IndexType>(in_type), at(indptr),
+                         at(indices), at(edge_ids), static_cast<IndexType>(out_type), at(bad), at(workspace),
+                         workspace_bytes, on(stream)),
+        "coo_to_csr");
+}
+
+int64_t transpose_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                                  int64_t nnz, int index_type, Address, Address, Address) {
+  return cuda::transpose_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type));
+}
+
+void transpose(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+               int index_type, Address t_indptr, Address t_indices, Address t_edge_ids, Address workspace,
+               int64_t workspace_bytes, Address stream) {
+  check(cuda::transpose(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(t_indptr),
+                        at(t_indices), at(t_edge_ids), at(workspace), workspace_bytes, on(stream)),
+        "transpose");
+}
+
 }  // namespace
 
 void bind_cuda(pybind11::module_& module) {
@@ -98,4 +125,8 @@ void bind_cuda(pybind11::module_& module) {
   module.def("edge_softmax_cuda", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward_cuda", &edge_softmax_backward, Unlocked());
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
+  module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);
+  module.def("coo_to_csr_cuda", &coo_to_csr, Unlocked());
+  module.def("transpose_cuda_workspace_bytes", &transpose_workspace_bytes);
+  module.def("transpose_cuda", &transpose, Unlocked());
 }

@@ -17,6 +17,7 @@ struct Config {
   static constexpr int batch = 8;  // nonzeros whose sums are shuffled together
   static constexpr int64_t short_degree = 8;
   static constexpr int64_t long_degree = 256;
+  static constexpr int64_t many_nonzeros = 30000000;  // their results do not fit L2
   static constexpr int max_vectors = 64;  // of 16 bytes in a row: two for each of 32 lanes
 };
 
@@ -174,7 +175,7 @@ struct Shape {
 Shape shape_of(const DotCall& call, int64_t vectors) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
   if (vectors <= 4) return {4, 1};
-  if (vectors <= 8) return {8, 1};
+  if (vectors <= 8) return degree < Config::short_degree ? Shape{4, 2} : Shape{8, 1};
   if (vectors <= 16) return {8, 2};
   const bool rounds = call.dtype == DType::bf16 || call.dtype == DType::f16;  // sums left in out would lose their bits
   if (degree >= Config::long_degree && !call.work.clustered && !rounds) return {8, 2};
@@ -186,6 +187,7 @@ template <typename F>
 cudaError_t with_shape(Shape shape, F f) {
   using std::integral_constant;
   if (shape.lanes == 32) return f(integral_constant<int, 32>{}, integral_constant<int, 2>{});
+  if (shape.lanes == 4 && shape.vectors == 2) return f(integral_constant<int, 4>{}, integral_constant<int, 2>{});
   if (shape.lanes == 4) return f(integral_constant<int, 4>{}, integral_constant<int, 1>{});
   if (shape.lanes == 16) return f(integral_constant<int, 16>{}, integral_constant<int, 2>{});
   if (shape.vectors == 4) return f(integral_constant<int, 8>{}, integral_constant<int, 4>{});
@@ -202,7 +204,13 @@ int64_t vectors_of(const DotCall& call) {
 bool sddmm_rows_serves(const DotCall& call) {
   const int64_t n = 16 / (call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2);
   const bool aligned = (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % 16 == 0;
-  return call.work.items && aligned && call.len % n == 0 && vectors_of(call) <= Config::max_vectors;
+  if (!call.work.items || !aligned || call.len % n || vectors_of(call) > Config::max_vectors) return false;
+  // Left to sddmm_balanced.cu, whose neighbouring workers write neighbouring results: whole rows of two edges (yeast-like
+  // D=256, 1.21 ms against 0.96), and 64 bytes of features in an order that scatters results (products-like, 3.9 and 3.2).
+  const int64_t degree = call.graph.nnz / call.graph.num_rows;
+  if (degree < Config::short_degree) return vectors_of(call) <= 32;
+  const bool scattered = call.graph.nnz >= Config::many_nonzeros && degree < Config::long_degree && !call.work.clustered;
+  return vectors_of(call) > 4 || !scattered;
 }
 
 cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream) {

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a CUDA entry has in place of the thread count, its order of the rows, and its scratch memory.
-CUDA_ONLY = {"stream", "work", "workspace", "workspace_bytes"}
+CUDA_ONLY = {"stream", "work", "bad", "workspace", "workspace_bytes"}
 CPU_ONLY = {"threads"}
 
 

@@ -115,9 +115,6 @@ def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
         num_rows = top if num_rows is None else num_rows
         num_cols = top if num_cols is None else num_cols
     num_rows, num_cols = as_size("num_rows", num_rows), as_size("num_cols", num_cols)
-    if rows.device.type != "cpu":
-        check_range("rows", rows, num_rows, "num_rows")
-        check_range("cols", cols, num_cols, "num_cols")
     return (*torch.ops.gnnaccel.coo_to_csr(rows, cols, num_rows, num_cols), num_cols)
 
 
@@ -125,49 +122,34 @@ def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(num_rows, num_cols, nnz) <= _INT32_MAX else torch.int64
 
 
-@torch.library.impl("gnnaccel::coo_to_csr", "CPU")
-def _coo_to_csr_cpu(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+def _coo_to_csr_impl(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
     nnz = rows.numel()
     dtype = _csr_dtype(num_rows, num_cols, nnz)
     rows, cols = rows.contiguous(), cols.contiguous()
-    out = torch.empty(num_rows + 1, dtype=dtype), torch.empty(nnz, dtype=dtype), torch.empty(nnz, dtype=dtype)
-    pointers = [lib.pointer(t) for t in out]
-    in_type = lib.INDEX_TYPES[rows.dtype]
-    arguments = (lib.pointer(rows), lib.pointer(cols), nnz, num_rows, num_cols, in_type, *pointers)
-    bad = lib.launch("coo_to_csr", rows.device, *arguments, lib.INDEX_TYPES[dtype])
+    out = [torch.empty(n, dtype=dtype, device=rows.device) for n in (num_rows + 1, nnz, nnz)]
+    pairs = (lib.pointer(rows), lib.pointer(cols), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
+    arguments = (*pairs, *(lib.pointer(t) for t in out), lib.INDEX_TYPES[dtype])
+    if rows.is_cuda:
+        flag = torch.empty(1, dtype=torch.int64, device=rows.device)
+        lib.launch("coo_to_csr", rows.device, *arguments, lib.pointer(flag))
+        bad = int(flag)  # the one synchronisation: kernels trust a graph
+    else:
+        bad = lib.launch("coo_to_csr", rows.device, *arguments)
     if bad:
         check_range("rows", rows, num_rows, "num_rows")
         check_range("cols", cols, num_cols, "num_cols")
-    return out
+    return tuple(out)
 
 
-@torch.library.impl("gnnaccel::coo_to_csr", "CUDA")
-def _coo_to_csr_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
-    dtype = _csr_dtype(num_rows, num_cols, rows.numel())
-    rows, order = torch.sort(rows, stable=True)
-    marks = torch.arange(num_rows + 1, device=rows.device, dtype=rows.dtype)
-    return torch.searchsorted(rows, marks).to(dtype), cols[order].to(dtype), order.to(dtype)
-
-
-@torch.library.impl("gnnaccel::transpose", "CPU")
-def _transpose_cpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
+def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
     out = indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, indices.numel())
     lib.launch("transpose", indptr.device, *matrix, *(lib.pointer(t) for t in out))
     return out
 
 
-@torch.library.impl("gnnaccel::transpose", "CUDA")
-def _transpose_cuda(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
-    rows = torch.repeat_interleave(
-        torch.arange(indptr.numel() - 1, device=indptr.device, dtype=indptr.dtype),
-        indptr.diff(),
-        output_size=indices.numel(),
-    )
-    cols, order = torch.sort(indices, stable=True)
-    marks = torch.arange(num_cols + 1, device=indptr.device, dtype=indptr.dtype)
-    t_edge_ids = order.to(indptr.dtype) if edge_ids is None else edge_ids[order]
-    return torch.searchsorted(cols, marks).to(indptr.dtype), rows[order], t_edge_ids
+torch.library.impl("gnnaccel::coo_to_csr", ("CPU", "CUDA"))(_coo_to_csr_impl)
+torch.library.impl("gnnaccel::transpose", ("CPU", "CUDA"))(_transpose_impl)
 
 
 @torch.library.register_fake("gnnaccel::coo_to_csr")

@@ -215,7 +215,7 @@ class Graph:
         if reorder_rows:
             shared = like is not None and self.num_rows == self.num_cols
             self._order = like._order if shared and like is not None else reorder.row_order(self)
-            self._order_sought = True
+            self._order_sought = self._order is not None
             self._work.clear()
         self._seek_order()
         return [self._build_work_list(plan) for plan in worklist.plans(self, self.clustered)]

@@ -25,7 +25,7 @@ _MIN_CAP, _MAX_CAP = 32, 1024
 # Threads that a multiprocessor holds in the kernels that read the list, and the lanes they give to a row.
 _THREADS, _LANES = 1536, (4, 8, 16)
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
-_LONG = 24  # mean degree from which a power of two between lengths matters more than where the hubs are
+_LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB = 4  # times the mean degree
 _BLOCK = 256  # rows that a graph given in a good order keeps together
 _LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read

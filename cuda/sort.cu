@@ -1,0 +1,193 @@
+// From COO to CSR and from CSR to its transpose: a stable radix sort of (row, position) pairs over the bits that rows
+// have, then the row starts by binary search and the gathers. The sort is CUB's.
+#include <cub/device/device_radix_sort.cuh>
+
+#include "common.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+unsigned blocks_for(int64_t count) { return static_cast<unsigned>(ceil_div(count, kThreads)); }
+
+template <typename I>
+using Key = std::conditional_t<sizeof(I) == 4, uint32_t, uint64_t>;
+
+int bits_of(int64_t count) {
+  int bits = 1;
+  while (bits < 63 && (int64_t{1} << bits) < count) ++bits;
+  return bits;
+}
+
+int64_t padded(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
+
+// The scratch memory of one sort: keys and positions, before and after, and what CUB wants.
+template <typename I>
+struct Sorter {
+  Key<I>* keys[2];
+  I* positions[2];
+  void* storage;
+  size_t storage_bytes;
+  int64_t count;
+  int bits;
+
+  static size_t storage_size(int64_t count, int bits) {
+    size_t size = 0;
+    cub::DeviceRadixSort::SortPairs(nullptr, size, static_cast<const Key<I>*>(nullptr), static_cast<Key<I>*>(nullptr),
+                                    static_cast<const I*>(nullptr), static_cast<I*>(nullptr), count, 0, bits);
+    return size;
+  }
+  static int64_t bytes(int64_t count, int64_t num_keys) {
+    return 2 * padded(count * sizeof(Key<I>)) + 2 * padded(count * sizeof(I)) +
+           padded(static_cast<int64_t>(storage_size(count, bits_of(num_keys))));
+  }
+  Sorter(void* workspace, int64_t count, int64_t num_keys) : count(count), bits(bits_of(num_keys)) {
+    char* at = static_cast<char*>(workspace);
+    auto take = [&](int64_t size) {
+      char* here = at;
+      at += padded(size);
+      return static_cast<void*>(here);
+    };
+    for (auto& k : keys) k = static_cast<Key<I>*>(take(count * sizeof(Key<I>)));
+    for (auto& p : positions) p = static_cast<I*>(take(count * sizeof(I)));
+    storage_bytes = storage_size(count, bits);
+    storage = take(static_cast<int64_t>(storage_bytes));
+  }
+  cudaError_t sort(cudaStream_t stream) {
+    return cub::DeviceRadixSort::SortPairs(storage, storage_bytes, keys[0], keys[1], positions[0], positions[1], count,
+                                           0, bits, stream);
+  }
+};
+
+template <typename In, typename I>
+__global__ void __launch_bounds__(kThreads) keys_of_pairs(const In* rows, const In* cols, int64_t nnz, int64_t num_rows,
+                                                          int64_t num_cols, Key<I>* keys, I* positions,
+                                                          unsigned long long* bad) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= nnz) return;
+  const int64_t row = rows[i], col = cols[i];
+  const bool inside = row >= 0 && row < num_rows && col >= 0 && col < num_cols;
+  // The first bad pair has the largest nnz - i, so that a zeroed cell can hold "none".
+  if (!inside) atomicMax(bad, static_cast<unsigned long long>(nnz - i));
+  keys[i] = inside ? static_cast<Key<I>>(row) : Key<I>{0};
+  positions[i] = static_cast<I>(i);
+}
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads)
+    keys_of_columns(const I* indices, int64_t nnz, Key<I>* keys, I* positions) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= nnz) return;
+  keys[i] = static_cast<Key<I>>(indices[i]);
+  positions[i] = static_cast<I>(i);
+}
+
+// indptr[r]: the number of keys below r.
+template <typename I>
+__device__ __forceinline__ void write_start(const Key<I>* keys, int64_t nnz, int64_t num_keys, int64_t r, I* indptr) {
+  if (r > num_keys) return;
+  int64_t low = 0, high = nnz;
+  while (low < high) {
+    const int64_t middle = (low + high) >> 1;
+    if (static_cast<int64_t>(keys[middle]) < r) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  indptr[r] = static_cast<I>(low);
+}
+
+template <typename In, typename I>
+__global__ void __launch_bounds__(kThreads) finish_pairs(const In* cols, const Key<I>* keys, const I* positions,
+                                                         int64_t nnz, int64_t num_rows, I* indptr, I* indices,
+                                                         I* edge_ids) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  write_start(keys, nnz, num_rows, i, indptr);
+  if (i >= nnz) return;
+  indices[i] = static_cast<I>(cols[positions[i]]);
+  edge_ids[i] = positions[i];
+}
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads) finish_transpose(const I* indptr, const I* edge_ids, int64_t num_rows,
+                                                             const Key<I>* keys, const I* positions, int64_t nnz,
+                                                             int64_t num_cols, I* t_indptr, I* t_indices,
+                                                             I* t_edge_ids) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  write_start(keys, nnz, num_cols, i, t_indptr);
+  if (i >= nnz) return;
+  const I k = positions[i];
+  t_indices[i] = static_cast<I>(find_row(indptr, num_rows, static_cast<int64_t>(k)));
+  t_edge_ids[i] = edge_ids ? edge_ids[k] : k;
+}
+
+template <typename F>
+auto with_index(IndexType type, F f) {
+  return type == IndexType::i32 ? f(int32_t{}) : f(int64_t{});
+}
+
+}  // namespace
+
+int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type) {
+  return with_index(out_type, [&](auto out) { return Sorter<decltype(out)>::bytes(nnz, num_rows); });
+}
+
+cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, void* bad,
+                       void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+  if (workspace_bytes < coo_to_csr_workspace_bytes(nnz, num_rows, out_type)) return cudaErrorInvalidValue;
+  return with_index(in_type, [&](auto in) {
+    return with_index(out_type, [&](auto out) {
+      using In = decltype(in);
+      using I = decltype(out);
+      Sorter<I> sorter(workspace, nnz, num_rows);
+      const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
+      cudaError_t status = cudaMemsetAsync(bad, 0, sizeof(int64_t), stream);
+      if (status == cudaSuccess && nnz) {
+        keys_of_pairs<In, I><<<blocks_for(nnz), kThreads, 0, stream>>>(from_rows, from_cols, nnz, num_rows, num_cols,
+                                                                       sorter.keys[0], sorter.positions[0],
+                                                                       static_cast<unsigned long long*>(bad));
+        status = sorter.sort(stream);
+      }
+      if (status != cudaSuccess) return status;
+      const int64_t threads = nnz > num_rows + 1 ? nnz : num_rows + 1;
+      finish_pairs<In, I><<<blocks_for(threads), kThreads, 0, stream>>>(
+          from_cols, sorter.keys[1], sorter.positions[1], nnz, num_rows, static_cast<I*>(indptr),
+          static_cast<I*>(indices), static_cast<I*>(edge_ids));
+      return cudaGetLastError();
+    });
+  });
+}
+
+int64_t transpose_workspace_bytes(const Csr& graph) {
+  return with_index(graph.index_type,
+                    [&](auto index) { return Sorter<decltype(index)>::bytes(graph.nnz, graph.num_cols); });
+}
+
+cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,
+                      int64_t workspace_bytes, cudaStream_t stream) {
+  if (workspace_bytes < transpose_workspace_bytes(graph)) return cudaErrorInvalidValue;
+  return with_index(graph.index_type, [&](auto index) {
+    using I = decltype(index);
+    const int64_t nnz = graph.nnz;
+    Sorter<I> sorter(workspace, nnz, graph.num_cols);
+    if (nnz) {
+      keys_of_columns<I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
+                                                                   sorter.keys[0], sorter.positions[0]);
+      const cudaError_t status = sorter.sort(stream);
+      if (status != cudaSuccess) return status;
+    }
+    const int64_t threads = nnz > graph.num_cols + 1 ? nnz : graph.num_cols + 1;
+    finish_transpose<I><<<blocks_for(threads), kThreads, 0, stream>>>(
+        static_cast<const I*>(graph.indptr), static_cast<const I*>(graph.edge_ids), graph.num_rows, sorter.keys[1],
+        sorter.positions[1], nnz, graph.num_cols, static_cast<I*>(t_indptr), static_cast<I*>(t_indices),
+        static_cast<I*>(t_edge_ids));
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel
