@@ -28,7 +28,7 @@ struct WorkList {
   int64_t num_splits;
   bool clustered;      // neighbours in the list share sources
 };
-constexpr int kPieceRun = 32;
+constexpr int kPieceRun = 16;
 
 // Enough for whichever kernel spmm will choose.
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype);

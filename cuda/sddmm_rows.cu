@@ -13,7 +13,6 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int threads = 256;
   static constexpr int batch = 8;  // nonzeros whose sums are shuffled together
   static constexpr int64_t short_degree = 8;
   static constexpr int64_t long_degree = 256;
@@ -68,15 +67,14 @@ __device__ __forceinline__ void sum_of_eight(const A (&sum)[8], int lane, A (&to
 
 // L lanes to a worker, each with R vectors of a row.
 template <typename T, typename I, int L, int R>
-__global__ void __launch_bounds__(Config::threads, R > 2 || sizeof(T) != 4 || sizeof(I) != 4 ? 3 : 4) dot_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(kMaxListThreads, R > 2 || sizeof(T) != 4 || sizeof(I) != 4 ? 1 : 2) dot_kernel(const Params<T, I> p) {
   constexpr int N = 16 / sizeof(T);
-  constexpr int workers = Config::threads / L;
   constexpr int batch = Config::batch;
   constexpr int fetched = batch / R;               // in flight together
   constexpr int held = L < batch ? batch / L : 1;  // sources of a lane
   static_assert(kPieceRun % batch == 0, "a batch lies in one run");
   const int lane = threadIdx.x % L;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * workers + threadIdx.x / L;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * (blockDim.x / L) + threadIdx.x / L;
   I begin = 0, end = 0, row = 0, skip = 0;  // skip: nonzeros of the row's other pieces between two runs of this one
   if (i < p.num_items) {
     const Item<I> item = load_item(p.items + i);
@@ -228,10 +226,11 @@ cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream) {
     p.out = static_cast<T*>(call.out);
     p.len = static_cast<int>(call.len);
     return with_shape(shape_of(call, vectors_of(call)), [&](auto lanes, auto vectors) {
-      const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_items, Config::threads / lanes));
+      const int threads = list_threads(p.num_items, lanes);
+      const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_items, threads / lanes));
       for (p.first = 0; p.first < p.len; p.first += lanes * vectors * (16 / sizeof(T))) {
         p.accumulate = p.first > 0;
-        dot_kernel<T, I, lanes, vectors><<<blocks, Config::threads, 0, stream>>>(p);
+        dot_kernel<T, I, lanes, vectors><<<blocks, threads, 0, stream>>>(p);
       }
       return cudaGetLastError();
     });

@@ -87,8 +87,8 @@ struct Sums {
   }
 };
 
-// Calls f with the number of lanes and the kind of weight as integral constants.
-template <typename F>
+// Calls f with the number of lanes, at most MAX_LANES, and the kind of weight as integral constants.
+template <int MAX_LANES, typename F>
 cudaError_t with_shape(int lanes, Weight weight, F f) {
   auto with_weight = [&](auto lanes_) {
     switch (weight) {
@@ -108,7 +108,7 @@ cudaError_t with_shape(int lanes, Weight weight, F f) {
     case 16:
       return with_weight(std::integral_constant<int, 16>{});
     case 32:
-      return with_weight(std::integral_constant<int, 32>{});
+      if constexpr (MAX_LANES >= 32) return with_weight(std::integral_constant<int, 32>{});
   }
   return cudaErrorInvalidValue;
 }

@@ -286,7 +286,7 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     p.num_blocks = ceil_div(p.nnz, workers * p.piece);
     p.parts = static_cast<Acc<T>*>(call.workspace);
     p.ends = reinterpret_cast<I*>(p.parts + 2 * p.num_blocks * p.num_feats);
-    const cudaError_t status = with_shape(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
+    const cudaError_t status = with_shape<32>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
       const dim3 grid(static_cast<unsigned>(p.num_blocks), static_cast<unsigned>(slice.slices));
       balanced_kernel<T, I, lanes, weight><<<grid, Config::threads, 0, stream>>>(p);
       return cudaGetLastError();

@@ -20,7 +20,7 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int threads = 256;
+  static constexpr int threads = 256;  // of combine_kernel
   static constexpr int warp_parts = 64;  // a row of more parts is combined by a whole block
 };
 
@@ -31,7 +31,7 @@ constexpr int batch_of = L == 4 ? 8 : 4;
 
 // Registers are held to what lets this many blocks share a multiprocessor: workers in step are what L1 lives on.
 template <typename T, typename I, int L, Weight WEIGHT>
-constexpr int min_blocks = L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads ? 6 : 4;
+constexpr int min_blocks = L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads ? 3 : 2;
 
 template <typename T, typename I>
 struct Params {
@@ -50,16 +50,15 @@ struct Params {
 };
 
 template <typename T, typename I, int L, Weight WEIGHT>
-__global__ void __launch_bounds__(Config::threads, min_blocks<T, I, L, WEIGHT>) rows_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT>) rows_kernel(const Params<T, I> p) {
   constexpr int N = 16 / sizeof(T);
-  constexpr int workers = Config::threads / L;
   constexpr int batch = batch_of<L>;
   constexpr int tile = L < 8 ? 8 : L;  // nonzeros whose indices the lanes hold
   constexpr int held = tile / L;
   static_assert(kPieceRun % tile == 0, "a tile lies in one run of its piece");
   static_assert(held == 1 ? tile % batch == 0 : tile == batch, "lanes hold a whole number of batches");
   const int lane = threadIdx.x % L;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * workers + threadIdx.x / L;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * (blockDim.x / L) + threadIdx.x / L;
   const int64_t feature = (static_cast<int64_t>(blockIdx.y) * L + lane) * N;
   const int64_t d = feature < p.num_feats ? feature : 0;  // lanes past the end repeat the first, and write nothing
   I begin = 0, end = 0, skip = 0;  // skip: nonzeros of the row's other pieces between two runs of this one
@@ -213,10 +212,11 @@ cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
     p.num_feats = call.num_feats;
     p.mean = call.reduce == Reduce::mean;
     p.empty_value = call.empty_value;
-    const cudaError_t status = with_shape(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
-      const int64_t blocks = ceil_div(p.num_items, Config::threads / lanes);
+    const cudaError_t status = with_shape<16>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
+      const int threads = list_threads(p.num_items, lanes);
+      const int64_t blocks = ceil_div(p.num_items, threads / lanes);
       const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
-      rows_kernel<T, I, lanes, weight><<<grid, Config::threads, 0, stream>>>(p);
+      rows_kernel<T, I, lanes, weight><<<grid, threads, 0, stream>>>(p);
       return cudaGetLastError();
     });
     if (status != cudaSuccess || call.work.num_splits == 0) return status;

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
 
 # Nonzeros of a run of a piece: kPieceRun of cuda/kernels.h.
-PIECE_RUN = 32
+PIECE_RUN = 16
 _MIN_CAP, _MAX_CAP = 32, 1024
 # Threads that a multiprocessor holds in the kernels that read the list, and the lanes they give to a row.
 _THREADS, _LANES = 1536, (4, 8, 16)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.structure import Graph
+from gnnaccel.ops._features import broadcast
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -64,8 +65,8 @@ def broadcastable(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: st
     if lhs.shape[1:] == rhs.shape[1:]:
         return
     try:
-        torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:])
-    except RuntimeError:
+        broadcast(lhs.shape[1:], rhs.shape[1:])
+    except ValueError:
         raise ValueError(
             f"{op}: {rhs_name}: feature shape {tuple(rhs.shape[1:])} does not broadcast with "
             f"{lhs_name}'s {tuple(lhs.shape[1:])}"

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
@@ -42,10 +41,14 @@ def operand(x: Tensor | None, full: tuple[int, ...]) -> tuple[Tensor | None, tup
 
 
 def broadcast(lhs: Sequence[int], rhs: Sequence[int]) -> tuple[int, ...]:
-    """NumPy broadcasting of two feature shapes."""
-    if lhs == rhs:  # the usual case, without torch's 10 us
+    """NumPy broadcasting of two feature shapes, as torch.broadcast_shapes but without its 50 us. ValueError: no."""
+    if lhs == rhs:
         return tuple(lhs)
-    return tuple(torch.broadcast_shapes(tuple(lhs), tuple(rhs)))
+    short, long = sorted((tuple(lhs), tuple(rhs)), key=len)
+    short = (1,) * (len(long) - len(short)) + short
+    if any(a != b and a != 1 and b != 1 for a, b in zip(short, long, strict=True)):
+        raise ValueError(f"shapes {tuple(lhs)} and {tuple(rhs)} do not broadcast")
+    return tuple(b if a == 1 else a for a, b in zip(short, long, strict=True))
 
 
 def result_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:
