@@ -12,7 +12,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend.expression import SIDES
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
 from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift
-from gnnaccel.pyg_backend.reduce import takes
+from gnnaccel.pyg_backend.reduce import reduced, takes
 
 
 class _Current(threading.local):
@@ -94,6 +94,18 @@ class Call:
             raise Unsupported("operands")
         self.used = True
         return ops.spmm(graph, x, weight, reduce="sum" if reduce == "add" else reduce)
+
+    def reduce(self, x, index, dim_size: int | None, reduce: str, dim: int) -> Tensor | None:
+        """`x` reduced over the edges of each destination, or None if `index` is not that of this call's edges."""
+        if not isinstance(x, Tensor) or not isinstance(index, Tensor):
+            return None
+        try:
+            graph = self.graph(index, dim_size)
+            out = None if graph is None else reduced(graph, x, reduce, dim)
+        except Unsupported:
+            return None
+        self.used |= out is not None
+        return out
 
     def lift(self, src: Tensor, index: Tensor) -> Lazy | None:
         """`src` at one end of the edges, without gathering it; None if PyG must do that (and word its errors)."""

@@ -27,7 +27,7 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import NARROW
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, owners_of, values_of
 from gnnaccel.pyg_backend.lazy import Lazy, lift
-from gnnaccel.pyg_backend.reduce import reduced, takes
+from gnnaccel.pyg_backend.reduce import takes
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
@@ -180,16 +180,8 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """torch_geometric.utils.scatter as a reduction over the edges of each destination, where it is one."""
     call = current.call
-    if call is not None and isinstance(index, Tensor) and isinstance(src, Tensor) and dim_size is not None:
-        try:
-            graph = call.graph(index, dim_size)
-            if graph is not None:
-                out = reduced(graph, src, reduce, dim)
-                call.used = True
-                return out
-        except Unsupported:
-            pass
-    return utils.scatter(src, index, dim, dim_size, reduce)
+    out = None if call is None or dim_size is None else call.reduce(src, index, dim_size, reduce, dim)
+    return utils.scatter(src, index, dim, dim_size, reduce) if out is None else out
 
 
 def spmm(src, other, reduce: str = "sum"):
