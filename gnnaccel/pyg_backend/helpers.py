@@ -27,7 +27,7 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import NARROW
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, owners_of, values_of
 from gnnaccel.pyg_backend.lazy import Lazy, lift
-from gnnaccel.pyg_backend.reduce import takes
+from gnnaccel.pyg_backend.reduce import exponent, takes
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
@@ -168,6 +168,7 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
         except Unsupported:
             graph = None
         if graph is not None and src.shape[0] == graph.nnz:
+            src = exponent(src)
             is_wide = isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW
             if is_wide and blocks.are_large(graph, src.expression):
                 top = blocks.edge_reduce(graph, src.expression, "logsumexp")
