@@ -24,12 +24,14 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 
 - **spmm**: sums, means and extrema over edges; no message per edge in memory.
 - **attention**: scores, softmax and weighted sum; one number per edge and head in memory.
-- **blocks**: messages that are no product of features, made and reduced in blocks of edges, and made again in the
-  backward pass; no message per edge in memory, unless the layer itself maps edge features to full width (noted).
+- **blocks**: messages that are no product of features. Where those of a call take more than {cpu} MiB on the CPU or
+  {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass: no message per
+  edge in memory, unless the layer itself maps edge features to full width (noted). Fewer are stored, which is faster.
 - **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
 - **pyg**: PyG's own code.
 
-{count} of the {total} message passing layers run without a message per edge (spmm, attention or blocks).
+{count} of the {total} message passing layers run without a message per edge (spmm, attention or blocks), those that run
+in blocks once their messages pass the sizes above.
 
 | layer and options | runs as | note |
 |---|---|---|
@@ -106,12 +108,20 @@ def page() -> str:
     warnings.simplefilter("ignore")
     from coverage_dgl import dgl_rows
 
+    from gnnaccel.pyg_backend.blocks import STORED_BYTES
+
     rows = pyg_rows()
     layers = {name.split()[0] for name, _, _ in rows}
     free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "blocks")}
     parts = [
         _HEAD,
-        _PYG.format(count=len(free), total=len(layers), rows=_table(rows)),
+        _PYG.format(
+            count=len(free),
+            total=len(layers),
+            rows=_table(rows),
+            cpu=STORED_BYTES["cpu"] >> 20,
+            cuda=STORED_BYTES["cuda"] >> 30,
+        ),
         _DGL.format(rows=_table(dgl_rows())),
     ]
     return "".join(parts)

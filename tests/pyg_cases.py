@@ -5,7 +5,8 @@
 
 "spmm"       sums, means and extrema over edges, no message in memory
 "attention"  scores, softmax and weighted sum; one number per edge and head in memory
-"blocks"     messages that are no product, made and reduced in blocks of edges; `why` where edge features are wide
+"blocks"     messages that are no product, made and reduced in blocks of edges where they are too large to be stored
+             (which SeenOps makes them); `why` where edge features are wide
 "segment"    PyG's own message() with our reduction: one message per edge in memory
 "pyg"        PyG's own code; `why` says why
 """
