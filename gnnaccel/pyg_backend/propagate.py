@@ -34,7 +34,7 @@ from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
-_METHODS = ("propagate", "message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
+_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
     for part in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -121,7 +121,7 @@ def _obstacle(conv) -> str | None:
     for name in _HOOKS:
         if state.get(name):
             return "message passing hooks are registered"
-    for name in _METHODS[1:]:
+    for name in _METHODS:
         if name in state:
             return f"{name}() was replaced on the instance"
     if torch.jit.is_tracing():
@@ -150,14 +150,13 @@ def _is_fused(conv, edges: Edges) -> bool:
     return conv.fuse and (edges.is_sparse or sorted_index)
 
 
-def _with_sizes(edges: Edges, names, kwargs: dict) -> Edges:
-    """`edges` with the sizes that PyG will collect from the lifted features; a matrix has its own."""
+def _note_sizes(edges: Edges, names, kwargs: dict) -> None:
+    """Give `edges` the sizes that PyG will collect from the lifted features; a matrix has its own."""
     if edges.is_sparse:
-        return edges
+        return
     for name in names:
         if name[-2:] in ("_i", "_j"):
             edges.node_feature(kwargs.get(name[:-2]), name[-2:])
-    return edges
 
 
 def _settled(kwargs: dict) -> dict:
@@ -209,7 +208,7 @@ def _in_call(function: Callable, conv, plain: Any, edge_index, size, kwargs: dic
     try:
         by_flow = function in (MessagePassing.propagate, MessagePassing.edge_updater)
         edges = Edges(edge_index, size, conv.flow, conv.node_dim, by_flow)
-        _with_sizes(edges, conv._edge_user_args if updating else conv._user_args, named)
+        _note_sizes(edges, conv._edge_user_args if updating else conv._user_args, named)
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, lazily=doubt is None)
     except Unsupported as error:
