@@ -372,7 +372,8 @@ class SeenOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        known = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor) and x.layout is torch.strided}
+        plain = [x for x in args if type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided]
+        known = {x.untyped_storage().data_ptr() for x in plain}
         if function.namespace == "gnnaccel":
             message = next((a for a in args if isinstance(a, str)), "")
             self.names.add(f"{function._schema.name.split('::')[1]} {message}".strip())

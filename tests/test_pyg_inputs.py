@@ -7,7 +7,7 @@ import torch
 
 pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
-from pyg_cases import prepare_pyg
+from pyg_cases import SeenOps, prepare_pyg
 from pyg_compare import LAYERS, D, E, N, edges, grads, rand, same, train
 from torch_geometric import EdgeIndex, nn, utils
 
@@ -77,12 +77,21 @@ def test_edge_form(name, flow, form):
         same(program, dtype=torch.float32, accelerated=None, raises=True)
         return
     kinds = None
-    wrapped = name == "EdgeConv" and (form == "undirected" or "EdgeIndex" in form)
-    if flow == "source_to_target" and not wrapped:
+    if flow == "source_to_target":
         layer = type(FORM_LAYERS[name](WIDE)).__name__
         kinds = {f"pyg.{layer}" + " segment" * (name == "EdgeConv")}
         kinds |= {f"pyg.{layer} edge_update"} if layer.startswith("GAT") else set()
     same(program, dtype=torch.float32, accelerated=None, kinds=kinds)
+
+
+@pytest.mark.parametrize("order", [None, "row", "col"])
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GraphConv", "GAT"])
+def test_edge_index_object_makes_no_messages(name, order):
+    layer = pyg_backend.accelerate(LAYERS[name](WIDE))
+    index = sorted_edges(order, False)()
+    with SeenOps(E) as seen, torch.no_grad():
+        layer(rand(N, WIDE), index)
+    assert "wide" not in seen.names
 
 
 WEIGHTED = {

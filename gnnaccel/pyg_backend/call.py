@@ -6,6 +6,7 @@ import threading
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex, Index
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
@@ -80,7 +81,8 @@ class Call:
         if self.edges.is_sparse:
             columns = columns_of(self.edges.edge_index)
             return "u" if columns is not None and _same_memory(index, columns) else None
-        i, j = (self.edges.edge_index[side] for side in self.edges.sides)
+        edge_index, index = _unwrapped(self.edges.edge_index), _unwrapped(index)
+        i, j = (edge_index[side] for side in self.edges.sides)
         if i.numel() == 0 or i.data_ptr() == j.data_ptr():
             return None
         return "v" if _same_memory(index, i) else "u" if _same_memory(index, j) else None
@@ -131,6 +133,11 @@ class Call:
         if side is None or src.shape[axis] != getattr(graph, SIDES[side]) or src.device != graph.device:
             return None
         return lift(self._trip, side, src.movedim(axis, 0), axis)
+
+
+def _unwrapped(index: Tensor) -> Tensor:
+    """The tensor inside PyG's subclasses, which have no memory of their own."""
+    return index.as_tensor() if isinstance(index, (EdgeIndex, Index)) else index
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
