@@ -12,6 +12,8 @@ from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor
 
+from gnnaccel import pyg_backend, report
+
 WIDE = 18  # more features than are stored per edge
 
 
@@ -293,6 +295,47 @@ WRITTEN = {
 def test_written_layer(name, dtype):
     program, kind = WRITTEN[name]
     same(program, dtype=dtype, kinds={kind})
+
+
+class Activated(Copy):
+    def __init__(self):
+        super().__init__()
+        self.act = torch.nn.ReLU()
+
+    def message(self, x_i, x_j):
+        return self.act(x_i + x_j)
+
+
+def test_code_that_changes_between_calls():
+    """What a layer's code does is looked at as it is at each call: submodules, their options, its methods."""
+
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return x.tanh()
+
+    changes = [
+        (lambda layer: None, None),
+        (lambda layer: setattr(layer.act, "inplace", True), "ReLU writes in place"),
+        (lambda layer: setattr(layer, "act", Own()), "a submodule of class Own, which cannot be looked through"),
+        (lambda layer: setattr(layer, "act", torch.nn.ReLU()), None),
+        (
+            lambda layer: setattr(Activated, "message", lambda self, x_i, x_j: (x_i + x_j).neg_()),
+            "<lambda>() calls neg_",
+        ),
+    ]
+    plain, layer = Activated(), pyg_backend.accelerate(Activated())
+    message = Activated.message
+    try:
+        for change, reason in changes:
+            change(plain)
+            change(layer)
+            report.reset()
+            torch.testing.assert_close(layer(rand(N, WIDE), edges()), plain(rand(N, WIDE), edges()))
+            (site,) = report.snapshot().values()
+            assert site.accelerated == 1
+            assert [r.startswith(reason or "?") for r in site.reasons] == ([] if reason is None else [True])
+    finally:
+        Activated.message = message
 
 
 def test_own_propagate():
