@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.structure import Graph
+from gnnaccel.ops._features import broadcast
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -64,7 +65,7 @@ def broadcastable(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: st
     if lhs.shape[1:] == rhs.shape[1:]:
         return
     try:
-        torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:])
+        broadcast(lhs.shape[1:], rhs.shape[1:])
     except RuntimeError:
         raise ValueError(
             f"{op}: {rhs_name}: feature shape {tuple(rhs.shape[1:])} does not broadcast with "

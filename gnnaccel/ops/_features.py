@@ -42,10 +42,17 @@ def operand(x: Tensor | None, full: tuple[int, ...]) -> tuple[Tensor | None, tup
 
 
 def broadcast(lhs: Sequence[int], rhs: Sequence[int]) -> tuple[int, ...]:
-    """NumPy broadcasting of two feature shapes."""
-    if lhs == rhs:  # the usual case, without torch's 10 us
+    """NumPy broadcasting of two feature shapes. Raises RuntimeError where there is none."""
+    if lhs == rhs:
         return tuple(lhs)
+    if all(type(n) is int for n in (*lhs, *rhs)):  # not so where torch.compile traces with symbols
+        return _broadcast(tuple(lhs), tuple(rhs))
     return tuple(torch.broadcast_shapes(tuple(lhs), tuple(rhs)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _broadcast(lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(lhs, rhs))  # takes torch more than 10 us
 
 
 def result_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
 
 
 def _same(*features: Tensor | None) -> None:
-    kinds = {(f.dtype, f.device) for f in features if f is not None}
-    if len(kinds) > 1:
+    given = [f for f in features if f is not None]
+    if any(f.dtype != given[0].dtype or f.device != given[0].device for f in given):
         raise Unsupported("features of different dtypes or devices")
 
 

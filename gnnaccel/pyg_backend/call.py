@@ -37,13 +37,14 @@ class Call:
     used : one of our reductions ran.
     """
 
-    __slots__ = ("_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
+    __slots__ = ("_ends", "_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
 
     def __init__(self, edges: Edges, lazily: bool):
         self.edges = edges
         self.lazily = lazily
         self.used = False
         self.destinations: Tensor | None = None
+        self._ends: tuple[Tensor, Tensor] | None = None
         self._graph: Graph | None = None
         self._outer: Call | None = None
         self._trip: Trip | None = None
@@ -81,10 +82,13 @@ class Call:
         if self.edges.is_sparse:
             columns = columns_of(self.edges.edge_index)
             return "u" if columns is not None and _same_memory(index, columns) else None
-        edge_index, index = _unwrapped(self.edges.edge_index), _unwrapped(index)
-        i, j = (edge_index[side] for side in self.edges.sides)
+        if self._ends is None:
+            edge_index, sides = _unwrapped(self.edges.edge_index), self.edges.sides
+            self._ends = edge_index[sides[0]], edge_index[sides[1]]
+        i, j = self._ends
         if i.numel() == 0 or i.data_ptr() == j.data_ptr():
             return None
+        index = _unwrapped(index)
         return "v" if _same_memory(index, i) else "u" if _same_memory(index, j) else None
 
     def spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
@@ -132,7 +136,7 @@ class Call:
             side = "v"
         if side is None or src.shape[axis] != getattr(graph, SIDES[side]) or src.device != graph.device:
             return None
-        return lift(self._trip, side, src.movedim(axis, 0), axis)
+        return lift(self._trip, side, src.movedim(axis, 0) if axis else src, axis)
 
 
 def _unwrapped(index: Tensor) -> Tensor:

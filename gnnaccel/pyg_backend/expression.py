@@ -7,6 +7,7 @@ that it gives the same in a backward pass and outside the layer's own ``with tor
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Leaf:
     value: Tensor
     clean: bool = False
 
-    @property
+    @functools.cached_property
     def features(self) -> tuple[int, ...]:
         return tuple(self.value.shape[1:])
 

@@ -243,7 +243,8 @@ class Edges:
     def _set_size(self, dim: int, feature: Tensor) -> None:
         if feature.device != self.device:
             raise Unsupported(f"features on {feature.device} and edges on {self.device}")
-        rows = feature.shape[self.node_dim] if -feature.dim() <= self.node_dim < feature.dim() else -1
+        shape = feature.shape
+        rows = shape[self.node_dim] if -len(shape) <= self.node_dim < len(shape) else -1
         if self.size[dim] is None:
             self.size[dim] = rows
         elif self.size[dim] != rows:

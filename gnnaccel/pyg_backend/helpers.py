@@ -59,18 +59,18 @@ def memoised(original: Callable) -> Callable:
     def wrapper(*args, **kwargs):
         # Signature.bind would take longer than the rest of this function.
         given = len(args)
-        rest_of = zip(names[given:], defaults[given:], strict=True)
-        full = (*args, *(kwargs.get(name, default) for name, default in rest_of))
+        full = (*args, *map(kwargs.get, names[given:], defaults[given:]))
         edges, values, *rest = full
-        if any(name not in names[given:] for name in kwargs) or not _can_remember(edges, values, rest):
+        if not (kwargs.keys() <= set(names[given:]) and _can_remember(edges, values, rest)):
             return original(*args, **kwargs)
         key = (original.__name__, *rest)
-        found = _remember(original, (edges,), (edges, None, *rest), key)
+        owners = owners_of(edges)
+        found = _remember(original, owners, (edges, None, *rest), key)
         if values is None:
             return found
         if values.requires_grad:
             return found[0], original(edges, values, *rest)[1]
-        return found[0], _remember(original, (edges, values), (edges, values, *rest), key)[1]
+        return found[0], _remember(original, owners + owners_of(values), (edges, values, *rest), key)[1]
 
     return wrapper
 
@@ -85,18 +85,23 @@ def _can_remember(edges, values, rest) -> bool:
     return _are_constants(rest)
 
 
+_CONSTANTS = (type(None), int, float, str, bool, torch.dtype, tuple)
+
+
 def _are_constants(values) -> bool:
-    return all(value is None or isinstance(value, (int, float, str, bool, torch.dtype, tuple)) for value in values)
+    return all(isinstance(value, _CONSTANTS) for value in values)
 
 
 def _remember(original, owners, args, key):
-    owners = sum((owners_of(owner) for owner in owners), ())
     entry = derived.get(owners, key)
     if entry is not None:
         found, stamps = entry
         # The layer's code may have written into what it was given.
-        if all(item is None or item is _OWNER or stamp(item) == old for item, old in zip(found, stamps, strict=True)):
-            return tuple(owners[0] if item is _OWNER else item for item in found)
+        for item, old in zip(found, stamps, strict=True):
+            if old is not None and stamp(item) != old:
+                break
+        else:
+            return tuple([owners[0] if item is _OWNER else item for item in found])
     # Outside inference mode, or the result could not be used in a later training step.
     with torch.inference_mode(False), torch.no_grad():
         found = tuple(original(*args))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel import ops
+from gnnaccel.ops._features import broadcast
 from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, reshaped
 from gnnaccel.pyg_backend.lazy import METADATA, RULES, Lazy, Trip, lift
@@ -85,12 +86,18 @@ def _combine(lazy: Lazy, function, operands: list):
         values = [clean(lazy.trip.graph, x) if isinstance(x, Leaf) else x for x in operands]
         return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis, clean=True)
     try:
-        features = torch.broadcast_shapes(*(_features(x, dims) for x in operands))
+        features = broadcast(*(_features(x, dims) for x in operands))
     except RuntimeError:
         return NotImplemented  # torch words it
-    # A tensor with dimensions outranks one without in type promotion.
-    kinds = [torch.empty(1, dtype=x.dtype) if isinstance(x, (Leaf, Apply)) else x for x in operands]
-    return _make(lazy.trip, function, tuple(operands), features, torch.result_type(*kinds), axis=lazy.axis)
+    return _make(lazy.trip, function, tuple(operands), features, _promoted(*operands), axis=lazy.axis)
+
+
+def _promoted(a, b) -> torch.dtype:
+    """The dtype of an operation on two operands. A tensor with dimensions outranks one without, and numbers."""
+    if isinstance(a, (Leaf, Apply)) and isinstance(b, (Leaf, Apply)) and a.dtype == b.dtype:
+        return a.dtype
+    kinds = [torch.empty(0, dtype=x.dtype) if isinstance(x, (Leaf, Apply)) else x for x in (a, b)]
+    return torch.result_type(*kinds)
 
 
 def _features(x, dims: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
@@ -23,7 +24,7 @@ from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
-_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
+_METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
     for part in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -43,12 +44,10 @@ def _obstacle(conv) -> str | None:
         return "explain is on"
     if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
-    for name in _HOOKS:
-        if state.get(name):
-            return "message passing hooks are registered"
-    for name in _METHODS:
-        if name in state:
-            return f"{name}() was replaced on the instance"
+    if any(map(state.get, _HOOKS)):
+        return "message passing hooks are registered"
+    if not _METHODS.isdisjoint(state):
+        return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
     if torch.jit.is_tracing():
         return "torch.jit.trace"
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
@@ -145,7 +144,8 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
         return function(conv, edge_index, **kwargs)
     with call:
         out = function(conv, edge_index, **kwargs)
-    out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+    if type(out) is not Tensor:
+        out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
     if not (call.used or (updating and call.lifted)):
         report.fallback(kind, reason or doubt or call.gathered or "its aggregation is none of sums, means and extrema")
     elif call.gathered or doubt not in (None, _FUSED):

@@ -45,10 +45,11 @@ _REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max
 
 def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
     """One propagate() call of a layer whose message() is in WEIGHTS."""
-    reduce = _REDUCES.get(type(conv.aggr_module))
+    aggregation = conv.aggr_module
+    reduce = _REDUCES.get(type(aggregation))
     if plain.aggregate is not MessagePassing.aggregate or plain.update is not MessagePassing.update:
         raise Unsupported("own aggregate() or update()")
-    if reduce is None or is_watched(conv.aggr_module) or edges.is_sparse or isinstance(edges.edge_index, EdgeIndex):
+    if reduce is None or is_watched(aggregation) or edges.is_sparse or isinstance(edges.edge_index, EdgeIndex):
         raise Unsupported("another aggregation, or edges that PyG may multiply by")
     name = WEIGHTS[plain.message]
     x, weight = edges.node_feature(kwargs.get("x"), "_j"), None if name is None else kwargs.get(name)
