@@ -104,11 +104,27 @@ def launch(name: str, device: torch.device, *args):
             f"gnnaccel.{name}: got CUDA tensors, but this gnnaccel was built without its CUDA half; "
             "install nvcc (CUDA 12 or later) and rebuild with GNNACCEL_CUDA=ON, or move the tensors to the CPU"
         )
+    # On small graphs the host's time to launch is all there is: entering a device and asking for its stream object
+    # would take longer than the rest of this function.
+    if device.index == torch.cuda.current_device():
+        return _launch_cuda(name, device, args)
     with torch.cuda.device(device):
+        return _launch_cuda(name, device, args)
+
+
+def _launch_cuda(name: str, device: torch.device, args: tuple):
+    entry, size_of = _cuda_entries(name)
+    workspace = None
+    if size_of is not None:
         # Kernels do not allocate: scratch memory comes from torch, and returns to it in the order of the stream.
-        size_of = getattr(_C, name + "_cuda_workspace_bytes", None)
-        if size_of is not None:
-            size = size_of(*args)
-            workspace = torch.empty(size, dtype=torch.uint8, device=device)
-            args = (*args, workspace.data_ptr(), size)
-        return getattr(_C, name + "_cuda")(*args, torch.cuda.current_stream(device).cuda_stream)
+        size = size_of(*args)
+        workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
+        args = (*args, pointer(workspace), size)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return entry(*args, torch._C._cuda_getCurrentRawStream(index))
+
+
+@functools.cache
+def _cuda_entries(name: str) -> tuple:
+    """Kernel `name` for CUDA, and the function that tells its workspace, or None."""
+    return getattr(_C, name + "_cuda"), getattr(_C, name + "_cuda_workspace_bytes", None)

@@ -36,6 +36,17 @@ def device(request) -> torch.device:
 
 
 @pytest.fixture
+def dgl_restored():
+    """Empty counters, one thread (graphs this small only wait for each other's), and after the test DGL alone again."""
+    from gnnaccel import dgl_backend, report
+
+    torch.set_num_threads(1)
+    report.reset()
+    yield
+    dgl_backend.disable()
+
+
+@pytest.fixture
 def poisoned():
     """Outputs and workspaces hold NaN when a kernel gets them: torch fills fresh memory under this mode."""
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -5,7 +5,8 @@
 
 "spmm"       sums, means and extrema over edges, no message in memory
 "attention"  scores, softmax and weighted sum; one number per edge and head in memory
-"blocks"     messages that are no product, made and reduced in blocks of edges; `why` where edge features are wide
+"blocks"     messages that are no product, made and reduced in blocks of edges where they are too large to be stored
+             (which SeenOps makes them); `why` where edge features are wide
 "segment"    PyG's own message() with our reduction: one message per edge in memory
 "pyg"        PyG's own code; `why` says why
 """
@@ -175,6 +176,7 @@ CASES: dict[str, Case] = {
     "SAGEConv max": Case(lambda: nn.SAGEConv(D, OUT, aggr="max", project=True), "spmm"),
     "SAGEConv mean+max+std": Case(lambda: nn.SAGEConv(D, OUT, aggr=["mean", "max", "std"]), "spmm"),
     "SAGEConv powermean": Case(lambda: nn.SAGEConv(D, OUT, aggr=nn.PowerMeanAggregation(2.0, learn=True)), "spmm"),
+    "SAGEConv reversed": Case(lambda: nn.SAGEConv(D, OUT, flow="target_to_source"), "spmm"),
     "SAGEConv median": Case(
         lambda: nn.SAGEConv(D, OUT, aggr="median"), "pyg", why="MedianAggregation needs every message"
     ),
@@ -190,6 +192,9 @@ CASES: dict[str, Case] = {
     "SimpleConv weighted": Case(lambda: nn.SimpleConv(), "spmm", _weighted),
     "GCNConv": Case(lambda: nn.GCNConv(D, OUT), "spmm"),
     "GCNConv weighted": Case(lambda: nn.GCNConv(D, OUT, improved=True), "spmm", _weighted),
+    "GCNConv no loops": Case(lambda: nn.GCNConv(D, OUT, add_self_loops=False), "spmm"),
+    "GCNConv not normalised": Case(lambda: nn.GCNConv(D, OUT, normalize=False), "spmm"),
+    "GCNConv reversed": Case(lambda: nn.GCNConv(D, OUT, flow="target_to_source"), "spmm"),
     "GCNConv cached": Case(lambda: nn.GCNConv(D, OUT, cached=True), "spmm"),
     "ChebConv": Case(lambda: nn.ChebConv(D, OUT, K=3), "spmm", _weighted),
     "GraphConv": Case(lambda: nn.GraphConv(D, OUT), "spmm", _weighted),
@@ -218,8 +223,12 @@ CASES: dict[str, Case] = {
     "RGCNConv by index": Case(lambda: nn.RGCNConv(30, OUT, TYPES), "spmm", _by_index),
     # Attention
     "GATConv": Case(lambda: nn.GATConv(D, OUT, heads=3, residual=True), "attention"),
+    "GATConv mean": Case(lambda: nn.GATConv(D, OUT, heads=2, concat=False), "attention"),
+    "GATConv dropout": Case(lambda: nn.GATConv(D, OUT, heads=2, dropout=0.4), "attention"),
+    "GATConv reversed": Case(lambda: nn.GATConv(D, OUT, heads=2, flow="target_to_source"), "attention"),
     "GATConv edges": Case(lambda: nn.GATConv(D, OUT, heads=3, edge_dim=EDGE, dropout=0.4), "attention", _attributed),
     "GATv2Conv": Case(lambda: nn.GATv2Conv(D, OUT, heads=3, dropout=0.4), "attention"),
+    "GATv2Conv shared": Case(lambda: nn.GATv2Conv(D, OUT, share_weights=True), "attention"),
     "GATv2Conv edges": Case(lambda: nn.GATv2Conv(D, OUT, heads=2, edge_dim=EDGE), "attention", _attributed),
     "FusedGATConv": Case(
         lambda: nn.FusedGATConv(D, OUT, heads=2, add_self_loops=False),
@@ -229,10 +238,12 @@ CASES: dict[str, Case] = {
         "dgNN",
     ),
     "TransformerConv": Case(lambda: nn.TransformerConv(D, OUT, heads=2, dropout=0.4), "attention"),
+    "TransformerConv mean": Case(lambda: nn.TransformerConv(D, OUT, heads=2, beta=True, concat=False), "attention"),
     "TransformerConv edges": Case(
         lambda: nn.TransformerConv(D, OUT, heads=2, edge_dim=EDGE, beta=True), "attention", _attributed
     ),
     "AGNNConv": Case(lambda: nn.AGNNConv(), "attention"),
+    "AGNNConv fixed": Case(lambda: nn.AGNNConv(requires_grad=False, add_self_loops=False), "attention"),
     "HANConv": Case(lambda: nn.HANConv(D, OUT, (NODES, RELATIONS), heads=2, dropout=0.3), "attention", _hetero),
     "HGTConv": Case(lambda: nn.HGTConv(D, OUT, (NODES, RELATIONS), heads=2), "attention", _hetero),
     "SuperGATConv MX": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, dropout=0.3), "attention", why=WIDE),
@@ -361,7 +372,8 @@ class SeenOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        known = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor) and x.layout is torch.strided}
+        plain = [x for x in args if type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided]
+        known = {x.untyped_storage().data_ptr() for x in plain}
         if function.namespace == "gnnaccel":
             message = next((a for a in args if isinstance(a, str)), "")
             self.names.add(f"{function._schema.name.split('::')[1]} {message}".strip())

@@ -113,7 +113,12 @@ def _plain(model):
 
 
 def same(
-    program: Callable, *, dtype: torch.dtype = torch.float64, accelerated: bool | None = True, raises: bool = False
+    program: Callable,
+    *,
+    dtype: torch.dtype = torch.float64,
+    accelerated: bool | None = True,
+    kinds: set[str] | None = None,
+    raises: bool = False,
 ) -> None:
     """Run program(wrap) with PyG alone, with its models accelerated by `wrap`, and under enable(); compare.
 
@@ -124,6 +129,8 @@ def same(
         dtype `dtype` from the same random numbers.
     accelerated : bool, optional
         True: some call must have been accelerated, so that the comparison is not PyG against itself. False: none.
+    kinds : set of str, optional
+        The call site kinds that must have been accelerated; none of them, and no other, was left to PyG.
     raises : bool
         True: PyG raises, and the plug-in must raise the same type with the same text.
     """
@@ -149,6 +156,8 @@ def same(
         sites = report.snapshot()
         if accelerated is not None:
             assert accelerated == any(site.accelerated for site in sites.values()), (how, sites)
+        if kinds is not None:
+            assert set(sites) == kinds and not any(site.left for site in sites.values()), (how, sites)
 
 
 def assert_equal(got: Any, expected: Any, where: str = "result") -> None:

@@ -13,7 +13,7 @@ if not _library.has_cuda_kernels():
     pytest.skip("this build has no CUDA half", allow_module_level=True)
 nn = pytest.importorskip("torch_geometric").nn
 
-nn.SAGEConv(1, 1)  # as in test_pyg.py: the first instance decides what PyG generates for the class
+nn.SAGEConv(1, 1)  # the first instance decides what PyG generates for the class
 
 NODES, EDGES, WIDTH = 500, 6000, 16
 

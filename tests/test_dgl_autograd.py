@@ -13,13 +13,12 @@ import dgl.nn as dglnn  # isort: skip  (after the shim)
 
 U, V, E = (rand(40, 4), rand(40, 4, seed=3), rand(340, 4, seed=2))
 
+pytestmark = pytest.mark.usefixtures("dgl_restored")
+
 
 @pytest.fixture(autouse=True)
-def restored():
-    torch.set_num_threads(1)
-    report.reset()
+def _fresh_compiler():
     yield
-    dgl_backend.disable()
     torch._dynamo.reset()
 
 

@@ -15,13 +15,7 @@ import dgl.function as fn  # isort: skip  (after the shim)
 
 GRAPHS = ("ring", "hetero", "no first edges", "no middle edges", "fed by no edges", "no edges at all")
 
-
-@pytest.fixture(autouse=True)
-def restored():
-    torch.set_num_threads(1)
-    report.reset()
-    yield
-    dgl_backend.disable()
+pytestmark = pytest.mark.usefixtures("dgl_restored")
 
 
 def features(g, width=4):

@@ -5,19 +5,12 @@ import inspect
 from pathlib import Path
 
 import pytest
-import torch
 from dgl_cases import CASES, OUTSIDE
 from dgl_compare import ACCELERATED, FRAMEWORK, PARTLY, assert_same, attempt, both, dgl, status
 
 from gnnaccel import dgl_backend
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Graphs this small only wait for each other's threads."""
-    torch.set_num_threads(1)
-    yield
-    dgl_backend.disable()
+pytestmark = pytest.mark.usefixtures("dgl_restored")
 
 
 @pytest.mark.parametrize("name", CASES)

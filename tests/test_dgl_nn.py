@@ -7,16 +7,11 @@ import torch
 from dgl_cases import CASES
 from dgl_compare import assert_same, both, compare, dgl, graph, rand, status
 
-from gnnaccel import dgl_backend, report
+from gnnaccel import dgl_backend
 
 import dgl.nn as dglnn  # isort: skip  (after the shim)
 
-
-@pytest.fixture(autouse=True)
-def restored():
-    report.reset()
-    yield
-    dgl_backend.disable()
+pytestmark = pytest.mark.usefixtures("dgl_restored")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

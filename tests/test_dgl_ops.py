@@ -6,13 +6,7 @@ from dgl_compare import assert_same, both, build, compare, dgl, distinct, graph,
 
 from gnnaccel import dgl_backend, report
 
-
-@pytest.fixture(autouse=True)
-def restored():
-    report.reset()
-    yield
-    dgl_backend.disable()
-
+pytestmark = pytest.mark.usefixtures("dgl_restored")
 
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 0.05)]
 

@@ -15,13 +15,7 @@ from gnnaccel import dgl_backend, report
 import dgl.function as fn  # isort: skip  (after the shim)
 import dgl.nn as dglnn  # isort: skip
 
-
-@pytest.fixture(autouse=True)
-def restored():
-    torch.set_num_threads(1)
-    report.reset()
-    yield
-    dgl_backend.disable()
+pytestmark = pytest.mark.usefixtures("dgl_restored")
 
 
 def results(g, degrees=True):

@@ -251,6 +251,8 @@ NO_BIAS = {
     "SAGE": lambda: nn.SAGEConv(D, 5, bias=False, root_weight=False),
     "SAGE max": lambda: nn.SAGEConv(D, 5, aggr="max"),
     "GAT": lambda: nn.GATConv(D, 5, heads=2, bias=False),
+    "GAT residual": lambda: nn.GATConv(D, 5, heads=2, bias=False, residual=True),
+    "GAT mean": lambda: nn.GATConv(D, 5, heads=2, bias=False, concat=False),
     "GATv2": lambda: nn.GATv2Conv(D, 5, heads=2, bias=False),
     "Transformer": lambda: nn.TransformerConv(D, 5, heads=2, root_weight=False, bias=False),
     "AGNN": lambda: nn.AGNNConv(),

@@ -1,5 +1,6 @@
 """Explainers, hooks and decomposed layers: what watches or changes the inside of a layer sees what PyG shows it."""
 
+import copy
 import importlib.util
 
 import pytest
@@ -343,6 +344,53 @@ def test_decomposed_layers(name, at):
         return out
 
     same(program, accelerated=None, raises=name in ("SAGE", "EdgeConv"))
+
+
+# What must go to PyG: how to bring the layer there, and the reason that is counted.
+def _explain(layer):
+    layer.explain = True
+    layer._edge_mask = torch.ones(E)
+    layer._loop_mask = torch.ones(E, dtype=torch.bool)
+
+
+LEFT = {
+    "explain": (_explain, "explain is on"),
+    "decomposed": (lambda c: setattr(c, "decomposed_layers", 2), "decomposed_layers > 1"),
+    "replaced": (
+        lambda c: setattr(c, "message", (lambda self, x_j, edge_weight: x_j + 1).__get__(c)),
+        "message() was replaced on the instance",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_to_pyg(name):
+    change, reason = LEFT[name]
+    plain = nn.LGConv()
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    change(plain)
+    change(layer)
+    x, index = rand(N, D), edges()
+    report.reset()
+    torch.testing.assert_close(layer(x, index), plain(x, index))
+    assert report.snapshot()["pyg.LGConv"].reasons == {reason: 1}
+
+
+def test_explain_toggled():
+    plain = nn.GATConv(D, 5)
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x, index = rand(N, D), utils.remove_self_loops(edges())[0]
+    for value in (True, False, True, None):
+        for module in (plain, layer):
+            module.explain = value
+            module._edge_mask = torch.linspace(-1, 1, index.shape[1])
+            module._loop_mask = torch.ones(index.shape[1], dtype=torch.bool)
+        report.reset()
+        torch.testing.assert_close(layer(x, index), plain(x, index))
+        assert bool(report.snapshot()["pyg.GATConv"].accelerated) == (not value)
+    pyg_backend.disable()
+    assert type(layer) is nn.GATConv
+    torch.testing.assert_close(layer(x, index), plain(x, index))
 
 
 def test_hook_counts_its_reason():

@@ -1,7 +1,10 @@
-"""Whole models of torch_geometric.nn with the plug-in and without: nn.models, pooling, norms, wrappers of layers."""
+"""Whole models of torch_geometric.nn with the plug-in and without: nn.models and wrappers of layers."""
+
+import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
@@ -9,6 +12,8 @@ from pyg_compare import D, E, N, backward, edges, grads, rand, same, train
 from torch_geometric import nn, utils
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import models
+
+from gnnaccel import pyg_backend
 
 DEGREES = torch.bincount(torch.bincount(edges()[1]))
 PNA = dict(aggregators=["mean", "min", "max", "std"], scalers=["identity", "amplification"], deg=DEGREES)
@@ -363,80 +368,18 @@ def test_molecule_model(name):
     same(program, accelerated=None)  # most of them pass messages without PyG's layers
 
 
-def pooled(make, gnn=None):
-    def program(wrap):
-        pool = wrap(make())
-        x = features()
-        out = pool(x, edges(), batch=batch_vector())
-        backward(out[0])
-        return [o for o in out if isinstance(o, torch.Tensor)], grads(pool, x)
-
-    return program
-
-
-POOLS = {
-    "SAG GraphConv": pooled(lambda: nn.SAGPooling(D, 0.5)),
-    "SAG GAT": pooled(lambda: nn.SAGPooling(D, min_score=0.02, GNN=nn.GATConv)),
-    "SAG GCN": pooled(lambda: nn.SAGPooling(D, 0.7, GNN=nn.GCNConv, nonlinearity=torch.sigmoid)),
-    "ASA": pooled(lambda: nn.ASAPooling(D, 0.5, dropout=0.1)),
-    "ASA GCN": pooled(lambda: nn.ASAPooling(D, 0.5, GNN=nn.GCNConv, add_self_loops=True)),
-}
-
-
-@pytest.mark.parametrize("name", POOLS)
-def test_pooling(name):
-    same(POOLS[name])
-
-
-@pytest.mark.parametrize("name", ["TopK", "Edge", "Mem", "PAN", "Cluster"])
-def test_pooling_between_layers(name):
-    """Pools without a layer of their own make the edges of the next layer."""
-
-    def program(wrap):
-        first, last = wrap(nn.GCNConv(D, 8)), wrap(nn.GATConv(8, 4, heads=2))
-        h = first(features(), edges()).relu()
-        batch, index = batch_vector(), edges()
-        if name == "TopK":
-            h, index, *_ = nn.TopKPooling(8, 0.5)(h, index, batch=batch)
-        elif name == "Edge":
-            h, index, *_ = nn.EdgePooling(8)(h, index, batch)
-        elif name == "Cluster":
-            h, index, *_ = nn.ClusterPooling(8)(h, index, batch)
-        elif name == "PAN":
-            pan = wrap(nn.PANConv(8, 8, filter_size=2))
-            h, _ = pan(h, index)
-            return train(last, h, index), h, grads(pan)
-        else:
-            h = nn.MemPooling(8, 8, heads=2, num_clusters=4)(h, batch)[0].flatten(0, 1)
-            index = edges(h.shape[0], h.shape[0], 20)
-        return train(last, h, index), grads(first)
-
-    if name == "PAN":
-        pytest.importorskip("torch_sparse", reason="PANConv needs torch_sparse")
-    same(program)
-
-
-NORMS = {
-    "BatchNorm": lambda: nn.BatchNorm(8),
-    "LayerNorm": lambda: nn.LayerNorm(8),
-    "LayerNorm nodes": lambda: nn.LayerNorm(8, mode="node"),
-    "InstanceNorm": lambda: nn.InstanceNorm(8),
-    "GraphNorm": lambda: nn.GraphNorm(8),
-    "PairNorm": lambda: nn.PairNorm(),
-    "GraphSizeNorm": lambda: nn.GraphSizeNorm(),
-    "MessageNorm": lambda: nn.MessageNorm(True),
-    "MeanSubtraction": lambda: nn.MeanSubtractionNorm(),
-    "DiffGroupNorm": lambda: nn.DiffGroupNorm(8, 2),
-}
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_norm_after_layer(name):
-    def program(wrap):
-        conv, norm, last = wrap(nn.SAGEConv(D, 8)), NORMS[name](), wrap(nn.GINConv(torch.nn.Linear(8, 4)))
-        x = features()
-        h = conv(x, edges())
-        h = norm(h, h.detach() * 2) if name == "MessageNorm" else norm(h)
-        return train(last, h, edges()), grads(conv, x), grads(norm)
-
-    same(program)
+def test_training_reaches_the_same_loss():
+    torch.manual_seed(3)
+    x, index, y = rand(N, D), edges(), torch.randint(0, 3, (N,))
+    plain = nn.models.GAT(D, 8, 2, 3, heads=2, dropout=0.2)
+    losses = []
+    for model in (copy.deepcopy(plain), pyg_backend.accelerate(copy.deepcopy(plain))):
+        torch.manual_seed(0)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(50):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x, index), y)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert abs(losses[0] - losses[1]) < 1e-4

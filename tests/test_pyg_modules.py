@@ -4,6 +4,8 @@ import copy
 import gc
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
 from pyg_compare import LAYERS, D, E, N, assert_equal, edges, rand, same, train
 from torch_geometric import nn
+from torch_geometric.nn.conv import MessagePassing
 
 import gnnaccel
 from gnnaccel import pyg_backend, report
@@ -276,3 +279,80 @@ def test_classes_of_the_flag_do_not_pile_up():
     finally:
         pyg_backend.disable()
     assert subclasses() <= before + 1
+
+
+def test_copies_stay_accelerated_and_equal():
+    plain = torch.nn.ModuleList([nn.GCNConv(D, D), nn.GATConv(D, 5)])
+    model = pyg_backend.accelerate(copy.deepcopy(plain))
+    x, index = rand(N, D), edges()
+    for twin in (copy.deepcopy(model), torch.nn.ModuleList([copy.copy(m) for m in model])):
+        report.reset()
+        torch.testing.assert_close(twin[1](twin[0](x, index), index), model[1](model[0](x, index), index))
+        assert report.share() == 1
+    twin = copy.deepcopy(model)
+    assert twin[0].lin.weight.data_ptr() != model[0].lin.weight.data_ptr()
+    assert repr(twin) == repr(plain)
+
+
+def test_state_dict_is_the_frameworks():
+    plain = nn.models.GAT(D, 8, 2, 3)
+    model = pyg_backend.accelerate(copy.deepcopy(plain))
+    model(rand(N, D), edges())
+    assert list(model.state_dict()) == list(plain.state_dict())
+    fresh = nn.models.GAT(D, 8, 2, 3)
+    fresh.load_state_dict(model.state_dict())
+    x = rand(N, D)
+    torch.testing.assert_close(fresh(x, edges()), model(x, edges()))
+
+
+@pytest.mark.parametrize("explain", [False, True])
+def test_pickle_loads_without_gnnaccel(tmp_path, explain):
+    model = pyg_backend.accelerate(nn.models.GCN(D, 8, 2, 3))
+    x, index = rand(N, D), edges()
+    expected = model(x, index)
+    if explain:  # leaves a bound method on the layers
+        for conv in model.convs:
+            conv.explain = True
+            conv.explain = False
+    torch.save({"model": model, "x": x, "index": index, "out": expected}, tmp_path / "m.pt")
+    assert b"gnnaccel" not in (tmp_path / "m.pt").read_bytes()
+    code = (
+        "import sys, torch\n"
+        f"d = torch.load({str(tmp_path / 'm.pt')!r}, weights_only=False)\n"
+        "torch.testing.assert_close(d['model'](d['x'], d['index']), d['out'])\n"
+        "assert 'gnnaccel' not in sys.modules\n"
+        "assert type(d['model'].convs[0]).__name__ == 'GCNConv'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again.convs[0]) is nn.GCNConv
+    torch.testing.assert_close(again(x, index), expected)
+
+
+def test_enable_and_disable():
+    before = nn.GCNConv(D, 5)
+    init, setstate = MessagePassing.__init__, MessagePassing.__setstate__
+    buffer = io.BytesIO()
+    torch.save(before, buffer)
+    try:
+        pyg_backend.enable()
+        pyg_backend.enable()
+        after = nn.GCNConv(D, 5)
+        loaded = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+        assert type(before) is nn.GCNConv
+        for layer in (after, loaded):
+            assert type(layer) is not nn.GCNConv
+            assert isinstance(layer, nn.GCNConv)
+            assert type(layer).__qualname__ == "GCNConv"
+            assert type(layer).__module__ == nn.GCNConv.__module__
+        assert pyg_backend.accelerate(before) is before
+        assert type(before) is type(after)
+    finally:
+        pyg_backend.disable()
+    pyg_backend.disable()
+    for layer in (before, after, loaded):
+        assert type(layer) is nn.GCNConv
+    assert (MessagePassing.__init__, MessagePassing.__setstate__) == (init, setstate)
+    assert type(nn.GCNConv(D, 5)) is nn.GCNConv
+    with pytest.raises(TypeError, match="accelerate: model"):
+        pyg_backend.accelerate(lambda x: x)

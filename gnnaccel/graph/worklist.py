@@ -8,6 +8,7 @@ Balance and clusters: HP-SpMM (Fan et al.), row lengths: RoDe (Pang et al., 2024
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # Nonzeros of a run of a piece: kPieceRun of cuda/kernels.h.
 PIECE_RUN = 16
-_MIN_CAP, _MAX_CAP = 32, 1024
+_MIN_CAP, _LEAST_MAX_CAP, _MAX_CAP = 32, 256, 1024
 # Threads that a multiprocessor holds in the kernels that read the list, and the lanes they give to a row.
 _THREADS, _LANES = 1536, (4, 8, 16)
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
@@ -78,12 +79,15 @@ def plan_of(graph: Graph, row_bytes: int, clustered: bool) -> Plan:
     lanes = next((n for n in _LANES if 16 * n >= row_bytes), _LANES[-1])
     processors = torch.cuda.get_device_properties(graph.device).multi_processor_count if graph.indptr.is_cuda else 132
     share = 1.3 * graph.nnz * lanes / (processors * _THREADS)  # of all nonzeros, for each worker on the chip
-    cap = max(_MIN_CAP, min(_MAX_CAP, -(-int(share) // PIECE_RUN) * PIECE_RUN))
+    # Pieces about as long as most rows keep in step with them; without clusters it pays to leave more rows whole.
+    usual = 1 << math.ceil(math.log2(max(1, graph.nnz * (1 if clustered else 2) / max(1, graph.num_rows))))
+    most = max(_LEAST_MAX_CAP, min(_MAX_CAP, usual))
+    cap = max(_MIN_CAP, min(most, -(-int(share) // 32) * 32))
     if not clustered:
         return Plan(cap, Arrangement.LENGTH)
     if 16 * lanes <= _NARROW:
         return Plan(cap, Arrangement.BUCKETS)
-    if cap == _MAX_CAP:
+    if share >= _MAX_CAP:  # balance comes by itself
         return Plan(cap, Arrangement.CLUSTERS)
     return Plan(cap, Arrangement.BUCKETS if graph.nnz >= _LONG * graph.num_rows else Arrangement.HUBS)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 _library = torch.library.Library("gnnaccel", "FRAGMENT")
 
@@ -17,6 +16,7 @@ def register(name: str, backward: Callable, setup_context: Callable) -> None:
     on a small graph take. Ours have no defaults. setup_context(ctx, inputs, output), backward(ctx, *grads) as there.
     """
     op = getattr(torch.ops.gnnaccel, name).default
+    tensors = [k for k, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
 
     def below(args):
         with torch._C._AutoDispatchBelowAutograd():
@@ -31,7 +31,10 @@ def register(name: str, backward: Callable, setup_context: Callable) -> None:
     function = type(f"gnnaccel_{name}", (torch.autograd.Function,), members)
 
     def autograd(*args):
-        wanted = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
-        return function.apply(*args) if wanted else below(args)  # type: ignore[attr-defined]
+        if torch.is_grad_enabled():
+            for k in tensors:
+                if args[k] is not None and args[k].requires_grad:
+                    return function.apply(*args)  # type: ignore[attr-defined]
+        return below(args)
 
     _library.impl(name, autograd, "Autograd")

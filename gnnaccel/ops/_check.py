@@ -66,7 +66,7 @@ def broadcastable(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: st
         return
     try:
         broadcast(lhs.shape[1:], rhs.shape[1:])
-    except ValueError:
+    except RuntimeError:
         raise ValueError(
             f"{op}: {rhs_name}: feature shape {tuple(rhs.shape[1:])} does not broadcast with "
             f"{lhs_name}'s {tuple(lhs.shape[1:])}"

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
@@ -41,14 +42,17 @@ def operand(x: Tensor | None, full: tuple[int, ...]) -> tuple[Tensor | None, tup
 
 
 def broadcast(lhs: Sequence[int], rhs: Sequence[int]) -> tuple[int, ...]:
-    """NumPy broadcasting of two feature shapes, as torch.broadcast_shapes but without its 50 us. ValueError: no."""
+    """NumPy broadcasting of two feature shapes. Raises RuntimeError where there is none."""
     if lhs == rhs:
         return tuple(lhs)
-    short, long = sorted((tuple(lhs), tuple(rhs)), key=len)
-    short = (1,) * (len(long) - len(short)) + short
-    if any(a != b and a != 1 and b != 1 for a, b in zip(short, long, strict=True)):
-        raise ValueError(f"shapes {tuple(lhs)} and {tuple(rhs)} do not broadcast")
-    return tuple(b if a == 1 else a for a, b in zip(short, long, strict=True))
+    if all(type(n) is int for n in (*lhs, *rhs)):  # not so where torch.compile traces with symbols
+        return _broadcast(tuple(lhs), tuple(rhs))
+    return tuple(torch.broadcast_shapes(tuple(lhs), tuple(rhs)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _broadcast(lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(lhs, rhs))  # takes torch more than 10 us
 
 
 def result_features(lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...]:

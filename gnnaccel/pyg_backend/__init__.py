@@ -14,7 +14,7 @@ import functools
 import torch
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel.pyg_backend import propagate as _propagate
+from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend.graph import to_graph
 
 __all__ = ["accelerate", "disable", "enable", "to_graph"]
@@ -52,7 +52,7 @@ def accelerate(model: torch.nn.Module) -> torch.nn.Module:
         raise TypeError(f"accelerate: model: expected a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         if isinstance(module, MessagePassing):
-            _propagate.accelerate(module)
+            _classes.accelerate(module)
     return model
 
 
@@ -60,7 +60,7 @@ def _then_accelerate(original):
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        _propagate.accelerate(self)
+        _classes.accelerate(self)
 
     return wrapper
 
@@ -82,4 +82,4 @@ def disable() -> None:
     for name, original in _originals.items():
         setattr(MessagePassing, name, original)
     _originals.clear()
-    _propagate.restore_all()
+    _classes.restore_all()

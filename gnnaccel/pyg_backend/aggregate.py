@@ -13,10 +13,8 @@ from torch import Tensor
 from torch_geometric.nn import aggr
 
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.graph import Unsupported
 from gnnaccel.pyg_backend.helpers import bind, is_watched, uses_helpers
 from gnnaccel.pyg_backend.lazy import Lazy
-from gnnaccel.pyg_backend.reduce import reduced
 
 
 def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, dim_size=None, dim=-2) -> Tensor:
@@ -81,13 +79,5 @@ def _part(part: aggr.Aggregation) -> Any:
 
 def _reduce(self, x, index=None, ptr=None, dim_size=None, dim=-2, reduce="sum"):
     call = current.call
-    if call is not None and isinstance(index, Tensor):
-        try:
-            graph = call.graph(index, dim_size)
-            if graph is not None:
-                out = reduced(graph, x, reduce, dim)
-                call.used = True
-                return out
-        except Unsupported:
-            pass
-    return aggr.Aggregation.reduce(self, x, index, ptr, dim_size, dim, reduce)
+    out = None if call is None else call.reduce(x, index, dim_size, reduce, dim)
+    return aggr.Aggregation.reduce(self, x, index, ptr, dim_size, dim, reduce) if out is None else out

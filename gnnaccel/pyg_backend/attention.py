@@ -28,7 +28,7 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import Apply, Leaf, reshaped
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
 from gnnaccel.pyg_backend.helpers import is_watched
-from gnnaccel.pyg_backend.reduce import takes
+from gnnaccel.pyg_backend.reduce import exponent, takes
 
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
@@ -39,8 +39,8 @@ def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
 
 
 def _same(*features: Tensor | None) -> None:
-    kinds = {(f.dtype, f.device) for f in features if f is not None}
-    if len(kinds) > 1:
+    given = [f for f in features if f is not None]
+    if any(f.dtype != given[0].dtype or f.device != given[0].device for f in given):
         raise Unsupported("features of different dtypes or devices")
 
 
@@ -172,7 +172,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         weight = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
         folded = torch.einsum("nhc,hcd->nhd", query, weight)
         scores = scores + ops.sddmm(graph, edge_attr.unsqueeze(1), folded, "dot", "e", "v")
-    alpha = ops.edge_softmax(graph, scores.squeeze(-1))
+    alpha = ops.edge_softmax(graph, exponent(scores.squeeze(-1)))
     conv._alpha = None if hidden else alpha
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
     out = ops.spmm(graph, value, alpha)
@@ -217,7 +217,7 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
         raise Unsupported("features that are not [N, F]")
     graph = _ordered(edges.graph())
     scores = conv.beta * ops.sddmm(graph, left, right, "dot", "u", "v").squeeze(-1)
-    return ops.spmm(graph, source, ops.edge_softmax(graph, scores))
+    return ops.spmm(graph, source, ops.edge_softmax(graph, exponent(scores)))
 
 
 def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
@@ -225,6 +225,8 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
     source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
     edge_attr = _edge_attr(edges, edge_attr)
     _same(source, target, edge_attr, conv.att)
+    if torch.is_autocast_enabled(source.device.type):
+        raise Unsupported("autocast")  # its casts are found where message() itself runs
     if edge_attr is not None and (conv.lin_edge is None or not _plain_linear(conv.lin_edge, edge_attr)):
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()

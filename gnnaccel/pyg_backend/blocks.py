@@ -8,6 +8,7 @@ in that of sources, so that every gradient is a sum of consecutive rows: no scat
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
-from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, gathered, is_rows
+from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, gathered, is_rows, without_autocast
 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
 # cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
@@ -159,10 +160,22 @@ def _logsumexp(graph: Graph, block: Block, values: Tensor) -> Tensor:
     return top + _segments(graph, block, (values - top.index_select(0, row)).exp()).clamp_min(1e-38).log()
 
 
+def _without_autocast(method):
+    """A method whose first argument has a device, without autocast for that."""
+
+    @functools.wraps(method)
+    def wrapper(ctx, first, *more):
+        with without_autocast(first.device):
+            return method(ctx, first, *more)
+
+    return wrapper
+
+
 class _Blocks(torch.autograd.Function):
     """Evaluate a program on every edge and reduce it over rows ("sum", "mean", "logsumexp") or not at all (None)."""
 
     @staticmethod
+    @_without_autocast
     def forward(ctx, graph, program, reduce, features, dtype, *operands):
         ctx.graph, ctx.program, ctx.reduce = graph, program, reduce
         rows = graph.nnz if reduce is None else graph.num_rows
@@ -180,6 +193,7 @@ class _Blocks(torch.autograd.Function):
         return out
 
     @staticmethod
+    @_without_autocast
     def backward(ctx, grad):
         out, *operands = ctx.saved_tensors
         graph, program, reduce = ctx.graph, ctx.program, ctx.reduce

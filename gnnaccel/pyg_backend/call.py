@@ -6,13 +6,14 @@ import threading
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex, Index
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.pyg_backend.expression import SIDES
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
 from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift
-from gnnaccel.pyg_backend.reduce import takes
+from gnnaccel.pyg_backend.reduce import reduced, takes
 
 
 class _Current(threading.local):
@@ -36,13 +37,14 @@ class Call:
     used : one of our reductions ran.
     """
 
-    __slots__ = ("_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
+    __slots__ = ("_ends", "_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
 
     def __init__(self, edges: Edges, lazily: bool):
         self.edges = edges
         self.lazily = lazily
         self.used = False
         self.destinations: Tensor | None = None
+        self._ends: tuple[Tensor, Tensor] | None = None
         self._graph: Graph | None = None
         self._outer: Call | None = None
         self._trip: Trip | None = None
@@ -80,9 +82,13 @@ class Call:
         if self.edges.is_sparse:
             columns = columns_of(self.edges.edge_index)
             return "u" if columns is not None and _same_memory(index, columns) else None
-        i, j = (self.edges.edge_index[side] for side in self.edges.sides)
+        if self._ends is None:
+            edge_index, sides = _unwrapped(self.edges.edge_index), self.edges.sides
+            self._ends = edge_index[sides[0]], edge_index[sides[1]]
+        i, j = self._ends
         if i.numel() == 0 or i.data_ptr() == j.data_ptr():
             return None
+        index = _unwrapped(index)
         return "v" if _same_memory(index, i) else "u" if _same_memory(index, j) else None
 
     def spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
@@ -94,6 +100,18 @@ class Call:
             raise Unsupported("operands")
         self.used = True
         return ops.spmm(graph, x, weight, reduce="sum" if reduce == "add" else reduce)
+
+    def reduce(self, x, index, dim_size: int | None, reduce: str, dim: int) -> Tensor | None:
+        """`x` reduced over the edges of each destination, or None if `index` is not that of this call's edges."""
+        if not isinstance(x, Tensor) or not isinstance(index, Tensor):
+            return None
+        try:
+            graph = self.graph(index, dim_size)
+            out = None if graph is None else reduced(graph, x, reduce, dim)
+        except Unsupported:
+            return None
+        self.used |= out is not None
+        return out
 
     def lift(self, src: Tensor, index: Tensor) -> Lazy | None:
         """`src` at one end of the edges, without gathering it; None if PyG must do that (and word its errors)."""
@@ -118,7 +136,12 @@ class Call:
             side = "v"
         if side is None or src.shape[axis] != getattr(graph, SIDES[side]) or src.device != graph.device:
             return None
-        return lift(self._trip, side, src.movedim(axis, 0), axis)
+        return lift(self._trip, side, src.movedim(axis, 0) if axis else src, axis)
+
+
+def _unwrapped(index: Tensor) -> Tensor:
+    """The tensor inside PyG's subclasses, which have no memory of their own."""
+    return index.as_tensor() if isinstance(index, (EdgeIndex, Index)) else index
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

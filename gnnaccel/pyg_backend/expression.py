@@ -1,7 +1,13 @@
-"""Expressions over lifted node features: what a message is, edge by edge, without its rows."""
+"""Expressions over lifted node features: what a message is, edge by edge, without its rows.
+
+What autocast casts is written into an expression when it is made (lazy_rules.py). It is evaluated without autocast, so
+that it gives the same in a backward pass and outside the layer's own ``with torch.autocast(...)``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +35,7 @@ class Leaf:
     value: Tensor
     clean: bool = False
 
-    @property
+    @functools.cached_property
     def features(self) -> tuple[int, ...]:
         return tuple(self.value.shape[1:])
 
@@ -120,7 +126,14 @@ def gathered(graph: Graph, expression: Expression) -> Tensor:
             if left != right and lhs.dtype == rhs.dtype:
                 return ops.sddmm(graph, lhs, rhs, op, left, right)
     args = [gathered(graph, a) if isinstance(a, (Leaf, Apply)) else a for a in expression.args]
-    return expression.function(*args, **expression.kwargs)
+    with without_autocast(graph.device):
+        return expression.function(*args, **expression.kwargs)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """A context without autocast for `device`."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else contextlib.nullcontext()
 
 
 def is_rows(value, graph: Graph, side: str, dims: int) -> bool:

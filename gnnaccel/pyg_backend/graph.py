@@ -222,19 +222,14 @@ class Edges:
         i, j = self.sides
         return i if suffix == "_i" else j
 
-    def pick(self, value, suffix: str):
-        """What an argument that ends in `suffix` is lifted from: one of a pair, or the value itself."""
-        if not isinstance(value, (tuple, list)):
-            return value
-        if len(value) != 2:
-            raise Unsupported(f"a tuple of {len(value)} features")
-        # PyG's specialised propagate() takes the first of a pair for "_j" whatever the flow; its base one does not.
-        return value[self.side(suffix) if self.pairs_by_flow else suffix == "_i"]
-
     def node_feature(self, value, suffix: str) -> Tensor | None:
         """The feature that PyG would lift for an argument that ends in `suffix`; notes the sizes."""
-        picked = self.pick(value, suffix)
-        if picked is not value:
+        picked = value
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise Unsupported(f"a tuple of {len(value)} features")
+            # PyG's specialised propagate() takes the first of a pair for "_j" whatever the flow; its base one does not.
+            picked = value[self.side(suffix) if self.pairs_by_flow else suffix == "_i"]
             for dim, item in enumerate(value):
                 if isinstance(item, Tensor):
                     self._set_size(dim, item)
@@ -248,7 +243,8 @@ class Edges:
     def _set_size(self, dim: int, feature: Tensor) -> None:
         if feature.device != self.device:
             raise Unsupported(f"features on {feature.device} and edges on {self.device}")
-        rows = feature.shape[self.node_dim] if -feature.dim() <= self.node_dim < feature.dim() else -1
+        shape = feature.shape
+        rows = shape[self.node_dim] if -len(shape) <= self.node_dim < len(shape) else -1
         if self.size[dim] is None:
             self.size[dim] = rows
         elif self.size[dim] != rows:
@@ -272,13 +268,3 @@ class Edges:
             return from_edge_index(self.edge_index, self.num_nodes(j), self.num_nodes(i), self.flow)
         except ValueError as error:  # PyG reports bad indices in its own words
             raise Unsupported(str(error)) from error
-
-    def index(self, suffix: str) -> Tensor:
-        """Node of each edge on the side "_i" or "_j", int64 [E], in edge-id order."""
-        if not self.is_sparse:
-            return self.edge_index[self.side(suffix)]
-        graph = self.graph()
-        nodes = torch.arange(graph.num_rows, device=graph.device)
-        rows = torch.repeat_interleave(nodes, graph.indptr.diff().long(), output_size=graph.nnz)
-        index = rows if suffix == "_i" else graph.indices.long()
-        return index if graph.edge_ids is None else torch.empty_like(index).index_copy_(0, graph.edge_ids.long(), index)

@@ -27,7 +27,7 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import NARROW
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, owners_of, values_of
 from gnnaccel.pyg_backend.lazy import Lazy, lift
-from gnnaccel.pyg_backend.reduce import reduced, takes
+from gnnaccel.pyg_backend.reduce import exponent, takes
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
@@ -59,18 +59,18 @@ def memoised(original: Callable) -> Callable:
     def wrapper(*args, **kwargs):
         # Signature.bind would take longer than the rest of this function.
         given = len(args)
-        rest_of = zip(names[given:], defaults[given:], strict=True)
-        full = (*args, *(kwargs.get(name, default) for name, default in rest_of))
+        full = (*args, *map(kwargs.get, names[given:], defaults[given:]))
         edges, values, *rest = full
-        if any(name not in names[given:] for name in kwargs) or not _can_remember(edges, values, rest):
+        if not (kwargs.keys() <= set(names[given:]) and _can_remember(edges, values, rest)):
             return original(*args, **kwargs)
         key = (original.__name__, *rest)
-        found = _remember(original, (edges,), (edges, None, *rest), key)
+        owners = owners_of(edges)
+        found = _remember(original, owners, (edges, None, *rest), key)
         if values is None:
             return found
         if values.requires_grad:
             return found[0], original(edges, values, *rest)[1]
-        return found[0], _remember(original, (edges, values), (edges, values, *rest), key)[1]
+        return found[0], _remember(original, owners + owners_of(values), (edges, values, *rest), key)[1]
 
     return wrapper
 
@@ -85,18 +85,23 @@ def _can_remember(edges, values, rest) -> bool:
     return _are_constants(rest)
 
 
+_CONSTANTS = (type(None), int, float, str, bool, torch.dtype, tuple)
+
+
 def _are_constants(values) -> bool:
-    return all(value is None or isinstance(value, (int, float, str, bool, torch.dtype, tuple)) for value in values)
+    return all(isinstance(value, _CONSTANTS) for value in values)
 
 
 def _remember(original, owners, args, key):
-    owners = sum((owners_of(owner) for owner in owners), ())
     entry = derived.get(owners, key)
     if entry is not None:
         found, stamps = entry
         # The layer's code may have written into what it was given.
-        if all(item is None or item is _OWNER or stamp(item) == old for item, old in zip(found, stamps, strict=True)):
-            return tuple(owners[0] if item is _OWNER else item for item in found)
+        for item, old in zip(found, stamps, strict=True):
+            if old is not None and stamp(item) != old:
+                break
+        else:
+            return tuple([owners[0] if item is _OWNER else item for item in found])
     # Outside inference mode, or the result could not be used in a later training step.
     with torch.inference_mode(False), torch.no_grad():
         found = tuple(original(*args))
@@ -168,6 +173,7 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
         except Unsupported:
             graph = None
         if graph is not None and src.shape[0] == graph.nnz:
+            src = exponent(src)
             is_wide = isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW
             if is_wide and blocks.are_large(graph, src.expression):
                 top = blocks.edge_reduce(graph, src.expression, "logsumexp")
@@ -180,16 +186,8 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """torch_geometric.utils.scatter as a reduction over the edges of each destination, where it is one."""
     call = current.call
-    if call is not None and isinstance(index, Tensor) and isinstance(src, Tensor) and dim_size is not None:
-        try:
-            graph = call.graph(index, dim_size)
-            if graph is not None:
-                out = reduced(graph, src, reduce, dim)
-                call.used = True
-                return out
-        except Unsupported:
-            pass
-    return utils.scatter(src, index, dim, dim_size, reduce)
+    out = None if call is None or dim_size is None else call.reduce(src, index, dim_size, reduce, dim)
+    return utils.scatter(src, index, dim, dim_size, reduce) if out is None else out
 
 
 def spmm(src, other, reduce: str = "sum"):

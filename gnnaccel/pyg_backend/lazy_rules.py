@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel import ops
+from gnnaccel.ops._features import broadcast
 from gnnaccel.pyg_backend import blocks
-from gnnaccel.pyg_backend.expression import NARROW, Apply, Leaf, clean, detached, is_rows, reshaped
+from gnnaccel.pyg_backend.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, reshaped
 from gnnaccel.pyg_backend.lazy import METADATA, RULES, Lazy, Trip, lift
 
 _TENSORS = (Tensor, torch.nn.Parameter)
@@ -85,12 +86,18 @@ def _combine(lazy: Lazy, function, operands: list):
         values = [clean(lazy.trip.graph, x) if isinstance(x, Leaf) else x for x in operands]
         return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis, clean=True)
     try:
-        features = torch.broadcast_shapes(*(_features(x, dims) for x in operands))
+        features = broadcast(*(_features(x, dims) for x in operands))
     except RuntimeError:
         return NotImplemented  # torch words it
-    # A tensor with dimensions outranks one without in type promotion.
-    kinds = [torch.empty(1, dtype=x.dtype) if isinstance(x, (Leaf, Apply)) else x for x in operands]
-    return _make(lazy.trip, function, tuple(operands), features, torch.result_type(*kinds), axis=lazy.axis)
+    return _make(lazy.trip, function, tuple(operands), features, _promoted(*operands), axis=lazy.axis)
+
+
+def _promoted(a, b) -> torch.dtype:
+    """The dtype of an operation on two operands. A tensor with dimensions outranks one without, and numbers."""
+    if isinstance(a, (Leaf, Apply)) and isinstance(b, (Leaf, Apply)) and a.dtype == b.dtype:
+        return a.dtype
+    kinds = [torch.empty(0, dtype=x.dtype) if isinstance(x, (Leaf, Apply)) else x for x in (a, b)]
+    return torch.result_type(*kinds)
 
 
 def _features(x, dims: int) -> tuple[int, ...]:
@@ -112,14 +119,32 @@ def _unary(func, x, *args, **kwargs):
         if out.shape != x.expression.value.shape or not out.is_floating_point():
             return NotImplemented
         return lift(x.trip, x.expression.side, out, x.axis, clean=True)
-    dtype = func(torch.empty(1, dtype=x.expression.dtype), *args, **kwargs).dtype
-    return _make(x.trip, func, (x.expression, *args), x.expression.features, dtype, kwargs, x.axis)
+    expression, dtype = _as_autocast(x, func, *args, **kwargs)
+    return _make(x.trip, func, (expression, *args), expression.features, dtype, kwargs, x.axis)
+
+
+def _as_autocast(x: Lazy, function, *args, **kwargs) -> tuple[Expression, torch.dtype]:
+    """The expression, cast where autocast casts the argument of `function`; the dtype of the result.
+
+    The device itself is asked, by a call without elements: its autocast decides.
+    """
+    expression, device = x.expression, x.trip.graph.device
+    dtype = function(torch.empty(0, 1, dtype=expression.dtype, device=device), *args, **kwargs).dtype
+    if dtype != expression.dtype and torch.is_autocast_enabled(device.type):
+        expression = Apply(Tensor.to, (expression, dtype), {}, expression.features, dtype)
+    return expression, dtype
 
 
 def _to(func, x, *args, **kwargs):
     return (
         _unary(func, x, *args) if len(args) == 1 and isinstance(args[0], torch.dtype) and not kwargs else NotImplemented
     )
+
+
+def _divided_by(func, x, number):
+    """number / x, of which torch makes two functions; autocast casts one of them."""
+    inverse = _unary(torch.reciprocal, x)
+    return inverse if inverse is NotImplemented else inverse * number
 
 
 def _dropout(func, x, p=0.5, training=True, inplace=False):
@@ -223,13 +248,14 @@ def _over_features(func, x, dim=None, *args, **kwargs):
 def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     f, expression, graph = x.expression.features, x.expression, x.trip.graph
     kept = tuple(1 if d in where else n for d, n in enumerate(f, 1) if keep or d not in where)
+    whole, dtype = _as_autocast(x, torch.sum, dim=-1)
     if where == (len(f),) and isinstance(expression, Apply) and expression.function is torch.mul:
         ends = {a.side: a.value for a in expression.args if isinstance(a, Leaf)}
         if len(ends) == 2 and ends["u"].shape[1:] == ends["v"].shape[1:] and ends["u"].dtype == ends["v"].dtype:
-            dot = ops.sddmm(graph, ends["u"], ends["v"], "dot", "u", "v")
+            dot = ops.sddmm(graph, ends["u"].to(dtype), ends["v"].to(dtype), "dot", "u", "v")
             return dot if keep else dot.squeeze(-1)
     dims = tuple(d - len(f) - 1 for d in where)
-    return _make(x.trip, torch.sum, (expression,), kept, expression.dtype, {"dim": dims, "keepdim": bool(keep)})
+    return _make(x.trip, torch.sum, (whole,), kept, dtype, {"dim": dims, "keepdim": bool(keep)})
 
 
 def _norm(func, x, p="fro", dim=None, *args, **kwargs):
@@ -275,13 +301,12 @@ def _linear(func, x, weight, *bias):
     """A linear map of a lifted feature is the lifted feature of a linear map: N rows instead of E."""
     if not isinstance(x, Lazy) or not x.pending or x.expression_dims < 2:
         return NotImplemented
-    if (
-        any(type(w) not in _TENSORS or w.dim() > 2 for w in (weight, *bias) if w is not None)
-        or torch.is_autocast_enabled()
-    ):
+    if any(type(w) not in _TENSORS or w.dim() > 2 for w in (weight, *bias) if w is not None):
         return NotImplemented
     if isinstance(x.expression, Leaf):
         return lift(x.trip, x.expression.side, _hoist(x, func, weight, *bias), clean=True)
+    if torch.is_autocast_enabled(x.trip.graph.device.type):  # both operands would be cast
+        return NotImplemented
     width = weight.shape[0] if func is F.linear else weight.shape[-1]
     if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
         return NotImplemented
@@ -316,7 +341,7 @@ def _rules() -> dict:
         put(_binary(function), *names)
         rules[function] = _binary(function)
     put(lambda f, a, b: _binary(torch.sub)(f, b, a), "__rsub__")
-    put(lambda f, a, b: _binary(torch.div)(f, b, a), "__rdiv__", "__rtruediv__")
+    put(_divided_by, "__rdiv__", "__rtruediv__")
     elementwise = (
         "relu leaky_relu sigmoid tanh exp log log1p sqrt rsqrt abs neg clamp clamp_min clamp_max square sin cos"
     )

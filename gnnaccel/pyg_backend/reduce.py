@@ -25,6 +25,13 @@ def takes(x) -> bool:
     )
 
 
+def exponent(x: Tensor) -> Tensor:
+    """`x` in the dtype that exp() has: a wider one under autocast on CUDA, and so in PyG's softmax."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(torch.exp(torch.empty(0, dtype=x.dtype, device=x.device)).dtype)
+
+
 def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
     """out[i] = reduce of the messages of the edges that end in i; 0 where none does.
 

@@ -22,12 +22,6 @@ from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.helpers import is_watched
 from gnnaccel.pyg_backend.reduce import takes
 
-# message() -> a function of (layer, edges, propagate arguments) that returns what is passed to update().
-MESSAGE_RULES: dict[Callable, Callable] = {
-    pyg_nn.GATConv.message: attention.gat,
-    pyg_nn.TransformerConv.message: attention.transformer,
-    pyg_nn.AGNNConv.message: attention.agnn,
-}
 # message() that is x_j, or x_j times the edge weight of that name where there is one.
 WEIGHTS: dict[Callable, str | None] = {
     MessagePassing.message: None,
@@ -47,40 +41,15 @@ WEIGHTS: dict[Callable, str | None] = {
     pyg_nn.LGConv.message: "edge_weight",
 }
 _REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
-# edge_update() -> the same for edge_updater().
-EDGE_RULES: dict[Callable, Callable] = {
-    pyg_nn.GATConv.edge_update: attention.gat_scores,
-    pyg_nn.GATv2Conv.edge_update: attention.gatv2_scores,
-}
-
-
-def propagate(rule: Callable, conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
-    """Message, aggregation and update of one propagate() call by a rule of MESSAGE_RULES.
-
-    Raises
-    ------
-    Unsupported
-        If that cannot be done; nothing has happened then.
-    """
-    if plain.aggregate is not MessagePassing.aggregate:
-        raise Unsupported("own aggregate()")
-    if plain.update is not MessagePassing.update:
-        raise Unsupported("own update()")
-    if conv.node_dim not in (-2, 0):
-        raise Unsupported(f"node_dim {conv.node_dim}")
-    if is_watched(conv.aggr_module):
-        raise Unsupported("hooks on the aggregation")
-    if type(conv.aggr_module) is not SumAggregation:
-        raise Unsupported(f"attention with aggregation {conv.aggr!r}")
-    return call(rule, conv, edges, kwargs)
 
 
 def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
-    """One propagate() call of a layer whose message() is in WEIGHTS. Raises Unsupported as `propagate`."""
-    reduce = _REDUCES.get(type(conv.aggr_module))
+    """One propagate() call of a layer whose message() is in WEIGHTS."""
+    aggregation = conv.aggr_module
+    reduce = _REDUCES.get(type(aggregation))
     if plain.aggregate is not MessagePassing.aggregate or plain.update is not MessagePassing.update:
         raise Unsupported("own aggregate() or update()")
-    if reduce is None or is_watched(conv.aggr_module) or edges.is_sparse or isinstance(edges.edge_index, EdgeIndex):
+    if reduce is None or is_watched(aggregation) or edges.is_sparse or isinstance(edges.edge_index, EdgeIndex):
         raise Unsupported("another aggregation, or edges that PyG may multiply by")
     name = WEIGHTS[plain.message]
     x, weight = edges.node_feature(kwargs.get("x"), "_j"), None if name is None else kwargs.get(name)
@@ -98,11 +67,56 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
     return ops.spmm(graph, x, weight, reduce=reduce)
 
 
-def call(rule: Callable, conv, edges: Edges, kwargs: dict) -> Tensor:
-    """A rule with the arguments of the call. Raises Unsupported as `propagate`."""
+def _attention(rule: Callable) -> Callable:
+    """Message, aggregation and update of one propagate() call by a function of (layer, edges, propagate arguments)."""
+
+    def run(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
+        if plain.aggregate is not MessagePassing.aggregate:
+            raise Unsupported("own aggregate()")
+        if plain.update is not MessagePassing.update:
+            raise Unsupported("own update()")
+        if conv.node_dim not in (-2, 0):
+            raise Unsupported(f"node_dim {conv.node_dim}")
+        if is_watched(conv.aggr_module):
+            raise Unsupported("hooks on the aggregation")
+        if type(conv.aggr_module) is not SumAggregation:
+            raise Unsupported(f"attention with aggregation {conv.aggr!r}")
+        return _run(rule, conv, edges, kwargs)
+
+    return run
+
+
+def _scores(rule: Callable) -> Callable:
+    """One edge_updater() call by a function of (layer, edges, edge_updater arguments)."""
+    return lambda conv, plain, edges, kwargs: _run(rule, conv, edges, kwargs)
+
+
+def _run(rule: Callable, conv, edges: Edges, kwargs: dict):
     try:
         return rule(conv, edges, **kwargs)
     except TypeError as error:
         if "argument" in str(error) and rule.__name__ in str(error):  # PyG has its own words for it
             raise Unsupported("arguments that the layer does not take") from error
         raise
+
+
+# message() -> rule, which returns what is passed to update().
+MESSAGE_RULES: dict[Callable, Callable] = {
+    pyg_nn.GATConv.message: _attention(attention.gat),
+    pyg_nn.TransformerConv.message: _attention(attention.transformer),
+    pyg_nn.AGNNConv.message: _attention(attention.agnn),
+    **dict.fromkeys(WEIGHTS, weighted),
+}
+# edge_update() -> rule
+EDGE_RULES: dict[Callable, Callable] = {
+    pyg_nn.GATConv.edge_update: _scores(attention.gat_scores),
+    pyg_nn.GATv2Conv.edge_update: _scores(attention.gatv2_scores),
+}
+
+
+def find(plain: Any, name: str) -> Callable | None:
+    """The rule for "propagate" or "edge_updater" of a layer class as it is now: (conv, plain, edges, kwargs) -> result.
+
+    A rule raises Unsupported where it does not apply; nothing has happened then.
+    """
+    return MESSAGE_RULES.get(plain.message) if name == "propagate" else EDGE_RULES.get(plain.edge_update)

@@ -16,6 +16,7 @@ from typing import Any
 from torch_geometric.nn.conv import MessagePassing
 
 _ROOTS = ("message", "aggregate", "update", "edge_update")
+_TRUSTED = ("torch.nn.", "torch_geometric.")  # modules whose forward() writes in place only if told to
 _PACKAGES = ("torch", "torch_geometric", "math", "operator", "_operator", "typing", "functools", "builtins")
 # Names and attributes of code that looks at tensors themselves: transforms, compilers, their own autograd.
 _WORDS = {"autograd", "vmap", "func", "jit", "compile", "checkpoint", "_dynamo", "register_hook", "type", "__class__"}
@@ -25,25 +26,32 @@ _OPAQUE = ("torch.autograd", "torch.jit", "torch._dynamo", "torch.utils.cpp_exte
 def distrust(conv: MessagePassing) -> str | None:
     """Why the code of this layer cannot be looked through, or None if it can."""
     plain = vars(type(conv)).get("_gnnaccel_plain", type(conv))
-    reason = _of_class(plain)
+    reason, is_pygs = _of_methods(plain, *[getattr(plain, name, None) for name in _ROOTS])
     if reason is not None:
         return reason
-    for part in conv.modules():
-        if part is not conv and not type(part).__module__.startswith(("torch.nn.", "torch_geometric.")):
-            return f"a submodule of class {type(part).__name__}, which cannot be looked through"
-        if getattr(part, "inplace", False) and not _is_pygs(plain):
-            return f"{type(part).__name__} writes in place"
+    # Walked at each call: submodules may be replaced, and told to write in place, between two of them.
+    found, seen = [conv], {id(conv)}
+    for module in found:
+        for part in module._modules.values():
+            if part is None or id(part) in seen:
+                continue
+            if not type(part).__module__.startswith(_TRUSTED):
+                return f"a submodule of class {type(part).__name__}, which cannot be looked through"
+            if not is_pygs and getattr(part, "inplace", False):
+                return f"{type(part).__name__} writes in place"
+            seen.add(id(part))
+            found.append(part)
     return None
 
 
-def _is_pygs(plain: Any) -> bool:
-    """True if all the code that meets lazy features is PyG's own, which keeps no view of what it writes to."""
-    return all(_is_known(getattr(plain, name, MessagePassing)) for name in _ROOTS)
-
-
 @functools.lru_cache(maxsize=1024)
-def _of_class(plain: Any) -> str | None:
-    return _of_functions([getattr(plain, name, None) for name in _ROOTS], plain)
+def _of_methods(plain: Any, *methods) -> tuple[str | None, bool]:
+    """Why the code of these methods of a class cannot be looked through, and whether all of it is PyG's own.
+
+    PyG's own keeps no view of what it writes to.
+    """
+    reason = _of_functions(list(methods), plain)
+    return reason, all(_is_known(MessagePassing if method is None else method) for method in methods)
 
 
 def _of_functions(functions: list, plain: Any) -> str | None:

@@ -1,0 +1,144 @@
+"""Methods of accelerated layers that take part in a call: PyG's own, with what we put in its place inside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing, TransformerConv
+from torch_geometric.typing import SparseTensor
+
+from gnnaccel.pyg_backend import rules
+from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
+from gnnaccel.pyg_backend.call import current
+from gnnaccel.pyg_backend.graph import Unsupported
+from gnnaccel.pyg_backend.helpers import bind, uses_helpers
+from gnnaccel.pyg_backend.propagate import make_entry
+
+
+def make_methods(plain: Any) -> dict[str, Callable]:
+    """What accelerated layers of class `plain` have in place of its own methods."""
+    propagate = make_entry(plain, "propagate")
+    members = {"propagate": propagate, "_orig_propagate": propagate, "_jinja_propagate": propagate}
+    if plain.aggregate is MessagePassing.aggregate:
+        members["aggregate"] = _make_aggregate(plain)
+    if plain.edge_update is not MessagePassing.edge_update:
+        members["edge_updater"] = make_entry(plain, "edge_updater")
+    if plain.message_and_aggregate is GraphConv.message_and_aggregate:
+        members["message_and_aggregate"] = _make_matmul(plain)
+    if plain._index_select is MessagePassing._index_select and plain._lift is MessagePassing._lift:
+        members["_index_select"] = _make_index_select(plain)
+    for name in ("collect", "edge_collect", "_collect"):
+        if hasattr(plain, name):
+            members[name] = _make_collect(plain, name)
+    for parent in plain.__mro__[: plain.__mro__.index(MessagePassing)]:
+        for name, function in vars(parent).items():
+            if name.startswith("__") or name in members:
+                continue
+            if getattr(plain, name) is function and uses_helpers(function):
+                members[name] = _make_bound(plain, name, function)
+    if plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted):
+        members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
+    return members
+
+
+def _make_aggregate(plain: Any) -> Callable:
+    def aggregate(self, inputs, index, ptr=None, dim_size=None):
+        if current.call is None or is_compiling():
+            return plain.aggregate(self, inputs, index, ptr=ptr, dim_size=dim_size)
+        return run_aggregation(self.aggr_module, inputs, index, ptr, dim_size, self.node_dim)
+
+    return aggregate
+
+
+def _make_matmul(plain: Any) -> Callable:
+    """GraphConv.message_and_aggregate(), which multiplies by an EdgeIndex where the other layers gather from one."""
+    original = bind(plain.message_and_aggregate)
+
+    def message_and_aggregate(self, edge_index, x, edge_weight):
+        call = current.call
+        # PyG's own ignores the flow.
+        usual = isinstance(edge_index, EdgeIndex) and self.flow == "source_to_target"
+        if call is None or is_compiling() or not usual:
+            return original(self, edge_index, x, edge_weight)
+        try:
+            return call.spmm(x[0], edge_weight, self.aggr)
+        except Unsupported:
+            return original(self, edge_index, x, edge_weight)
+
+    return message_and_aggregate
+
+
+def _make_index_select(plain: Any) -> Callable:
+    def _index_select(self, src, index):
+        if current.call is not None and not is_compiling():
+            lazy = current.call.lift(src, index)
+            if lazy is not None:
+                return lazy
+        return plain._index_select(self, src, index)
+
+    return _index_select
+
+
+def _make_collect(plain: Any, name: str) -> Callable:
+    def collect(self, *args, **kwargs):
+        out = getattr(plain, name)(self, *args, **kwargs)
+        if current.call is not None and not is_compiling():
+            found = out.get("index") if isinstance(out, dict) else getattr(out, "index", None)
+            current.call.destinations = found
+        return out
+
+    return collect
+
+
+def _make_bound(plain: Any, name: str, function: Any) -> Callable:
+    """Method `name` of a layer class, running with our helpers in place of PyG's."""
+    ours = bind(function)
+
+    @functools.wraps(function)
+    def method(self, *args, **kwargs):
+        if is_compiling() or getattr(plain, name) is not function:  # somebody replaced it since
+            return getattr(plain, name)(self, *args, **kwargs)
+        out = ours(self, *args, **kwargs)
+        if name == "forward" and type(out) is tuple:
+            out = _own_edges(out, (*args, *kwargs.values()))
+        return out
+
+    return method
+
+
+# forward() of layers that show their attention weights on demand -> position of that argument; None hides them.
+_SHOWS_WEIGHTS = {GATConv.forward: 4, TransformerConv.forward: 3}
+
+
+def _make_hiding(plain: Any, function: Any, method: Callable) -> Callable:
+    """A forward() that tells the other methods whether the user will see the attention weights."""
+    position = _SHOWS_WEIGHTS[function]
+
+    @functools.wraps(function)
+    def forward(self, *args, **kwargs):
+        shown = kwargs.get("return_attention_weights", args[position] if len(args) > position else None)
+        if shown is not None or is_compiling() or plain.forward is not function:
+            return method(self, *args, **kwargs)
+        outer, current.hidden = current.hidden, True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            current.hidden = outer
+
+    return forward
+
+
+def _own_edges(out: tuple, inputs: tuple) -> tuple:
+    """(out, (edge_index, alpha)) or (out, matrix) with a copy of the edges, which may be shared with later calls."""
+    if len(out) == 2 and isinstance(out[1], SparseTensor):
+        col = out[1].storage.col()
+        given = any(isinstance(value, SparseTensor) and value.storage.col() is col for value in inputs)
+        return out if given else (out[0], out[1].clone())
+    if len(out) != 2 or type(out[1]) is not tuple or not isinstance(out[1][0], Tensor):
+        return out
+    edges, *rest = out[1]
+    return out if any(edges is value for value in inputs) else (out[0], (edges.clone(), *rest))

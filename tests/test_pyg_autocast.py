@@ -1,0 +1,163 @@
+"""Autocast: PyG's dtypes and values, whatever it widens on the device, with messages stored and made in blocks."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+import pyg_cases
+import torch.nn.functional as F
+from pyg_cases import CASES, Inputs
+from pyg_compare import D, N, edges, rand, same, tensors
+from torch.utils._pytree import tree_map_only
+from torch_geometric import nn, utils
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnaccel import _library
+from gnnaccel.pyg_backend import blocks
+
+pyg_cases.prepare_pyg()
+
+WIDENED = "exp expm1 log log1p reciprocal rsqrt softplus sum sum.dim_IntList pow.Tensor_Scalar softmax.int"
+
+
+def _widening(name):
+    """An op of aten as autocast runs it on CUDA: in float32."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def widened(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return op(*tree_map_only(torch.Tensor, lambda x: x.float(), args), **kwargs)
+
+    return widened
+
+
+@pytest.fixture(params=["cpu", "cpu, widening as CUDA", "cuda"])
+def place(request, monkeypatch):
+    """The devices; the CPU also with what autocast widens on CUDA and leaves alone on the CPU."""
+    if request.param == "cuda":
+        if not (torch.cuda.is_available() and _library.has_cuda_kernels()):
+            pytest.skip("no CUDA GPU here, or no kernels for it in this build")
+        return "cuda"
+    if request.param == "cpu":
+        return "cpu"
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+    for name in WIDENED.split():
+        library.impl(name, _widening(name), "AutocastCPU")
+    request.addfinalizer(library._destroy)
+    return "cpu"
+
+
+@pytest.fixture(params=["stored", "in blocks"])
+def sizes(request, monkeypatch):
+    """Messages all made at once, or in blocks of a few edges."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(blocks, "STORED_BYTES", {})
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 900, "cuda": 900})
+
+
+class Layer(MessagePassing):
+    """Its message is a function of a lifted feature of both ends, and of a weight matrix; notes the dtype of it."""
+
+    def __init__(self, function, aggr="sum"):
+        super().__init__(aggr=aggr)
+        self.function = function
+        self.lin = torch.nn.Linear(D, 20)
+        self.weight = torch.nn.Parameter(rand(20, 3))
+
+    def forward(self, x, edge_index):
+        h = self.lin(x)  # bfloat16 under autocast
+        return self.propagate(edge_index, h=h)
+
+    def message(self, h_i, h_j, index, size_i):
+        out = self.function(h_i, h_j, self.weight, index, size_i)
+        self.seen = out.dtype
+        return out
+
+
+def _inside(i, j, *_):
+    with torch.autocast(i.device.type, enabled=False):
+        return (i + j).exp()
+
+
+MESSAGES = {
+    "exp": lambda i, j, *_: (i + j).exp(),
+    "exp of one end": lambda i, j, *_: j.exp(),
+    "log1p": lambda i, j, *_: torch.log1p((i * j).abs()),
+    "power": lambda i, j, *_: (i - j) ** 2,
+    "reciprocal": lambda i, j, *_: 1 / ((i * j).abs() + 1),
+    "reciprocal of one end": lambda i, j, *_: 1 / (j.abs() + 1),
+    "softplus": lambda i, j, *_: F.softplus(i + j),
+    "relu": lambda i, j, *_: F.relu(i + j),
+    "gate": lambda i, j, *_: torch.sigmoid(i + j) * j,
+    "cast": lambda i, j, *_: (i + j).float().exp().bfloat16(),
+    "sum": lambda i, j, *_: (i + j).sum(-1, keepdim=True),
+    "wide sum": lambda i, j, *_: (i + j).view(-1, 20, 1).sum(-1),
+    "dot": lambda i, j, *_: (i * j).sum(-1, keepdim=True),
+    "sum of exponentials": lambda i, j, *_: (i + j).exp().sum(-1, keepdim=True) * j,
+    "linear": lambda i, j, w, *_: F.linear(i + j, w.t()),
+    "linear of one end": lambda i, j, w, *_: F.linear(j, w.t()),
+    "matmul": lambda i, j, w, *_: (i + j).relu() @ w,
+    "softmax": lambda i, j, w, index, size: utils.softmax((i + j).mean(-1, keepdim=True), index, None, size) * j,
+    "wide softmax": lambda i, j, w, index, size: utils.softmax(i + j, index, None, size) * j,
+    "without autocast": _inside,
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_messages(name, aggr, place, sizes):
+    def program(wrap):
+        layer, x = wrap(Layer(MESSAGES[name], aggr)).to(place), rand(N, D).to(place).requires_grad_()
+        with torch.autocast(place, torch.bfloat16):
+            out = layer(x, edges().to(place))
+        out.float().square().mean().backward()
+        # What autocast rounds is compared to bfloat16's digits.
+        grads = [x.grad, layer.lin.weight.grad] if aggr == "sum" else []  # a rounded maximum has another winner
+        return layer.seen, out.dtype, out.bfloat16(), [g.bfloat16() for g in grads]
+
+    same(program, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_layers(name, place, sizes):
+    case = CASES[name]
+    if pyg_cases.missing(case):
+        pytest.skip(f"PyG needs {case.needs} for it")
+    if name == "MeshCNNConv" and place == "cuda":
+        pytest.skip("PyG makes its messages on the CPU")
+
+    def program(wrap):
+        torch.manual_seed(0)
+        layer = wrap(case.make()).to(place).eval()
+        arguments = tree_map_only(torch.Tensor, lambda x: x.to(place), case.arguments(Inputs(dtype=torch.float32)))
+        with torch.autocast(place, torch.bfloat16):
+            out = layer(*arguments)
+        return [(o.dtype, o.bfloat16()) for o in tensors(out) if o.is_floating_point()]
+
+    try:
+        program(lambda layer: layer)
+    except RuntimeError:  # PyG's own code mixes dtypes that torch does not
+        same(program, dtype=torch.float32, raises=True)
+    else:
+        same(program, dtype=torch.float32, accelerated=None)
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_shown_attention(concat, place):
+    """The attention weights that a layer returns have the dtype of PyG's softmax."""
+
+    def program(wrap):
+        found = []
+        for make in (nn.GATConv, nn.GATv2Conv, nn.TransformerConv):
+            layer = wrap(make(D, 5, heads=2, concat=concat, bias=False)).to(place)
+            with torch.autocast(place, torch.bfloat16):
+                out = layer(rand(N, D).to(place), edges().to(place))
+                shown, (_, alpha) = layer(rand(N, D).to(place), edges().to(place), return_attention_weights=True)
+            found += [(o.dtype, o.bfloat16()) for o in (out, shown, alpha)]
+        return found
+
+    same(program, dtype=torch.float32)

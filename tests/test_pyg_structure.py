@@ -1,0 +1,116 @@
+"""Graphs derived from PyG's edges: what they hold, when they are made again, and that they die with the edges."""
+
+import copy
+import gc
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+from pyg_compare import D, E, N, edges, rand
+from torch_geometric import EdgeIndex, nn, utils
+from torch_geometric.data import Data
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnaccel import pyg_backend
+from gnnaccel.graph.cache import derived
+
+
+def sparse(layout):
+    """The transposed adjacency of edges() without duplicates, with values that are not one."""
+    index = utils.coalesce(edges().flip(0))
+    adj = torch.sparse_coo_tensor(index, rand(index.shape[1], seed=3).abs() + 0.1, (N, N)).coalesce()
+    return adj if layout == torch.sparse_coo else adj.to_sparse(layout=layout)
+
+
+class Writing(MessagePassing):
+    """A layer that writes into the edges a helper gave it: they must be its own every time."""
+
+    def forward(self, x, edge_index):
+        edge_index, _ = utils.add_self_loops(edge_index, num_nodes=x.size(0))
+        edge_index[0] = (edge_index[0] + 1) % x.size(0)
+        return self.propagate(edge_index, x=x)
+
+
+def test_layer_that_writes_into_derived_edges():
+    plain = Writing()
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x, index = rand(N, D), edges()
+    for _ in range(3):
+        torch.testing.assert_close(layer(x, index), plain(x, index))
+
+
+def test_sparse_values_changed_in_place():
+    plain = nn.SAGEConv(D, 5)
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x, adj = rand(N, D), sparse(torch.sparse_csr)
+    adj.values().fill_(1)
+    torch.testing.assert_close(layer(x, adj), plain(x, adj))
+    adj.values()[3:9] = 4
+    torch.testing.assert_close(layer(x, adj), plain(x, adj))
+
+
+def test_structure_is_derived_once_and_dies_with_the_edges():
+    derived.invalidate()
+    first, last = pyg_backend.accelerate(nn.GCNConv(D, D)), pyg_backend.accelerate(nn.GATConv(D, 5))
+    x, index = rand(N, D, grad=True), edges()
+    last(first(x, index), index).sum().backward()
+    count = len(derived)
+    for _ in range(3):
+        last(first(x, index), index).sum().backward()
+    assert len(derived) == count
+    del index
+    gc.collect()
+    assert len(derived) == 0
+
+
+def test_sparse_structure_dies_with_the_matrix():
+    derived.invalidate()
+    layer = pyg_backend.accelerate(nn.GCNConv(D, 5))
+    for layout in (torch.sparse_csr, torch.sparse_coo):
+        adj = sparse(layout)
+        layer(rand(N, D), adj)
+        assert len(derived)
+        del adj
+        gc.collect()
+        assert len(derived) == 0
+
+
+def test_evaluation_in_inference_mode_then_training():
+    for make in (lambda: nn.GCNConv(D, 5), lambda: nn.GATv2Conv(D, 5), lambda: nn.TransformerConv(D, 5, edge_dim=4)):
+        layer = pyg_backend.accelerate(make())
+        x, index = rand(N, D), edges()
+        more = {"edge_attr": rand(E, 4)} if isinstance(layer, nn.TransformerConv) else {}
+        layer.eval()
+        with torch.inference_mode():
+            expected = layer(x, index, **more).clone()
+        out = layer(x, index, **more)
+        out.sum().backward()
+        torch.testing.assert_close(out, expected)
+
+
+def _dense(graph):
+    out = torch.zeros(graph.num_rows, graph.num_cols)
+    rows = torch.repeat_interleave(torch.arange(graph.num_rows), graph.indptr.diff().long())
+    return out.index_put_((rows, graph.indices.long()), torch.ones(graph.nnz), accumulate=True)
+
+
+def test_to_graph():
+    index = edges()
+    expected = torch.zeros(N, N).index_put_((index[1], index[0]), torch.ones(E), accumulate=True)
+    data = Data(x=torch.zeros(N, 1), edge_index=index)
+    forms = [data, EdgeIndex(index, sparse_size=(N, N))]
+    graphs = [pyg_backend.to_graph(form) for form in forms] + [pyg_backend.to_graph(index, N)]
+    for graph in graphs:
+        assert torch.equal(_dense(graph), expected)
+    assert pyg_backend.to_graph(data) is graphs[0]
+    adj = sparse(torch.sparse_csr)
+    dense = (adj.to_dense() != 0).float()
+    for layout in (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc):
+        assert torch.equal(_dense(pyg_backend.to_graph(sparse(layout))), dense)
+    with pytest.raises(TypeError, match="to_graph: obj"):
+        pyg_backend.to_graph("graph")
+    with pytest.raises(ValueError, match=r"shape \[2, E\]"):
+        pyg_backend.to_graph(torch.zeros(3, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="num_rows"):
+        pyg_backend.to_graph(index, N - 3)
