@@ -1,0 +1,184 @@
+"""Row orders: valid whatever the graph, the same on each run, and able to find communities that were planted."""
+
+import graphs
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from gnnaccel.graph import louvain, reorder
+from gnnaccel.graph.structure import Graph
+
+GROUP = 40  # nodes of a planted community
+
+
+def planted(num_nodes=2000, degree=16, inside=0.8, directed=False, rectangular=False, seed=0):
+    """Random graph whose communities of GROUP nodes are spread over the node numbers; and each node's community."""
+    rng = np.random.default_rng(seed)
+    community = rng.permutation(num_nodes) % (num_nodes // GROUP)
+    members = np.argsort(community, kind="stable").reshape(-1, GROUP)
+    rows = rng.integers(0, num_nodes, num_nodes * degree // 2)
+    near = members[community[rows], rng.integers(0, GROUP, rows.size)]
+    cols = np.where(rng.random(rows.size) < inside, near, rng.integers(0, num_nodes, rows.size))
+    if rectangular:
+        return Graph.from_coo(rows, cols + 7, num_rows=num_nodes, num_cols=num_nodes + 9), torch.tensor(community)
+    if not directed:
+        rows, cols = np.concatenate([rows, cols]), np.concatenate([cols, rows])
+    return Graph.from_coo(rows, cols, num_rows=num_nodes, num_cols=num_nodes), torch.tensor(community)
+
+
+def star(num_nodes=3000):
+    leaves = np.arange(1, num_nodes)
+    hub = np.zeros_like(leaves)
+    return Graph.from_coo(np.concatenate([leaves, hub]), np.concatenate([hub, leaves]))
+
+
+def paths(count=300, length=5):
+    """Disconnected paths, and as many nodes without edges."""
+    first = (np.arange(count)[:, None] * length + np.arange(length - 1)).ravel()
+    rows, cols = np.concatenate([first, first + 1]), np.concatenate([first + 1, first])
+    return Graph.from_coo(rows, cols, num_rows=2 * count * length, num_cols=2 * count * length)
+
+
+CASES = {
+    "planted": lambda: planted()[0],
+    "directed": lambda: planted(directed=True)[0],
+    "rectangular": lambda: planted(rectangular=True)[0],
+    "star": star,
+    "paths": paths,
+    "one node": lambda: Graph.from_coo([], [], num_rows=1, num_cols=1),
+    "one loop": lambda: Graph.from_coo([0, 0], [0, 0]),
+    "only loops": lambda: Graph.from_coo(range(50), range(50)),
+    "two sides": lambda: Graph.from_coo([0, 1, 5, 6, 7], [5, 6, 0, 1, 1], num_rows=9, num_cols=9),
+    **{name: lambda name=name: graphs.make(name) for name in graphs.NAMES},
+    **{f"{name} int64": lambda name=name: graphs.make(name, torch.int64) for name in graphs.NAMES},
+}
+
+
+def num_nodes(graph):
+    return graph.num_rows if graph.num_rows == graph.num_cols else graph.num_rows + graph.num_cols
+
+
+def is_permutation(order, count):
+    return order.dtype == torch.int64 and torch.equal(order.sort().values.cpu(), torch.arange(count))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_graph(case, device):
+    graph = CASES[case]().to(device)
+    order = reorder.row_order(graph, least_gain=None)
+    assert order.device == graph.device
+    assert is_permutation(order, graph.num_rows)
+    label = louvain.communities(graph)
+    assert label.shape == (num_nodes(graph),)
+    assert torch.equal(label.unique().cpu(), torch.arange(int(label.max()) + 1 if label.numel() else 0))
+    assert torch.equal(order, reorder.row_order(CASES[case]().to(device), least_gain=None))
+    assert torch.equal(label, louvain.communities(CASES[case]().to(device)))
+
+
+def test_devices_agree(device):
+    for case in ("planted", "directed", "rectangular", "power_law"):
+        graph = CASES[case]()
+        there = reorder.row_order(graph.to(device), least_gain=None)
+        assert torch.equal(there.cpu(), reorder.row_order(graph, least_gain=None)), case
+
+
+@pytest.mark.parametrize("kind", [{}, {"directed": True}, {"rectangular": True}], ids=str)
+def test_finds_planted_communities(kind, device):
+    graph, community = planted(num_nodes=6000, degree=16, **kind)
+    graph, community = graph.to(device), community.to(device)
+    given, best = (1 - reorder.reuse(graph, o) for o in (None, community.argsort(stable=True)))
+    order = reorder.row_order(graph)
+    assert order is not None
+    found = 1 - reorder.reuse(graph, order)
+    assert found < best + 0.1 * (given - best)
+    if not kind:
+        rows = torch.repeat_interleave(torch.arange(graph.num_rows, device=device), graph.indptr.diff())
+        inside = community[rows] == community[graph.indices.long()]
+        label = louvain.communities(graph)
+        kept = label[rows] == label[graph.indices.long()]
+        assert kept[inside].float().mean() > 0.95
+        assert kept[~inside].float().mean() < 0.25
+
+
+def test_max_size_bounds_communities(device):
+    graph = Graph.from_coo(*np.nonzero(np.random.default_rng(0).random((1200, 1200)) < 0.05)).to(device)
+    sizes = [int(louvain.communities(graph, max_size=m).bincount().max()) for m in (16, 100, 100_000)]
+    assert sizes[0] < 40
+    assert sizes[0] <= sizes[1] < 200 < sizes[2]
+    for call in (louvain.communities, reorder.row_order):
+        with pytest.raises(ValueError, match="max_size"):
+            call(planted(num_nodes=20_000)[0], max_size=0)
+
+
+def test_keeps_an_order_that_is_good_already(device):
+    graph, community = planted(num_nodes=6000, inside=1.0)
+    place = louvain.inverse(community.argsort(stable=True))
+    rows = torch.repeat_interleave(place, graph.indptr.diff())
+    ordered = Graph.from_coo(rows, place[graph.indices.long()], num_rows=6000, num_cols=6000).to(device)
+    assert reorder.row_order(graph.to(device)) is not None
+    assert reorder.row_order(ordered) is None
+    assert reorder.row_order(planted(num_nodes=400)[0].to(device)) is None  # all of it is one window
+
+
+def test_sides_of_a_bipartite_graph_are_apart(device):
+    graph, _ = planted(num_nodes=800, directed=True)
+    rows, cols = torch.repeat_interleave(torch.arange(800), graph.indptr.diff()), graph.indices.long() + 800
+    both = Graph.from_coo(torch.cat([rows, cols, rows]), torch.cat([cols, rows, rows])).to(device)  # with self-loops
+    side = reorder.row_order(both, least_gain=None) >= 800
+    assert not side[:800].any() and side[800:].all()
+
+
+@pytest.mark.parametrize(
+    ("edges", "expected"),
+    [
+        (([0, 1, 2], [1, 0, 2]), True),
+        (([0, 1, 2], [1, 2, 0]), False),  # in-degrees equal out-degrees
+        (([0, 0, 1], [1, 1, 0]), False),  # an edge twice in one direction
+        (([0, 0, 1, 1], [1, 1, 0, 0]), True),
+        (([], []), True),
+    ],
+)
+def test_is_symmetric(edges, expected, device):
+    assert louvain.is_symmetric(Graph.from_coo(*edges).to(device)) is expected
+
+
+def test_reuse(device):
+    graph, _ = planted(num_nodes=6000)
+    order = torch.randperm(6000)
+    matrix = sp.csr_matrix((np.ones(graph.nnz), graph.indices.numpy(), graph.indptr.numpy()))
+    indices = matrix[order.numpy()].indices
+    window = 1000
+    windows = indices[: len(indices) // window * window].reshape(-1, window)
+    expected = 1 - np.mean([len(np.unique(w)) / window for w in windows])
+    graph = graph.to(device)
+    assert reorder.reuse(graph, order.to(device), window=window) == pytest.approx(expected)
+    assert reorder.reuse(graph, order.to(device), window=window, samples=20) == pytest.approx(expected, rel=0.1)
+    given = reorder.reuse(graph, torch.arange(6000, device=device))
+    assert given == reorder.reuse(graph)
+    assert reorder.reuse(graphs.make("no_edges")) == 0
+
+
+def test_chunks_do_not_change_what_is_merged(monkeypatch, device):
+    """With tiny chunks, rows longer than one; the sums of a level are those of a dense product."""
+    monkeypatch.setattr(louvain, "_CHUNK_EDGES", 50)
+    graph = graphs.make("power_law").to(device)
+    assert is_permutation(reorder.row_order(graph, least_gain=None), graph.num_rows)
+    network, place = louvain._network(graph)
+    n = network.num_nodes
+    dense = torch.zeros(n, n, dtype=torch.int64, device=device)
+    at = place.long()
+    rows = torch.repeat_interleave(torch.arange(n, device=device), graph.indptr.diff())
+    pair = at[rows], at[graph.indices.long()]
+    one = torch.ones_like(rows)
+    dense.index_put_(pair, one, accumulate=True).index_put_(pair[::-1], one, accumulate=True).fill_diagonal_(0)
+    label, count = louvain._local_moves(network, 1.0)
+    merged = louvain._merged(network, label, count)
+    member = torch.nn.functional.one_hot(label, count)
+    expected = (member.T.cpu() @ dense.cpu() @ member.cpu()).fill_diagonal_(0)
+    found = torch.zeros(count, count, dtype=torch.int64)
+    rows = torch.repeat_interleave(torch.arange(count), merged.indptr.diff().cpu())
+    found[rows, merged.cols.long().cpu()] = merged.weights.long().cpu()
+    assert torch.equal(found, expected)
+    assert torch.equal(network.indptr.diff(), dense.sum(1))
+    assert merged.total == network.total == int(merged.strength.sum())
