@@ -40,13 +40,23 @@ def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
     torch.manual_seed(0)
-    cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
-    small = build([2, 0, 5, 128, 40], 9, torch.int64)
-    run(cut, (33,), torch.float32)
-    run(cut, (2, 16), torch.bfloat16)
-    run(small, (2, 16), torch.float32)
-    run(small, (513,), torch.float64)
-    run(small, (3,), torch.float16)
+    for listed in (False, True):
+        # In deterministic mode a graph has its work list from the first call on.
+        torch.use_deterministic_algorithms(listed, warn_only=True)
+        cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
+        small = build([2, 0, 5, 128, 40], 9, torch.int64)
+        assert (cut.work_list(64) is not None) == listed
+        run(cut, (33,), torch.float32)
+        run(cut, (64,), torch.float32)
+        run(cut, (2, 16), torch.bfloat16)
+        run(small, (2, 16), torch.float32)
+        run(small, (16,), torch.float32)
+        run(small, (130,), torch.float64)
+        run(small, (3,), torch.float16)
+    pairs = (torch.randint(50, (700,), device="cuda"), torch.randint(40, (700,), device="cuda"))
+    for index in (torch.int64, torch.int32):
+        made = Graph.from_coo(*(t.to(index) for t in pairs), num_rows=50, num_cols=40).transposed
+        assert made.nnz == 700
     torch.cuda.synchronize()
     print("all kernels ran")
 
