@@ -27,8 +27,8 @@ PEERS = {
 }
 NAMES = ("graph", "op", "dtype", "recorded_kernel", "best_kernel")
 COLUMNS = ("graph", "nodes", "edges", "checksum", "op", "width", "dtype", "gnnaccel_ms", "spread_ms", "rel_error",
-           "list_cost_ms", "prepared_ms", "prepare_cost_ms", "fp32_ms", *PEERS, "recorded_ms", "recorded_kernel", "best_ms",
-           "best_kernel", "vs_best", "prepared_vs_best", "ceiling_ms", "ceiling_fraction")  # fmt: skip
+           "list_cost_ms", "prepared_ms", "prepare_cost_ms", "fp32_ms", *PEERS, "recorded_ms", "recorded_kernel",
+           "best_ms", "best_kernel", "vs_best", "prepared_vs_best", "ceiling_ms", "ceiling_fraction")  # fmt: skip
 
 
 def read_csv(path: Path | str) -> list[dict]:

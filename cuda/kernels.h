@@ -26,19 +26,20 @@ struct WorkList {
   int64_t num_items;
   int64_t num_parts;
   int64_t num_splits;
-  bool clustered;      // neighbours in the list share sources
+  bool clustered;  // neighbours in the list share sources
 };
 constexpr int kPieceRun = 16;
 
 // Enough for whichever kernel spmm will choose.
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype);
 
-cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
-                 int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, void* workspace,
-                 int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
+                 void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
+                 double empty_value, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
-cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target,
-                  void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, cudaStream_t stream);
+cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs,
+                  Target rhs_target, void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype,
+                  cudaStream_t stream);
 
 cudaError_t edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_heads, DType dtype,
                          cudaStream_t stream);

@@ -327,8 +327,9 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs, Target rhs_target,
-                  void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype, cudaStream_t stream) {
+cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs,
+                  Target rhs_target, void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype,
+                  cudaStream_t stream) {
   if (graph.nnz == 0 || num_feats == 0) return cudaSuccess;
   if (op == EdgeOp::dot && num_feats == 1 && (lhs_target == Target::v) != (rhs_target == Target::v)) {
     const bool turned = lhs_target == Target::v;

@@ -13,11 +13,13 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int batch = 8;  // nonzeros whose sums are shuffled together
+  static constexpr int batch = 8;            // nonzeros whose sums are shuffled together
+  static constexpr int short_threads = 256;  // of the kernel for short rows, which keeps more of them in registers
   static constexpr int64_t short_degree = 8;
+  static constexpr int64_t short_nonzeros = 1000000;  // below, latency is all that counts, and every lane helps
   static constexpr int64_t long_degree = 256;
   static constexpr int64_t many_nonzeros = 30000000;  // their results do not fit L2
-  static constexpr int max_vectors = 64;  // of 16 bytes in a row: two for each of 32 lanes
+  static constexpr int max_vectors = 64;              // of 16 bytes in a row: two for each of 32 lanes
 };
 
 template <typename T, typename I>
@@ -67,7 +69,10 @@ __device__ __forceinline__ void sum_of_eight(const A (&sum)[8], int lane, A (&to
 
 // L lanes to a worker, each with R vectors of a row.
 template <typename T, typename I, int L, int R>
-__global__ void __launch_bounds__(kMaxListThreads, R > 2 || sizeof(T) != 4 || sizeof(I) != 4 ? 1 : 2) dot_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(R > 2 ? Config::short_threads : kMaxListThreads,
+                                  R > 2                              ? 3
+                                  : sizeof(T) != 4 || sizeof(I) != 4 ? 1
+                                                                     : 2) dot_kernel(const Params<T, I> p) {
   constexpr int N = 16 / sizeof(T);
   constexpr int batch = Config::batch;
   constexpr int fetched = batch / R;               // in flight together
@@ -161,6 +166,10 @@ __global__ void __launch_bounds__(kMaxListThreads, R > 2 || sizeof(T) != 4 || si
   }
 }
 
+bool short_rows(const DotCall& call) {
+  return call.graph.nnz / call.graph.num_rows < Config::short_degree && call.graph.nnz >= Config::short_nonzeros;
+}
+
 struct Shape {
   int lanes;    // 4, 8, 16 or 32
   int vectors;  // of a lane: 1, 2 or 4; a launch takes lanes * vectors of a row, and wider rows several launches
@@ -169,15 +178,16 @@ struct Shape {
 // Several vectors to a lane mean more rows in flight and fewer shuffles. H200, 128 features, yeast-like (degree 2):
 // 8 lanes of 4 take 0.64 ms, 16 of 2 take 0.82; 8 of 4 lose up to a tenth elsewhere.
 // Where rows are long and neighbours in the list share no sources, slices of 256 bytes keep a smaller table in the
-// caches: reddit-like, 256 features, 11.3 ms instead of 17.9 for whole rows, though the sums are read and written again.
+// caches: reddit-like, 256 features, 11.3 ms instead of 17.9 for whole rows, though the sums are read and written
+// again.
 Shape shape_of(const DotCall& call, int64_t vectors) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
   if (vectors <= 4) return {4, 1};
-  if (vectors <= 8) return degree < Config::short_degree ? Shape{4, 2} : Shape{8, 1};
+  if (vectors <= 8) return short_rows(call) ? Shape{4, 2} : Shape{8, 1};
   if (vectors <= 16) return {8, 2};
   const bool rounds = call.dtype == DType::bf16 || call.dtype == DType::f16;  // sums left in out would lose their bits
   if (degree >= Config::long_degree && !call.work.clustered && !rounds) return {8, 2};
-  if (vectors <= 32) return degree < Config::short_degree ? Shape{8, 4} : Shape{16, 2};
+  if (vectors <= 32) return short_rows(call) ? Shape{8, 4} : Shape{16, 2};
   return {32, 2};
 }
 
@@ -203,11 +213,13 @@ bool sddmm_rows_serves(const DotCall& call) {
   const int64_t n = 16 / (call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2);
   const bool aligned = (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % 16 == 0;
   if (!call.work.items || !aligned || call.len % n || vectors_of(call) > Config::max_vectors) return false;
-  // Left to sddmm_balanced.cu, whose neighbouring workers write neighbouring results: whole rows of two edges (yeast-like
-  // D=256, 1.21 ms against 0.96), and 64 bytes of features in an order that scatters results (products-like, 3.9 and 3.2).
+  // Left to sddmm_balanced.cu, whose neighbouring workers write neighbouring results: whole rows of two edges
+  // (yeast-like D=256, 1.21 ms against 0.96), and 64 bytes of features in an order that scatters results
+  // (products-like, 3.9 and 3.2).
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  if (degree < Config::short_degree) return vectors_of(call) <= 32;
-  const bool scattered = call.graph.nnz >= Config::many_nonzeros && degree < Config::long_degree && !call.work.clustered;
+  if (short_rows(call)) return vectors_of(call) <= 32;
+  const bool scattered =
+      call.graph.nnz >= Config::many_nonzeros && degree < Config::long_degree && !call.work.clustered;
   return vectors_of(call) > 4 || !scattered;
 }
 
@@ -226,7 +238,7 @@ cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream) {
     p.out = static_cast<T*>(call.out);
     p.len = static_cast<int>(call.len);
     return with_shape(shape_of(call, vectors_of(call)), [&](auto lanes, auto vectors) {
-      const int threads = list_threads(p.num_items, lanes);
+      const int threads = vectors > 2 ? Config::short_threads : list_threads(call.graph);
       const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_items, threads / lanes));
       for (p.first = 0; p.first < p.len; p.first += lanes * vectors * (16 / sizeof(T))) {
         p.accumulate = p.first > 0;

@@ -62,9 +62,9 @@ struct Sorter {
 };
 
 template <typename In, typename I>
-__global__ void __launch_bounds__(kThreads) keys_of_pairs(const In* rows, const In* cols, int64_t nnz, int64_t num_rows,
-                                                          int64_t num_cols, Key<I>* keys, I* positions,
-                                                          unsigned long long* bad) {
+__global__ void __launch_bounds__(kThreads)
+    keys_of_pairs(const In* rows, const In* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, Key<I>* keys,
+                  I* positions, unsigned long long* bad) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= nnz) return;
   const int64_t row = rows[i], col = cols[i];
@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kThreads) keys_of_pairs(const In* rows, const 
 }
 
 template <typename I>
-__global__ void __launch_bounds__(kThreads)
-    keys_of_columns(const I* indices, int64_t nnz, Key<I>* keys, I* positions) {
+__global__ void __launch_bounds__(kThreads) keys_of_columns(const I* indices, int64_t nnz, Key<I>* keys, I* positions) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= nnz) return;
   keys[i] = static_cast<Key<I>>(indices[i]);
@@ -101,9 +100,9 @@ __device__ __forceinline__ void write_start(const Key<I>* keys, int64_t nnz, int
 }
 
 template <typename In, typename I>
-__global__ void __launch_bounds__(kThreads) finish_pairs(const In* cols, const Key<I>* keys, const I* positions,
-                                                         int64_t nnz, int64_t num_rows, I* indptr, I* indices,
-                                                         I* edge_ids) {
+__global__ void __launch_bounds__(kThreads)
+    finish_pairs(const In* cols, const Key<I>* keys, const I* positions, int64_t nnz, int64_t num_rows, I* indptr,
+                 I* indices, I* edge_ids) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   write_start(keys, nnz, num_rows, i, indptr);
   if (i >= nnz) return;
@@ -112,10 +111,9 @@ __global__ void __launch_bounds__(kThreads) finish_pairs(const In* cols, const K
 }
 
 template <typename I>
-__global__ void __launch_bounds__(kThreads) finish_transpose(const I* indptr, const I* edge_ids, int64_t num_rows,
-                                                             const Key<I>* keys, const I* positions, int64_t nnz,
-                                                             int64_t num_cols, I* t_indptr, I* t_indices,
-                                                             I* t_edge_ids) {
+__global__ void __launch_bounds__(kThreads)
+    finish_transpose(const I* indptr, const I* edge_ids, int64_t num_rows, const Key<I>* keys, const I* positions,
+                     int64_t nnz, int64_t num_cols, I* t_indptr, I* t_indices, I* t_edge_ids) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   write_start(keys, nnz, num_cols, i, t_indptr);
   if (i >= nnz) return;

@@ -18,7 +18,7 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int batch = 8;       // gathers of a lane in flight
+  static constexpr int batch = 8;  // gathers of a lane in flight
   // Nonzeros of a worker. Few where rows are short (yeast-like: 16 beats 64 by a tenth), and on small graphs, which
   // should fill the chip; more where rows are long, so that fewer are cut (H200, benchmarks/results).
   static constexpr int64_t piece_short = 16;
@@ -72,7 +72,8 @@ __device__ __forceinline__ I row_from(const I* indptr, I num_rows, I low, I k, I
   end = __ldg(indptr + low + 1);
   if (end > k) return low;
   I step = 1, high;
-  for (++low; (high = step < num_rows - low ? low + step : num_rows) < num_rows && __ldg(indptr + high) <= k; step *= 2) {
+  for (++low; (high = step < num_rows - low ? low + step : num_rows) < num_rows && __ldg(indptr + high) <= k;
+       step *= 2) {
     low = high;
   }
   low = static_cast<I>(find_row(indptr, high, k, low));
@@ -80,8 +81,12 @@ __device__ __forceinline__ I row_from(const I* indptr, I num_rows, I low, I k, I
   return low;
 }
 
-enum State : int { open = 1, ended = 2, begun_before = 4 };  // of a worker: its last row goes on; a row ended in it; ...
-constexpr int kThrough = open | begun_before;                // all its nonzeros are of one row that is longer
+enum State : int {
+  open = 1,
+  ended = 2,
+  begun_before = 4
+};                                             // of a worker: its last row goes on; a row ended in it; ...
+constexpr int kThrough = open | begun_before;  // all its nonzeros are of one row that is longer
 
 template <typename T, typename I, int L, Weight WEIGHT>
 __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) balanced_kernel(const Params<T, I> p) {

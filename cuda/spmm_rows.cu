@@ -20,7 +20,7 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int threads = 256;  // of combine_kernel
+  static constexpr int threads = 256;    // of combine_kernel
   static constexpr int warp_parts = 64;  // a row of more parts is combined by a whole block
 };
 
@@ -213,7 +213,7 @@ cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
     p.mean = call.reduce == Reduce::mean;
     p.empty_value = call.empty_value;
     const cudaError_t status = with_shape<16>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
-      const int threads = list_threads(p.num_items, lanes);
+      const int threads = list_threads(call.graph);
       const int64_t blocks = ceil_div(p.num_items, threads / lanes);
       const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
       rows_kernel<T, I, lanes, weight><<<grid, threads, 0, stream>>>(p);
