@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds gnnaccel for this machine's GPU with what is installed (no network, no virtual environment), then runs
 # the named stages on it, from the repository's root:
-#   scripts/gpu_run.sh test sanitize bench      logs and tables go to $OUT (default: build/gpu)
+#   scripts/gpu_run.sh test sanitize bench kernels      logs and tables go to $OUT (default: build/gpu)
 # Needs nvcc, cmake, ninja, pybind11, torch with CUDA and pytest; PYTHON names the interpreter (default: python3).
 set -eu
 PYTHON=${PYTHON:-python3}
@@ -45,8 +45,11 @@ for stage in "$@"; do
       done ;;
     bench)
       "$PYTHON" benchmarks/cuda_ops.py ${BENCH:-} --csv "$OUT/cuda_ops.csv" 2>&1 | tee "$OUT/bench.log" || status=1 ;;
+    kernels)
+      "$PYTHON" benchmarks/cuda_kernels.py ${KERNELS:---prepared} --csv "$OUT/cuda_kernels.csv" 2>&1 |
+        tee "$OUT/kernels.log" || status=1 ;;
     *)
-      echo "unknown stage '$stage': expected test, sanitize or bench"; exit 2 ;;
+      echo "unknown stage '$stage': expected test, sanitize, bench or kernels"; exit 2 ;;
   esac
 done
 exit $status
