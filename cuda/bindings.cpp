@@ -38,11 +38,14 @@ cuda::WorkList work_list(const pybind11::tuple& given) {
   return {address(0), address(1), address(2), size(3), size(4), size(5), given[6].cast<bool>()};
 }
 
-int64_t spmm_workspace_bytes(Address, Address, Address, int64_t num_rows, int64_t, int64_t nnz, int index_type,
-                             const pybind11::tuple& work, Address, int64_t, int64_t, Address, int64_t, int64_t, Address,
-                             Address, Address, int64_t num_feats, int, int reduce, int dtype, double) {
-  return cuda::spmm_workspace_bytes(csr(0, 0, 0, num_rows, 0, nnz, index_type), work_list(work), num_feats,
-                                    static_cast<Reduce>(reduce), static_cast<DType>(dtype));
+int64_t spmm_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                             int64_t nnz, int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len,
+                             int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div, Address out, Address,
+                             Address, int64_t num_feats, int message, int reduce, int dtype, double) {
+  return cuda::spmm_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                    work_list(work), {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out),
+                                    num_feats, static_cast<Message>(message), static_cast<Reduce>(reduce),
+                                    static_cast<DType>(dtype));
 }
 
 void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,

@@ -30,8 +30,9 @@ struct WorkList {
 };
 constexpr int kPieceRun = 16;
 
-// Enough for whichever kernel spmm will choose.
-int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype);
+// For a call of spmm with these arguments; out counts by its alignment alone.
+int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
+                             const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype);
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
                  void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,

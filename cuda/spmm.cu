@@ -46,6 +46,22 @@ Choice choose(const SpmmCall& call) {
   return {listed ? Kernel::rows : Kernel::balanced, slice};
 }
 
+SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
+                 int64_t num_feats, Message message, Reduce reduce, DType dtype) {
+  const Operand none{nullptr, 1, 1};
+  SpmmCall call{};
+  call.graph = graph;
+  call.work = work;
+  call.lhs = message == Message::copy_rhs ? none : lhs;
+  call.rhs = message == Message::copy_lhs ? none : rhs;
+  call.out = out;
+  call.num_feats = num_feats;
+  call.message = message;
+  call.reduce = reduce;
+  call.dtype = dtype;
+  return call;
+}
+
 }  // namespace
 
 Slice slice_of(const SpmmCall& call, int max_lanes) {
@@ -62,34 +78,33 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
   return {lanes, ceil_div(vectors, lanes)};
 }
 
-int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_feats, Reduce reduce, DType dtype) {
-  const int64_t general = spmm_general_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type);
-  if (reduce == Reduce::max || reduce == Reduce::min) return general;
-  const int64_t balanced = spmm_balanced_workspace_bytes(graph.nnz, num_feats, dtype);
-  const int64_t rows = work.items ? spmm_rows_workspace_bytes(work, num_feats, dtype) : 0;
-  const int64_t most = general > balanced ? general : balanced;
-  return most > rows ? most : rows;
+int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
+                             const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype) {
+  const SpmmCall call = call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype);
+  if (graph.num_rows == 0 || num_feats == 0) return 0;
+  const Choice choice = choose(call);
+  switch (choice.kernel) {
+    case Kernel::rows:
+      return spmm_rows_workspace_bytes(work, num_feats, dtype);
+    case Kernel::balanced:
+      return spmm_balanced_workspace_bytes(call, choice.slice);
+    default:
+      return spmm_general_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type);
+  }
 }
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
                  void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
                  double empty_value, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  if (workspace_bytes < spmm_workspace_bytes(graph, work, num_feats, reduce, dtype)) return cudaErrorInvalidValue;
-  const Operand none{nullptr, 1, 1};
-  const SpmmCall call{graph,
-                      work,
-                      message == Message::copy_rhs ? none : lhs,
-                      message == Message::copy_lhs ? none : rhs,
-                      out,
-                      arg_lhs,
-                      arg_rhs,
-                      num_feats,
-                      message,
-                      reduce,
-                      dtype,
-                      empty_value,
-                      workspace};
+  if (workspace_bytes < spmm_workspace_bytes(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype)) {
+    return cudaErrorInvalidValue;
+  }
+  SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype);
+  call.arg_lhs = arg_lhs;
+  call.arg_rhs = arg_rhs;
+  call.empty_value = empty_value;
+  call.workspace = workspace;
   const Choice choice = choose(call);
   switch (choice.kernel) {
     case Kernel::rows:

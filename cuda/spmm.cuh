@@ -46,7 +46,7 @@ int64_t spmm_rows_workspace_bytes(const WorkList& work, int64_t num_feats, DType
 cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
 // Equal nonzeros for every worker (spmm_balanced.cu).
-int64_t spmm_balanced_workspace_bytes(int64_t nnz, int64_t num_feats, DType dtype);
+int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice);
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
 // Every message, reduction and alignment (spmm_general.cu).

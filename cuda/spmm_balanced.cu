@@ -85,7 +85,7 @@ enum State : int {
   open = 1,
   ended = 2,
   begun_before = 4
-};                                             // of a worker: its last row goes on; a row ended in it; ...
+};  // of a worker: its last row goes on; a row ended in it; ...
 constexpr int kThrough = open | begun_before;  // all its nonzeros are of one row that is longer
 
 template <typename T, typename I, int L, Weight WEIGHT>
@@ -261,20 +261,22 @@ __global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T,
   }
 }
 
-// As many blocks as the smallest piece makes, so that the workspace need not know the slice.
-int64_t most_blocks(int64_t nnz) { return ceil_div(nnz, Config::piece_short * (Config::threads / 32)); }
+int64_t nonzeros_of_block(const SpmmCall& call, Slice slice) {
+  return Config::threads / slice.lanes * piece_of(call.graph.num_rows, call.graph.nnz, slice.lanes);
+}
 
 }  // namespace
 
-int64_t spmm_balanced_workspace_bytes(int64_t nnz, int64_t num_feats, DType dtype) {
-  return most_blocks(nnz) * (2 * num_feats * (dtype == DType::f64 ? 8 : 4) + 8);
+int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice) {
+  const int64_t blocks = ceil_div(call.graph.nnz, nonzeros_of_block(call, slice));
+  return blocks * (2 * call.num_feats * (call.dtype == DType::f64 ? 8 : 4) + 8);
 }
 
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream) {
   return with_types(call.dtype, call.graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
-    const int workers = Config::threads / slice.lanes;
+    const int64_t span = nonzeros_of_block(call, slice);
     Params<T, I> p{};
     p.indptr = static_cast<const I*>(call.graph.indptr);
     p.indices = static_cast<const I*>(call.graph.indices);
@@ -288,7 +290,7 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     p.mean = call.reduce == Reduce::mean;
     p.empty_value = call.empty_value;
     p.piece = piece_of(p.num_rows, p.nnz, slice.lanes);
-    p.num_blocks = ceil_div(p.nnz, workers * p.piece);
+    p.num_blocks = ceil_div(p.nnz, span);
     p.parts = static_cast<Acc<T>*>(call.workspace);
     p.ends = reinterpret_cast<I*>(p.parts + 2 * p.num_blocks * p.num_feats);
     const cudaError_t status = with_shape<32>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
@@ -299,7 +301,7 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     if (status != cudaSuccess) return status;
     const int64_t warps = p.num_blocks > ceil_div(p.num_rows, 32) ? p.num_blocks : ceil_div(p.num_rows, 32);
     const unsigned blocks = static_cast<unsigned>(ceil_div(warps, Config::threads / 32));
-    finish_kernel<T, I><<<blocks, Config::threads, 0, stream>>>(p, workers * p.piece);
+    finish_kernel<T, I><<<blocks, Config::threads, 0, stream>>>(p, span);
     return cudaGetLastError();
   });
 }

@@ -193,14 +193,14 @@ class Graph:
     def work_list(self, row_bytes: int) -> worklist.WorkList | None:
         """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 
-        Built on the device when the graph has proved to last, then kept. Never while a CUDA graph is captured or
-        torch.compile traces: building synchronises.
+        Built on the device when the graph has proved to last, then kept. Never while a CUDA graph is captured:
+        building synchronises. torch.compile traces the calls without a list.
         """
-        found = self._work.get(worklist.plan_of(self, row_bytes, self.clustered)) if self._work else None
-        if found is not None or self.nnz == 0:
-            return found
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if torch.compiler.is_compiling() or self.nnz == 0:
             return None
+        found = self._work.get(worklist.plan_of(self, row_bytes, self.clustered)) if self._work else None
+        if found is not None or torch.cuda.is_current_stream_capturing():
+            return found
         self._uses += 1
         if self._uses <= _LASTING_USES and not torch.are_deterministic_algorithms_enabled():
             return None
