@@ -118,7 +118,13 @@ def test_keeps_an_order_that_is_good_already(device):
     ordered = Graph.from_coo(rows, place[graph.indices.long()], num_rows=6000, num_cols=6000).to(device)
     assert reorder.row_order(graph.to(device)) is not None
     assert reorder.row_order(ordered) is None
+
+
+def test_returns_at_once_where_no_order_can_gain(monkeypatch, device):
+    monkeypatch.setattr(reorder, "hierarchy", None)
     assert reorder.row_order(planted(num_nodes=400)[0].to(device)) is None  # all of it is one window
+    assert reorder.row_order(paths(4000).to(device)) is None  # each column is read about once
+    assert reorder.row_order(graphs.make("no_edges").to(device)) is None
 
 
 def test_sides_of_a_bipartite_graph_are_apart(device):
@@ -159,26 +165,38 @@ def test_reuse(device):
     assert reorder.reuse(graphs.make("no_edges")) == 0
 
 
-def test_chunks_do_not_change_what_is_merged(monkeypatch, device):
-    """With tiny chunks, rows longer than one; the sums of a level are those of a dense product."""
+def test_pairs_do_not_swap_for_ever(device):
+    """Both nodes of a pair, moved at once, would take each other's label."""
+    a, b = np.random.default_rng(0).permutation(20_000).reshape(2, -1)
+    label = louvain.communities(Graph.from_coo(np.append(a, b), np.append(b, a)).to(device)).cpu()
+    assert torch.equal(label[a], label[b])
+    assert label.max() == 9_999
+
+
+def dense_of(network):
+    n = network.num_nodes
+    at = torch.repeat_interleave(torch.arange(n), network.indptr.diff().cpu()), network.cols.long().cpu()
+    weights = torch.ones_like(at[0]) if network.weights is None else network.weights.long().cpu()
+    return torch.zeros(n, n, dtype=torch.int64).index_put_(at, weights, accumulate=True)
+
+
+def test_levels_hold_the_sums_of_a_dense_product(monkeypatch, device):
+    """In tiny chunks: rows longer than one, communities that end inside one."""
     monkeypatch.setattr(louvain, "_CHUNK_EDGES", 50)
     graph = graphs.make("power_law").to(device)
-    assert is_permutation(reorder.row_order(graph, least_gain=None), graph.num_rows)
     network, place = louvain._network(graph)
-    n = network.num_nodes
-    dense = torch.zeros(n, n, dtype=torch.int64, device=device)
-    at = place.long()
-    rows = torch.repeat_interleave(torch.arange(n, device=device), graph.indptr.diff())
-    pair = at[rows], at[graph.indices.long()]
-    one = torch.ones_like(rows)
-    dense.index_put_(pair, one, accumulate=True).index_put_(pair[::-1], one, accumulate=True).fill_diagonal_(0)
-    label, count = louvain._local_moves(network, 1.0)
-    merged = louvain._merged(network, label, count)
-    member = torch.nn.functional.one_hot(label, count)
-    expected = (member.T.cpu() @ dense.cpu() @ member.cpu()).fill_diagonal_(0)
-    found = torch.zeros(count, count, dtype=torch.int64)
-    rows = torch.repeat_interleave(torch.arange(count), merged.indptr.diff().cpu())
-    found[rows, merged.cols.long().cpu()] = merged.weights.long().cpu()
-    assert torch.equal(found, expected)
-    assert torch.equal(network.indptr.diff(), dense.sum(1))
-    assert merged.total == network.total == int(merged.strength.sum())
+    place = place.long().cpu()
+    rows = torch.repeat_interleave(torch.arange(graph.num_rows), graph.indptr.diff().cpu())
+    row, col, one = place[rows], place[graph.indices.long().cpu()], torch.ones_like(rows)
+    expected = torch.zeros(graph.num_rows, graph.num_rows, dtype=torch.int64)
+    expected.index_put_((row, col), one, accumulate=True).index_put_((col, row), one, accumulate=True)
+    expected.fill_diagonal_(0)
+    assert torch.equal(dense_of(network), expected)
+    assert torch.equal(network.strength.cpu(), expected.sum(1))
+    for groups in (40, 9, 1):
+        label = torch.randperm(network.num_nodes).remainder(groups).to(device)
+        network = louvain._merged(network, label, groups)
+        member = torch.nn.functional.one_hot(label.cpu(), groups)
+        expected = (member.T @ expected @ member).fill_diagonal_(0)
+        assert torch.equal(dense_of(network), expected)
+        assert int(network.strength.sum()) == network.total
