@@ -53,7 +53,9 @@ void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, i
           int64_t rhs_len, int64_t rhs_div, Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats,
           int message, int reduce, int dtype, double empty_value, Address workspace, int64_t workspace_bytes,
           Address stream) {
-  check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work),
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
                    {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs),
                    num_feats, static_cast<Message>(message), static_cast<Reduce>(reduce), static_cast<DType>(dtype),
                    empty_value, at(workspace), workspace_bytes, on(stream)),
@@ -64,7 +66,9 @@ void sddmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, 
            int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len, int64_t lhs_div, int lhs_target,
            Address rhs, int64_t rhs_len, int64_t rhs_div, int rhs_target, Address out, int64_t num_feats,
            int64_t dot_len, int op, int dtype, Address stream) {
-  check(cuda::sddmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work),
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::sddmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
                     {at(lhs), lhs_len, lhs_div}, static_cast<Target>(lhs_target), {at(rhs), rhs_len, rhs_div},
                     static_cast<Target>(rhs_target), at(out), num_feats, dot_len, static_cast<EdgeOp>(op),
                     static_cast<DType>(dtype), on(stream)),
@@ -125,7 +129,7 @@ void transpose(Address indptr, Address indices, Address edge_ids, int64_t num_ro
 void bind_cuda(pybind11::module_& module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("spmm_cuda_workspace_bytes", &spmm_workspace_bytes);
-  module.def("spmm_cuda", &spmm);
+  module.def("spmm_cuda", &spmm);  // this and sddmm_cuda unlock once they have read their work list
   module.def("sddmm_cuda", &sddmm);
   module.def("edge_softmax_cuda", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward_cuda", &edge_softmax_backward, Unlocked());

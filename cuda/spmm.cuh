@@ -34,7 +34,7 @@ struct Slice {
   int64_t slices;  // of the features
 };
 
-// One message, every address aligned to 16 bytes, at least three vectors of features: what the kernels below want.
+// What the kernels below want: a copied or scaled source, every address aligned to 16 bytes.
 Slice slice_of(const SpmmCall& call, int max_lanes);
 
 inline Weight weight_of(const SpmmCall& call) {

@@ -236,15 +236,17 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
   }
 }
 
-// A warp adds the parts of the row that ends in one block, and writes 32 rows if they are without nonzeros.
+// A warp adds the parts of the row that ends in one block, and writes those of 32 rows that are without nonzeros, for
+// 32 features (blockIdx.y).
 template <typename T, typename I>
 __global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T, I> p, int64_t span) {
   const int lane = threadIdx.x % 32;
+  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * (Config::threads / 32) + threadIdx.x / 32;
   const I row = warp < p.num_blocks ? p.ends[warp] : I{-1};
   if (row >= 0) {
     const int64_t first = p.indptr[row] / span, degree = static_cast<int64_t>(p.indptr[row + 1]) - p.indptr[row];
-    for (int64_t d = lane; d < p.num_feats; d += 32) {
+    if (d < p.num_feats) {
       Acc<T> sum = 0;
 #pragma unroll 4
       for (int64_t block = first; block < warp; ++block) sum += p.parts[(2 * block + 1) * p.num_feats + d];
@@ -257,7 +259,7 @@ __global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T,
   const bool empty = own < p.num_rows && p.indptr[own] == p.indptr[own + 1];
   for (unsigned left = __ballot_sync(~0u, empty); left; left &= left - 1) {
     T* to = p.out + (warp * 32 + __ffs(left) - 1) * p.num_feats;
-    for (int64_t d = lane; d < p.num_feats; d += 32) to[d] = narrow<T>(static_cast<Acc<T>>(p.empty_value));
+    if (d < p.num_feats) to[d] = narrow<T>(static_cast<Acc<T>>(p.empty_value));
   }
 }
 
@@ -300,8 +302,9 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     });
     if (status != cudaSuccess) return status;
     const int64_t warps = p.num_blocks > ceil_div(p.num_rows, 32) ? p.num_blocks : ceil_div(p.num_rows, 32);
-    const unsigned blocks = static_cast<unsigned>(ceil_div(warps, Config::threads / 32));
-    finish_kernel<T, I><<<blocks, Config::threads, 0, stream>>>(p, span);
+    const dim3 grid(static_cast<unsigned>(ceil_div(warps, Config::threads / 32)),
+                    static_cast<unsigned>(ceil_div(p.num_feats, 32)));
+    finish_kernel<T, I><<<grid, Config::threads, 0, stream>>>(p, span);
     return cudaGetLastError();
   });
 }

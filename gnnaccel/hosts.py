@@ -127,9 +127,10 @@ def prepare(graph_or_data: Any, *, transposed: bool = True, reorder: bool = Fals
 
     Notes
     -----
-    On CUDA a graph that is used often gets its work lists without this, at the ninth call, which then synchronises
-    once; captured CUDA graphs use what is there when they are captured. Kept with a DGL graph, a `Graph` and, once PyG
-    is imported, its tensors, for as long as they live. The Graph made
+    On CUDA a graph that is used often gets its work lists without this, at the 51st call, which then synchronises, and
+    whose sums may differ from those before it in the last bits. Not in deterministic mode, under torch.compile or
+    while a CUDA graph is captured: there (but for torch.compile) the lists that are there are used. Kept with a DGL
+    graph, a `Graph` and, once PyG is imported, its tensors, for as long as they live. The Graph made
     of other objects lives in the result alone.
 
     Examples

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -87,8 +90,21 @@ def test_a_given_order_with_locality_is_kept():
     assert order is not None and sorted(order.tolist()) == rows.tolist()
 
 
-def test_plans_stay_few():
+def test_lanes():
+    assert [worklist.lanes_of(row_bytes) for row_bytes in (1, 64, 65, 128, 129, 256, 4096)] == [4, 4, 8, 8, 16, 16, 16]
+
+
+def test_plans():
     graph = graph_of([40] * 3000)
-    assert 1 <= len(worklist.plans(graph, True)) <= 3
-    for row_bytes in (1, 16, 64, 65, 128, 129, 256, 4096, 10**6):
-        assert worklist.plan_of(graph, row_bytes, True) in worklist.plans(graph, True)
+    for lanes in worklist.LANES:
+        cap, arrangement = worklist.plan_of(graph, lanes, True)
+        assert cap % 32 == 0 and 32 <= cap <= 1024 and arrangement is not Arrangement.LENGTH
+        assert worklist.plan_of(graph, lanes, False).arrangement is Arrangement.LENGTH
+    assert worklist.plan_of(graph_of([]), 4, False).cap == 32
+
+
+def test_copies_and_pickles_leave_the_lists_behind():
+    graph = graph_of([3, 0, 70])
+    graph._build_work_list(4)
+    for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert graph._work and not other._work and torch.equal(other.indptr, graph.indptr)

@@ -51,11 +51,13 @@ def prepare(build: Callable[[], Graph], *, transposed: bool = True, reorder: boo
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
     if graph.indptr.is_cuda:
         for part in parts:
-            for work in part.prepare_work(reorder_rows=reorder, like=None if part is graph else graph):
-                arrays += [work.items, work.steps, work.splits]
+            works = part.prepare_work(reorder_rows=reorder, like=None if part is graph else graph)
+            arrays += [a for work in works for a in work[:3]]
+            arrays += [] if part.order is None else [part.order]
         if reorder:
-            steps.append("rows in clusters" if graph.clustered else "rows as given (no clusters that pay)")
+            steps.append("rows in communities" if graph.reordered else "rows as given (no communities that pay)")
         steps.append("work lists")
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
-    return Prepared(graph, tuple(steps), time_ms, sum(a.numel() * a.element_size() for a in arrays))
+    unique = {id(a): a for a in arrays}.values()
+    return Prepared(graph, tuple(steps), time_ms, sum(a.numel() * a.element_size() for a in unique))

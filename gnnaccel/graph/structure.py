@@ -11,11 +11,11 @@ import weakref
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import build, reorder, worklist
+from gnnaccel.graph import build, louvain, reorder, worklist
 
-# A CUDA graph earns a work list once it is used this often (or at once in deterministic mode, where results must be the
-# same bits from the first call on): a sampled block passes through a few layers and is gone.
-_LASTING_USES = 8
+# A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
+# is gone.
+_LASTING_USES = 50
 
 
 def _lasting(tensor: Tensor) -> Tensor:
@@ -55,6 +55,13 @@ class Graph:
     notice.
     """
 
+    _work: dict[int, worklist.WorkList]  # by lanes
+    _retired: list[worklist.WorkList]
+    _uses: int  # -1: there is no memory for lists
+    _order: Tensor | None  # of the rows, with locality; None where no such order is known
+    _order_sought: bool
+    _reordered: bool | None  # whether an order that pays was found; None: nobody has asked
+
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
         # A graph outlives the mode it was made in, and autograd refuses to save inference tensors.
@@ -63,10 +70,7 @@ class Graph:
         self.edge_ids = None if edge_ids is None else _lasting(edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
-        self._work: dict[worklist.Plan, worklist.WorkList] = {}
-        self._uses = 0
-        self._order: Tensor | None = None  # of the rows, with locality; where no such order is known None
-        self._order_sought = False
+        self._forget_work()
         self._transposed: Graph | None = None
         # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
         # garbage collector finds them; the arrays serve where the transposed one alone is kept.
@@ -180,7 +184,10 @@ class Graph:
         if arrays is None:
             arrays = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
         indptr, indices, edge_ids = arrays
-        return self._keep_transposed(Graph(indptr, indices, edge_ids, self.num_rows))
+        other = Graph(indptr, indices, edge_ids, self.num_rows)
+        if indptr.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+            return other  # its arrays hold nothing before the captured graph is replayed
+        return self._keep_transposed(other)
 
     def _keep_transposed(self, other: Graph) -> Graph:
         """Keep `other`, which holds the same edges reversed, as the transposed graph; returns it."""
@@ -193,52 +200,81 @@ class Graph:
     def work_list(self, row_bytes: int) -> worklist.WorkList | None:
         """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 
-        Built on the device when the graph has proved to last, then kept. Never while a CUDA graph is captured:
-        building synchronises. torch.compile traces the calls without a list.
+        Built on the device when the graph has proved to last, then kept. Not in deterministic mode, where all calls are
+        to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises.
+        torch.compile traces the calls without a list.
         """
-        if torch.compiler.is_compiling() or self.nnz == 0:
+        if torch.compiler.is_compiling():
             return None
-        found = self._work.get(worklist.plan_of(self, row_bytes, self.clustered)) if self._work else None
-        if found is not None or torch.cuda.is_current_stream_capturing():
+        lanes = worklist.lanes_of(row_bytes)
+        found = self._work.get(lanes)
+        if found is not None or self._uses < 0:
             return found
         self._uses += 1
-        if self._uses <= _LASTING_USES and not torch.are_deterministic_algorithms_enabled():
+        if self._uses <= _LASTING_USES or self.nnz == 0 or torch.are_deterministic_algorithms_enabled():
             return None
-        self._seek_order()
-        return self._build_work_list(worklist.plan_of(self, row_bytes, self.clustered))
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        try:
+            self._seek_order()
+            return self._build_work_list(lanes)
+        except torch.OutOfMemoryError:  # then never: kernels do without
+            self._uses = -1
+            return None
 
     def prepare_work(self, *, reorder_rows: bool, like: Graph | None = None) -> list[worklist.WorkList]:
         """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
 
-        `like`: the transposed graph, prepared before. Where both have the same nodes its order serves here too.
+        `like`: the transposed graph, prepared before. Where both hold the same edges its order serves here too.
         """
-        if reorder_rows:
-            shared = like is not None and self.num_rows == self.num_cols
-            self._order = like._order if shared and like is not None else reorder.row_order(self)
-            self._order_sought = self._order is not None
-            self._work.clear()
+        if reorder_rows and self._reordered is None:
+            symmetric = like is not None and self.num_rows == self.num_cols and louvain.is_symmetric(self)
+            with torch.inference_mode(False), torch.no_grad():
+                order = like._order if like is not None and symmetric else reorder.row_order(self)
+            self._reordered = order is not None
+            if order is not None:
+                self._order, self._order_sought = order, True
+                # A captured CUDA graph reads lists by address alone, so they live as long as this graph.
+                self._retired += list(self._work.values())
+                self._work = {}
         self._seek_order()
-        return [self._build_work_list(plan) for plan in worklist.plans(self, self.clustered)]
+        return [self._build_work_list(lanes) for lanes in worklist.LANES]
 
     @property
-    def clustered(self) -> bool:
-        """True if an order of the rows is known (found or given) in which neighbours share sources."""
-        return self._order is not None
+    def reordered(self) -> bool:
+        """True if `prepare` found an order of the rows that pays."""
+        return self._reordered is True
+
+    @property
+    def order(self) -> Tensor | None:
+        """Rows in an order in which neighbours share sources, as given or found; None where none is known."""
+        return self._order
 
     def _seek_order(self) -> None:
         if not self._order_sought:
-            self._order, self._order_sought = worklist.given_order(self), True
+            with torch.inference_mode(False), torch.no_grad():
+                self._order, self._order_sought = worklist.given_order(self), True
 
-    def _build_work_list(self, plan: worklist.Plan) -> worklist.WorkList:
-        if plan not in self._work:
-            self._work[plan] = worklist.build(self, plan, self._order)
-        return self._work[plan]
+    def _build_work_list(self, lanes: int) -> worklist.WorkList:
+        if lanes not in self._work:
+            plan = worklist.plan_of(self, lanes, self._order is not None)
+            same = (other for other in self._work.values() if other.plan == plan)
+            with torch.inference_mode(False), torch.no_grad():
+                self._work[lanes] = next(same, None) or worklist.build(self, plan, self._order)
+        return self._work[lanes]
+
+    def _forget_work(self) -> None:
+        self._work, self._retired, self._uses = {}, [], 0
+        self._order, self._order_sought, self._reordered = None, False, None
 
     def __getstate__(self) -> dict:
-        return {**vars(self), "_origin": None}  # weak references cannot be pickled
+        # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
+        dropped = {"_origin", "_work", "_retired", "_uses", "_order", "_order_sought", "_reordered"}
+        return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
+        self._forget_work()
         if self._transposed is not None and self._transposed._origin is None:  # not that of a shallow copy
             self._transposed._origin = weakref.ref(self)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PIECE_RUN = 16
 _MIN_CAP, _LEAST_MAX_CAP, _MAX_CAP = 32, 256, 1024
 # Threads that a multiprocessor holds in the kernels that read the list, and the lanes they give to a row.
-_THREADS, _LANES = 1536, (4, 8, 16)
+_THREADS, LANES = 1536, (4, 8, 16)
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB = 4  # times the mean degree
@@ -59,24 +59,28 @@ class WorkList(NamedTuple):
         From one run of a piece to its next.
     splits : Tensor [num_splits, 4]
         Row, its first piece, number of pieces, degree.
-    clustered : bool
-        True if neighbours in the list share sources.
+    plan : Plan
+        How it was made.
     """
 
     items: Tensor
     steps: Tensor
     splits: Tensor
-    clustered: bool
+    plan: Plan
+
+    @property
+    def clustered(self) -> bool:
+        """True if neighbours in the list share sources."""
+        return self.plan.arrangement is not Arrangement.LENGTH
 
 
-def plans(graph: Graph, clustered: bool) -> list[Plan]:
-    """All that `plan_of` may answer for a graph."""
-    return list(dict.fromkeys(plan_of(graph, 16 * lanes, clustered) for lanes in _LANES))
+def lanes_of(row_bytes: int) -> int:
+    """How many lanes of 16 bytes the kernels give to rows of this size."""
+    return next((lanes for lanes in LANES if 16 * lanes >= row_bytes), LANES[-1])
 
 
-def plan_of(graph: Graph, row_bytes: int, clustered: bool) -> Plan:
-    """How to make the list for features of `row_bytes`; `clustered`: an order with locality is known."""
-    lanes = next((n for n in _LANES if 16 * n >= row_bytes), _LANES[-1])
+def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
+    """How to make the list for rows of `lanes`; `clustered`: an order with locality is known."""
     processors = torch.cuda.get_device_properties(graph.device).multi_processor_count if graph.indptr.is_cuda else 132
     share = 1.3 * graph.nnz * lanes / (processors * _THREADS)  # of all nonzeros, for each worker on the chip
     # Pieces about as long as most rows keep in step with them; without clusters it pays to leave more rows whole.
@@ -116,7 +120,7 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
 
     Notes
     -----
-    Torch ops on the graph's device, with one synchronisation (the number of pieces).
+    Torch ops on the graph's device; synchronises twice and at the end, so that any stream may read the list.
     """
     cap, arrangement = plan
     index = graph.indptr.dtype
@@ -124,21 +128,24 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     degree = indptr.diff()
     rows = _arranged(degree, arrangement, order)
     pieces = (degree[rows] + cap - 1).div(cap, rounding_mode="floor").clamp_(min=1)
-    first = pieces.cumsum(0) - pieces
-    item_rows = rows.repeat_interleave(pieces)
-    count = pieces.repeat_interleave(pieces)
-    number = torch.arange(item_rows.numel(), device=rows.device) - first.repeat_interleave(pieces)
+    ends = pieces.cumsum(0)
+    place = torch.arange(rows.numel(), device=rows.device)
+    place = place.repeat_interleave(pieces, output_size=int(ends[-1]) if rows.numel() else 0)  # of an item's row
+    item_rows, count = rows[place], pieces[place]
+    number = torch.arange(place.numel(), device=rows.device) - (ends - pieces)[place]
     cut = count > 1
     part = torch.where(cut, cut.cumsum(0), 0)
     items = torch.stack([item_rows, indptr[item_rows] + PIECE_RUN * number, indptr[item_rows + 1], part], 1).to(index)
     if arrangement is Arrangement.LENGTH:  # pieces among rows of their own length
         length = degree[item_rows].div(count, rounding_mode="floor")
         items = items[torch.argsort(length, descending=True, stable=True)]
-    long = rows[pieces > 1]
-    num_pieces = pieces[pieces > 1]
-    splits = torch.stack([long, num_pieces.cumsum(0) - num_pieces, num_pieces, degree[long]], 1).to(index)
     steps = (PIECE_RUN * count[cut]).to(index)
-    return WorkList(items.contiguous(), steps, splits.contiguous(), arrangement is not Arrangement.LENGTH)
+    first = (pieces > 1).nonzero().flatten()
+    long, num_pieces = rows[first], pieces[first]
+    splits = torch.stack([long, num_pieces.cumsum(0) - num_pieces, num_pieces, degree[long]], 1).to(index)
+    if rows.is_cuda:
+        torch.cuda.current_stream(rows.device).synchronize()
+    return WorkList(items.contiguous(), steps, splits.contiguous(), plan)
 
 
 def _arranged(degree: Tensor, arrangement: Arrangement, order: Tensor | None) -> Tensor:

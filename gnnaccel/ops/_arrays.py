@@ -14,7 +14,7 @@ from gnnaccel.graph.structure import Graph
 SCHEMA = (
     "Tensor indptr, Tensor? indices, Tensor? edge_ids, Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, "
     "Tensor? items, Tensor? steps, Tensor? splits, Tensor? t_items, Tensor? t_steps, Tensor? t_splits, "
-    "SymInt num_cols, SymInt nnz, bool clustered"
+    "SymInt num_cols, SymInt nnz, bool clustered, bool t_clustered"
 )
 
 
@@ -36,6 +36,7 @@ class Arrays(NamedTuple):
     num_cols: int = 0
     nnz: int = 0
     clustered: bool = False
+    t_clustered: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -43,7 +44,7 @@ class Arrays(NamedTuple):
 
     def turned(self) -> Arrays:
         """The same edges reversed."""
-        sizes = (self.num_rows, self.nnz, self.clustered)
+        sizes = (self.num_rows, self.nnz, self.t_clustered, self.clustered)
         return Arrays._make((*self[3:6], *self[:3], *self[9:12], *self[6:9], *sizes))
 
     def matrix(self) -> tuple:
@@ -61,7 +62,7 @@ class Arrays(NamedTuple):
 
 
 COUNT = len(Arrays._fields)
-_TENSORS = 12
+_STRUCTURE, _TENSORS = 6, 12
 
 
 def split(args: tuple) -> tuple[Arrays, tuple]:
@@ -69,15 +70,16 @@ def split(args: tuple) -> tuple[Arrays, tuple]:
     return Arrays._make(args[:COUNT]), args[COUNT:]
 
 
-def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None) -> Arrays:
+def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None, listed: bool = True) -> Arrays:
     """The arguments of a call on `graph` that gathers rows of the widest of `features`.
 
-    The transposed half is there only if `transposed`: where a gradient will need it.
+    The transposed half is there only if `transposed`: where a gradient will need it. Work lists only if `listed`: where
+    a kernel that reads them (sums and means of copied or scaled sources, dot products) will run, forward or backward.
     """
     nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
-    if graph.indptr.is_cuda:
+    if listed and graph.indptr.is_cuda:
         row_bytes = max((math.prod(x.shape[1:]) * x.element_size() for x in features if x is not None), default=0)
         work = graph.work_list(row_bytes)
         t_work = None if t is None else t.work_list(row_bytes)
@@ -88,21 +90,25 @@ def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None) -> Array
             *(nothing if work is None else work[:3]),
             *(nothing if t_work is None else t_work[:3]),
             *(graph.num_cols, graph.indices.numel()),
-            any(w is not None and w.clustered for w in (work, t_work)),
+            *(w is not None and w.clustered for w in (work, t_work)),
         )
     )
 
 
 def save(ctx, arrays: Arrays, *tensors: Tensor | None) -> None:
-    """ctx.save_for_backward of `arrays` and `tensors`; `saved` gives them back."""
-    ctx.array_sizes = arrays[_TENSORS:]
-    ctx.save_for_backward(*arrays[:_TENSORS], *tensors)
+    """ctx.save_for_backward of `arrays` and `tensors`; `saved` gives them back.
+
+    Work lists stay out of it: a graph may earn one between a forward and the same forward again under
+    torch.utils.checkpoint, which wants the same saved tensors both times.
+    """
+    ctx.work_lists, ctx.array_sizes = arrays[_STRUCTURE:_TENSORS], arrays[_TENSORS:]
+    ctx.save_for_backward(*arrays[:_STRUCTURE], *tensors)
 
 
 def saved(ctx) -> tuple[Arrays, tuple]:
     """What `save` kept."""
     tensors = ctx.saved_tensors
-    return Arrays._make((*tensors[:_TENSORS], *ctx.array_sizes)), tensors[_TENSORS:]
+    return Arrays._make((*tensors[:_STRUCTURE], *ctx.work_lists, *ctx.array_sizes)), tensors[_STRUCTURE:]
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

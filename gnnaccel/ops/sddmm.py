@@ -83,7 +83,7 @@ def sddmm(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")
-    arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs)
+    arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs, listed=op in ("dot", "mul", "div"))
     return torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, lhs_target, rhs_target)
 
 

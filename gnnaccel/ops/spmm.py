@@ -112,7 +112,8 @@ def spmm(
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
-    arrays = arrays_of(graph, reduce in ("sum", "mean") and needs_grad(x), x)
+    adds = reduce in ("sum", "mean")
+    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=adds and message in ("copy_lhs", "mul"))
     out, arg_lhs, arg_rhs = torch.ops.gnnaccel.spmm(*arrays, x, weight, message, reduce, empty_value)
     return (out, arg_lhs, arg_rhs) if return_arg else out
 
