@@ -201,9 +201,12 @@ inline int64_t next_power_of_two(int64_t x) {
 // rows of equal length together, which then stay in step: reddit-like, 32 features, 1.39 ms instead of 1.45. Where rows
 // are short they cost more than they gain: amazon0505-like, 128 features, 0.535 ms instead of 0.519 (H200).
 constexpr int kMaxListThreads = 512;
+// A small graph needs all the blocks it can get.
 constexpr int64_t kInStepDegree = 128;
+constexpr int64_t kInStepNonzeros = 10000000;
 inline int list_threads(const Csr& graph) {
-  return graph.nnz / graph.num_rows >= kInStepDegree ? kMaxListThreads : kMaxListThreads / 2;
+  const bool large = graph.nnz >= kInStepNonzeros && graph.nnz / graph.num_rows >= kInStepDegree;
+  return large ? kMaxListThreads : kMaxListThreads / 2;
 }
 
 // Calls f(T{}, I{}) with the C++ types of a dtype and an index type.
