@@ -78,8 +78,8 @@ def spmm(
     fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different
     dtypes meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the winners (max,
     min). Deterministic, but for the gradient of x of max and min on CUDA: atomics add it up, unless
-    torch.use_deterministic_algorithms is on; and a CUDA graph's sums change once in the last bits when it earns its work
-    list (see `gnnaccel.prepare`), not so in that mode. Source: HP-SpMM (Fan et al.) for the balance over edges.
+    torch.use_deterministic_algorithms is on; and a CUDA graph's sums change once in the last bits when it earns its
+    work list (see `gnnaccel.prepare`), not so in that mode. Source: HP-SpMM (Fan et al.) for the balance over edges.
 
     Examples
     --------
