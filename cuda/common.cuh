@@ -160,21 +160,8 @@ __device__ __forceinline__ int64_t find_row(const I* indptr, int64_t num_rows, i
   return low;
 }
 
-// The same by a whole warp, which probes 32 rows at a time: 4 rounds for a million rows instead of 20.
-template <typename I>
-__device__ __forceinline__ int64_t find_row_by_warp(const I* indptr, int64_t num_rows, int64_t k) {
-  int64_t low = 0, high = num_rows;
-  while (high - low > 1) {
-    const int64_t step = (high - low + 31) / 32;
-    const int64_t probe = low + (threadIdx.x % 32 + 1) * step;
-    const bool below = probe < high && static_cast<int64_t>(__ldg(indptr + probe)) <= k;
-    low += __popc(__ballot_sync(~0u, below)) * step;
-    high = low + step < high ? low + step : high;
-  }
-  return low;
-}
-
-// The same by each group of L lanes for a nonzero of its own; all lanes of the warp call it together.
+// The same by each group of L lanes for a nonzero of its own, probing L rows at a time (4 rounds of 32 for a million
+// rows instead of 20); all lanes of the warp call it together.
 template <int L, typename I>
 __device__ __forceinline__ I find_row_by_group(const I* indptr, int64_t num_rows, I k) {
   const int lane = threadIdx.x % L;
@@ -188,6 +175,9 @@ __device__ __forceinline__ I find_row_by_group(const I* indptr, int64_t num_rows
   }
   return static_cast<I>(low);
 }
+
+inline int size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+inline int accumulator_size(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -120,7 +120,7 @@ __host__ __device__ inline int heads_of_team(int64_t num_heads) {
 template <typename T, typename I, bool BACKWARD>
 __global__ void __launch_bounds__(Config::long_threads) long_rows_kernel(const Params<T, I> p) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * p.long_row;
-  const int64_t row = find_row_by_warp(p.indptr, p.num_rows, k);
+  const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k));
   const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
   if (end - begin <= p.long_row || k - begin >= p.long_row) return;
   solve_row<true, BACKWARD>(p, begin, end, threadIdx.x, Config::long_threads, heads_of_team(p.num_heads));

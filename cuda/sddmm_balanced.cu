@@ -52,7 +52,7 @@ __device__ __forceinline__ void find_rows(const Params<T, I>& p, int64_t first, 
   __shared__ int64_t ends[2];
   if (threadIdx.x < 64) {  // two warps find the rows of the first and the last nonzero
     const int side = threadIdx.x / 32;
-    const int64_t row = find_row_by_warp(p.indptr, p.num_rows, first + side * (count - 1));
+    const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(first + side * (count - 1)));
     if (threadIdx.x % 32 == 0) ends[side] = row;
   }
   __syncthreads();

@@ -203,14 +203,12 @@ cudaError_t with_shape(Shape shape, F f) {
   return f(integral_constant<int, 8>{}, integral_constant<int, 1>{});
 }
 
-int64_t vectors_of(const DotCall& call) {
-  return call.len / (16 / (call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2));
-}
+int64_t vectors_of(const DotCall& call) { return call.len / (16 / size_of(call.dtype)); }
 
 }  // namespace
 
 bool sddmm_rows_serves(const DotCall& call) {
-  const int64_t n = 16 / (call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2);
+  const int64_t n = 16 / size_of(call.dtype);
   const bool aligned = (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % 16 == 0;
   if (!call.work.items || !aligned || call.len % n || vectors_of(call) > Config::max_vectors) return false;
   // Left to sddmm_balanced.cu, whose neighbouring workers write neighbouring results: whole rows of two edges

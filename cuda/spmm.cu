@@ -62,11 +62,21 @@ SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, con
   return call;
 }
 
+int64_t bytes_of(const SpmmCall& call, const Choice& choice) {
+  switch (choice.kernel) {
+    case Kernel::rows:
+      return spmm_rows_workspace_bytes(call);
+    case Kernel::balanced:
+      return spmm_balanced_workspace_bytes(call, choice.slice);
+    default:
+      return spmm_general_workspace_bytes(call);
+  }
+}
+
 }  // namespace
 
 Slice slice_of(const SpmmCall& call, int max_lanes) {
-  const int size = call.dtype == DType::f64 ? 8 : call.dtype == DType::f32 ? 4 : 2;
-  const int n = 16 / size;
+  const int n = 16 / size_of(call.dtype);
   const bool message = call.message == Message::copy_lhs || call.message == Message::mul;
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
   if (call.extreme() || !message || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
@@ -80,32 +90,22 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
 
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
                              const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype) {
-  const SpmmCall call = call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype);
   if (graph.num_rows == 0 || num_feats == 0) return 0;
-  const Choice choice = choose(call);
-  switch (choice.kernel) {
-    case Kernel::rows:
-      return spmm_rows_workspace_bytes(work, num_feats, dtype);
-    case Kernel::balanced:
-      return spmm_balanced_workspace_bytes(call, choice.slice);
-    default:
-      return spmm_general_workspace_bytes(graph.nnz, num_feats, reduce, dtype, graph.index_type);
-  }
+  const SpmmCall call = call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype);
+  return bytes_of(call, choose(call));
 }
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
                  void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
                  double empty_value, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  if (workspace_bytes < spmm_workspace_bytes(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype)) {
-    return cudaErrorInvalidValue;
-  }
   SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype);
   call.arg_lhs = arg_lhs;
   call.arg_rhs = arg_rhs;
   call.empty_value = empty_value;
   call.workspace = workspace;
   const Choice choice = choose(call);
+  if (workspace_bytes < bytes_of(call, choice)) return cudaErrorInvalidValue;
   switch (choice.kernel) {
     case Kernel::rows:
       return spmm_rows(call, choice.slice, stream);

@@ -42,7 +42,7 @@ inline Weight weight_of(const SpmmCall& call) {
 }
 
 // Rows taken whole from a work list (spmm_rows.cu).
-int64_t spmm_rows_workspace_bytes(const WorkList& work, int64_t num_feats, DType dtype);
+int64_t spmm_rows_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
 // Equal nonzeros for every worker (spmm_balanced.cu).
@@ -50,7 +50,7 @@ int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice);
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
 // Every message, reduction and alignment (spmm_general.cu).
-int64_t spmm_general_workspace_bytes(int64_t nnz, int64_t num_feats, Reduce reduce, DType dtype, IndexType index_type);
+int64_t spmm_general_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream);
 
 // N values of a lane, accumulated.

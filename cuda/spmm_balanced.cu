@@ -271,7 +271,7 @@ int64_t nonzeros_of_block(const SpmmCall& call, Slice slice) {
 
 int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice) {
   const int64_t blocks = ceil_div(call.graph.nnz, nonzeros_of_block(call, slice));
-  return blocks * (2 * call.num_feats * (call.dtype == DType::f64 ? 8 : 4) + 8);
+  return blocks * (2 * call.num_feats * accumulator_size(call.dtype) + 8);
 }
 
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream) {

@@ -369,11 +369,9 @@ cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t spmm_general_workspace_bytes(int64_t nnz, int64_t num_feats, Reduce reduce, DType dtype, IndexType index_type) {
-  const bool extreme = reduce == Reduce::max || reduce == Reduce::min;
-  const int64_t value = dtype == DType::f64 ? 8 : 4;
-  const int64_t where = !extreme ? 0 : index_type == IndexType::i64 ? 8 : 4;
-  return 2 * num_chunks(nnz) * num_feats * (value + where);
+int64_t spmm_general_workspace_bytes(const SpmmCall& call) {
+  const int64_t where = !call.extreme() ? 0 : call.graph.index_type == IndexType::i64 ? 8 : 4;
+  return 2 * num_chunks(call.graph.nnz) * call.num_feats * (accumulator_size(call.dtype) + where);
 }
 
 cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {

@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(Config::threads)
 
 }  // namespace
 
-int64_t spmm_rows_workspace_bytes(const WorkList& work, int64_t num_feats, DType dtype) {
-  return work.num_parts * num_feats * (dtype == DType::f64 ? 8 : 4);
+int64_t spmm_rows_workspace_bytes(const SpmmCall& call) {
+  return call.work.num_parts * call.num_feats * accumulator_size(call.dtype);
 }
 
 cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
