@@ -199,21 +199,25 @@ inline int list_threads(const Csr& graph) {
   return large ? kMaxListThreads : kMaxListThreads / 2;
 }
 
+// Calls f(I{}) with the C++ type of an index type.
+template <typename F>
+auto with_index(IndexType type, F f) {
+  return type == IndexType::i32 ? f(int32_t{}) : f(int64_t{});
+}
+
 // Calls f(T{}, I{}) with the C++ types of a dtype and an index type.
 template <typename F>
 cudaError_t with_types(DType dtype, IndexType index_type, F f) {
-  auto with_index = [&](auto value) {
-    return index_type == IndexType::i32 ? f(value, int32_t{}) : f(value, int64_t{});
-  };
+  auto with_value = [&](auto value) { return with_index(index_type, [&](auto index) { return f(value, index); }); };
   switch (dtype) {
     case DType::f32:
-      return with_index(float{});
+      return with_value(float{});
     case DType::f64:
-      return with_index(double{});
+      return with_value(double{});
     case DType::bf16:
-      return with_index(__nv_bfloat16{});
+      return with_value(__nv_bfloat16{});
     case DType::f16:
-      return with_index(__half{});
+      return with_value(__half{});
   }
   return cudaErrorInvalidValue;
 }

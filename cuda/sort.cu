@@ -122,11 +122,6 @@ __global__ void __launch_bounds__(kThreads)
   t_edge_ids[i] = edge_ids ? edge_ids[k] : k;
 }
 
-template <typename F>
-auto with_index(IndexType type, F f) {
-  return type == IndexType::i32 ? f(int32_t{}) : f(int64_t{});
-}
-
 }  // namespace
 
 int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type) {

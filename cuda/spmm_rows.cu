@@ -8,8 +8,8 @@
 // The order of the list makes the caches work. Rows of equal length next to each other run through their sorted
 // sources in step, so that the workers of a multiprocessor (and all of them in L2) want the same sources at about
 // the same time; rows of one community share them besides. Slices of the features go one after the other
-// (blockIdx.y), so that the slice's part of x has a chance to stay in L2. H200, reddit-like, 32 features: 1.66 ms in
-// the given order, 1.40 by length, 1.15 by community and length (benchmarks/results/cuda_kernels_h200.csv).
+// (blockIdx.y), so that the slice's part of x has a chance to stay in L2. H200, reddit-like, 32 features: 1.40 ms by
+// length, 1.17 by community and length (benchmarks/results/cuda_kernels_h200.csv); 1.66 as given, in a prototype.
 //
 // Sub-warp per row with 16-byte lanes: Sputnik (Gale et al., 2020); rows by length: GE-SpMM, RoDe; clusters:
 // HP-SpMM (Fan et al.).

@@ -112,7 +112,7 @@ def prepare(graph_or_data: Any, *, transposed: bool = True, reorder: bool = Fals
         Also build the reversed structure, which the backward pass reads. Pass False for inference.
     reorder : bool
         CUDA only: also look for communities, and let the kernels take their rows together. Costs up to seconds on
-        graphs of 100 million edges, and pays where neighbours share neighbours: twice the speed on products-like.
+        graphs of 100 million edges, and pays where neighbours share neighbours (docs/performance.md).
         Features and results keep their order.
 
     Returns

@@ -6,6 +6,7 @@ edge features and SDDMM results are always in edge-id order.
 
 from __future__ import annotations
 
+import logging
 import weakref
 
 import torch
@@ -180,12 +181,12 @@ class Graph:
         origin = None if self._origin is None else self._origin()
         if origin is not None:
             return origin
-        arrays = self._origin_arrays
-        if arrays is None:
-            arrays = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
-        indptr, indices, edge_ids = arrays
-        other = Graph(indptr, indices, edge_ids, self.num_rows)
-        if indptr.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+        if self._origin_arrays is not None:
+            indptr, indices, edge_ids = self._origin_arrays
+            return self._keep_transposed(Graph(indptr, indices, edge_ids, self.num_rows))
+        arrays = torch.ops.gnnaccel.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
+        other = Graph(*arrays, self.num_rows)
+        if self.indptr.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
             return other  # its arrays hold nothing before the captured graph is replayed
         return self._keep_transposed(other)
 
@@ -218,8 +219,9 @@ class Graph:
         try:
             self._seek_order()
             return self._build_work_list(lanes)
-        except torch.OutOfMemoryError:  # then never: kernels do without
+        except torch.OutOfMemoryError:
             self._uses = -1
+            logging.getLogger("gnnaccel").warning("%s: no memory for a work list; its kernels do without, slower", self)
             return None
 
     def prepare_work(self, *, reorder_rows: bool, like: Graph | None = None) -> list[worklist.WorkList]:
