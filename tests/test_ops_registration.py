@@ -5,6 +5,8 @@ import pytest
 import torch
 from oracle import assert_close, rand
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
@@ -206,3 +208,61 @@ def test_autocast_around_a_layer():
     got.sum().backward()
     torch.testing.assert_close(got, want, rtol=0.05, atol=0.1)
     assert layer.weight.grad.dtype == torch.float32
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Subclass(torch.Tensor):
+    pass
+
+
+def _by_mode(call, x):
+    with _Seen() as seen:
+        call(x)
+    return seen.names
+
+
+def _by_profiler(call, x):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call(x)
+    return [event.name.replace("::", ".") + ".default" for event in profile.events()]
+
+
+def _by_tracing(call, x):
+    return [str(node.target) for node in make_fx(call)(x).graph.nodes]
+
+
+@pytest.mark.parametrize("listen", [_by_mode, _by_profiler, _by_tracing])
+def test_calls_are_seen_by_those_who_listen(listen):
+    """Calls go past torch's dispatcher only where nobody would notice."""
+    g = small()
+    assert "gnnaccel.spmm.default" in listen(lambda x: ops.spmm(g, x), rand(g.num_cols, 3))
+
+
+def _negated(x):
+    return torch.view_as_complex(torch.stack([x, -x], -1)).conj().imag  # memory holds -x
+
+
+@pytest.mark.parametrize("make", [_negated, lambda x: x.as_subclass(_Subclass), lambda x: x.to("meta")])
+def test_tensors_that_are_not_what_their_memory_holds(make):
+    g = small()
+    x = rand(g.num_cols, 3)
+    given = make(x)
+    assert given.is_neg() or given.is_meta or type(given) is _Subclass
+    out = OPS.spmm(*arrays_of(g, False), given, None, "copy_lhs", "sum", 0.0)[0]
+    if given.is_meta:
+        with pytest.raises(ValueError, match="device"):
+            ops.spmm(g, given)
+    else:
+        got = ops.spmm(g, given)
+        assert type(got) is type(out)
+        torch.testing.assert_close(got, out, rtol=0, atol=0)
+        assert_close(got.as_subclass(torch.Tensor), ops.spmm(g, x), torch.float64)

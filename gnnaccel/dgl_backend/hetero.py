@@ -11,6 +11,7 @@ import torch
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.graph import all_rows, structure
+from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES
 
@@ -67,7 +68,7 @@ def edge_softmax(original, gidx, eids, norm_by, *scores):
         return original(gidx, eids, norm_by, *scores)
     with report.accelerated(kind):
         graph = all_rows(gidx, norm_by)
-        out = torch.ops.gnnaccel.edge_softmax(graph.indptr, graph.edge_ids, torch.cat(scores), graph.nnz)
+        out = edge_softmax_op(graph.indptr, graph.edge_ids, torch.cat(scores), graph.nnz)
         return tuple(part.clone() for part in out.split(counts))  # tensors of their own, that may be written into
 
 

@@ -15,9 +15,10 @@ from torch.autograd import forward_ad
 from gnnaccel import report
 from gnnaccel.dgl_backend.graph import structure
 from gnnaccel.ops._arrays import arrays_of, needs_grad
-from gnnaccel.ops.sddmm import OPS
+from gnnaccel.ops.edge_softmax import edge_softmax_op
+from gnnaccel.ops.sddmm import OPS, sddmm_op
 from gnnaccel.ops.segment import segment_reduce
-from gnnaccel.ops.spmm import MESSAGES, REDUCES
+from gnnaccel.ops.spmm import MESSAGES, REDUCES, spmm_op
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
@@ -118,7 +119,7 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     """The SpMM of checked operands; `infinite`: rows without edges hold what a maximum or minimum starts from."""
     lhs, rhs, squeeze = _columns(lhs, rhs)
     arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
-    out = torch.ops.gnnaccel.spmm(*arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)[0]
+    out = spmm_op(*arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)[0]
     return out.squeeze(-1) if squeeze else out
 
 
@@ -146,7 +147,7 @@ def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
     """The SDDMM of checked operands."""
     lhs, rhs, squeeze = _columns(lhs, rhs)
     arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
-    out = torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
+    out = sddmm_op(*arrays, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
     return out.squeeze(-1) if squeeze else out
 
 
@@ -168,7 +169,7 @@ def edge_softmax(original, gidx, score, eids, norm_by):
         return original(gidx, score, eids, norm_by)
     with report.accelerated(kind):
         graph = graph.transposed if norm_by == "src" else graph
-        return torch.ops.gnnaccel.edge_softmax(graph.indptr, graph.edge_ids, score, graph.nnz)
+        return edge_softmax_op(graph.indptr, graph.edge_ids, score, graph.nnz)
 
 
 def segments(original, op, x, offsets):

@@ -8,16 +8,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import _operators
 
 _INT32_MAX = 2**31 - 1
-
-torch.library.define(
-    "gnnaccel::coo_to_csr", "(Tensor rows, Tensor cols, SymInt num_rows, SymInt num_cols) -> (Tensor, Tensor, Tensor)"
-)
-torch.library.define(
-    "gnnaccel::transpose",
-    "(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor, Tensor, Tensor)",
-)
 
 
 def as_index(name: str, value, op: str = "Graph") -> Tensor:
@@ -115,7 +108,7 @@ def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
         num_rows = top if num_rows is None else num_rows
         num_cols = top if num_cols is None else num_cols
     num_rows, num_cols = as_size("num_rows", num_rows), as_size("num_cols", num_cols)
-    return (*torch.ops.gnnaccel.coo_to_csr(rows, cols, num_rows, num_cols), num_cols)
+    return (*_coo_to_csr_op(rows, cols, num_rows, num_cols), num_cols)
 
 
 def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
@@ -148,17 +141,25 @@ def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, nu
     return out
 
 
-torch.library.impl("gnnaccel::coo_to_csr", ("CPU", "CUDA"))(_coo_to_csr_impl)
-torch.library.impl("gnnaccel::transpose", ("CPU", "CUDA"))(_transpose_impl)
-
-
-@torch.library.register_fake("gnnaccel::coo_to_csr")
 def _coo_to_csr_fake(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
     dtype = _csr_dtype(num_rows, num_cols, rows.numel())
     nnz = rows.numel()
     return tuple(rows.new_empty(n, dtype=dtype) for n in (num_rows + 1, nnz, nnz))
 
 
-@torch.library.register_fake("gnnaccel::transpose")
 def _transpose_fake(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
     return indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)
+
+
+_coo_to_csr_op = _operators.register(
+    "coo_to_csr",
+    "(Tensor rows, Tensor cols, SymInt num_rows, SymInt num_cols) -> (Tensor, Tensor, Tensor)",
+    _coo_to_csr_impl,
+    _coo_to_csr_fake,
+)
+transpose = _operators.register(
+    "transpose",
+    "(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor, Tensor, Tensor)",
+    _transpose_impl,
+    _transpose_fake,
+)

@@ -184,9 +184,7 @@ class Graph:
         if self._origin_arrays is not None:
             indptr, indices, edge_ids = self._origin_arrays
             return self._keep_transposed(Graph(indptr, indices, edge_ids, self.num_rows))
-        indptr, indices, edge_ids = torch.ops.gnnaccel.transpose(
-            self.indptr, self.indices, self.edge_ids, self.num_cols
-        )
+        indptr, indices, edge_ids = build.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
         other = Graph(indptr, indices, edge_ids, self.num_rows)
         if self.indptr.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
             return other  # its arrays hold nothing before the captured graph is replayed

@@ -6,22 +6,15 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _arrays, _autograd, _check
+from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops.edge_softmax import edge_softmax_op
+from gnnaccel.ops.sddmm import sddmm_op
+from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
-# out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
-# lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
-torch.library.define(
-    "gnnaccel::attention",
-    f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "gnnaccel::attention_backward",
-    f"(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt nnz, {_INPUTS}, Tensor out, Tensor lse, "
-    "Tensor out_pos, Tensor p_pos, Tensor grad_out, float negative_slope) -> (Tensor, Tensor, Tensor)",
-)
 
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
@@ -102,17 +95,16 @@ def attention(
     arrays = arrays_of(graph, keep, x)
     if x.device.type != "cpu" or x.dtype not in _FUSED_DTYPES:
         return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
-    return torch.ops.gnnaccel.attention(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
+    return _attention_op(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
 
 
 def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
-    ops = torch.ops.gnnaccel
-    scores = ops.sddmm(*arrays, score_src, score_dst, "add", "u", "v")
+    scores = sddmm_op(*arrays, score_src, score_dst, "add", "u", "v")
     scores = torch.nn.functional.leaky_relu(scores, negative_slope)
-    weight = ops.edge_softmax(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
+    weight = edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
     if edge_scale is not None:
         weight = weight * edge_scale
-    return ops.spmm(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)[0]
+    return spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)[0]
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -132,7 +124,6 @@ def _outputs(num_rows, x, keep) -> list[Tensor]:
     return [x.new_empty(n, *x.shape[1:k]) for n, k in ((num_rows, 3), (num_rows, 2), (kept, 3), (kept, 2))]
 
 
-@torch.library.impl("gnnaccel::attention", "CPU")
 def _attention_cpu(*args):
     arrays, (x, score_src, score_dst, edge_scale, negative_slope, keep) = _arrays.split(args)
     num_rows, feats = arrays.num_rows, x.shape[2]
@@ -150,7 +141,6 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-@torch.library.impl("gnnaccel::attention_backward", "CPU")
 def _attention_backward_cpu(
     t_indptr, t_indices, t_edge_ids, nnz,
     x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, negative_slope,
@@ -168,13 +158,11 @@ def _attention_backward_cpu(
     return grad_x, grads[1], grads[2]
 
 
-@torch.library.register_fake("gnnaccel::attention")
 def _attention_fake(*args):
     arrays, (x, *_, keep) = _arrays.split(args)
     return tuple(_outputs(arrays.num_rows, x, keep))
 
 
-@torch.library.register_fake("gnnaccel::attention_backward")
 def _attention_backward_fake(
     t_indptr, t_indices, t_edge_ids, nnz,
     x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, negative_slope,
@@ -190,9 +178,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, grad_out, *_):
-    nothing = (None,) * _arrays.COUNT
     if grad_out is None:
-        return (*nothing, None, None, None, None, None, None)
+        return None, None, None, None, None, None
     if not ctx.kept:
         raise RuntimeError("gnnaccel::attention: called with keep=False, which leaves nothing to differentiate with")
     arrays, (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos) = _arrays.saved(ctx)
@@ -202,11 +189,30 @@ def _backward(ctx, grad_out, *_):
         value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
         grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
     else:
-        grads = torch.ops.gnnaccel.attention_backward(
+        grads = _attention_backward_op(
             *arrays[3:6], arrays.nnz, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out,
             ctx.negative_slope,
         )  # fmt: skip
-    return (*nothing, *grads, None, None, None)
+    return *grads, None, None, None
 
 
-_autograd.register("attention", _backward, _setup_context)
+_attention_backward_op = _operators.register(
+    "attention_backward",
+    f"(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt nnz, {_INPUTS}, Tensor out, Tensor lse, "
+    "Tensor out_pos, Tensor p_pos, Tensor grad_out, float negative_slope) -> (Tensor, Tensor, Tensor)",
+    _attention_backward_cpu,
+    _attention_backward_fake,
+    devices=("cpu",),
+)
+# out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
+# lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
+_attention_op = _operators.register(
+    "attention",
+    f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    _attention_cpu,
+    _attention_fake,
+    devices=("cpu",),
+    structure=_arrays.COUNT,
+    backward=_backward,
+    setup_context=_setup_context,
+)

@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _autograd, _check
+from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Arrays
-
-torch.library.define("gnnaccel::edge_softmax", "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor")
-torch.library.define(
-    "gnnaccel::edge_softmax_backward",
-    "(Tensor indptr, Tensor? edge_ids, Tensor out, Tensor grad_out, SymInt nnz) -> Tensor",
-)
+from gnnaccel.ops.sddmm import sddmm_op
+from gnnaccel.ops.spmm import spmm_op
 
 
 def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
@@ -51,7 +48,7 @@ def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
     _check.one_of("edge_softmax", "norm_by", norm_by, ("dst", "src"))
     _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
     graph = graph if norm_by == "dst" else graph.transposed
-    return torch.ops.gnnaccel.edge_softmax(graph.indptr, graph.edge_ids, scores, graph.nnz)
+    return edge_softmax_op(graph.indptr, graph.edge_ids, scores, graph.nnz)
 
 
 def _launch(name: str, indptr: Tensor, edge_ids: Tensor | None, nnz: int, *inputs: Tensor) -> Tensor:
@@ -73,16 +70,10 @@ def _backward_impl(indptr, edge_ids, out, grad_out, nnz):
     return _launch("edge_softmax_backward", indptr, edge_ids, nnz, out, grad_out)
 
 
-torch.library.impl("gnnaccel::edge_softmax", ("CPU", "CUDA"))(_impl)
-torch.library.impl("gnnaccel::edge_softmax_backward", ("CPU", "CUDA"))(_backward_impl)
-
-
-@torch.library.register_fake("gnnaccel::edge_softmax")
 def _fake(indptr, edge_ids, scores, nnz):
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("gnnaccel::edge_softmax_backward")
 def _backward_fake(indptr, edge_ids, out, grad_out, nnz):
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
@@ -94,10 +85,18 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad):
     indptr, edge_ids, out = ctx.saved_tensors
-    return None, None, torch.ops.gnnaccel.edge_softmax_backward(indptr, edge_ids, out, grad, ctx.nnz), None
+    return _edge_softmax_backward_op(indptr, edge_ids, out, grad, ctx.nnz), None
 
 
-_autograd.register("edge_softmax", _backward, _setup)
+edge_softmax_op = _operators.register(
+    "edge_softmax",
+    "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor",
+    _impl,
+    _fake,
+    structure=2,
+    backward=_backward,
+    setup_context=_setup,
+)
 
 
 def _double_setup(ctx, inputs, output):
@@ -108,8 +107,8 @@ def _double_setup(ctx, inputs, output):
 def _row_sums(indptr, edge_ids, value, nnz):
     """Sum of value over the row of each edge, back on the edges."""
     arrays = Arrays(indptr, None, edge_ids, nnz=nnz)
-    rows = torch.ops.gnnaccel.spmm(*arrays, None, value, "copy_rhs", "sum", 0.0)[0]
-    return torch.ops.gnnaccel.sddmm(*arrays, None, rows, "copy_rhs", "u", "v")
+    rows = spmm_op(*arrays, None, value, "copy_rhs", "sum", 0.0)[0]
+    return sddmm_op(*arrays, None, rows, "copy_rhs", "u", "v")
 
 
 def _double_backward(ctx, cotangent):
@@ -119,8 +118,16 @@ def _double_backward(ctx, cotangent):
     s = _row_sums(indptr, edge_ids, a * g, ctx.nnz)
     t = _row_sums(indptr, edge_ids, cotangent * a, ctx.nnz)
     grad_a = cotangent * (g - s) - t * g
-    grad_g = torch.ops.gnnaccel.edge_softmax_backward(indptr, edge_ids, a, cotangent, ctx.nnz)
-    return None, None, grad_a, grad_g, None
+    grad_g = _edge_softmax_backward_op(indptr, edge_ids, a, cotangent, ctx.nnz)
+    return grad_a, grad_g, None
 
 
-_autograd.register("edge_softmax_backward", _double_backward, _double_setup)
+_edge_softmax_backward_op = _operators.register(
+    "edge_softmax_backward",
+    "(Tensor indptr, Tensor? edge_ids, Tensor out, Tensor grad_out, SymInt nnz) -> Tensor",
+    _backward_impl,
+    _backward_fake,
+    structure=2,
+    backward=_double_backward,
+    setup_context=_double_setup,
+)

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel.ops import _autograd
-
-torch.library.define("gnnaccel::head_dots", "(Tensor x, Tensor vectors) -> Tensor")
-torch.library.define("gnnaccel::head_dots_backward", "(Tensor x, Tensor vectors, Tensor grad) -> (Tensor, Tensor)")
+from gnnaccel import _operators
 
 
 def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
@@ -52,7 +49,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         raise ValueError(f"head_dots: vectors: expected x's device {x.device}, got {vectors.device}")
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return _composed(x, vectors)
-    return torch.ops.gnnaccel.head_dots(x, vectors)
+    return _head_dots_op(x, vectors)
 
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
@@ -63,7 +60,6 @@ def _sizes(x: Tensor, vectors: Tensor) -> tuple[int, ...]:
     return x.shape[0], vectors.shape[0], x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-@torch.library.impl("gnnaccel::head_dots", "CPU")
 def _head_dots_cpu(x, vectors):
     out = x.new_empty(vectors.shape[0], *x.shape[:2])
     if out.numel() == 0 or x.shape[2] == 0:
@@ -73,7 +69,6 @@ def _head_dots_cpu(x, vectors):
     return out
 
 
-@torch.library.impl("gnnaccel::head_dots_backward", "CPU")
 def _head_dots_backward_cpu(x, vectors, grad):
     x, vectors, grad = x.contiguous(), vectors.contiguous(), grad.contiguous()
     grads = torch.empty_like(x), torch.empty_like(vectors)
@@ -84,12 +79,10 @@ def _head_dots_backward_cpu(x, vectors, grad):
     return grads
 
 
-@torch.library.register_fake("gnnaccel::head_dots")
 def _head_dots_fake(x, vectors):
     return x.new_empty(vectors.shape[0], *x.shape[:2])
 
 
-@torch.library.register_fake("gnnaccel::head_dots_backward")
 def _head_dots_backward_fake(x, vectors, grad):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, vectors))
 
@@ -101,10 +94,25 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad):
     x, vectors = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        return torch.ops.gnnaccel.head_dots_backward(x, vectors, grad)
+        return _head_dots_backward_op(x, vectors, grad)
     # A second derivative is wanted: the same in ops that have one.
     wide = grad.unsqueeze(-1)
     return (wide * vectors.unsqueeze(1)).sum(0), (wide * x).sum(1)
 
 
-_autograd.register("head_dots", _backward, _setup_context)
+_head_dots_backward_op = _operators.register(
+    "head_dots_backward",
+    "(Tensor x, Tensor vectors, Tensor grad) -> (Tensor, Tensor)",
+    _head_dots_backward_cpu,
+    _head_dots_backward_fake,
+    devices=("cpu",),
+)
+_head_dots_op = _operators.register(
+    "head_dots",
+    "(Tensor x, Tensor vectors) -> Tensor",
+    _head_dots_cpu,
+    _head_dots_fake,
+    devices=("cpu",),
+    backward=_backward,
+    setup_context=_setup_context,
+)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _arrays, _autograd, _check
+from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import operand, reduce_to, result_features
-
-torch.library.define(
-    "gnnaccel::sddmm",
-    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str op, str lhs_target, str rhs_target) -> Tensor",
-)
+from gnnaccel.ops.spmm import spmm_op
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
@@ -84,7 +80,7 @@ def sddmm(
             )
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")
     arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs, listed=op in ("dot", "mul", "div"))
-    return torch.ops.gnnaccel.sddmm(*arrays, lhs, rhs, op, lhs_target, rhs_target)
+    return sddmm_op(*arrays, lhs, rhs, op, lhs_target, rhs_target)
 
 
 def _allocate(nnz, lhs, rhs, op):
@@ -111,10 +107,6 @@ def _sddmm_impl(*args):
     return out
 
 
-torch.library.impl("gnnaccel::sddmm", ("CPU", "CUDA"))(_sddmm_impl)
-
-
-@torch.library.register_fake("gnnaccel::sddmm")
 def _sddmm_fake(*args):
     arrays, (lhs, rhs, op, _, _) = _arrays.split(args)
     return _allocate(arrays.nnz, lhs, rhs, op)
@@ -130,7 +122,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad):
     arrays, (lhs, rhs) = _arrays.saved(ctx)
-    needs_lhs, needs_rhs = ctx.needs_input_grad[_arrays.COUNT : _arrays.COUNT + 2]
+    needs_lhs, needs_rhs, *_ = ctx.wanted
     op = ctx.op
     grad_lhs = grad_rhs = None
     if needs_lhs and ctx.features[0] is not None:
@@ -144,7 +136,7 @@ def _backward(ctx, grad):
         if op == "sub":
             grad_rhs = -grad_rhs
         grad_rhs = reduce_to(grad_rhs, ctx.features[1])
-    return (*(None,) * _arrays.COUNT, grad_lhs, grad_rhs, None, None, None)
+    return grad_lhs, grad_rhs, None, None, None
 
 
 def _to_target(arrays: Arrays, grad, factor, factor_target, target, features):
@@ -158,19 +150,18 @@ def _to_target(arrays: Arrays, grad, factor, factor_target, target, features):
         elif factor_target == "e":
             out = grad * _pad(factor, grad)
         else:
-            out = torch.ops.gnnaccel.sddmm(*arrays, grad, factor, "mul", "e", factor_target)
+            out = sddmm_op(*arrays, grad, factor, "mul", "e", factor_target)
     else:
         forward = arrays.turned() if target == "u" else arrays
-        spmm = torch.ops.gnnaccel.spmm
         if factor is None:
-            out = spmm(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]
+            out = spmm_op(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]
         elif factor_target == target:
-            out = spmm(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]
+            out = spmm_op(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]
             out = out * _pad(factor, out)
         elif factor_target == "e":
-            out = spmm(*forward, None, grad * _pad(factor, grad), "copy_rhs", "sum", 0.0)[0]
+            out = spmm_op(*forward, None, grad * _pad(factor, grad), "copy_rhs", "sum", 0.0)[0]
         else:
-            out = spmm(*forward, factor, grad, "mul", "sum", 0.0)[0]
+            out = spmm_op(*forward, factor, grad, "mul", "sum", 0.0)[0]
     return out if features is None else reduce_to(out, features)
 
 
@@ -179,4 +170,12 @@ def _pad(x: Tensor, like: Tensor) -> Tensor:
     return x.reshape(x.shape[0], *(1,) * (like.dim() - x.dim()), *x.shape[1:])
 
 
-_autograd.register("sddmm", _backward, _setup_context)
+sddmm_op = _operators.register(
+    "sddmm",
+    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str op, str lhs_target, str rhs_target) -> Tensor",
+    _sddmm_impl,
+    _sddmm_fake,
+    structure=_arrays.COUNT,
+    backward=_backward,
+    setup_context=_setup_context,
+)

@@ -8,25 +8,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _arrays, _autograd, _check
+from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
-
-torch.library.define(
-    "gnnaccel::spmm",
-    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "gnnaccel::spmm_backward",
-    "(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt num_rows, SymInt nnz, Tensor x, Tensor weight, "
-    "Tensor grad) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "gnnaccel::scatter_arg",
-    "(Tensor arg, Tensor values, SymInt num_targets, SymInt[] shape, bool rows_disjoint) -> Tensor",
-)
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")
@@ -115,7 +101,7 @@ def spmm(
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
     adds = reduce in ("sum", "mean")
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=adds and message in ("copy_lhs", "mul"))
-    out, arg_lhs, arg_rhs = torch.ops.gnnaccel.spmm(*arrays, x, weight, message, reduce, empty_value)
+    out, arg_lhs, arg_rhs = spmm_op(*arrays, x, weight, message, reduce, empty_value)
     return (out, arg_lhs, arg_rhs) if return_arg else out
 
 
@@ -163,10 +149,6 @@ def _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value):
     return tuple(turn(t, back).contiguous() if t.numel() else t for t in results)
 
 
-torch.library.impl("gnnaccel::spmm", ("CPU", "CUDA"))(_spmm_impl)
-
-
-@torch.library.register_fake("gnnaccel::spmm")
 def _spmm_fake(*args):
     arrays, (lhs, rhs, message, reduce, _) = _arrays.split(args)
     return _allocate(arrays.indptr, lhs, rhs, message, reduce)
@@ -180,29 +162,23 @@ def _setup_context(ctx, inputs, output):
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
     ctx.message, ctx.reduce = message, reduce
     # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
-    needs_lhs, needs_rhs = _wanted(ctx)
+    needs_lhs, needs_rhs, *_ = ctx.wanted
     keep = (lhs if needs_rhs else None, rhs if needs_lhs else None) if message == "mul" else (None, None)
     extremes = reduce in ("max", "min")
     _arrays.save(ctx, arrays, *keep, *((arg_lhs, arg_rhs) if extremes else (None, None)))
 
 
-def _wanted(ctx) -> tuple[bool, bool]:
-    """Which of lhs and rhs need a gradient."""
-    return ctx.needs_input_grad[_arrays.COUNT : _arrays.COUNT + 2]
-
-
 def _backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
-    nothing = (None,) * _arrays.COUNT
     if grad is None:
-        return (*nothing, None, None, None, None, None)
+        return None, None, None, None, None
     backward = _backward_extremes if ctx.reduce in ("max", "min") else _backward_sum
     grad_lhs, grad_rhs = backward(ctx, grad)
-    return (*nothing, grad_lhs, grad_rhs, None, None, None)
+    return grad_lhs, grad_rhs, None, None, None
 
 
 def _backward_sum(ctx, grad):
     arrays, (lhs, rhs, _, _) = _arrays.saved(ctx)
-    needs_lhs, needs_rhs = _wanted(ctx)
+    needs_lhs, needs_rhs, *_ = ctx.wanted
     lhs_features, rhs_features = ctx.features
     if ctx.reduce == "mean":
         # In fp32 at least: a count past 65504 has no fp16.
@@ -211,14 +187,14 @@ def _backward_sum(ctx, grad):
     if needs_lhs and needs_rhs and _fuses(lhs, rhs, grad):
         # Both gradients read the same rows of grad: one walk serves them.
         t_arrays = (arrays.t_indptr, arrays.t_indices, arrays.t_edge_ids, arrays.num_rows, arrays.nnz)
-        return torch.ops.gnnaccel.spmm_backward(*t_arrays, lhs, rhs, grad)
+        return _spmm_backward_op(*t_arrays, lhs, rhs, grad)
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
         turned = arrays.turned()
         if ctx.message == "mul":
-            grad_lhs = torch.ops.gnnaccel.spmm(*turned, grad, rhs, "mul", "sum", 0.0)[0]
+            grad_lhs = spmm_op(*turned, grad, rhs, "mul", "sum", 0.0)[0]
         else:
-            grad_lhs = torch.ops.gnnaccel.spmm(*turned, grad, None, "copy_lhs", "sum", 0.0)[0]
+            grad_lhs = spmm_op(*turned, grad, None, "copy_lhs", "sum", 0.0)[0]
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
         grad_rhs = _weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
@@ -249,7 +225,6 @@ def _width(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
-@torch.library.impl("gnnaccel::spmm_backward", "CPU")
 def _spmm_backward_cpu(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight, grad):
     x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
     grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
@@ -259,14 +234,24 @@ def _spmm_backward_cpu(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight
     return grad_x, grad_weight
 
 
-@torch.library.register_fake("gnnaccel::spmm_backward")
 def _spmm_backward_fake(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight, grad):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
 
 
+_spmm_backward_op = _operators.register(
+    "spmm_backward",
+    "(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt num_rows, SymInt nnz, Tensor x, Tensor weight, "
+    "Tensor grad) -> (Tensor, Tensor)",
+    _spmm_backward_cpu,
+    _spmm_backward_fake,
+    devices=("cpu",),
+)
+
+
 def _weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
     """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
-    sddmm = torch.ops.gnnaccel.sddmm
+    from gnnaccel.ops.sddmm import sddmm_op  # here: its derivative is an spmm
+
     full = tuple(grad.shape[1:])
     # Features the weight does not have are summed inside the kernel where they are the last ones.
     _, split = _kept(rhs_features, full)
@@ -278,26 +263,26 @@ def _weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
         if math.prod(lhs_full[split:]) != tail:
             lhs = lhs.expand(lhs.shape[0], *lhs_full[:split], *full[split:])
         lhs = lhs.reshape(lhs.shape[0], *lhs_full[:split], tail)
-        out = sddmm(*arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
+        out = sddmm_op(*arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
     else:
-        out = sddmm(*arrays, None, grad.sum(-1, keepdim=True), "copy_rhs", "u", "v")
+        out = sddmm_op(*arrays, None, grad.sum(-1, keepdim=True), "copy_rhs", "u", "v")
     out = out.reshape(out.shape[0], *full[:split], *(1,) * (len(full) - split))
     return reduce_to(out, rhs_features)
 
 
 def _backward_extremes(ctx, grad):
     arrays, (lhs, rhs, arg_lhs, arg_rhs) = _arrays.saved(ctx)
-    needs_lhs, needs_rhs = _wanted(ctx)
+    needs_lhs, needs_rhs, *_ = ctx.wanted
     lhs_features, rhs_features = ctx.features
     full = tuple(grad.shape[1:])
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
         value = grad * _gather(rhs, arg_rhs, full) if ctx.message == "mul" else grad
-        grad_lhs = torch.ops.gnnaccel.scatter_arg(arg_lhs, value, arrays.num_cols, full, False)
+        grad_lhs = _scatter_arg_op(arg_lhs, value, arrays.num_cols, full, False)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
         value = grad * _gather(lhs, arg_lhs, full) if ctx.message == "mul" else grad
-        grad_rhs = torch.ops.gnnaccel.scatter_arg(arg_rhs, value, arrays.nnz, rhs_features, True)
+        grad_rhs = _scatter_arg_op(arg_rhs, value, arrays.nnz, rhs_features, True)
     return grad_lhs, grad_rhs
 
 
@@ -309,7 +294,16 @@ def _gather(x: Tensor, arg: Tensor, full: tuple[int, ...]) -> Tensor:
     return x.gather(0, arg.long().clamp(min=0)).masked_fill(arg < 0, 0)
 
 
-_autograd.register("spmm", _backward, _setup_context)
+spmm_op = _operators.register(
+    "spmm",
+    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) "
+    "-> (Tensor, Tensor, Tensor)",
+    _spmm_impl,
+    _spmm_fake,
+    structure=_arrays.COUNT,
+    backward=_backward,
+    setup_context=_setup_context,
+)
 
 
 def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):
@@ -343,10 +337,6 @@ def _scatter_sorted(arg, values, out):
     return out
 
 
-torch.library.impl("gnnaccel::scatter_arg", ("CPU", "CUDA"))(_scatter_arg_impl)
-
-
-@torch.library.register_fake("gnnaccel::scatter_arg")
 def _scatter_arg_fake(arg, values, num_targets, shape, rows_disjoint):
     return values.new_empty(num_targets, *shape)
 
@@ -361,4 +351,11 @@ def _scatter_backward(ctx, grad):
     return None, _gather(grad, arg, ctx.full), None, None, None
 
 
-_autograd.register("scatter_arg", _scatter_backward, _scatter_setup)
+_scatter_arg_op = _operators.register(
+    "scatter_arg",
+    "(Tensor arg, Tensor values, SymInt num_targets, SymInt[] shape, bool rows_disjoint) -> Tensor",
+    _scatter_arg_impl,
+    _scatter_arg_fake,
+    backward=_scatter_backward,
+    setup_context=_scatter_setup,
+)

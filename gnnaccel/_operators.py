@@ -1,0 +1,114 @@
+"""Registration of ops with torch, and the short way into them.
+
+An op registered with torch.library passes torch's dispatcher, which turns its twenty arguments into values of its own
+and back once per level (autograd, then the device): 0.1 ms a call from Python, more than the kernels of a small graph
+take. So `register` returns a function that calls the implementation, or the derivative's torch.autograd.Function,
+itself, and goes through the dispatcher where somebody listens there: torch.compile, tracing, functorch, dispatch and
+function modes, profilers, tensor subclasses, other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_fragment = torch.library.Library("gnnaccel", "FRAGMENT")
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size})
+
+
+def _watched() -> bool:
+    """True if calls of ops have to be visible to the dispatcher."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
+    )
+
+
+def _lazy(tensor: Tensor | None) -> bool:
+    """True for a plain tensor whose memory is not what it stands for: negated, or one of torch's first batched ones
+    (torch.autograd.grad with is_grads_batched)."""
+    return tensor is not None and (tensor.is_neg() or torch._C._functorch.is_legacy_batchedtensor(tensor))
+
+
+def register(
+    name: str,
+    schema: str,
+    impl: Callable,
+    fake: Callable,
+    *,
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    structure: int = 0,
+    backward: Callable | None = None,
+    setup_context: Callable | None = None,
+) -> Callable:
+    """Define op gnnaccel::`name`; returns the function to call it by.
+
+    Parameters
+    ----------
+    name, schema : str
+        The schema is in torch.library's words, without the name; arguments have no defaults.
+    impl, fake : callable
+        The implementation on all `devices`, and the one that only allocates.
+    structure : int
+        How many of the first arguments describe a graph: never differentiable.
+    backward, setup_context : callable, optional
+        setup_context(ctx, inputs, output) as torch.library.register_autograd has it; backward(ctx, *grads) returns the
+        gradients of the arguments after the structure, and ctx.wanted says which of these are asked for.
+        register_autograd itself looks up the defaults of all arguments at every call, 0.1 ms for ours (torch 2.13).
+    """
+    full = f"gnnaccel::{name}"
+    torch.library.define(full, schema)
+    torch.library.impl(full, tuple(device.upper() for device in devices))(impl)
+    torch.library.register_fake(full)(fake)
+    op = getattr(torch.ops.gnnaccel, name).default
+    arguments = op._schema.arguments
+    features = [k for k in range(structure, len(arguments)) if "Tensor" in str(arguments[k].type)]
+
+    def differentiable(forward: Callable) -> Callable:
+        # The structure travels as one argument: torch looks at each of them several times.
+        def run(ctx, given, *rest):
+            args = (*given, *rest)
+            output = forward(*args)
+            ctx.wanted = ctx.needs_input_grad[1:]
+            setup_context(ctx, args, output)  # type: ignore[misc]
+            return output
+
+        def back(ctx, *grads):
+            return None, *backward(ctx, *grads)  # type: ignore[misc]
+
+        members = {"forward": staticmethod(run), "backward": staticmethod(back)}
+        function = type(f"gnnaccel_{name}", (torch.autograd.Function,), members)
+        return lambda args: function.apply(args[:structure], *args[structure:])  # type: ignore[attr-defined]
+
+    def needs_grad(args: tuple) -> bool:
+        return torch.is_grad_enabled() and any(args[k] is not None and args[k].requires_grad for k in features)
+
+    if backward is not None:
+
+        def below(*args):
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*args)
+
+        dispatched, direct = differentiable(below), differentiable(impl)
+
+        def autograd(*args):
+            return dispatched(args) if needs_grad(args) else below(*args)
+
+        _fragment.impl(name, autograd, "Autograd")
+
+    def call(*args):
+        # In this order: torch.compile traces into this function, and knows the answer to the first question.
+        if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, args)) or _watched():
+            return op(*args)
+        if args[0].device.type not in devices or any(_lazy(args[k]) for k in features):
+            return op(*args)
+        if backward is not None and needs_grad(args):
+            return direct(args)
+        return impl(*args)
+
+    return call
