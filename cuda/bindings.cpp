@@ -97,17 +97,23 @@ void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, 
         "scatter_arg");
 }
 
+void coo_in_order(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
+                  Address indptr, Address indices, int out_type, Address state, Address stream) {
+  check(cuda::coo_in_order(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<IndexType>(in_type), at(indptr),
+                           at(indices), static_cast<IndexType>(out_type), at(state), on(stream)),
+        "coo_in_order");
+}
+
 int64_t coo_to_csr_workspace_bytes(Address, Address, int64_t nnz, int64_t num_rows, int64_t, int, Address, Address,
-                                   Address, int out_type, Address) {
+                                   Address, int out_type) {
   return cuda::coo_to_csr_workspace_bytes(nnz, num_rows, static_cast<IndexType>(out_type));
 }
 
-void coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
-                Address indptr, Address indices, Address edge_ids, int out_type, Address bad, Address workspace,
-                int64_t workspace_bytes, Address stream) {
-  check(cuda::coo_to_csr(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<IndexType>(in_type), at(indptr),
-                         at(indices), at(edge_ids), static_cast<IndexType>(out_type), at(bad), at(workspace),
-                         workspace_bytes, on(stream)),
+void coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t, int in_type, Address indptr,
+                Address indices, Address edge_ids, int out_type, Address workspace, int64_t workspace_bytes,
+                Address stream) {
+  check(cuda::coo_to_csr(at(rows), at(cols), nnz, num_rows, static_cast<IndexType>(in_type), at(indptr), at(indices),
+                         at(edge_ids), static_cast<IndexType>(out_type), at(workspace), workspace_bytes, on(stream)),
         "coo_to_csr");
 }
 
@@ -134,6 +140,7 @@ void bind_cuda(pybind11::module_& module) {
   module.def("edge_softmax_cuda", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward_cuda", &edge_softmax_backward, Unlocked());
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
+  module.def("coo_in_order_cuda", &coo_in_order, Unlocked());
   module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);
   module.def("coo_to_csr_cuda", &coo_to_csr, Unlocked());
   module.def("transpose_cuda_workspace_bytes", &transpose_workspace_bytes);

@@ -55,11 +55,17 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
                         int64_t len, int64_t div, bool rows_disjoint, IndexType index_type, DType dtype,
                         cudaStream_t stream);
 
-// bad: an int64 on the device that receives 0, or nnz minus the position of the first pair out of range.
+// Checks pairs, and makes their CSR if rows ascend. state: two int64 on the device that receive 0 or nnz minus the
+// position of the first pair out of range, and 0 or 1 where rows do not ascend; if either, the CSR is worth nothing.
+cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                         IndexType in_type, void* indptr, void* indices, IndexType out_type, void* state,
+                         cudaStream_t stream);
+
+// Of pairs that have been checked.
 int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type);
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
-                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, void* bad,
-                       void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, IndexType in_type,
+                       void* indptr, void* indices, void* edge_ids, IndexType out_type, void* workspace,
+                       int64_t workspace_bytes, cudaStream_t stream);
 
 int64_t transpose_workspace_bytes(const Csr& graph);
 cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,

@@ -62,30 +62,16 @@ struct Sorter {
 };
 
 template <typename In, typename I>
-__global__ void __launch_bounds__(kThreads)
-    keys_of_pairs(const In* rows, const In* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, Key<I>* keys,
-                  I* positions, unsigned long long* bad) {
+__global__ void __launch_bounds__(kThreads) keys_of_rows(const In* rows, int64_t nnz, Key<I>* keys, I* positions) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= nnz) return;
-  const int64_t row = rows[i], col = cols[i];
-  const bool inside = row >= 0 && row < num_rows && col >= 0 && col < num_cols;
-  // The first bad pair has the largest nnz - i, so that a zeroed cell can hold "none".
-  if (!inside) atomicMax(bad, static_cast<unsigned long long>(nnz - i));
-  keys[i] = inside ? static_cast<Key<I>>(row) : Key<I>{0};
-  positions[i] = static_cast<I>(i);
-}
-
-template <typename I>
-__global__ void __launch_bounds__(kThreads) keys_of_columns(const I* indices, int64_t nnz, Key<I>* keys, I* positions) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= nnz) return;
-  keys[i] = static_cast<Key<I>>(indices[i]);
+  keys[i] = static_cast<Key<I>>(rows[i]);
   positions[i] = static_cast<I>(i);
 }
 
 // indptr[r]: the number of keys below r.
-template <typename I>
-__device__ __forceinline__ void write_start(const Key<I>* keys, int64_t nnz, int64_t num_keys, int64_t r, I* indptr) {
+template <typename K, typename I>
+__device__ __forceinline__ void write_start(const K* keys, int64_t nnz, int64_t num_keys, int64_t r, I* indptr) {
   if (r > num_keys) return;
   int64_t low = 0, high = nnz;
   while (low < high) {
@@ -97,6 +83,23 @@ __device__ __forceinline__ void write_start(const Key<I>* keys, int64_t nnz, int
     }
   }
   indptr[r] = static_cast<I>(low);
+}
+
+// CSR of pairs whose rows ascend. state: nnz minus the position of the first pair out of range, or 0; whether a row is
+// smaller than the one before. If either, the arrays are worth nothing.
+template <typename In, typename I>
+__global__ void __launch_bounds__(kThreads)
+    take_in_order(const In* rows, const In* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, I* indptr,
+                  I* indices, unsigned long long* state) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  write_start(rows, nnz, num_rows, i, indptr);
+  if (i >= nnz) return;
+  const int64_t row = rows[i], col = cols[i];
+  const bool inside = row >= 0 && row < num_rows && col >= 0 && col < num_cols;
+  // The first bad pair has the largest nnz - i, so that a zeroed cell can hold "none".
+  if (!inside) atomicMax(state, static_cast<unsigned long long>(nnz - i));
+  if (i && rows[i - 1] > row) state[1] = 1;
+  indices[i] = static_cast<I>(col);
 }
 
 template <typename In, typename I>
@@ -128,9 +131,27 @@ int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_
   return with_index(out_type, [&](auto out) { return Sorter<decltype(out)>::bytes(nnz, num_rows); });
 }
 
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
-                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, void* bad,
-                       void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                         IndexType in_type, void* indptr, void* indices, IndexType out_type, void* state,
+                         cudaStream_t stream) {
+  const cudaError_t status = cudaMemsetAsync(state, 0, 2 * sizeof(int64_t), stream);
+  if (status != cudaSuccess) return status;
+  return with_index(in_type, [&](auto in) {
+    return with_index(out_type, [&](auto out) {
+      using In = decltype(in);
+      using I = decltype(out);
+      const int64_t threads = nnz > num_rows + 1 ? nnz : num_rows + 1;
+      take_in_order<In, I><<<blocks_for(threads), kThreads, 0, stream>>>(
+          static_cast<const In*>(rows), static_cast<const In*>(cols), nnz, num_rows, num_cols, static_cast<I*>(indptr),
+          static_cast<I*>(indices), static_cast<unsigned long long*>(state));
+      return cudaGetLastError();
+    });
+  });
+}
+
+cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, IndexType in_type,
+                       void* indptr, void* indices, void* edge_ids, IndexType out_type, void* workspace,
+                       int64_t workspace_bytes, cudaStream_t stream) {
   if (workspace_bytes < coo_to_csr_workspace_bytes(nnz, num_rows, out_type)) return cudaErrorInvalidValue;
   return with_index(in_type, [&](auto in) {
     return with_index(out_type, [&](auto out) {
@@ -138,14 +159,12 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
       using I = decltype(out);
       Sorter<I> sorter(workspace, nnz, num_rows);
       const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
-      cudaError_t status = cudaMemsetAsync(bad, 0, sizeof(int64_t), stream);
-      if (status == cudaSuccess && nnz) {
-        keys_of_pairs<In, I><<<blocks_for(nnz), kThreads, 0, stream>>>(from_rows, from_cols, nnz, num_rows, num_cols,
-                                                                       sorter.keys[0], sorter.positions[0],
-                                                                       static_cast<unsigned long long*>(bad));
-        status = sorter.sort(stream);
+      if (nnz) {
+        keys_of_rows<In, I>
+            <<<blocks_for(nnz), kThreads, 0, stream>>>(from_rows, nnz, sorter.keys[0], sorter.positions[0]);
+        const cudaError_t status = sorter.sort(stream);
+        if (status != cudaSuccess) return status;
       }
-      if (status != cudaSuccess) return status;
       const int64_t threads = nnz > num_rows + 1 ? nnz : num_rows + 1;
       finish_pairs<In, I><<<blocks_for(threads), kThreads, 0, stream>>>(
           from_cols, sorter.keys[1], sorter.positions[1], nnz, num_rows, static_cast<I*>(indptr),
@@ -168,7 +187,7 @@ cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t
     const int64_t nnz = graph.nnz;
     Sorter<I> sorter(workspace, nnz, graph.num_cols);
     if (nnz) {
-      keys_of_columns<I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
+      keys_of_rows<I, I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
                                                                    sorter.keys[0], sorter.positions[0]);
       const cudaError_t status = sorter.sort(stream);
       if (status != cudaSuccess) return status;

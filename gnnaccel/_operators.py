@@ -29,6 +29,12 @@ def _watched() -> bool:
     )
 
 
+def plain(args: tuple) -> bool:
+    """True if kernels may run on `args` behind the dispatcher's back, but for what `_lazy` says of features."""
+    # In this order: torch.compile traces into this function, and knows the answer to the first question.
+    return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, args)) and not _watched()
+
+
 def _lazy(tensor: Tensor | None) -> bool:
     """True for a plain tensor whose memory is not what it stands for: negated, or one of torch's first batched ones
     (torch.autograd.grad with is_grads_batched)."""
@@ -102,10 +108,7 @@ def register(
         _fragment.impl(name, autograd, "Autograd")
 
     def call(*args):
-        # In this order: torch.compile traces into this function, and knows the answer to the first question.
-        if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, args)) or _watched():
-            return op(*args)
-        if args[0].device.type not in devices or any(_lazy(args[k]) for k in features):
+        if not plain(args) or args[0].device.type not in devices or any(_lazy(args[k]) for k in features):
             return op(*args)
         if backward is not None and needs_grad(args):
             return direct(args)

@@ -106,13 +106,53 @@ def test_nothing_synchronises():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_conversions_match_the_cpu():
-    rows, cols = torch.randint(50, (400,)), torch.randint(70, (400,))
-    here = Graph.from_coo(rows, cols, num_rows=50, num_cols=70)
-    there = Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=50, num_cols=70)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("nnz", [0, 1, 400, 5000])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_conversions_match_the_cpu(nnz, in_order, dtype):
+    rows, cols = torch.randint(3, 50, (nnz,), dtype=dtype), torch.randint(70, (nnz,), dtype=dtype)
+    rows = rows.sort().values if in_order else rows
+    here = Graph.from_coo(rows, cols, num_rows=53, num_cols=70)
+    there = Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=53, num_cols=70)
+    if in_order:  # nothing to sort: nonzero k is edge k
+        assert there.edge_ids is None
+        there.edge_ids = torch.arange(nnz, dtype=torch.int32)
     for a, b in ((here, there), (here.transposed, there.transposed)):
         for name in ("indptr", "indices", "edge_ids"):
             assert torch.equal(getattr(a, name), getattr(b, name).cpu()), name
+
+
+@pytest.mark.parametrize("row, col", [(-1, 0), (50, 0), (7, -3), (7, 70)])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_pairs_out_of_range(in_order, row, col):
+    rows, cols = torch.randint(50, (400,)), torch.randint(70, (400,))
+    rows = rows.sort().values if in_order else rows
+    rows[-1 if row > 7 else 0], cols[0] = row, col if row == 7 else cols[0]
+    with pytest.raises(ValueError, match=f"expected values in .*got {row if row != 7 else col} at"):
+        Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=50, num_cols=70)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_products_beyond_32_bits(listed):
+    """More than 2^31 node features, and more than 2^32 times one of a nonzero, with 32-bit indices."""
+    if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:
+        pytest.skip("needs 40 GiB of GPU memory")
+    torch.use_deterministic_algorithms(False)
+    nodes, nnz, width = 8_400_000, 20_000_000, 256
+    rows = torch.randint(nodes, (nnz,), device=DEVICE)
+    rows[:3000] = nodes - 1  # a row that is cut
+    cols = torch.randint(nodes, (nnz,), device=DEVICE)
+    graph = Graph.from_coo(rows, cols, num_rows=nodes, num_cols=nodes)
+    if listed:
+        gnnaccel.prepare(graph, transposed=False)
+    x, weight = rand(nodes, width, dtype=torch.bfloat16), rand(nnz, dtype=torch.bfloat16)
+    assert x.numel() > 2**31 and nnz * width > 2**32
+    out, dots = ops.spmm(graph, x, weight), ops.sddmm(graph, x, x)
+    for row in (0, nodes // 2, nodes - 1):
+        edges = (rows == row).nonzero().flatten()
+        want = (x[cols[edges]].double() * weight[edges].double()[:, None]).sum(0)
+        assert_close(out[row], want, torch.bfloat16)
+        assert_close(dots[edges, 0], (x[cols[edges]].double() * x[row].double()).sum(1), torch.bfloat16)
 
 
 def test_offsets_beyond_32_bits():

@@ -18,7 +18,7 @@ from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import OPS, sddmm_op
 from gnnaccel.ops.segment import segment_reduce
-from gnnaccel.ops.spmm import MESSAGES, REDUCES, spmm_op
+from gnnaccel.ops.spmm import MESSAGES, REDUCES, aggregate
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
@@ -119,7 +119,7 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     """The SpMM of checked operands; `infinite`: rows without edges hold what a maximum or minimum starts from."""
     lhs, rhs, squeeze = _columns(lhs, rhs)
     arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
-    out = spmm_op(*arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)[0]
+    out = aggregate(arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)
     return out.squeeze(-1) if squeeze else out
 
 

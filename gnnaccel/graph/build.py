@@ -108,30 +108,46 @@ def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
         num_rows = top if num_rows is None else num_rows
         num_cols = top if num_cols is None else num_cols
     num_rows, num_cols = as_size("num_rows", num_rows), as_size("num_cols", num_cols)
-    return (*_coo_to_csr_op(rows, cols, num_rows, num_cols), num_cols)
+    sort = _sort if _operators.plain((rows, cols)) and rows.device.type in ("cpu", "cuda") else _coo_to_csr_op
+    return (*sort(rows, cols, num_rows, num_cols), num_cols)
 
 
 def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(num_rows, num_cols, nnz) <= _INT32_MAX else torch.int64
 
 
-def _coo_to_csr_impl(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
-    nnz = rows.numel()
+def _sort(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+    """indptr, indices and edge ids; on CUDA None for the ids of pairs that come by ascending rows (as samplers give
+    them), which need no sorting."""
+    nnz, device = rows.numel(), rows.device
     dtype = _csr_dtype(num_rows, num_cols, nnz)
     rows, cols = rows.contiguous(), cols.contiguous()
-    out = [torch.empty(n, dtype=dtype, device=rows.device) for n in (num_rows + 1, nnz, nnz)]
-    pairs = (lib.pointer(rows), lib.pointer(cols), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
-    arguments = (*pairs, *(lib.pointer(t) for t in out), lib.INDEX_TYPES[dtype])
+    indptr, indices = (torch.empty(n, dtype=dtype, device=device) for n in (num_rows + 1, nnz))
+    pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
     if rows.is_cuda:
-        flag = torch.empty(1, dtype=torch.int64, device=rows.device)
-        lib.launch("coo_to_csr", rows.device, *arguments, lib.pointer(flag))
-        bad = int(flag)  # the one synchronisation: kernels trust a graph
+        state = torch.empty(2, dtype=torch.int64, device=device)
+        pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], state.data_ptr())
+        lib.launch("coo_in_order", device, *pairs, *pointers)
+        bad, disorder = state.tolist()  # the one synchronisation: kernels trust a graph
+        if not bad and not disorder:
+            return indptr, indices, None
     else:
-        bad = lib.launch("coo_to_csr", rows.device, *arguments)
+        bad = 0
+    edge_ids = torch.empty(nnz, dtype=dtype, device=device)
+    if not bad:
+        pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])
+        bad = lib.launch("coo_to_csr", device, *pairs, *pointers)
     if bad:
         check_range("rows", rows, num_rows, "num_rows")
         check_range("cols", cols, num_cols, "num_cols")
-    return tuple(out)
+    return indptr, indices, edge_ids
+
+
+def _coo_to_csr_impl(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+    indptr, indices, edge_ids = _sort(rows, cols, num_rows, num_cols)
+    if edge_ids is None:
+        edge_ids = torch.arange(indices.numel(), dtype=indices.dtype, device=indices.device)
+    return indptr, indices, edge_ids
 
 
 def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):

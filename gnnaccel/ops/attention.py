@@ -104,7 +104,7 @@ def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slop
     weight = edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
     if edge_scale is not None:
         weight = weight * edge_scale
-    return spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)[0]
+    return spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def _double_setup(ctx, inputs, output):
 def _row_sums(indptr, edge_ids, value, nnz):
     """Sum of value over the row of each edge, back on the edges."""
     arrays = Arrays(indptr, None, edge_ids, nnz=nnz)
-    rows = spmm_op(*arrays, None, value, "copy_rhs", "sum", 0.0)[0]
+    rows = spmm_op(*arrays, None, value, "copy_rhs", "sum", 0.0)
     return sddmm_op(*arrays, None, rows, "copy_rhs", "u", "v")
 
 

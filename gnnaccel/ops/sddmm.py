@@ -154,14 +154,14 @@ def _to_target(arrays: Arrays, grad, factor, factor_target, target, features):
     else:
         forward = arrays.turned() if target == "u" else arrays
         if factor is None:
-            out = spmm_op(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]
+            out = spmm_op(*forward, None, grad, "copy_rhs", "sum", 0.0)
         elif factor_target == target:
-            out = spmm_op(*forward, None, grad, "copy_rhs", "sum", 0.0)[0]
+            out = spmm_op(*forward, None, grad, "copy_rhs", "sum", 0.0)
             out = out * _pad(factor, out)
         elif factor_target == "e":
-            out = spmm_op(*forward, None, grad * _pad(factor, grad), "copy_rhs", "sum", 0.0)[0]
+            out = spmm_op(*forward, None, grad * _pad(factor, grad), "copy_rhs", "sum", 0.0)
         else:
-            out = spmm_op(*forward, factor, grad, "mul", "sum", 0.0)[0]
+            out = spmm_op(*forward, factor, grad, "mul", "sum", 0.0)
     return out if features is None else reduce_to(out, features)
 
 

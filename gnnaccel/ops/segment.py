@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel.graph import build
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Arrays
-from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.ops.spmm import aggregate
 
 
 def segment_reduce(
@@ -64,5 +64,5 @@ def segment_reduce(
         build.check_offsets("segment_reduce: offsets", offsets, rows)
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
     arrays = Arrays(offsets, nnz=rows)
-    out, _, arg = spmm_op(*arrays, None, x, "copy_rhs", reduce, empty_value)
-    return (out, arg) if return_arg else out
+    results = aggregate(arrays, None, x, "copy_rhs", reduce, empty_value, return_arg)
+    return (results[0], results[2]) if return_arg else results

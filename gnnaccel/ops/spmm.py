@@ -101,40 +101,58 @@ def spmm(
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
     adds = reduce in ("sum", "mean")
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=adds and message in ("copy_lhs", "mul"))
-    out, arg_lhs, arg_rhs = spmm_op(*arrays, x, weight, message, reduce, empty_value)
-    return (out, arg_lhs, arg_rhs) if return_arg else out
+    return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
 
 
-def _allocate(indptr, lhs, rhs, message, reduce):
-    """Outputs of an spmm: (out, arg_lhs, arg_rhs), the args empty where they mean nothing."""
-    given = rhs if lhs is None else lhs
-    shape = (indptr.shape[0] - 1, *result_features(lhs, rhs))
-    out = given.new_empty(shape)
-    args = [
-        indptr.new_empty(shape if reduce in ("max", "min") and message != other else (0,))
-        for other in ("copy_rhs", "copy_lhs")
-    ]
+def aggregate(arrays: Arrays, lhs, rhs, message: str, reduce: str, empty_value: float = 0.0, return_arg: bool = False):
+    """`spmm` of checked operands, without "sub" and "div"."""
+    if reduce in ("max", "min"):
+        results = _extremes_op(*arrays, lhs, rhs, message, reduce, empty_value)
+        return results if return_arg else results[0]
+    out = spmm_op(*arrays, lhs, rhs, message, reduce, empty_value)
+    return (out, arrays.indptr.new_empty(0), arrays.indptr.new_empty(0)) if return_arg else out
+
+
+def _spmm_fake(*args):
+    arrays, (lhs, rhs, *_) = _arrays.split(args)
+    return (rhs if lhs is None else lhs).new_empty(arrays.num_rows, *result_features(lhs, rhs))
+
+
+def _extremes_fake(*args):
+    arrays, (_, _, message, _, _) = _arrays.split(args)
+    out = _spmm_fake(*args)
+    args = (arrays.indptr.new_empty(out.shape if message != other else (0,)) for other in ("copy_rhs", "copy_lhs"))
     return out, *args
 
 
 def _spmm_impl(*args):
-    arrays, (lhs, rhs, message, reduce, empty_value) = _arrays.split(args)
-    out, arg_lhs, arg_rhs = _allocate(arrays.indptr, lhs, rhs, message, reduce)
+    arrays, operands = _arrays.split(args)
+    return _filled(arrays, *operands, (_spmm_fake(*args),))[0]
+
+
+def _extremes_impl(*args):
+    arrays, operands = _arrays.split(args)
+    return _filled(arrays, *operands, _extremes_fake(*args))
+
+
+def _filled(arrays, lhs, rhs, message, reduce, empty_value, results):
+    """`results`, which are out and for extremes arg_lhs and arg_rhs, filled; or others in their place."""
+    out, *args = results
     if out.numel() == 0:
-        return out, arg_lhs, arg_rhs
+        return results
     full = tuple(out.shape[1:])
     if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
-        return _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value)
+        return _turned(arrays, lhs, rhs, full, message, reduce, empty_value)
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
-    args = (lib.pointer(a) if a.numel() else 0 for a in (arg_lhs, arg_rhs))
+    winners = (a.data_ptr() if a.numel() else 0 for a in args) if args else (0, 0)
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[out.dtype], empty_value)
-    matrix = (*arrays.matrix(), *arrays.work_list())
-    lib.launch("spmm", out.device, *matrix, *lhs_operand, *rhs_operand, out.data_ptr(), *args, math.prod(full), *codes)
-    return out, arg_lhs, arg_rhs
+    operands = (*arrays.matrix(), *arrays.work_list(), *lhs_operand, *rhs_operand)
+    lib.launch("spmm", out.device, *operands, out.data_ptr(), *winners, math.prod(full), *codes)
+    return results
 
 
-def _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value):
+def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
     """For a weight that is broadcast between two of its dimensions: those it has are brought to the end, which copies
     node features; expanding the weight would store a value per edge and feature."""
     padded, _ = _kept(rhs.shape[1:], full)
@@ -145,39 +163,37 @@ def _spmm_turned(arrays, lhs, rhs, full, message, reduce, empty_value):
         t = t.reshape(t.shape[0], *(1,) * (len(full) + 1 - t.dim()), *t.shape[1:])
         return t.permute(0, *(i + 1 for i in order))
 
-    results = _spmm_impl(*arrays, turn(lhs, order), turn(rhs, order), message, reduce, empty_value)
+    impl = _extremes_impl if reduce in ("max", "min") else _spmm_impl
+    results = impl(*arrays, turn(lhs, order), turn(rhs, order), message, reduce, empty_value)
+    results = results if isinstance(results, tuple) else (results,)
     return tuple(turn(t, back).contiguous() if t.numel() else t for t in results)
-
-
-def _spmm_fake(*args):
-    arrays, (lhs, rhs, message, reduce, _) = _arrays.split(args)
-    return _allocate(arrays.indptr, lhs, rhs, message, reduce)
 
 
 def _setup_context(ctx, inputs, output):
     arrays, (lhs, rhs, message, reduce, _) = _arrays.split(inputs)
-    _, arg_lhs, arg_rhs = output
-    ctx.mark_non_differentiable(arg_lhs, arg_rhs)
     ctx.set_materialize_grads(False)
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
     ctx.message, ctx.reduce = message, reduce
     # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
     needs_lhs, needs_rhs, *_ = ctx.wanted
     keep = (lhs if needs_rhs else None, rhs if needs_lhs else None) if message == "mul" else (None, None)
-    extremes = reduce in ("max", "min")
-    _arrays.save(ctx, arrays, *keep, *((arg_lhs, arg_rhs) if extremes else (None, None)))
+    winners = output[1:] if isinstance(output, tuple) else ()
+    ctx.mark_non_differentiable(*winners)
+    _arrays.save(ctx, arrays, *keep, *winners)
 
 
-def _backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
-    if grad is None:
-        return None, None, None, None, None
-    backward = _backward_extremes if ctx.reduce in ("max", "min") else _backward_sum
-    grad_lhs, grad_rhs = backward(ctx, grad)
-    return grad_lhs, grad_rhs, None, None, None
+def _backward(ctx, grad):
+    grads = (None, None) if grad is None else _backward_sum(ctx, grad)
+    return *grads, None, None, None
+
+
+def _extremes_backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
+    grads = (None, None) if grad is None else _backward_extremes(ctx, grad)
+    return *grads, None, None, None
 
 
 def _backward_sum(ctx, grad):
-    arrays, (lhs, rhs, _, _) = _arrays.saved(ctx)
+    arrays, (lhs, rhs) = _arrays.saved(ctx)
     needs_lhs, needs_rhs, *_ = ctx.wanted
     lhs_features, rhs_features = ctx.features
     if ctx.reduce == "mean":
@@ -192,9 +208,9 @@ def _backward_sum(ctx, grad):
     if needs_lhs and lhs_features is not None:
         turned = arrays.turned()
         if ctx.message == "mul":
-            grad_lhs = spmm_op(*turned, grad, rhs, "mul", "sum", 0.0)[0]
+            grad_lhs = spmm_op(*turned, grad, rhs, "mul", "sum", 0.0)
         else:
-            grad_lhs = spmm_op(*turned, grad, None, "copy_lhs", "sum", 0.0)[0]
+            grad_lhs = spmm_op(*turned, grad, None, "copy_lhs", "sum", 0.0)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
         grad_rhs = _weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
@@ -294,14 +310,23 @@ def _gather(x: Tensor, arg: Tensor, full: tuple[int, ...]) -> Tensor:
     return x.gather(0, arg.long().clamp(min=0)).masked_fill(arg < 0, 0)
 
 
+_INPUTS = f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value)"
 spmm_op = _operators.register(
     "spmm",
-    f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value) "
-    "-> (Tensor, Tensor, Tensor)",
+    _INPUTS + " -> Tensor",
     _spmm_impl,
     _spmm_fake,
     structure=_arrays.COUNT,
     backward=_backward,
+    setup_context=_setup_context,
+)
+_extremes_op = _operators.register(
+    "spmm_extremes",
+    _INPUTS + " -> (Tensor, Tensor, Tensor)",
+    _extremes_impl,
+    _extremes_fake,
+    structure=_arrays.COUNT,
+    backward=_extremes_backward,
     setup_context=_setup_context,
 )
 
