@@ -116,7 +116,7 @@ def test_conversions_match_the_cpu(nnz, in_order, dtype):
     there = Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=53, num_cols=70)
     if in_order:  # nothing to sort: nonzero k is edge k
         assert there.edge_ids is None
-        there.edge_ids = torch.arange(nnz, dtype=torch.int32)
+        there.edge_ids = torch.arange(nnz, dtype=torch.int32, device=DEVICE)
     for a, b in ((here, there), (here.transposed, there.transposed)):
         for name in ("indptr", "indices", "edge_ids"):
             assert torch.equal(getattr(a, name), getattr(b, name).cpu()), name
