@@ -102,8 +102,8 @@ def build(name: str):
 def rand(*shape, seed=1, dtype=torch.float64):
     """Values of both signs with a magnitude between 0.5 and 1.5: they can be divided by; no two are equal."""
     generator = torch.Generator().manual_seed(seed)
-    value = torch.rand(*shape, generator=generator, dtype=torch.float64) + 0.5
-    sign = torch.where(torch.rand(*shape, generator=generator) < 0.5, -1.0, 1.0)
+    value = torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
+    sign = torch.where(torch.rand(*shape, generator=generator, device="cpu") < 0.5, -1.0, 1.0)
     return (value * sign).to(dtype)
 
 
@@ -201,7 +201,7 @@ def outcome(call, inputs=(), module=None, grad=True):
     # Rows without edges are infinite in DGL's raw max and min; they have no gradient worth comparing.
     parts = [torch.where(o.isfinite(), o, torch.zeros_like(o)) for o in outs if o.requires_grad]
     if parts:
-        total = sum((o * rand(*o.shape, seed=7, dtype=o.dtype)).sum() for o in parts)
+        total = sum((o * rand(*o.shape, seed=7, dtype=o.dtype).to(o.device)).sum() for o in parts)
         total.backward()  # not torch.autograd.grad, which GroupRevRes refuses
         result |= {f"gradient of {n}": x.grad for n, x in named.items() if x.grad is not None}
     return result

@@ -69,10 +69,12 @@ def _some_softmax(norm_by, g, scores):
 
 def _segments() -> dict[str, Case]:
     lengths = torch.tensor([3, 0, 7, 1, 9])
-    call = lambda reduce: lambda g, *values: [dgl.ops.segment_reduce(lengths, x, reduce) for x in values]  # noqa: E731
+    call = lambda reduce: lambda g, *values: [dgl.ops.segment_reduce(lengths.to(x.device), x, reduce) for x in values]  # noqa: E731
     group, given = "segments", dict(inputs=("k 20 3", "k 20", "k 20 2 4"), graphs=("int64",))
     found = {f"segment_reduce('{r}')": Case(group, call(r), **given) for r in _REDUCES}
-    found["segment_softmax"] = Case(group, lambda g, *xs: [dgl.ops.segment_softmax(lengths, x) for x in xs], **given)
+    found["segment_softmax"] = Case(
+        group, lambda g, *xs: [dgl.ops.segment_softmax(lengths.to(x.device), x) for x in xs], **given
+    )
     found["segment_mm"] = Case(
         group, lambda g, a, b: dgl.ops.segment_mm(a, b, lengths), ("k 20 6", "k 5 6 4"), graphs=("int64",),
         expect=FRAMEWORK, reason=DENSE,
@@ -80,7 +82,7 @@ def _segments() -> dict[str, Case]:
     types = torch.arange(20) % 5
     for width in (4, 16):  # DGL sorts by type from 9 columns on
         found[f"gather_mm({width} columns)"] = Case(
-            group, lambda g, a, b: dgl.ops.gather_mm(a, b, idx_b=types), (f"k 20 {width}", f"k 5 {width} 4"),
+            group, lambda g, a, b: dgl.ops.gather_mm(a, b, idx_b=types.to(a.device)), (f"k 20 {width}", f"k 5 {width} 4"),
             graphs=("int64",), expect=FRAMEWORK, reason=DENSE,
         )  # fmt: skip
     return found

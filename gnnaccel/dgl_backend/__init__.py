@@ -39,9 +39,12 @@ def enable() -> None:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn.pytorch import GATConv
 
-    from gnnaccel.dgl_backend import graph, hetero, nn, ops
+    from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops
 
     guard_sampling()
+    if bridge.needed():
+        for holder, name, value in bridge.replacements():
+            _replace(holder, name, value)
     functions = {
         "GSpMM": ops.spmm,
         "GSDDMM": ops.sddmm,
@@ -56,6 +59,8 @@ def enable() -> None:
     mean = ops.mean_gspmm(dgl.ops.gspmm)
     for holder in (dgl.ops, sys.modules["dgl.ops.spmm"]):
         _replace(holder, "gspmm", mean)
+    for layer in nn.layers_that_check_degrees():
+        _replace(layer, "forward", nn.checked_once(layer.forward))
     _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
     for name, function in memoised.items():

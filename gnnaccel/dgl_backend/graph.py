@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from gnnaccel.dgl_backend import bridge
 from gnnaccel.graph.structure import Graph
 
-_STRUCTURE, _RELATION, _NO_ZERO_DEGREE = "gnnaccel.structure", "gnnaccel.relation", "gnnaccel.no_zero_degree"
+_STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS = "gnnaccel.reverse", "gnnaccel.all_rows"
 
 
@@ -29,6 +30,8 @@ def _cell(gidx) -> list[Graph]:
 
 
 def _build(gidx) -> Graph:
+    if (device := bridge.device_of(gidx)) is not None:
+        return _build_on(bridge.host(gidx), device)
     formats = gidx.formats()
     created, allowed = formats["created"], formats["created"] + formats["not created"]
     if "csc" in created or ("csc" in allowed and "csr" not in created):
@@ -40,6 +43,30 @@ def _build(gidx) -> Graph:
         return _from_csr(gidx, by_destination=False).transposed
     num_dst, num_src, dst, src = gidx.adjacency_matrix_tensors(0, True, "coo")
     return Graph.from_coo(dst, src, num_rows=num_dst, num_cols=num_src)
+
+
+def _build_on(gidx, device: torch.device) -> Graph:
+    """The Graph on a GPU of an index in host memory: what the index has is copied, what it has not is made there."""
+    created = gidx.formats()["created"]
+    sizes = (gidx.num_edges(0), *(gidx.num_nodes(t) for t in gidx.metagraph.find_edge(0)))
+    index = torch.int32 if max(sizes) < 2**31 else torch.int64
+
+    def copy(tensor):
+        return bridge.to_device(tensor.to(index), device)
+
+    if "csc" in created or "csr" in created:
+        by_destination = "csc" in created
+        _, num_cols, indptr, *rest = gidx.adjacency_matrix_tensors(0, by_destination, "csr")
+        indices, edge_ids = (copy(t) if t.numel() else None for t in rest)
+        if indices is None:
+            indices = torch.empty(0, dtype=index, device=device)
+        graph = Graph(copy(indptr), indices, edge_ids, num_cols)
+        if not by_destination:
+            return graph.transposed
+        graph.no_empty_rows = bool((indptr.diff() > 0).all())  # here, where nobody waits for a GPU
+        return graph
+    num_dst, num_src, dst, src = gidx.adjacency_matrix_tensors(0, True, "coo")
+    return Graph.from_coo(copy(dst), copy(src), num_rows=num_dst, num_cols=num_src)
 
 
 def _from_csr(gidx, by_destination: bool) -> Graph:
@@ -66,7 +93,8 @@ def _stack(gidx, by_source: bool) -> Graph:
         graph, end = structure(gidx.get_relation_graph(etype)), gidx.metagraph.find_edge(etype)[0 if by_source else 1]
         graph = graph.transposed if by_source else graph
         first = sum(counts[:end])
-        row = torch.arange(first, first + graph.num_rows).repeat_interleave(graph.indptr.diff().long())
+        row = torch.arange(first, first + graph.num_rows, device=graph.device)
+        row = row.repeat_interleave(graph.indptr.diff().long(), output_size=graph.nnz)
         rows.append(row if graph.edge_ids is None else torch.empty_like(row).scatter_(0, graph.edge_ids.long(), row))
     row = torch.cat(rows)
     return Graph.from_coo(row, torch.zeros_like(row), num_rows=sum(counts), num_cols=1)
@@ -113,10 +141,7 @@ def degrees(original, name: str):
 
 def every_row_has_edges(gidx) -> bool:
     """True if no destination is without in-edges; found once per index."""
-    known = gidx._cache.get(_NO_ZERO_DEGREE)
-    if known is None:
-        known = gidx._cache[_NO_ZERO_DEGREE] = bool((structure(gidx).indptr.diff() > 0).all())
-    return known
+    return structure(gidx).no_empty_rows
 
 
 def forget(gidx) -> None:

@@ -64,10 +64,10 @@ def edge_softmax(original, gidx, eids, norm_by, *scores):
     pairs = list(zip(scores, counts, strict=True))
     why = why or _refuse(pairs, known=True) or (_SHAPES if _shapes_differ(pairs) else None)
     if why is not None:
-        report.fallback(kind, why)
-        return original(gidx, eids, norm_by, *scores)
+        return ops.leave(original, kind, why, gidx, eids, norm_by, *scores)
     with report.accelerated(kind):
         graph = all_rows(gidx, norm_by)
+        ops.on_one_device(graph, *scores)
         out = edge_softmax_op(graph.indptr, graph.edge_ids, torch.cat(scores), graph.nnz)
         return tuple(part.clone() for part in out.split(counts))  # tensors of their own, that may be written into
 
@@ -84,8 +84,7 @@ def spmm(original, gidx, op, reduce, lhs_len, *features):
     if why is None and left and right and not ops.broadcasts(op, left[0][0], right[0][0]):
         why = ops.WRONG_SHAPES
     if why is not None:
-        report.fallback(kind, why)
-        return original(gidx, op, reduce, lhs_len, *features)
+        return ops.leave(original, kind, why, gidx, op, reduce, lhs_len, *features)
     out: list = [None] * gidx.number_of_ntypes()
     with report.accelerated(kind):
         fed = {target for etype, (_, target) in enumerate(ends) if gidx.num_edges(etype)}
@@ -94,7 +93,8 @@ def spmm(original, gidx, op, reduce, lhs_len, *features):
             pair = (side[etype][0] if side else None for side in (left, right))
             part = ops.run_spmm(graph, op, reduce, *pair, infinite=target in fed)
             out[target] = part if out[target] is None else _JOIN[reduce](out[target], part)
-        return tuple(torch.tensor([]) if part is None else part for part in out)
+        device = next((part.device for part in out if part is not None), None)
+        return tuple(torch.tensor([], device=device) if part is None else part for part in out)
 
 
 def sddmm(original, gidx, op, lhs_len, lhs_target, rhs_target, *features):
@@ -106,8 +106,7 @@ def sddmm(original, gidx, op, lhs_len, lhs_target, rhs_target, *features):
     if why is None and not all(ops.broadcasts(op, a, b) for (a, _), (b, _) in zip(left, right, strict=False)):
         why = ops.WRONG_SHAPES
     if why is not None:
-        report.fallback(kind, why)
-        return original(gidx, op, lhs_len, lhs_target, rhs_target, *features)
+        return ops.leave(original, kind, why, gidx, op, lhs_len, lhs_target, rhs_target, *features)
     with report.accelerated(kind):
         return tuple(
             ops.run_sddmm(

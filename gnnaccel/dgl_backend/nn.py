@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import nn
 
@@ -18,8 +20,9 @@ def _fuses(layer, graph, feat, edge_weight, get_attention) -> bool:
     if edge_weight is not None or get_attention or graph._graph.number_of_etypes() != 1 or len(features) > 2:
         return False
     counts = (graph.number_of_src_nodes(), graph.number_of_dst_nodes())
+    device = structure(graph._graph).device
     for value, count in zip(features, counts, strict=False):
-        if not isinstance(value, torch.Tensor) or value.dim() != 2 or value.device.type != "cpu":
+        if not isinstance(value, torch.Tensor) or value.dim() != 2 or value.device != device:
             return False
         if value.shape[0] != count:
             return False
@@ -40,6 +43,35 @@ def gat_forward(original):
             return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
         with report.accelerated(_KIND):
             return _fused(self, graph, feat)
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def layers_that_check_degrees() -> list[type]:
+    """The layers that take an `allow_zero_in_degree`."""
+    import dgl
+
+    layers = {v for v in vars(dgl.nn.pytorch).values() if isinstance(v, type) and issubclass(v, nn.Module)}
+    return [v for v in layers if "allow_zero_in_degree" in inspect.signature(v.__init__).parameters]
+
+
+def checked_once(original):
+    """The forward of a layer that refuses nodes without in-edges, which it looks for at every call: on CUDA it would
+    wait for the GPU each time. There the answer is kept with the graph."""
+
+    def forward(self, graph, *args, **kwargs):
+        looks = not getattr(self, "_allow_zero_in_degree", True)
+        index = getattr(graph, "_graph", None)
+        if not looks or index is None or graph.device.type != "cuda" or index.number_of_etypes() != 1:
+            return original(self, graph, *args, **kwargs)
+        if not every_row_has_edges(index):
+            return original(self, graph, *args, **kwargs)  # which words the error
+        self._allow_zero_in_degree = True
+        try:
+            return original(self, graph, *args, **kwargs)
+        finally:
+            self._allow_zero_in_degree = False
 
     forward.__doc__ = original.__doc__
     return forward

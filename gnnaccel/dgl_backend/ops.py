@@ -13,14 +13,17 @@ import torch
 from torch.autograd import forward_ad
 
 from gnnaccel import report
+from gnnaccel.dgl_backend import bridge
 from gnnaccel.dgl_backend.graph import structure
+from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import OPS, sddmm_op
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.spmm import MESSAGES, REDUCES, aggregate
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+_DTYPES["cuda"] = (*_DTYPES["cpu"], torch.float16)
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
 _NAN = "a maximum or minimum of values with NaN"
 _EMPTY = {"max": float("-inf"), "min": float("inf")}
@@ -45,15 +48,36 @@ def unsupported(*features) -> str | None:
         return why
     if not given or not all(isinstance(f, torch.Tensor) and f.layout is torch.strided for f in given):
         return "features that are not dense tensors"
-    if any(f.device.type != "cpu" for f in given):
-        return "features that are not on the CPU"
-    if any(f.dtype not in _DTYPES for f in given):
+    device = given[0].device
+    if device.type not in _DTYPES or any(f.device != device for f in given):
+        return f"features on {' and '.join(sorted({str(f.device) for f in given}))}"
+    if device.type == "cuda" and not has_cuda_kernels():
+        return "a gnnaccel without its CUDA half"
+    if any(f.dtype not in _DTYPES[device.type] for f in given):
         return f"features of dtype {given[0].dtype}"
     if len({f.dtype for f in given}) > 1:
         return "features of different dtypes"
     if any(f.dim() == 0 for f in given):
         return "features without a node or edge dimension"
     return None
+
+
+def leave(original, kind: str, why: str, *args):
+    """Let DGL run a call, counted; where it has no kernel for CUDA, say so."""
+    from dgl.base import DGLError
+
+    report.fallback(kind, why)
+    if any(isinstance(a, torch.Tensor) and a.is_cuda for a in args) and bridge.needed():
+        raise DGLError(f"{kind}: {bridge.NO_KERNEL.format(why)}")
+    return original(*args)
+
+
+def on_one_device(graph, *features) -> None:
+    from dgl.base import DGLError
+
+    for feature in features:
+        if feature is not None and feature.device != graph.device:
+            raise DGLError(f"Expect features on the graph's device, {graph.device}, got {feature.device}")
 
 
 def _refuse(gidx, known: bool, *features) -> str | None:
@@ -98,25 +122,29 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
         elif not broadcasts(op, lhs, rhs):
             why = WRONG_SHAPES
     if why is not None:
-        report.fallback(kind, why)
-        return original(gidx, op, reduce, lhs, rhs)
+        return leave(original, kind, why, gidx, op, reduce, lhs, rhs)
     start = time.perf_counter()
     out = run_spmm(graph, op, reduce, lhs, rhs, infinite=graph.nnz > 0)
     if reduce in _EMPTY and _has_nan(out):
-        report.fallback(kind, _NAN)
-        return original(gidx, op, reduce, lhs, rhs)
+        return leave(original, kind, _NAN, gidx, op, reduce, lhs, rhs)
     report.record(kind, start)
     return out
 
 
 def _has_nan(out: torch.Tensor) -> bool:
-    """True for an extremum of values with NaN, which DGL's kernels skip and ours, as torch's, return."""
+    """True for an extremum of values with NaN, which DGL's kernels skip and ours, as torch's, return.
+
+    Not asked on CUDA, where the answer would have to be waited for: there the result is NaN.
+    """
+    if out.is_cuda:
+        return False
     out = out.detach()
     return bool(out.sum().isnan()) and bool(out.isnan().any())  # the sum alone may be inf - inf
 
 
 def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     """The SpMM of checked operands; `infinite`: rows without edges hold what a maximum or minimum starts from."""
+    on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
     arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
     out = aggregate(arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)
@@ -137,14 +165,14 @@ def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
         elif not broadcasts(op, lhs, rhs):
             why = WRONG_SHAPES
     if why is not None:
-        report.fallback(kind, why)
-        return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
+        return leave(original, kind, why, gidx, op, lhs, rhs, lhs_target, rhs_target)
     with report.accelerated(kind):
         return run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
 
 
 def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
     """The SDDMM of checked operands."""
+    on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
     arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
     out = sddmm_op(*arrays, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
@@ -164,9 +192,9 @@ def edge_softmax(original, gidx, score, eids, norm_by):
         graph = structure(part)
         if score.shape[0] != graph.nnz:
             raise DGLError(f"edge_softmax: expected one score per edge, {graph.nnz}, got {score.shape[0]}")
+        on_one_device(graph, score)
     if why is not None:
-        report.fallback(kind, why)
-        return original(gidx, score, eids, norm_by)
+        return leave(original, kind, why, gidx, score, eids, norm_by)
     with report.accelerated(kind):
         graph = graph.transposed if norm_by == "src" else graph
         return edge_softmax_op(graph.indptr, graph.edge_ids, score, graph.nnz)
@@ -175,19 +203,17 @@ def edge_softmax(original, gidx, score, eids, norm_by):
 def segments(original, op, x, offsets):
     """SegmentReduce.apply. Offsets come from the caller's segment lengths, so they are checked."""
     kind = f"dgl.segment_reduce {op}"
-    why = transformed()
-    if x.device.type != "cpu" or x.dtype not in _DTYPES or offsets.dtype not in (torch.int32, torch.int64):
-        why = f"values of dtype {x.dtype} or offsets of dtype {offsets.dtype}"
+    why = unsupported(x)
+    if offsets.dtype not in (torch.int32, torch.int64):
+        why = f"offsets of dtype {offsets.dtype}"
     if why is not None:
-        report.fallback(kind, why)
-        return original(op, x, offsets)
+        return leave(original, kind, why, op, x, offsets)
     start, values = time.perf_counter(), x
     if offsets.numel() and 0 <= int(offsets[-1]) < x.shape[0]:  # DGL ignores what the lengths do not cover
         values = x[: int(offsets[-1])]
     out = segment_reduce(values, offsets, op, empty_value=_EMPTY.get(op, 0.0))
     if op in _EMPTY and _has_nan(out):
-        report.fallback(kind, _NAN)
-        return original(op, x, offsets)
+        return leave(original, kind, _NAN, op, x, offsets)
     report.record(kind, start)
     return out
 

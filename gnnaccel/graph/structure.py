@@ -6,6 +6,7 @@ edge features and SDDMM results are always in edge-id order.
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 
@@ -167,6 +168,11 @@ class Graph:
     def nnz(self) -> int:
         """Number of nonzeros (edges)."""
         return self.indices.numel()
+
+    @functools.cached_property
+    def no_empty_rows(self) -> bool:
+        """True if every row has a nonzero. Found on first use, which synchronises, and kept."""
+        return bool((self.indptr.diff() > 0).all())
 
     @property
     def device(self) -> torch.device:

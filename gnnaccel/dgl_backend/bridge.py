@@ -1,0 +1,303 @@
+"""CUDA graphs with a DGL that was built for the CPU: the wheel on PyPI.
+
+DGL's C++ keeps a graph's structure in host memory. Here an index (or an array on its way into or out of C++) carries
+the device it is said to be on as an attribute, `_DEVICE`. Every call into C++ passes through a `_Carrier`: what goes in
+is in host memory, and what comes out carries the device of what went in, as in DGL all arguments and results of a call
+share a device. Arrays change sides where DGL's torch backend converts tensors. Node and edge features are plain CUDA
+tensors; message passing runs on our kernels, on a copy of the structure that lives on the index (graph.py).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+_DEVICE = "_gnnaccel_device"
+_HOST, _EDGES = "gnnaccel.host", "gnnaccel.edges"
+_PINNED = (
+    "gnnaccel: this DGL was built without CUDA, so its graphs cannot be pinned, nor sampled from by a GPU; leave the "
+    "graph on the CPU and give dgl.dataloading.DataLoader device='cuda' without use_uva: it samples on the CPU and "
+    "copies ahead"
+)
+NO_KERNEL = (
+    "this DGL was built without CUDA, and gnnaccel has no CUDA kernel for this call ({}); move its arguments to the CPU"
+)
+
+
+def needed() -> bool:
+    """True if torch has a GPU and DGL was built without CUDA. Does not start CUDA."""
+    if not torch.cuda.is_available():
+        return False
+    from dgl._ffi.function import get_global_func
+
+    return get_global_func("device_api.cuda", allow_missing=True) is None
+
+
+def device_of(thing) -> torch.device | None:
+    """The CUDA device that an index or array is said to be on; None for one that is where it is."""
+    return getattr(thing, "__dict__", {}).get(_DEVICE)
+
+
+def _placed(result, device: torch.device):
+    """`result` of a call into C++, carrying `device`."""
+    from dgl._ffi.function import Function
+    from dgl._ffi.object import ObjectBase
+    from dgl.ndarray import NDArray
+
+    if isinstance(result, (NDArray, ObjectBase)):
+        setattr(result, _DEVICE, device)
+    elif isinstance(result, Function):  # several results, which it gives one by one
+        return lambda *args: _placed(result(*args), device)
+    return result
+
+
+def _find(args) -> torch.device | None:
+    """The device that the first of `args` carries."""
+    for arg in args:
+        found = _find(arg) if type(arg) in (list, tuple) else device_of(arg)
+        if found is not None:
+            return found
+    return None
+
+
+class _Carrier:
+    """A function of DGL's C++ whose results carry the device of its arguments."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args):
+        device = _find(args)
+        return self.function(*args) if device is None else _placed(self.function(*args), device)
+
+
+def host(gidx):
+    """The same index, said to be in host memory."""
+    if device_of(gidx) is None:
+        return gidx
+    found = gidx._cache.get(_HOST)
+    if found is None:
+        found = gidx._cache[_HOST] = _twin(gidx)
+    return found
+
+
+def _twin(gidx):
+    """An index of the same C++ structure that carries no device."""
+    import dgl
+
+    calls = sys.modules["dgl.heterograph_index"]
+    names = (calls._CAPI_DGLHeteroGetAllowedFormats, calls._CAPI_DGLHeteroGetFormatGraph)
+    allowed, with_formats = (getattr(call, "function", call) for call in names)
+    formats = allowed(gidx)
+    made = with_formats(gidx, [f for f in ("coo", "csr", "csc") if f in formats])
+    assert isinstance(made, dgl.heterograph_index.HeteroGraphIndex)
+    return made
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy from host memory, through pinned memory where it is long: the host does not wait."""
+    if tensor.numel() > 4096:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def _to_array(original):
+    """Tensor to DGL's array; what C++ reads is in host memory."""
+
+    def convert(data):
+        if not data.is_cuda:
+            return original(data)
+        return _placed(original(data.cpu()), data.device)
+
+    return convert
+
+
+def _to_capsule(original):
+    """The same for lists of sizes, which DGL makes tensors of on torch's default device."""
+    return lambda data: original(data.cpu())
+
+
+def _to_array_for_write(original):
+    """A kernel of DGL would write into a copy that nobody reads."""
+
+    def convert(data):
+        if data.is_cuda:
+            from dgl.base import DGLError
+
+            raise DGLError(
+                "gnnaccel: " + NO_KERNEL.format(f"it writes into a tensor of shape {tuple(data.shape)}, {data.dtype}")
+            )
+        return original(data)
+
+    return convert
+
+
+def _from_array(original):
+    """DGL's array to tensor, on the device the array carries."""
+
+    def convert(array):
+        device = device_of(array)
+        tensor = original(array)
+        return tensor if device is None else to_device(tensor, device)
+
+    return convert
+
+
+def _copy_to(_original):
+    """HeteroGraphIndex.copy_to, which would ask C++ for CUDA memory."""
+
+    def copy_to(self, ctx):
+        import dgl.backend
+
+        target = dgl.backend.to_backend_ctx(ctx)
+        if target == (device_of(self) or torch.device("cpu")):
+            return self
+        copy = _twin(self)
+        if target.type == "cuda":
+            from gnnaccel.dgl_backend.graph import structure
+
+            setattr(copy, _DEVICE, target)
+            for etype in range(copy.number_of_etypes()):  # now, as DGL does: a loader's thread copies ahead
+                structure(copy.get_relation_graph(etype))
+        return copy
+
+    return copy_to
+
+
+def _record_stream(original):
+    def record_stream(self, stream):
+        if device_of(self) is None:
+            return original(self, stream)
+        from gnnaccel.dgl_backend.graph import structure
+
+        for etype in range(self.number_of_etypes()):
+            graph = structure(self.get_relation_graph(etype))
+            for tensor in (graph.indptr, graph.indices, graph.edge_ids):
+                if tensor is not None:
+                    tensor.record_stream(stream)
+        return self
+
+    return record_stream
+
+
+def _refuse_pinning(original):
+    def refuse(self, *args):
+        from dgl.base import DGLError
+
+        raise DGLError(_PINNED)
+
+    refuse.__doc__ = original.__doc__
+    return refuse
+
+
+def _context(original):
+    def ctx(self):
+        import dgl
+
+        device = device_of(self)
+        return original.fget(self) if device is None else dgl.utils.to_dgl_context(device)
+
+    return property(ctx, doc=original.__doc__)
+
+
+def _init_by_constructor(original):
+    """ObjectBase.__init_handle_by_constructor__, which wants the function itself."""
+
+    def init(self, constructor, *args):
+        device = _find(args)
+        original(self, getattr(constructor, "function", constructor), *args)
+        if device is not None:
+            setattr(self, _DEVICE, device)
+
+    return init
+
+
+def _edges(original):
+    """HeteroGraphIndex.edges that copies to the device once; the caller may write into what it gets."""
+
+    def edges(self, etype, order=None):
+        if device_of(self) is None:
+            return original(self, etype, order)
+        key = (_EDGES, int(etype), order)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = original(self, etype, order)
+        return tuple(t.clone() for t in found)
+
+    edges.__doc__ = original.__doc__
+    return edges
+
+
+def _segment_mm(original):
+    """segment_mm by torch's products, as DGL's are in its CUDA build; `seglen` is read on the host."""
+
+    def segment_mm(a, b, seglen):
+        if not a.is_cuda:
+            return original(a, b, seglen)
+        parts = torch.split(a, seglen.tolist())
+        return torch.cat([part @ b[i] for i, part in enumerate(parts)])
+
+    return segment_mm
+
+
+def _gather_mm(original):
+    def gather_mm(a, b, idx_a=None, idx_b=None):
+        if not a.is_cuda:
+            return original(a, b, idx_a, idx_b)
+        a = a if idx_a is None else a[idx_a]
+        b = b if idx_b is None else b[idx_b]
+        return torch.bmm(a.unsqueeze(1), b).squeeze(1)
+
+    return gather_mm
+
+
+def _gather_pinned(_original):
+    """Rows of a pinned tensor for the GPU, which DGL's CUDA build lets the GPU read itself."""
+
+    def gather(tensor, rows):
+        return to_device(tensor[rows.cpu()], rows.device)
+
+    return gather
+
+
+def replacements():
+    """(holder, name, value) of all that has to be replaced in DGL."""
+    import dgl
+    from dgl._ffi.function import Function
+    from dgl._ffi.ndarray import NDArrayBase
+    from dgl._ffi.object import ObjectBase
+    from dgl.heterograph_index import HeteroGraphIndex
+
+    # The graph of types and what it says stay in host memory, whatever they describe.
+    kept = {"_CAPI_DGLHeteroGetMetaGraph"}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != "dgl" or module is None or name.startswith("dgl._ffi"):
+            continue
+        for key, value in list(vars(module).items()):
+            if isinstance(value, Function) and key not in kept:
+                yield module, key, _Carrier(value)
+    backend, torch_backend = dgl.backend, sys.modules["dgl.backend.pytorch.tensor"]
+    conversions = {
+        "zerocopy_to_dgl_ndarray": _to_array,
+        "zerocopy_to_dgl_ndarray_for_write": _to_array_for_write,
+        "zerocopy_from_dgl_ndarray": _from_array,
+        "zerocopy_to_dlpack": _to_capsule,
+    }
+    for key, wrap in conversions.items():
+        for holder in (backend, torch_backend):
+            yield holder, key, wrap(getattr(torch_backend, key))
+    sparse = sys.modules["dgl.backend.pytorch.sparse"]
+    for key, wrap in (("segment_mm", _segment_mm), ("gather_mm", _gather_mm)):
+        for holder in (backend, sparse):
+            yield holder, key, wrap(getattr(sparse, key))
+    for module in ("dgl.utils", "dgl.utils.pin_memory", "dgl.frame", "dgl.storages.pytorch_tensor"):
+        if hasattr(sys.modules.get(module), "gather_pinned_tensor_rows"):
+            yield sys.modules[module], "gather_pinned_tensor_rows", _gather_pinned(None)
+    yield ObjectBase, "__init_handle_by_constructor__", _init_by_constructor(ObjectBase.__init_handle_by_constructor__)
+    yield NDArrayBase, "ctx", _context(NDArrayBase.ctx)
+    methods = {"copy_to": _copy_to, "record_stream": _record_stream, "ctx": _context, "edges": _edges}
+    methods |= dict.fromkeys(("pin_memory", "pin_memory_"), _refuse_pinning)
+    for key, wrap in methods.items():
+        yield HeteroGraphIndex, key, wrap(getattr(HeteroGraphIndex, key))
