@@ -86,6 +86,7 @@ def test_run_shows_the_programs_own_traceback(how, tmp_path):
 # doctor
 
 
+ON_GPU = TORCH | {"cuda": "13.0", "gpus": ["NVIDIA H200"], "cuda_kernels": True}
 DGL = {"version": "2.1.0", "accelerated": True, "messages": []}
 PYG = {"version": "2.8.1", "accelerated": True, "messages": []}
 
@@ -94,8 +95,8 @@ PYG = {"version": "2.8.1", "accelerated": True, "messages": []}
 def machine(monkeypatch):
     """Lets a test say what doctor finds, which else takes the processes of this machine."""
 
-    def found(torch=TORCH, dgl=DGL, torch_geometric=PYG, gpus=(), switch=True):
-        answers = {"torch": torch, "dgl": dgl, "torch_geometric": torch_geometric}
+    def found(torch=TORCH, dgl=DGL, torch_geometric=PYG, gpus=(), switch=True, dgl_cuda=True):
+        answers = {"torch": torch, "dgl": dgl, "torch_geometric": torch_geometric, "dgl_cuda": {"has_cuda": dgl_cuda}}
         versions = {name: (answer or {}).get("version") for name, answer in answers.items()}
         monkeypatch.setattr(children, "ask", lambda question: answers[question])
         monkeypatch.setattr(children, "switch_is_installed", lambda: switch)
@@ -119,6 +120,8 @@ def machine(monkeypatch):
             1,
             ["PyTorch Geometric 2.8.1 no such hook"],
         ),
+        ({"torch": ON_GPU}, 0, ["its own CUDA build keeps graphs on the GPU"]),
+        ({"torch": ON_GPU, "dgl_cuda": False}, 0, ["gnnaccel's bridge takes graphs to the GPU"]),
         ({"torch_geometric": PYG | {"version": "2.3.0"}}, 0, ["gnnaccel is run with 2.8.1, not with this version"]),
         ({"torch": TORCH | {"version": "2.5.1"}}, 0, ["2.5.1 (accepted; gnnaccel is run with 2.13.0)"]),
         ({"torch": TORCH | {"version": "2.0.1"}}, 0, ["2.0.1: too old, gnnaccel needs 2.4 or later"]),

@@ -113,7 +113,6 @@ def test_compare_refuses_what_it_cannot_train_on(options, code, said, tmp_path, 
 @pytest.mark.parametrize(
     "framework, answers, said",
     [
-        ("dgl", {"dgl_cuda": {"has_cuda": False}}, "DGL was built without CUDA"),
         ("pyg", {"torch": TORCH}, "this torch was built without CUDA"),
         ("pyg", {"torch": TORCH | {"cuda": "13.0"}}, "torch sees no GPU"),
         ("pyg", {"torch": TORCH | {"cuda": "13.0", "gpus": ["H200"]}}, "built without its CUDA half"),

@@ -15,7 +15,8 @@ from pathlib import Path
 from gnnaccel import switch
 
 _ROOT = Path(__file__).resolve().parent.parent.parent  # what has to be importable: holds the package's folder
-_OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.MAIN_PID)
+_DGL_KERNELS = "GNNACCEL_DGL_KERNELS"
+_OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.MAIN_PID, _DGL_KERNELS)
 
 
 class Failed(Exception):
@@ -50,10 +51,14 @@ def command(mode: str, profile: Path | None = None) -> tuple[list[str], dict[str
     Parameters
     ----------
     mode : str
-        "off": plain Python. "compat": DGL made importable, nothing else. "on": accelerated.
+        "off": plain Python. "compat": DGL made importable, nothing else. "bridge": DGL's CPU build on CUDA graphs, on
+        torch's kernels. "on": accelerated.
     profile : Path, optional
         File that gets the counters of an accelerated run.
     """
+    if mode == "bridge":
+        words, env = command("on")
+        return words, env | {_DGL_KERNELS: "torch"}
     if mode == "off":
         return [sys.executable], environment()
     if switch_is_installed():

@@ -78,7 +78,16 @@ def _build(torch: dict, gpus: list[str]) -> dict:
     return {"loads": True, "cuda_kernels": cuda, "instruction_set": torch["isa"], "advice": advice}
 
 
-def _framework(name: str, binary_loads: bool) -> dict:
+def _on_cuda(name: str, gpu: bool) -> str:
+    """What DGL's graphs on CUDA run on, where the machine has a GPU that our kernels use."""
+    if name != "dgl" or not gpu:
+        return ""
+    if children.ask("dgl_cuda").get("has_cuda", True):
+        return "; its own CUDA build keeps graphs on the GPU"
+    return "; it was built without CUDA, so gnnaccel's bridge takes graphs to the GPU (docs/dgl-on-cuda.md)"
+
+
+def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     installed = version(name)
     if installed is None and util.find_spec(name) is None:
         advice = f"not installed (gnnaccel is run with {name}=={RUN_WITH[name]})"
@@ -90,7 +99,7 @@ def _framework(name: str, binary_loads: bool) -> dict:
     accelerated = bool(answer["accelerated"]) and binary_loads
     said = [*answer["messages"]]
     if accelerated:
-        said.insert(0, "imports, and will be accelerated")
+        said.insert(0, "imports, and will be accelerated" + _on_cuda(name, gpu))
     found = answer["version"] or installed or ""
     if _release(found) != _release(RUN_WITH[name]):
         said.append(f"gnnaccel is run with {RUN_WITH[name]}, not with this version")
@@ -115,7 +124,8 @@ def examine() -> dict:
     torch = children.ask("torch")
     gpus = gpus_of_the_machine()
     build = _build(torch, gpus)
-    frameworks = {name: _framework(name, build["loads"]) for name in switch.BACKENDS}
+    gpu = build.get("cuda_kernels", False) and bool(torch.get("gpus"))
+    frameworks = {name: _framework(name, build["loads"], gpu) for name in switch.BACKENDS}
     return {
         "versions": {
             "gnnaccel": __version__,

@@ -28,9 +28,14 @@ def _replace(holder, name: str, value) -> None:
 
 
 def enable() -> None:
-    """Run DGL's message passing on gnnaccel's ops. Imports DGL; does nothing when already enabled."""
+    """Run DGL's message passing on gnnaccel's ops. Imports DGL; does nothing when already enabled.
+
+    With GNNACCEL_DGL_KERNELS=torch: on torch's own kernels, which is what `gnnaccel compare` measures ours against
+    where DGL was built without CUDA.
+    """
     if _undo:
         return
+    import os
     import sys
 
     import dgl
@@ -42,6 +47,7 @@ def enable() -> None:
     from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops
 
     guard_sampling()
+    ops.on_torch_kernels = os.environ.get("GNNACCEL_DGL_KERNELS", "") == "torch"
     if bridge.needed():
         for holder, name, value in bridge.replacements():
             _replace(holder, name, value)
@@ -61,7 +67,8 @@ def enable() -> None:
         _replace(holder, "gspmm", mean)
     for layer in nn.layers_that_check_degrees():
         _replace(layer, "forward", nn.checked_once(layer.forward))
-    _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
+    if not ops.on_torch_kernels:
+        _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
     for name, function in memoised.items():
         _replace(HeteroGraphIndex, name, _method(function, getattr(HeteroGraphIndex, name)))

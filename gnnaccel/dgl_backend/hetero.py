@@ -11,7 +11,6 @@ import torch
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.graph import all_rows, structure
-from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES
 
@@ -68,7 +67,7 @@ def edge_softmax(original, gidx, eids, norm_by, *scores):
     with report.accelerated(kind):
         graph = all_rows(gidx, norm_by)
         ops.on_one_device(graph, *scores)
-        out = edge_softmax_op(graph.indptr, graph.edge_ids, torch.cat(scores), graph.nnz)
+        out = ops.run_edge_softmax(graph, torch.cat(scores))
         return tuple(part.clone() for part in out.split(counts))  # tensors of their own, that may be written into
 
 

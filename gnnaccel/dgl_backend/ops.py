@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from gnnaccel import report
-from gnnaccel.dgl_backend import bridge
+from gnnaccel.dgl_backend import bridge, torch_kernels
 from gnnaccel.dgl_backend.graph import structure
 from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.ops._arrays import arrays_of, needs_grad
@@ -21,6 +21,8 @@ from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import OPS, sddmm_op
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.spmm import MESSAGES, REDUCES, aggregate
+
+on_torch_kernels = False  # set by enable(): the same plug-in, on what torch offers
 
 _DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
 _DTYPES["cuda"] = (*_DTYPES["cpu"], torch.float16)
@@ -146,8 +148,12 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     """The SpMM of checked operands; `infinite`: rows without edges hold what a maximum or minimum starts from."""
     on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
-    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
-    out = aggregate(arrays, lhs, rhs, op, reduce, _EMPTY.get(reduce, 0.0) if infinite else 0.0)
+    empty_value = _EMPTY.get(reduce, 0.0) if infinite else 0.0
+    if on_torch_kernels:
+        out = torch_kernels.spmm(graph, op, reduce, lhs, rhs, empty_value)
+    else:
+        arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
+        out = aggregate(arrays, lhs, rhs, op, reduce, empty_value)
     return out.squeeze(-1) if squeeze else out
 
 
@@ -174,8 +180,11 @@ def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
     """The SDDMM of checked operands."""
     on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
-    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
-    out = sddmm_op(*arrays, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
+    targets = TARGETS[lhs_target], TARGETS[rhs_target]
+    if on_torch_kernels:
+        out = torch_kernels.sddmm(graph, lhs, rhs, op, *targets)
+    else:
+        out = sddmm_op(*arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs), lhs, rhs, op, *targets)
     return out.squeeze(-1) if squeeze else out
 
 
@@ -197,7 +206,14 @@ def edge_softmax(original, gidx, score, eids, norm_by):
         return leave(original, kind, why, gidx, score, eids, norm_by)
     with report.accelerated(kind):
         graph = graph.transposed if norm_by == "src" else graph
-        return edge_softmax_op(graph.indptr, graph.edge_ids, score, graph.nnz)
+        return run_edge_softmax(graph, score)
+
+
+def run_edge_softmax(graph, score):
+    """The softmax of checked scores over the rows of `graph`."""
+    if on_torch_kernels:
+        return torch_kernels.edge_softmax(graph, score)
+    return edge_softmax_op(graph.indptr, graph.edge_ids, score, graph.nnz)
 
 
 def segments(original, op, x, offsets):
