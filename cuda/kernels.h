@@ -30,7 +30,7 @@ struct WorkList {
 };
 constexpr int kPieceRun = 16;
 
-// For a call of spmm with these arguments; out counts by its alignment alone.
+// arg_lhs and arg_rhs are 16-byte aligned. In the workspace's size out counts by its alignment alone.
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
                              const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype);
 

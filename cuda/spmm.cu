@@ -1,8 +1,8 @@
 // Which SpMM kernel serves a call.
 //
-// Sums and means of copied or scaled sources, with 16-byte addresses throughout, are what training spends its time
-// on. They go to spmm_rows where the graph has a work list, else to spmm_balanced, which needs nothing. The rest
-// (max and min, sums of edge features, other broadcasts, odd widths) goes to spmm_general.
+// Copied or scaled sources, with 16-byte addresses throughout, are what training spends its time on. They go to
+// spmm_rows where the graph has a work list; else their sums and means go to spmm_balanced, which needs nothing. The
+// rest (max and min without a list, edge features, other broadcasts, odd widths) goes to spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: as wide as the features up to 16 (256 bytes).
 // Wider slices only help graphs whose rows are short or whose neighbours share sources; narrower ones (8 lanes) keep
@@ -35,7 +35,10 @@ struct Choice {
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
   bool listed = call.work.items != nullptr;
-  if (degree < kShortDegree && call.graph.nnz >= kManyNonzeros && slice_of(call, kBalancedLanes).lanes > kMaxLanes) {
+  // spmm_rows keeps positions of winners in 32 bits.
+  if (call.extreme() && (!listed || call.graph.nnz > INT32_MAX)) return {Kernel::general, {}};
+  if (!call.extreme() && degree < kShortDegree && call.graph.nnz >= kManyNonzeros &&
+      slice_of(call, kBalancedLanes).lanes > kMaxLanes) {
     listed = false;
   }
   const int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
@@ -79,7 +82,7 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
   const int n = 16 / size_of(call.dtype);
   const bool message = call.message == Message::copy_lhs || call.message == Message::mul;
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
-  if (call.extreme() || !message || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
+  if (!message || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
   // One weight for all features of a lane.
   if (call.message == Message::mul && call.rhs.len != 1 && call.rhs.div % n) return {0, 0};
   const int64_t vectors = call.num_feats / n;
@@ -105,6 +108,7 @@ cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, con
   call.empty_value = empty_value;
   call.workspace = workspace;
   const Choice choice = choose(call);
+  if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
   if (workspace_bytes < bytes_of(call, choice)) return cudaErrorInvalidValue;
   switch (choice.kernel) {
     case Kernel::rows:

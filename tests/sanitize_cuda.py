@@ -57,6 +57,7 @@ def main() -> None:
         run(small, (16,), torch.float32)
         run(small, (130,), torch.float64)
         run(small, (3,), torch.float16)
+        run(cut, (8,), torch.float16)
     pairs = (torch.randint(50, (700,), device="cuda"), torch.randint(40, (700,), device="cuda"))
     for index in (torch.int64, torch.int32):
         made = Graph.from_coo(*(t.to(index) for t in pairs), num_rows=50, num_cols=40).transposed

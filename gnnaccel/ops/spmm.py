@@ -100,7 +100,7 @@ def spmm(
             weight, message = weight.reciprocal(), "mul"
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
     adds = reduce in ("sum", "mean")
-    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=adds and message in ("copy_lhs", "mul"))
+    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"))
     out, arg_lhs, arg_rhs = spmm_op(*arrays, x, weight, message, reduce, empty_value)
     return (out, arg_lhs, arg_rhs) if return_arg else out
 
