@@ -20,6 +20,7 @@ struct SpmmCall {
   Reduce reduce;
   DType dtype;
   double empty_value;
+  const void* source_indptr;
   void* workspace;
 
   bool extreme() const { return reduce == Reduce::max || reduce == Reduce::min; }
@@ -40,7 +41,9 @@ struct Slice {
 Slice slice_of(const SpmmCall& call, int max_lanes);
 
 inline Weight weight_of(const SpmmCall& call) {
-  return call.message == Message::copy_lhs ? Weight::none : call.rhs.len == 1 ? Weight::scalar : Weight::heads;
+  // One over a degree is a weight as well.
+  if (call.message == Message::copy_lhs) return call.source_indptr ? Weight::scalar : Weight::none;
+  return call.rhs.len == 1 ? Weight::scalar : Weight::heads;
 }
 
 // Rows taken whole from a work list (spmm_rows.cu).
@@ -54,6 +57,29 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
 // Every message, reduction and alignment (spmm_general.cu).
 int64_t spmm_general_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream);
+
+// One over the degree of the source of a nonzero, which is thus at least 1.
+template <typename A, typename I>
+__device__ __forceinline__ A over_degree(const I* indptr, I source) {
+  const A degree = static_cast<A>(__ldg(indptr + source + 1) - __ldg(indptr + source));
+  if constexpr (sizeof(A) == 4) {
+    return __fdividef(1, degree);  // within 2 ulp, and without the registers of an exact division
+  } else {
+    return 1 / degree;
+  }
+}
+
+// What scales the source of a nonzero under Weight::scalar: a weight, in sums over a degree if asked for.
+template <typename T, typename I, typename P>
+__device__ __forceinline__ Acc<T> edge_weight(const P& p, I edge) {
+  return widen(__ldg(static_cast<const T*>(p.rhs.data) + edge));
+}
+template <typename T, typename I, typename P>
+__device__ __forceinline__ Acc<T> scale_of(const P& p, I source, I edge) {
+  if (!p.source_indptr) return edge_weight<T>(p, edge);
+  const Acc<T> scale = over_degree<Acc<T>>(p.source_indptr, source);
+  return p.rhs.data ? scale * edge_weight<T>(p, edge) : scale;
+}
 
 // What the kernels add up. Their Params have in common: out, num_feats, mean and empty_value, and where they serve max
 // and min also arg_lhs, arg_rhs, indices, edge_ids and sign (-1 for min, else 1). K holds positions of nonzeros.

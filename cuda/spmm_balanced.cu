@@ -48,6 +48,7 @@ struct Params {
   const I* indptr;
   const I* indices;
   const I* edge_ids;
+  const I* source_indptr;
   int64_t num_rows;
   int64_t nnz;
   Operand lhs;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
         edge[h] = mine(k, h, left);
         if constexpr (WEIGHT != Weight::none) {
           if (p.edge_ids) edge[h] = __ldg(p.edge_ids + edge[h]);
-          if constexpr (WEIGHT == Weight::scalar) weight[h] = widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h]));
+          if constexpr (WEIGHT == Weight::scalar) weight[h] = scale_of<T>(p, col[h], edge[h]);
         }
       }
 #pragma unroll 1
@@ -279,6 +280,7 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     p.indptr = static_cast<const I*>(call.graph.indptr);
     p.indices = static_cast<const I*>(call.graph.indices);
     p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.num_rows = call.graph.num_rows;
     p.nnz = call.graph.nnz;
     p.lhs = call.lhs;

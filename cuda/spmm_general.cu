@@ -53,6 +53,7 @@ struct Params {
   const I* indptr;
   const I* indices;
   const I* edge_ids;
+  const I* source_indptr;
   int64_t num_rows;
   int64_t nnz;
   Operand lhs;
@@ -73,6 +74,9 @@ struct Params {
 
 // Kernels of one fixed message are named by its number, plus this where edge ids are given.
 constexpr int kWithIds = 4;
+// Those of any message by a negative one: as it is, or over the degree of its source.
+constexpr int kAny = -1;
+constexpr int kOverDegree = -2;
 
 // Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
 template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
@@ -85,11 +89,13 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
   const bool use_rhs = message != Message::copy_lhs;
   I col[batch], edge[batch];
   Pack<T, N> x[batch], w[batch];
+  Acc<T> scale[batch];
   if (!FULL) {  // or the compiler carries the last batch's values through, in registers and in local memory
 #pragma unroll
     for (int u = 0; u < batch; ++u) {
       col[u] = edge[u] = 0;
       x[u].raw = w[u].raw = {};
+      scale[u] = 0;
     }
   }
 #pragma unroll
@@ -103,6 +109,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
     if (!FULL && k + u >= end) continue;
     if (use_lhs) lhs.fetch(col[u], x[u]);
     if (use_rhs) rhs.fetch(edge[u], w[u]);
+    if (MESSAGE == kOverDegree) scale[u] = over_degree<Acc<T>>(p.source_indptr, col[u]);
   }
 #pragma unroll
   for (int u = 0; u < batch; ++u) {
@@ -119,6 +126,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
       } else {
         value = lhs.value(x[u], i) + rhs.value(w[u], i);
       }
+      if (MESSAGE == kOverDegree) value *= scale[u];
       to.take(i, R::extreme ? value * p.sign : value, k + u);
     }
   }
@@ -241,7 +249,11 @@ cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
   constexpr int n = 16 / sizeof(T);
   const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
                     fits(p.rhs, n, sizeof(T));
-  if (!wide) return launch<T, I, 1, -1, EXTREME>(p, stream);
+  if constexpr (!EXTREME) {
+    if (p.source_indptr && wide) return launch<T, I, n, kOverDegree, false>(p, stream);
+    if (p.source_indptr) return launch<T, I, 1, kOverDegree, false>(p, stream);
+  }
+  if (!wide) return launch<T, I, 1, kAny, EXTREME>(p, stream);
   if constexpr (EXTREME) {
     constexpr int copy = static_cast<int>(Message::copy_lhs), mul = static_cast<int>(Message::mul);
     const bool wide_lhs = p.lhs.data && p.lhs.div == 1 && p.lhs.len % n == 0;
@@ -251,7 +263,7 @@ cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
       return p.edge_ids ? launch<T, I, n, mul | kWithIds, true>(p, stream) : launch<T, I, n, mul, true>(p, stream);
     }
   }
-  return launch<T, I, n, -1, EXTREME>(p, stream);
+  return launch<T, I, n, kAny, EXTREME>(p, stream);
 }
 
 }  // namespace
@@ -270,6 +282,7 @@ cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
     p.indptr = static_cast<const I*>(graph.indptr);
     p.indices = static_cast<const I*>(graph.indices);
     p.edge_ids = static_cast<const I*>(graph.edge_ids);
+    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.num_rows = graph.num_rows;
     p.nnz = graph.nnz;
     p.lhs = call.lhs;

@@ -45,6 +45,7 @@ struct Params {
   int64_t num_items;
   const I* indices;
   const I* edge_ids;
+  const I* source_indptr;
   Operand lhs;
   Operand rhs;
   T* out;
@@ -105,8 +106,8 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, E
         edge[h] = k + h * L + lane;
         if (p.edge_ids && inside) edge[h] = __ldg(p.edge_ids + edge[h]);
         if constexpr (WEIGHT == Weight::scalar) {
-          weight[h] = inside ? widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h])) : Acc<T>(0);
-          if constexpr (EXTREME) weight[h] *= p.sign;
+          weight[h] = 0;
+          if (inside) weight[h] = EXTREME ? p.sign * edge_weight<T>(p, edge[h]) : scale_of<T>(p, col[h], edge[h]);
         }
       }
     }
@@ -226,6 +227,7 @@ cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
     p.num_items = call.work.num_items;
     p.indices = static_cast<const I*>(call.graph.indices);
     p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.lhs = call.lhs;
     p.rhs = call.rhs;
     p.out = static_cast<T*>(call.out);

@@ -34,6 +34,7 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     ]
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
+        results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))
         results += [ops.spmm(graph, x, full, "add", reduce), ops.spmm(graph, None, full, "copy_rhs", reduce)]
     sum(r.float().square().sum() for r in results).backward()
 

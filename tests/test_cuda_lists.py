@@ -139,6 +139,28 @@ def test_gradients(kernel):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradient_of_a_mean(kernel, dtype, index):
+    """Of the sources alone, which the kernel divides by the row's count, but for a weight per head."""
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for x_shape, w_shape in SHAPES:
+            x = rand(graph.num_cols, *x_shape, dtype=dtype).requires_grad_()
+            w = None if w_shape is None else rand(graph.nnz, *w_shape, dtype=dtype)
+            upstream = rand(graph.num_rows, *x_shape, dtype=dtype)
+            (got,) = torch.autograd.grad(ops.spmm(graph, x, w, reduce="mean"), x, upstream)
+            message, exact = ("copy_lhs", None) if w is None else ("mul", w.double())
+
+            def gradient(upstream, weight, graph=graph, x=x, message=message):
+                leaf = x.detach().double().requires_grad_()
+                return torch.autograd.grad(reference.spmm(graph, leaf, weight, message, "mean"), leaf, upstream)[0]
+
+            scale = gradient(upstream.double().abs(), None if exact is None else exact.abs())
+            assert_close(got, gradient(upstream.double(), exact), dtype, f"{name} {x_shape} {w_shape}", scale)
+
+
 def test_infinite_sources_stay_in_their_rows():
     graph = build([3, 2, 40, 5], 9)
     for kernel in KERNELS:
