@@ -97,7 +97,7 @@ def full_graph(name: str, repeat: int, scale: float):
     gnnaccel.prepare(theirs)
     moved = time.perf_counter() - start
     ours = torch.stack([source, target]).to(DEVICE)
-    gnnaccel.prepare(ours, num_nodes=nodes)
+    gnnaccel.prepare(ours)
     layers, width, models = FULL[name]
     x, labels = torch.randn(nodes, width, device=DEVICE), torch.randint(40, (nodes,), device=DEVICE)
     print(f"{name}: {nodes} nodes, {source.numel()} edges; to CUDA and prepared in {moved:.2f} s", flush=True)

@@ -41,24 +41,25 @@ cuda::WorkList work_list(const pybind11::tuple& given) {
 int64_t spmm_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                              int64_t nnz, int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len,
                              int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div, Address out, Address,
-                             Address, int64_t num_feats, int message, int reduce, int dtype, double) {
+                             Address, int64_t num_feats, int message, int reduce, int dtype, double,
+                             Address source_indptr) {
   return cuda::spmm_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
                                     work_list(work), {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out),
                                     num_feats, static_cast<Message>(message), static_cast<Reduce>(reduce),
-                                    static_cast<DType>(dtype));
+                                    static_cast<DType>(dtype), at(source_indptr));
 }
 
 void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
           int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs,
           int64_t rhs_len, int64_t rhs_div, Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats,
-          int message, int reduce, int dtype, double empty_value, Address workspace, int64_t workspace_bytes,
-          Address stream) {
+          int message, int reduce, int dtype, double empty_value, Address source_indptr, Address workspace,
+          int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
   const pybind11::gil_scoped_release unlocked;
   check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
                    {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs),
                    num_feats, static_cast<Message>(message), static_cast<Reduce>(reduce), static_cast<DType>(dtype),
-                   empty_value, at(workspace), workspace_bytes, on(stream)),
+                   empty_value, at(source_indptr), at(workspace), workspace_bytes, on(stream)),
         "spmm");
 }
 

@@ -1,8 +1,8 @@
 // Which SpMM kernel serves a call.
 //
-// Sums and means of copied or scaled sources, with 16-byte addresses throughout, are what training spends its time
-// on. They go to spmm_rows where the graph has a work list, else to spmm_balanced, which needs nothing. The rest
-// (max and min, sums of edge features, other broadcasts, odd widths) goes to spmm_general.
+// Copied or scaled sources, with 16-byte addresses throughout, are what training spends its time on. They go to
+// spmm_rows where the graph has a work list; else their sums and means go to spmm_balanced, which needs nothing. The
+// rest (max and min without a list, edge features, other broadcasts, odd widths) goes to spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: as wide as the features up to 16 (256 bytes).
 // Wider slices only help graphs whose rows are short or whose neighbours share sources; narrower ones (8 lanes) keep
@@ -23,6 +23,7 @@ constexpr int64_t kDenseDegree = 256;
 constexpr int64_t kShortDegree = 8;
 constexpr int64_t kManyNonzeros = 1000000;
 
+bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 enum class Kernel { rows, balanced, general };
@@ -35,7 +36,10 @@ struct Choice {
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
   bool listed = call.work.items != nullptr;
-  if (degree < kShortDegree && call.graph.nnz >= kManyNonzeros && slice_of(call, kBalancedLanes).lanes > kMaxLanes) {
+  // spmm_rows keeps positions of winners in 32 bits.
+  if (call.extreme() && (!listed || call.graph.nnz > INT32_MAX)) return {Kernel::general, {}};
+  if (!call.extreme() && degree < kShortDegree && call.graph.nnz >= kManyNonzeros &&
+      slice_of(call, kBalancedLanes).lanes > kMaxLanes) {
     listed = false;
   }
   const int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
@@ -47,7 +51,7 @@ Choice choose(const SpmmCall& call) {
 }
 
 SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
-                 int64_t num_feats, Message message, Reduce reduce, DType dtype) {
+                 int64_t num_feats, Message message, Reduce reduce, DType dtype, const void* source_indptr) {
   const Operand none{nullptr, 1, 1};
   SpmmCall call{};
   call.graph = graph;
@@ -59,6 +63,8 @@ SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, con
   call.message = message;
   call.reduce = reduce;
   call.dtype = dtype;
+  call.source_indptr = source_indptr;
+  if (source_indptr && message == Message::copy_lhs) call.graph.edge_ids = nullptr;  // there is no weight to name
   return call;
 }
 
@@ -77,11 +83,10 @@ int64_t bytes_of(const SpmmCall& call, const Choice& choice) {
 
 Slice slice_of(const SpmmCall& call, int max_lanes) {
   const int n = 16 / size_of(call.dtype);
-  const bool message = call.message == Message::copy_lhs || call.message == Message::mul;
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
-  if (call.extreme() || !message || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
-  // One weight for all features of a lane.
-  if (call.message == Message::mul && call.rhs.len != 1 && call.rhs.div % n) return {0, 0};
+  if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
+  // One weight for all features of a lane; one for all of its features, where it is over a degree.
+  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || call.source_indptr)) return {0, 0};
   const int64_t vectors = call.num_feats / n;
   int lanes = 4;
   while (lanes < max_lanes && lanes < vectors) lanes *= 2;
@@ -89,22 +94,27 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
 }
 
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
-                             const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype) {
+                             const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype,
+                             const void* source_indptr) {
   if (graph.num_rows == 0 || num_feats == 0) return 0;
-  const SpmmCall call = call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype);
+  const SpmmCall call =
+      call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype, source_indptr);
   return bytes_of(call, choose(call));
 }
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
                  void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                 double empty_value, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+                 double empty_value, const void* source_indptr, void* workspace, int64_t workspace_bytes,
+                 cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype);
+  SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype, source_indptr);
   call.arg_lhs = arg_lhs;
   call.arg_rhs = arg_rhs;
   call.empty_value = empty_value;
   call.workspace = workspace;
   const Choice choice = choose(call);
+  if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
+  if (source_indptr && (reduce != Reduce::sum || !scales_sources(message))) return cudaErrorInvalidValue;
   if (workspace_bytes < bytes_of(call, choice)) return cudaErrorInvalidValue;
   switch (choice.kernel) {
     case Kernel::rows:

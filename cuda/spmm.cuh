@@ -20,9 +20,12 @@ struct SpmmCall {
   Reduce reduce;
   DType dtype;
   double empty_value;
+  const void* source_indptr;
   void* workspace;
 
   bool extreme() const { return reduce == Reduce::max || reduce == Reduce::min; }
+  // Of one feature of a part of a row, in the workspace; positions have `position_bytes`.
+  int64_t part_bytes(int position_bytes) const { return accumulator_size(dtype) + (extreme() ? position_bytes : 0); }
 };
 
 // How the edges of a row scale its sources in the kernels of the common messages.
@@ -38,7 +41,9 @@ struct Slice {
 Slice slice_of(const SpmmCall& call, int max_lanes);
 
 inline Weight weight_of(const SpmmCall& call) {
-  return call.message == Message::copy_lhs ? Weight::none : call.rhs.len == 1 ? Weight::scalar : Weight::heads;
+  // One over a degree is a weight as well.
+  if (call.message == Message::copy_lhs) return call.source_indptr ? Weight::scalar : Weight::none;
+  return call.rhs.len == 1 ? Weight::scalar : Weight::heads;
 }
 
 // Rows taken whole from a work list (spmm_rows.cu).
@@ -53,15 +58,50 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
 int64_t spmm_general_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream);
 
+// One over the degree of the source of a nonzero, which is thus at least 1.
+template <typename A, typename I>
+__device__ __forceinline__ A over_degree(const I* indptr, I source) {
+  const A degree = static_cast<A>(__ldg(indptr + source + 1) - __ldg(indptr + source));
+  if constexpr (sizeof(A) == 4) {
+    return __fdividef(1, degree);  // within 2 ulp, and without the registers of an exact division
+  } else {
+    return 1 / degree;
+  }
+}
+
+// What scales the source of a nonzero under Weight::scalar: a weight, in sums over a degree if asked for.
+template <typename T, typename I, typename P>
+__device__ __forceinline__ Acc<T> edge_weight(const P& p, I edge) {
+  return widen(__ldg(static_cast<const T*>(p.rhs.data) + edge));
+}
+template <typename T, typename I, typename P>
+__device__ __forceinline__ Acc<T> scale_of(const P& p, I source, I edge) {
+  if (!p.source_indptr) return edge_weight<T>(p, edge);
+  const Acc<T> scale = over_degree<Acc<T>>(p.source_indptr, source);
+  return p.rhs.data ? scale * edge_weight<T>(p, edge) : scale;
+}
+
+// What the kernels add up. Their Params have in common: out, num_feats, mean and empty_value, and where they serve max
+// and min also arg_lhs, arg_rhs, indices, edge_ids and sign (-1 for min, else 1). K holds positions of nonzeros.
+
+// Parts of rows, in the workspace.
+template <typename T, typename K>
+struct Parts {
+  Acc<T>* values;  // [parts, num_feats]
+  K* where;        // the same for max and min: position of the winner
+};
+
 // N values of a lane, accumulated.
-template <typename T, int N>
+template <typename T, typename K, int N>
 struct Sums {
+  static constexpr bool extreme = false;
   Acc<T> value[N];
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void clear(K = 0) {
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] = 0;
   }
+  __device__ __forceinline__ void take(int i, Acc<T> x, K) { value[i] += x; }
   __device__ __forceinline__ void add(const Pack<T, N>& x) {
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] += widen(x.values[i]);
@@ -84,6 +124,139 @@ struct Sums {
       out.values[i] = narrow<T>(x);
     }
     store(to, out);
+  }
+  template <typename P>
+  __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
+    write(p.out + row * p.num_feats + d, degree, p.mean, p.empty_value);
+  }
+  __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t at) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to.values[at + i] = value[i];
+  }
+};
+
+// True if x takes the place of y as a maximum: NaN wins, the earlier one stays on a tie. A minimum is the
+// maximum of the negated values, which is what Extremes, the workspace and Combined hold.
+template <typename A>
+__device__ __forceinline__ bool beats(A x, A y) {
+  return !(x <= y) && y == y;
+}
+
+// Writes what won N features: column and edge id of the nonzeros `where`, -1 in a row without any.
+template <typename K, int N, typename P>
+__device__ __forceinline__ void write_winners(const P& p, int64_t at, const K (&where)[N], int64_t degree) {
+  using I = std::remove_pointer_t<decltype(p.arg_lhs)>;
+  constexpr int n = N * sizeof(I) > 16 ? 16 / sizeof(I) : N;
+  auto write = [&](I* to, const I* names) {
+    Pack<I, n> winners;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      winners.values[i % n] = degree == 0 ? I{-1} : names ? __ldg(names + where[i]) : static_cast<I>(where[i]);
+      if (i % n == n - 1) store(to + at + i - (n - 1), winners);
+    }
+  };
+  if (p.arg_lhs) write(p.arg_lhs, p.indices);
+  if (p.arg_rhs) write(p.arg_rhs, p.edge_ids);
+}
+
+// N maxima of a lane, and the nonzero that won each. Values arrive times p.sign.
+template <typename T, typename K, int N>
+struct Extremes {
+  static constexpr bool extreme = true;
+  Acc<T> value[N];
+  K where[N];
+
+  // `first`: the first nonzero to come, which wins if all are -inf.
+  __device__ __forceinline__ void clear(K first) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      value[i] = -INFINITY;
+      where[i] = first;
+    }
+  }
+  __device__ __forceinline__ void take(int i, Acc<T> x, K k) {
+    if (beats(x, value[i])) {
+      value[i] = x;
+      where[i] = k;
+    }
+  }
+  __device__ __forceinline__ void add(Acc<T> weight, const Pack<T, N>& x, K k) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) take(i, weight * widen(x.values[i]), k);
+  }
+  template <typename P>
+  __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
+    const int64_t at = row * p.num_feats + d;
+    Pack<T, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      out.values[i] = narrow<T>(degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i] * p.sign);
+    }
+    store(p.out + at, out);
+    write_winners(p, at, where, degree);
+  }
+  __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t at) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      to.values[at + i] = value[i];
+      to.where[at + i] = where[i];
+    }
+  }
+};
+
+template <typename T, typename K, int N, bool EXTREME>
+using Result = std::conditional_t<EXTREME, Extremes<T, K, N>, Sums<T, K, N>>;
+
+// One feature of a row of which there are parts.
+template <typename T, typename K, bool EXTREME>
+struct Combined {
+  Acc<T> value = 0;
+  K where = -1;
+
+  __device__ __forceinline__ void merge(Acc<T> x, K k) {
+    if constexpr (EXTREME) {
+      if (k < 0) return;
+      // Parts may come out of order: on a tie (or two NaN) the earlier nonzero wins.
+      const bool tie = x == value || (x != x && value != value);
+      if (where < 0 || beats(x, value) || (tie && k < where)) {
+        value = x;
+        where = k;
+      }
+    } else {
+      value += x;
+    }
+  }
+
+  // Merges parts first, first + step .. before `end`, of which place(part) says where they are.
+  template <typename J, typename F>
+  __device__ __forceinline__ void read(const Parts<T, K>& parts, J first, J end, J step, F place) {
+#pragma unroll 4
+    for (J part = first; part < end; part += step) {
+      const int64_t at = place(part);
+      merge(parts.values[at], EXTREME ? parts.where[at] : K{-1});
+    }
+  }
+
+  // Merges what the warps of a block have into the first one's; all threads call it together.
+  template <int WARPS>
+  __device__ __forceinline__ void merge_warps() {
+    __shared__ Acc<T> values[WARPS][32];
+    __shared__ K wheres[EXTREME ? WARPS : 1][32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();  // the row before has been read
+    values[warp][lane] = value;
+    if constexpr (EXTREME) wheres[warp][lane] = where;
+    __syncthreads();
+    if (warp) return;
+    for (int other = 1; other < WARPS; ++other) merge(values[other][lane], EXTREME ? wheres[other][lane] : K{-1});
+  }
+
+  template <typename P>
+  __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
+    Result<T, K, 1, EXTREME> result;
+    result.value[0] = value;
+    if constexpr (EXTREME) result.where[0] = where;
+    result.write(p, row, d, degree);
   }
 };
 

@@ -48,6 +48,7 @@ struct Params {
   const I* indptr;
   const I* indices;
   const I* edge_ids;
+  const I* source_indptr;
   int64_t num_rows;
   int64_t nnz;
   Operand lhs;
@@ -58,8 +59,8 @@ struct Params {
   double empty_value;
   int64_t piece;
   int64_t num_blocks;
-  Acc<T>* parts;  // [2 * num_blocks, num_feats]: of a row begun before the block, of one that goes on after it
-  I* ends;        // [num_blocks]: the row begun before the block that ends in it, or -1
+  Parts<T, I> parts;  // 2 * num_blocks: of a row begun before the block, of one that goes on after it
+  I* ends;            // [num_blocks]: the row begun before the block that ends in it, or -1
 
   __device__ __forceinline__ int64_t degree_of(int64_t row) const {
     return mean ? static_cast<int64_t>(__ldg(indptr + row + 1)) - __ldg(indptr + row) : 1;
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
   constexpr int held = tile / L;
   constexpr int batch = Config::batch;
   static_assert(held == 1 ? tile % batch == 0 : tile == batch, "lanes hold a whole number of batches");
-  using Row = Sums<T, N>;
+  using Row = Sums<T, I, N>;
   __shared__ Row tails[workers][L], heads[workers][L];
   __shared__ I head_rows[workers];
   __shared__ int states[workers];
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
         edge[h] = mine(k, h, left);
         if constexpr (WEIGHT != Weight::none) {
           if (p.edge_ids) edge[h] = __ldg(p.edge_ids + edge[h]);
-          if constexpr (WEIGHT == Weight::scalar) weight[h] = widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h]));
+          if constexpr (WEIGHT == Weight::scalar) weight[h] = scale_of<T>(p, col[h], edge[h]);
         }
       }
 #pragma unroll 1
@@ -209,10 +210,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
     for (int w = from < 0 ? 0 : from; w <= to; ++w) sum.add(tails[w][lane]);
     return sum;
   };
-  auto write_part = [&](int64_t part, const Row& sum) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) p.parts[part * p.num_feats + d + i] = sum.value[i];
-  };
+  auto write_part = [&](int64_t part, const Row& sum) { sum.write_part(p.parts, part * p.num_feats + d); };
   if ((state & (ended | begun_before)) == (ended | begun_before)) {
     bool from_before = true;
     Row sum;
@@ -247,12 +245,11 @@ __global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T,
   if (row >= 0) {
     const int64_t first = p.indptr[row] / span, degree = static_cast<int64_t>(p.indptr[row + 1]) - p.indptr[row];
     if (d < p.num_feats) {
-      Acc<T> sum = 0;
-#pragma unroll 4
-      for (int64_t block = first; block < warp; ++block) sum += p.parts[(2 * block + 1) * p.num_feats + d];
-      sum += p.parts[2 * warp * p.num_feats + d];
-      if (p.mean) sum /= static_cast<Acc<T>>(degree);
-      p.out[row * p.num_feats + d] = narrow<T>(sum);
+      Combined<T, I, false> sum;
+      auto place = [&](int64_t block) { return (2 * block + 1) * p.num_feats + d; };
+      sum.read(p.parts, first, warp, int64_t{1}, place);
+      sum.merge(p.parts.values[2 * warp * p.num_feats + d], 0);
+      sum.write(p, row, d, degree);
     }
   }
   const int64_t own = warp * 32 + lane;
@@ -283,6 +280,7 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     p.indptr = static_cast<const I*>(call.graph.indptr);
     p.indices = static_cast<const I*>(call.graph.indices);
     p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.num_rows = call.graph.num_rows;
     p.nnz = call.graph.nnz;
     p.lhs = call.lhs;
@@ -293,8 +291,8 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     p.empty_value = call.empty_value;
     p.piece = piece_of(p.num_rows, p.nnz, slice.lanes);
     p.num_blocks = ceil_div(p.nnz, span);
-    p.parts = static_cast<Acc<T>*>(call.workspace);
-    p.ends = reinterpret_cast<I*>(p.parts + 2 * p.num_blocks * p.num_feats);
+    p.parts.values = static_cast<Acc<T>*>(call.workspace);
+    p.ends = reinterpret_cast<I*>(p.parts.values + 2 * p.num_blocks * p.num_feats);
     const cudaError_t status = with_shape<32>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
       const dim3 grid(static_cast<unsigned>(p.num_blocks), static_cast<unsigned>(slice.slices));
       balanced_kernel<T, I, lanes, weight><<<grid, Config::threads, 0, stream>>>(p);

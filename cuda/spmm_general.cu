@@ -25,13 +25,17 @@ struct Config {
   static constexpr int64_t min_chunk = 128;
   static constexpr int64_t max_chunk = 1024;
   static constexpr int64_t target_chunks = 32768;
-  // The kernels of the common messages are held to the registers that let this many blocks share an SM.
-  static constexpr int min_blocks = 5;
-  static constexpr int min_blocks_extreme = 4;
   // A row of more pieces than this is combined by a whole block.
   static constexpr int warp_pieces = 64;
   static_assert(threads % 32 == 0 && max_lanes_narrow <= threads, "a worker lives in one block");
 };
+
+// The kernels of one message are held to the registers that let this many blocks share an SM; eight 64-bit positions
+// beside eight values need more.
+template <typename T, typename I, int MESSAGE>
+constexpr int min_blocks = MESSAGE < 0                        ? 1
+                           : sizeof(T) == 2 && sizeof(I) == 8 ? 3
+                                                              : 4;
 
 int64_t chunk_size(int64_t nnz) {
   int64_t chunk = next_power_of_two(nnz / Config::target_chunks);
@@ -49,6 +53,7 @@ struct Params {
   const I* indptr;
   const I* indices;
   const I* edge_ids;
+  const I* source_indptr;
   int64_t num_rows;
   int64_t nnz;
   Operand lhs;
@@ -58,57 +63,20 @@ struct Params {
   I* arg_rhs;
   int64_t num_feats;
   Message message;
-  Reduce reduce;
-  Acc<T> sign;  // -1 for min
+  bool mean;
+  Acc<T> sign;
   double empty_value;
   int64_t chunk;
   int64_t num_chunks;
-  Acc<T>* part_values;  // [2 * num_chunks, num_feats]: piece 0 of a chunk began before it, piece 1 inside
-  I* part_where;        // the same for max and min: position of the winner
+  Parts<T, I> parts;  // 2 * num_chunks: piece 0 of a chunk began before it, piece 1 inside
   int lanes;
-};
-
-template <typename T, typename I, int N>
-struct Sum {
-  static constexpr bool extreme = false;
-  Acc<T> value[N];
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int i = 0; i < N; ++i) value[i] = 0;
-  }
-  __device__ __forceinline__ void take(int i, Acc<T> x, I, Acc<T>) { value[i] += x; }
-};
-
-// True if x takes the place of y as a maximum: NaN wins, the earlier one stays on a tie. A minimum is the
-// maximum of the negated values, which is what Extreme, the workspace and Combined hold.
-template <typename A>
-__device__ __forceinline__ bool beats(A x, A y) {
-  return !(x <= y) && y == y;
-}
-
-template <typename T, typename I, int N>
-struct Extreme {
-  static constexpr bool extreme = true;
-  Acc<T> value[N];
-  I where[N];
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      value[i] = 0;
-      where[i] = -1;
-    }
-  }
-  __device__ __forceinline__ void take(int i, Acc<T> x, I k, Acc<T> sign) {
-    x *= sign;
-    if (where[i] < 0 || beats(x, value[i])) {
-      value[i] = x;
-      where[i] = k;
-    }
-  }
 };
 
 // Kernels of one fixed message are named by its number, plus this where edge ids are given.
 constexpr int kWithIds = 4;
+// Those of any message by a negative one: as it is, or over the degree of its source.
+constexpr int kAny = -1;
+constexpr int kOverDegree = -2;
 
 // Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
 template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
@@ -121,11 +89,13 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
   const bool use_rhs = message != Message::copy_lhs;
   I col[batch], edge[batch];
   Pack<T, N> x[batch], w[batch];
+  Acc<T> scale[batch];
   if (!FULL) {  // or the compiler carries the last batch's values through, in registers and in local memory
 #pragma unroll
     for (int u = 0; u < batch; ++u) {
       col[u] = edge[u] = 0;
       x[u].raw = w[u].raw = {};
+      scale[u] = 0;
     }
   }
 #pragma unroll
@@ -139,6 +109,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
     if (!FULL && k + u >= end) continue;
     if (use_lhs) lhs.fetch(col[u], x[u]);
     if (use_rhs) rhs.fetch(edge[u], w[u]);
+    if (MESSAGE == kOverDegree) scale[u] = over_degree<Acc<T>>(p.source_indptr, col[u]);
   }
 #pragma unroll
   for (int u = 0; u < batch; ++u) {
@@ -155,7 +126,8 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
       } else {
         value = lhs.value(x[u], i) + rhs.value(w[u], i);
       }
-      to.take(i, value, k + u, p.sign);
+      if (MESSAGE == kOverDegree) value *= scale[u];
+      to.take(i, R::extreme ? value * p.sign : value, k + u);
     }
   }
 }
@@ -171,44 +143,9 @@ __device__ __forceinline__ void accumulate(const Params<T, I>& p, const Reader<T
   if (k < end) take_batch<T, I, N, MESSAGE, false>(p, lhs, rhs, k, end, to);
 }
 
-template <typename T, typename I, int N, typename R>
-__device__ __forceinline__ void write_row(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
-                                          const R& from) {
-  Pack<T, N> out;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    Acc<T> value = R::extreme ? from.value[i] * p.sign : from.value[i];
-    if (degree == 0) value = static_cast<Acc<T>>(p.empty_value);
-    if (!R::extreme && p.reduce == Reduce::mean && degree > 1) value /= static_cast<Acc<T>>(degree);
-    out.values[i] = narrow<T>(value);
-  }
-  store(p.out + row * p.num_feats + d, out);
-  if constexpr (R::extreme) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const I k = from.where[i];
-      const int64_t at = row * p.num_feats + d + i;
-      if (p.arg_lhs) p.arg_lhs[at] = k < 0 ? I{-1} : p.indices[k];
-      if (p.arg_rhs) p.arg_rhs[at] = k < 0 || !p.edge_ids ? k : p.edge_ids[k];
-    }
-  }
-}
-
-template <typename T, typename I, int N, typename R>
-__device__ __forceinline__ void write_part(const Params<T, I>& p, int64_t part, int64_t d, const R& from) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    p.part_values[part * p.num_feats + d + i] = from.value[i];
-    if constexpr (R::extreme) p.part_where[part * p.num_feats + d + i] = from.where[i];
-  }
-}
-
 // Workers 0 .. num_chunks - 1 take the pieces of long rows inside their chunk, the others one short row each.
 template <typename T, typename I, int N, int MESSAGE, bool EXTREME>
-__global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1
-                                                   : EXTREME   ? Config::min_blocks_extreme
-                                                               : Config::min_blocks) spmm_kernel(const Params<T, I> p) {
-  using R = std::conditional_t<EXTREME, Extreme<T, I, N>, Sum<T, I, N>>;
+__global__ void __launch_bounds__(Config::threads, min_blocks<T, I, MESSAGE>) spmm_kernel(const Params<T, I> p) {
   const int workers = Config::threads / p.lanes;
   const int in_block = threadIdx.x / p.lanes;
   const int64_t worker = static_cast<int64_t>(blockIdx.x) * workers + in_block;
@@ -227,14 +164,14 @@ __global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1
   for (;;) {
     const I begin = __ldg(p.indptr + row), end = __ldg(p.indptr + row + 1);
     if (cutting == (end - begin > p.chunk)) {
-      R result;
-      result.start();
       const I from = begin > low ? begin : static_cast<I>(low), to = end < high ? end : static_cast<I>(high);
+      Result<T, I, N, EXTREME> result;
+      result.clear(from);
       accumulate<T, I, N, MESSAGE>(p, lhs, rhs, from, to, result);
       if (cutting) {
-        write_part<T, I, N>(p, 2 * worker + (begin > low), d, result);
+        result.write_part(p.parts, (2 * worker + (begin > low)) * p.num_feats + d);
       } else {
-        write_row<T, I, N>(p, row, d, end - begin, result);
+        result.write(p, row, d, end - begin);
       }
     }
     if (!cutting || end >= high) return;
@@ -243,44 +180,14 @@ __global__ void __launch_bounds__(Config::threads, MESSAGE < 0 ? 1
   }
 }
 
-// Partial results of the pieces first + i * step of one row, i < count, for one feature.
+// Merges the pieces first, first + step .. of one row, for one feature.
 template <typename T, typename I, bool EXTREME>
-struct Combined {
-  Acc<T> value = 0;
-  I where = -1;
-
-  __device__ __forceinline__ void merge(Acc<T> x, I k) {
-    if constexpr (EXTREME) {
-      if (k < 0) return;
-      // Pieces may come out of order: on a tie (or two NaN) the earlier nonzero wins.
-      const bool tie = x == value || (x != x && value != value);
-      if (where < 0 || beats(x, value) || (tie && k < where)) {
-        value = x;
-        where = k;
-      }
-    } else {
-      value += x;
-    }
-  }
-
-  __device__ __forceinline__ void read(const Params<T, I>& p, int64_t begin, int64_t end, int64_t d, int first,
-                                       int step) {
-    const int64_t first_chunk = begin / p.chunk, last_chunk = (end - 1) / p.chunk;
-#pragma unroll 4
-    for (int64_t c = first_chunk + first; c <= last_chunk; c += step) {
-      const int64_t at = (2 * c + (begin > c * p.chunk)) * p.num_feats + d;
-      merge(p.part_values[at], EXTREME ? p.part_where[at] : I{-1});
-    }
-  }
-};
-
-template <typename T, typename I, bool EXTREME>
-__device__ __forceinline__ void write_combined(const Params<T, I>& p, int64_t row, int64_t d, int64_t degree,
-                                               const Combined<T, I, EXTREME>& from) {
-  std::conditional_t<EXTREME, Extreme<T, I, 1>, Sum<T, I, 1>> result;
-  result.value[0] = from.value;
-  if constexpr (EXTREME) result.where[0] = from.where;
-  write_row<T, I, 1>(p, row, d, degree, result);
+__device__ __forceinline__ Combined<T, I, EXTREME> read_pieces(const Params<T, I>& p, int64_t begin, int64_t end,
+                                                               int64_t d, int first, int step) {
+  Combined<T, I, EXTREME> row;
+  auto place = [&](int64_t c) { return (2 * c + (begin > c * p.chunk)) * p.num_feats + d; };
+  row.read(p.parts, begin / p.chunk + first, (end - 1) / p.chunk + 1, int64_t{step}, place);
+  return row;
 }
 
 // One lane per row looks for long rows. A warp combines those of few pieces, 32 features at a time (blockIdx.y);
@@ -290,8 +197,6 @@ __global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T
   constexpr int warps = Config::threads / 32;
   __shared__ int64_t long_rows[Config::threads];
   __shared__ int num_long_rows;
-  __shared__ Acc<T> values[warps][32];
-  __shared__ I where[warps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
   const int64_t own_row = static_cast<int64_t>(blockIdx.x) * Config::threads + threadIdx.x;
@@ -307,26 +212,16 @@ __global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T
     const int64_t row = own_row - lane + (__ffs(left) - 1);
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
     if (d < p.num_feats) {
-      Combined<T, I, EXTREME> result;
-      result.read(p, begin, end, d, 0, 1);
-      write_combined(p, row, d, end - begin, result);
+      read_pieces<T, I, EXTREME>(p, begin, end, d, 0, 1).write(p, row, d, end - begin);
     }
   }
   __syncthreads();
   for (int i = 0; i < num_long_rows; ++i) {
     const int64_t row = long_rows[i], begin = p.indptr[row], end = p.indptr[row + 1];
     Combined<T, I, EXTREME> result;
-    if (d < p.num_feats) result.read(p, begin, end, d, warp, warps);
-    values[warp][lane] = result.value;
-    where[warp][lane] = result.where;
-    __syncthreads();
-    if (warp == 0 && d < p.num_feats) {
-      for (int other = 1; other < warps; ++other) {
-        result.merge(values[other][lane], where[other][lane]);
-      }
-      write_combined(p, row, d, end - begin, result);
-    }
-    __syncthreads();
+    if (d < p.num_feats) result = read_pieces<T, I, EXTREME>(p, begin, end, d, warp, warps);
+    result.template merge_warps<warps>();
+    if (warp == 0 && d < p.num_feats) result.write(p, row, d, end - begin);
   }
 }
 
@@ -347,14 +242,18 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
 }
 
 // 16-byte lanes if every address allows it, and then, for max and min, a kernel of its own for the two messages that
-// training spends its time on (copies, and one weight for all features of a thread); sums of these are served by
-// spmm_rows and spmm_balanced. Else the kernel for any message.
+// training spends its time on (copies, and one weight for all features of a thread): for graphs without a work list,
+// whose sums are served by spmm_balanced. Else the kernel for any message.
 template <typename T, typename I, bool EXTREME>
 cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
   constexpr int n = 16 / sizeof(T);
   const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
                     fits(p.rhs, n, sizeof(T));
-  if (!wide) return launch<T, I, 1, -1, EXTREME>(p, stream);
+  if constexpr (!EXTREME) {
+    if (p.source_indptr && wide) return launch<T, I, n, kOverDegree, false>(p, stream);
+    if (p.source_indptr) return launch<T, I, 1, kOverDegree, false>(p, stream);
+  }
+  if (!wide) return launch<T, I, 1, kAny, EXTREME>(p, stream);
   if constexpr (EXTREME) {
     constexpr int copy = static_cast<int>(Message::copy_lhs), mul = static_cast<int>(Message::mul);
     const bool wide_lhs = p.lhs.data && p.lhs.div == 1 && p.lhs.len % n == 0;
@@ -364,14 +263,14 @@ cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
       return p.edge_ids ? launch<T, I, n, mul | kWithIds, true>(p, stream) : launch<T, I, n, mul, true>(p, stream);
     }
   }
-  return launch<T, I, n, -1, EXTREME>(p, stream);
+  return launch<T, I, n, kAny, EXTREME>(p, stream);
 }
 
 }  // namespace
 
 int64_t spmm_general_workspace_bytes(const SpmmCall& call) {
-  const int64_t where = !call.extreme() ? 0 : call.graph.index_type == IndexType::i64 ? 8 : 4;
-  return 2 * num_chunks(call.graph.nnz) * call.num_feats * (accumulator_size(call.dtype) + where);
+  return 2 * num_chunks(call.graph.nnz) * call.num_feats *
+         call.part_bytes(call.graph.index_type == IndexType::i64 ? 8 : 4);
 }
 
 cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
@@ -383,6 +282,7 @@ cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
     p.indptr = static_cast<const I*>(graph.indptr);
     p.indices = static_cast<const I*>(graph.indices);
     p.edge_ids = static_cast<const I*>(graph.edge_ids);
+    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.num_rows = graph.num_rows;
     p.nnz = graph.nnz;
     p.lhs = call.lhs;
@@ -392,13 +292,13 @@ cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
     p.arg_rhs = static_cast<I*>(call.arg_rhs);
     p.num_feats = call.num_feats;
     p.message = call.message;
-    p.reduce = call.reduce;
+    p.mean = call.reduce == Reduce::mean;
     p.sign = call.reduce == Reduce::min ? -1 : 1;
     p.empty_value = call.empty_value;
     p.chunk = chunk_size(graph.nnz);
     p.num_chunks = num_chunks(graph.nnz);
-    p.part_values = static_cast<Acc<T>*>(call.workspace);
-    p.part_where = reinterpret_cast<I*>(p.part_values + 2 * p.num_chunks * p.num_feats);
+    p.parts.values = static_cast<Acc<T>*>(call.workspace);
+    p.parts.where = reinterpret_cast<I*>(p.parts.values + 2 * p.num_chunks * p.num_feats);
     return call.extreme() ? choose<T, I, true>(p, stream) : choose<T, I, false>(p, stream);
   });
 }

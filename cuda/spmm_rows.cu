@@ -1,9 +1,9 @@
-// SpMM by rows of a work list: out[row] = sum over the row's nonzeros of weight * x[source].
+// SpMM by rows of a work list: out[row] = sum, mean, max or min over the row's nonzeros of weight * x[source].
 //
 // A worker is a group of 4 to 32 lanes, 16 bytes of features each. It takes one item of the work list (a row, or
 // one of the interleaved pieces of a long row, see WorkList) and keeps the row in registers; a lane loads the
 // index and the weight of one nonzero, shuffles hand them round, and four gathers are in flight before the first
-// use. Pieces go to the workspace and are added in a fixed order by a second kernel, launched where there are any.
+// use. Pieces go to the workspace and are combined in a fixed order by a second kernel, launched where there are any.
 //
 // The order of the list makes the caches work. Rows of equal length next to each other run through their sorted
 // sources in step, so that the workers of a multiprocessor (and all of them in L2) want the same sources at about
@@ -25,13 +25,18 @@ struct Config {
 };
 
 // Gathers of a lane in flight. Twice as many would halve the workers in step, which cost more than they gain but for
-// the narrowest slices.
-template <int L>
-constexpr int batch_of = L == 4 ? 8 : 4;
+// the narrowest slices. A maximum keeps its position beside each value, and has no registers for that.
+template <int L, bool EXTREME>
+constexpr int batch_of = L == 4 && !EXTREME ? 8 : 4;
 
 // Registers are held to what lets this many blocks share a multiprocessor: workers in step are what L1 lives on.
-template <typename T, typename I, int L, Weight WEIGHT>
-constexpr int min_blocks = L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads ? 3 : 2;
+// A third block would take 32 to 92 bytes of local memory from each thread of a maximum.
+template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME>
+constexpr int min_blocks = L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads && !EXTREME ? 3 : 2;
+
+// Of the winners of max and min, which take a register for each feature: 64-bit ones would leave local memory for the
+// rest. spmm.cu sends graphs of more nonzeros to spmm_general.
+using Position = int32_t;
 
 template <typename T, typename I>
 struct Params {
@@ -40,20 +45,25 @@ struct Params {
   int64_t num_items;
   const I* indices;
   const I* edge_ids;
+  const I* source_indptr;
   Operand lhs;
   Operand rhs;
   T* out;
-  Acc<T>* parts;
+  I* arg_lhs;
+  I* arg_rhs;
+  Parts<T, Position> parts;
   int64_t num_feats;
   bool mean;
+  Acc<T> sign;
   double empty_value;
 };
 
-template <typename T, typename I, int L, Weight WEIGHT>
-__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT>) rows_kernel(const Params<T, I> p) {
+template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME>
+__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, EXTREME>)
+    rows_kernel(const Params<T, I> p) {
   constexpr int N = 16 / sizeof(T);
-  constexpr int batch = batch_of<L>;
-  constexpr int tile = L < 8 ? 8 : L;  // nonzeros whose indices the lanes hold
+  constexpr int batch = batch_of<L, EXTREME>;
+  constexpr int tile = L < batch ? batch : L;  // nonzeros whose indices the lanes hold
   constexpr int held = tile / L;
   static_assert(kPieceRun % tile == 0, "a tile lies in one run of its piece");
   static_assert(held == 1 ? tile % batch == 0 : tile == batch, "lanes hold a whole number of batches");
@@ -71,8 +81,8 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT>) 
   Reader<T, N> lhs(p.lhs, d);
   const Reader<T, 1> rhs(p.rhs, d);
   lhs.wide = true;  // said to the compiler, which then keeps no registers for the other case
-  Sums<T, N> sums;
-  sums.clear();
+  Result<T, Position, N, EXTREME> result;
+  result.clear(static_cast<Position>(begin));
   I k = begin;
   I source[held];
   auto load_sources = [&](I first) {
@@ -96,10 +106,12 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT>) 
         edge[h] = k + h * L + lane;
         if (p.edge_ids && inside) edge[h] = __ldg(p.edge_ids + edge[h]);
         if constexpr (WEIGHT == Weight::scalar) {
-          weight[h] = inside ? widen(__ldg(static_cast<const T*>(p.rhs.data) + edge[h])) : Acc<T>(0);
+          weight[h] = 0;
+          if (inside) weight[h] = EXTREME ? p.sign * edge_weight<T>(p, edge[h]) : scale_of<T>(p, col[h], edge[h]);
         }
       }
     }
+    const I tile_begin = k;
     const I next = (k + tile - begin) % kPieceRun ? tile : tile + skip;
     k = left > next ? k + next : end;
     load_sources(k);
@@ -121,12 +133,17 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT>) 
       }
 #pragma unroll
       for (int u = 0; u < batch; ++u) {
-        if constexpr (WEIGHT == Weight::none) {
-          sums.add(x[u]);
-        } else if constexpr (WEIGHT == Weight::scalar) {
-          sums.add(__shfl_sync(~0u, weight[u / L], (first + u) % L, L), x[u]);
+        if constexpr (WEIGHT == Weight::none && !EXTREME) {
+          result.add(x[u]);
         } else {
-          sums.add(widen(own[u].values[0]), x[u]);
+          Acc<T> scale = EXTREME ? p.sign : Acc<T>(1);
+          if constexpr (WEIGHT == Weight::scalar) scale = __shfl_sync(~0u, weight[u / L], (first + u) % L, L);
+          if constexpr (WEIGHT == Weight::heads) scale *= widen(own[u].values[0]);
+          if constexpr (!EXTREME) {
+            result.add(scale, x[u]);
+          } else if (FULL || first + u < left) {
+            result.add(scale, x[u], static_cast<Position>(tile_begin + first + u));
+          }
         }
       }
     };
@@ -141,58 +158,63 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT>) 
   if (i >= p.num_items || feature >= p.num_feats) return;
   const Item<I> item = load_item(p.items + i);  // again: it would have cost registers all the while
   if (item.part) {
-    Acc<T>* to = p.parts + static_cast<int64_t>(item.part - 1) * p.num_feats + d;
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = sums.value[n];
+    result.write_part(p.parts, static_cast<int64_t>(item.part - 1) * p.num_feats + d);
   } else {
-    sums.write(p.out + static_cast<int64_t>(item.row) * p.num_feats + d, item.end - item.begin, p.mean, p.empty_value);
+    result.write(p, item.row, d, item.end - item.begin);
   }
 }
 
-// A warp adds the parts of one long row, in order, for 32 features (blockIdx.y); a row of many parts is left to all
+// A warp combines the parts of one long row, in order, for 32 features (blockIdx.y); a row of many parts is left to all
 // warps of the block together, each taking every eighth part.
-template <typename T, typename I>
+template <typename T, typename I, bool EXTREME>
 __global__ void __launch_bounds__(Config::threads)
     combine_kernel(const Params<T, I> p, const Item<I>* splits, int64_t num_splits) {
   constexpr int warps = Config::threads / 32;
-  __shared__ Acc<T> sums[warps][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
+  const int warp = threadIdx.x / 32;
+  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + threadIdx.x % 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * warps;
   // Of a split: row, its first part, their number, its degree.
-  auto sum_parts = [&](const Item<I>& split, int from, int step) {
-    Acc<T> sum = 0;
-#pragma unroll 4
-    for (I part = from; part < split.end; part += step) {
-      sum += p.parts[static_cast<int64_t>(split.begin + part) * p.num_feats + d];
-    }
-    return sum;
-  };
-  auto write = [&](const Item<I>& split, Acc<T> sum) {
-    if (p.mean) sum /= static_cast<Acc<T>>(split.part);
-    p.out[static_cast<int64_t>(split.row) * p.num_feats + d] = narrow<T>(sum);
+  auto read = [&](const Item<I>& split, I from, I step) {
+    Combined<T, Position, EXTREME> row;
+    auto place = [&](I part) { return static_cast<int64_t>(split.begin + part) * p.num_feats + d; };
+    if (d < p.num_feats) row.read(p.parts, from, split.end, step, place);
+    return row;
   };
   if (first + warp < num_splits && d < p.num_feats) {
     const Item<I> own = load_item(splits + first + warp);
-    if (own.end <= Config::warp_parts) write(own, sum_parts(own, 0, 1));
+    if (own.end <= Config::warp_parts) read(own, 0, 1).write(p, own.row, d, own.part);
   }
   for (int64_t i = first; i < first + warps && i < num_splits; ++i) {
     const Item<I> split = load_item(splits + i);
     if (split.end <= Config::warp_parts) continue;
-    __syncthreads();
-    sums[warp][lane] = d < p.num_feats ? sum_parts(split, warp, warps) : Acc<T>(0);
-    __syncthreads();
-    if (warp || d >= p.num_feats) continue;
-    Acc<T> sum = 0;
-    for (int other = 0; other < warps; ++other) sum += sums[other][lane];
-    write(split, sum);
+    auto row = read(split, warp, warps);
+    row.template merge_warps<warps>();
+    if (warp == 0 && d < p.num_feats) row.write(p, split.row, d, split.part);
   }
+}
+
+// All kernels of a call, by whether it is a max or min.
+template <typename T, typename I, bool EXTREME>
+cudaError_t launch(const SpmmCall& call, Slice slice, const Params<T, I>& p, cudaStream_t stream) {
+  const cudaError_t status = with_shape<16>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
+    const int threads = list_threads(call.graph);
+    const int64_t blocks = ceil_div(p.num_items, threads / lanes);
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
+    rows_kernel<T, I, lanes, weight, EXTREME><<<grid, threads, 0, stream>>>(p);
+    return cudaGetLastError();
+  });
+  if (status != cudaSuccess || call.work.num_splits == 0) return status;
+  const dim3 grid(static_cast<unsigned>(ceil_div(call.work.num_splits, Config::threads / 32)),
+                  static_cast<unsigned>(ceil_div(p.num_feats, 32)));
+  const Item<I>* splits = static_cast<const Item<I>*>(call.work.splits);
+  combine_kernel<T, I, EXTREME><<<grid, Config::threads, 0, stream>>>(p, splits, call.work.num_splits);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
 int64_t spmm_rows_workspace_bytes(const SpmmCall& call) {
-  return call.work.num_parts * call.num_feats * accumulator_size(call.dtype);
+  return call.work.num_parts * call.num_feats * call.part_bytes(sizeof(Position));
 }
 
 cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
@@ -205,26 +227,19 @@ cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
     p.num_items = call.work.num_items;
     p.indices = static_cast<const I*>(call.graph.indices);
     p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.lhs = call.lhs;
     p.rhs = call.rhs;
     p.out = static_cast<T*>(call.out);
-    p.parts = static_cast<Acc<T>*>(call.workspace);
+    p.arg_lhs = static_cast<I*>(call.arg_lhs);
+    p.arg_rhs = static_cast<I*>(call.arg_rhs);
     p.num_feats = call.num_feats;
+    p.parts.values = static_cast<Acc<T>*>(call.workspace);
+    p.parts.where = reinterpret_cast<Position*>(p.parts.values + call.work.num_parts * p.num_feats);
     p.mean = call.reduce == Reduce::mean;
+    p.sign = call.reduce == Reduce::min ? -1 : 1;
     p.empty_value = call.empty_value;
-    const cudaError_t status = with_shape<16>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
-      const int threads = list_threads(call.graph);
-      const int64_t blocks = ceil_div(p.num_items, threads / lanes);
-      const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
-      rows_kernel<T, I, lanes, weight><<<grid, threads, 0, stream>>>(p);
-      return cudaGetLastError();
-    });
-    if (status != cudaSuccess || call.work.num_splits == 0) return status;
-    const dim3 grid(static_cast<unsigned>(ceil_div(call.work.num_splits, Config::threads / 32)),
-                    static_cast<unsigned>(ceil_div(p.num_feats, 32)));
-    const Item<I>* splits = static_cast<const Item<I>*>(call.work.splits);
-    combine_kernel<T, I><<<grid, Config::threads, 0, stream>>>(p, splits, call.work.num_splits);
-    return cudaGetLastError();
+    return call.extreme() ? launch<T, I, true>(call, slice, p, stream) : launch<T, I, false>(call, slice, p, stream);
   });
 }
 

@@ -86,6 +86,21 @@ def winners(graph, x, weight, message, args):
     return torch.where(present, reference._combine(message, left, right), 0.0)
 
 
+def first_winners(graph, x, weight, reduce, empty_value):
+    """Value, source and edge id of each row's winner, by definition: the first NaN, else the first of the greatest."""
+    edges = reference.edges_of(graph)
+    message = x.double()[graph.indices.long()]
+    if weight is not None:
+        message = message * weight.double()[edges]
+    rank = (message if reduce == "max" else -message).nan_to_num(nan=3e3, posinf=2e3, neginf=-2e3)
+    best = reference.segment_reduce(rank, graph.indptr, "max")
+    k = torch.arange(graph.nnz, device=rank.device).view(-1, *(1,) * (rank.dim() - 1))
+    k = k.where(rank == best[reference.rows_of(graph.indptr)], graph.nnz).double()
+    k = reference.segment_reduce(k, graph.indptr, "min", graph.nnz).long()  # nnz: a row without nonzeros
+    value = torch.cat([message, message.new_full((1, *message.shape[1:]), empty_value)]).gather(0, k)
+    return value, *(torch.cat([names, names.new_full((1,), -1)])[k] for names in (graph.indices.long(), edges))
+
+
 def check_spmm(graph, x_shape, w_shape, message, reduce, dtype):
     x = None if message == "copy_rhs" else rand(graph.num_cols, *x_shape, dtype=dtype)
     weight = None if message == "copy_lhs" else rand(graph.nnz, *w_shape, dtype=dtype)

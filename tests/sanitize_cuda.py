@@ -34,6 +34,7 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     ]
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
+        results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))
         results += [ops.spmm(graph, x, full, "add", reduce), ops.spmm(graph, None, full, "copy_rhs", reduce)]
     sum(r.float().square().sum() for r in results).backward()
 
@@ -57,6 +58,7 @@ def main() -> None:
         run(small, (16,), torch.float32)
         run(small, (130,), torch.float64)
         run(small, (3,), torch.float16)
+        run(cut, (8,), torch.float16)
     pairs = (torch.randint(50, (700,), device="cuda"), torch.randint(40, (700,), device="cuda"))
     for index in (torch.int64, torch.int32):
         made = Graph.from_coo(*(t.to(index) for t in pairs), num_rows=50, num_cols=40).transposed

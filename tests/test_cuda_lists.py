@@ -1,10 +1,12 @@
-"""The CUDA kernels of sums and dot products, each by itself: along a work list in every arrangement, and without."""
+"""The CUDA kernels that read work lists, each by itself: along a list in every arrangement, and without."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, mixed, rand
+from cuda_cases import DEVICE, DTYPES, EXTREMES, INDEX, assert_close, build, first_winners, mixed, rand
 
 import gnnaccel
 from gnnaccel import ops
@@ -78,6 +80,37 @@ def test_sums(kernel, dtype, index):
                 assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {reduce}", bound)
 
 
+def few(*shape, dtype):
+    """So few values that they tie, some infinite; and one NaN in a thousand."""
+    value = torch.randint(-2, 3, shape, device=DEVICE) / 2.0
+    chance = torch.rand(shape, device=DEVICE)
+    value[chance < 0.02] *= float("inf")  # 0 becomes NaN
+    return torch.where(chance > 0.999, float("nan"), value).to(dtype)
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_extremes(kernel, dtype, index):
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for (x_shape, w_shape), plain in itertools.product(SHAPES, (False, True)):
+            x = few(graph.num_cols, *x_shape, dtype=dtype)
+            w = None if w_shape is None else few(graph.nnz, *w_shape, dtype=dtype)
+            if plain:  # ties and all of -inf, without a NaN that would win them
+                x = x.nan_to_num(0, neginf=-float("inf"), posinf=1)
+                w = None if w is None else torch.full_like(w, 0.5)
+            weight = None if w is None else w.reshape(*w.shape, *(1,) * (x.dim() - w.dim()))
+            for reduce in EXTREMES:
+                got = ops.spmm(graph, x, w, reduce=reduce, empty_value=2.5, return_arg=True)
+                want = first_winners(graph, x, weight, reduce, 2.5)
+                for what, a, b in zip(("value", "source", "edge"), got, want, strict=True):
+                    if w is None and what == "edge":
+                        continue
+                    where = f"{name} {x_shape} {w_shape} {reduce} {what}"
+                    torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0, equal_nan=True, msg=where)
+
+
 @pytest.mark.parametrize("index", INDEX)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -104,6 +137,28 @@ def test_gradients(kernel):
         want = torch.autograd.grad((reference.spmm(graph, x, w.view(-1, 1), "mul", reduce) * weight).sum(), (x, w))
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradient_of_a_mean(kernel, dtype, index):
+    """Of the sources alone, which the kernel divides by the row's count, but for a weight per head."""
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for x_shape, w_shape in SHAPES:
+            x = rand(graph.num_cols, *x_shape, dtype=dtype).requires_grad_()
+            w = None if w_shape is None else rand(graph.nnz, *w_shape, dtype=dtype)
+            upstream = rand(graph.num_rows, *x_shape, dtype=dtype)
+            (got,) = torch.autograd.grad(ops.spmm(graph, x, w, reduce="mean"), x, upstream)
+            message, exact = ("copy_lhs", None) if w is None else ("mul", w.double())
+
+            def gradient(upstream, weight, graph=graph, x=x, message=message):
+                leaf = x.detach().double().requires_grad_()
+                return torch.autograd.grad(reference.spmm(graph, leaf, weight, message, "mean"), leaf, upstream)[0]
+
+            scale = gradient(upstream.double().abs(), None if exact is None else exact.abs())
+            assert_close(got, gradient(upstream.double(), exact), dtype, f"{name} {x_shape} {w_shape}", scale)
 
 
 def test_infinite_sources_stay_in_their_rows():
@@ -139,8 +194,8 @@ def test_a_graph_earns_its_list():
     torch.use_deterministic_algorithms(False)
     graph = mixed()
     x = rand(graph.num_cols, 16)
-    ops.spmm(graph, x, reduce="max")
-    assert graph._uses == 0, "a maximum reads no list"
+    ops.spmm(graph, x, rand(graph.nnz), "add")
+    assert graph._uses == 0, "a sum of both operands reads no list"
     found = [bool(graph._work) for _ in range(60) if ops.spmm(graph, x) is not None]
     assert found == sorted(found) and not found[0] and found[-1]
 

@@ -74,7 +74,7 @@ def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None, listed: 
     """The arguments of a call on `graph` that gathers rows of the widest of `features`.
 
     The transposed half is there only if `transposed`: where a gradient will need it. Work lists only if `listed`: where
-    a kernel that reads them (sums and means of copied or scaled sources, dot products) will run, forward or backward.
+    a kernel that reads them (for copied or scaled sources, or dot products) will run, forward or backward.
     """
     nothing = (None, None, None)
     t = graph.transposed if transposed else None

@@ -100,7 +100,7 @@ def spmm(
             weight, message = weight.reciprocal(), "mul"
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
     adds = reduce in ("sum", "mean")
-    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=adds and message in ("copy_lhs", "mul"))
+    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"))
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
 
 
@@ -143,13 +143,20 @@ def _filled(arrays, lhs, rhs, message, reduce, empty_value, results):
     full = tuple(out.shape[1:])
     if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
         return _turned(arrays, lhs, rhs, full, message, reduce, empty_value)
+    winners = (a.data_ptr() if a.numel() else 0 for a in args) if args else (0, 0)
+    _launch(arrays, lhs, rhs, (out.data_ptr(), *winners), full, message, reduce, empty_value)
+    return results
+
+
+def _launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, source_indptr=None):
+    given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
-    winners = (a.data_ptr() if a.numel() else 0 for a in args) if args else (0, 0)
-    codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[out.dtype], empty_value)
+    codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
+    if given.is_cuda:  # the CPU kernel has no such argument
+        codes = (*codes, lib.pointer(source_indptr))
     operands = (*arrays.matrix(), *arrays.work_list(), *lhs_operand, *rhs_operand)
-    lib.launch("spmm", out.device, *operands, out.data_ptr(), *winners, math.prod(full), *codes)
-    return results
+    lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes)
 
 
 def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
@@ -197,6 +204,8 @@ def _backward_sum(ctx, grad):
     needs_lhs, needs_rhs, *_ = ctx.wanted
     lhs_features, rhs_features = ctx.features
     if ctx.reduce == "mean":
+        if needs_lhs and not needs_rhs and _divides(rhs, grad):
+            return reduce_to(_mean_gradient_op(*arrays.turned(), grad, rhs), lhs_features), None
         # In fp32 at least: a count past 65504 has no fp16.
         count = arrays.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
         grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
@@ -226,6 +235,38 @@ def _fuses(lhs, rhs, grad) -> bool:
     full = tuple(grad.shape[1:])
     padded, split = _kept(rhs.shape[1:], full)
     return padded[:split] == full[:split] and math.prod(full[split:]) % 4 == 0
+
+
+def _divides(rhs, grad) -> bool:
+    """True if the CUDA kernel of the sources' gradient divides by the row's count itself, which spares a read and a
+    write of `grad`: no second derivative, at most one weight per edge."""
+    return grad.is_cuda and not torch.is_grad_enabled() and (rhs is None or _width(rhs) == 1)
+
+
+def _mean_gradient_impl(*args):
+    arrays, (grad, weight) = _arrays.split(args)
+    out = grad.new_empty(arrays.num_rows, *grad.shape[1:])
+    if out.numel():
+        message = "copy_lhs" if weight is None else "mul"
+        full = tuple(out.shape[1:])
+        _launch(arrays, grad, weight, (out.data_ptr(), 0, 0), full, message, "sum", 0.0, source_indptr=arrays.t_indptr)
+    return out
+
+
+def _mean_gradient_fake(*args):
+    arrays, (grad, _) = _arrays.split(args)
+    return grad.new_empty(arrays.num_rows, *grad.shape[1:])
+
+
+# out[c] = sum over nonzeros (c, r, e) of the transposed graph of weight[e] * grad[r] / nonzeros of r. No derivative.
+_mean_gradient_op = _operators.register(
+    "spmm_mean_gradient",
+    f"({_arrays.SCHEMA}, Tensor grad, Tensor? weight) -> Tensor",
+    _mean_gradient_impl,
+    _mean_gradient_fake,
+    devices=("cuda",),
+    structure=_arrays.COUNT,
+)
 
 
 def _kept(shape, full):
