@@ -28,8 +28,12 @@ struct SpmmCall {
   int64_t part_bytes(int position_bytes) const { return accumulator_size(dtype) + (extreme() ? position_bytes : 0); }
 };
 
-// How the edges of a row scale its sources in the kernels of the common messages.
-enum class Weight { none, scalar, heads };
+// How the edges of a row scale its sources in the kernels of the common messages. over_degree: by a weight each, or
+// none, over the degree of the source; a kind of its own, as a branch would cost the others up to a fifth (H200, 16
+// features).
+enum class Weight { none, scalar, heads, over_degree };
+template <Weight WEIGHT>
+constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::over_degree;
 
 // A slice of features for one group of lanes, 16 bytes a lane, in the kernels of the common messages.
 struct Slice {
@@ -41,8 +45,8 @@ struct Slice {
 Slice slice_of(const SpmmCall& call, int max_lanes);
 
 inline Weight weight_of(const SpmmCall& call) {
-  // One over a degree is a weight as well.
-  if (call.message == Message::copy_lhs) return call.source_indptr ? Weight::scalar : Weight::none;
+  if (call.source_indptr) return Weight::over_degree;
+  if (call.message == Message::copy_lhs) return Weight::none;
   return call.rhs.len == 1 ? Weight::scalar : Weight::heads;
 }
 
@@ -69,16 +73,16 @@ __device__ __forceinline__ A over_degree(const I* indptr, I source) {
   }
 }
 
-// What scales the source of a nonzero under Weight::scalar: a weight, in sums over a degree if asked for.
-template <typename T, typename I, typename P>
-__device__ __forceinline__ Acc<T> edge_weight(const P& p, I edge) {
-  return widen(__ldg(static_cast<const T*>(p.rhs.data) + edge));
-}
-template <typename T, typename I, typename P>
+// What scales the source of a nonzero where all features have one weight.
+template <typename T, Weight WEIGHT, typename I, typename P>
 __device__ __forceinline__ Acc<T> scale_of(const P& p, I source, I edge) {
-  if (!p.source_indptr) return edge_weight<T>(p, edge);
-  const Acc<T> scale = over_degree<Acc<T>>(p.source_indptr, source);
-  return p.rhs.data ? scale * edge_weight<T>(p, edge) : scale;
+  auto weight = [&]() { return widen(__ldg(static_cast<const T*>(p.rhs.data) + edge)); };
+  if constexpr (WEIGHT == Weight::over_degree) {
+    const Acc<T> scale = over_degree<Acc<T>>(p.source_indptr, source);
+    return p.rhs.data ? scale * weight() : scale;
+  } else {
+    return weight();
+  }
 }
 
 // What the kernels add up. Their Params have in common: out, num_feats, mean and empty_value, and where they serve max
@@ -269,6 +273,8 @@ cudaError_t with_shape(int lanes, Weight weight, F f) {
         return f(lanes_, std::integral_constant<Weight, Weight::none>{});
       case Weight::scalar:
         return f(lanes_, std::integral_constant<Weight, Weight::scalar>{});
+      case Weight::over_degree:
+        return f(lanes_, std::integral_constant<Weight, Weight::over_degree>{});
       default:
         return f(lanes_, std::integral_constant<Weight, Weight::heads>{});
     }

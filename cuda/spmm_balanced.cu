@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
         edge[h] = mine(k, h, left);
         if constexpr (WEIGHT != Weight::none) {
           if (p.edge_ids) edge[h] = __ldg(p.edge_ids + edge[h]);
-          if constexpr (WEIGHT == Weight::scalar) weight[h] = scale_of<T>(p, col[h], edge[h]);
+          if constexpr (one_for_all_features<WEIGHT>) weight[h] = scale_of<T, WEIGHT>(p, col[h], edge[h]);
         }
       }
 #pragma unroll 1
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
         for (int u = 0; u < batch; ++u) {
           const int j = first + u;
           Acc<T> scale = 1;
-          if constexpr (WEIGHT == Weight::scalar) scale = __shfl_sync(~0u, weight[u / L], j % L, L);
+          if constexpr (one_for_all_features<WEIGHT>) scale = __shfl_sync(~0u, weight[u / L], j % L, L);
           if constexpr (WEIGHT == Weight::heads) scale = widen(own[u].values[0]);
           auto take = [&]() {
             if constexpr (WEIGHT == Weight::none) {

@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, E
         const bool inside = lane < left - h * L;
         edge[h] = k + h * L + lane;
         if (p.edge_ids && inside) edge[h] = __ldg(p.edge_ids + edge[h]);
-        if constexpr (WEIGHT == Weight::scalar) {
-          weight[h] = 0;
-          if (inside) weight[h] = EXTREME ? p.sign * edge_weight<T>(p, edge[h]) : scale_of<T>(p, col[h], edge[h]);
+        if constexpr (one_for_all_features<WEIGHT>) {
+          weight[h] = inside ? scale_of<T, WEIGHT>(p, col[h], edge[h]) : Acc<T>(0);
+          if constexpr (EXTREME) weight[h] *= p.sign;
         }
       }
     }
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, E
           result.add(x[u]);
         } else {
           Acc<T> scale = EXTREME ? p.sign : Acc<T>(1);
-          if constexpr (WEIGHT == Weight::scalar) scale = __shfl_sync(~0u, weight[u / L], (first + u) % L, L);
+          if constexpr (one_for_all_features<WEIGHT>) scale = __shfl_sync(~0u, weight[u / L], (first + u) % L, L);
           if constexpr (WEIGHT == Weight::heads) scale *= widen(own[u].values[0]);
           if constexpr (!EXTREME) {
             result.add(scale, x[u]);
@@ -200,8 +200,12 @@ cudaError_t launch(const SpmmCall& call, Slice slice, const Params<T, I>& p, cud
     const int threads = list_threads(call.graph);
     const int64_t blocks = ceil_div(p.num_items, threads / lanes);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
-    rows_kernel<T, I, lanes, weight, EXTREME><<<grid, threads, 0, stream>>>(p);
-    return cudaGetLastError();
+    if constexpr (EXTREME && weight == Weight::over_degree) {
+      return cudaErrorInvalidValue;  // of sums alone
+    } else {
+      rows_kernel<T, I, lanes, weight, EXTREME><<<grid, threads, 0, stream>>>(p);
+      return cudaGetLastError();
+    }
   });
   if (status != cudaSuccess || call.work.num_splits == 0) return status;
   const dim3 grid(static_cast<unsigned>(ceil_div(call.work.num_splits, Config::threads / 32)),
