@@ -17,7 +17,7 @@ _HEAD = """# What is accelerated
 Written by `python scripts/coverage_page.py`, which runs every case of `tests/pyg_cases.py` and `tests/dgl_cases.py`
 with the plug-in on and reads `gnnaccel.report`; for a case that needs a module beside PyG it says what the tests find
 where that is installed. The same cases are compared with the frameworks alone by `tests/test_pyg_matrix.py` and
-`tests/test_dgl_matrix.py`: outputs and all gradients.
+`tests/test_dgl_matrix.py`: outputs and all gradients; those of DGL on CUDA graphs too, by `tests/test_dgl_cuda.py`.
 
 """
 _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
