@@ -322,7 +322,8 @@ def _weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
         lhs = lhs.reshape(lhs.shape[0], *lhs_full[:split], tail)
         out = sddmm_op(*arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
     else:
-        out = sddmm_op(*arrays, None, grad.sum(-1, keepdim=True), "copy_rhs", "u", "v")
+        summed = grad if tail == 1 else grad.sum(-1, keepdim=True)
+        out = sddmm_op(*arrays, None, summed, "copy_rhs", "u", "v")
     out = out.reshape(out.shape[0], *full[:split], *(1,) * (len(full) - split))
     return reduce_to(out, rhs_features)
 
