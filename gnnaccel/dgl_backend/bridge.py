@@ -27,8 +27,9 @@ NO_KERNEL = (
 
 
 def needed() -> bool:
-    """True if torch has a GPU and DGL was built without CUDA. Does not start CUDA."""
-    if not torch.cuda.is_available():
+    """True if torch has a GPU and DGL was built without CUDA."""
+    # device_count() asks the driver's library: is_available() could start CUDA, which forked workers cannot take over.
+    if torch.version.cuda is None or not torch.cuda.device_count():
         return False
     from dgl._ffi.function import get_global_func
 
