@@ -110,11 +110,12 @@ int64_t coo_to_csr_workspace_bytes(Address, Address, int64_t nnz, int64_t num_ro
   return cuda::coo_to_csr_workspace_bytes(nnz, num_rows, static_cast<IndexType>(out_type));
 }
 
-void coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t, int in_type, Address indptr,
-                Address indices, Address edge_ids, int out_type, Address workspace, int64_t workspace_bytes,
-                Address stream) {
-  check(cuda::coo_to_csr(at(rows), at(cols), nnz, num_rows, static_cast<IndexType>(in_type), at(indptr), at(indices),
-                         at(edge_ids), static_cast<IndexType>(out_type), at(workspace), workspace_bytes, on(stream)),
+void coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
+                Address indptr, Address indices, Address edge_ids, int out_type, Address workspace,
+                int64_t workspace_bytes, Address stream) {
+  check(cuda::coo_to_csr(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<IndexType>(in_type), at(indptr),
+                         at(indices), at(edge_ids), static_cast<IndexType>(out_type), at(workspace), workspace_bytes,
+                         on(stream)),
         "coo_to_csr");
 }
 

@@ -68,9 +68,9 @@ cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_
 
 // Of pairs that have been checked.
 int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type);
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, IndexType in_type,
-                       void* indptr, void* indices, void* edge_ids, IndexType out_type, void* workspace,
-                       int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
+                       void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
 int64_t transpose_workspace_bytes(const Csr& graph);
 cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,

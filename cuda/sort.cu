@@ -149,9 +149,9 @@ cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_
   });
 }
 
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, IndexType in_type,
-                       void* indptr, void* indices, void* edge_ids, IndexType out_type, void* workspace,
-                       int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t /* num_cols */,
+                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
+                       void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   if (workspace_bytes < coo_to_csr_workspace_bytes(nnz, num_rows, out_type)) return cudaErrorInvalidValue;
   return with_index(in_type, [&](auto in) {
     return with_index(out_type, [&](auto out) {

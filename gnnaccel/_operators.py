@@ -4,41 +4,58 @@ An op registered with torch.library passes torch's dispatcher, which turns its t
 and back once per level (autograd, then the device): 0.1 ms a call from Python, more than the kernels of a small graph
 take. So `register` returns a function that calls the implementation, or the derivative's torch.autograd.Function,
 itself, and goes through the dispatcher where somebody listens there: torch.compile, tracing, functorch, dispatch and
-function modes, profilers, tensor subclasses, other devices.
+function modes (but for a default device), torch.profiler, tensor subclasses, other devices. Not for an
+ExecutionTraceObserver without a profiler, of which torch does not tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size})
 
 
 def _watched() -> bool:
     """True if calls of ops have to be visible to the dispatcher."""
+    modes = torch._C._len_torch_function_stack()
+    if modes and (modes > 1 or type(torch._C._get_function_stack_at(0)) is not DeviceContext):
+        return True
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()
+        or torch.autograd._profiler_enabled()  # of this thread
+        or torch.autograd.profiler._is_profiler_enabled
     )
 
 
-def plain(args: tuple) -> bool:
-    """True if kernels may run on `args` behind the dispatcher's back, but for what `_lazy` says of features."""
+def plain(args: tuple, features: Iterable[int] = (), devices: tuple[str, ...] = ("cpu", "cuda")) -> bool:
+    """True if kernels may run on `args`, the first of which is a tensor, behind the dispatcher's back.
+
+    features : the positions of the tensors that may be lazy.
+    """
     # In this order: torch.compile traces into this function, and knows the answer to the first question.
-    return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, args)) and not _watched()
+    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, args)) or _watched():
+        return False
+    return args[0].device.type in devices and not any(_lazy(args[k]) for k in features)
 
 
 def _lazy(tensor: Tensor | None) -> bool:
-    """True for a plain tensor whose memory is not what it stands for: negated, or one of torch's first batched ones
-    (torch.autograd.grad with is_grads_batched)."""
-    return tensor is not None and (tensor.is_neg() or torch._C._functorch.is_legacy_batchedtensor(tensor))
+    """True for a plain tensor whose memory is not what it stands for, or that has none: negated, one of torch's first
+    batched ones (torch.autograd.grad with is_grads_batched), a zero of forward-mode derivatives, a functional one."""
+    return tensor is not None and (
+        tensor.is_neg()
+        or torch._C._functorch.is_legacy_batchedtensor(tensor)
+        or tensor._is_zerotensor()
+        or torch._is_functional_tensor(tensor)
+    )
 
 
 def register(
@@ -108,7 +125,7 @@ def register(
         _fragment.impl(name, autograd, "Autograd")
 
     def call(*args):
-        if not plain(args) or args[0].device.type not in devices or any(_lazy(args[k]) for k in features):
+        if not plain(args, features, devices):
             return op(*args)
         if backward is not None and needs_grad(args):
             return direct(args)

@@ -8,6 +8,7 @@ Environment
 GNNACCEL : "1", "on", "true", "yes": accelerate; "compat": only make DGL importable; "", "0", "off", ...: nothing.
 GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to the framework with its reason.
 GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
+GNNACCEL_DGL_KERNELS : "torch": DGL's message passing on torch's kernels instead of ours, to compare with.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+import threading
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from dgl_compare import dgl, graph
 from dgl_structure_cases import STRUCTURE, tensors_of, with_data
 
 from gnnaccel import dgl_backend
-from gnnaccel.dgl_backend import bridge
+from gnnaccel.dgl_backend import bridge, nn
 
 
 @pytest.fixture
@@ -55,3 +57,32 @@ def test_everything_is_put_back(monkeypatch):
 def test_pinning_is_refused(bridged):
     with pytest.raises(dgl.DGLError, match="gnnaccel: this DGL was built without CUDA, so its graphs cannot be pinned"):
         graph().pin_memory_()
+
+
+def test_layers_keep_what_they_allow(bridged):
+    """Whether nodes without in-edges are allowed stays an attribute of the layer, in copies and for other threads."""
+    layer = dgl.nn.GraphConv(4, 4)
+    assert layer._allow_zero_in_degree is False and "_allow_zero_in_degree" in vars(layer)
+    nn._known.layers = (layer,)
+    try:
+        assert layer._allow_zero_in_degree is True
+        assert copy.deepcopy(layer)._allow_zero_in_degree is False
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(layer._allow_zero_in_degree))
+        thread.start()
+        thread.join()
+        assert seen == [False]
+    finally:
+        del nn._known.layers
+    layer.set_allow_zero_in_degree(True)
+    dgl_backend.disable()
+    assert layer._allow_zero_in_degree is True
+    assert not hasattr(dgl.nn.GatedGraphConv(2, 2, 1, 1), "_allow_zero_in_degree")
+
+
+def test_other_kernels_by_name(monkeypatch):
+    dgl_backend.disable()
+    monkeypatch.setenv("GNNACCEL_DGL_KERNELS", "cusparse")
+    with pytest.raises(ValueError, match="GNNACCEL_DGL_KERNELS=cusparse is not understood"):
+        dgl_backend.enable()
+    dgl_backend.disable()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -242,3 +244,22 @@ def test_training_like_on_the_cpu():
         return torch.tensor(result)
 
     torch.testing.assert_close(losses(DEVICE), losses("cpu"), rtol=1e-3, atol=1e-3)
+
+
+def test_points():
+    from dgl.geometry import farthest_point_sampler
+
+    points = rand(2, 30, 3)
+    got = farthest_point_sampler(points.to(DEVICE), 6, start_idx=1)
+    assert torch.equal(got.cpu(), farthest_point_sampler(points, 6, start_idx=1))
+
+
+def test_a_forked_worker_may_use_cuda():
+    code = """
+import gnnaccel; gnnaccel.install()
+import dgl, multiprocessing, torch
+def work(): torch.zeros(1, device="cuda")
+p = multiprocessing.get_context("fork").Process(target=work); p.start(); p.join(); assert p.exitcode == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

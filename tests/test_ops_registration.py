@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnaccel import ops
+from gnnaccel import _operators, ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops._arrays import arrays_of
 
@@ -236,11 +236,32 @@ def _by_profiler(call, x):
     return [event.name.replace("::", ".") + ".default" for event in profile.events()]
 
 
+def _by_profiler_of_all_threads(call, x):
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
+        call(x)
+    return [event.name.replace("::", ".") + ".default" for event in profile.events()]
+
+
 def _by_tracing(call, x):
     return [str(node.target) for node in make_fx(call)(x).graph.nodes]
 
 
-@pytest.mark.parametrize("listen", [_by_mode, _by_profiler, _by_tracing])
+def _by_tracing_autograd(call, x):
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(call(x).sum(), x)[0]
+
+    traced = make_fx(gradient, pre_dispatch=True)(x)
+    torch.testing.assert_close(traced(x), gradient(x))
+    names = [str(node.target) for node in traced.graph.nodes]
+    return names if names.count("gnnaccel.spmm.default") == 2 else []
+
+
+@pytest.mark.parametrize(
+    "listen", [_by_mode, _by_profiler, _by_profiler_of_all_threads, _by_tracing, _by_tracing_autograd]
+)
 def test_calls_are_seen_by_those_who_listen(listen):
     """Calls go past torch's dispatcher only where nobody would notice."""
     g = small()
@@ -249,6 +270,21 @@ def test_calls_are_seen_by_those_who_listen(listen):
 
 def _negated(x):
     return torch.view_as_complex(torch.stack([x, -x], -1)).conj().imag  # memory holds -x
+
+
+def test_a_default_device_is_nobody_who_listens():
+    assert not _operators._watched()
+    with torch.device("cpu"):
+        assert not _operators._watched()
+        with torch.device("cpu"):
+            assert _operators._watched()  # two modes are not told apart
+
+
+def test_tensors_without_memory():
+    g = small()
+    functional = torch._to_functional_tensor(rand(g.num_cols, 3))
+    assert torch._is_functional_tensor(ops.spmm(g, functional))
+    assert not ops.spmm(g, torch._efficientzerotensor((g.num_cols, 3))).any()
 
 
 @pytest.mark.parametrize("make", [_negated, lambda x: x.as_subclass(_Subclass), lambda x: x.to("meta")])

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gnnaccel import switch
+from gnnaccel.dgl_backend.compat import KERNELS
 
 _ROOT = Path(__file__).resolve().parent.parent.parent  # what has to be importable: holds the package's folder
-_DGL_KERNELS = "GNNACCEL_DGL_KERNELS"
-_OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.MAIN_PID, _DGL_KERNELS)
+_OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.MAIN_PID, KERNELS)
 
 
 class Failed(Exception):
@@ -58,7 +58,7 @@ def command(mode: str, profile: Path | None = None) -> tuple[list[str], dict[str
     """
     if mode == "bridge":
         words, env = command("on")
-        return words, env | {_DGL_KERNELS: "torch"}
+        return words, env | {KERNELS: "torch"}
     if mode == "off":
         return [sys.executable], environment()
     if switch_is_installed():

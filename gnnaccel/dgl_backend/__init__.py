@@ -6,11 +6,12 @@ dgl.backend.pytorch.sparse looks up by name at each call; `enable` replaces thos
 
 from __future__ import annotations
 
-from gnnaccel.dgl_backend.compat import guard_sampling, shim
+from gnnaccel.dgl_backend.compat import KERNELS, guard_sampling, shim
 
 __all__ = ["disable", "enable", "forget", "guard_sampling", "shim", "to_graph"]
 
 _undo: list[tuple[object, str, object]] = []  # (holder, attribute, what was there), in order of replacement
+_INHERITED = object()  # in place of what was there: the holder had it from a base class
 
 
 def __getattr__(name: str):
@@ -23,7 +24,7 @@ def __getattr__(name: str):
 
 
 def _replace(holder, name: str, value) -> None:
-    _undo.append((holder, name, getattr(holder, name)))
+    _undo.append((holder, name, vars(holder).get(name, _INHERITED)))
     setattr(holder, name, value)
 
 
@@ -31,7 +32,7 @@ def enable() -> None:
     """Run DGL's message passing on gnnaccel's ops. Imports DGL; does nothing when already enabled.
 
     With GNNACCEL_DGL_KERNELS=torch: on torch's own kernels, which is what `gnnaccel compare` measures ours against
-    where DGL was built without CUDA.
+    where DGL was built without CUDA. ValueError for another value of it.
     """
     if _undo:
         return
@@ -47,7 +48,10 @@ def enable() -> None:
     from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops
 
     guard_sampling()
-    ops.on_torch_kernels = os.environ.get("GNNACCEL_DGL_KERNELS", "") == "torch"
+    kernels = os.environ.get(KERNELS, "")
+    if kernels not in ("", "torch"):
+        raise ValueError(f"{KERNELS}={kernels} is not understood: expected torch")
+    ops.on_torch_kernels = kernels == "torch"
     if bridge.needed():
         for holder, name, value in bridge.replacements():
             _replace(holder, name, value)
@@ -67,6 +71,7 @@ def enable() -> None:
         _replace(holder, "gspmm", mean)
     for layer in nn.layers_that_check_degrees():
         _replace(layer, "forward", nn.checked_once(layer.forward))
+        _replace(layer, nn.ALLOWS, nn.allowance)
     if not ops.on_torch_kernels:
         _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
@@ -98,4 +103,7 @@ def disable() -> None:
     """Put back everything `enable` replaced."""
     while _undo:
         holder, name, value = _undo.pop()
-        setattr(holder, name, value)
+        if value is _INHERITED:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, value)

@@ -9,6 +9,7 @@ tensors; message passing runs on our kernels, on a copy of the structure that li
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import torch
@@ -28,12 +29,12 @@ NO_KERNEL = (
 
 def needed() -> bool:
     """True if torch has a GPU and DGL was built without CUDA."""
-    # device_count() asks the driver's library: is_available() could start CUDA, which forked workers cannot take over.
-    if torch.version.cuda is None or not torch.cuda.device_count():
-        return False
     from dgl._ffi.function import get_global_func
 
-    return get_global_func("device_api.cuda", allow_missing=True) is None
+    if torch.version.cuda is None or get_global_func("device_api.cuda", allow_missing=True) is not None:
+        return False
+    # It asks the driver's library: is_available() could start CUDA, which forked workers cannot take over.
+    return torch.cuda.device_count() > 0
 
 
 def device_of(thing) -> torch.device | None:
@@ -174,10 +175,8 @@ def _record_stream(original):
         from gnnaccel.dgl_backend.graph import structure
 
         for etype in range(self.number_of_etypes()):
-            graph = structure(self.get_relation_graph(etype))
-            for tensor in (graph.indptr, graph.indices, graph.edge_ids):
-                if tensor is not None:
-                    tensor.record_stream(stream)
+            for tensor in structure(self.get_relation_graph(etype)).arrays():
+                tensor.record_stream(stream)
         return self
 
     return record_stream
@@ -237,8 +236,12 @@ def _segment_mm(original):
     def segment_mm(a, b, seglen):
         if not a.is_cuda:
             return original(a, b, seglen)
-        parts = torch.split(a, seglen.tolist())
-        return torch.cat([part @ b[i] for i, part in enumerate(parts)])
+        if b.dim() != 3 or len(seglen) != len(b):
+            raise ValueError(
+                f"segment_mm: b: expected a matrix for each of {len(seglen)} segments, got {tuple(b.shape)}"
+            )
+        parts = torch.split(a, seglen.tolist()) if len(b) else ()
+        return torch.cat([a.new_empty(0, b.shape[2]), *(part @ b[i] for i, part in enumerate(parts))])
 
     return segment_mm
 
@@ -263,6 +266,19 @@ def _gather_pinned(_original):
     return gather
 
 
+def _farthest_points(original):
+    """Point sampling, which writes into arrays that it is handed as if to be read."""
+
+    def sample(data, batch_size, sample_points, dist, start_idx, result):
+        if not data.is_cuda:
+            return original(data, batch_size, sample_points, dist, start_idx, result)
+        found = result.cpu()
+        original(data.cpu(), batch_size, sample_points, dist.cpu(), start_idx.cpu(), found)
+        return result.copy_(found)
+
+    return sample
+
+
 def replacements():
     """(holder, name, value) of all that has to be replaced in DGL."""
     import dgl
@@ -271,6 +287,7 @@ def replacements():
     from dgl._ffi.object import ObjectBase
     from dgl.heterograph_index import HeteroGraphIndex
 
+    geometry = [importlib.import_module(f"dgl.geometry.{part}") for part in ("capi", "fps")]  # not imported by dgl
     # The graph of types and what it says stay in host memory, whatever they describe.
     kept = {"_CAPI_DGLHeteroGetMetaGraph"}
     for name, module in list(sys.modules.items()):
@@ -297,6 +314,8 @@ def replacements():
         if hasattr(sys.modules.get(module), "gather_pinned_tensor_rows"):
             yield sys.modules[module], "gather_pinned_tensor_rows", _gather_pinned(None)
     yield ObjectBase, "__init_handle_by_constructor__", _init_by_constructor(ObjectBase.__init_handle_by_constructor__)
+    for module in geometry:
+        yield module, "_farthest_point_sampler", _farthest_points(geometry[0]._farthest_point_sampler)
     yield NDArrayBase, "ctx", _context(NDArrayBase.ctx)
     methods = {"copy_to": _copy_to, "record_stream": _record_stream, "ctx": _context, "edges": _edges}
     methods |= dict.fromkeys(("pin_memory", "pin_memory_"), _refuse_pinning)

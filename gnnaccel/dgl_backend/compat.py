@@ -11,6 +11,7 @@ import pathlib
 import sys
 import types
 
+KERNELS = "GNNACCEL_DGL_KERNELS"  # "torch" in the environment: message passing on torch's kernels, not ours
 _MISSING = (
     "gnnaccel: dgl.graphbolt is not available: the installed DGL has no GraphBolt library for this torch. "
     "Use dgl.dataloading.NeighborSampler and DataLoader instead, or a DGL built for this torch"

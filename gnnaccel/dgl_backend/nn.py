@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 
 import torch
 from torch import nn
@@ -48,7 +49,7 @@ def gat_forward(original):
     return forward
 
 
-def layers_that_check_degrees() -> list[type]:
+def layers_that_check_degrees() -> list[type[nn.Module]]:
     """The layers that take an `allow_zero_in_degree`."""
     import dgl
 
@@ -56,22 +57,41 @@ def layers_that_check_degrees() -> list[type]:
     return [v for v in layers if "allow_zero_in_degree" in inspect.signature(v.__init__).parameters]
 
 
+ALLOWS = "_allow_zero_in_degree"  # what these layers look at
+_known = threading.local()  # .layers: those whose graph, in a call of this thread, is known to have no such node
+
+
+def _allows(layer) -> bool:
+    if ALLOWS not in vars(layer):
+        raise AttributeError(ALLOWS)
+    return layer in getattr(_known, "layers", ()) or vars(layer)[ALLOWS]
+
+
+def _set_allows(layer, value) -> None:
+    vars(layer)[ALLOWS] = value
+
+
+allowance = property(_allows, _set_allows)
+"""Stands in for the layers' own attribute, which stays what and where it is."""
+
+
 def checked_once(original):
     """The forward of a layer that refuses nodes without in-edges, which it looks for at every call: on CUDA it would
     wait for the GPU each time. There the answer is kept with the graph."""
 
     def forward(self, graph, *args, **kwargs):
-        looks = not getattr(self, "_allow_zero_in_degree", True)
+        looks = not vars(self).get(ALLOWS, True)
         index = getattr(graph, "_graph", None)
         if not looks or index is None or graph.device.type != "cuda" or index.number_of_etypes() != 1:
             return original(self, graph, *args, **kwargs)
         if not every_row_has_edges(index):
             return original(self, graph, *args, **kwargs)  # which words the error
-        self._allow_zero_in_degree = True
+        before = getattr(_known, "layers", ())
+        _known.layers = (*before, self)
         try:
             return original(self, graph, *args, **kwargs)
         finally:
-            self._allow_zero_in_degree = False
+            _known.layers = before
 
     forward.__doc__ = original.__doc__
     return forward

@@ -24,8 +24,8 @@ from gnnaccel.ops.spmm import MESSAGES, REDUCES, aggregate
 
 on_torch_kernels = False  # set by enable(): the same plug-in, on what torch offers
 
-_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
-_DTYPES["cuda"] = (*_DTYPES["cpu"], torch.float16)
+_ANYWHERE = (torch.float32, torch.float64, torch.bfloat16)
+_DTYPES = {"cpu": {*_ANYWHERE}, "cuda": {*_ANYWHERE, torch.float16}}
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
 _NAN = "a maximum or minimum of values with NaN"
 _EMPTY = {"max": float("-inf"), "min": float("inf")}
@@ -227,7 +227,8 @@ def segments(original, op, x, offsets):
     start, values = time.perf_counter(), x
     if offsets.numel() and 0 <= int(offsets[-1]) < x.shape[0]:  # DGL ignores what the lengths do not cover
         values = x[: int(offsets[-1])]
-    out = segment_reduce(values, offsets, op, empty_value=_EMPTY.get(op, 0.0))
+    reduce = torch_kernels.segment_reduce if on_torch_kernels else segment_reduce
+    out = reduce(values, offsets, op, empty_value=_EMPTY.get(op, 0.0))
     if op in _EMPTY and _has_nan(out):
         return leave(original, kind, _NAN, op, x, offsets)
     report.record(kind, start)

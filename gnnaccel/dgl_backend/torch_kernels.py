@@ -64,3 +64,4 @@ def spmm(graph: Graph, message: str, reduce: str, lhs, rhs, empty_value: float) 
 
 sddmm = reference.sddmm
 edge_softmax = reference.edge_softmax
+segment_reduce = reference.segment_reduce

@@ -108,7 +108,7 @@ def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
         num_rows = top if num_rows is None else num_rows
         num_cols = top if num_cols is None else num_cols
     num_rows, num_cols = as_size("num_rows", num_rows), as_size("num_cols", num_cols)
-    sort = _sort if _operators.plain((rows, cols)) and rows.device.type in ("cpu", "cuda") else _coo_to_csr_op
+    sort = _sort if _operators.plain((rows, cols)) else _coo_to_csr_op
     return (*sort(rows, cols, num_rows, num_cols), num_cols)
 
 

@@ -204,6 +204,13 @@ class Graph:
             other._origin = weakref.ref(self)
         return other
 
+    def arrays(self) -> list[Tensor]:
+        """The tensors this graph and its transposed one are made of, as far as they are there."""
+        turned = self._transposed
+        held = [self.indptr, self.indices, self.edge_ids, *(self._origin_arrays or ())]
+        held += [] if turned is None else [turned.indptr, turned.indices, turned.edge_ids]
+        return [tensor for tensor in held if tensor is not None]
+
     def work_list(self, row_bytes: int) -> worklist.WorkList | None:
         """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 

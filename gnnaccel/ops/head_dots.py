@@ -43,6 +43,8 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
             "head_dots: vectors: expected x [N, H, F] and vectors [V, H, F], got "
             f"{tuple(x.shape)} and {tuple(vectors.shape)}"
         )
+    if x.layout != torch.strided or vectors.layout != torch.strided:
+        raise TypeError(f"head_dots: expected dense tensors, got layouts {x.layout} and {vectors.layout}")
     if x.dtype != vectors.dtype:
         raise TypeError(f"head_dots: vectors: expected x's dtype {x.dtype}, got {vectors.dtype}")
     if x.device != vectors.device:
