@@ -237,9 +237,7 @@ def _segment_mm(original):
         if not a.is_cuda:
             return original(a, b, seglen)
         if b.dim() != 3 or len(seglen) != len(b):
-            raise ValueError(
-                f"segment_mm: b: expected {len(seglen)} matrices, one a segment, got {tuple(b.shape)}"
-            )
+            raise ValueError(f"segment_mm: b: expected {len(seglen)} matrices, one a segment, got {tuple(b.shape)}")
         parts = torch.split(a, seglen.tolist()) if len(b) else ()
         return torch.cat([a.new_empty(0, b.shape[2]), *(part @ b[i] for i, part in enumerate(parts))])
 
