@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
 unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE
 
-.PHONY: demo test test-sparse soak build lint format clean
+.PHONY: demo test test-emulated test-sparse soak build lint format clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gnnaccel needs Python 3.10 or later")'
@@ -60,6 +60,10 @@ demo: build
 
 test: build
 	$(BIN)/python -m pytest -q -rs tests
+
+# The CUDA kernels without a GPU: compiled for the CPU, run thread by thread under sanitizers.
+test-emulated: build
+	$(BIN)/python tests/emulation/emulate.py
 
 # torch_sparse publishes no build for this torch: it is compiled from its source package, which takes minutes. It goes
 # into a folder of its own, so that every other target still sees an environment without it. Not from pip's cache,

@@ -1,9 +1,13 @@
 """What the tests of the CUDA kernels share: graphs, values, and the comparison with gnnaccel.ops.reference in float64.
 
-Importing this skips the importing test file where there is no GPU.
+Importing this skips the importing test file where there is no GPU, unless tests/emulation/emulate.py runs it.
 """
 
 from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +16,23 @@ from gnnaccel import _library, ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import reference
 
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA GPU here", allow_module_level=True)
-if not _library.has_cuda_kernels():
-    pytest.skip("this build has no CUDA half", allow_module_level=True)
+EMULATED = os.environ.get("GNNACCEL_EMULATE")
+if EMULATED:
+    sys.path.insert(0, str(Path(__file__).parent / "emulation"))
+    import emulate
 
-DEVICE = torch.device("cuda")
+    emulate.pretend(emulate.load(EMULATED))
+else:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU here", allow_module_level=True)
+    if not _library.has_cuda_kernels():
+        pytest.skip("this build has no CUDA half", allow_module_level=True)
+
+DEVICE = torch.device("cpu" if EMULATED else "cuda")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INDEX = (torch.int32, torch.int64)
+if EMULATED:  # a sample that takes minutes
+    DTYPES, INDEX = (torch.float32, torch.bfloat16), (torch.int32,)
 WIDTHS = (1, 3, 16, 32, 33, 100, 129, 256, 513)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 EXTREMES = ("max", "min")

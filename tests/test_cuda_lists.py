@@ -180,8 +180,8 @@ def test_prepare_finds_clusters_and_changes_no_result():
     members = label.argsort().view(groups, size)
     rows = torch.arange(groups * size).repeat_interleave(degree)
     cols = members[label[rows], torch.randint(size, (rows.numel(),))]
-    arrays = Graph.from_coo(rows, cols, num_rows=groups * size, num_cols=groups * size)
-    graph = Graph(*(t.to(DEVICE) for t in (arrays.indptr, arrays.indices, arrays.edge_ids)), arrays.num_cols)
+    pairs = rows.to(DEVICE), cols.to(DEVICE)
+    graph = Graph.from_coo(*pairs, num_rows=groups * size, num_cols=groups * size)
     x, w = rand(graph.num_cols, 64), rand(graph.nnz)
     before = ops.spmm(graph, x, w)
     done = gnnaccel.prepare(graph, reorder=True)

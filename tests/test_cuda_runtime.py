@@ -113,7 +113,7 @@ def test_conversions_match_the_cpu(nnz, in_order, dtype):
     rows, cols = torch.randint(3, 50, (nnz,), dtype=dtype), torch.randint(70, (nnz,), dtype=dtype)
     rows = rows.sort().values if in_order else rows
     here = Graph.from_coo(rows, cols, num_rows=53, num_cols=70)
-    there = Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=53, num_cols=70)
+    there = Graph.from_coo(rows.to(DEVICE), cols.to(DEVICE), num_rows=53, num_cols=70)
     if in_order or nnz < 2:  # nothing to sort: nonzero k is edge k
         assert there.edge_ids is None
         there.edge_ids = torch.arange(nnz, dtype=torch.int32, device=DEVICE)
@@ -129,7 +129,7 @@ def test_pairs_out_of_range(in_order, row, col):
     rows = rows.sort().values if in_order else rows
     rows[-1 if row > 7 else 0], cols[0] = row, col if row == 7 else cols[0]
     with pytest.raises(ValueError, match=f"expected values in .*got {row if row != 7 else col} at"):
-        Graph.from_coo(rows.cuda(), cols.cuda(), num_rows=50, num_cols=70)
+        Graph.from_coo(rows.to(DEVICE), cols.to(DEVICE), num_rows=50, num_cols=70)
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -1,0 +1,152 @@
+"""The CUDA kernels on a machine without a GPU: compiled for the CPU, run thread by thread (include/cuda_runtime.h).
+
+    python tests/emulation/emulate.py [--no-address-sanitizer] [pytest's arguments]
+
+Builds build/emulated/_emulated.so from cuda/ with the undefined-behaviour and address sanitizers, then runs tests of
+CUDA with it: tensors stay on the CPU and pass for CUDA ones, and `launch` calls the emulated entries. What it cannot
+see: races, occupancy, speed, and the libraries (its sort is a sort of the standard library).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+BUILD = ROOT / "build" / "emulated"
+_PRELOADED = ("libasan.so", "libstdc++.so")
+EMULATED = "GNNACCEL_EMULATE"  # in the environment: what to load
+ON_ANY_DEVICE = ("pairs_out_of_range", "same_bits_on_every_run", "atomic_path_is_close")
+TESTS = (
+    "tests/test_cuda_ops.py",
+    "tests/test_cuda_lists.py",
+    *(f"tests/test_cuda_runtime.py::test_{name}" for name in ON_ANY_DEVICE),
+    # torch.utils.checkpoint asks CUDA for the state of its random numbers; a million rows take too long.
+    "--deselect=tests/test_cuda_lists.py::test_checkpointing_while_a_list_is_earned",
+    "--deselect=tests/test_cuda_lists.py::test_many_short_rows",
+)
+
+_LAUNCH = re.compile(r"^([ ]*)([a-z_]+<[^;{}]*?>|[a-z_]+)\s*<<<(.*?)>>>\(", re.S | re.M)
+_MULTIPLY_ADD = re.compile(r'asm\("mad\.wide.*?\);', re.S)
+_PLAIN_MULTIPLY_ADD = "address = base + static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(len);"
+
+
+def convert(source: str) -> str:
+    """A file of cuda/ as C++: launches become calls, and the one line of assembly what it stands for."""
+
+    def call(found: re.Match) -> str:
+        indent, kernel, configuration = found.groups()
+        if "<" not in kernel:  # its template arguments follow from what it is given
+            kernel = f"[](auto... given) {{ {kernel}(given...); }}"
+        return f"{indent}emulation::launch(emulation::Configuration({configuration}), {kernel}, "
+
+    source = _LAUNCH.sub(call, source)
+    if "<<<" in source:
+        raise SystemExit("emulate.py does not understand a kernel launch: " + source.partition("<<<")[2][:80])
+    return _MULTIPLY_ADD.sub(_PLAIN_MULTIPLY_ADD, source)
+
+
+def _write(path: Path, text: str) -> None:
+    """Leave a file alone that says so already: what is made of it stays new enough."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def build(address_sanitizer: bool) -> Path:
+    """The module; what has not changed is not compiled again."""
+    made = BUILD / "cuda"
+    objects = BUILD / ("objects_asan" if address_sanitizer else "objects")
+    for folder in (made, BUILD / "cpp", objects):
+        folder.mkdir(parents=True, exist_ok=True)
+    headers, units = [BUILD / "cpp" / "types.h"], [HERE / "module.cpp", HERE / "switch.S"]
+    _write(headers[0], (ROOT / "cpp" / "types.h").read_text())
+    for path in sorted((ROOT / "cuda").glob("*")):
+        if path.suffix in (".cu", ".cuh", ".h", ".cpp"):
+            target = made / (path.stem + ".cpp" if path.suffix == ".cu" else path.name)
+            _write(target, convert(path.read_text()))
+            (units if target.suffix == ".cpp" else headers).append(target)
+    headers += [path for path in (HERE / "include").rglob("*") if path.is_file()]
+    newest_header = max(path.stat().st_mtime for path in headers)
+    import pybind11
+
+    includes = [f"-I{path}" for path in (HERE / "include", pybind11.get_include(), sysconfig.get_path("include"))]
+    checks = "-fsanitize=undefined" + (",address" if address_sanitizer else "")
+    flags = ["-std=c++17", "-O1", "-g1", "-w", "-fPIC", checks, "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
+
+    def compile_one(unit: Path) -> Path:
+        target = objects / (unit.stem + ".o")
+        if not target.exists() or target.stat().st_mtime < max(unit.stat().st_mtime, newest_header):
+            subprocess.run(["g++", *flags, *includes, "-c", str(unit), "-o", str(target)], check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        parts = list(pool.map(compile_one, units))
+    module = BUILD / ("_emulated_asan.so" if address_sanitizer else "_emulated.so")
+    if not module.exists() or module.stat().st_mtime < max(part.stat().st_mtime for part in parts):
+        subprocess.run(["g++", "-shared", checks, *map(str, parts), "-o", str(module)], check=True)
+    return module
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_emulated", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pretend(module: ModuleType) -> None:
+    """Let tensors on the CPU pass for CUDA ones in this process, from here on."""
+    import torch
+
+    import gnnaccel.ops  # noqa: F401
+    from gnnaccel import _library
+
+    spmm = sys.modules["gnnaccel.ops.spmm"]
+    on_the_cpu = _library.launch
+
+    def launch(name: str, device, *args):
+        entry = getattr(module, name + "_cuda", None)
+        if entry is None:
+            return on_the_cpu(name, device, *args)
+        size_of = getattr(module, name + "_cuda_workspace_bytes", None)
+        if size_of is not None:
+            workspace = torch.empty(size_of(*args), dtype=torch.uint8)
+            args = (*args, workspace.data_ptr(), workspace.numel())
+        return entry(*args, 0)
+
+    _library.launch = launch
+    _library.has_cuda_kernels = lambda: True
+    torch.Tensor.is_cuda = property(lambda self: True)
+    spmm._fuses = lambda *args: False  # the CPU's own backward
+    torch.library.impl("gnnaccel::spmm_mean_gradient", "CPU")(spmm._mean_gradient_impl)
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.synchronize = lambda *args: None
+    torch.cuda.current_stream = lambda *args: SimpleNamespace(synchronize=lambda: None)
+    torch.cuda.get_device_properties = lambda *args: SimpleNamespace(multi_processor_count=132)
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    address_sanitizer = "--no-address-sanitizer" not in arguments
+    module = build(address_sanitizer)
+    tests = [a for a in arguments if a != "--no-address-sanitizer"] or TESTS
+    env = os.environ | {EMULATED: str(module), "OMP_NUM_THREADS": "1", "ASAN_OPTIONS": "detect_leaks=0"}
+    env["UBSAN_OPTIONS"] = "print_stacktrace=1"
+    if address_sanitizer:
+        # The second beside the first, which else finds nobody to hand exceptions on to.
+        found = (subprocess.check_output(["g++", f"-print-file-name={name}"], text=True) for name in _PRELOADED)
+        env["LD_PRELOAD"] = " ".join(path.strip() for path in found)
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *tests], env=env, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
