@@ -45,13 +45,13 @@ def enable() -> None:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn.pytorch import GATConv
 
-    from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops
+    from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops, our_kernels, torch_kernels
 
     guard_sampling()
     kernels = os.environ.get(KERNELS, "")
     if kernels not in ("", "torch"):
         raise ValueError(f"{KERNELS}={kernels} is not understood: expected torch")
-    ops.on_torch_kernels = kernels == "torch"
+    ops.kernels = torch_kernels if kernels == "torch" else our_kernels
     if bridge.needed():
         for holder, name, value in bridge.replacements():
             _replace(holder, name, value)
@@ -72,7 +72,7 @@ def enable() -> None:
     for layer in nn.layers_that_check_degrees():
         _replace(layer, "forward", nn.checked_once(layer.forward))
         _replace(layer, nn.ALLOWS, nn.allowance)
-    if not ops.on_torch_kernels:
+    if ops.kernels is our_kernels:
         _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
     for name, function in memoised.items():

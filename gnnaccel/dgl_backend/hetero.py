@@ -67,7 +67,7 @@ def edge_softmax(original, gidx, eids, norm_by, *scores):
     with report.accelerated(kind):
         graph = all_rows(gidx, norm_by)
         ops.on_one_device(graph, *scores)
-        out = ops.run_edge_softmax(graph, torch.cat(scores))
+        out = ops.kernels.edge_softmax(graph, torch.cat(scores))
         return tuple(part.clone() for part in out.split(counts))  # tensors of their own, that may be written into
 
 

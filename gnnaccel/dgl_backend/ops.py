@@ -8,21 +8,19 @@ the registered op, whose autograd replaces DGL's. What it does not support goes 
 from __future__ import annotations
 
 import time
+from types import ModuleType
 
 import torch
 from torch.autograd import forward_ad
 
 from gnnaccel import report
-from gnnaccel.dgl_backend import bridge, torch_kernels
+from gnnaccel.dgl_backend import bridge, our_kernels
 from gnnaccel.dgl_backend.graph import structure
 from gnnaccel.ops import has_cuda_kernels
-from gnnaccel.ops._arrays import arrays_of, needs_grad
-from gnnaccel.ops.edge_softmax import edge_softmax_op
-from gnnaccel.ops.sddmm import OPS, sddmm_op
-from gnnaccel.ops.segment import segment_reduce
-from gnnaccel.ops.spmm import MESSAGES, REDUCES, aggregate
+from gnnaccel.ops.sddmm import OPS
+from gnnaccel.ops.spmm import MESSAGES, REDUCES
 
-on_torch_kernels = False  # set by enable(): the same plug-in, on what torch offers
+kernels: ModuleType = our_kernels  # or torch_kernels: set by enable()
 
 _ANYWHERE = (torch.float32, torch.float64, torch.bfloat16)
 _DTYPES = {"cpu": {*_ANYWHERE}, "cuda": {*_ANYWHERE, torch.float16}}
@@ -149,11 +147,7 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
     empty_value = _EMPTY.get(reduce, 0.0) if infinite else 0.0
-    if on_torch_kernels:
-        out = torch_kernels.spmm(graph, op, reduce, lhs, rhs, empty_value)
-    else:
-        arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs)
-        out = aggregate(arrays, lhs, rhs, op, reduce, empty_value)
+    out = kernels.spmm(graph, op, reduce, lhs, rhs, empty_value)
     return out.squeeze(-1) if squeeze else out
 
 
@@ -180,11 +174,7 @@ def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
     """The SDDMM of checked operands."""
     on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
-    targets = TARGETS[lhs_target], TARGETS[rhs_target]
-    if on_torch_kernels:
-        out = torch_kernels.sddmm(graph, lhs, rhs, op, *targets)
-    else:
-        out = sddmm_op(*arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs), lhs, rhs, op, *targets)
+    out = kernels.sddmm(graph, lhs, rhs, op, TARGETS[lhs_target], TARGETS[rhs_target])
     return out.squeeze(-1) if squeeze else out
 
 
@@ -206,14 +196,7 @@ def edge_softmax(original, gidx, score, eids, norm_by):
         return leave(original, kind, why, gidx, score, eids, norm_by)
     with report.accelerated(kind):
         graph = graph.transposed if norm_by == "src" else graph
-        return run_edge_softmax(graph, score)
-
-
-def run_edge_softmax(graph, score):
-    """The softmax of checked scores over the rows of `graph`."""
-    if on_torch_kernels:
-        return torch_kernels.edge_softmax(graph, score)
-    return edge_softmax_op(graph.indptr, graph.edge_ids, score, graph.nnz)
+        return kernels.edge_softmax(graph, score)
 
 
 def segments(original, op, x, offsets):
@@ -227,8 +210,7 @@ def segments(original, op, x, offsets):
     start, values = time.perf_counter(), x
     if offsets.numel() and 0 <= int(offsets[-1]) < x.shape[0]:  # DGL ignores what the lengths do not cover
         values = x[: int(offsets[-1])]
-    reduce = torch_kernels.segment_reduce if on_torch_kernels else segment_reduce
-    out = reduce(values, offsets, op, empty_value=_EMPTY.get(op, 0.0))
+    out = kernels.segment_reduce(values, offsets, op, empty_value=_EMPTY.get(op, 0.0))
     if op in _EMPTY and _has_nan(out):
         return leave(original, kind, _NAN, op, x, offsets)
     report.record(kind, start)
