@@ -21,6 +21,13 @@ SHAPES = [((4,), None), ((8,), ()), ((16,), ()), ((40,), ()), ((64,), ()), ((33,
           ((2, 32), (2, 1)), ((4, 8), (4, 1)), ((100,), None)]  # fmt: skip
 
 
+def every_kernel(test):
+    """Run a test for every kernel, dtype and index type."""
+    for name, values in (("index", INDEX), ("dtype", DTYPES), ("kernel", KERNELS)):
+        test = pytest.mark.parametrize(name, values)(test)
+    return test
+
+
 class Fixed(Graph):
     """A graph that always answers with one work list, or with none."""
 
@@ -58,9 +65,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("index", INDEX)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@every_kernel
 def test_sums(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
@@ -88,9 +93,7 @@ def few(*shape, dtype):
     return torch.where(chance > 0.999, float("nan"), value).to(dtype)
 
 
-@pytest.mark.parametrize("index", INDEX)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@every_kernel
 def test_extremes(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
@@ -111,9 +114,7 @@ def test_extremes(kernel, dtype, index):
                     torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0, equal_nan=True, msg=where)
 
 
-@pytest.mark.parametrize("index", INDEX)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@every_kernel
 def test_dots(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
@@ -139,9 +140,7 @@ def test_gradients(kernel):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("index", INDEX)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@every_kernel
 def test_gradient_of_a_mean(kernel, dtype, index):
     """Of the sources alone, which the kernel divides by the row's count, but for a weight per head."""
     for name, make in GRAPHS.items():

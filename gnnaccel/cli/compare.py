@@ -96,6 +96,14 @@ def _bridged(request: Request) -> bool:
     return on_cuda and not children.ask("dgl_cuda").get("has_cuda", True)
 
 
+def _side(request: Request, side: str) -> str:
+    """What runs on a side, in words."""
+    name = _NAMES[request.framework]
+    if side == "gnnaccel":
+        return f"{name} with gnnaccel"
+    return f"{name} on torch's kernels" if _bridged(request) else f"{name} alone"
+
+
 @contextlib.contextmanager
 def _new_folder(out: Path) -> Iterator[Callable[[str], Path]]:
     """A hidden folder in `out` for the results; it gets the name that the function is called with, or vanishes."""
@@ -138,7 +146,7 @@ def _compare(request: Request, folder: Callable[[str], Path], work: Path) -> Pat
         "prepare", request.framework, str(data), request.model, request.device, str(request.threads), timeout=600
     )
     results = evaluate(runs, prepared.get("time_ms"), request.tolerance)
-    alone = f"{_NAMES[request.framework]} " + ("on torch's kernels" if _bridged(request) else "alone")
+    alone = _side(request, "alone")
     threads = runs[0].measured["threads"]
     title = f"{_NAMES[request.framework]} {request.model} on {graph.name}: {request.epochs} epochs, "
     title += f"{request.device}, {threads} thread{'s' if threads != 1 else ''}"
@@ -184,13 +192,13 @@ def _train_once(
     if side == "gnnaccel":
         start, env = children.command("on", profile)
     else:  # DGL's wheel cannot be imported beside a current torch without the shim
-        alone = "off" if request.framework != "dgl" else "bridge" if _bridged(request) else "compat"
-        start, env = children.command(alone)
+        mode = "off" if request.framework != "dgl" else "bridge" if _bridged(request) else "compat"
+        start, env = children.command(mode)
     if request.threads:
         env |= {"OMP_NUM_THREADS": str(request.threads), "MKL_NUM_THREADS": str(request.threads)}
     options = [f"--{name}={getattr(request, name)}" for name in _TRAINED]
     words = [*start, str(_TRAINER), *options, f"--data={data}", f"--result={result}"]
-    what = f"the run of {_NAMES[request.framework]} {'with gnnaccel' if side == 'gnnaccel' else 'alone'}"
+    what = f"the run of {_side(request, side)}"
     _, complaints = children.run(words, env, what, on_line)
     try:
         measured = json.loads(result.read_text(encoding="utf-8"))
@@ -205,8 +213,7 @@ def _progress(request: Request) -> Iterator[tuple[Callable[[int, str], None], Ca
     """Functions to call at the start of a run and with each line it prints: a bar, or a line per run in a pipe."""
 
     def describe(pair: int, side: str) -> str:
-        with_it = "with gnnaccel" if side == "gnnaccel" else "alone"
-        return f"pair {pair + 1} of {request.repeats}: {_NAMES[request.framework]} {with_it}"
+        return f"pair {pair + 1} of {request.repeats}: {_side(request, side)}"
 
     if not sys.stdout.isatty():
         yield lambda pair, side: print(describe(pair, side), file=sys.stderr, flush=True), lambda line: None

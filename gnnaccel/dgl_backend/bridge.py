@@ -87,15 +87,10 @@ def host(gidx):
 
 def _twin(gidx):
     """An index of the same C++ structure that carries no device."""
-    import dgl
-
     calls = sys.modules["dgl.heterograph_index"]
-    names = (calls._CAPI_DGLHeteroGetAllowedFormats, calls._CAPI_DGLHeteroGetFormatGraph)
-    allowed, with_formats = (getattr(call, "function", call) for call in names)
+    allowed, with_formats = calls._CAPI_DGLHeteroGetAllowedFormats, calls._CAPI_DGLHeteroGetFormatGraph.function
     formats = allowed(gidx)
-    made = with_formats(gidx, [f for f in ("coo", "csr", "csc") if f in formats])
-    assert isinstance(made, dgl.heterograph_index.HeteroGraphIndex)
-    return made
+    return with_formats(gidx, [f for f in ("coo", "csr", "csc") if f in formats])
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -312,8 +307,9 @@ def replacements():
         if hasattr(sys.modules.get(module), "gather_pinned_tensor_rows"):
             yield sys.modules[module], "gather_pinned_tensor_rows", _gather_pinned(None)
     yield ObjectBase, "__init_handle_by_constructor__", _init_by_constructor(ObjectBase.__init_handle_by_constructor__)
+    farthest_points = _farthest_points(geometry[0]._farthest_point_sampler)
     for module in geometry:
-        yield module, "_farthest_point_sampler", _farthest_points(geometry[0]._farthest_point_sampler)
+        yield module, "_farthest_point_sampler", farthest_points
     yield NDArrayBase, "ctx", _context(NDArrayBase.ctx)
     methods = {"copy_to": _copy_to, "record_stream": _record_stream, "ctx": _context, "edges": _edges}
     methods |= dict.fromkeys(("pin_memory", "pin_memory_"), _refuse_pinning)
