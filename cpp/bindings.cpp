@@ -1,7 +1,7 @@
 // The Python module gnnaccel._C: addresses, sizes and enum values in, nothing of torch. Every call releases
 // the GIL. Argument orders are those of kernels.h with structures spelled out (Csr: indptr, indices,
-// edge_ids, num_rows, num_cols, nnz, index_type; Operand: data, len, div).
-#include <pybind11/pybind11.h>
+// edge_ids, num_rows, num_cols, nnz, index_type; Operand: data, len, div; Fused: a tuple).
+#include "bindings.h"
 
 #include "dispatch.h"
 #include "kernels.h"
@@ -13,26 +13,20 @@ void bind_cuda(pybind11::module_& module);
 
 namespace {
 
-using Address = uintptr_t;
-
-template <class T = void>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-gnnaccel::Csr csr(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-                  int index_type) {
-  return {at(indptr), at(indices), at(edge_ids), num_rows, num_cols, nnz, static_cast<gnnaccel::IndexType>(index_type)};
-}
+using gnnaccel::Address;
+using gnnaccel::at;
+using gnnaccel::csr;
 
 void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
           int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div,
           Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats, int message, int reduce, int dtype,
-          double empty_value, int threads) {
+          double empty_value, const pybind11::tuple& around, int threads) {
+  const gnnaccel::Fused given = gnnaccel::fused(around);
+  const pybind11::gil_scoped_release unlocked;
   gnnaccel::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
                  {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs), num_feats,
                  static_cast<gnnaccel::Message>(message), static_cast<gnnaccel::Reduce>(reduce),
-                 static_cast<gnnaccel::DType>(dtype), empty_value, threads);
+                 static_cast<gnnaccel::DType>(dtype), empty_value, given, threads);
 }
 
 void spmm_backward(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows, int64_t t_num_cols,
@@ -125,7 +119,7 @@ PYBIND11_MODULE(_C, module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("isa", &gnnaccel::isa);
   module.def("use_openmp", [](Address gomp_parallel) { gnnaccel::use_openmp(at(gomp_parallel)); });
-  module.def("spmm", &spmm, Unlocked());
+  module.def("spmm", &spmm);
   module.def("spmm_backward", &spmm_backward, Unlocked());
   module.def("sddmm", &sddmm, Unlocked());
   module.def("edge_softmax", &edge_softmax, Unlocked());

@@ -17,6 +17,7 @@ struct SpmmArgs {
   Reduce reduce;
   DType dtype;
   double empty_value;
+  const Fused& fused;
   int threads;
 };
 

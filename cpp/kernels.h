@@ -13,9 +13,11 @@ namespace gnnaccel {
 //   lhs.data [num_cols, lhs.len], rhs.data [nnz, rhs.len], out [num_rows, num_feats], all of `dtype`.
 //   arg_lhs, arg_rhs [num_rows, num_feats] of the index type, or null: column and edge id of the winner
 //   of a max or min (the first in row order), -1 in an empty row. NaN wins, as in torch.
-//   empty_value is written where a row has no nonzero.
+//   empty_value is what the sum of a row without nonzeros counts as.
+//   fused: for sums of copy_lhs, and of mul with one weight per edge, alone; with a row_scale or a bias, of sums alone.
 void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
-          int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, int threads);
+          int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, const Fused& fused,
+          int threads);
 
 // Gradients of out[r] = sum over nonzeros (r, c, e) of weight[e, h] * x[c] per head h, for the transposed matrix
 // (its rows are the columns c). CPU only: CUDA composes it of spmm and sddmm.

@@ -19,7 +19,7 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-enum class Rhs { none, scalar, group, full };
+enum class Rhs { none, scalar, group, full, source };  // source: Fused's scale of it, and a scalar if there is one
 
 // What to compute for which rows; T is the storage type, I the index type.
 template <class T, class I>
@@ -33,10 +33,36 @@ struct Problem {
   Message message;
   Reduce reduce;
   double empty_value;
+  Fused fused;
 
   const T* lhs_data() const { return static_cast<const T*>(lhs.data); }
   const T* rhs_data() const { return static_cast<const T*>(rhs.data); }
 };
+
+// What scales the source of nonzero k, with its weight if it has one.
+template <class T, class I>
+inline Acc<T> source_scale(const Problem<T, I>& p, int64_t k) {
+  const I c = p.graph.indices[k];
+  const I* indptr = static_cast<const I*>(p.fused.source_indptr);
+  const Acc<T> scale = p.fused.source_scale ? static_cast<const Acc<T>*>(p.fused.source_scale)[c]
+                                            : 1 / static_cast<Acc<T>>(indptr[c + 1] - indptr[c]);
+  return p.rhs.data ? scale * widen(p.rhs_data()[p.graph.edge(k)]) : scale;
+}
+
+// What becomes of a finished sum.
+template <int N, class T, class I>
+inline Vec<Acc<T>, N> epilogue(const Problem<T, I>& p, Vec<Acc<T>, N> x, int64_t row, int64_t d) {
+  if (p.fused.row_scale) x *= static_cast<const Acc<T>*>(p.fused.row_scale)[row];
+  if (p.fused.bias) x += load<N>(static_cast<const T*>(p.fused.bias) + d);
+  if (p.fused.relu) x = x < 0 ? splat<N>(Acc<T>(0)) : x;
+  return x;
+}
+
+// Writes one feature of a finished row; `acc` is a sum, a mean, a maximum or a minimum.
+template <class T, class I>
+inline void write(const Problem<T, I>& p, int64_t row, int64_t d, Acc<T> acc) {
+  narrow(epilogue<1>(p, splat<1>(acc), row, d)[0], p.out + row * p.num_feats + d);
+}
 
 // Partial result of one piece of a hub row: values, and the winning nonzero of a max or min.
 template <class A>
@@ -149,7 +175,9 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   if constexpr (K::kRhs == Rhs::group) heads_of(p.rhs, d, N, head);
   for (int64_t k = k0; k < k1; ++k) {
     prefetch_ahead<K, N * M* static_cast<int>(sizeof(T))>(p, k, d);
-    const bool needs_edge = K::kByEdge || K::kRhs != Rhs::none;
+    const bool needs_edge = K::kByEdge || (K::kRhs != Rhs::none && K::kRhs != Rhs::source);
+    [[maybe_unused]] A scale = 1;
+    if constexpr (K::kRhs == Rhs::source) scale = source_scale(p, k);
     const int64_t e = needs_edge ? p.graph.edge(k) : 0;
     const T* x = K::kByEdge ? p.rhs_data() + e * p.num_feats + d
                             : p.lhs_data() + static_cast<int64_t>(p.graph.indices[k]) * p.num_feats + d;
@@ -157,7 +185,12 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
     for (int m = 0; m < M; ++m) {
       V value = load<N>(x + m * N);
       if constexpr (K::kRhs != Rhs::none) {
-        const V w = edge_operand<K, N>(p, e, d + m * N, K::kRhs == Rhs::group ? head[m] : 0);
+        V w;
+        if constexpr (K::kRhs == Rhs::source) {
+          w = splat<N>(scale);
+        } else {
+          w = edge_operand<K, N>(p, e, d + m * N, K::kRhs == Rhs::group ? head[m] : 0);
+        }
         value = K::kMessage == Message::mul ? value * w : value + w;
       }
       if constexpr (!K::kExtreme) {
@@ -183,7 +216,8 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   }
   const A scale = p.reduce == Reduce::mean ? A(1) / static_cast<A>(k1 - k0) : A(1);
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : acc[m] * scale);
+  for (int m = 0; m < M; ++m)
+    store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : epilogue<N>(p, acc[m] * scale, row, d + m * N));
 }
 
 // All features of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. The last block is moved back to end
@@ -224,7 +258,8 @@ void general_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, co
     for (int64_t k = k0; k < k1; ++k) {
       const A a = reads_lhs ? widen(p.lhs_data()[p.graph.indices[k] * p.lhs.len + l]) : A(0);
       const A b = reads_rhs ? widen(p.rhs_data()[p.graph.edge(k) * p.rhs.len + r]) : A(0);
-      const A value = p.message == Message::mul ? a * b : reads_lhs && reads_rhs ? a + b : reads_lhs ? a : b;
+      A value = p.message == Message::mul ? a * b : reads_lhs && reads_rhs ? a + b : reads_lhs ? a : b;
+      if (p.fused.scales_sources()) value = a * source_scale(p, k);
       if (!extreme) {
         acc += value;
       } else if (k == k0 || beats(value, acc, p.reduce == Reduce::max)) {
@@ -237,9 +272,8 @@ void general_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, co
       if (extreme) partial->winner[d] = winner;
       continue;
     }
-    const int64_t at = row * p.num_feats + d;
-    narrow(p.reduce == Reduce::mean ? acc / static_cast<A>(k1 - k0) : acc, p.out + at);
-    if (extreme) write_winners(p, at, 0, &winner, 1);
+    write(p, row, d, p.reduce == Reduce::mean ? acc / static_cast<A>(k1 - k0) : acc);
+    if (extreme) write_winners(p, row * p.num_feats + d, 0, &winner, 1);
   }
 }
 
@@ -249,7 +283,7 @@ template <class T, class I>
 void empty_row(const Problem<T, I>& p, int64_t row) {
   const int64_t at = row * p.num_feats;
   for (int64_t d = 0; d < p.num_feats; ++d) {
-    narrow(static_cast<Acc<T>>(p.empty_value), p.out + at + d);
+    write(p, row, d, static_cast<Acc<T>>(p.empty_value));
     if (p.arg_lhs) p.arg_lhs[at + d] = -1;
     if (p.arg_rhs) p.arg_rhs[at + d] = -1;
   }
@@ -271,9 +305,8 @@ void combine_pieces(const Problem<T, I>& p, int64_t row, const Partial<Acc<T>>& 
         winner = pieces.winner[i * p.num_feats + d];
       }
     }
-    const int64_t at = row * p.num_feats + d;
-    narrow(p.reduce == Reduce::mean ? acc / static_cast<Acc<T>>(degree) : acc, p.out + at);
-    if (extreme) write_winners(p, at, 0, &winner, 1);
+    write(p, row, d, p.reduce == Reduce::mean ? acc / static_cast<Acc<T>>(degree) : acc);
+    if (extreme) write_winners(p, row * p.num_feats + d, 0, &winner, 1);
   }
 }
 
@@ -340,6 +373,7 @@ bool run_fast(const Problem<T, I>& p, int threads) {
   const int64_t feats = p.num_feats;
   const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
   if (p.message != M::copy_rhs && p.lhs.len != feats) return false;
+  if (p.fused.scales_sources()) return run_vector<Kind<false, M::mul, Rhs::source, false>>(p, threads);
   if (p.message == M::copy_lhs)
     return extreme ? run_vector<Kind<false, M::copy_lhs, Rhs::none, true>>(p, threads)
                    : run_vector<Kind<false, M::copy_lhs, Rhs::none, false>>(p, threads);
@@ -368,7 +402,8 @@ void run(const SpmmArgs& a) {
                         a.num_feats,
                         a.message,
                         a.reduce,
-                        a.empty_value};
+                        a.empty_value,
+                        a.fused};
   const int threads = useful_threads((a.graph.nnz + a.graph.num_rows) * a.num_feats, a.threads);
   if (run_fast(p, threads)) return;
   walk(p, threads, [&](int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {

@@ -38,4 +38,19 @@ struct Operand {
   int64_t div;
 };
 
+// What a layer does around a sum, in the same pass; all null: nothing. Scales have the dtype of accumulators: f64 for
+// f64, else f32.
+//   out[r] = act(row_scale[r] * sum over nonzeros of source_scale[column] * message + bias)
+struct Fused {
+  const void* source_scale;   // [num_cols], or null
+  const void* source_indptr;  // [num_cols + 1] of index_type, or null: instead of source_scale, one over the number
+                              // source_indptr[c + 1] - source_indptr[c] of column c, which is at least 1
+  const void* row_scale;      // [num_rows], or null
+  const void* bias;           // [num_feats] of dtype, or null
+  bool relu;                  // act: what is below 0 becomes 0
+
+  bool scales_sources() const { return source_scale || source_indptr; }
+  bool empty() const { return !scales_sources() && !row_scale && !bias && !relu; }
+};
+
 }  // namespace gnnaccel

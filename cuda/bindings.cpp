@@ -1,7 +1,7 @@
 // The CUDA entries of gnnaccel._C: <name>_cuda with the arguments of the CPU entry of that name, a stream's
 // address in place of the thread count. An entry that needs scratch memory has a <name>_cuda_workspace_bytes of
 // the same arguments, and takes the workspace's address and size before the stream.
-#include <pybind11/pybind11.h>
+#include "../cpp/bindings.h"
 
 #include <stdexcept>
 #include <string>
@@ -11,17 +11,6 @@
 namespace {
 
 using namespace gnnaccel;
-using Address = uintptr_t;
-
-template <class T = void>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-Csr csr(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-        int index_type) {
-  return {at(indptr), at(indices), at(edge_ids), num_rows, num_cols, nnz, static_cast<IndexType>(index_type)};
-}
 
 cudaStream_t on(Address stream) { return at<CUstream_st>(stream); }
 
@@ -42,24 +31,25 @@ int64_t spmm_workspace_bytes(Address indptr, Address indices, Address edge_ids, 
                              int64_t nnz, int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len,
                              int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div, Address out, Address,
                              Address, int64_t num_feats, int message, int reduce, int dtype, double,
-                             Address source_indptr) {
+                             const pybind11::tuple& around) {
   return cuda::spmm_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
                                     work_list(work), {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out),
                                     num_feats, static_cast<Message>(message), static_cast<Reduce>(reduce),
-                                    static_cast<DType>(dtype), at(source_indptr));
+                                    static_cast<DType>(dtype), fused(around));
 }
 
 void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
           int index_type, const pybind11::tuple& work, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs,
           int64_t rhs_len, int64_t rhs_div, Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats,
-          int message, int reduce, int dtype, double empty_value, Address source_indptr, Address workspace,
+          int message, int reduce, int dtype, double empty_value, const pybind11::tuple& around, Address workspace,
           int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
+  const Fused given = fused(around);
   const pybind11::gil_scoped_release unlocked;
   check(cuda::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
                    {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs),
                    num_feats, static_cast<Message>(message), static_cast<Reduce>(reduce), static_cast<DType>(dtype),
-                   empty_value, at(source_indptr), at(workspace), workspace_bytes, on(stream)),
+                   empty_value, given, at(workspace), workspace_bytes, on(stream)),
         "spmm");
 }
 

@@ -31,17 +31,13 @@ struct WorkList {
 constexpr int kPieceRun = 16;
 
 // arg_lhs and arg_rhs are 16-byte aligned. In the workspace's size out counts by its alignment alone.
-// source_indptr [num_cols + 1], of the index type, or null: for sums of copy_lhs and mul, message k over the number
-// source_indptr[c + 1] - source_indptr[c] of its source c = indices[k]. With `graph` transposed that is a mean's
-// gradient.
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
                              const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                             const void* source_indptr);
+                             const Fused& fused);
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
                  void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                 double empty_value, const void* source_indptr, void* workspace, int64_t workspace_bytes,
-                 cudaStream_t stream);
+                 double empty_value, const Fused& fused, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
 cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs,
                   Target rhs_target, void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype,

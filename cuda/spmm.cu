@@ -51,7 +51,7 @@ Choice choose(const SpmmCall& call) {
 }
 
 SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
-                 int64_t num_feats, Message message, Reduce reduce, DType dtype, const void* source_indptr) {
+                 int64_t num_feats, Message message, Reduce reduce, DType dtype, const Fused& fused) {
   const Operand none{nullptr, 1, 1};
   SpmmCall call{};
   call.graph = graph;
@@ -63,8 +63,9 @@ SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, con
   call.message = message;
   call.reduce = reduce;
   call.dtype = dtype;
-  call.source_indptr = source_indptr;
-  if (source_indptr && message == Message::copy_lhs) call.graph.edge_ids = nullptr;  // there is no weight to name
+  call.fused = fused;
+  if (fused.scales_sources() && message == Message::copy_lhs)
+    call.graph.edge_ids = nullptr;  // there is no weight to name
   return call;
 }
 
@@ -85,8 +86,9 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
   const int n = 16 / size_of(call.dtype);
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
   if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
-  // One weight for all features of a lane; one for all of its features, where it is over a degree.
-  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || call.source_indptr)) return {0, 0};
+  // One weight for all features of a lane; one for all features where the source has a scale.
+  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || call.fused.scales_sources()))
+    return {0, 0};
   const int64_t vectors = call.num_feats / n;
   int lanes = 4;
   while (lanes < max_lanes && lanes < vectors) lanes *= 2;
@@ -95,26 +97,27 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
 
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
                              const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                             const void* source_indptr) {
+                             const Fused& fused) {
   if (graph.num_rows == 0 || num_feats == 0) return 0;
   const SpmmCall call =
-      call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype, source_indptr);
+      call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype, fused);
   return bytes_of(call, choose(call));
 }
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
                  void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                 double empty_value, const void* source_indptr, void* workspace, int64_t workspace_bytes,
+                 double empty_value, const Fused& fused, void* workspace, int64_t workspace_bytes,
                  cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype, source_indptr);
+  SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype, fused);
   call.arg_lhs = arg_lhs;
   call.arg_rhs = arg_rhs;
   call.empty_value = empty_value;
   call.workspace = workspace;
   const Choice choice = choose(call);
   if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
-  if (source_indptr && (reduce != Reduce::sum || !scales_sources(message))) return cudaErrorInvalidValue;
+  if (!fused.empty() && reduce != Reduce::sum) return cudaErrorInvalidValue;
+  if (fused.scales_sources() && !scales_sources(message)) return cudaErrorInvalidValue;
   if (workspace_bytes < bytes_of(call, choice)) return cudaErrorInvalidValue;
   switch (choice.kernel) {
     case Kernel::rows:

@@ -20,7 +20,7 @@ struct SpmmCall {
   Reduce reduce;
   DType dtype;
   double empty_value;
-  const void* source_indptr;
+  Fused fused;
   void* workspace;
 
   bool extreme() const { return reduce == Reduce::max || reduce == Reduce::min; }
@@ -28,12 +28,12 @@ struct SpmmCall {
   int64_t part_bytes(int position_bytes) const { return accumulator_size(dtype) + (extreme() ? position_bytes : 0); }
 };
 
-// How the edges of a row scale its sources in the kernels of the common messages. over_degree: by a weight each, or
-// none, over the degree of the source; a kind of its own, as a branch would cost the others up to a fifth (H200, 16
+// How the edges of a row scale its sources in the kernels of the common messages. by_source: by a weight each, or none,
+// times what Fused has for the source; a kind of its own, as a branch would cost the others up to a fifth (H200, 16
 // features).
-enum class Weight { none, scalar, heads, over_degree };
+enum class Weight { none, scalar, heads, by_source };
 template <Weight WEIGHT>
-constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::over_degree;
+constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::by_source;
 
 // A slice of features for one group of lanes, 16 bytes a lane, in the kernels of the common messages.
 struct Slice {
@@ -45,7 +45,7 @@ struct Slice {
 Slice slice_of(const SpmmCall& call, int max_lanes);
 
 inline Weight weight_of(const SpmmCall& call) {
-  if (call.source_indptr) return Weight::over_degree;
+  if (call.fused.scales_sources()) return Weight::by_source;
   if (call.message == Message::copy_lhs) return Weight::none;
   return call.rhs.len == 1 ? Weight::scalar : Weight::heads;
 }
@@ -62,31 +62,57 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
 int64_t spmm_general_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream);
 
-// One over the degree of the source of a nonzero, which is thus at least 1.
-template <typename A, typename I>
-__device__ __forceinline__ A over_degree(const I* indptr, I source) {
-  const A degree = static_cast<A>(__ldg(indptr + source + 1) - __ldg(indptr + source));
-  if constexpr (sizeof(A) == 4) {
-    return __fdividef(1, degree);  // within 2 ulp, and without the registers of an exact division
-  } else {
-    return 1 / degree;
+// Fused (types.h) in the types of a kernel: what scales sources ...
+template <typename T, typename I>
+struct SourceScale {
+  const Acc<T>* scale;
+  const I* indptr;
+
+  static SourceScale of(const Fused& f) {
+    return {static_cast<const Acc<T>*>(f.source_scale), static_cast<const I*>(f.source_indptr)};
   }
-}
+  __device__ __forceinline__ Acc<T> operator[](I source) const {
+    if (scale) return __ldg(scale + source);
+    const Acc<T> degree = static_cast<Acc<T>>(__ldg(indptr + source + 1) - __ldg(indptr + source));
+    if constexpr (sizeof(Acc<T>) == 4) {
+      return __fdividef(1, degree);  // within 2 ulp, and without the registers of an exact division
+    } else {
+      return 1 / degree;
+    }
+  }
+};
+// ... and what becomes of a finished sum.
+template <typename T>
+struct Epilogue {
+  const Acc<T>* row_scale;
+  const T* bias;
+  bool relu;
+
+  static Epilogue of(const Fused& f) {
+    return {static_cast<const Acc<T>*>(f.row_scale), static_cast<const T*>(f.bias), f.relu};
+  }
+  __device__ __forceinline__ Acc<T> operator()(Acc<T> x, int64_t row, int64_t d) const {
+    if (row_scale) x *= __ldg(row_scale + row);
+    if (bias) x += widen(__ldg(bias + d));
+    return relu && x < 0 ? 0 : x;
+  }
+};
 
 // What scales the source of a nonzero where all features have one weight.
 template <typename T, Weight WEIGHT, typename I, typename P>
 __device__ __forceinline__ Acc<T> scale_of(const P& p, I source, I edge) {
   auto weight = [&]() { return widen(__ldg(static_cast<const T*>(p.rhs.data) + edge)); };
-  if constexpr (WEIGHT == Weight::over_degree) {
-    const Acc<T> scale = over_degree<Acc<T>>(p.source_indptr, source);
+  if constexpr (WEIGHT == Weight::by_source) {
+    const Acc<T> scale = p.source_scale[source];
     return p.rhs.data ? scale * weight() : scale;
   } else {
     return weight();
   }
 }
 
-// What the kernels add up. Their Params have in common: out, num_feats, mean and empty_value, and where they serve max
-// and min also arg_lhs, arg_rhs, indices, edge_ids and sign (-1 for min, else 1). K holds positions of nonzeros.
+// What the kernels add up. Their Params have in common: out, num_feats, mean, empty_value and epilogue, and where they
+// serve max and min also arg_lhs, arg_rhs, indices, edge_ids and sign (-1 for min, else 1). K holds positions of
+// nonzeros.
 
 // Parts of rows, in the workspace.
 template <typename T, typename K>
@@ -118,20 +144,17 @@ struct Sums {
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] += other.value[i];
   }
-  // The finished row: its mean, or the value of a row without nonzeros.
-  __device__ __forceinline__ void write(T* to, int64_t degree, bool mean, double empty_value) const {
+  // The finished row: its mean, or the value of a row without nonzeros, through the epilogue.
+  template <typename P>
+  __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
     Pack<T, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      Acc<T> x = degree == 0 ? static_cast<Acc<T>>(empty_value) : value[i];
-      if (mean && degree > 1) x /= static_cast<Acc<T>>(degree);
-      out.values[i] = narrow<T>(x);
+      Acc<T> x = degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i];
+      if (p.mean && degree > 1) x /= static_cast<Acc<T>>(degree);
+      out.values[i] = narrow<T>(p.epilogue(x, row, d + i));
     }
-    store(to, out);
-  }
-  template <typename P>
-  __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
-    write(p.out + row * p.num_feats + d, degree, p.mean, p.empty_value);
+    store(p.out + row * p.num_feats + d, out);
   }
   __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t at) const {
 #pragma unroll
@@ -273,8 +296,8 @@ cudaError_t with_shape(int lanes, Weight weight, F f) {
         return f(lanes_, std::integral_constant<Weight, Weight::none>{});
       case Weight::scalar:
         return f(lanes_, std::integral_constant<Weight, Weight::scalar>{});
-      case Weight::over_degree:
-        return f(lanes_, std::integral_constant<Weight, Weight::over_degree>{});
+      case Weight::by_source:
+        return f(lanes_, std::integral_constant<Weight, Weight::by_source>{});
       default:
         return f(lanes_, std::integral_constant<Weight, Weight::heads>{});
     }

@@ -48,7 +48,7 @@ struct Params {
   const I* indptr;
   const I* indices;
   const I* edge_ids;
-  const I* source_indptr;
+  SourceScale<T, I> source_scale;
   int64_t num_rows;
   int64_t nnz;
   Operand lhs;
@@ -57,6 +57,7 @@ struct Params {
   int64_t num_feats;
   bool mean;
   double empty_value;
+  Epilogue<T> epilogue;
   int64_t piece;
   int64_t num_blocks;
   Parts<T, I> parts;  // 2 * num_blocks: of a row begun before the block, of one that goes on after it
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
             heads[worker][lane] = sums;
             head_rows[worker] = at_row;
           } else if (writes) {
-            sums.write(p.out + static_cast<int64_t>(at_row) * p.num_feats + d, p.degree_of(at_row), p.mean, 0);
+            sums.write(p, at_row, d, p.degree_of(at_row));
           }
           state = (state | ended) & ~open;
           sums.clear();
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
     sum.add(heads[worker][lane]);
     const int64_t row = head_rows[worker];
     if (writes && from_before) write_part(2 * static_cast<int64_t>(blockIdx.x), sum);
-    if (writes && !from_before) sum.write(p.out + row * p.num_feats + d, p.degree_of(row), p.mean, 0);
+    if (writes && !from_before) sum.write(p, row, d, p.degree_of(row));
   }
   if (worker == workers - 1 && (state & open)) {
     bool from_before;
@@ -255,8 +256,7 @@ __global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T,
   const int64_t own = warp * 32 + lane;
   const bool empty = own < p.num_rows && p.indptr[own] == p.indptr[own + 1];
   for (unsigned left = __ballot_sync(~0u, empty); left; left &= left - 1) {
-    T* to = p.out + (warp * 32 + __ffs(left) - 1) * p.num_feats;
-    if (d < p.num_feats) to[d] = narrow<T>(static_cast<Acc<T>>(p.empty_value));
+    if (d < p.num_feats) Combined<T, I, false>{}.write(p, warp * 32 + __ffs(left) - 1, d, 0);
   }
 }
 
@@ -280,9 +280,10 @@ cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream
     p.indptr = static_cast<const I*>(call.graph.indptr);
     p.indices = static_cast<const I*>(call.graph.indices);
     p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
-    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.num_rows = call.graph.num_rows;
     p.nnz = call.graph.nnz;
+    p.source_scale = SourceScale<T, I>::of(call.fused);
+    p.epilogue = Epilogue<T>::of(call.fused);
     p.lhs = call.lhs;
     p.rhs = call.rhs;
     p.out = static_cast<T*>(call.out);

@@ -53,7 +53,7 @@ struct Params {
   const I* indptr;
   const I* indices;
   const I* edge_ids;
-  const I* source_indptr;
+  SourceScale<T, I> source_scale;
   int64_t num_rows;
   int64_t nnz;
   Operand lhs;
@@ -66,6 +66,7 @@ struct Params {
   bool mean;
   Acc<T> sign;
   double empty_value;
+  Epilogue<T> epilogue;
   int64_t chunk;
   int64_t num_chunks;
   Parts<T, I> parts;  // 2 * num_chunks: piece 0 of a chunk began before it, piece 1 inside
@@ -74,9 +75,9 @@ struct Params {
 
 // Kernels of one fixed message are named by its number, plus this where edge ids are given.
 constexpr int kWithIds = 4;
-// Those of any message by a negative one: as it is, or over the degree of its source.
+// Those of any message by a negative one: as it is, or times the scale of its source.
 constexpr int kAny = -1;
-constexpr int kOverDegree = -2;
+constexpr int kBySource = -2;
 
 // Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
 template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
@@ -109,7 +110,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
     if (!FULL && k + u >= end) continue;
     if (use_lhs) lhs.fetch(col[u], x[u]);
     if (use_rhs) rhs.fetch(edge[u], w[u]);
-    if (MESSAGE == kOverDegree) scale[u] = over_degree<Acc<T>>(p.source_indptr, col[u]);
+    if (MESSAGE == kBySource) scale[u] = p.source_scale[col[u]];
   }
 #pragma unroll
   for (int u = 0; u < batch; ++u) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
       } else {
         value = lhs.value(x[u], i) + rhs.value(w[u], i);
       }
-      if (MESSAGE == kOverDegree) value *= scale[u];
+      if (MESSAGE == kBySource) value *= scale[u];
       to.take(i, R::extreme ? value * p.sign : value, k + u);
     }
   }
@@ -245,13 +246,13 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
 // training spends its time on (copies, and one weight for all features of a thread): for graphs without a work list,
 // whose sums are served by spmm_balanced. Else the kernel for any message.
 template <typename T, typename I, bool EXTREME>
-cudaError_t choose(const Params<T, I>& p, cudaStream_t stream) {
+cudaError_t choose(const Params<T, I>& p, bool by_source, cudaStream_t stream) {
   constexpr int n = 16 / sizeof(T);
   const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
                     fits(p.rhs, n, sizeof(T));
   if constexpr (!EXTREME) {
-    if (p.source_indptr && wide) return launch<T, I, n, kOverDegree, false>(p, stream);
-    if (p.source_indptr) return launch<T, I, 1, kOverDegree, false>(p, stream);
+    if (by_source && wide) return launch<T, I, n, kBySource, false>(p, stream);
+    if (by_source) return launch<T, I, 1, kBySource, false>(p, stream);
   }
   if (!wide) return launch<T, I, 1, kAny, EXTREME>(p, stream);
   if constexpr (EXTREME) {
@@ -282,9 +283,10 @@ cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
     p.indptr = static_cast<const I*>(graph.indptr);
     p.indices = static_cast<const I*>(graph.indices);
     p.edge_ids = static_cast<const I*>(graph.edge_ids);
-    p.source_indptr = static_cast<const I*>(call.source_indptr);
     p.num_rows = graph.num_rows;
     p.nnz = graph.nnz;
+    p.source_scale = SourceScale<T, I>::of(call.fused);
+    p.epilogue = Epilogue<T>::of(call.fused);
     p.lhs = call.lhs;
     p.rhs = call.rhs;
     p.out = static_cast<T*>(call.out);
@@ -299,7 +301,8 @@ cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
     p.num_chunks = num_chunks(graph.nnz);
     p.parts.values = static_cast<Acc<T>*>(call.workspace);
     p.parts.where = reinterpret_cast<I*>(p.parts.values + 2 * p.num_chunks * p.num_feats);
-    return call.extreme() ? choose<T, I, true>(p, stream) : choose<T, I, false>(p, stream);
+    return call.extreme() ? choose<T, I, true>(p, false, stream)
+                          : choose<T, I, false>(p, call.fused.scales_sources(), stream);
   });
 }
 

@@ -45,7 +45,7 @@ struct Params {
   int64_t num_items;
   const I* indices;
   const I* edge_ids;
-  const I* source_indptr;
+  SourceScale<T, I> source_scale;
   Operand lhs;
   Operand rhs;
   T* out;
@@ -56,6 +56,7 @@ struct Params {
   bool mean;
   Acc<T> sign;
   double empty_value;
+  Epilogue<T> epilogue;
 };
 
 template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME>
@@ -200,7 +201,7 @@ cudaError_t launch(const SpmmCall& call, Slice slice, const Params<T, I>& p, cud
     const int threads = list_threads(call.graph);
     const int64_t blocks = ceil_div(p.num_items, threads / lanes);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
-    if constexpr (EXTREME && weight == Weight::over_degree) {
+    if constexpr (EXTREME && weight == Weight::by_source) {
       return cudaErrorInvalidValue;  // of sums alone
     } else {
       rows_kernel<T, I, lanes, weight, EXTREME><<<grid, threads, 0, stream>>>(p);
@@ -231,7 +232,8 @@ cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream) {
     p.num_items = call.work.num_items;
     p.indices = static_cast<const I*>(call.graph.indices);
     p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
-    p.source_indptr = static_cast<const I*>(call.source_indptr);
+    p.source_scale = SourceScale<T, I>::of(call.fused);
+    p.epilogue = Epilogue<T>::of(call.fused);
     p.lhs = call.lhs;
     p.rhs = call.rhs;
     p.out = static_cast<T*>(call.out);

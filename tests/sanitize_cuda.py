@@ -32,6 +32,13 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         ops.sddmm(graph, x, v, "dot"),
         ops.sddmm(graph, full, v, "sub", "e", "v"),
     ]
+    u, r = torch.rand(graph.num_cols, device="cuda"), torch.rand(graph.num_rows, device="cuda")
+    bias, weight = x.detach()[0].clone(), scalar.detach().flatten()[: graph.nnz]
+    results += [
+        ops.graph_conv(graph, x, weight, source_scale=u, row_scale=r, bias=bias, relu=True),
+        ops.graph_conv(graph, x, source_scale=u.double(), bias=bias),
+        ops.graph_conv(graph, x, weight, row_scale=r),
+    ]
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
         results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))

@@ -248,3 +248,25 @@ def test_many_short_rows():
             want = reference.sddmm(graph, x.double(), v.double(), "dot", "u", "v")
             scale = reference.sddmm(graph, x.double().abs(), v.double().abs(), "dot", "u", "v")
             assert_close(ops.sddmm(graph, x, v), want, torch.float32, f"sddmm {listed} {width}", scale)
+
+
+@every_kernel
+def test_graph_conv(kernel, dtype, index):
+    """What is fused into a sum, with and without each part; its gradient is the same kernel over the transposed."""
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for (x_shape, w_shape), given in zip(SHAPES, itertools.cycle(["urb", "u", "rb", "b", "ub", "r"]), strict=False):
+            x = rand(graph.num_cols, *x_shape, dtype=dtype)
+            w = rand(graph.nnz, dtype=dtype) if w_shape == () else None
+            exact = torch.float64 if dtype == torch.float64 else torch.float32
+            u = rand(graph.num_cols, dtype=exact) if "u" in given else None
+            r = rand(graph.num_rows, dtype=exact) if "r" in given else None
+            bias = rand(*x_shape, dtype=dtype) if "b" in given else None
+            wide = [None if t is None else t.double() for t in (w, u, r, bias)]
+            scale = reference.graph_conv(
+                graph, x.double().abs(), *(None if t is None else t.abs() for t in wide), False
+            )
+            for relu in (False, True):
+                got = ops.graph_conv(graph, x, w, source_scale=u, row_scale=r, bias=bias, relu=relu)
+                want = reference.graph_conv(graph, x.double(), *wide, relu)
+                assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {given} {relu}", scale)

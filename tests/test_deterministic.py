@@ -55,6 +55,8 @@ def inputs(graph):
         "s": (graph.num_cols, HEADS),
         "t": (graph.num_rows, HEADS),
         "a": (2, HEADS, FEATS),
+        "f": (graph.nnz,),
+        "b": (HEADS, FEATS),
     }
     return {name: torch.rand(shape, generator=generator) + 0.5 for name, shape in shapes.items()}
 
@@ -74,6 +76,7 @@ def table():
         cases[f"sddmm {op} u u"] = lambda g, x, o=op: ops.sddmm(g, x, x, o, "u", "u")
     for side in ("dst", "src"):
         cases[f"edge_softmax {side}"] = lambda g, w, n=side: ops.edge_softmax(g, w, n)
+    cases["graph_conv"] = lambda g, x, f, b: ops.graph_conv(g, x, f, bias=b, relu=True)
     cases["attention"] = lambda g, x, s, t: ops.attention(g, x, s, t)
     cases["attention scale"] = lambda g, x, s, t, w: ops.attention(g, x, s, t, edge_scale=w.detach().squeeze(-1))
     cases["head_dots"] = lambda g, x, a: ops.head_dots(x, a)
@@ -81,7 +84,15 @@ def table():
 
 
 CASES = table()
-TWICE = ("spmm mul sum w", "spmm mul max e", "sddmm dot u v", "edge_softmax dst", "attention", "head_dots")
+TWICE = (
+    "spmm mul sum w",
+    "spmm mul max e",
+    "sddmm dot u v",
+    "edge_softmax dst",
+    "attention",
+    "head_dots",
+    "graph_conv",
+)
 
 
 def leaves_of(case, graph, dtype):

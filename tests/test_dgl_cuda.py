@@ -8,6 +8,7 @@ import importlib
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +264,13 @@ p = multiprocessing.get_context("fork").Process(target=work); p.start(); p.join(
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus():
+    """One device per rank under DistributedDataParallel, and both in one process."""
+    program = Path(__file__).with_name("dgl_ranks.py")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert {"rank 0 agrees", "rank 1 agrees"} <= set(done.stdout.splitlines())

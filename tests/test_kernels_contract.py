@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a CUDA entry has in place of the thread count, its order of the rows, its scratch memory, and a mean's gradient.
-CUDA_ONLY = {"stream", "work", "bad", "source_indptr", "workspace", "workspace_bytes"}
+# What a CUDA entry has in place of the thread count, its order of the rows, and its scratch memory.
+CUDA_ONLY = {"stream", "work", "workspace", "workspace_bytes"}
 CPU_ONLY = {"threads"}
 ALONE = {"coo_in_order"}  # the CPU's coo_to_csr looks at its pairs itself
 

@@ -36,6 +36,14 @@ def spmm_cases():
     yield OPS.spmm_backward, (t.indptr, t.indices, t.edge_ids, g.num_rows, g.nnz, x, w, grad)
 
 
+def graph_conv_cases():
+    g = small()
+    x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz)
+    scales = rand(g.num_cols), rand(g.num_rows)
+    yield OPS.graph_conv, (*arrays_of(g, True), x, w, *scales, needs_grad(2, 3), True)
+    yield OPS.graph_conv, (*arrays_of(g, True), x, None, None, scales[1], None, False)
+
+
 def sddmm_cases():
     g = small()
     u, v = needs_grad(g.num_cols, 2, 3), needs_grad(g.num_rows, 2, 3)
@@ -60,7 +68,7 @@ def other_cases():
     yield OPS.transpose, (g.indptr, g.indices, None, g.num_cols)
 
 
-@pytest.mark.parametrize("cases", [spmm_cases, sddmm_cases, other_cases])
+@pytest.mark.parametrize("cases", [spmm_cases, graph_conv_cases, sddmm_cases, other_cases])
 def test_opcheck(cases):
     for op, arguments in cases():
         torch.library.opcheck(op.default, arguments, test_utils=sorted(STRICT))
@@ -71,6 +79,7 @@ def public_calls():
     g = graphs.make("duplicates", torch.int64, "coo")
     n, nnz = g.num_cols, g.nnz
     offsets = torch.tensor([0, 3, 3, 7])
+    u, v = rand(n), rand(g.num_rows)
 
     def spmm(message, reduce):
         return lambda x, w: ops.spmm(g, x, w, message, reduce)
@@ -98,6 +107,10 @@ def public_calls():
         "edge_softmax_src": (lambda s: ops.edge_softmax(g, s, "src"), [(nnz,)]),
         "segment_sum": (lambda x: ops.segment_reduce(x, offsets), [(7, 2)]),
         "segment_max": (lambda x: ops.segment_reduce(x, offsets, "max"), [(7, 2)]),
+        "graph_conv": (
+            lambda x, w, b: ops.graph_conv(g, x, w, source_scale=u, row_scale=v, bias=b, relu=True),
+            [(n, 3), (nnz,), (3,)],
+        ),
         "attention": (lambda x, a, b: ops.attention(g, x, a, b), [(n, 2, 3), (n, 2), (n, 2)]),
     }
     return calls

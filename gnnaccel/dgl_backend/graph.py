@@ -139,6 +139,22 @@ def degrees(original, name: str):
     return method
 
 
+def norm(g, degrees: str, power: float | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Degrees (at least 1) of a graph's nodes to a power, found once per index; None for no power.
+
+    Read by kernels, which accumulate in this dtype: float64 for float64, else float32.
+    """
+    if power is None:
+        return None
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    cache, key = g._graph._cache, ("gnnaccel.norm", degrees, power, dtype)
+    found = cache.get(key)
+    if found is None:
+        with torch.inference_mode(False):
+            found = cache[key] = getattr(g, degrees)().to(dtype).clamp(min=1).pow(power)
+    return found
+
+
 def every_row_has_edges(gidx) -> bool:
     """True if no destination is without in-edges; found once per index."""
     return structure(gidx).no_empty_rows

@@ -1,4 +1,8 @@
-"""dgl.nn.GATConv with its scores, softmax and sum in one op: nothing of the size of the edges but a dropout mask."""
+"""Layers of dgl.nn whose forward is one op of ours.
+
+GraphConv: norms, sum, bias and ReLU in one pass. GATConv: scores, softmax and sum; nothing of the size of the edges but
+a dropout mask. And what all layers that refuse nodes without in-edges ask at every call is answered once.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +13,100 @@ import torch
 from torch import nn
 
 from gnnaccel import ops, report
-from gnnaccel.dgl_backend.graph import every_row_has_edges, structure
-from gnnaccel.dgl_backend.ops import transformed
-
-_KIND = "dgl.GATConv"
+from gnnaccel.dgl_backend.graph import every_row_has_edges, norm, structure
+from gnnaccel.dgl_backend.ops import unsupported
 
 
-def _fuses(layer, graph, feat, edge_weight, get_attention) -> bool:
-    """True for a plain layer; else its own forward runs, on our SDDMM, edge softmax and SpMM, and words its errors."""
-    features = feat if isinstance(feat, tuple) else (feat,)
-    if edge_weight is not None or get_attention or graph._graph.number_of_etypes() != 1 or len(features) > 2:
+def _plain(layer, graph, features) -> bool:
+    """True for a call without anything that a layer's own forward, on our SDDMM, edge softmax and SpMM, should see to:
+    several edge types, wrong features (it words the errors), autocast (its casts are those of the ops)."""
+    if graph._graph.number_of_etypes() != 1 or not 1 <= len(features) <= 2:
+        return False
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or unsupported(*features) is not None:
         return False
     counts = (graph.number_of_src_nodes(), graph.number_of_dst_nodes())
     device = structure(graph._graph).device
-    for value, count in zip(features, counts, strict=False):
-        if not isinstance(value, torch.Tensor) or value.dim() != 2 or value.device != device:
-            return False
-        if value.shape[0] != count:
-            return False
-    if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
+    if any(f is None or f.device != device for f in features):
         return False
-    if any(m._forward_hooks or m._forward_pre_hooks for m in (layer.leaky_relu, layer.attn_drop)):
-        return False  # they are to see the scores
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or transformed() is not None:
+    if any(f.shape[0] != count for f, count in zip(features, counts, strict=False)):
         return False
     return layer._allow_zero_in_degree or every_row_has_edges(graph._graph)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """True if somebody is to see what goes into a module, or comes out of it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def conv_forward(original):
+    """GraphConv.forward that calls `ops.graph_conv` where the layer is a plain one."""
+
+    def forward(self, graph, feat, weight=None, edge_weight=None):
+        features = feat if isinstance(feat, tuple) else (feat,)
+        if (
+            not _plain(self, graph, features)
+            or features[0].dim() < 2
+            or (weight is not None and self.weight is not None)
+            or (edge_weight is not None and not _scalars(edge_weight, features[0], graph))
+        ):
+            return original(self, graph, feat, weight, edge_weight)
+        with report.accelerated("dgl.GraphConv"):
+            return _convolved(self, graph, features[0], self.weight if weight is None else weight, edge_weight)
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def _scalars(weight, x: torch.Tensor, graph) -> bool:
+    """True for one weight per edge that fits the features."""
+    if not isinstance(weight, torch.Tensor) or weight.dtype != x.dtype or weight.device != x.device:
+        return False
+    return tuple(weight.shape) in ((graph.num_edges(),), (graph.num_edges(), 1))
+
+
+def _convolved(layer, graph, x, weight, edge_weight):
+    """What GraphConv.forward computes; its norms commute with its linear map."""
+    left = norm(graph, "out_degrees", _POWERS[layer._norm][0], x.dtype)
+    right = norm(graph, "in_degrees", _POWERS[layer._norm][1], x.dtype)
+    relu = layer._activation in (nn.functional.relu, torch.relu)
+    if type(layer._activation) is nn.ReLU:
+        relu = not _hooked(layer._activation)
+    first, after = layer._in_feats > layer._out_feats, weight is not None and layer._in_feats <= layer._out_feats
+    if first and weight is not None:  # fewer features to sum up
+        x = x @ weight
+    fused = {} if after else {"bias": layer.bias, "relu": relu}
+    edge_weight = None if edge_weight is None else edge_weight.reshape(-1)
+    out = ops.graph_conv(structure(graph._graph), x, edge_weight, source_scale=left, row_scale=right, **fused)
+    if after:
+        out = out @ weight if layer.bias is None else nn.functional.linear(out, weight.t(), layer.bias)
+    if layer._activation is not None and (after or not relu):
+        out = layer._activation(out)
+    return out
+
+
+# norm -> powers of the degrees of the sources and of the destinations; None: they do not count
+_POWERS = {"none": (None, None), "both": (-0.5, -0.5), "left": (-1.0, None), "right": (None, -1.0)}
+
+
+def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
+    """True for a GATConv that `ops.attention` can stand for."""
+    if edge_weight is not None or get_attention or not _plain(layer, graph, features):
+        return False
+    if any(f.dim() != 2 for f in features):
+        return False
+    if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
+        return False
+    return not any(_hooked(m) for m in (layer.leaky_relu, layer.attn_drop))
 
 
 def gat_forward(original):
     """GATConv.forward that calls `ops.attention` where the layer is a plain one."""
 
     def forward(self, graph, feat, edge_weight=None, get_attention=False):
-        if not _fuses(self, graph, feat, edge_weight, get_attention):
+        features = feat if isinstance(feat, tuple) else (feat,)
+        if not _fuses(self, graph, features, edge_weight, get_attention):
             return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
-        with report.accelerated(_KIND):
+        with report.accelerated("dgl.GATConv"):
             return _fused(self, graph, feat)
 
     forward.__doc__ = original.__doc__

@@ -6,9 +6,19 @@ Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 from gnnaccel._library import has_cuda_kernels
 from gnnaccel.ops.attention import attention
 from gnnaccel.ops.edge_softmax import edge_softmax
+from gnnaccel.ops.graph_conv import graph_conv
 from gnnaccel.ops.head_dots import head_dots
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.spmm import spmm
 
-__all__ = ["attention", "edge_softmax", "has_cuda_kernels", "head_dots", "sddmm", "segment_reduce", "spmm"]
+__all__ = [
+    "attention",
+    "edge_softmax",
+    "graph_conv",
+    "has_cuda_kernels",
+    "head_dots",
+    "sddmm",
+    "segment_reduce",
+    "spmm",
+]

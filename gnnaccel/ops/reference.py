@@ -65,6 +65,21 @@ def spmm(graph, x: Tensor | None, weight: Tensor | None, message: str, reduce: s
     return segment_reduce(_combine(message, lhs, rhs), graph.indptr, reduce, empty_value)
 
 
+def graph_conv(
+    graph, x: Tensor, weight: Tensor | None, source_scale, row_scale, bias: Tensor | None, relu: bool
+) -> Tensor:
+    """act(row_scale * sum over nonzeros (r, c, e) of weight[e] * source_scale[c] * x[c] + bias); None: left out."""
+    shape = (-1, *(1,) * (x.dim() - 1))
+    if source_scale is not None:
+        x = x * source_scale.view(shape)
+    out = spmm(graph, x, weight, "copy_lhs" if weight is None else "mul", "sum")
+    if row_scale is not None:
+        out = out * row_scale.view(shape)
+    if bias is not None:
+        out = out + bias
+    return torch.relu(out) if relu else out
+
+
 def sddmm(graph, lhs: Tensor | None, rhs: Tensor | None, op: str, lhs_target: str, rhs_target: str) -> Tensor:
     """out[e] = op(lhs of its target, rhs of its target) for every nonzero (r, c, e)."""
     edges = edges_of(graph)

@@ -144,19 +144,23 @@ def _filled(arrays, lhs, rhs, message, reduce, empty_value, results):
     if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
         return _turned(arrays, lhs, rhs, full, message, reduce, empty_value)
     winners = (a.data_ptr() if a.numel() else 0 for a in args) if args else (0, 0)
-    _launch(arrays, lhs, rhs, (out.data_ptr(), *winners), full, message, reduce, empty_value)
+    launch(arrays, lhs, rhs, (out.data_ptr(), *winners), full, message, reduce, empty_value)
     return results
 
 
-def _launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, source_indptr=None):
+def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:
+    """The binary's description of what a sum does in the same pass (types.h: Fused), of contiguous tensors."""
+    return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
+
+
+def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, fused=()):
+    """Run the kernel; `results` are the addresses of out, arg_lhs and arg_rhs, `full` the features of out."""
     given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
-    if given.is_cuda:  # the CPU kernel has no such argument
-        codes = (*codes, lib.pointer(source_indptr))
     operands = (*arrays.matrix(), *arrays.work_list(), *lhs_operand, *rhs_operand)
-    lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes)
+    lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, fused)
 
 
 def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
@@ -222,7 +226,7 @@ def _backward_sum(ctx, grad):
             grad_lhs = spmm_op(*turned, grad, None, "copy_lhs", "sum", 0.0)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
-        grad_rhs = _weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
+        grad_rhs = weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
     return grad_lhs, grad_rhs
 
 
@@ -238,9 +242,9 @@ def _fuses(lhs, rhs, grad) -> bool:
 
 
 def _divides(rhs, grad) -> bool:
-    """True if the CUDA kernel of the sources' gradient divides by the row's count itself, which spares a read and a
+    """True if the kernel of the sources' gradient divides by the row's count itself, which spares a read and a
     write of `grad`: no second derivative, at most one weight per edge."""
-    return grad.is_cuda and not torch.is_grad_enabled() and (rhs is None or _width(rhs) == 1)
+    return not torch.is_grad_enabled() and (rhs is None or _width(rhs) == 1)
 
 
 def _mean_gradient_impl(*args):
@@ -249,7 +253,8 @@ def _mean_gradient_impl(*args):
     if out.numel():
         message = "copy_lhs" if weight is None else "mul"
         full = tuple(out.shape[1:])
-        _launch(arrays, grad, weight, (out.data_ptr(), 0, 0), full, message, "sum", 0.0, source_indptr=arrays.t_indptr)
+        over_degree = fused(source_indptr=arrays.t_indptr)
+        launch(arrays, grad, weight, (out.data_ptr(), 0, 0), full, message, "sum", 0.0, over_degree)
     return out
 
 
@@ -264,7 +269,6 @@ _mean_gradient_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor grad, Tensor? weight) -> Tensor",
     _mean_gradient_impl,
     _mean_gradient_fake,
-    devices=("cuda",),
     structure=_arrays.COUNT,
 )
 
@@ -305,7 +309,7 @@ _spmm_backward_op = _operators.register(
 )
 
 
-def _weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
+def weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
     """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
     from gnnaccel.ops.sddmm import sddmm_op  # here: its derivative is an spmm
 

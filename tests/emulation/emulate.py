@@ -66,8 +66,12 @@ def build(address_sanitizer: bool) -> Path:
     objects = BUILD / ("objects_asan" if address_sanitizer else "objects")
     for folder in (made, BUILD / "cpp", objects):
         folder.mkdir(parents=True, exist_ok=True)
-    headers, units = [BUILD / "cpp" / "types.h"], [HERE / "module.cpp", HERE / "switch.S"]
-    _write(headers[0], (ROOT / "cpp" / "types.h").read_text())
+    headers, units = (
+        [BUILD / "cpp" / name for name in ("types.h", "bindings.h")],
+        [HERE / "module.cpp", HERE / "switch.S"],
+    )
+    for header in headers:
+        _write(header, (ROOT / "cpp" / header.name).read_text())
     for path in sorted((ROOT / "cuda").glob("*")):
         if path.suffix in (".cu", ".cuh", ".h", ".cpp"):
             target = made / (path.stem + ".cpp" if path.suffix == ".cu" else path.name)
@@ -127,7 +131,6 @@ def pretend(module: ModuleType) -> None:
     _library.has_cuda_kernels = lambda: True
     torch.Tensor.is_cuda = property(lambda self: True)
     spmm._fuses = lambda *args: False  # the CPU's own backward
-    torch.library.impl("gnnaccel::spmm_mean_gradient", "CPU")(spmm._mean_gradient_impl)
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.synchronize = lambda *args: None
     torch.cuda.current_stream = lambda *args: SimpleNamespace(synchronize=lambda: None)

@@ -1,0 +1,29 @@
+// What the Python modules of both halves take apart: addresses, and structures spelled out.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "types.h"
+
+namespace gnnaccel {
+
+using Address = uintptr_t;
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+inline Csr csr(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+               int index_type) {
+  return {at(indptr), at(indices), at(edge_ids), num_rows, num_cols, nnz, static_cast<IndexType>(index_type)};
+}
+
+// (source_scale, source_indptr, row_scale, bias, relu); empty: nothing is fused.
+inline Fused fused(const pybind11::tuple& given) {
+  if (given.empty()) return {};
+  auto address = [&](int i) { return at(given[i].cast<Address>()); };
+  return {address(0), address(1), address(2), address(3), given[4].cast<bool>()};
+}
+
+}  // namespace gnnaccel
