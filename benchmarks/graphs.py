@@ -8,6 +8,9 @@ of one torch version and device; compare timings only between runs that print th
 `name:sorted` renumbers nodes so that communities are contiguous: what an ideal reordering would reach.
 """
 
+import argparse
+
+import numpy as np
 import torch
 
 # name: nodes, directed edges, power-law exponent (0: small molecules), max degree, community size, share inside
@@ -143,10 +146,37 @@ def _molecules(n, half, mean_size, rng, device):
     return torch.unique(torch.minimum(a, b) * n + torch.maximum(a, b)), community
 
 
+def save(name, path, features, classes, scale=1.0):
+    """Write a graph as a file that `gnnaccel compare --dataset` takes, with random features, labels and masks."""
+    made = generate(name, "cuda" if torch.cuda.is_available() else "cpu", scale)
+    made = {key: value.cpu() if torch.is_tensor(value) else value for key, value in made.items()}
+    n, rng = made["num_nodes"], torch.Generator().manual_seed(0)
+    target = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), made["indptr"].diff())
+    part = torch.rand(n, generator=rng)
+    masks = {"train_mask": part < 0.6, "val_mask": (part >= 0.6) & (part < 0.8), "test_mask": part >= 0.8}
+    arrays = {
+        "edge_index": torch.stack([made["indices"], target]),
+        "x": torch.rand(n, features, generator=rng),
+        "y": torch.randint(classes, (n,), generator=rng),
+        **masks,
+    }
+    np.savez(path, num_nodes=n, **{key: value.numpy() for key, value in arrays.items()})
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="List the graphs, or write one for `gnnaccel compare --dataset`.")
+    parser.add_argument("name", nargs="?", help="one of them, with an optional :sorted")
+    parser.add_argument("path", nargs="?", help="file.npz to write it to")
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--classes", type=int, default=40)
+    parser.add_argument("--scale", type=float, default=1.0)
+    args = parser.parse_args()
+    if args.path:
+        save(args.name, args.path, args.features, args.classes, args.scale)
+        raise SystemExit
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for name in GRAPHS:
-        g = generate(name, device, scale=1.0 if device == "cuda" else 0.01)
+    for name in [args.name] if args.name else GRAPHS:
+        g = generate(name, device, scale=args.scale if device == "cuda" else 0.01)
         degree = g["indptr"].diff()
         print(
             f"{name:18s} nodes {g['num_nodes']:>9,} edges {g['indices'].numel():>11,} "

@@ -14,7 +14,7 @@ namespace gnnaccel {
 //   arg_lhs, arg_rhs [num_rows, num_feats] of the index type, or null: column and edge id of the winner
 //   of a max or min (the first in row order), -1 in an empty row. NaN wins, as in torch.
 //   empty_value is what the sum of a row without nonzeros counts as.
-//   fused: for sums of copy_lhs, and of mul with one weight per edge, alone; with a row_scale or a bias, of sums alone.
+//   fused: for sums of copy_lhs, and of mul with one weight per edge, alone.
 void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
           int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, const Fused& fused,
           int threads);
@@ -48,7 +48,8 @@ void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_o
 //   [num_cols, num_heads], score_dst, lse [num_rows, num_heads]; edge_scale [nnz, num_heads] or null (ones).
 //   lse receives the log of each row's sum of exponentials, 0 in an empty row. out_pos [num_rows, width] and
 //   p_pos [num_rows, num_heads] receive the part of out and of the sum of p that comes from edges with a positive
-//   score (before leaky_relu): the backward needs them. Both null: not wanted. f32 and f64.
+//   score (before leaky_relu): the backward needs them. Both null: not wanted. f32 and f64. On CUDA also bf16 and f16,
+//   with lse and p_pos in f32, and width / num_heads a multiple of 16 bytes.
 void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
                void* out, void* lse, void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width,
                DType dtype, int threads);

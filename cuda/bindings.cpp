@@ -81,6 +81,53 @@ void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, in
         "edge_softmax_backward");
 }
 
+int64_t attention_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                                  int64_t nnz, int index_type, const pybind11::tuple& work, Address, Address, Address,
+                                  Address, Address, Address, Address out_pos, Address, double, int64_t num_heads,
+                                  int64_t width, int dtype) {
+  return cuda::attention_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                         work_list(work), num_heads, width, static_cast<DType>(dtype), out_pos != 0);
+}
+
+void attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+               int index_type, const pybind11::tuple& work, Address x, Address score_src, Address score_dst,
+               Address edge_scale, Address out, Address lse, Address out_pos, Address p_pos, double slope,
+               int64_t num_heads, int64_t width, int dtype, Address workspace, int64_t workspace_bytes,
+               Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(x), at(score_src),
+                        at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos), at(p_pos), slope, num_heads,
+                        width, static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+        "attention");
+}
+
+int64_t attention_backward_workspace_bytes(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows,
+                                           int64_t t_num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
+                                           Address, Address, Address, Address, Address, Address, Address, Address,
+                                           Address, Address, Address, Address, double, int64_t num_heads, int64_t width,
+                                           int dtype) {
+  return cuda::attention_backward_workspace_bytes(
+      csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), work_list(work), num_heads, width,
+      static_cast<DType>(dtype));
+}
+
+void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows, int64_t t_num_cols,
+                        int64_t nnz, int index_type, const pybind11::tuple& work, Address x, Address score_src,
+                        Address score_dst, Address edge_scale, Address out, Address lse, Address out_pos, Address p_pos,
+                        Address grad_out, Address grad_x, Address grad_score_src, Address grad_score_dst, double slope,
+                        int64_t num_heads, int64_t width, int dtype, Address workspace, int64_t workspace_bytes,
+                        Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(
+      cuda::attention_backward(csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), list,
+                               at(x), at(score_src), at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos),
+                               at(p_pos), at(grad_out), at(grad_x), at(grad_score_src), at(grad_score_dst), slope,
+                               num_heads, width, static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+      "attention_backward");
+}
+
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, int index_type, int dtype, Address stream) {
   check(cuda::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
@@ -127,10 +174,14 @@ void transpose(Address indptr, Address indices, Address edge_ids, int64_t num_ro
 void bind_cuda(pybind11::module_& module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("spmm_cuda_workspace_bytes", &spmm_workspace_bytes);
-  module.def("spmm_cuda", &spmm);  // this and sddmm_cuda unlock once they have read their work list
+  module.def("spmm_cuda", &spmm);  // what takes a work list unlocks once it has read it
   module.def("sddmm_cuda", &sddmm);
   module.def("edge_softmax_cuda", &edge_softmax, Unlocked());
   module.def("edge_softmax_backward_cuda", &edge_softmax_backward, Unlocked());
+  module.def("attention_cuda", &attention);
+  module.def("attention_cuda_workspace_bytes", &attention_workspace_bytes);
+  module.def("attention_backward_cuda", &attention_backward);
+  module.def("attention_backward_cuda_workspace_bytes", &attention_backward_workspace_bytes);
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
   module.def("coo_in_order_cuda", &coo_in_order, Unlocked());
   module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);

@@ -58,6 +58,15 @@ __device__ __forceinline__ void load(const T* from, Pack<T, N>& to) {
   to.raw = __ldg(reinterpret_cast<const typename Pack<T, N>::Raw*>(from));
 }
 
+// One value. Not __ldg of a 16-bit type: that is inline assembly which the compiler takes for free of side effects, and
+// moves out of the branch that asks whether there is anything to read.
+template <typename T>
+__device__ __forceinline__ Acc<T> load_one(const T* from) {
+  Pack<T, 1> one;
+  load(from, one);
+  return widen(one.values[0]);
+}
+
 template <typename T, int N>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& from) {
   *reinterpret_cast<typename Pack<T, N>::Raw*>(to) = from.raw;

@@ -49,6 +49,23 @@ cudaError_t edge_softmax(const Csr& graph, const void* scores, void* out, int64_
 cudaError_t edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                                   int64_t num_heads, DType dtype, cudaStream_t stream);
 
+// Features and outputs but lse and p_pos are 16-byte aligned. keep: out_pos and p_pos are wanted.
+int64_t attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width, DType dtype,
+                                  bool keep);
+cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, const void* score_src,
+                      const void* score_dst, const void* edge_scale, void* out, void* lse, void* out_pos, void* p_pos,
+                      double slope, int64_t num_heads, int64_t width, DType dtype, void* workspace,
+                      int64_t workspace_bytes, cudaStream_t stream);
+
+int64_t attention_backward_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
+                                           int64_t width, DType dtype);
+cudaError_t attention_backward(const Csr& transposed, const WorkList& work, const void* x, const void* score_src,
+                               const void* score_dst, const void* edge_scale, const void* out, const void* lse,
+                               const void* out_pos, const void* p_pos, const void* grad_out, void* grad_x,
+                               void* grad_score_src, void* grad_score_dst, double slope, int64_t num_heads,
+                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
+                               cudaStream_t stream);
+
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in
 // any order. f32 and f64 only, but for rows_disjoint with len == num_feats (where nothing is ever added twice):
 // a 16-bit target would be rounded after each addition. cudaErrorInvalidValue for the rest.

@@ -64,8 +64,7 @@ SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, con
   call.reduce = reduce;
   call.dtype = dtype;
   call.fused = fused;
-  if (fused.scales_sources() && message == Message::copy_lhs)
-    call.graph.edge_ids = nullptr;  // there is no weight to name
+  if (!fused.empty() && message == Message::copy_lhs) call.graph.edge_ids = nullptr;  // there is no weight to name
   return call;
 }
 
@@ -86,9 +85,8 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
   const int n = 16 / size_of(call.dtype);
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
   if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
-  // One weight for all features of a lane; one for all features where the source has a scale.
-  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || call.fused.scales_sources()))
-    return {0, 0};
+  // One weight for all features of a lane; one for all features of the source where anything is fused.
+  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || !call.fused.empty())) return {0, 0};
   const int64_t vectors = call.num_feats / n;
   int lanes = 4;
   while (lanes < max_lanes && lanes < vectors) lanes *= 2;
@@ -117,7 +115,7 @@ cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, con
   const Choice choice = choose(call);
   if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
   if (!fused.empty() && reduce != Reduce::sum) return cudaErrorInvalidValue;
-  if (fused.scales_sources() && !scales_sources(message)) return cudaErrorInvalidValue;
+  if (!fused.empty() && !scales_sources(message)) return cudaErrorInvalidValue;
   if (workspace_bytes < bytes_of(call, choice)) return cudaErrorInvalidValue;
   switch (choice.kernel) {
     case Kernel::rows:

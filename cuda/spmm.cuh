@@ -28,12 +28,12 @@ struct SpmmCall {
   int64_t part_bytes(int position_bytes) const { return accumulator_size(dtype) + (extreme() ? position_bytes : 0); }
 };
 
-// How the edges of a row scale its sources in the kernels of the common messages. by_source: by a weight each, or none,
-// times what Fused has for the source; a kind of its own, as a branch would cost the others up to a fifth (H200, 16
-// features).
-enum class Weight { none, scalar, heads, by_source };
+// How the edges of a row scale its sources in the kernels of the common messages. fused: by a weight each, or none,
+// times what Fused has for the source, and an epilogue; a kind of its own, as its branches would cost the others: those
+// around the source up to a fifth (H200, 16 features), those of the epilogue 1 to 10 % (yeast-like, 128).
+enum class Weight { none, scalar, heads, fused };
 template <Weight WEIGHT>
-constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::by_source;
+constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::fused;
 
 // A slice of features for one group of lanes, 16 bytes a lane, in the kernels of the common messages.
 struct Slice {
@@ -45,7 +45,7 @@ struct Slice {
 Slice slice_of(const SpmmCall& call, int max_lanes);
 
 inline Weight weight_of(const SpmmCall& call) {
-  if (call.fused.scales_sources()) return Weight::by_source;
+  if (!call.fused.empty()) return Weight::fused;
   if (call.message == Message::copy_lhs) return Weight::none;
   return call.rhs.len == 1 ? Weight::scalar : Weight::heads;
 }
@@ -73,6 +73,7 @@ struct SourceScale {
   }
   __device__ __forceinline__ Acc<T> operator[](I source) const {
     if (scale) return __ldg(scale + source);
+    if (!indptr) return 1;
     const Acc<T> degree = static_cast<Acc<T>>(__ldg(indptr + source + 1) - __ldg(indptr + source));
     if constexpr (sizeof(Acc<T>) == 4) {
       return __fdividef(1, degree);  // within 2 ulp, and without the registers of an exact division
@@ -93,7 +94,7 @@ struct Epilogue {
   }
   __device__ __forceinline__ Acc<T> operator()(Acc<T> x, int64_t row, int64_t d) const {
     if (row_scale) x *= __ldg(row_scale + row);
-    if (bias) x += widen(__ldg(bias + d));
+    if (bias) x += load_one(bias + d);
     return relu && x < 0 ? 0 : x;
   }
 };
@@ -101,8 +102,8 @@ struct Epilogue {
 // What scales the source of a nonzero where all features have one weight.
 template <typename T, Weight WEIGHT, typename I, typename P>
 __device__ __forceinline__ Acc<T> scale_of(const P& p, I source, I edge) {
-  auto weight = [&]() { return widen(__ldg(static_cast<const T*>(p.rhs.data) + edge)); };
-  if constexpr (WEIGHT == Weight::by_source) {
+  auto weight = [&]() { return load_one(static_cast<const T*>(p.rhs.data) + edge); };
+  if constexpr (WEIGHT == Weight::fused) {
     const Acc<T> scale = p.source_scale[source];
     return p.rhs.data ? scale * weight() : scale;
   } else {
@@ -144,15 +145,15 @@ struct Sums {
 #pragma unroll
     for (int i = 0; i < N; ++i) value[i] += other.value[i];
   }
-  // The finished row: its mean, or the value of a row without nonzeros, through the epilogue.
-  template <typename P>
+  // The finished row: its mean, or the value of a row without nonzeros, and EPILOGUE: what becomes of that.
+  template <bool EPILOGUE, typename P>
   __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
     Pack<T, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       Acc<T> x = degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i];
       if (p.mean && degree > 1) x /= static_cast<Acc<T>>(degree);
-      out.values[i] = narrow<T>(p.epilogue(x, row, d + i));
+      out.values[i] = narrow<T>(EPILOGUE ? p.epilogue(x, row, d + i) : x);
     }
     store(p.out + row * p.num_feats + d, out);
   }
@@ -211,7 +212,7 @@ struct Extremes {
 #pragma unroll
     for (int i = 0; i < N; ++i) take(i, weight * widen(x.values[i]), k);
   }
-  template <typename P>
+  template <bool, typename P>
   __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
     const int64_t at = row * p.num_feats + d;
     Pack<T, N> out;
@@ -283,7 +284,7 @@ struct Combined {
     Result<T, K, 1, EXTREME> result;
     result.value[0] = value;
     if constexpr (EXTREME) result.where[0] = where;
-    result.write(p, row, d, degree);
+    result.template write<true>(p, row, d, degree);
   }
 };
 
@@ -296,8 +297,8 @@ cudaError_t with_shape(int lanes, Weight weight, F f) {
         return f(lanes_, std::integral_constant<Weight, Weight::none>{});
       case Weight::scalar:
         return f(lanes_, std::integral_constant<Weight, Weight::scalar>{});
-      case Weight::by_source:
-        return f(lanes_, std::integral_constant<Weight, Weight::by_source>{});
+      case Weight::fused:
+        return f(lanes_, std::integral_constant<Weight, Weight::fused>{});
       default:
         return f(lanes_, std::integral_constant<Weight, Weight::heads>{});
     }

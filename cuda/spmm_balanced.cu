@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
             heads[worker][lane] = sums;
             head_rows[worker] = at_row;
           } else if (writes) {
-            sums.write(p, at_row, d, p.degree_of(at_row));
+            sums.template write<WEIGHT == Weight::fused>(p, at_row, d, p.degree_of(at_row));
           }
           state = (state | ended) & ~open;
           sums.clear();
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
     sum.add(heads[worker][lane]);
     const int64_t row = head_rows[worker];
     if (writes && from_before) write_part(2 * static_cast<int64_t>(blockIdx.x), sum);
-    if (writes && !from_before) sum.write(p, row, d, p.degree_of(row));
+    if (writes && !from_before) sum.template write<WEIGHT == Weight::fused>(p, row, d, p.degree_of(row));
   }
   if (worker == workers - 1 && (state & open)) {
     bool from_before;

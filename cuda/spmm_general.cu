@@ -75,9 +75,9 @@ struct Params {
 
 // Kernels of one fixed message are named by its number, plus this where edge ids are given.
 constexpr int kWithIds = 4;
-// Those of any message by a negative one: as it is, or times the scale of its source.
+// Those of any message by a negative one: as it is, or with what is fused.
 constexpr int kAny = -1;
-constexpr int kBySource = -2;
+constexpr int kFused = -2;
 
 // Takes nonzeros k .. k + Config::batch - 1 (FULL), or those of them before `end`.
 template <typename T, typename I, int N, int MESSAGE, bool FULL, typename R>
@@ -110,7 +110,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
     if (!FULL && k + u >= end) continue;
     if (use_lhs) lhs.fetch(col[u], x[u]);
     if (use_rhs) rhs.fetch(edge[u], w[u]);
-    if (MESSAGE == kBySource) scale[u] = p.source_scale[col[u]];
+    if (MESSAGE == kFused) scale[u] = p.source_scale[col[u]];
   }
 #pragma unroll
   for (int u = 0; u < batch; ++u) {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void take_batch(const Params<T, I>& p, const Reader<T
       } else {
         value = lhs.value(x[u], i) + rhs.value(w[u], i);
       }
-      if (MESSAGE == kBySource) value *= scale[u];
+      if (MESSAGE == kFused) value *= scale[u];
       to.take(i, R::extreme ? value * p.sign : value, k + u);
     }
   }
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, MESSAGE>) sp
       if (cutting) {
         result.write_part(p.parts, (2 * worker + (begin > low)) * p.num_feats + d);
       } else {
-        result.write(p, row, d, end - begin);
+        result.template write<MESSAGE == kFused>(p, row, d, end - begin);
       }
     }
     if (!cutting || end >= high) return;
@@ -246,13 +246,13 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
 // training spends its time on (copies, and one weight for all features of a thread): for graphs without a work list,
 // whose sums are served by spmm_balanced. Else the kernel for any message.
 template <typename T, typename I, bool EXTREME>
-cudaError_t choose(const Params<T, I>& p, bool by_source, cudaStream_t stream) {
+cudaError_t choose(const Params<T, I>& p, bool fused, cudaStream_t stream) {
   constexpr int n = 16 / sizeof(T);
   const bool wide = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && fits(p.lhs, n, sizeof(T)) &&
                     fits(p.rhs, n, sizeof(T));
   if constexpr (!EXTREME) {
-    if (by_source && wide) return launch<T, I, n, kBySource, false>(p, stream);
-    if (by_source) return launch<T, I, 1, kBySource, false>(p, stream);
+    if (fused && wide) return launch<T, I, n, kFused, false>(p, stream);
+    if (fused) return launch<T, I, 1, kFused, false>(p, stream);
   }
   if (!wide) return launch<T, I, 1, kAny, EXTREME>(p, stream);
   if constexpr (EXTREME) {
@@ -301,8 +301,7 @@ cudaError_t spmm_general(const SpmmCall& call, cudaStream_t stream) {
     p.num_chunks = num_chunks(graph.nnz);
     p.parts.values = static_cast<Acc<T>*>(call.workspace);
     p.parts.where = reinterpret_cast<I*>(p.parts.values + 2 * p.num_chunks * p.num_feats);
-    return call.extreme() ? choose<T, I, true>(p, false, stream)
-                          : choose<T, I, false>(p, call.fused.scales_sources(), stream);
+    return call.extreme() ? choose<T, I, true>(p, false, stream) : choose<T, I, false>(p, !call.fused.empty(), stream);
   });
 }
 

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, E
   if (item.part) {
     result.write_part(p.parts, static_cast<int64_t>(item.part - 1) * p.num_feats + d);
   } else {
-    result.write(p, item.row, d, item.end - item.begin);
+    result.template write<WEIGHT == Weight::fused>(p, item.row, d, item.end - item.begin);
   }
 }
 
@@ -201,7 +201,7 @@ cudaError_t launch(const SpmmCall& call, Slice slice, const Params<T, I>& p, cud
     const int threads = list_threads(call.graph);
     const int64_t blocks = ceil_div(p.num_items, threads / lanes);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
-    if constexpr (EXTREME && weight == Weight::by_source) {
+    if constexpr (EXTREME && weight == Weight::fused) {
       return cudaErrorInvalidValue;  // of sums alone
     } else {
       rows_kernel<T, I, lanes, weight, EXTREME><<<grid, threads, 0, stream>>>(p);

@@ -39,6 +39,13 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         ops.graph_conv(graph, x, source_scale=u.double(), bias=bias),
         ops.graph_conv(graph, x, weight, row_scale=r),
     ]
+    heads = x if x.dim() == 3 else x.unsqueeze(1)
+    scores = [
+        torch.randn(n, heads.shape[1]).to("cuda", dtype).requires_grad_() for n in (graph.num_cols, graph.num_rows)
+    ]
+    mask = torch.rand(graph.nnz, heads.shape[1]).to("cuda", dtype)
+    results += [ops.attention(graph, heads, *scores), ops.attention(graph, heads, *scores, edge_scale=mask)]
+    results.append(ops.attention(graph, heads.detach(), *(s.detach() for s in scores)))
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
         results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))

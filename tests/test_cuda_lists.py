@@ -270,3 +270,50 @@ def test_graph_conv(kernel, dtype, index):
                 got = ops.graph_conv(graph, x, w, source_scale=u, row_scale=r, bias=bias, relu=relu)
                 want = reference.graph_conv(graph, x.double(), *wide, relu)
                 assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {given} {relu}", scale)
+
+
+ATTENTION = [(1, 1), (1, 7), (1, 64), (1, 100), (1, 200), (2, 3), (3, 24), (4, 16), (8, 8), (2, 128), (20, 4), (5, 12)]
+
+
+@every_kernel
+@pytest.mark.parametrize("scaled", [False, True])
+def test_attention(kernel, dtype, index, scaled):
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for heads, feats in ATTENTION:
+            shapes = ((graph.num_cols, heads, feats), (graph.num_cols, heads), (graph.num_rows, heads))
+            tensors = [(2 * rand(*shape, dtype=dtype)).requires_grad_() for shape in shapes]
+            mask = (rand(graph.nnz, heads) > 0).to(dtype) * 2 if scaled else None
+            out = ops.attention(graph, *tensors, edge_scale=mask)
+            torch.testing.assert_close(out, ops.attention(graph, *(t.detach() for t in tensors), edge_scale=mask))
+            upstream = rand(*out.shape, dtype=dtype)
+            got = (out, *torch.autograd.grad(out, tensors, upstream))
+            exact = [t.detach().double().requires_grad_() for t in tensors]
+            wide = None if mask is None else mask.double()
+            want = reference.attention(graph, *exact, 0.2, wide)
+            want = (want, *torch.autograd.grad(want, exact, upstream.double()))
+            tolerance = {torch.float32: 3e-5, torch.float64: 1e-11}.get(dtype, 8e-2)
+            for part, a, b in zip(("out", "x", "score_src", "score_dst"), got, want, strict=True):
+                size = b.abs().max().clamp(min=1) if b.numel() else 1
+                where = f"{name} {heads} {feats} {part}"
+                torch.testing.assert_close(
+                    a.double() / size, b / size, rtol=0, atol=tolerance, msg=lambda m, w=where: w + m
+                )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_of_unusual_scores(kernel):
+    """Large ones, exact zeros, -inf as a mask, NaN in a row of its own."""
+    graph = fixed(mixed(), kernel)
+    x = rand(graph.num_cols, 2, 8)
+    source, target = rand(graph.num_cols, 2), torch.zeros(graph.num_rows, 2, device=DEVICE)
+    source = (source * 64).round() / 64  # which float32 can add to the large ones
+    target[::5] = 1e4
+    target[1::5] = -1e4
+    source[::3] = float("-inf")
+    source[1::3] = 0
+    row = int(graph.indptr.diff().argmax())
+    target[row, 1] = float("nan")
+    got = ops.attention(graph, x, source, target, negative_slope=0.25)
+    want = reference.attention(graph, x.double(), source.double(), target.double(), 0.25)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4, equal_nan=True)

@@ -16,7 +16,7 @@ from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
 
-_FUSED_DTYPES = (torch.float32, torch.float64)
+_FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 
 
 def attention(
@@ -57,11 +57,13 @@ def attention(
 
     Notes
     -----
-    On the CPU in fp32 and fp64 one kernel per direction stores nothing per edge; the backward recomputes the
-    probabilities from one log-sum-exp per row and head, and keeps a second tensor of the size of the result.
-    Elsewhere, and where a second derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`,
-    which store [nnz, H]. Deterministic.
-    Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
+    One kernel per direction, which gathers each edge's features once and stores nothing per edge; the backward
+    recomputes the probabilities from one log-sum-exp per row and head, and keeps a second tensor of the size of the
+    result. In bfloat16 on the CPU, for wide heads on large CUDA graphs of fewer than 8 edges a row, and where a second
+    derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`, which store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA
+    graph's results change once in the last bits when it earns its work list (see `gnnaccel.prepare`).
+    Source: Velickovic et al., Graph Attention Networks, ICLR 2018; Milakov and Gimelshein, Online normalizer
+    calculation for softmax, 2018.
 
     Examples
     --------
@@ -93,9 +95,17 @@ def attention(
     edge_scale = None if edge_scale is None else edge_scale.to(x.dtype)
     keep = needs_grad(x, score_src, score_dst)
     arrays = arrays_of(graph, keep, x)
-    if x.device.type != "cpu" or x.dtype not in _FUSED_DTYPES:
+    if x.dtype not in _FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or _shorter_by_parts(graph, x):
         return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
     return _attention_op(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
+
+
+def _shorter_by_parts(graph: Graph, x: Tensor) -> bool:
+    """True where the three ops take less time than one: rows so short that a wide head's sum is most of the work, and
+    has a faster kernel (H200, yeast-like, of degree 2: 0.6 of the time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16).
+    """
+    short = 1_000_000 <= graph.nnz < 8 * graph.num_rows
+    return x.is_cuda and short and x.shape[2] * x.element_size() >= 256
 
 
 def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
@@ -108,9 +118,12 @@ def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slop
 
 
 def _padded(x: Tensor) -> Tensor:
-    """x [n, H, F] contiguous, with F padded by zeros to a multiple of four (what the kernel's vectors need)."""
-    missing = -x.shape[-1] % 4
-    return torch.nn.functional.pad(x, (0, missing)) if missing else x.contiguous()
+    """x [n, H, F] contiguous, with F padded by zeros to what the kernels' vectors need, and on CUDA 16-byte aligned."""
+    missing = -x.shape[-1] % (16 // x.element_size() if x.is_cuda else 4)
+    if missing:
+        return torch.nn.functional.pad(x, (0, missing))
+    x = x.contiguous()
+    return x.clone() if x.is_cuda and x.data_ptr() % 16 else x
 
 
 def _inputs(x, score_src, score_dst, edge_scale) -> list[Tensor | None]:
@@ -120,18 +133,19 @@ def _inputs(x, score_src, score_dst, edge_scale) -> list[Tensor | None]:
 
 def _outputs(num_rows, x, keep) -> list[Tensor]:
     """out, lse, out_pos, p_pos of the shapes that the op returns; the last two empty if they are not kept."""
-    kept = num_rows if keep else 0
-    return [x.new_empty(n, *x.shape[1:k]) for n, k in ((num_rows, 3), (num_rows, 2), (kept, 3), (kept, 2))]
+    kept, dtype = num_rows if keep else 0, torch.promote_types(x.dtype, torch.float32)
+    per_head = [x.new_empty(n, x.shape[1], dtype=dtype) for n in (num_rows, kept)]
+    return [x.new_empty(num_rows, *x.shape[1:]), per_head[0], x.new_empty(kept, *x.shape[1:]), per_head[1]]
 
 
-def _attention_cpu(*args):
+def _attention_impl(*args):
     arrays, (x, score_src, score_dst, edge_scale, negative_slope, keep) = _arrays.split(args)
     num_rows, feats = arrays.num_rows, x.shape[2]
     if x.shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(num_rows, x, keep))
     inputs = _inputs(x, score_src, score_dst, edge_scale)
     outputs = _outputs(num_rows, inputs[0], keep)
-    matrix = arrays.matrix()
+    matrix = (*arrays.matrix(), *arrays.work_list())
     pointers = (lib.pointer(t) for t in (*inputs, *outputs[:2], *(outputs[2:] if keep else (None, None))))
     lib.launch("attention", x.device, *matrix, *pointers, negative_slope, *_sizes(inputs[0]))
     return tuple(t[..., :feats].contiguous() if t.dim() == 3 and t.shape[2] != feats else t for t in outputs)
@@ -141,19 +155,17 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-def _attention_backward_cpu(
-    t_indptr, t_indices, t_edge_ids, nnz,
-    x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, negative_slope,
-):  # fmt: skip
+def _attention_backward_impl(*args):
+    turned, (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, slope) = _arrays.split(args)
     feats = x.shape[2]
     if x.shape[1:].numel() == 0 or score_dst.shape[0] == 0:
         return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
     inputs = _inputs(x, score_src, score_dst, edge_scale)
     grads = [torch.empty_like(t) for t in inputs[:3] if t is not None]
     saved = (_padded(out), lse.contiguous(), _padded(out_pos), p_pos.contiguous(), _padded(grad_out))
-    matrix = lib.csr(t_indptr, t_indices, t_edge_ids, score_dst.shape[0], nnz)
+    matrix = (*turned.matrix(), *turned.work_list())
     pointers = (lib.pointer(t) for t in (*inputs, *saved, *grads))
-    lib.launch("attention_backward", x.device, *matrix, *pointers, negative_slope, *_sizes(grads[0]))
+    lib.launch("attention_backward", x.device, *matrix, *pointers, slope, *_sizes(grads[0]))
     grad_x = grads[0] if grads[0].shape[2] == feats else grads[0][..., :feats].contiguous()
     return grad_x, grads[1], grads[2]
 
@@ -163,10 +175,8 @@ def _attention_fake(*args):
     return tuple(_outputs(arrays.num_rows, x, keep))
 
 
-def _attention_backward_fake(
-    t_indptr, t_indices, t_edge_ids, nnz,
-    x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, negative_slope,
-):  # fmt: skip
+def _attention_backward_fake(*args):
+    _, (x, score_src, score_dst, *_) = _arrays.split(args)
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, score_src, score_dst))
 
 
@@ -189,29 +199,25 @@ def _backward(ctx, grad_out, *_):
         value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
         grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
     else:
-        grads = _attention_backward_op(
-            *arrays[3:6], arrays.nnz, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out,
-            ctx.negative_slope,
-        )  # fmt: skip
+        saved = (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos)
+        grads = _attention_backward_op(*arrays.turned(), *saved, grad_out, ctx.negative_slope)
     return *grads, None, None, None
 
 
 _attention_backward_op = _operators.register(
     "attention_backward",
-    f"(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt nnz, {_INPUTS}, Tensor out, Tensor lse, "
-    "Tensor out_pos, Tensor p_pos, Tensor grad_out, float negative_slope) -> (Tensor, Tensor, Tensor)",
-    _attention_backward_cpu,
+    f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor lse, Tensor out_pos, Tensor p_pos, Tensor grad_out, "
+    "float negative_slope) -> (Tensor, Tensor, Tensor)",
+    _attention_backward_impl,
     _attention_backward_fake,
-    devices=("cpu",),
 )
 # out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
 # lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
 _attention_op = _operators.register(
     "attention",
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-    _attention_cpu,
+    _attention_impl,
     _attention_fake,
-    devices=("cpu",),
     structure=_arrays.COUNT,
     backward=_backward,
     setup_context=_setup_context,

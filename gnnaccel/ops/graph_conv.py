@@ -9,7 +9,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import arrays_of, needs_grad
-from gnnaccel.ops.spmm import fused, launch, weight_gradient
+from gnnaccel.ops.spmm import fused, launch, scales_first, weight_gradient
 
 
 def graph_conv(
@@ -118,6 +118,8 @@ def _impl(*args):
     arrays, (x, weight, source_scale, row_scale, bias, relu) = _arrays.split(args)
     out = _fake(*args)
     if out.numel():
+        if source_scale is not None and scales_first(arrays, x):
+            x, source_scale = _scaled(x, source_scale), None
         tensors = {"source_scale": source_scale, "row_scale": row_scale, "bias": bias}
         tensors = {name: None if t is None else t.contiguous() for name, t in tensors.items()}
         if weight is not None:

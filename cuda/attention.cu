@@ -1,0 +1,46 @@
+// The forward of additive attention; attention.cuh holds the kernels.
+#include "attention.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+
+using namespace attention_impl;
+
+int64_t attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width, DType dtype,
+                                  bool keep) {
+  if (graph.num_rows == 0 || width == 0) return 0;
+  const Shape shape = shape_of(graph, work, num_heads, width, dtype);
+  const int64_t parts = rows_of<int32_t>(graph, work).num_parts;
+  return piece_values(parts, shape, num_heads, width, keep ? Mode::kept : Mode::forward) * accumulator_size(dtype);
+}
+
+cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, const void* score_src,
+                      const void* score_dst, const void* edge_scale, void* out, void* lse, void* out_pos, void* p_pos,
+                      double slope, int64_t num_heads, int64_t width, DType dtype, void* workspace,
+                      int64_t workspace_bytes, cudaStream_t stream) {
+  if (graph.num_rows == 0 || width == 0) return cudaSuccess;
+  if (workspace_bytes < attention_workspace_bytes(graph, work, num_heads, width, dtype, out_pos)) {
+    return cudaErrorInvalidValue;
+  }
+  const Shape shape = shape_of(graph, work, num_heads, width, dtype);
+  return with_types(dtype, graph.index_type, [&](auto value, auto index) {
+    using T = decltype(value);
+    using I = decltype(index);
+    Params<T, I> p = params_of<T, I>(graph, work, shape, slope, num_heads, width);
+    p.x = static_cast<const T*>(x);
+    p.score = static_cast<const T*>(score_src);
+    p.own_score = static_cast<const T*>(score_dst);
+    p.edge_scale = static_cast<const T*>(edge_scale);
+    p.out = static_cast<T*>(out);
+    p.lse = static_cast<Acc<T>*>(lse);
+    p.out_pos = static_cast<T*>(out_pos);
+    p.p_pos = static_cast<Acc<T>*>(p_pos);
+    const Mode mode = out_pos ? Mode::kept : Mode::forward;
+    place_pieces(p, static_cast<Acc<T>*>(workspace), mode);
+    return mode == Mode::kept ? launch<Mode::kept>(p, shape, graph, stream)
+                              : launch<Mode::forward>(p, shape, graph, stream);
+  });
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel
