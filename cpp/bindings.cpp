@@ -81,6 +81,21 @@ void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids,
                                width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void gatv2_scores(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                  int index_type, Address x, Address y, Address vectors, Address out, double slope, int64_t num_heads,
+                  int64_t width, int dtype, int threads) {
+  gnnaccel::gatv2_scores(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(x), at(y), at(vectors),
+                         at(out), slope, num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void gatv2_sums(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                int index_type, Address x, Address y, Address vectors, Address weights, Address sums, Address products,
+                double slope, int64_t num_heads, int64_t width, int dtype, int threads) {
+  gnnaccel::gatv2_sums(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(x), at(y), at(vectors),
+                       at(weights), at(sums), at(products), slope, num_heads, width,
+                       static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void head_dots(Address x, Address vectors, Address out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
                int64_t width, int dtype, int threads) {
   gnnaccel::head_dots(at(x), at(vectors), at(out), num_rows, num_vectors, num_heads, width,
@@ -126,6 +141,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
   module.def("attention", &attention, Unlocked());
   module.def("attention_backward", &attention_backward, Unlocked());
+  module.def("gatv2_scores", &gatv2_scores, Unlocked());
+  module.def("gatv2_sums", &gatv2_sums, Unlocked());
   module.def("head_dots", &head_dots, Unlocked());
   module.def("head_dots_backward", &head_dots_backward, Unlocked());
   module.def("scatter_arg", &scatter_arg, Unlocked());

@@ -19,6 +19,7 @@ struct Set {
   void (*sddmm)(const SddmmArgs&);
   void (*edge_softmax)(const EdgeSoftmaxArgs&);
   void (*attention)(const AttentionArgs&);
+  void (*gatv2)(const Gatv2Args&);
   void (*head_dots)(const HeadDotsArgs&);
 };
 
@@ -30,15 +31,15 @@ Set pick() {
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
-       avx512::attention, avx512::head_dots},
-      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention,
+       avx512::attention, avx512::gatv2, avx512::head_dots},
+      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention, avx2::gatv2,
        avx2::head_dots},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
-       baseline::attention, baseline::head_dots},
+       baseline::attention, baseline::gatv2, baseline::head_dots},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
-                       baseline::edge_softmax, baseline::attention, baseline::head_dots}};
+                       baseline::edge_softmax, baseline::attention, baseline::gatv2, baseline::head_dots}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -96,6 +97,16 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
   chosen.attention({transposed, transposed, x, score_src, score_dst, edge_scale, saved(out), saved(lse), saved(out_pos),
                     saved(p_pos), grad_out, grad_x, grad_score_src, grad_score_dst, slope, num_heads, width, dtype,
                     threads});
+}
+
+void gatv2_scores(const Csr& graph, const void* x, const void* y, const void* vectors, void* out, double slope,
+                  int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.gatv2({graph, x, y, vectors, nullptr, out, nullptr, nullptr, slope, num_heads, width, dtype, threads});
+}
+
+void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vectors, const void* weights, void* sums,
+                void* products, double slope, int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.gatv2({graph, x, y, vectors, weights, nullptr, sums, products, slope, num_heads, width, dtype, threads});
 }
 
 void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,

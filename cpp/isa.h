@@ -80,6 +80,22 @@ struct AttentionArgs {    // see kernels.h; what only the other direction uses i
   int threads;
 };
 
+struct Gatv2Args {  // see kernels.h; what only the scores or only the sums use is null
+  const Csr& graph;
+  const void* x;
+  const void* y;
+  const void* vectors;
+  const void* weights;
+  void* out;
+  void* sums;
+  void* products;
+  double slope;
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+  int threads;
+};
+
 struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is null
   const void* x;
   const void* vectors;
@@ -102,6 +118,7 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   void sddmm(const SddmmArgs&);                \
   void edge_softmax(const EdgeSoftmaxArgs&);   \
   void attention(const AttentionArgs&);        \
+  void gatv2(const Gatv2Args&);                \
   void head_dots(const HeadDotsArgs&);         \
   }
 GNNACCEL_DECLARE(baseline)

@@ -60,6 +60,19 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
                         const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
                         void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
 
+// Edge scores of GATv2: out[e, h] = <vectors[h], leaky_relu(x[c, h] + y[r, h], slope)> for every nonzero (r, c, e).
+//   x [num_cols, width], y [num_rows, width], vectors [width], out [nnz, num_heads]; width = num_heads * a multiple of
+//   4. f32 and f64; on CUDA also bf16 and f16, and width / num_heads a multiple of 16 bytes, features 16-byte aligned.
+void gatv2_scores(const Csr& graph, const void* x, const void* y, const void* vectors, void* out, double slope,
+                  int64_t num_heads, int64_t width, DType dtype, int threads);
+
+// Their gradients, for weights [nnz, num_heads], the gradient of the scores; with l = x[c] + y[r], k = leaky_relu'(l):
+//   sums[r] = vectors * sum over the row of weights * k: that of y, and over the transposed graph with x and y changed
+//   over that of x; products[r] = sum over the row of weights * k * l: adds up over the rows to that of vectors. Both
+//   [num_rows, width]; products may be null.
+void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vectors, const void* weights, void* sums,
+                void* products, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
+
 // out[v, r, h] = <x[r], vectors[v]> in head h.
 //   x [num_rows, width], vectors [num_vectors, width], out [num_vectors, num_rows, num_heads]; width = num_heads *
 //   features per head. f32 and f64. CPU only: CUDA composes it of torch's ops.

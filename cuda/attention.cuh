@@ -9,14 +9,13 @@
 // Where a slice of features lies in one head, a lane computes the weight of one nonzero of a tile, and shuffles hand it
 // round; else the lanes of a head share out those of each batch of gathers.
 //
-// Rows come from a work list. Without one each row is a worker's, but for those of more than `chunk` nonzeros, which
-// are cut at its multiples: a worker each for the piece that enters a chunk and for the one that begins in it, found
-// by a search in indptr. Pieces meet in the workspace and are merged in order by a second kernel.
+// Rows are handed out by rows.cuh; pieces of long ones meet in the workspace and are merged in order by a second
+// kernel.
 //
 // Formulas: ../cpp/attention.cpp. Online softmax: Milakov and Gimelshein, 2018.
 #pragma once
 
-#include "common.cuh"
+#include "rows.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -31,11 +30,8 @@ struct Config {
   // Long rows are worked on in narrower slices: more of them in step, a smaller table in the caches; see spmm.cu.
   static constexpr int dense_lanes = 8;
   static constexpr int64_t dense_degree = 256;
-  static constexpr int batch = 4;            // gathers of a lane in flight
-  static constexpr int warp_parts = 64;      // a row of more parts is merged by a whole block
-  static constexpr int64_t min_chunk = 128;  // see chunk_size in spmm_general.cu
-  static constexpr int64_t max_chunk = 1024;
-  static constexpr int64_t target_chunks = 32768;
+  static constexpr int batch = 4;        // gathers of a lane in flight
+  static constexpr int warp_parts = 64;  // a row of more parts is merged by a whole block
 };
 
 // Features as workers see them. Heads of at least a slice are cut into slices; smaller ones share one.
@@ -64,96 +60,6 @@ inline Shape shape_of(const Csr& graph, const WorkList& work, int64_t heads, int
     shape.slices = ceil_div(heads, shape.heads_per_slice);
   }
   return shape;
-}
-
-// How rows are handed out: along a work list, or (null items) as they come, long ones in chunks.
-template <typename I>
-struct Rows {
-  const Item<I>* items;
-  const I* steps;
-  const Item<I>* splits;
-  const I* indptr;
-  int64_t num_rows;
-  int64_t nnz;
-  int64_t chunk;
-  int64_t workers;
-  int64_t num_parts;
-  int64_t num_splits;  // with a list: rows in pieces; else chunks, of which each may be the first of such a row
-};
-
-template <typename I>
-Rows<I> rows_of(const Csr& graph, const WorkList& work) {
-  Rows<I> rows{};
-  rows.indptr = static_cast<const I*>(graph.indptr);
-  rows.num_rows = graph.num_rows;
-  rows.nnz = graph.nnz;
-  if (work.items) {
-    rows.items = static_cast<const Item<I>*>(work.items);
-    rows.steps = static_cast<const I*>(work.steps);
-    rows.splits = static_cast<const Item<I>*>(work.splits);
-    rows.workers = work.num_items;
-    rows.num_parts = work.num_parts;
-    rows.num_splits = work.num_splits;
-    return rows;
-  }
-  rows.chunk = next_power_of_two(graph.nnz / Config::target_chunks);
-  if (rows.chunk < Config::min_chunk) rows.chunk = Config::min_chunk;
-  if (rows.chunk > Config::max_chunk) rows.chunk = Config::max_chunk;
-  rows.num_splits = graph.nnz > rows.chunk ? ceil_div(graph.nnz, rows.chunk) : 0;
-  rows.num_parts = 2 * rows.num_splits;
-  rows.workers = rows.num_parts + graph.num_rows;
-  return rows;
-}
-
-// What a worker is to do: nonzeros begin .. end - 1 of a row, in runs of kPieceRun with `skip` nonzeros of other
-// pieces between them; part: the number of the piece among all, or -1 for a whole row.
-template <typename I>
-struct Span {
-  I row = 0;
-  I begin = 0;
-  I end = 0;
-  I skip = 0;
-  int64_t part = -1;
-  bool present = false;
-};
-
-template <typename I>
-__device__ __forceinline__ Span<I> span_of(const Rows<I>& rows, int64_t worker) {
-  Span<I> span;
-  if (worker >= rows.workers) return span;
-  span.present = true;
-  if (rows.items) {
-    const Item<I> item = load_item(rows.items + worker);
-    span.row = item.row;
-    span.begin = item.begin;
-    span.end = item.end;
-    if (item.part) {
-      span.part = item.part - 1;
-      span.skip = __ldg(rows.steps + span.part) - kPieceRun;
-    }
-    return span;
-  }
-  const bool cutting = worker < rows.num_parts;
-  if (!cutting) {
-    span.row = static_cast<I>(worker - rows.num_parts);
-    span.begin = __ldg(rows.indptr + span.row);
-    span.end = __ldg(rows.indptr + span.row + 1);
-    span.present = span.end - span.begin <= rows.chunk;
-    if (!span.present) span.end = span.begin;
-    return span;
-  }
-  // A long row is longer than a chunk, so it holds the chunk's first nonzero or its last.
-  const int64_t low = worker / 2 * rows.chunk;
-  const int64_t high = low + rows.chunk < rows.nnz ? low + rows.chunk : rows.nnz;
-  const bool begins = worker % 2;
-  span.row = static_cast<I>(find_row(rows.indptr, rows.num_rows, begins ? high - 1 : low));
-  const I begin = __ldg(rows.indptr + span.row), end = __ldg(rows.indptr + span.row + 1);
-  span.present = end - begin > rows.chunk && (begin > low) == begins;
-  if (!span.present) return span;
-  span.part = worker;
-  span.begin = begin > low ? begin : static_cast<I>(low);
-  span.end = end < high ? end : static_cast<I>(high);
-  return span;
 }
 
 template <typename T, typename I>
@@ -486,44 +392,6 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, MODE>) rows_
   } else {
     write_row<MODE>(p, state, span.row, d, head, span.begin == span.end, first_lane && slice == 0);
   }
-}
-
-// A row in pieces.
-template <typename I>
-struct Pieces {
-  int64_t row;
-  int64_t first;  // its first piece, or chunk
-  int64_t count;
-  bool at_start;  // without a list: the row begins where its first chunk does
-  bool listed;
-
-  __device__ __forceinline__ int64_t operator[](int64_t j) const {
-    return listed ? first + j : 2 * (first + j) + (j == 0 && !at_start);
-  }
-};
-
-// The i-th such row, count 0 if there is none: a chunk may be the first of none.
-template <typename I>
-__device__ __forceinline__ Pieces<I> pieces_of(const Rows<I>& rows, int64_t i) {
-  Pieces<I> pieces{0, 0, 0, false, rows.items != nullptr};
-  if (i >= rows.num_splits) return pieces;
-  if (pieces.listed) {
-    const Item<I> split = load_item(rows.splits + i);  // row, its first piece, number of pieces, degree
-    pieces.row = split.row;
-    pieces.first = split.begin;
-    pieces.count = split.end;
-    return pieces;
-  }
-  // Whichever row holds the last nonzero of the chunk is the only one that can begin in it, or just at its start, and
-  // leave it.
-  const int64_t low = i * rows.chunk, high = low + rows.chunk < rows.nnz ? low + rows.chunk : rows.nnz;
-  pieces.row = find_row(rows.indptr, rows.num_rows, high - 1);
-  const int64_t begin = __ldg(rows.indptr + pieces.row), end = __ldg(rows.indptr + pieces.row + 1);
-  if (end - begin <= rows.chunk || begin < low) return pieces;
-  pieces.first = i;
-  pieces.count = (end - 1) / rows.chunk - i + 1;
-  pieces.at_start = begin == low;
-  return pieces;
 }
 
 // A warp merges the pieces of one row, in order, for 32 features (blockIdx.y); one of many pieces is left to all warps

@@ -128,6 +128,36 @@ void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids,
       "attention_backward");
 }
 
+void gatv2_scores(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                  int index_type, const pybind11::tuple& work, Address x, Address y, Address vectors, Address out,
+                  double slope, int64_t num_heads, int64_t width, int dtype, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::gatv2_scores(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(x), at(y),
+                           at(vectors), at(out), slope, num_heads, width, static_cast<DType>(dtype), on(stream)),
+        "gatv2_scores");
+}
+
+int64_t gatv2_sums_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                   int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& work, Address,
+                                   Address, Address, Address, Address, Address products, double, int64_t, int64_t width,
+                                   int dtype) {
+  return cuda::gatv2_sums_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                          work_list(work), width, static_cast<DType>(dtype), products != 0);
+}
+
+void gatv2_sums(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                int index_type, const pybind11::tuple& work, Address x, Address y, Address vectors, Address weights,
+                Address sums, Address products, double slope, int64_t num_heads, int64_t width, int dtype,
+                Address workspace, int64_t workspace_bytes, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::gatv2_sums(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(x), at(y),
+                         at(vectors), at(weights), at(sums), at(products), slope, num_heads, width,
+                         static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+        "gatv2_sums");
+}
+
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, int index_type, int dtype, Address stream) {
   check(cuda::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
@@ -182,6 +212,9 @@ void bind_cuda(pybind11::module_& module) {
   module.def("attention_cuda_workspace_bytes", &attention_workspace_bytes);
   module.def("attention_backward_cuda", &attention_backward);
   module.def("attention_backward_cuda_workspace_bytes", &attention_backward_workspace_bytes);
+  module.def("gatv2_scores_cuda", &gatv2_scores);
+  module.def("gatv2_sums_cuda", &gatv2_sums);
+  module.def("gatv2_sums_cuda_workspace_bytes", &gatv2_sums_workspace_bytes);
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
   module.def("coo_in_order_cuda", &coo_in_order, Unlocked());
   module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);

@@ -66,6 +66,14 @@ cudaError_t attention_backward(const Csr& transposed, const WorkList& work, cons
                                int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
                                cudaStream_t stream);
 
+cudaError_t gatv2_scores(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
+                         void* out, double slope, int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
+
+int64_t gatv2_sums_workspace_bytes(const Csr& graph, const WorkList& work, int64_t width, DType dtype, bool products);
+cudaError_t gatv2_sums(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
+                       const void* weights, void* sums, void* products, double slope, int64_t num_heads, int64_t width,
+                       DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in
 // any order. f32 and f64 only, but for rows_disjoint with len == num_feats (where nothing is ever added twice):
 // a 16-bit target would be rounded after each addition. cudaErrorInvalidValue for the rest.

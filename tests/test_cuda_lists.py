@@ -317,3 +317,19 @@ def test_attention_of_unusual_scores(kernel):
     got = ops.attention(graph, x, source, target, negative_slope=0.25)
     want = reference.attention(graph, x.double(), source.double(), target.double(), 0.25)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@every_kernel
+def test_gatv2_scores(kernel, dtype, index):
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for heads, feats in (*ATTENTION, (1, 300)):
+            shapes = ((graph.num_cols, heads, feats), (graph.num_rows, heads, feats), (heads, feats))
+            leaves = [rand(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+            exact = [t.detach().double().requires_grad_() for t in leaves]
+            got, want = ops.gatv2_scores(graph, *leaves), reference.gatv2_scores(graph, *exact, 0.2)
+            upstream = rand(*want.shape, dtype=dtype)
+            got = (got, *torch.autograd.grad(got, leaves, upstream))
+            want = (want, *torch.autograd.grad(want, exact, upstream.double()))
+            for part, a, b in zip(("scores", "x", "y", "vectors"), got, want, strict=True):
+                assert_close(a, b, dtype, f"{name} {heads} {feats} {part}", b.abs().max() if b.numel() else None)

@@ -23,6 +23,7 @@ def run_everything(graph, x, weight, scores):
         ops.spmm(graph, leaves[0].view(-1, 4, 8), alpha),
         ops.spmm(graph, leaves[0], leaves[1], reduce="max"),
         ops.graph_conv(graph, leaves[0], leaves[1], source_scale=x[:, 0], bias=x[0], relu=True),
+        ops.gatv2_scores(graph, leaves[0].view(-1, 4, 8), leaves[0][: graph.num_rows].view(-1, 4, 8), x[:4, :8]),
         ops.attention(graph, leaves[0].view(-1, 4, 8), leaves[0][:, :4], leaves[0][: graph.num_rows, 4:8]),
         ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
     ]

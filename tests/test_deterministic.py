@@ -79,6 +79,7 @@ def table():
     cases["graph_conv"] = lambda g, x, f, b: ops.graph_conv(g, x, f, bias=b, relu=True)
     cases["attention"] = lambda g, x, s, t: ops.attention(g, x, s, t)
     cases["attention scale"] = lambda g, x, s, t, w: ops.attention(g, x, s, t, edge_scale=w.detach().squeeze(-1))
+    cases["gatv2_scores"] = lambda g, x, v, b: ops.gatv2_scores(g, x, v, b)
     cases["head_dots"] = lambda g, x, a: ops.head_dots(x, a)
     return cases
 
@@ -92,6 +93,7 @@ TWICE = (
     "attention",
     "head_dots",
     "graph_conv",
+    "gatv2_scores",
 )
 
 

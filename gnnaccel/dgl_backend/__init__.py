@@ -43,7 +43,7 @@ def enable() -> None:
     from dgl import core
     from dgl.backend.pytorch import sparse
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch import GATConv, GraphConv
+    from dgl.nn.pytorch import GATConv, GATv2Conv, GraphConv
 
     from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops, our_kernels, torch_kernels
 
@@ -74,6 +74,7 @@ def enable() -> None:
         _replace(layer, nn.ALLOWS, nn.allowance)
     if ops.kernels is our_kernels:
         _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
+        _replace(GATv2Conv, "forward", nn.gatv2_forward(GATv2Conv.forward))
         _replace(GraphConv, "forward", nn.conv_forward(GraphConv.forward))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
     for name, function in memoised.items():

@@ -1,7 +1,8 @@
-"""Layers of dgl.nn whose forward is one op of ours.
+"""Layers of dgl.nn with a forward on larger ops of ours.
 
 GraphConv: norms, sum, bias and ReLU in one pass. GATConv: scores, softmax and sum; nothing of the size of the edges but
-a dropout mask. And what all layers that refuse nodes without in-edges ask at every call is answered once.
+a dropout mask. GATv2Conv: the scores, without a value per edge and feature. And what all layers that refuse nodes
+without in-edges ask at every call is answered once.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ _POWERS = {"none": (None, None), "both": (-0.5, -0.5), "left": (-1.0, None), "ri
 
 
 def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
-    """True for a GATConv that `ops.attention` can stand for."""
+    """True for a GATConv or GATv2Conv whose scores nobody is to see."""
     if edge_weight is not None or get_attention or not _plain(layer, graph, features):
         return False
     if any(f.dim() != 2 for f in features):
@@ -111,6 +112,45 @@ def gat_forward(original):
 
     forward.__doc__ = original.__doc__
     return forward
+
+
+def gatv2_forward(original):
+    """GATv2Conv.forward with its scores by `ops.gatv2_scores`, where the layer is a plain one."""
+
+    def forward(self, graph, feat, get_attention=False):
+        features = feat if isinstance(feat, tuple) else (feat,)
+        if get_attention or not _fuses(self, graph, features, None, False) or _no_kernel(features[0]):
+            return original(self, graph, feat, get_attention)
+        with report.accelerated("dgl.GATv2Conv"):
+            return _gatv2(self, graph, features)
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def _no_kernel(x: torch.Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and not x.is_cuda
+
+
+def _gatv2(layer, graph, features):
+    heads, width = layer._num_heads, layer._out_feats
+    structure_ = structure(graph._graph)
+    if len(features) == 2:
+        h_source, h_target = (layer.feat_drop(f) for f in features)
+    else:
+        h_source = h_target = layer.feat_drop(features[0])
+    source = layer.fc_src(h_source).view(-1, heads, width)
+    shared = len(features) == 1 and layer.share_weights
+    target = source if shared else layer.fc_dst(h_target).view(-1, heads, width)
+    if len(features) == 1 and graph.is_block:
+        target, h_target = target[: structure_.num_rows], h_target[: structure_.num_rows]
+    slope = layer.leaky_relu.negative_slope
+    scores = ops.gatv2_scores(structure_, source, target, layer.attn[0], negative_slope=slope)
+    weights = layer.attn_drop(ops.edge_softmax(structure_, scores).unsqueeze(-1))
+    out = ops.spmm(structure_, source, weights)
+    if layer.res_fc is not None:
+        out = out + layer.res_fc(h_target).view(h_target.shape[0], -1, width)
+    return layer.activation(out) if layer.activation else out
 
 
 def layers_that_check_degrees() -> list[type[nn.Module]]:

@@ -74,3 +74,13 @@ def reduce_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
     if dims:
         grad = grad.sum(dims, keepdim=True)
     return grad.reshape(grad.shape[0], *shape)
+
+
+def aligned_heads(x: Tensor) -> Tensor:
+    """x [.., H, F] contiguous, with F padded by zeros to what the vectors of kernels for whole heads need, and on CUDA
+    16-byte aligned."""
+    missing = -x.shape[-1] % (16 // x.element_size() if x.is_cuda else 4)
+    if missing:
+        return torch.nn.functional.pad(x, (0, missing))
+    x = x.contiguous()
+    return x.clone() if x.is_cuda and x.data_ptr() % 16 else x

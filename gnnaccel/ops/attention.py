@@ -10,6 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
@@ -60,8 +61,9 @@ def attention(
     One kernel per direction, which gathers each edge's features once and stores nothing per edge; the backward
     recomputes the probabilities from one log-sum-exp per row and head, and keeps a second tensor of the size of the
     result. In bfloat16 on the CPU, for wide heads on large CUDA graphs of fewer than 8 edges a row, and where a second
-    derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`, which store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA
-    graph's results change once in the last bits when it earns its work list (see `gnnaccel.prepare`).
+    derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`, which store [nnz, H]. 16-bit
+    features accumulate in fp32. Deterministic, but a CUDA graph's results change once in the last bits when it earns
+    its work list (see `gnnaccel.prepare`).
     Source: Velickovic et al., Graph Attention Networks, ICLR 2018; Milakov and Gimelshein, Online normalizer
     calculation for softmax, 2018.
 
@@ -117,18 +119,9 @@ def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slop
     return spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
 
 
-def _padded(x: Tensor) -> Tensor:
-    """x [n, H, F] contiguous, with F padded by zeros to what the kernels' vectors need, and on CUDA 16-byte aligned."""
-    missing = -x.shape[-1] % (16 // x.element_size() if x.is_cuda else 4)
-    if missing:
-        return torch.nn.functional.pad(x, (0, missing))
-    x = x.contiguous()
-    return x.clone() if x.is_cuda and x.data_ptr() % 16 else x
-
-
 def _inputs(x, score_src, score_dst, edge_scale) -> list[Tensor | None]:
     scale = None if edge_scale is None else edge_scale.contiguous()
-    return [_padded(x), score_src.contiguous(), score_dst.contiguous(), scale]
+    return [aligned_heads(x), score_src.contiguous(), score_dst.contiguous(), scale]
 
 
 def _outputs(num_rows, x, keep) -> list[Tensor]:
@@ -162,7 +155,7 @@ def _attention_backward_impl(*args):
         return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
     inputs = _inputs(x, score_src, score_dst, edge_scale)
     grads = [torch.empty_like(t) for t in inputs[:3] if t is not None]
-    saved = (_padded(out), lse.contiguous(), _padded(out_pos), p_pos.contiguous(), _padded(grad_out))
+    saved = (aligned_heads(out), lse.contiguous(), aligned_heads(out_pos), p_pos.contiguous(), aligned_heads(grad_out))
     matrix = (*turned.matrix(), *turned.work_list())
     pointers = (lib.pointer(t) for t in (*inputs, *saved, *grads))
     lib.launch("attention_backward", x.device, *matrix, *pointers, slope, *_sizes(grads[0]))

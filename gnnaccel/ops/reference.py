@@ -106,6 +106,12 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
     return torch.einsum("nhf,vhf->vnh", x, vectors)
 
 
+def gatv2_scores(graph, x: Tensor, y: Tensor, vectors: Tensor, negative_slope: float) -> Tensor:
+    """<vectors[h], leaky_relu(x[u, h] + y[v, h])> of every edge (u, v) and head h."""
+    value = torch.nn.functional.leaky_relu(sddmm(graph, x, y, "add", "u", "v"), negative_slope)
+    return (value * vectors).sum(-1)
+
+
 def attention(graph, x: Tensor, score_src: Tensor, score_dst: Tensor, negative_slope: float, edge_scale=None) -> Tensor:
     """Additive attention over x [num_cols, H, F]: the composition of the three ops above."""
     scores = sddmm(graph, score_src, score_dst, "add", "u", "v")

@@ -7,7 +7,7 @@ edge_updater() call, with the arguments of that call. Algebra keeps features on 
   not see the weights they are not even made: edge_update() returns `Deferred` and the fused op does the rest.
 - Transformer: q_i . (k_j + W_e e) = q_i . k_j + (W_e^T q_i) . e, and
   sum alpha (v_j + W_e e) = sum alpha v_j + W_e (sum alpha e).
-- GATv2: a . leaky_relu(l_j + r_i + W_e e) is not separable; it is computed and recomputed in blocks of edges.
+- GATv2: a . leaky_relu(l_j + r_i) is an op; with W_e e in it, it is computed and recomputed in blocks of edges.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
 
 
 def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
-    """GATv2Conv.edge_update: normalised attention [E, H]; [E, H, C] exists in blocks of edges only."""
+    """GATv2Conv.edge_update: normalised attention [E, H]; [E, H, C] exists at most in blocks of edges."""
     source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
     edge_attr = _edge_attr(edges, edge_attr)
     _same(source, target, edge_attr, conv.att)
@@ -231,6 +231,14 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
+    if edge_attr is None and target is not None and (source.is_cuda or source.dtype != torch.bfloat16):
+        scores = ops.gatv2_scores(graph, source, target, conv.att[0], negative_slope=conv.negative_slope)
+    else:
+        scores = _gatv2_in_blocks(conv, graph, source, target, edge_attr)
+    return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
+
+
+def _gatv2_in_blocks(conv, graph: Graph, source: Tensor, target: Tensor, edge_attr: Tensor | None) -> Tensor:
     features, dtype = tuple(source.shape[1:]), source.dtype
 
     def apply(function, *args, to=features, **kwargs):
@@ -241,5 +249,4 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
         linear = apply(F.linear, edge_attr, conv.lin_edge.weight, to=(math.prod(features),))
         z = apply(torch.add, z, apply(reshaped, linear, features))
     z = apply(torch.mul, apply(F.leaky_relu, z, conv.negative_slope), conv.att)
-    scores = blocks.edge_values(graph, apply(torch.sum, z, dim=-1, to=features[:-1]))
-    return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
+    return blocks.edge_values(graph, apply(torch.sum, z, dim=-1, to=features[:-1]))

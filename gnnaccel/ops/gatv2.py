@@ -1,0 +1,156 @@
+"""The edge scores of GATv2, without a value per edge and feature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import _arrays, _check, reference
+from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops._features import aligned_heads
+
+_INPUTS = "Tensor x, Tensor y, Tensor vectors"
+
+
+def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negative_slope: float = 0.2) -> Tensor:
+    """Attention scores of GATv2: out[e, h] = <vectors[h], leaky_relu(x[u, h] + y[v, h], negative_slope)>, e = (u, v).
+
+    Parameters
+    ----------
+    graph : Graph
+    x : Tensor [num_cols, H, F]
+        Features of the sources: float32, float64; bfloat16 and float16 on CUDA.
+    y : Tensor [num_rows, H, F], same dtype
+    vectors : Tensor [H, F], same dtype
+    negative_slope : float
+        Slope of leaky_relu below zero.
+
+    Returns
+    -------
+    Tensor [nnz, H]
+        In edge-id order.
+
+    Raises
+    ------
+    TypeError
+        For a wrong type or dtype. ValueError: for a wrong shape or device.
+
+    Notes
+    -----
+    One pass over the edges forward; the backward is one for each of x and y, the latter's also for the vectors, with
+    one more tensor of its size. Where a second derivative is asked for, it goes through [nnz, H, F]. 16-bit features
+    accumulate in fp32. Deterministic, but for the last bits when a CUDA graph earns its work list.
+    Source: Brody, Alon and Yahav, How Attentive are Graph Attention Networks?, ICLR 2022.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> x, y = torch.tensor([[[2.0]], [[-3.0]]]), torch.tensor([[[1.0]], [[0.0]]])
+    >>> gnnaccel.ops.gatv2_scores(g, x, y, torch.tensor([[10.0]]), negative_slope=0.5)
+    tensor([[ 30.],
+            [-10.]])
+    """
+    _check.graph("gatv2_scores", graph)
+    _check.feature("gatv2_scores", "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
+    if x.dim() != 3:
+        raise ValueError(f"gatv2_scores: x: expected shape [num_cols, heads, features], got {tuple(x.shape)}")
+    heads, feats = x.shape[1:]
+    _check.feature("gatv2_scores", "y", y, graph.num_rows, "graph.num_rows, one per destination", graph.device)
+    _check.feature("gatv2_scores", "vectors", vectors, heads, "heads", graph.device)
+    for name, value, shape in (("y", y, (graph.num_rows, heads, feats)), ("vectors", vectors, (heads, feats))):
+        if tuple(value.shape) != shape:
+            raise ValueError(f"gatv2_scores: {name}: expected shape {list(shape)}, got {tuple(value.shape)}")
+        x, _ = _check.same_dtype("gatv2_scores", x, value, "x", name)  # under autocast x ends up in the widest
+    if x.dtype == torch.bfloat16 and not x.is_cuda:
+        raise TypeError("gatv2_scores: x: bfloat16 runs on CUDA only; use float32 on the CPU")
+    y, vectors = y.to(x.dtype), vectors.to(x.dtype)
+    return _scores_op(*arrays_of(graph, needs_grad(x), x), x, y, vectors, negative_slope)
+
+
+def _scores_impl(*args):
+    arrays, (x, y, vectors, slope) = _arrays.split(args)
+    out = x.new_empty(arrays.nnz, x.shape[1])
+    if x.shape[2] == 0:
+        return out.zero_()
+    if out.numel():
+        x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
+        pointers = (lib.pointer(t) for t in (x, y, vectors, out))
+        lib.launch("gatv2_scores", x.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(x))
+    return out
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
+
+
+def _scores_fake(*args):
+    arrays, (x, *_) = _arrays.split(args)
+    return x.new_empty(arrays.nnz, x.shape[1])
+
+
+def _sums_impl(*args):
+    arrays, (x, y, vectors, weights, slope, products) = _arrays.split(args)
+    feats = y.shape[2]
+    if y.numel() == 0:
+        return tuple(t.zero_() for t in _sums_fake(*args))
+    x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
+    weights = weights.contiguous()
+    outs = torch.empty_like(y), torch.empty_like(y) if products else None
+    pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
+    lib.launch("gatv2_sums", y.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(y))
+    return tuple(y.new_empty(0) if t is None else t[..., :feats].contiguous() for t in outs)
+
+
+def _sums_fake(*args):
+    _, (_, y, _, _, _, products) = _arrays.split(args)
+    return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,))
+
+
+# The gradients that gatv2_sums of kernels.h describes: of y, and for the vectors a term per row, or nothing.
+_sums_op = _operators.register(
+    "gatv2_sums",
+    f"({_arrays.SCHEMA}, {_INPUTS}, Tensor weights, float negative_slope, bool products) -> (Tensor, Tensor)",
+    _sums_impl,
+    _sums_fake,
+    structure=_arrays.COUNT,
+)
+
+
+def _setup_context(ctx, inputs, output):
+    arrays, (x, y, vectors, ctx.negative_slope) = _arrays.split(inputs)
+    ctx.set_materialize_grads(False)
+    _arrays.save(ctx, arrays, x, y, vectors)
+
+
+def _backward(ctx, grad):
+    if grad is None:
+        return None, None, None, None
+    arrays, (x, y, vectors) = _arrays.saved(ctx)
+    if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition instead
+        # Fresh aliases: x and y are often the same tensor, and its gradient must not come in through both.
+        inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, y, vectors)]
+        value = reference.gatv2_scores(Graph(*arrays[:3], arrays.num_cols), *inputs, ctx.negative_slope)
+        return *torch.autograd.grad(value, inputs, grad, create_graph=True), None
+    needs_x, needs_y, needs_vectors, _ = ctx.wanted
+    grad_x = grad_y = grad_vectors = None
+    if needs_x:
+        grad_x, _ = _sums_op(*arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
+    if needs_y or needs_vectors:
+        grad_y, products = _sums_op(*arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
+        grad_vectors = products.sum(0) if needs_vectors else None
+    return grad_x, grad_y if needs_y else None, grad_vectors, None
+
+
+_scores_op = _operators.register(
+    "gatv2_scores",
+    f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope) -> Tensor",
+    _scores_impl,
+    _scores_fake,
+    structure=_arrays.COUNT,
+    backward=_backward,
+    setup_context=_setup_context,
+)
