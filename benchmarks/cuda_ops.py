@@ -5,7 +5,8 @@
 Every result is checked first, against float64 on the longest row and a sample of rows. Times are medians of
 single calls between CUDA events with the calls queued ahead (so device time, without the host's), in
 milliseconds, inputs on the device, caches as the previous call left them.
-A peer that runs out of memory or has no such op is left blank.
+A peer that runs out of memory or has no such op is left blank. For graph_conv ("apart") the gather column is our own
+SpMM with the rest around it as torch ops.
 """
 
 from __future__ import annotations
@@ -66,6 +67,24 @@ def cases(graph: Graph, width: int):
            lambda r: error_of(r[picked], reference.spmm(part, x64, w64.view(-1, 1), "mul", "sum")))  # fmt: skip
     yield ("spmm copy sum", lambda: ops.spmm(graph, x), None, None,
            lambda r: error_of(r[picked], reference.spmm(part, x64, None, "copy_lhs", "sum")))  # fmt: skip
+    source_scale, row_scale = torch.rand(graph.num_cols, device=device), torch.rand(graph.num_rows, device=device)
+    bias, u64, r64 = torch.randn(width, device=device), source_scale.double(), row_scale[picked].double()
+    wants = {
+        "relu": (part, x64, None, u64, r64, bias.double(), True),
+        "scale": (part, x64, None, u64, None, None, False),
+    }
+
+    def layer():  # what a GCN layer does around its sum, one step at a time
+        return torch.relu(ops.spmm(graph, x * source_scale[:, None]) * row_scale[:, None] + bias)
+
+    def fused():
+        return ops.graph_conv(graph, x, source_scale=source_scale, row_scale=row_scale, bias=bias, relu=True)
+
+    yield ("graph_conv: scales, bias, ReLU; apart", fused, None, layer,
+           lambda r: error_of(r[picked], reference.graph_conv(*wants["relu"])))  # fmt: skip
+    yield ("graph_conv: source scale; apart", lambda: ops.graph_conv(graph, x, source_scale=source_scale), None,
+           lambda: ops.spmm(graph, x * source_scale[:, None]),
+           lambda r: error_of(r[picked], reference.graph_conv(*wants["scale"])))  # fmt: skip
     yield ("spmm copy max", lambda: ops.spmm(graph, x, reduce="max"), None, lambda: gathered("max"),
            lambda r: error_of(r[picked], reference.spmm(part, x64, None, "copy_lhs", "max")))  # fmt: skip
     yield ("spmm mul sum, forward and backward to x",
