@@ -2,7 +2,7 @@
 //
 // A worker is a group of 4 to 16 lanes, 16 bytes of features each, that takes one row, or one piece of a long one, as
 // in spmm_rows.cu. Forward it keeps the row's maximum so far, and scales what it has summed up whenever that grows
-// (online softmax); nothing of the size of the edges is stored. Backward, over the transposed graph, probabilities
+// (online softmax); nothing is stored per edge. Backward, over the transposed graph, probabilities
 // come from the saved log-sum-exp. The derivative of a score is linear in the inner product of features and gradient,
 // of which only the sum over the row is wanted: lanes add up their shares, and meet once at its end.
 //

@@ -27,7 +27,7 @@ struct Params {
   const T* weights;
   T* out;
   T* sums;
-  T* products;
+  Acc<T>* products;
   Acc<T>* parts;           // [parts, width] of sums, in the workspace
   Acc<T>* parts_products;  // the same of products
   Acc<T> slope;
@@ -190,8 +190,7 @@ __global__ void __launch_bounds__(kMaxListThreads, sizeof(T) == 4 && sizeof(I) =
   store(p.sums + at, to);
   if constexpr (PRODUCTS) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) to.values[i] = narrow<T>(product[i]);
-    store(p.products + at, to);
+    for (int i = 0; i < N; ++i) p.products[at + i] = product[i];
   }
 }
 
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(Config::threads) add_kernel(const Params<T, I>
     product += shared[1][other][lane];
   }
   p.sums[pieces.row * p.width + d] = narrow<T>(sum * load_one(p.vectors + d));
-  if constexpr (PRODUCTS) p.products[pieces.row * p.width + d] = narrow<T>(product);
+  if constexpr (PRODUCTS) p.products[pieces.row * p.width + d] = product;
 }
 
 template <typename T, typename I>
@@ -298,7 +297,7 @@ cudaError_t gatv2_sums(const Csr& graph, const WorkList& work, const void* x, co
     Params<T, I> p = params_of<T, I>(graph, work, x, y, vectors, slope, num_heads, width);
     p.weights = static_cast<const T*>(weights);
     p.sums = static_cast<T*>(sums);
-    p.products = static_cast<T*>(products);
+    p.products = static_cast<Acc<T>*>(products);
     p.parts = static_cast<Acc<T>*>(workspace);
     p.parts_products = p.parts + p.rows.num_parts * width;
     const int64_t vectors_of_row = width * static_cast<int64_t>(sizeof(T)) / 16;

@@ -9,10 +9,9 @@
 namespace gnnaccel {
 namespace cuda {
 
-// As in spmm_general.cu.
+// The workspace has room for two pieces to a chunk, whatever rows there are: chunks are few, and long on large graphs.
 constexpr int64_t kMinChunk = 128;
-constexpr int64_t kMaxChunk = 1024;
-constexpr int64_t kTargetChunks = 32768;
+constexpr int64_t kMaxChunks = 8192;
 
 // How rows are handed out: along a work list, or (null items) as they come, long ones in chunks.
 template <typename I>
@@ -44,9 +43,8 @@ Rows<I> rows_of(const Csr& graph, const WorkList& work) {
     rows.num_splits = work.num_splits;
     return rows;
   }
-  rows.chunk = next_power_of_two(graph.nnz / kTargetChunks);
+  rows.chunk = next_power_of_two(ceil_div(graph.nnz, kMaxChunks));
   if (rows.chunk < kMinChunk) rows.chunk = kMinChunk;
-  if (rows.chunk > kMaxChunk) rows.chunk = kMaxChunk;
   rows.num_splits = graph.nnz > rows.chunk ? ceil_div(graph.nnz, rows.chunk) : 0;
   rows.num_parts = 2 * rows.num_splits;
   rows.workers = rows.num_parts + graph.num_rows;

@@ -95,3 +95,73 @@ def test_layers_under_autocast(name):
     assert_same(got, want, 0.05, name)
     if isinstance(want, dict):  # DGL refuses the mixture of dtypes that some layers make
         assert status(counted)[0] == case.expect
+
+
+_CALLS = {
+    "a hook before the backward of the activation": lambda m: m._activation.register_full_backward_pre_hook(
+        lambda module, grad: tuple(2 * g for g in grad)
+    ),
+    "another forward of the activation": lambda m: setattr(m._activation, "forward", torch.tanh),
+}
+
+
+@pytest.mark.parametrize("change", _CALLS.values(), ids=_CALLS)
+def test_watched_activations_are_called(change):
+    layer, g = dglnn.GraphConv(6, 4, activation=torch.nn.ReLU()).double(), graph(loops=True)
+    change(layer)
+    compare(lambda m, x: m(g, x), [rand(40, 6)], layer)
+
+
+def test_a_watched_leaky_relu_is_called():
+    for layer in (dglnn.GATConv(6, 4, 2), dglnn.GATv2Conv(6, 4, 2)):
+        layer.leaky_relu.forward = torch.tanh
+        counted = compare(lambda m, x: m(graph(loops=True), x), [rand(40, 6)], layer.double())
+        assert not counted.keys() & {"dgl.GATConv", "dgl.GATv2Conv"}
+
+
+@pytest.mark.parametrize("norm", ["none", "both", "left", "right"])
+@pytest.mark.parametrize("activation", [None, torch.relu, torch.nn.ReLU(), torch.nn.functional.elu], ids=str)
+@pytest.mark.parametrize("inputs", [6, 4, 3])
+def test_graph_conv_in_one_op(inputs, activation, norm):
+    g = graph(loops=True)
+    layer = dglnn.GraphConv(inputs, 4, norm=norm, activation=activation).double()
+    torch.nn.init.normal_(layer.bias)
+    counted = compare(lambda m, x: m(g, x), [rand(40, inputs)], layer)
+    assert counted["dgl.GraphConv"].accelerated == 1
+    weights = rand(g.num_edges())
+    counted = compare(lambda m, x, w: m(g, x, edge_weight=w), [rand(40, inputs), weights], layer)
+    assert counted["dgl.GraphConv"].accelerated == 1
+
+
+def test_graph_conv_leaves_the_unusual_to_dgl():
+    """Broadcasts and promotions, wrong tuples, wrong widths: results or errors are DGL's."""
+    g, x = graph(loops=True), rand(40, 6)
+    wide = dglnn.GraphConv(1, 5, weight=False).double()
+    compare(lambda m, x: m(g, x), [rand(40, 1)], wide)
+    mixed = dglnn.GraphConv(6, 4)
+    mixed.bias.data = mixed.bias.data.double()
+    compare(lambda m, x: m(g, x), [x.float()], mixed)
+    for make in (lambda: dglnn.GraphConv(6, 4), lambda: dglnn.GATv2Conv(6, 4, 2), lambda: dglnn.GATConv(6, 4, 2)):
+        layer, said = make().double(), []
+        for switch in (dgl_backend.disable, dgl_backend.enable):
+            switch()
+            with pytest.raises(Exception) as error:
+                layer(g, (x,))
+            said.append(type(error.value))
+        assert said[0] is said[1]
+
+
+def test_gatv2_vectors_that_heads_share():
+    layer, g = dglnn.GATv2Conv(6, 4, 2).double(), graph(loops=True)
+    layer.attn = torch.nn.Parameter(rand(1, 1, 4))
+    compare(lambda m, x: m(g, x), [rand(40, 6)], layer)
+
+
+def test_edge_weights_that_nobody_differentiates_may_change():
+    dgl_backend.enable()
+    g, layer = graph(loops=True), dglnn.GraphConv(6, 6, weight=False)
+    weights = torch.ones(g.num_edges())
+    out = layer(g, torch.ones(40, 6), edge_weight=weights)
+    weights.add_(1)
+    out.sum().backward()
+    assert layer.bias.grad.tolist() == [40.0] * 6

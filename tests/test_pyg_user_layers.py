@@ -29,6 +29,14 @@ class OwnAggregate(nn.SAGEConv):
         return utils.scatter(inputs, index, 0, dim_size, "sum") + super().aggregate(inputs, index, ptr, dim_size)
 
 
+class SharedVectors(nn.GATv2Conv):
+    """One attention vector for all heads, which PyG broadcasts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.att = torch.nn.Parameter(torch.rand(1, 1, self.out_channels))
+
+
 class OwnUpdate(nn.GraphConv):
     def update(self, inputs, x: OptPairTensor):
         return inputs * 2 + x[1]
@@ -260,6 +268,7 @@ USERS = {
     "super().message": run_layer(lambda: Doubled(D, 5)),
     "own aggregate": run_layer(lambda: OwnAggregate(D, 5)),
     "own update": run_layer(lambda: OwnUpdate(D, D)),
+    "shared attention vectors": run_layer(lambda: SharedVectors(D, 5, heads=2)),
     "own edge_update": run_layer(lambda: Scored(D, 5, heads=2)),
     "mixin": run_layer(lambda: Counted(D, 5)),
     "own attributes": run_layer(Slotted),

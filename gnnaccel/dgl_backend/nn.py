@@ -1,8 +1,8 @@
 """Layers of dgl.nn with a forward on larger ops of ours.
 
-GraphConv: norms, sum, bias and ReLU in one pass. GATConv: scores, softmax and sum; nothing of the size of the edges but
-a dropout mask. GATv2Conv: the scores, without a value per edge and feature. And what all layers that refuse nodes
-without in-edges ask at every call is answered once.
+GraphConv: norms, sum, bias and ReLU in one pass. GATConv: scores, softmax and sum by `ops.attention`. GATv2Conv: the
+scores, without a value per edge and feature. And what all layers that refuse nodes without in-edges ask at every call
+is answered once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import nn
 from gnnaccel import ops, report
 from gnnaccel.dgl_backend.graph import every_row_has_edges, norm, structure
 from gnnaccel.dgl_backend.ops import unsupported
+from gnnaccel.modules import is_watched
 
 
 def _plain(layer, graph, features) -> bool:
     """True for a call without anything that a layer's own forward, on our SDDMM, edge softmax and SpMM, should see to:
     several edge types, wrong features (it words the errors), autocast (its casts are those of the ops)."""
-    if graph._graph.number_of_etypes() != 1 or not 1 <= len(features) <= 2:
+    if graph._graph.number_of_etypes() != 1:
         return False
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or unsupported(*features) is not None:
         return False
@@ -34,22 +35,19 @@ def _plain(layer, graph, features) -> bool:
     return layer._allow_zero_in_degree or every_row_has_edges(graph._graph)
 
 
-def _hooked(module: nn.Module) -> bool:
-    """True if somebody is to see what goes into a module, or comes out of it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+def _features(feat) -> tuple:
+    """Of the sources and, where they are given apart, of the destinations. A tuple of another length: none."""
+    if not isinstance(feat, tuple):
+        return (feat,)
+    return feat if len(feat) == 2 else ()
 
 
 def conv_forward(original):
     """GraphConv.forward that calls `ops.graph_conv` where the layer is a plain one."""
 
     def forward(self, graph, feat, weight=None, edge_weight=None):
-        features = feat if isinstance(feat, tuple) else (feat,)
-        if (
-            not _plain(self, graph, features)
-            or features[0].dim() < 2
-            or (weight is not None and self.weight is not None)
-            or (edge_weight is not None and not _scalars(edge_weight, features[0], graph))
-        ):
+        features = _features(feat)
+        if not _convolves(self, graph, features, weight, edge_weight):
             return original(self, graph, feat, weight, edge_weight)
         with report.accelerated("dgl.GraphConv"):
             return _convolved(self, graph, features[0], self.weight if weight is None else weight, edge_weight)
@@ -58,11 +56,22 @@ def conv_forward(original):
     return forward
 
 
-def _scalars(weight, x: torch.Tensor, graph) -> bool:
-    """True for one weight per edge that fits the features."""
-    if not isinstance(weight, torch.Tensor) or weight.dtype != x.dtype or weight.device != x.device:
+def _convolves(layer, graph, features, weight, edge_weight) -> bool:
+    """True for a GraphConv that `ops.graph_conv` can stand for: one dtype, a matrix, a bias as wide as the result, one
+    weight per edge. What else DGL takes (it broadcasts, and promotes) its own forward takes."""
+    if not features or not _plain(layer, graph, features) or features[0].dim() < 2:
         return False
-    return tuple(weight.shape) in ((graph.num_edges(),), (graph.num_edges(), 1))
+    if weight is not None and layer.weight is not None:
+        return False
+    x, matrix = features[0], layer.weight if weight is None else weight
+    given = [t for t in (matrix, layer.bias, edge_weight) if t is not None]
+    if any(not isinstance(t, torch.Tensor) or t.dtype != x.dtype or t.device != x.device for t in given):
+        return False
+    if matrix is not None and (matrix.dim() != 2 or matrix.shape[0] != x.shape[-1]):
+        return False
+    if layer.bias is not None and layer.bias.shape != (x.shape[-1] if matrix is None else matrix.shape[1],):
+        return False
+    return edge_weight is None or tuple(edge_weight.shape) in ((graph.num_edges(),), (graph.num_edges(), 1))
 
 
 def _convolved(layer, graph, x, weight, edge_weight):
@@ -71,7 +80,7 @@ def _convolved(layer, graph, x, weight, edge_weight):
     right = norm(graph, "in_degrees", _POWERS[layer._norm][1], x.dtype)
     relu = layer._activation in (nn.functional.relu, torch.relu)
     if type(layer._activation) is nn.ReLU:
-        relu = not _hooked(layer._activation)
+        relu = not is_watched(layer._activation)
     first, after = layer._in_feats > layer._out_feats, weight is not None and layer._in_feats <= layer._out_feats
     if first and weight is not None:  # fewer features to sum up
         x = x @ weight
@@ -91,20 +100,22 @@ _POWERS = {"none": (None, None), "both": (-0.5, -0.5), "left": (-1.0, None), "ri
 
 def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
     """True for a GATConv or GATv2Conv whose scores nobody is to see."""
-    if edge_weight is not None or get_attention or not _plain(layer, graph, features):
+    if edge_weight is not None or get_attention or not features or not _plain(layer, graph, features):
         return False
     if any(f.dim() != 2 for f in features):
         return False
+    if len(features) == 1 and not graph.is_block and graph.number_of_src_nodes() != graph.number_of_dst_nodes():
+        return False
     if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
         return False
-    return not any(_hooked(m) for m in (layer.leaky_relu, layer.attn_drop))
+    return not any(is_watched(m) for m in (layer.leaky_relu, layer.attn_drop))
 
 
 def gat_forward(original):
     """GATConv.forward that calls `ops.attention` where the layer is a plain one."""
 
     def forward(self, graph, feat, edge_weight=None, get_attention=False):
-        features = feat if isinstance(feat, tuple) else (feat,)
+        features = _features(feat)
         if not _fuses(self, graph, features, edge_weight, get_attention):
             return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
         with report.accelerated("dgl.GATConv"):
@@ -118,8 +129,8 @@ def gatv2_forward(original):
     """GATv2Conv.forward with its scores by `ops.gatv2_scores`, where the layer is a plain one."""
 
     def forward(self, graph, feat, get_attention=False):
-        features = feat if isinstance(feat, tuple) else (feat,)
-        if get_attention or not _fuses(self, graph, features, None, False) or _no_kernel(features[0]):
+        features = _features(feat)
+        if not _fuses(self, graph, features, None, get_attention) or not _scores(self, features[0]):
             return original(self, graph, feat, get_attention)
         with report.accelerated("dgl.GATv2Conv"):
             return _gatv2(self, graph, features)
@@ -128,8 +139,10 @@ def gatv2_forward(original):
     return forward
 
 
-def _no_kernel(x: torch.Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and not x.is_cuda
+def _scores(layer, x: torch.Tensor) -> bool:
+    """True if `ops.gatv2_scores` takes the layer's vectors and the dtype."""
+    fits = layer.attn.shape == (1, layer._num_heads, layer._out_feats) and layer.attn.dtype == x.dtype
+    return fits and (x.is_cuda or x.dtype != torch.bfloat16)
 
 
 def _gatv2(layer, graph, features):

@@ -11,6 +11,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads
+from gnnaccel.ops.sddmm import sddmm
 
 _INPUTS = "Tensor x, Tensor y, Tensor vectors"
 
@@ -22,7 +23,7 @@ def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negativ
     ----------
     graph : Graph
     x : Tensor [num_cols, H, F]
-        Features of the sources: float32, float64; bfloat16 and float16 on CUDA.
+        Features of the sources: float32, float64, bfloat16; float16 on CUDA.
     y : Tensor [num_rows, H, F], same dtype
     vectors : Tensor [H, F], same dtype
     negative_slope : float
@@ -41,8 +42,9 @@ def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negativ
     Notes
     -----
     One pass over the edges forward; the backward is one for each of x and y, the latter's also for the vectors, with
-    one more tensor of its size. Where a second derivative is asked for, it goes through [nnz, H, F]. 16-bit features
-    accumulate in fp32. Deterministic, but for the last bits when a CUDA graph earns its work list.
+    one more tensor of its size. In bfloat16 on the CPU, and where a second derivative is asked for, it goes through
+    [nnz, H, F]. 16-bit features accumulate in fp32. Deterministic, but a CUDA graph's gradients change once in the last
+    bits when it earns its work list (see `gnnaccel.prepare`).
     Source: Brody, Alon and Yahav, How Attentive are Graph Attention Networks?, ICLR 2022.
 
     Examples
@@ -65,9 +67,10 @@ def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negativ
         if tuple(value.shape) != shape:
             raise ValueError(f"gatv2_scores: {name}: expected shape {list(shape)}, got {tuple(value.shape)}")
         x, _ = _check.same_dtype("gatv2_scores", x, value, "x", name)  # under autocast x ends up in the widest
-    if x.dtype == torch.bfloat16 and not x.is_cuda:
-        raise TypeError("gatv2_scores: x: bfloat16 runs on CUDA only; use float32 on the CPU")
     y, vectors = y.to(x.dtype), vectors.to(x.dtype)
+    if x.dtype == torch.bfloat16 and not x.is_cuda:
+        value = torch.nn.functional.leaky_relu(sddmm(graph, x, y, "add", "u", "v"), negative_slope)
+        return (value * vectors).sum(-1)
     return _scores_op(*arrays_of(graph, needs_grad(x), x), x, y, vectors, negative_slope)
 
 
@@ -99,15 +102,19 @@ def _sums_impl(*args):
         return tuple(t.zero_() for t in _sums_fake(*args))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     weights = weights.contiguous()
-    outs = torch.empty_like(y), torch.empty_like(y) if products else None
+    outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
     lib.launch("gatv2_sums", y.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(y))
-    return tuple(y.new_empty(0) if t is None else t[..., :feats].contiguous() for t in outs)
+    return tuple(y.new_empty(0, dtype=_accumulators(y)) if t is None else t[..., :feats].contiguous() for t in outs)
+
+
+def _accumulators(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _sums_fake(*args):
     _, (_, y, _, _, _, products) = _arrays.split(args)
-    return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,))
+    return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,), dtype=_accumulators(y))
 
 
 # The gradients that gatv2_sums of kernels.h describes: of y, and for the vectors a term per row, or nothing.
@@ -141,7 +148,7 @@ def _backward(ctx, grad):
         grad_x, _ = _sums_op(*arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
     if needs_y or needs_vectors:
         grad_y, products = _sums_op(*arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
-        grad_vectors = products.sum(0) if needs_vectors else None
+        grad_vectors = products.sum(0).to(y.dtype) if needs_vectors else None
     return grad_x, grad_y if needs_y else None, grad_vectors, None
 
 

@@ -54,8 +54,10 @@ def graph_conv(
 
     Notes
     -----
-    fp16 and bf16 accumulate in fp32 and are rounded once, at the end. The backward is one pass over the transposed
-    graph with the scales changed over, and keeps the result where there is a ReLU. Deterministic.
+    fp16 and bf16 accumulate in fp32 and are rounded once, at the end. The gradient of x is one pass over the transposed
+    graph with the scales changed over, that of the weight an `sddmm`; the result is kept where there is a ReLU.
+    Deterministic, but a CUDA graph's sums change once in the last bits when it earns its work list (see
+    `gnnaccel.prepare`).
     Source: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017.
 
     Examples
@@ -138,8 +140,10 @@ def _fake(*args):
 def _setup_context(ctx, inputs, output):
     arrays, (x, weight, source_scale, row_scale, _, relu) = _arrays.split(inputs)
     ctx.set_materialize_grads(False)
-    _, needs_weight, *_ = ctx.wanted
-    _arrays.save(ctx, arrays, x if needs_weight else None, weight, source_scale, row_scale, output if relu else None)
+    needs_x, needs_weight, *_ = ctx.wanted
+    # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
+    factors = x if needs_weight else None, weight if needs_x else None
+    _arrays.save(ctx, arrays, *factors, source_scale, row_scale, output if relu else None)
 
 
 def _backward(ctx, grad):

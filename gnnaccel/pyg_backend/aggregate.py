@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import aggr
 
+from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.helpers import bind, is_watched, uses_helpers
+from gnnaccel.pyg_backend.helpers import bind, uses_helpers
 from gnnaccel.pyg_backend.lazy import Lazy
 
 

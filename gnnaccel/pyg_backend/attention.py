@@ -23,11 +23,11 @@ from torch_geometric import nn as pyg_nn
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
+from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import Apply, Leaf, reshaped
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
-from gnnaccel.pyg_backend.helpers import is_watched
 from gnnaccel.pyg_backend.reduce import exponent, takes
 
 
@@ -231,7 +231,8 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
-    if edge_attr is None and target is not None and (source.is_cuda or source.dtype != torch.bfloat16):
+    plain = conv.att.shape == (1, *source.shape[1:]) and target is not None and target.shape[1:] == source.shape[1:]
+    if edge_attr is None and plain and (source.is_cuda or source.dtype != torch.bfloat16):
         scores = ops.gatv2_scores(graph, source, target, conv.att[0], negative_slope=conv.negative_slope)
     else:
         scores = _gatv2_in_blocks(conv, graph, source, target, edge_attr)

@@ -33,19 +33,6 @@ _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where
 _OWNER = object()  # in a remembered result: the very edges that were given
 
 
-def is_watched(module: torch.nn.Module) -> bool:
-    """True if somebody sees or changes the calls of `module`: then it must be called, and nothing in its place."""
-    every = torch.nn.modules.module
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-        or every._has_any_global_hook()
-    )
-
-
 def memoised(original: Callable) -> Callable:
     """A structure helper (edges, edge values, ...) -> (edges, edge values), computed once per edges object.
 

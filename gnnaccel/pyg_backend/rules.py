@@ -17,9 +17,9 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import ops
+from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import attention
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.helpers import is_watched
 from gnnaccel.pyg_backend.reduce import takes
 
 # message() that is x_j, or x_j times the edge weight of that name where there is one.

@@ -1,0 +1,18 @@
+"""What both plug-ins ask of a torch module before they put something in its place."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_watched(module: torch.nn.Module) -> bool:
+    """True if somebody sees or changes the calls of `module`: then it must be called, and nothing in its place."""
+    every = torch.nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+        or every._has_any_global_hook()
+    )
