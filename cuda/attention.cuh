@@ -165,7 +165,7 @@ __device__ __forceinline__ void write_grad_score(const Params<T, I>& p, Acc<T> v
 }
 
 // Registers for two blocks of 512 threads on a multiprocessor, but for the widest accumulators.
-template <typename T, typename I, Mode MODE>
+template <typename T, typename I>
 constexpr int min_blocks = sizeof(T) == 4 && sizeof(I) == 4 ? 2 : 1;
 
 // SHARED: lanes that share out the scores of a batch among themselves, of those that have one head: as many as there
@@ -173,7 +173,7 @@ constexpr int min_blocks = sizeof(T) == 4 && sizeof(I) == 4 ? 2 : 1;
 constexpr int kOneHead = 0;
 
 template <typename T, typename I, int L, int SHARED, Mode MODE>
-__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, MODE>) rows_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel(const Params<T, I> p) {
   using A = Acc<T>;
   constexpr int N = 16 / sizeof(T);
   constexpr int batch = Config::batch;
