@@ -153,14 +153,14 @@ def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, r
     return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
 
 
-def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, fused=()):
-    """Run the kernel; `results` are the addresses of out, arg_lhs and arg_rhs, `full` the features of out."""
+def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around=()):
+    """Run the kernel. `results`: addresses of out, arg_lhs, arg_rhs; `full`: features of out; `around`: of `fused`."""
     given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
     operands = (*arrays.matrix(), *arrays.work_list(), *lhs_operand, *rhs_operand)
-    lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, fused)
+    lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, around)
 
 
 def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
