@@ -1,9 +1,9 @@
 // Softmax of edge scores over each row, and its backward.
 //
-// A team of threads holds one row: a power of two of lanes of a warp for short rows, sized to the mean degree,
-// and a whole block for longer rows. Neighbouring lanes take neighbouring heads, the
-// lanes of one head share its edges and reduce by shuffles, in a fixed order. The maximum starts at a true
-// -inf, and exp is the accurate one.
+// A team of threads holds one row: a power of two of lanes of a warp for short rows, sized to the mean degree, and a
+// whole block for longer ones. A thread takes up to four heads of an edge, in one load; neighbours take the next heads,
+// and those that have the same heads share the edges and reduce by shuffles, in a fixed order. The maximum starts at a
+// true -inf, and exp is the accurate one.
 #include <cmath>
 
 #include "common.cuh"
@@ -13,13 +13,14 @@ namespace cuda {
 namespace {
 
 struct Config {
-  static constexpr int threads = 128;       // of a block of short rows: few rows wait for its longest
-  static constexpr int long_threads = 512;  // of a block with one long row
+  static constexpr int threads = 256;
+  static constexpr int held = 4;        // edges of a thread in registers, with one head; half with more
+  static constexpr int lane_edges = 2;  // of a short row of mean degree
   // Rows beyond this take a block: few enough on a large graph, short enough for a warp on a small one.
-  static constexpr int64_t min_long_row = 512;
+  static constexpr int64_t min_long_row = 256;
   static constexpr int64_t max_long_row = 4096;
-  static constexpr int64_t target_blocks = 8192;
-  static_assert(threads % 32 == 0 && long_threads % 32 == 0, "whole warps");
+  static constexpr int64_t target_rows = 8192;
+  static_assert(threads % 32 == 0, "whole warps");
 };
 
 template <typename T, typename I>
@@ -32,7 +33,9 @@ struct Params {
   const T* second;  // backward: its gradient
   T* out;
   int64_t num_heads;
+  int64_t groups;  // of heads, each a thread's
   int64_t long_row;
+  unsigned long_blocks;
   int lanes;  // of a short row's team
 };
 
@@ -49,12 +52,12 @@ struct Plus {
   }
 };
 
-// Reduces over the threads of a team whose index is equal modulo `heads` (a power of two, at most 32).
+// Reduces over the threads of a team whose index is equal modulo `groups` (a power of two, at most 32).
 template <bool BLOCK, typename A, typename Op>
-__device__ __forceinline__ A reduce(A x, int lanes, int heads, Op op) {
-  for (int step = heads; step < (BLOCK ? 32 : lanes); step *= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
+__device__ __forceinline__ A reduce(A x, int lanes, int groups, Op op) {
+  for (int step = groups; step < (BLOCK ? 32 : lanes); step *= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
   if constexpr (BLOCK) {
-    constexpr int warps = Config::long_threads / 32;
+    constexpr int warps = Config::threads / 32;
     __shared__ A parts[warps][32];
     const int lane = threadIdx.x % 32;
     parts[threadIdx.x / 32][lane] = x;
@@ -67,105 +70,155 @@ __device__ __forceinline__ A reduce(A x, int lanes, int heads, Op op) {
 }
 
 // Nonzeros begin .. end - 1 of one row, by thread `member` of its team. All threads of the team's warps call
-// this together; a team without a row passes begin == end.
-template <bool BLOCK, bool BACKWARD, typename T, typename I>
+// this together; a team without a row passes begin == end. A thread's first values stay in registers; those of longer
+// rows are read, and exp of them computed, as often as they are asked for.
+template <bool BLOCK, bool BACKWARD, int V, typename T, typename I>
 __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, int64_t end, int member, int lanes,
-                                          int heads) {
+                                          int groups) {
   using A = Acc<T>;
-  const int step = lanes / heads;
-  for (int64_t base = 0; base < p.num_heads; base += heads) {
-    const int64_t head = base + member % heads;
-    const int64_t start = head < p.num_heads ? begin + member / heads : end;
+  constexpr int held = V == 1 ? Config::held : Config::held / 2;
+  const int step = lanes / groups;
+  for (int64_t base = 0; base < p.groups; base += groups) {
+    const int64_t group = base + member % groups;
+    const int64_t start = group < p.groups ? begin + member / groups : end, rest = start + held * step;
     auto at = [&](int64_t k) {
-      return (p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + k)) : k) * p.num_heads + head;
+      return (p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + k)) : k) * p.num_heads + group * V;
     };
-    if constexpr (BACKWARD) {
-      A dot = 0;
-#pragma unroll 4
-      for (int64_t k = start; k < end; k += step) {
-        const int64_t i = at(k);
-        dot += widen(p.first[i]) * widen(p.second[i]);
-      }
-      dot = reduce<BLOCK>(dot, lanes, heads, Plus{});
-#pragma unroll 4
-      for (int64_t k = start; k < end; k += step) {
-        const int64_t i = at(k);
-        p.out[i] = narrow<T>(widen(p.first[i]) * (widen(p.second[i]) - dot));
-      }
-    } else {
-      A top = -INFINITY;
-#pragma unroll 4
-      for (int64_t k = start; k < end; k += step) top = Max{}(widen(p.first[at(k)]), top);
-      top = reduce<BLOCK>(top, lanes, heads, Max{});
-      A sum = 0;
-#pragma unroll 4
-      for (int64_t k = start; k < end; k += step) sum += exp(widen(p.first[at(k)]) - top);
-      sum = reduce<BLOCK>(sum, lanes, heads, Plus{});
-#pragma unroll 4
-      for (int64_t k = start; k < end; k += step) {
-        const int64_t i = at(k);
-        p.out[i] = narrow<T>(exp(widen(p.first[i]) - top) / sum);
-      }
+    int64_t place[held];
+    Pack<T, V> first[held], second[held];
+#pragma unroll
+    for (int u = 0; u < held; ++u) place[u] = start + u * step < end ? at(start + u * step) : -1;
+#pragma unroll
+    for (int u = 0; u < held; ++u) {
+      if (place[u] < 0) continue;
+      load(p.first + place[u], first[u]);
+      if (BACKWARD) load(p.second + place[u], second[u]);
     }
+    // f(values of an edge, of two tensors) for all edges of the thread.
+    auto for_edges = [&](auto f) {
+#pragma unroll
+      for (int u = 0; u < held; ++u) {
+        if (place[u] >= 0) f(first[u], second[u], place[u]);
+      }
+#pragma unroll 4
+      for (int64_t k = rest; k < end; k += step) {
+        Pack<T, V> one, two;
+        const int64_t i = at(k);
+        load(p.first + i, one);
+        if (BACKWARD) load(p.second + i, two);
+        f(one, two, i);
+      }
+    };
+    A top[V], sum[V] = {};
+    if constexpr (BACKWARD) {
+      for_edges([&](const Pack<T, V>& softmax, const Pack<T, V>& grad, int64_t) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[v] += widen(softmax.values[v]) * widen(grad.values[v]);
+      });
+    } else {
+#pragma unroll
+      for (int v = 0; v < V; ++v) top[v] = -INFINITY;
+      for_edges([&](const Pack<T, V>& score, const Pack<T, V>&, int64_t) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) top[v] = Max{}(widen(score.values[v]), top[v]);
+      });
+#pragma unroll
+      for (int v = 0; v < V; ++v) top[v] = reduce<BLOCK>(top[v], lanes, groups, Max{});
+      for_edges([&](const Pack<T, V>& score, const Pack<T, V>&, int64_t) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[v] += exp(widen(score.values[v]) - top[v]);
+      });
+    }
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] = reduce<BLOCK>(sum[v], lanes, groups, Plus{});
+    for_edges([&](const Pack<T, V>& one, const Pack<T, V>& two, int64_t i) {
+      Pack<T, V> out;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const A value = widen(one.values[v]);
+        out.values[v] = narrow<T>(BACKWARD ? value * (widen(two.values[v]) - sum[v]) : exp(value - top[v]) / sum[v]);
+      }
+      store(p.out + i, out);
+    });
   }
 }
 
-__host__ __device__ inline int heads_of_team(int64_t num_heads) {
-  int heads = 1;
-  while (heads < num_heads && heads < 32) heads *= 2;
-  return heads;
+__host__ __device__ inline int groups_of_team(int64_t groups) {
+  int count = 1;
+  while (count < groups && count < 32) count *= 2;
+  return count;
 }
 
-// A row longer than long_row holds a multiple of long_row; the block of the first such one takes the row.
-template <typename T, typename I, bool BACKWARD>
-__global__ void __launch_bounds__(Config::long_threads) long_rows_kernel(const Params<T, I> p) {
-  const int64_t k = static_cast<int64_t>(blockIdx.x) * p.long_row;
-  const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k));
+// The first blocks look for long rows: one longer than long_row holds a multiple of long_row, and the block that looks
+// at the first such one takes the row. Each of its warps looks at one. The other blocks take short rows.
+template <typename T, typename I, int V, bool BACKWARD>
+__global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I> p) {
+  constexpr int warps = Config::threads / 32;
+  const int groups = groups_of_team(p.groups);
+  if (blockIdx.x >= p.long_blocks) {
+    const int64_t team = static_cast<int64_t>(blockIdx.x - p.long_blocks) * (Config::threads / p.lanes);
+    const int64_t row = team + threadIdx.x / p.lanes;
+    int64_t begin = 0, end = 0;
+    if (row < p.num_rows) {
+      begin = p.indptr[row];
+      end = p.indptr[row + 1];
+      if (end - begin > p.long_row) end = begin;
+    }
+    solve_row<false, BACKWARD, V>(p, begin, end, threadIdx.x % p.lanes, p.lanes, groups);
+    return;
+  }
+  __shared__ int64_t rows[warps];
+  const int warp = threadIdx.x / 32;
+  const int64_t k = (static_cast<int64_t>(blockIdx.x) * warps + warp) * p.long_row;
+  const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k < p.nnz ? k : 0));
   const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-  if (end - begin <= p.long_row || k - begin >= p.long_row) return;
-  solve_row<true, BACKWARD>(p, begin, end, threadIdx.x, Config::long_threads, heads_of_team(p.num_heads));
-}
-
-template <typename T, typename I, bool BACKWARD>
-__global__ void __launch_bounds__(Config::threads) short_rows_kernel(const Params<T, I> p) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (Config::threads / p.lanes) + threadIdx.x / p.lanes;
-  int64_t begin = 0, end = 0;
-  if (row < p.num_rows) {
-    begin = p.indptr[row];
-    end = p.indptr[row + 1];
-    if (end - begin > p.long_row) end = begin;
+  if (threadIdx.x % 32 == 0) {
+    rows[warp] = k < p.nnz && end - begin > p.long_row && k - begin < p.long_row ? row : -1;
   }
-  solve_row<false, BACKWARD>(p, begin, end, threadIdx.x % p.lanes, p.lanes, heads_of_team(p.num_heads));
+  __syncthreads();
+  for (int i = 0; i < warps; ++i) {
+    if (rows[i] < 0) continue;
+    solve_row<true, BACKWARD, V>(p, p.indptr[rows[i]], p.indptr[rows[i] + 1], threadIdx.x, Config::threads, groups);
+  }
 }
 
 template <bool BACKWARD>
 cudaError_t launch(const Csr& graph, const void* first, const void* second, void* out, int64_t num_heads, DType dtype,
                    cudaStream_t stream) {
   if (graph.nnz == 0 || num_heads == 0) return cudaSuccess;
+  const uintptr_t address =
+      reinterpret_cast<uintptr_t>(first) | reinterpret_cast<uintptr_t>(second) | reinterpret_cast<uintptr_t>(out);
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
-    Params<T, I> p{};
-    p.indptr = static_cast<const I*>(graph.indptr);
-    p.edge_ids = static_cast<const I*>(graph.edge_ids);
-    p.num_rows = graph.num_rows;
-    p.nnz = graph.nnz;
-    p.first = static_cast<const T*>(first);
-    p.second = static_cast<const T*>(second);
-    p.out = static_cast<T*>(out);
-    p.num_heads = num_heads;
-    const int64_t lanes = next_power_of_two(ceil_div(graph.nnz, graph.num_rows)) * heads_of_team(num_heads);
-    p.lanes = static_cast<int>(lanes < 32 ? lanes : 32);
-    p.long_row = next_power_of_two(graph.nnz / Config::target_blocks);
-    if (p.long_row < Config::min_long_row) p.long_row = Config::min_long_row;
-    if (p.long_row > Config::max_long_row) p.long_row = Config::max_long_row;
-    if (graph.nnz > p.long_row) {
-      const unsigned blocks = static_cast<unsigned>(ceil_div(graph.nnz, p.long_row));
-      long_rows_kernel<T, I, BACKWARD><<<blocks, Config::long_threads, 0, stream>>>(p);
-    }
-    const unsigned blocks = static_cast<unsigned>(ceil_div(graph.num_rows, Config::threads / p.lanes));
-    short_rows_kernel<T, I, BACKWARD><<<blocks, Config::threads, 0, stream>>>(p);
-    return cudaGetLastError();
+    auto run = [&](auto heads) {
+      constexpr int V = decltype(heads)::value;
+      Params<T, I> p{};
+      p.indptr = static_cast<const I*>(graph.indptr);
+      p.edge_ids = static_cast<const I*>(graph.edge_ids);
+      p.num_rows = graph.num_rows;
+      p.nnz = graph.nnz;
+      p.first = static_cast<const T*>(first);
+      p.second = static_cast<const T*>(second);
+      p.out = static_cast<T*>(out);
+      p.num_heads = num_heads;
+      p.groups = num_heads / V;
+      const int64_t of_group = next_power_of_two(ceil_div(graph.nnz, graph.num_rows * Config::lane_edges));
+      const int64_t lanes = of_group * groups_of_team(p.groups);
+      p.lanes = static_cast<int>(lanes < 32 ? lanes : 32);
+      p.long_row = next_power_of_two(graph.nnz / Config::target_rows);
+      if (p.long_row < Config::min_long_row) p.long_row = Config::min_long_row;
+      if (p.long_row > Config::max_long_row) p.long_row = Config::max_long_row;
+      if (graph.nnz > p.long_row) {
+        p.long_blocks = static_cast<unsigned>(ceil_div(graph.nnz, p.long_row * (Config::threads / 32)));
+      }
+      const unsigned blocks = static_cast<unsigned>(ceil_div(graph.num_rows, Config::threads / p.lanes));
+      rows_kernel<T, I, V, BACKWARD><<<p.long_blocks + blocks, Config::threads, 0, stream>>>(p);
+      return cudaGetLastError();
+    };
+    constexpr int most = sizeof(T) == 8 ? 2 : 4;
+    if (num_heads % most || address % (most * sizeof(T))) return run(std::integral_constant<int, 1>{});
+    return run(std::integral_constant<int, most>{});
   });
 }
 
