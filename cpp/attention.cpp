@@ -21,21 +21,6 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-// body(row, k0, k1, scratch, part): scratch for `arrays` values per head and nonzero of the longest row, part for
-// two rows of features.
-template <class T, class I, class Body>
-void for_rows(const CsrOf<I>& g, int64_t heads, int64_t width, int arrays, int threads, const Body& body) {
-  for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
-    int64_t longest = 1;
-    for (int64_t row = first; row < last; ++row)
-      longest = std::max<int64_t>(longest, static_cast<int64_t>(g.indptr[row + 1] - g.indptr[row]));
-    const Buffer<T> scratch(longest * heads * arrays), part(2 * width);
-    for (int64_t row = first; row < last; ++row)
-      body(row, static_cast<int64_t>(g.indptr[row]), static_cast<int64_t>(g.indptr[row + 1]), scratch.get(),
-           part.get());
-  });
-}
-
 // lanes(W, h) over the heads, four at a time where they come in fours.
 template <class Body>
 void for_heads(int64_t heads, const Body& body) {

@@ -81,6 +81,35 @@ void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids,
                                width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void dot_attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                   int index_type, Address query, Address key, Address value, Address edge_scale, Address out,
+                   Address lse, double scale, int64_t num_heads, int64_t width, int dtype, int threads) {
+  gnnaccel::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(query), at(key),
+                          at(value), at(edge_scale), at(out), at(lse), scale, num_heads, width,
+                          static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void dot_attention_backward_rows(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                                 int64_t nnz, int index_type, Address query, Address key, Address value,
+                                 Address edge_scale, Address out, Address lse, Address grad_out, Address grad_query,
+                                 Address ends, double scale, int64_t num_heads, int64_t width, int dtype, int threads) {
+  gnnaccel::dot_attention_backward_rows(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(query),
+                                        at(key), at(value), at(edge_scale), at(out), at(lse), at(grad_out),
+                                        at(grad_query), at(ends), scale, num_heads, width,
+                                        static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void dot_attention_backward_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                    int64_t num_cols, int64_t nnz, int index_type, Address query, Address key,
+                                    Address value, Address edge_scale, Address ends, Address grad_out, Address grad_key,
+                                    Address grad_value, double scale, int64_t num_heads, int64_t width, int dtype,
+                                    int threads) {
+  gnnaccel::dot_attention_backward_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                           at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
+                                           at(grad_key), at(grad_value), scale, num_heads, width,
+                                           static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void gatv2_scores(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                   int index_type, Address x, Address y, Address vectors, Address out, double slope, int64_t num_heads,
                   int64_t width, int dtype, int threads) {
@@ -141,6 +170,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
   module.def("attention", &attention, Unlocked());
   module.def("attention_backward", &attention_backward, Unlocked());
+  module.def("dot_attention", &dot_attention, Unlocked());
+  module.def("dot_attention_backward_rows", &dot_attention_backward_rows, Unlocked());
+  module.def("dot_attention_backward_columns", &dot_attention_backward_columns, Unlocked());
   module.def("gatv2_scores", &gatv2_scores, Unlocked());
   module.def("gatv2_sums", &gatv2_sums, Unlocked());
   module.def("head_dots", &head_dots, Unlocked());

@@ -126,5 +126,20 @@ void gather_long_row(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1,
   }
 }
 
+// body(row, k0, k1, scratch, part): scratch for `arrays` values per head and nonzero of the longest row, part for
+// two rows of features.
+template <class T, class I, class Body>
+void for_rows(const CsrOf<I>& g, int64_t heads, int64_t width, int arrays, int threads, const Body& body) {
+  for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
+    int64_t longest = 1;
+    for (int64_t row = first; row < last; ++row)
+      longest = std::max<int64_t>(longest, static_cast<int64_t>(g.indptr[row + 1] - g.indptr[row]));
+    const Buffer<T> scratch(longest * heads * arrays), part(2 * width);
+    for (int64_t row = first; row < last; ++row)
+      body(row, static_cast<int64_t>(g.indptr[row]), static_cast<int64_t>(g.indptr[row + 1]), scratch.get(),
+           part.get());
+  });
+}
+
 }  // namespace
 }  // namespace gnnaccel::GNNACCEL_ISA

@@ -80,6 +80,26 @@ struct AttentionArgs {    // see kernels.h; what only the other direction uses i
   int threads;
 };
 
+struct DotAttentionArgs {  // see kernels.h; what a direction does not use is null
+  const Csr& graph;        // the transposed one for grad_key and grad_value
+  const void* query;
+  const void* key;
+  const void* value;
+  const void* edge_scale;
+  void* out;  // these two: written by the forward, read by the backward over rows
+  void* lse;
+  void* ends;            // written over rows, read over columns
+  const void* grad_out;  // null in the forward
+  void* grad_query;      // over rows
+  void* grad_key;        // over columns
+  void* grad_value;
+  double scale;
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+  int threads;
+};
+
 struct Gatv2Args {  // see kernels.h; what only the scores or only the sums use is null
   const Csr& graph;
   const void* x;
@@ -118,6 +138,7 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   void sddmm(const SddmmArgs&);                \
   void edge_softmax(const EdgeSoftmaxArgs&);   \
   void attention(const AttentionArgs&);        \
+  void dot_attention(const DotAttentionArgs&); \
   void gatv2(const Gatv2Args&);                \
   void head_dots(const HeadDotsArgs&);         \
   }

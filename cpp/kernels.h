@@ -60,6 +60,28 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
                         const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
                         void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
 
+// Dot-product attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * edge_scale[e] * value[u] per head, with
+// p = softmax over the row of scale * <query[v], key[u]>.
+//   query, out [num_rows, width], key, value [num_cols, width], width = num_heads * a multiple of 4; edge_scale
+//   [nnz, num_heads] or null (ones). lse [num_rows, num_heads] receives the log of each row's sum of exponentials, 0 in
+//   an empty row. f32 and f64. On CUDA also bf16 and f16, with lse in f32; width / num_heads a multiple of 16 bytes and
+//   at most 1024 bytes, features 16-byte aligned.
+void dot_attention(const Csr& graph, const void* query, const void* key, const void* value, const void* edge_scale,
+                   void* out, void* lse, double scale, int64_t num_heads, int64_t width, DType dtype, int threads);
+
+// Its gradient to the queries, from what it received and wrote; and what the one below needs of a destination: ends
+// [num_rows, num_heads, 2], of lse's dtype, receives lse and <out, grad_out>.
+void dot_attention_backward_rows(const Csr& graph, const void* query, const void* key, const void* value,
+                                 const void* edge_scale, const void* out, const void* lse, const void* grad_out,
+                                 void* grad_query, void* ends, double scale, int64_t num_heads, int64_t width,
+                                 DType dtype, int threads);
+
+// Its gradients to keys and values, for the transposed matrix.
+void dot_attention_backward_columns(const Csr& transposed, const void* query, const void* key, const void* value,
+                                    const void* edge_scale, const void* ends, const void* grad_out, void* grad_key,
+                                    void* grad_value, double scale, int64_t num_heads, int64_t width, DType dtype,
+                                    int threads);
+
 // Edge scores of GATv2: out[e, h] = <vectors[h], leaky_relu(x[c, h] + y[r, h], slope)> for every nonzero (r, c, e).
 //   x [num_cols, width], y [num_rows, width], vectors [width], out [nnz, num_heads]; width = num_heads * a multiple of
 //   4. f32 and f64; on CUDA also bf16 and f16, and width / num_heads a multiple of 16 bytes, features 16-byte aligned.
@@ -75,7 +97,7 @@ void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vect
 
 // out[v, r, h] = <x[r], vectors[v]> in head h.
 //   x [num_rows, width], vectors [num_vectors, width], out [num_vectors, num_rows, num_heads]; width = num_heads *
-//   features per head. f32 and f64. CPU only: CUDA composes it of torch's ops.
+//   features per head. f32 and f64. On CUDA also bf16 and f16, and one or two vectors.
 void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
                int64_t width, DType dtype, int threads);
 

@@ -9,13 +9,13 @@
 // Where a slice of features lies in one head, a lane computes the weight of one nonzero of a tile, and shuffles hand it
 // round; else the lanes of a head share out those of each batch of gathers.
 //
-// Rows are handed out by rows.cuh; pieces of long ones meet in the workspace and are merged in order by a second
-// kernel.
+// Rows are handed out by rows.cuh; pieces of long ones meet in the workspace, and pieces.cuh merges them.
 //
-// Formulas: ../cpp/attention.cpp. Online softmax: Milakov and Gimelshein, 2018.
+// Formulas: ../cpp/attention.cpp.
 #pragma once
 
-#include "rows.cuh"
+#include "pieces.cuh"
+#include "softmax.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -30,8 +30,7 @@ struct Config {
   // Long rows are worked on in narrower slices: more of them in step, a smaller table in the caches; see spmm.cu.
   static constexpr int dense_lanes = 8;
   static constexpr int64_t dense_degree = 256;
-  static constexpr int batch = 4;        // gathers of a lane in flight
-  static constexpr int warp_parts = 64;  // a row of more parts is merged by a whole block
+  static constexpr int batch = 4;  // gathers of a lane in flight
 };
 
 // Features as workers see them. Heads of at least a slice are cut into slices; smaller ones share one.
@@ -89,51 +88,6 @@ struct Params {
   int64_t width;
   int slices_per_head;
   int heads_per_slice;
-};
-
-// A forward's sums over some nonzeros of a row, for one head and N features, all relative to exp(top).
-template <typename A, int N>
-struct Softmax {
-  A top;
-  A sum;
-  A sum_pos;
-  A value[N];
-  A value_pos[N];
-
-  __device__ __forceinline__ void clear() {
-    top = -INFINITY;
-    sum = sum_pos = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) value[i] = value_pos[i] = 0;
-  }
-  // Makes `other` what everything is relative to.
-  __device__ __forceinline__ void raise(A other) {
-    const A factor = top == -INFINITY ? A(0) : exp(top - other);
-    top = other;
-    sum *= factor;
-    sum_pos *= factor;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      value[i] *= factor;
-      value_pos[i] *= factor;
-    }
-  }
-  // exp of a score that is at most `top`; of scores that are all -inf it is 0, and the row becomes 0 / 0.
-  __device__ __forceinline__ A weigh(A score) const { return exp(score - (top == -INFINITY ? A(0) : top)); }
-  __device__ __forceinline__ void merge(Softmax other) {
-    if (other.top > top) {
-      raise(other.top);
-    } else if (top > other.top) {
-      other.raise(top);
-    }
-    sum += other.sum;
-    sum_pos += other.sum_pos;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      value[i] += other.value[i];
-      value_pos[i] += other.value_pos[i];
-    }
-  }
 };
 
 // Writes N features of a finished row; `scalars`: and what there is once per head. Nothing summed up: no nonzeros.
@@ -394,48 +348,40 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
   }
 }
 
-// A warp merges the pieces of one row, in order, for 32 features (blockIdx.y); one of many pieces is left to all warps
-// of the block together, each taking every eighth.
+// How the pieces of a row become the row.
 template <typename T, typename I, Mode MODE>
-__global__ void __launch_bounds__(Config::threads) merge_kernel(const Params<T, I> p) {
-  using A = Acc<T>;
-  using State = Softmax<A, 1>;
-  constexpr bool BACKWARD = MODE == Mode::backward;
-  constexpr int warps = Config::threads / 32;
-  __shared__ State shared[warps][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
-  const bool active = d < p.width;
-  const int head = active ? static_cast<int>(d / p.per_head) : 0;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * warps;
-  auto read = [&](const Pieces<I>& pieces, int64_t from, int64_t step) {
+struct Merge {
+  using State = Softmax<Acc<T>, 1>;
+  static constexpr bool backward = MODE == Mode::backward;
+  Params<T, I> p;
+
+  __device__ __forceinline__ State read(int64_t part, int64_t d) const {
     State state;
     state.clear();
-    for (int64_t j = from; active && j < pieces.count; j += step) {
-      const int64_t part = pieces[j];
-      State other;
-      other.clear();
-      other.value[0] = p.values[part * p.width + d];
-      if constexpr (BACKWARD) {
-        state.value[0] += other.value[0];
-      } else {
-        const A* stats = p.stats + (part * p.heads + head) * 3;
-        other.top = stats[0];
-        other.sum = stats[1];
-        other.sum_pos = stats[2];
-        if (MODE == Mode::kept) other.value_pos[0] = p.values_pos[part * p.width + d];
-        state.merge(other);
-      }
+    state.value[0] = p.values[part * p.width + d];
+    if constexpr (!backward) {
+      const Acc<T>* stats = p.stats + (part * p.heads + d / p.per_head) * 3;
+      state.top = stats[0];
+      state.sum = stats[1];
+      state.sum_pos = stats[2];
+      if (MODE == Mode::kept) state.value_pos[0] = p.values_pos[part * p.width + d];
     }
     return state;
-  };
-  auto write = [&](const Pieces<I>& pieces, const State& state) {
-    if (!active) return;
+  }
+  __device__ __forceinline__ void add(State& to, const State& other) const {
+    if constexpr (backward) {
+      to.value[0] += other.value[0];
+    } else {
+      to.merge(other);
+    }
+  }
+  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d, const State& state) const {
+    const int head = static_cast<int>(d / p.per_head);
     const bool scalars = d % p.per_head == 0;
-    if constexpr (BACKWARD) {
+    if constexpr (backward) {
       p.out[pieces.row * p.width + d] = narrow<T>(state.value[0]);
       for (int slice = 0; scalars && slice < p.slices_per_head; ++slice) {
-        A share = 0;
+        Acc<T> share = 0;
         for (int64_t j = 0; j < pieces.count; ++j)
           share += p.stats[(pieces[j] * p.slices_per_head + slice) * p.heads + head];
         write_grad_score(p, share, pieces.row, head, slice);
@@ -443,28 +389,8 @@ __global__ void __launch_bounds__(Config::threads) merge_kernel(const Params<T, 
     } else {
       write_row<MODE>(p, state, pieces.row, d, head, false, scalars);
     }
-  };
-  const Pieces<I> own = pieces_of(p.rows, first + warp);
-  if (own.count && own.count <= Config::warp_parts) write(own, read(own, 0, 1));
-  for (int64_t i = first; i < first + warps && i < p.rows.num_splits; ++i) {
-    const Pieces<I> pieces = pieces_of(p.rows, i);
-    if (pieces.count <= Config::warp_parts) continue;
-    const State mine = read(pieces, warp, warps);
-    __syncthreads();  // the row before has been read
-    shared[warp][lane] = mine;
-    __syncthreads();
-    if (warp) continue;
-    State state = mine;
-    for (int other = 1; other < warps; ++other) {
-      if constexpr (BACKWARD) {
-        state.value[0] += shared[other][lane].value[0];
-      } else {
-        state.merge(shared[other][lane]);
-      }
-    }
-    write(pieces, state);
   }
-}
+};
 
 template <Mode MODE, typename T, typename I>
 cudaError_t launch(const Params<T, I>& p, const Shape& shape, const Csr& graph, cudaStream_t stream) {
@@ -488,11 +414,7 @@ cudaError_t launch(const Params<T, I>& p, const Shape& shape, const Csr& graph, 
   const cudaError_t status = shape.lanes == 4   ? with_lanes(integral_constant<int, 4>{})
                              : shape.lanes == 8 ? with_lanes(integral_constant<int, 8>{})
                                                 : with_lanes(integral_constant<int, 16>{});
-  if (status != cudaSuccess || p.rows.num_splits == 0) return status;
-  const dim3 merge(static_cast<unsigned>(ceil_div(p.rows.num_splits, Config::threads / 32)),
-                   static_cast<unsigned>(ceil_div(p.width, 32)));
-  merge_kernel<T, I, MODE><<<merge, Config::threads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return status == cudaSuccess ? merge_pieces(p.rows, p.width, Merge<T, I, MODE>{p}, stream) : status;
 }
 
 // What both directions set.

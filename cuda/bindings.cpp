@@ -128,6 +128,75 @@ void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids,
       "attention_backward");
 }
 
+int64_t dot_attention_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                      int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
+                                      Address, Address, Address, Address, Address, Address, double, int64_t num_heads,
+                                      int64_t width, int dtype) {
+  return cuda::dot_attention_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                             work_list(work), num_heads, width, static_cast<DType>(dtype));
+}
+
+void dot_attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                   int index_type, const pybind11::tuple& work, Address query, Address key, Address value,
+                   Address edge_scale, Address out, Address lse, double scale, int64_t num_heads, int64_t width,
+                   int dtype, Address workspace, int64_t workspace_bytes, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(query),
+                            at(key), at(value), at(edge_scale), at(out), at(lse), scale, num_heads, width,
+                            static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+        "dot_attention");
+}
+
+int64_t dot_attention_backward_rows_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                                    int64_t num_cols, int64_t nnz, int index_type,
+                                                    const pybind11::tuple& work, Address, Address, Address, Address,
+                                                    Address, Address, Address, Address, Address, double,
+                                                    int64_t num_heads, int64_t width, int dtype) {
+  return cuda::dot_attention_backward_rows_workspace_bytes(
+      csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), num_heads, width,
+      static_cast<DType>(dtype));
+}
+
+void dot_attention_backward_rows(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                                 int64_t nnz, int index_type, const pybind11::tuple& work, Address query, Address key,
+                                 Address value, Address edge_scale, Address out, Address lse, Address grad_out,
+                                 Address grad_query, Address ends, double scale, int64_t num_heads, int64_t width,
+                                 int dtype, Address workspace, int64_t workspace_bytes, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::dot_attention_backward_rows(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
+                                          at(query), at(key), at(value), at(edge_scale), at(out), at(lse), at(grad_out),
+                                          at(grad_query), at(ends), scale, num_heads, width, static_cast<DType>(dtype),
+                                          at(workspace), workspace_bytes, on(stream)),
+        "dot_attention_backward_rows");
+}
+
+int64_t dot_attention_backward_columns_workspace_bytes(Address indptr, Address indices, Address edge_ids,
+                                                       int64_t num_rows, int64_t num_cols, int64_t nnz, int index_type,
+                                                       const pybind11::tuple& work, Address, Address, Address, Address,
+                                                       Address, Address, Address, Address, double, int64_t num_heads,
+                                                       int64_t width, int dtype) {
+  return cuda::dot_attention_backward_columns_workspace_bytes(
+      csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), num_heads, width,
+      static_cast<DType>(dtype));
+}
+
+void dot_attention_backward_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                    int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
+                                    Address query, Address key, Address value, Address edge_scale, Address ends,
+                                    Address grad_out, Address grad_key, Address grad_value, double scale,
+                                    int64_t num_heads, int64_t width, int dtype, Address workspace,
+                                    int64_t workspace_bytes, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::dot_attention_backward_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
+                                             at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
+                                             at(grad_key), at(grad_value), scale, num_heads, width,
+                                             static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+        "dot_attention_backward_columns");
+}
+
 void gatv2_scores(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                   int index_type, const pybind11::tuple& work, Address x, Address y, Address vectors, Address out,
                   double slope, int64_t num_heads, int64_t width, int dtype, Address stream) {
@@ -156,6 +225,27 @@ void gatv2_sums(Address indptr, Address indices, Address edge_ids, int64_t num_r
                          at(vectors), at(weights), at(sums), at(products), slope, num_heads, width,
                          static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
         "gatv2_sums");
+}
+
+void head_dots(Address x, Address vectors, Address out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
+               int64_t width, int dtype, Address stream) {
+  check(cuda::head_dots(at(x), at(vectors), at(out), num_rows, num_vectors, num_heads, width, static_cast<DType>(dtype),
+                        on(stream)),
+        "head_dots");
+}
+
+int64_t head_dots_backward_workspace_bytes(Address, Address, Address, Address, Address, int64_t num_rows,
+                                           int64_t num_vectors, int64_t, int64_t width, int dtype) {
+  return cuda::head_dots_backward_workspace_bytes(num_rows, num_vectors, width, static_cast<DType>(dtype));
+}
+
+void head_dots_backward(Address x, Address vectors, Address grad_out, Address grad_x, Address grad_vectors,
+                        int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, int dtype,
+                        Address workspace, int64_t workspace_bytes, Address stream) {
+  check(
+      cuda::head_dots_backward(at(x), at(vectors), at(grad_out), at(grad_x), at(grad_vectors), num_rows, num_vectors,
+                               num_heads, width, static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+      "head_dots_backward");
 }
 
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
@@ -212,9 +302,18 @@ void bind_cuda(pybind11::module_& module) {
   module.def("attention_cuda_workspace_bytes", &attention_workspace_bytes);
   module.def("attention_backward_cuda", &attention_backward);
   module.def("attention_backward_cuda_workspace_bytes", &attention_backward_workspace_bytes);
+  module.def("dot_attention_cuda", &dot_attention);
+  module.def("dot_attention_cuda_workspace_bytes", &dot_attention_workspace_bytes);
+  module.def("dot_attention_backward_rows_cuda", &dot_attention_backward_rows);
+  module.def("dot_attention_backward_rows_cuda_workspace_bytes", &dot_attention_backward_rows_workspace_bytes);
+  module.def("dot_attention_backward_columns_cuda", &dot_attention_backward_columns);
+  module.def("dot_attention_backward_columns_cuda_workspace_bytes", &dot_attention_backward_columns_workspace_bytes);
   module.def("gatv2_scores_cuda", &gatv2_scores);
   module.def("gatv2_sums_cuda", &gatv2_sums);
   module.def("gatv2_sums_cuda_workspace_bytes", &gatv2_sums_workspace_bytes);
+  module.def("head_dots_cuda", &head_dots, Unlocked());
+  module.def("head_dots_backward_cuda", &head_dots_backward, Unlocked());
+  module.def("head_dots_backward_cuda_workspace_bytes", &head_dots_backward_workspace_bytes);
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
   module.def("coo_in_order_cuda", &coo_in_order, Unlocked());
   module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);

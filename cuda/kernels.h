@@ -66,6 +66,28 @@ cudaError_t attention_backward(const Csr& transposed, const WorkList& work, cons
                                int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
                                cudaStream_t stream);
 
+int64_t dot_attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width,
+                                      DType dtype);
+cudaError_t dot_attention(const Csr& graph, const WorkList& work, const void* query, const void* key, const void* value,
+                          const void* edge_scale, void* out, void* lse, double scale, int64_t num_heads, int64_t width,
+                          DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+
+int64_t dot_attention_backward_rows_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads,
+                                                    int64_t width, DType dtype);
+cudaError_t dot_attention_backward_rows(const Csr& graph, const WorkList& work, const void* query, const void* key,
+                                        const void* value, const void* edge_scale, const void* out, const void* lse,
+                                        const void* grad_out, void* grad_query, void* ends, double scale,
+                                        int64_t num_heads, int64_t width, DType dtype, void* workspace,
+                                        int64_t workspace_bytes, cudaStream_t stream);
+
+int64_t dot_attention_backward_columns_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
+                                                       int64_t width, DType dtype);
+cudaError_t dot_attention_backward_columns(const Csr& transposed, const WorkList& work, const void* query,
+                                           const void* key, const void* value, const void* edge_scale, const void* ends,
+                                           const void* grad_out, void* grad_key, void* grad_value, double scale,
+                                           int64_t num_heads, int64_t width, DType dtype, void* workspace,
+                                           int64_t workspace_bytes, cudaStream_t stream);
+
 cudaError_t gatv2_scores(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
                          void* out, double slope, int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
@@ -73,6 +95,16 @@ int64_t gatv2_sums_workspace_bytes(const Csr& graph, const WorkList& work, int64
 cudaError_t gatv2_sums(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
                        const void* weights, void* sums, void* products, double slope, int64_t num_heads, int64_t width,
                        DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+
+// One or two vectors.
+cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors,
+                      int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
+
+int64_t head_dots_backward_workspace_bytes(int64_t num_rows, int64_t num_vectors, int64_t width, DType dtype);
+cudaError_t head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x,
+                               void* grad_vectors, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
+                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
+                               cudaStream_t stream);
 
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in
 // any order. f32 and f64 only, but for rows_disjoint with len == num_feats (where nothing is ever added twice):

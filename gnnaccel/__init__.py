@@ -18,7 +18,7 @@ _WHERE = {
     "install": "gnnaccel.switch",
     "uninstall": "gnnaccel.switch",
 }
-_MODULES = ("ops", "report")
+_MODULES = ("nn", "ops", "report")
 
 __all__ = [
     "Graph",
@@ -27,6 +27,7 @@ __all__ = [
     "as_graph",
     "install",
     "invalidate",
+    "nn",
     "ops",
     "prepare",
     "report",

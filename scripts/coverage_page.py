@@ -23,7 +23,7 @@ where that is installed. The same cases are compared with the frameworks alone b
 _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 
 - **spmm**: sums, means and extrema over edges; no message per edge in memory.
-- **attention**: scores, softmax and weighted sum; one number per edge and head in memory.
+- **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
 - **blocks**: messages that are no product of features. Where those of a call take more than {cpu} MiB on the CPU or
   {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass: no message per
   edge in memory, unless the layer itself maps edge features to full width (noted). Fewer are stored, which is faster.

@@ -4,7 +4,7 @@
 `runs` says how it runs here:
 
 "spmm"       sums, means and extrema over edges, no message in memory
-"attention"  scores, softmax and weighted sum; one number per edge and head in memory
+"attention"  scores, softmax and weighted sum; at most one number per edge and head in memory
 "blocks"     messages that are no product, made and reduced in blocks of edges where they are too large to be stored
              (which SeenOps makes them); `why` where edge features are wide
 "segment"    PyG's own message() with our reduction: one message per edge in memory
@@ -393,5 +393,5 @@ def observed(counted: dict, seen: set[str]) -> tuple[str, str]:
         return "segment", "; ".join(reasons)
     if "spmm copy_rhs" in seen:
         return "blocks", WIDE if "wide" in seen else ""
-    scores = {"attention", "edge_softmax", "sddmm add", "sddmm dot"}
+    scores = {"attention", "dot_attention", "edge_softmax", "sddmm add", "sddmm dot"}
     return ("attention" if seen & scores else "spmm"), WIDE if "wide" in seen else ""

@@ -301,6 +301,33 @@ def test_attention(kernel, dtype, index, scaled):
                 )
 
 
+DOT_ATTENTION = [(1, 7), (1, 64), (1, 100), (3, 24), (8, 8), (2, 128), (1, 256)]
+
+
+@every_kernel
+@pytest.mark.parametrize("scaled", [False, True])
+def test_dot_attention(kernel, dtype, index, scaled):
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for heads, feats in DOT_ATTENTION:
+            counts = graph.num_rows, graph.num_cols, graph.num_cols
+            tensors = [rand(n, heads, feats, dtype=dtype).requires_grad_() for n in counts]
+            mask = (rand(graph.nnz, heads) > 0).to(dtype) * 2 if scaled else None
+            out = ops.dot_attention(graph, *tensors, edge_scale=mask)
+            upstream = rand(*out.shape, dtype=dtype)
+            got = (out, *torch.autograd.grad(out, tensors, upstream))
+            exact = [t.detach().double().requires_grad_() for t in tensors]
+            want = reference.dot_attention(graph, *exact, feats**-0.5, None if mask is None else mask.double())
+            want = (want, *torch.autograd.grad(want, exact, upstream.double()))
+            tolerance = {torch.float32: 3e-5, torch.float64: 1e-11}.get(dtype, 8e-2)
+            for part, a, b in zip(("out", "query", "key", "value"), got, want, strict=True):
+                size = b.abs().max().clamp(min=1) if b.numel() else 1
+                where = f"{name} {heads} {feats} {part}"
+                torch.testing.assert_close(
+                    a.double() / size, b / size, rtol=0, atol=tolerance, msg=lambda m, w=where: w + m
+                )
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_attention_of_unusual_scores(kernel):
     """Large ones, exact zeros, -inf as a mask, NaN in a row of its own."""

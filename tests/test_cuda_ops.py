@@ -188,6 +188,17 @@ def test_layouts_and_alignment(dtype):
     assert int(leaf.grad.float().sum()) == 32 * int((graph.indptr.diff() > 0).sum())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "rows,vectors,heads,feats",
+    [(5, 2, 4, 16), (0, 2, 4, 16), (700, 1, 3, 7), (9, 2, 1, 40), (3000, 2, 1, 256), (33, 1, 2, 1500)],
+)
+def test_head_dots(rows, vectors, heads, feats, dtype):
+    x, a = rand(rows, heads, feats, dtype=dtype), rand(vectors, heads, feats, dtype=dtype)
+    check(ops.head_dots, reference.head_dots, x, a)
+    check(ops.head_dots, reference.head_dots, x[:, :, :-1], a[:, :, 1:])  # of other strides, unaligned
+
+
 def test_gradcheck():
     graph = build([0, 3, 1, 140, 0, 2], 5)
     x = torch.randn(5, 2, 3, dtype=torch.float64, device=DEVICE, requires_grad=True)

@@ -25,6 +25,8 @@ def run_everything(graph, x, weight, scores):
         ops.graph_conv(graph, leaves[0], leaves[1], source_scale=x[:, 0], bias=x[0], relu=True),
         ops.gatv2_scores(graph, leaves[0].view(-1, 4, 8), leaves[0][: graph.num_rows].view(-1, 4, 8), x[:4, :8]),
         ops.attention(graph, leaves[0].view(-1, 4, 8), leaves[0][:, :4], leaves[0][: graph.num_rows, 4:8]),
+        ops.dot_attention(graph, *(t.view(-1, 4, 8) for t in (leaves[0][: graph.num_rows], leaves[0], leaves[0]))),
+        ops.head_dots(leaves[0].view(-1, 4, 8), x[:2].view(2, 4, 8)),
         ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
     ]
     total = sum(o.square().sum() for o in outs)

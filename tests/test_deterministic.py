@@ -79,6 +79,7 @@ def table():
     cases["graph_conv"] = lambda g, x, f, b: ops.graph_conv(g, x, f, bias=b, relu=True)
     cases["attention"] = lambda g, x, s, t: ops.attention(g, x, s, t)
     cases["attention scale"] = lambda g, x, s, t, w: ops.attention(g, x, s, t, edge_scale=w.detach().squeeze(-1))
+    cases["dot_attention"] = lambda g, v, x, w: ops.dot_attention(g, v, x, 2 * x, edge_scale=w.detach().squeeze(-1))
     cases["gatv2_scores"] = lambda g, x, v, b: ops.gatv2_scores(g, x, v, b)
     cases["head_dots"] = lambda g, x, a: ops.head_dots(x, a)
     return cases
@@ -91,6 +92,7 @@ TWICE = (
     "sddmm dot u v",
     "edge_softmax dst",
     "attention",
+    "dot_attention",
     "head_dots",
     "graph_conv",
     "gatv2_scores",

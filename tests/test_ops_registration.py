@@ -112,6 +112,7 @@ def public_calls():
             [(n, 3), (nnz,), (3,)],
         ),
         "attention": (lambda x, a, b: ops.attention(g, x, a, b), [(n, 2, 3), (n, 2), (n, 2)]),
+        "dot_attention": (lambda q, k, v: ops.dot_attention(g, q, k, v), [(n, 2, 3)] * 3),
     }
     return calls
 

@@ -43,7 +43,7 @@ def enable() -> None:
     from dgl import core
     from dgl.backend.pytorch import sparse
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch import GATConv, GATv2Conv, GraphConv
+    from dgl.nn.pytorch import AGNNConv, DotGatConv, GATConv, GATv2Conv, GraphConv
 
     from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops, our_kernels, torch_kernels
 
@@ -73,9 +73,15 @@ def enable() -> None:
         _replace(layer, "forward", nn.checked_once(layer.forward))
         _replace(layer, nn.ALLOWS, nn.allowance)
     if ops.kernels is our_kernels:
-        _replace(GATConv, "forward", nn.gat_forward(GATConv.forward))
-        _replace(GATv2Conv, "forward", nn.gatv2_forward(GATv2Conv.forward))
-        _replace(GraphConv, "forward", nn.conv_forward(GraphConv.forward))
+        forwards = {
+            AGNNConv: nn.agnn_forward,
+            DotGatConv: nn.dotgat_forward,
+            GATConv: nn.gat_forward,
+            GATv2Conv: nn.gatv2_forward,
+            GraphConv: nn.conv_forward,
+        }
+        for layer, forward in forwards.items():
+            _replace(layer, "forward", forward(layer.forward))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
     for name, function in memoised.items():
         _replace(HeteroGraphIndex, name, _method(function, getattr(HeteroGraphIndex, name)))

@@ -1,8 +1,8 @@
 """Layers of dgl.nn with a forward on larger ops of ours.
 
-GraphConv: norms, sum, bias and ReLU in one pass. GATConv: scores, softmax and sum by `ops.attention`. GATv2Conv: the
-scores, without a value per edge and feature. And what all layers that refuse nodes without in-edges ask at every call
-is answered once.
+GraphConv: norms, sum, bias and ReLU in one pass. GATConv, AGNNConv, DotGatConv: scores, softmax and sum by
+`ops.attention` and `ops.dot_attention`. GATv2Conv: the scores, without a value per edge and feature. And what all
+layers that refuse nodes without in-edges ask at every call is answered once.
 """
 
 from __future__ import annotations
@@ -164,6 +164,45 @@ def _gatv2(layer, graph, features):
     if layer.res_fc is not None:
         out = out + layer.res_fc(h_target).view(h_target.shape[0], -1, width)
     return layer.activation(out) if layer.activation else out
+
+
+def agnn_forward(original):
+    """AGNNConv.forward that calls `ops.dot_attention` where the layer is a plain one."""
+
+    def forward(self, graph, feat):
+        if not _is_matrix_of_one_side(self, graph, feat) or unsupported(feat, self.beta) is not None:
+            return original(self, graph, feat)
+        with report.accelerated("dgl.AGNNConv"):
+            unit = nn.functional.normalize(feat, p=2, dim=-1)
+            structure_ = structure(graph._graph)
+            query = (self.beta * unit)[: structure_.num_rows]
+            out = ops.dot_attention(structure_, *(t.unsqueeze(1) for t in (query, unit, feat)), scale=1.0)
+            return out.squeeze(1).clone()  # as in _fused
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def dotgat_forward(original):
+    """DotGatConv.forward that calls `ops.dot_attention` where the layer is a plain one."""
+
+    def forward(self, graph, feat, get_attention=False):
+        if get_attention or not hasattr(self, "fc") or not _is_matrix_of_one_side(self, graph, feat):
+            return original(self, graph, feat, get_attention)
+        with report.accelerated("dgl.DotGatConv"):
+            x = self.fc(feat).view(-1, self._num_heads, self._out_feats)
+            structure_ = structure(graph._graph)
+            return ops.dot_attention(structure_, x[: structure_.num_rows], x, x).clone()  # as in _fused
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def _is_matrix_of_one_side(layer, graph, feat) -> bool:
+    """True for a plain call whose features [N, F] are those of the sources, of which the destinations are the first."""
+    if isinstance(feat, tuple) or not _plain(layer, graph, (feat,)) or feat.dim() != 2:
+        return False
+    return graph.is_block or len(graph.ntypes) == 1
 
 
 def layers_that_check_degrees() -> list[type[nn.Module]]:

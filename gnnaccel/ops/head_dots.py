@@ -8,6 +8,8 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 
+_MAX_CUDA_VECTORS = 2
+
 
 def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
     """out[v, n, h] = sum over f of x[n, h, f] * vectors[v, h, f].
@@ -29,8 +31,9 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
 
     Notes
     -----
-    On the CPU in fp32 and fp64 one pass over x serves all vectors, in the backward too; elsewhere, and where a second
-    derivative is asked for, it is composed of torch's ops. Deterministic.
+    One pass over x serves all vectors, in the backward too; 16-bit types accumulate in fp32. For 16-bit types on the
+    CPU, more than two vectors on CUDA, and where a second derivative is asked for, it is composed of torch's ops.
+    Deterministic.
 
     Examples
     --------
@@ -49,9 +52,11 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         raise TypeError(f"head_dots: vectors: expected x's dtype {x.dtype}, got {vectors.dtype}")
     if x.device != vectors.device:
         raise ValueError(f"head_dots: vectors: expected x's device {x.device}, got {vectors.device}")
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-        return _composed(x, vectors)
-    return _head_dots_op(x, vectors)
+    if x.is_cuda:
+        served = lib.has_cuda_kernels() and x.dtype in lib.DTYPES and len(vectors) <= _MAX_CUDA_VECTORS
+    else:
+        served = x.is_cpu and x.dtype in (torch.float32, torch.float64)
+    return _head_dots_op(x, vectors) if served else _composed(x, vectors)
 
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
@@ -62,7 +67,7 @@ def _sizes(x: Tensor, vectors: Tensor) -> tuple[int, ...]:
     return x.shape[0], vectors.shape[0], x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-def _head_dots_cpu(x, vectors):
+def _head_dots_impl(x, vectors):
     out = x.new_empty(vectors.shape[0], *x.shape[:2])
     if out.numel() == 0 or x.shape[2] == 0:
         return out.zero_()
@@ -71,7 +76,7 @@ def _head_dots_cpu(x, vectors):
     return out
 
 
-def _head_dots_backward_cpu(x, vectors, grad):
+def _head_dots_backward_impl(x, vectors, grad):
     x, vectors, grad = x.contiguous(), vectors.contiguous(), grad.contiguous()
     grads = torch.empty_like(x), torch.empty_like(vectors)
     if grad.numel() == 0 or x.shape[2] == 0:
@@ -105,16 +110,14 @@ def _backward(ctx, grad):
 _head_dots_backward_op = _operators.register(
     "head_dots_backward",
     "(Tensor x, Tensor vectors, Tensor grad) -> (Tensor, Tensor)",
-    _head_dots_backward_cpu,
+    _head_dots_backward_impl,
     _head_dots_backward_fake,
-    devices=("cpu",),
 )
 _head_dots_op = _operators.register(
     "head_dots",
     "(Tensor x, Tensor vectors) -> Tensor",
-    _head_dots_cpu,
+    _head_dots_impl,
     _head_dots_fake,
-    devices=("cpu",),
     backward=_backward,
     setup_context=_setup_context,
 )

@@ -119,3 +119,11 @@ def attention(graph, x: Tensor, score_src: Tensor, score_dst: Tensor, negative_s
     if edge_scale is not None:
         weight = weight * edge_scale
     return spmm(graph, x, weight.unsqueeze(-1), "mul", "sum")
+
+
+def dot_attention(graph, query: Tensor, key: Tensor, value: Tensor, scale: float, edge_scale=None) -> Tensor:
+    """Dot-product attention over [.., H, F]: the composition of sddmm, edge_softmax and spmm."""
+    weight = edge_softmax(graph, sddmm(graph, key, query, "dot", "u", "v").squeeze(-1) * scale)
+    if edge_scale is not None:
+        weight = weight * edge_scale
+    return spmm(graph, value, weight.unsqueeze(-1), "mul", "sum")

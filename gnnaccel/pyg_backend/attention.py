@@ -125,9 +125,7 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
     graph = edges.graph()
     _check_edges(graph, edge_attr)
     if current.hidden and target is not None and graph.nnz and (edge_attr is None or conv.lin_edge is None):
-        scale = None
-        if conv.dropout > 0 and conv.training:
-            scale = F.dropout(source.new_ones(graph.nnz, *source.shape[1:]), p=conv.dropout)
+        scale = _dropped(conv, source.new_ones, graph.nnz)
         return Deferred(graph, source, target, conv.negative_slope, scale)
     if target is None:
         scores = ops.sddmm(graph, source, None, "copy_lhs", "u")
@@ -139,6 +137,11 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
         scores = scores + _gat_edge_scores(conv, edge_attr)
     scores = F.leaky_relu(scores, conv.negative_slope)
     return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
+
+
+def _dropped(conv, new_ones, nnz: int) -> Tensor | None:
+    """What dropout multiplies the weights [E, H] by, drawn as PyG draws it; None for ones."""
+    return F.dropout(new_ones(nnz, conv.heads), p=conv.dropout) if conv.dropout > 0 and conv.training else None
 
 
 def _gat_edge_scores(conv, edge_attr: Tensor) -> Tensor:
@@ -161,10 +164,10 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
-    dropout = conv.dropout > 0 and conv.training
-    hidden = current.hidden and edge_attr is None and not dropout  # nobody sees the order of the weights
-    if hidden:
-        graph = _ordered(graph)
+    if current.hidden and edge_attr is None and not torch.is_autocast_enabled(query.device.type):
+        conv._alpha = None
+        out = ops.dot_attention(graph, query, key, value, edge_scale=_dropped(conv, query.new_ones, graph.nnz))
+        return out if conv.root_weight or not conv.concat else out.clone()  # see gat()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
     query = query / math.sqrt(conv.out_channels)
     scores = ops.sddmm(graph, key, query, "dot", "u", "v")
@@ -173,7 +176,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         folded = torch.einsum("nhc,hcd->nhd", query, weight)
         scores = scores + ops.sddmm(graph, edge_attr.unsqueeze(1), folded, "dot", "e", "v")
     alpha = ops.edge_softmax(graph, exponent(scores.squeeze(-1)))
-    conv._alpha = None if hidden else alpha
+    conv._alpha = alpha
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
     out = ops.spmm(graph, value, alpha)
     if edge_attr is not None:
@@ -215,7 +218,11 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     _same(source, left, right, conv.beta)
     if source.dim() != 2:
         raise Unsupported("features that are not [N, F]")
-    graph = _ordered(edges.graph())
+    graph = edges.graph()
+    if not torch.is_autocast_enabled(source.device.type):
+        heads = (t.unsqueeze(1) for t in (conv.beta * right, left, source))
+        return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # as in gat()
+    graph = _ordered(graph)
     scores = conv.beta * ops.sddmm(graph, left, right, "dot", "u", "v").squeeze(-1)
     return ops.spmm(graph, source, ops.edge_softmax(graph, exponent(scores)))
 

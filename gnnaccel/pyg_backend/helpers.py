@@ -245,6 +245,11 @@ if WITH_TORCH_SPARSE:
     _OURS |= {function: once_per_matrix(function) for function in (torch_sparse.set_diag, torch_sparse.fill_diag)}
 
 
+def ours(function: Callable) -> Callable:
+    """Our version of a helper of PyG's; any other function as it is."""
+    return _OURS.get(function, function)
+
+
 class Globals(dict):
     """The globals of a function, with some functions replaced at each look-up (so later changes count).
 

@@ -14,6 +14,7 @@ from torch_geometric.typing import SparseTensor
 from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
+from gnnaccel.pyg_backend.forwards import FORWARDS
 from gnnaccel.pyg_backend.graph import Unsupported
 from gnnaccel.pyg_backend.helpers import bind, uses_helpers
 from gnnaccel.pyg_backend.propagate import make_entry
@@ -40,6 +41,8 @@ def make_methods(plain: Any) -> dict[str, Callable]:
                 continue
             if getattr(plain, name) is function and uses_helpers(function):
                 members[name] = _make_bound(plain, name, function)
+    if plain.forward in FORWARDS:
+        members["forward"] = FORWARDS[plain.forward](members.get("forward", plain.forward))
     if plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted):
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     return members

@@ -37,7 +37,7 @@ def kind_of(plain: Any) -> str:
     return f"pyg.{plain.__name__}"
 
 
-def _obstacle(conv) -> str | None:
+def obstacle(conv) -> str | None:
     """Why PyG must run this call itself, whatever its arguments; None if nothing stands against it."""
     state = vars(conv)
     if state.get("_explain"):
@@ -100,7 +100,7 @@ def make_entry(plain: Any, name: str) -> Callable:
         if is_compiling():
             _note_compiled(kind)
             return _original(self, plain, name)(self, edge_index, *args, **kwargs)
-        reason = _obstacle(self) or (f"positional arguments to {name}()" if args else None)
+        reason = obstacle(self) or (f"positional arguments to {name}()" if args else None)
         if reason is not None:
             report.fallback(kind, reason)
             return _original(self, plain, name)(self, edge_index, *args, **_settled(kwargs))

@@ -1,0 +1,178 @@
+// Dot-product attention on the CPU: nothing of the size of the edges is stored. A row's scores are computed into a
+// buffer that stays in cache, and again from the saved log-sum-exp by the backward.
+//   s(k, h)     = scale * <query[v, h], key[u, h]>
+//   p(k, h)     = exp(s - lse[v, h])
+//   out[v]      = sum over k of p * edge_scale[e] * value[u]
+//   backward, over the rows and then over the transposed rows
+//     d s(k, h)     = p * (edge_scale * <grad_out[v, h], value[u, h]> - <out[v, h], grad_out[v, h]>)
+//     grad_query[v] = sum over k of scale * d s * key[u]
+//     grad_key[u]   = sum over k of scale * d s * query[v],  grad_value[u] = sum over k of p * edge_scale * grad_out[v]
+#include <algorithm>
+#include <type_traits>
+
+#include "gather.h"
+#include "isa.h"
+#include "simd_exp.h"
+
+namespace gnnaccel::GNNACCEL_ISA {
+namespace {
+
+template <class T, class I>
+struct Problem {
+  CsrOf<I> graph;
+  const T* query;
+  const T* key;
+  const T* value;
+  const T* edge_scale;
+  T* out;
+  T* lse;
+  T* ends;
+  const T* grad_out;
+  T* grad_query;
+  T* grad_key;
+  T* grad_value;
+  T scale;
+  int64_t heads, width;
+
+  explicit Problem(const DotAttentionArgs& a)
+      : graph(a.graph),
+        query(static_cast<const T*>(a.query)),
+        key(static_cast<const T*>(a.key)),
+        value(static_cast<const T*>(a.value)),
+        edge_scale(static_cast<const T*>(a.edge_scale)),
+        out(static_cast<T*>(a.out)),
+        lse(static_cast<T*>(a.lse)),
+        ends(static_cast<T*>(a.ends)),
+        grad_out(static_cast<const T*>(a.grad_out)),
+        grad_query(static_cast<T*>(a.grad_query)),
+        grad_key(static_cast<T*>(a.grad_key)),
+        grad_value(static_cast<T*>(a.grad_value)),
+        scale(static_cast<T>(a.scale)),
+        heads(a.num_heads),
+        width(a.width) {}
+
+  T mask(int64_t k, int64_t h) const { return edge_scale ? edge_scale[graph.edge(k) * heads + h] : T(1); }
+};
+
+// dots[k - k0, h] = <gathered of k, resident of the row> in head h.
+template <int N, class T, class I>
+void dots_of_row(const Problem<T, I>& p, const T* gathered, const T* resident, int64_t row, int64_t k0, int64_t k1,
+                 T* dots) {
+  std::fill(dots, dots + (k1 - k0) * p.heads, T(0));
+  const Gather<T, I> gather{p.graph, gathered, resident, p.heads, p.width};
+  gather_row<N, true, 0>(gather, row, k0, k1, dots, static_cast<const Sum<T>*>(nullptr));
+}
+
+// out = sum over the row of weights[k - k0, h] * gathered of k.
+template <int N, class T, class I>
+void sum_of_row(const Problem<T, I>& p, const T* gathered, int64_t row, int64_t k0, int64_t k1, const T* weights,
+                T* out, T* part) {
+  const Gather<T, I> gather{p.graph, gathered, nullptr, p.heads, p.width};
+  const Sum<T> sum{weights, out};
+  gather_long_row<N, false, 1>(gather, row, k0, k1, static_cast<T*>(nullptr), &sum, part);
+}
+
+template <int N, class T, class I>
+void forward(const Problem<T, I>& p, int threads) {
+  for_rows<T>(p.graph, p.heads, p.width, 1, threads, [&](int64_t v, int64_t k0, int64_t k1, T* weights, T* part) {
+    T *out = p.out + v * p.width, *lse = p.lse + v * p.heads;
+    if (k0 == k1) {
+      std::fill(lse, lse + p.heads, T(0));
+      std::fill(out, out + p.width, T(0));
+      return;
+    }
+    const int64_t n = (k1 - k0) * p.heads;
+    dots_of_row<N>(p, p.key, p.query, v, k0, k1, weights);
+    for (int64_t i = 0; i < n; ++i) weights[i] *= p.scale;
+    softmax_rows(weights, k1 - k0, p.heads, lse);
+    if (p.edge_scale)
+      for (int64_t k = k0; k < k1; ++k)
+        for (int64_t h = 0; h < p.heads; ++h) weights[(k - k0) * p.heads + h] *= p.mask(k, h);
+    sum_of_row<N>(p, p.value, v, k0, k1, weights, out, part);
+  });
+}
+
+template <int N, class T, class I>
+void backward_rows(const Problem<T, I>& p, int threads) {
+  const int64_t per_head = p.width / p.heads;
+  for_rows<T>(p.graph, p.heads, p.width, 2, threads, [&](int64_t v, int64_t k0, int64_t k1, T* scores, T* part) {
+    const int64_t n = (k1 - k0) * p.heads;
+    T *products = scores + n, *ends = p.ends + 2 * v * p.heads, *grad = p.grad_query + v * p.width;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      Vec<T, N> delta{};
+      for (int64_t d = v * p.width + h * per_head; d < v * p.width + (h + 1) * per_head; d += N)
+        delta += load<N>(p.out + d) * load<N>(p.grad_out + d);
+      ends[2 * h] = p.lse[v * p.heads + h];
+      ends[2 * h + 1] = horizontal_sum<T, N>(delta);
+    }
+    if (k0 == k1) {
+      std::fill(grad, grad + p.width, T(0));
+      return;
+    }
+    dots_of_row<N>(p, p.key, p.query, v, k0, k1, scores);
+    dots_of_row<N>(p, p.value, p.grad_out, v, k0, k1, products);
+    for (int64_t k = k0, i = 0; k < k1; ++k)
+      for (int64_t h = 0; h < p.heads; ++h, ++i) {
+        products[i] = (products[i] * p.mask(k, h) - ends[2 * h + 1]) * p.scale;
+        scores[i] = scores[i] * p.scale - ends[2 * h];
+      }
+    exp_all(scores, n);
+    for (int64_t i = 0; i < n; ++i) scores[i] *= products[i];
+    sum_of_row<N>(p, p.key, v, k0, k1, scores, grad, part);
+  });
+}
+
+template <int N, class T, class I>
+void backward_columns(const Problem<T, I>& p, int threads) {
+  for_rows<T>(p.graph, p.heads, p.width, 2, threads, [&](int64_t u, int64_t k0, int64_t k1, T* scores, T* part) {
+    const int64_t n = (k1 - k0) * p.heads;
+    T *products = scores + n, *grad_key = p.grad_key + u * p.width, *grad_value = p.grad_value + u * p.width;
+    if (k0 == k1) {
+      std::fill(grad_key, grad_key + p.width, T(0));
+      std::fill(grad_value, grad_value + p.width, T(0));
+      return;
+    }
+    dots_of_row<N>(p, p.query, p.key, u, k0, k1, scores);
+    dots_of_row<N>(p, p.grad_out, p.value, u, k0, k1, products);
+    const auto end_of = [&](int64_t k) { return p.ends + 2 * static_cast<int64_t>(p.graph.indices[k]) * p.heads; };
+    for (int64_t k = k0, i = 0; k < k1; ++k)
+      for (int64_t h = 0; h < p.heads; ++h, ++i) {
+        products[i] = (products[i] * p.mask(k, h) - end_of(k)[2 * h + 1]) * p.scale;
+        scores[i] = scores[i] * p.scale - end_of(k)[2 * h];
+      }
+    exp_all(scores, n);
+    for (int64_t k = k0, i = 0; k < k1; ++k)
+      for (int64_t h = 0; h < p.heads; ++h, ++i) {
+        products[i] *= scores[i];
+        scores[i] *= p.mask(k, h);
+      }
+    sum_of_row<N>(p, p.query, u, k0, k1, products, grad_key, part);
+    sum_of_row<N>(p, p.grad_out, u, k0, k1, scores, grad_value, part);
+  });
+}
+
+template <class T, class I>
+void run(const DotAttentionArgs& a) {
+  const Problem<T, I> p(a);
+  const int threads = useful_threads(a.graph.nnz * (2 * a.width + 8 * a.num_heads), a.threads);
+  const auto with = [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    if (!a.grad_out) return forward<N>(p, threads);
+    a.grad_query ? backward_rows<N>(p, threads) : backward_columns<N>(p, threads);
+  };
+  const int64_t per_head = a.width / a.num_heads;
+  if (per_head % kLanes<T> == 0) return with(std::integral_constant<int, kLanes<T>>{});
+  if constexpr (kLanes<T> > 8)
+    if (per_head % 8 == 0) return with(std::integral_constant<int, 8>{});
+  with(std::integral_constant<int, 4>{});
+}
+
+}  // namespace
+
+void dot_attention(const DotAttentionArgs& a) {
+  const bool wide = a.graph.index_type == IndexType::i64;
+  if (a.dtype == DType::f64) return wide ? run<double, int64_t>(a) : run<double, int32_t>(a);
+  return wide ? run<float, int64_t>(a) : run<float, int32_t>(a);
+}
+
+}  // namespace gnnaccel::GNNACCEL_ISA

@@ -1,0 +1,221 @@
+// Inner products of every row's heads with one or two vectors, the node scores of additive attention, and their
+// gradients. Memory-bound: x is read once for both vectors, forward and backward.
+//
+// Forward a group of lanes takes a head of a row. Backward a thread keeps 16 bytes of columns of a block's rows, every
+// so-manyeth of them, and with them its share of grad_vectors; shares meet in shared memory, those of blocks in a
+// second kernel, all in a fixed order.
+#include "common.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+namespace {
+
+struct Config {
+  static constexpr int threads = 256;
+  static constexpr int max_blocks = 1024;  // of rows, backward: each leaves a share of grad_vectors
+  static constexpr int min_rows = 32;      // of a block
+  static constexpr int sum_warps = 32;     // of a block that adds up shares
+  static constexpr int max_vectors = 2;
+};
+
+template <typename T>
+struct Params {
+  const T* x;        // [rows, width]
+  const T* vectors;  // [V, width]
+  const T* grad;     // [V, rows, heads]
+  T* out;            // [V, rows, heads]
+  T* grad_x;         // [rows, width]
+  T* grad_vectors;   // [V, width]
+  Acc<T>* shares;    // [blocks, V, width]
+  int64_t num_rows;
+  int64_t rows_of_block;
+  int heads;
+  int per_head;
+  int width;
+  int columns;  // threads of a block side by side, backward
+};
+
+template <typename T, int N, int V>
+__global__ void __launch_bounds__(Config::threads) forward_kernel(const Params<T> p, int lanes) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * (Config::threads / lanes) + threadIdx.x / lanes;
+  const int64_t count = p.num_rows * p.heads;
+  const int head = static_cast<int>(i % p.heads) * p.per_head;
+  Acc<T> sum[V] = {};
+  for (int d = threadIdx.x % lanes * N; i < count && d < p.per_head; d += lanes * N) {
+    Pack<T, N> x, vector;
+    load(p.x + i * p.per_head + d, x);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      load(p.vectors + v * p.width + head + d, vector);
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum[v] += widen(x.values[n]) * widen(vector.values[n]);
+    }
+  }
+  for (int step = lanes / 2; step; step /= 2) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] += __shfl_xor_sync(~0u, sum[v], step);
+  }
+  if (i >= count || threadIdx.x % lanes) return;
+#pragma unroll
+  for (int v = 0; v < V; ++v) p.out[v * count + i] = narrow<T>(sum[v]);
+}
+
+template <typename T, int N, int V>
+__global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<T> p) {
+  using A = Acc<T>;
+  __shared__ A shared[Config::threads][V * N];
+  const int column = threadIdx.x % p.columns, member = threadIdx.x / p.columns, members = Config::threads / p.columns;
+  const int d = (static_cast<int>(blockIdx.y) * p.columns + column) * N;
+  const bool active = d < p.width;
+  const int head = active ? d / p.per_head : 0;
+  A vector[V][N], share[V][N];
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    Pack<T, N> from;
+    load(p.vectors + v * p.width + (active ? d : 0), from);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      vector[v][n] = widen(from.values[n]);
+      share[v][n] = 0;
+    }
+  }
+  const int64_t begin = blockIdx.x * p.rows_of_block;
+  const int64_t end = begin + p.rows_of_block < p.num_rows ? begin + p.rows_of_block : p.num_rows;
+#pragma unroll 4
+  for (int64_t row = begin + member; active && row < end; row += members) {
+    Pack<T, N> x, to;
+    load(p.x + row * p.width + d, x);
+    A sum[N] = {};
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const A grad = load_one(p.grad + (v * p.num_rows + row) * p.heads + head);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        share[v][n] += grad * widen(x.values[n]);
+        sum[n] += grad * vector[v][n];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) to.values[n] = narrow<T>(sum[n]);
+    store(p.grad_x + row * p.width + d, to);
+  }
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) shared[threadIdx.x][v * N + n] = share[v][n];
+  }
+  __syncthreads();
+  if (member || !active) return;
+  for (int other = 1; other < members; ++other) {
+#pragma unroll
+    for (int i = 0; i < V * N; ++i) share[i / N][i % N] += shared[other * p.columns + column][i];
+  }
+#pragma unroll
+  for (int i = 0; i < V * N; ++i) {
+    p.shares[(static_cast<int64_t>(blockIdx.x) * V + i / N) * p.width + d + i % N] = share[i / N][i % N];
+  }
+}
+
+// 32 of the `count` values of grad_vectors to a block; each of its warps adds up every so-manyeth share of them.
+template <typename T>
+__global__ void __launch_bounds__(Config::sum_warps * 32) sum_kernel(const Params<T> p, int count, int blocks) {
+  constexpr int warps = Config::sum_warps;
+  __shared__ Acc<T> shared[warps][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = static_cast<int>(blockIdx.x) * 32 + lane;
+  Acc<T> sum = 0;
+#pragma unroll 8
+  for (int64_t block = warp; i < count && block < blocks; block += warps) sum += p.shares[block * count + i];
+  shared[warp][lane] = sum;
+  __syncthreads();
+  if (warp || i >= count) return;
+  for (int other = 1; other < warps; ++other) sum += shared[other][lane];
+  p.grad_vectors[i] = narrow<T>(sum);
+}
+
+int64_t blocks_of(int64_t num_rows) {
+  const int64_t blocks = ceil_div(num_rows, Config::min_rows);
+  return blocks < Config::max_blocks ? blocks : Config::max_blocks;
+}
+
+template <typename T>
+Params<T> params_of(const void* x, const void* vectors, int64_t num_rows, int64_t num_heads, int64_t width) {
+  Params<T> p{};
+  p.x = static_cast<const T*>(x);
+  p.vectors = static_cast<const T*>(vectors);
+  p.num_rows = num_rows;
+  p.heads = static_cast<int>(num_heads);
+  p.per_head = static_cast<int>(width / num_heads);
+  p.width = static_cast<int>(width);
+  return p;
+}
+
+// Calls f(vector length, number of vectors) as constants: 16 bytes where heads and `pointers` allow it.
+template <typename T, typename F>
+cudaError_t with_sizes(const Params<T>& p, uintptr_t pointers, int64_t num_vectors, F f) {
+  using std::integral_constant;
+  if (num_vectors < 1 || num_vectors > Config::max_vectors) return cudaErrorInvalidValue;
+  constexpr int wide = 16 / sizeof(T);
+  auto with_length = [&](auto length) {
+    return num_vectors == 1 ? f(length, integral_constant<int, 1>{}) : f(length, integral_constant<int, 2>{});
+  };
+  if (p.per_head % wide || pointers % 16) return with_length(integral_constant<int, 1>{});
+  return with_length(integral_constant<int, wide>{});
+}
+
+uintptr_t bits(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+}  // namespace
+
+cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors,
+                      int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream) {
+  if (num_rows == 0 || width == 0) return cudaSuccess;
+  return with_types(dtype, IndexType::i32, [&](auto value, auto) {
+    using T = decltype(value);
+    Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
+    p.out = static_cast<T*>(out);
+    return with_sizes(p, bits(x) | bits(vectors), num_vectors, [&](auto length, auto count) {
+      const int64_t wanted = next_power_of_two(ceil_div(p.per_head, length));
+      const int lanes = static_cast<int>(wanted < 32 ? wanted : 32);
+      const unsigned blocks = static_cast<unsigned>(ceil_div(num_rows * num_heads, Config::threads / lanes));
+      forward_kernel<T, length, count><<<blocks, Config::threads, 0, stream>>>(p, lanes);
+      return cudaGetLastError();
+    });
+  });
+}
+
+int64_t head_dots_backward_workspace_bytes(int64_t num_rows, int64_t num_vectors, int64_t width, DType dtype) {
+  return blocks_of(num_rows) * num_vectors * width * accumulator_size(dtype);
+}
+
+cudaError_t head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x,
+                               void* grad_vectors, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
+                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
+                               cudaStream_t stream) {
+  if (num_rows == 0 || width == 0) return cudaSuccess;
+  if (workspace_bytes < head_dots_backward_workspace_bytes(num_rows, num_vectors, width, dtype)) {
+    return cudaErrorInvalidValue;
+  }
+  return with_types(dtype, IndexType::i32, [&](auto value, auto) {
+    using T = decltype(value);
+    Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
+    p.grad = static_cast<const T*>(grad_out);
+    p.grad_x = static_cast<T*>(grad_x);
+    p.grad_vectors = static_cast<T*>(grad_vectors);
+    p.shares = static_cast<Acc<T>*>(workspace);
+    const int64_t blocks = blocks_of(num_rows);
+    p.rows_of_block = ceil_div(num_rows, blocks);
+    return with_sizes(p, bits(x) | bits(vectors) | bits(grad_x), num_vectors, [&](auto length, auto count) {
+      const int64_t wanted = next_power_of_two(ceil_div(p.width, length));
+      p.columns = static_cast<int>(wanted < Config::threads ? wanted : Config::threads);
+      const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ceil_div(p.width, p.columns * length)));
+      backward_kernel<T, length, count><<<grid, Config::threads, 0, stream>>>(p);
+      const int values = static_cast<int>(num_vectors) * p.width;
+      sum_kernel<T><<<static_cast<unsigned>(ceil_div(values, 32)), Config::sum_warps * 32, 0, stream>>>(
+          p, values, static_cast<int>(blocks));
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel

@@ -1,0 +1,6 @@
+"""Layers for programs that use neither DGL nor PyG: ``conv(graph, x)`` with a `gnnaccel.Graph`, taken as it is (add
+self-loops to its edges where a model wants them)."""
+
+from gnnaccel.nn.attention import AGNNConv, GATConv
+
+__all__ = ["AGNNConv", "GATConv"]

@@ -1,0 +1,219 @@
+"""Scaled dot-product attention over the edges of a graph in one op: scores, softmax and aggregation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import _arrays, _check
+from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._features import aligned_heads
+from gnnaccel.ops.edge_softmax import edge_softmax_op
+from gnnaccel.ops.sddmm import sddmm_op
+from gnnaccel.ops.spmm import spmm_op
+
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? edge_scale"
+_FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
+_MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
+
+
+def dot_attention(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    edge_scale: Tensor | None = None,
+) -> Tensor:
+    """out[v, h] = sum over edges e = (u, v) of a[e, h] * edge_scale[e, h] * value[u, h].
+
+    a = softmax over the edges into v of scale * <query[v, h], key[u, h]>. Cosine attention (AGNN) is this op on
+    normalised features, with its temperature as scale or in the query.
+
+    Parameters
+    ----------
+    graph : Graph
+    query : Tensor [num_rows, H, F]
+        float32, float64, bfloat16; float16 on CUDA.
+    key, value : Tensor [num_cols, H, F], same dtype
+    scale : float, optional
+        1 / sqrt(F) if not given, as in torch.nn.functional.scaled_dot_product_attention.
+    edge_scale : Tensor [nnz, H], same dtype, optional
+        Factor after the softmax, edge-id order: the (already scaled) mask of an attention dropout. A constant:
+        it gets no gradient.
+
+    Returns
+    -------
+    Tensor [num_rows, H, F]; 0 for rows without edges.
+
+    Raises
+    ------
+    TypeError
+        For a wrong type or dtype. ValueError: for a wrong shape or device, or an edge_scale that asks for a
+        gradient (compose `sddmm`, `edge_softmax` and `spmm` for that).
+
+    Notes
+    -----
+    Stores nothing per edge: the backward, one pass over the edges for query and one for key and value, recomputes the
+    probabilities from one log-sum-exp per row and head. In bfloat16 on the CPU, for heads of more than 1,024 bytes on
+    CUDA, and where a second derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`, which
+    store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA graph's results change once in the
+    last bits when it earns its work list (see `gnnaccel.prepare`).
+    Source: Vaswani et al., Attention Is All You Need, 2017; Milakov and Gimelshein, Online normalizer calculation for
+    softmax, 2018.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> x = torch.tensor([[[2.0]], [[4.0]]])
+    >>> gnnaccel.ops.dot_attention(g, torch.zeros(2, 1, 1), x, x)[0]
+    tensor([[3.]])
+    """
+    _check.graph("dot_attention", graph)
+    given = {"query": (query, graph.num_rows), "key": (key, graph.num_cols), "value": (value, graph.num_cols)}
+    for name, (tensor, count) in given.items():
+        per = "graph.num_rows, one per destination" if name == "query" else "graph.num_cols, one per source"
+        _check.feature("dot_attention", name, tensor, count, per, graph.device)
+        if tensor.dim() != 3 or tensor.shape[1:] != query.shape[1:]:
+            wanted = (
+                f"[{count}, heads, features]"
+                if name == "query"
+                else f"[{count}, {', '.join(map(str, query.shape[1:]))}]"
+            )
+            raise ValueError(f"dot_attention: {name}: expected shape {wanted}, got {tuple(tensor.shape)}")
+    if edge_scale is not None:
+        _check.feature("dot_attention", "edge_scale", edge_scale, graph.nnz, "one per edge", graph.device)
+        if edge_scale.shape[1:] != query.shape[1:2]:
+            raise ValueError(
+                f"dot_attention: edge_scale: expected shape [{graph.nnz}, {query.shape[1]}], got "
+                f"{tuple(edge_scale.shape)}"
+            )
+        if needs_grad(edge_scale):
+            raise ValueError(
+                "dot_attention: edge_scale: expected a constant, got a tensor that requires a gradient; detach it, or "
+                "compose sddmm, edge_softmax and spmm"
+            )
+    for name, other in (("key", key), ("value", value), ("edge_scale", edge_scale)):
+        if other is not None:
+            query, _ = _check.same_dtype("dot_attention", query, other, "query", name)  # under autocast the widest
+    key, value = key.to(query.dtype), value.to(query.dtype)
+    edge_scale = None if edge_scale is None else edge_scale.to(query.dtype)
+    scale = max(query.shape[2], 1) ** -0.5 if scale is None else float(scale)
+    arrays = arrays_of(graph, needs_grad(query, key, value), value)
+    if not _fuses(query):
+        return _composed(arrays, query, key, value, edge_scale, scale)
+    return _dot_attention_op(*arrays, query, key, value, edge_scale, scale)[0]
+
+
+def _fuses(query: Tensor) -> bool:
+    if query.dtype not in _FUSED_DTYPES["cuda" if query.is_cuda else "cpu"]:
+        return False
+    return not query.is_cuda or query.shape[2] * query.element_size() <= _MAX_CUDA_HEAD_BYTES
+
+
+def _composed(arrays: Arrays, query, key, value, edge_scale, scale) -> Tensor:
+    scores = sddmm_op(*arrays, key, query * scale, "dot", "u", "v").squeeze(-1)
+    weight = edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
+    if edge_scale is not None:
+        weight = weight * edge_scale
+    return spmm_op(*arrays, value, weight.unsqueeze(-1), "mul", "sum", 0.0)
+
+
+def _launch(name: str, arrays: Arrays, query: Tensor, tensors, scale: float) -> None:
+    """Run kernel `name`; `tensors` as it takes them, query one of them."""
+    heads, width = query.shape[1], query.shape[1] * query.shape[2]
+    pointers = (lib.pointer(t) for t in tensors)
+    matrix = (*arrays.matrix(), *arrays.work_list())
+    lib.launch(name, query.device, *matrix, *pointers, scale, heads, width, lib.DTYPES[query.dtype])
+
+
+def _scalars(x: Tensor, *shape: int) -> Tensor:
+    return x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _impl(*args):
+    arrays, (query, key, value, edge_scale, scale) = _arrays.split(args)
+    feats, rows = query.shape[2], (query.shape[0], query.shape[1])
+    lse = _scalars(query, *rows)
+    if query.shape[1:].numel() == 0:
+        return torch.zeros_like(query), lse.zero_()
+    query, key, value = map(aligned_heads, (query, key, value))
+    edge_scale = None if edge_scale is None else edge_scale.contiguous()
+    out = torch.empty_like(query)
+    _launch("dot_attention", arrays, query, (query, key, value, edge_scale, out, lse), scale)
+    return _unpadded(out, feats), lse
+
+
+def _unpadded(x: Tensor, feats: int) -> Tensor:
+    return x if x.shape[2] == feats else x[..., :feats].contiguous()
+
+
+def _backward_impl(*args):
+    arrays, (query, key, value, edge_scale, out, lse, grad_out, scale) = _arrays.split(args)
+    feats = query.shape[2]
+    if query.shape[1:].numel() == 0:
+        return tuple(map(torch.zeros_like, (query, key, value)))
+    query, key, value, out, grad_out = map(aligned_heads, (query, key, value, out, grad_out))
+    edge_scale = None if edge_scale is None else edge_scale.contiguous()
+    grads = [torch.empty_like(t) for t in (query, key, value)]
+    ends = _scalars(query, query.shape[0], query.shape[1], 2)
+    inputs = (query, key, value, edge_scale)
+    rows = (*inputs, out, lse.contiguous(), grad_out, grads[0], ends)
+    _launch("dot_attention_backward_rows", arrays, query, rows, scale)
+    columns = (*inputs, ends, grad_out, *grads[1:])
+    _launch("dot_attention_backward_columns", arrays.turned(), query, columns, scale)
+    return tuple(_unpadded(grad, feats) for grad in grads)
+
+
+def _fake(*args):
+    _, (query, *_) = _arrays.split(args)
+    return torch.empty_like(query, memory_format=torch.contiguous_format), _scalars(query, *query.shape[:2])
+
+
+def _backward_fake(*args):
+    _, (query, key, value, *_) = _arrays.split(args)
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+
+
+def _setup_context(ctx, inputs, output):
+    arrays, (*tensors, ctx.scale) = _arrays.split(inputs)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    _arrays.save(ctx, arrays, *tensors, *output)
+
+
+def _backward(ctx, grad_out, _):
+    if grad_out is None:
+        return None, None, None, None, None
+    arrays, (query, key, value, edge_scale, out, lse) = _arrays.saved(ctx)
+    if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
+        # Fresh aliases: one tensor may be several of these, and each has a gradient of its own.
+        inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (query, key, value)]
+        result = _composed(arrays, *inputs, edge_scale, ctx.scale)
+        grads = torch.autograd.grad(result, inputs, grad_out, create_graph=True)
+    else:
+        grads = _backward_op(*arrays, query, key, value, edge_scale, out, lse, grad_out, ctx.scale)
+    return *grads, None, None
+
+
+_backward_op = _operators.register(
+    "dot_attention_backward",
+    f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor lse, Tensor grad_out, float scale) -> (Tensor, Tensor, Tensor)",
+    _backward_impl,
+    _backward_fake,
+)
+# out, and the log-sum-exp [num_rows, H] that the backward reads.
+_dot_attention_op = _operators.register(
+    "dot_attention",
+    f"({_arrays.SCHEMA}, {_INPUTS}, float scale) -> (Tensor, Tensor)",
+    _impl,
+    _fake,
+    structure=_arrays.COUNT,
+    backward=_backward,
+    setup_context=_setup_context,
+)

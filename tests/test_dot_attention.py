@@ -1,0 +1,99 @@
+"""ops.dot_attention against its definition in float64: values, gradients, second derivatives, masks, bad arguments."""
+
+import pytest
+import torch
+from test_attention import CASES, random_graph
+from test_attention import GRAPHS as ALL
+
+from gnnaccel import ops
+from gnnaccel.ops import reference
+from gnnaccel.ops._arrays import arrays_of
+
+
+def inputs(graph, heads, feats, dtype):
+    generator = torch.Generator().manual_seed(7)
+    counts = graph.num_rows, graph.num_cols, graph.num_cols
+    made = (torch.randn(n, heads, feats, generator=generator, dtype=torch.float64) for n in counts)
+    return [t.to(dtype).requires_grad_() for t in made]
+
+
+@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("name,heads,feats", [*CASES, ("random", 2, 0)])
+def test_matches_reference(name, heads, feats, dtype, tolerance, dropout):
+    graph = ALL[name]()
+    tensors = inputs(graph, heads, feats, dtype)
+    mask = torch.nn.functional.dropout(torch.ones(graph.nnz, heads, dtype=dtype), 0.5) if dropout else None
+    out = ops.dot_attention(graph, *tensors, edge_scale=mask)
+    grad = torch.randn(out.shape, dtype=torch.float64).to(dtype)
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    want = reference.dot_attention(graph, *exact, max(feats, 1) ** -0.5, None if mask is None else mask.double())
+    got = (out, *torch.autograd.grad(out, tensors, grad))
+    for a, b in zip(got, (want, *torch.autograd.grad(want, exact, grad.double())), strict=True):
+        assert a.dtype == dtype and a.shape == b.shape
+        size = max(1.0, b.abs().max().item()) if b.numel() else 1.0
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=tolerance * size)
+
+
+def test_one_tensor_as_all_three():
+    """Its gradient is the sum of three, of the first and of the second order."""
+    graph = random_graph(20, 20, 150, 0)
+    x = torch.randn(20, 2, 5, dtype=torch.float64, requires_grad=True)
+    results = []
+    for out in (ops.dot_attention(graph, x, x, x, scale=0.7), reference.dot_attention(graph, x, x, x, 0.7)):
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        results.append((first.detach(), *torch.autograd.grad(first.square().sum(), x)))
+    torch.testing.assert_close(*results)
+
+
+def test_large_scores():
+    graph = random_graph(6, 6, 30, 1)
+    query, key, value = inputs(graph, 2, 4, torch.float32)
+    query = (query * 1e4).detach().requires_grad_()
+    got = ops.dot_attention(graph, query, key, value, scale=1.0)
+    want = reference.dot_attention(graph, query.double(), key.double(), value.double(), 1.0)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(got.sum(), (query, key, value)))
+
+
+def test_registration_and_second_derivative():
+    graph = random_graph(6, 5, 20, 4)
+    tensors = inputs(graph, 2, 3, torch.float64)
+    torch.autograd.gradcheck(lambda *t: ops.dot_attention(graph, *t), tensors)
+    torch.autograd.gradgradcheck(lambda *t: ops.dot_attention(graph, *t), tensors)
+    tensors = inputs(graph, 2, 4, torch.float32)
+    torch.library.opcheck(torch.ops.gnnaccel.dot_attention, (*arrays_of(graph, True), *tensors, None, 0.5))
+
+
+def test_results_do_not_depend_on_threads():
+    graph = random_graph(300, 200, 20000, 5, hub=3000)
+    tensors = inputs(graph, 4, 16, torch.float32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = ops.dot_attention(graph, *tensors)
+            results.append((out, *torch.autograd.grad(out.sum(), tensors)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "change,error,words",
+    [
+        (dict(query=torch.zeros(30, 4)), ValueError, "query: expected shape"),
+        (dict(query=torch.zeros(20, 2, 4)), ValueError, "expected 30 rows"),
+        (dict(key=torch.zeros(20, 2, 5)), ValueError, r"key: expected shape \[20, 2, 4\]"),
+        (dict(value=torch.zeros(20, 2, 4).double()), TypeError, "value"),
+        (dict(edge_scale=torch.zeros(200, 3)), ValueError, "edge_scale: expected shape"),
+        (dict(edge_scale=torch.ones(200, 2, requires_grad=True)), ValueError, "edge_scale: expected a constant"),
+        (dict(graph="graph"), TypeError, "gnnaccel.Graph"),
+    ],
+)
+def test_bad_arguments(change, error, words):
+    key = torch.zeros(20, 2, 4)
+    given = dict(graph=ALL["random"](), query=torch.zeros(30, 2, 4), key=key, value=key) | change
+    with pytest.raises(error, match=words):
+        ops.dot_attention(**given)

@@ -1,0 +1,95 @@
+"""gnnaccel.nn against the frameworks' layers with the same parameters, in float64: results and gradients."""
+
+import pytest
+import torch
+from test_attention import random_graph
+from torch_geometric.nn import AGNNConv as PygAGNN
+from torch_geometric.nn import GATConv as PygGAT
+
+from gnnaccel import nn
+from gnnaccel.ops import reference
+
+
+def edges_of(graph):
+    """The edge_index of a graph, in edge-id order."""
+    index = torch.empty(2, graph.nnz, dtype=torch.long)
+    index[:, reference.edges_of(graph)] = torch.stack([graph.indices.long(), reference.rows_of(graph.indptr)])
+    return index
+
+
+def compare(graph, ours, theirs, inputs, *, pairs):
+    """Same result and gradients, of inputs and of `pairs` of parameters."""
+    got = ours(graph, *(t.requires_grad_() for t in inputs))
+    grad = torch.randn_like(got)
+    got = (got, *torch.autograd.grad(got, [*inputs, *(a for a, _ in pairs)], grad))
+    want = theirs(*inputs)
+    want = (want, *torch.autograd.grad(want, [*inputs, *(b for _, b in pairs)], grad))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.reshape(b.shape), b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("heads,concat,edge_feats,bias", [(1, True, 0, True), (3, True, 0, False), (2, False, 5, True)])
+def test_gat(heads, concat, edge_feats, bias):
+    graph = random_graph(30, 30, 300, 0)
+    ours = nn.GATConv(6, 4, heads, concat=concat, edge_feats=edge_feats, bias=bias).double()
+    theirs = PygGAT(6, 4, heads, concat, add_self_loops=False, edge_dim=edge_feats or None, bias=bias).double()
+    state = {"lin.weight": ours.linear.weight, "att_src": ours.attention[:1], "att_dst": ours.attention[1:]}
+    state |= {"bias": ours.bias} if bias else {}
+    if edge_feats:  # ours is the product of these two
+        folded = torch.einsum("hc,hcd->hd", theirs.att_edge[0], theirs.lin_edge.weight.view(heads, 4, edge_feats))
+        ours.linear_edge.weight.data.copy_(folded)
+        state |= {"att_edge": theirs.att_edge, "lin_edge.weight": theirs.lin_edge.weight}
+    theirs.load_state_dict({name: value.detach() for name, value in state.items()})
+    inputs = [torch.randn(30, 6, dtype=torch.float64)]
+    if edge_feats:
+        inputs.append(torch.randn(graph.nnz, edge_feats, dtype=torch.float64))
+    pairs = [(ours.linear.weight, theirs.lin.weight)] + ([(ours.bias, theirs.bias)] if bias else [])
+    index = edges_of(graph)
+    compare(graph, ours, lambda x, *e: theirs(x, index, *e), inputs, pairs=pairs)
+    out, weights = ours(graph, *inputs, return_attention=True)
+    want, (_, alpha) = theirs(inputs[0], index, *inputs[1:], return_attention_weights=True)
+    torch.testing.assert_close((out, weights), (want, alpha))
+
+
+def test_gat_of_two_sides_and_dropout():
+    graph = random_graph(8, 30, 200, 1)
+    conv = nn.GATConv((6, 3), 4, 2, dropout=0.5).double()
+    x = torch.randn(30, 6, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
+    torch.manual_seed(0)
+    first = conv(graph, x)
+    torch.manual_seed(0)
+    again, weights = conv(graph, x, return_attention=True)  # the same draw
+    torch.testing.assert_close(first, again)
+    assert 0.3 < float((weights == 0).double().mean()) < 0.7
+    conv.eval()
+    assert torch.equal(conv(graph, x), conv(graph, x))
+
+
+def test_blocks_take_their_first_sources_as_destinations():
+    graph = random_graph(8, 30, 200, 1)
+    x = torch.randn(30, 6)
+    for conv in (nn.GATConv(6, 4, 2), nn.AGNNConv()):
+        torch.testing.assert_close(conv(graph, x), conv(graph, (x, x[:8])))
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_agnn(learn):
+    graph = random_graph(30, 30, 300, 2)
+    ours = nn.AGNNConv(0.7, learn).double()
+    theirs = PygAGNN(learn, add_self_loops=False).double()
+    theirs.beta.data.copy_(ours.beta.detach())
+    index = edges_of(graph)
+    pairs = [(ours.beta, theirs.beta)] if learn else []
+    compare(graph, ours, lambda x: theirs(x, index), [torch.randn(30, 5, dtype=torch.float64)], pairs=pairs)
+    assert len(list(ours.parameters())) == learn and "beta" in ours.state_dict()
+
+
+def test_bad_arguments():
+    graph = random_graph(30, 30, 300, 2)
+    x = torch.randn(30, 6)
+    with pytest.raises(ValueError, match="edge_feats"):
+        nn.GATConv(6, 4)(graph, x, torch.randn(300, 2))
+    with pytest.raises(ValueError, match="edge_feats"):
+        nn.GATConv(6, 4, edge_feats=2)(graph, x)
+    with pytest.raises(ValueError, match="pair"):
+        nn.GATConv((6, 6), 4)(graph, x)
