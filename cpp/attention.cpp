@@ -86,7 +86,7 @@ void forward(const AttentionArgs& a, int threads) {
     for_heads(heads, [&](auto lanes, int64_t h) {
       forward_scores<decltype(lanes)::value, kKeep>(a, g, v, k0, k1, h, p, positive);
     });
-    softmax_rows(p, k1 - k0, heads, lse);
+    softmax_rows(p, k1 - k0, heads, [&](int64_t h, T top, T sum) { lse[h] = top + std::log(sum); });
     if constexpr (kKeep)
       for_heads(heads, [&](auto lanes, int64_t h) {
         add_columns<decltype(lanes)::value, true>(p + h, positive + h, n, heads, p_pos + h);

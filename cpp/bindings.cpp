@@ -83,30 +83,35 @@ void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids,
 
 void dot_attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                    int index_type, Address query, Address key, Address value, Address edge_scale, Address out,
-                   Address lse, double scale, int64_t num_heads, int64_t width, int dtype, int threads) {
+                   Address stats, double scale, int64_t num_heads, int64_t width, int dtype, int threads) {
   gnnaccel::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(query), at(key),
-                          at(value), at(edge_scale), at(out), at(lse), scale, num_heads, width,
+                          at(value), at(edge_scale), at(out), at(stats), scale, num_heads, width,
                           static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void dot_attention_ends(Address out, Address stats, Address grad_out, Address ends, int64_t num_rows, int64_t num_heads,
+                        int64_t width, int dtype, int threads) {
+  gnnaccel::dot_attention_ends(at(out), at(stats), at(grad_out), at(ends), num_rows, num_heads, width,
+                               static_cast<gnnaccel::DType>(dtype), threads);
 }
 
 void dot_attention_backward_rows(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                                  int64_t nnz, int index_type, Address query, Address key, Address value,
-                                 Address edge_scale, Address out, Address lse, Address grad_out, Address grad_query,
-                                 Address ends, double scale, int64_t num_heads, int64_t width, int dtype, int threads) {
+                                 Address edge_scale, Address ends, Address grad_out, Address grad_query, double scale,
+                                 int64_t num_heads, int64_t width, int dtype, int threads) {
   gnnaccel::dot_attention_backward_rows(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(query),
-                                        at(key), at(value), at(edge_scale), at(out), at(lse), at(grad_out),
-                                        at(grad_query), at(ends), scale, num_heads, width,
-                                        static_cast<gnnaccel::DType>(dtype), threads);
+                                        at(key), at(value), at(edge_scale), at(ends), at(grad_out), at(grad_query),
+                                        scale, num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
 void dot_attention_backward_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
                                     int64_t num_cols, int64_t nnz, int index_type, Address query, Address key,
                                     Address value, Address edge_scale, Address ends, Address grad_out, Address grad_key,
-                                    Address grad_value, double scale, int64_t num_heads, int64_t width, int dtype,
-                                    int threads) {
+                                    Address grad_value, Address grad_dots, double scale, int64_t num_heads,
+                                    int64_t width, int dtype, int threads) {
   gnnaccel::dot_attention_backward_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
                                            at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
-                                           at(grad_key), at(grad_value), scale, num_heads, width,
+                                           at(grad_key), at(grad_value), at(grad_dots), scale, num_heads, width,
                                            static_cast<gnnaccel::DType>(dtype), threads);
 }
 
@@ -171,6 +176,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("attention", &attention, Unlocked());
   module.def("attention_backward", &attention_backward, Unlocked());
   module.def("dot_attention", &dot_attention, Unlocked());
+  module.def("dot_attention_ends", &dot_attention_ends, Unlocked());
   module.def("dot_attention_backward_rows", &dot_attention_backward_rows, Unlocked());
   module.def("dot_attention_backward_columns", &dot_attention_backward_columns, Unlocked());
   module.def("gatv2_scores", &gatv2_scores, Unlocked());

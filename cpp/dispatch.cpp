@@ -20,6 +20,7 @@ struct Set {
   void (*edge_softmax)(const EdgeSoftmaxArgs&);
   void (*attention)(const AttentionArgs&);
   void (*dot_attention)(const DotAttentionArgs&);
+  void (*dot_attention_ends)(const DotAttentionEndsArgs&);
   void (*gatv2)(const Gatv2Args&);
   void (*head_dots)(const HeadDotsArgs&);
 };
@@ -32,16 +33,17 @@ Set pick() {
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
-       avx512::attention, avx512::dot_attention, avx512::gatv2, avx512::head_dots},
+       avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2, avx512::head_dots},
       {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention,
-       avx2::dot_attention, avx2::gatv2, avx2::head_dots},
+       avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
-       baseline::attention, baseline::dot_attention, baseline::gatv2, baseline::head_dots},
+       baseline::attention, baseline::dot_attention, baseline::dot_attention_ends, baseline::gatv2,
+       baseline::head_dots},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
-                       baseline::edge_softmax, baseline::attention, baseline::dot_attention, baseline::gatv2,
-                       baseline::head_dots}};
+                       baseline::edge_softmax, baseline::attention, baseline::dot_attention,
+                       baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -102,26 +104,29 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
 }
 
 void dot_attention(const Csr& graph, const void* query, const void* key, const void* value, const void* edge_scale,
-                   void* out, void* lse, double scale, int64_t num_heads, int64_t width, DType dtype, int threads) {
-  chosen.dot_attention({graph, query, key, value, edge_scale, out, lse, nullptr, nullptr, nullptr, nullptr, nullptr,
-                        scale, num_heads, width, dtype, threads});
+                   void* out, void* stats, double scale, int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.dot_attention({graph, query, key, value, edge_scale, out, stats, nullptr, nullptr, nullptr, nullptr, nullptr,
+                        nullptr, scale, num_heads, width, dtype, threads});
+}
+
+void dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
+                        int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.dot_attention_ends({out, stats, grad_out, ends, num_rows, num_heads, width, dtype, threads});
 }
 
 void dot_attention_backward_rows(const Csr& graph, const void* query, const void* key, const void* value,
-                                 const void* edge_scale, const void* out, const void* lse, const void* grad_out,
-                                 void* grad_query, void* ends, double scale, int64_t num_heads, int64_t width,
-                                 DType dtype, int threads) {
-  const auto saved = [](const void* pointer) { return const_cast<void*>(pointer); };
-  chosen.dot_attention({graph, query, key, value, edge_scale, saved(out), saved(lse), ends, grad_out, grad_query,
+                                 const void* edge_scale, const void* ends, const void* grad_out, void* grad_query,
+                                 double scale, int64_t num_heads, int64_t width, DType dtype, int threads) {
+  chosen.dot_attention({graph, query, key, value, edge_scale, nullptr, nullptr, ends, grad_out, grad_query, nullptr,
                         nullptr, nullptr, scale, num_heads, width, dtype, threads});
 }
 
 void dot_attention_backward_columns(const Csr& transposed, const void* query, const void* key, const void* value,
                                     const void* edge_scale, const void* ends, const void* grad_out, void* grad_key,
-                                    void* grad_value, double scale, int64_t num_heads, int64_t width, DType dtype,
-                                    int threads) {
-  chosen.dot_attention({transposed, query, key, value, edge_scale, nullptr, nullptr, const_cast<void*>(ends), grad_out,
-                        nullptr, grad_key, grad_value, scale, num_heads, width, dtype, threads});
+                                    void* grad_value, void* grad_dots, double scale, int64_t num_heads, int64_t width,
+                                    DType dtype, int threads) {
+  chosen.dot_attention({transposed, query, key, value, edge_scale, nullptr, nullptr, ends, grad_out, nullptr, grad_key,
+                        grad_value, grad_dots, scale, num_heads, width, dtype, threads});
 }
 
 void gatv2_scores(const Csr& graph, const void* x, const void* y, const void* vectors, void* out, double slope,

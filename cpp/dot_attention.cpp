@@ -1,7 +1,7 @@
 // Dot-product attention on the CPU: nothing of the size of the edges is stored. A row's scores are computed into a
-// buffer that stays in cache, and again from the saved log-sum-exp by the backward.
+// buffer that stays in cache, and again, with the saved maximum and sum, by the backward.
 //   s(k, h)     = scale * <query[v, h], key[u, h]>
-//   p(k, h)     = exp(s - lse[v, h])
+//   p(k, h)     = exp(s - m) / sum over the row of exp(s - m), m its maximum
 //   out[v]      = sum over k of p * edge_scale[e] * value[u]
 //   backward, over the rows and then over the transposed rows
 //     d s(k, h)     = p * (edge_scale * <grad_out[v, h], value[u, h]> - <out[v, h], grad_out[v, h]>)
@@ -25,12 +25,13 @@ struct Problem {
   const T* value;
   const T* edge_scale;
   T* out;
-  T* lse;
-  T* ends;
+  T* stats;
+  const T* ends;
   const T* grad_out;
   T* grad_query;
   T* grad_key;
   T* grad_value;
+  T* grad_dots;
   T scale;
   int64_t heads, width;
 
@@ -41,17 +42,19 @@ struct Problem {
         value(static_cast<const T*>(a.value)),
         edge_scale(static_cast<const T*>(a.edge_scale)),
         out(static_cast<T*>(a.out)),
-        lse(static_cast<T*>(a.lse)),
-        ends(static_cast<T*>(a.ends)),
+        stats(static_cast<T*>(a.stats)),
+        ends(static_cast<const T*>(a.ends)),
         grad_out(static_cast<const T*>(a.grad_out)),
         grad_query(static_cast<T*>(a.grad_query)),
         grad_key(static_cast<T*>(a.grad_key)),
         grad_value(static_cast<T*>(a.grad_value)),
+        grad_dots(static_cast<T*>(a.grad_dots)),
         scale(static_cast<T>(a.scale)),
         heads(a.num_heads),
         width(a.width) {}
 
-  T mask(int64_t k, int64_t h) const { return edge_scale ? edge_scale[graph.edge(k) * heads + h] : T(1); }
+  // The factors of nonzero k, or null.
+  const T* mask(int64_t k) const { return edge_scale ? edge_scale + graph.edge(k) * heads : nullptr; }
 };
 
 // dots[k - k0, h] = <gathered of k, resident of the row> in head h.
@@ -72,52 +75,58 @@ void sum_of_row(const Problem<T, I>& p, const T* gathered, int64_t row, int64_t 
   gather_long_row<N, false, 1>(gather, row, k0, k1, static_cast<T*>(nullptr), &sum, part);
 }
 
+// Of one nonzero, per head: its scaled score becomes what exp makes the probability of, but for a factor; and the
+// product of value and gradient what that is multiplied with to be the gradient of <query, key>. Scaled before: the
+// compiler would join product and difference in one operation, and so see another score than the forward.
+template <class T, class I>
+void to_exponents(const Problem<T, I>& p, const T* mask, const T* ends, T* scores, T* products) {
+  for (int64_t h = 0; h < p.heads; ++h) {
+    products[h] = (products[h] * (mask ? mask[h] : T(1)) - ends[4 * h + 2]) * p.scale;
+    scores[h] -= ends[4 * h];
+  }
+}
+
 template <int N, class T, class I>
 void forward(const Problem<T, I>& p, int threads) {
   for_rows<T>(p.graph, p.heads, p.width, 1, threads, [&](int64_t v, int64_t k0, int64_t k1, T* weights, T* part) {
-    T *out = p.out + v * p.width, *lse = p.lse + v * p.heads;
+    T *out = p.out + v * p.width, *stats = p.stats + 2 * v * p.heads;
     if (k0 == k1) {
-      std::fill(lse, lse + p.heads, T(0));
+      std::fill(stats, stats + 2 * p.heads, T(0));
       std::fill(out, out + p.width, T(0));
       return;
     }
     const int64_t n = (k1 - k0) * p.heads;
     dots_of_row<N>(p, p.key, p.query, v, k0, k1, weights);
     for (int64_t i = 0; i < n; ++i) weights[i] *= p.scale;
-    softmax_rows(weights, k1 - k0, p.heads, lse);
+    softmax_rows(weights, k1 - k0, p.heads, [&](int64_t h, T top, T sum) {
+      stats[2 * h] = top;
+      stats[2 * h + 1] = T(1) / sum;
+    });
     if (p.edge_scale)
       for (int64_t k = k0; k < k1; ++k)
-        for (int64_t h = 0; h < p.heads; ++h) weights[(k - k0) * p.heads + h] *= p.mask(k, h);
+        for (int64_t h = 0; h < p.heads; ++h) weights[(k - k0) * p.heads + h] *= p.mask(k)[h];
     sum_of_row<N>(p, p.value, v, k0, k1, weights, out, part);
   });
 }
 
 template <int N, class T, class I>
 void backward_rows(const Problem<T, I>& p, int threads) {
-  const int64_t per_head = p.width / p.heads;
   for_rows<T>(p.graph, p.heads, p.width, 2, threads, [&](int64_t v, int64_t k0, int64_t k1, T* scores, T* part) {
     const int64_t n = (k1 - k0) * p.heads;
-    T *products = scores + n, *ends = p.ends + 2 * v * p.heads, *grad = p.grad_query + v * p.width;
-    for (int64_t h = 0; h < p.heads; ++h) {
-      Vec<T, N> delta{};
-      for (int64_t d = v * p.width + h * per_head; d < v * p.width + (h + 1) * per_head; d += N)
-        delta += load<N>(p.out + d) * load<N>(p.grad_out + d);
-      ends[2 * h] = p.lse[v * p.heads + h];
-      ends[2 * h + 1] = horizontal_sum<T, N>(delta);
-    }
+    const T* ends = p.ends + 4 * v * p.heads;
+    T *products = scores + n, *grad = p.grad_query + v * p.width;
     if (k0 == k1) {
       std::fill(grad, grad + p.width, T(0));
       return;
     }
     dots_of_row<N>(p, p.key, p.query, v, k0, k1, scores);
     dots_of_row<N>(p, p.value, p.grad_out, v, k0, k1, products);
-    for (int64_t k = k0, i = 0; k < k1; ++k)
-      for (int64_t h = 0; h < p.heads; ++h, ++i) {
-        products[i] = (products[i] * p.mask(k, h) - ends[2 * h + 1]) * p.scale;
-        scores[i] = scores[i] * p.scale - ends[2 * h];
-      }
+    for (int64_t i = 0; i < n; ++i) scores[i] *= p.scale;
+    for (int64_t k = k0; k < k1; ++k)
+      to_exponents(p, p.mask(k), ends, scores + (k - k0) * p.heads, products + (k - k0) * p.heads);
     exp_all(scores, n);
-    for (int64_t i = 0; i < n; ++i) scores[i] *= products[i];
+    for (int64_t k = k0, i = 0; k < k1; ++k)
+      for (int64_t h = 0; h < p.heads; ++h, ++i) scores[i] *= products[i] * ends[4 * h + 1];
     sum_of_row<N>(p, p.key, v, k0, k1, scores, grad, part);
   });
 }
@@ -134,37 +143,69 @@ void backward_columns(const Problem<T, I>& p, int threads) {
     }
     dots_of_row<N>(p, p.query, p.key, u, k0, k1, scores);
     dots_of_row<N>(p, p.grad_out, p.value, u, k0, k1, products);
-    const auto end_of = [&](int64_t k) { return p.ends + 2 * static_cast<int64_t>(p.graph.indices[k]) * p.heads; };
-    for (int64_t k = k0, i = 0; k < k1; ++k)
-      for (int64_t h = 0; h < p.heads; ++h, ++i) {
-        products[i] = (products[i] * p.mask(k, h) - end_of(k)[2 * h + 1]) * p.scale;
-        scores[i] = scores[i] * p.scale - end_of(k)[2 * h];
-      }
+    for (int64_t i = 0; i < n; ++i) scores[i] *= p.scale;
+    for (int64_t k = k0; k < k1; ++k) {
+      const T* ends = p.ends + 4 * static_cast<int64_t>(p.graph.indices[k]) * p.heads;
+      to_exponents(p, p.mask(k), ends, scores + (k - k0) * p.heads, products + (k - k0) * p.heads);
+    }
     exp_all(scores, n);
-    for (int64_t k = k0, i = 0; k < k1; ++k)
-      for (int64_t h = 0; h < p.heads; ++h, ++i) {
-        products[i] *= scores[i];
-        scores[i] *= p.mask(k, h);
+    for (int64_t k = k0; k < k1; ++k) {
+      const int64_t at = (k - k0) * p.heads;
+      const T* ends = p.ends + 4 * static_cast<int64_t>(p.graph.indices[k]) * p.heads;
+      for (int64_t h = 0; h < p.heads; ++h) {
+        scores[at + h] *= ends[4 * h + 1];
+        products[at + h] *= scores[at + h];
       }
+      if (p.grad_dots) std::copy(products + at, products + at + p.heads, p.grad_dots + p.graph.edge(k) * p.heads);
+      if (p.edge_scale)
+        for (int64_t h = 0; h < p.heads; ++h) scores[at + h] *= p.mask(k)[h];
+    }
     sum_of_row<N>(p, p.query, u, k0, k1, products, grad_key, part);
     sum_of_row<N>(p, p.grad_out, u, k0, k1, scores, grad_value, part);
   });
+}
+
+template <int N, class T>
+void ends_of_rows(const DotAttentionEndsArgs& a) {
+  const int64_t per_head = a.width / a.num_heads, chunk = 1024;
+  const int threads = useful_threads(a.num_rows * a.width, a.threads);
+  parallel_for((a.num_rows + chunk - 1) / chunk, threads, [&](int64_t t) {
+    for (int64_t i = t * chunk * a.num_heads; i < std::min(a.num_rows, (t + 1) * chunk) * a.num_heads; ++i) {
+      Vec<T, N> delta{};
+      for (int64_t d = i * per_head; d < (i + 1) * per_head; d += N)
+        delta += load<N>(static_cast<const T*>(a.out) + d) * load<N>(static_cast<const T*>(a.grad_out) + d);
+      const T* stats = static_cast<const T*>(a.stats) + 2 * i;
+      T* ends = static_cast<T*>(a.ends) + 4 * i;
+      ends[0] = stats[0];
+      ends[1] = stats[1];
+      ends[2] = horizontal_sum<T, N>(delta);
+    }
+  });
+}
+
+// Calls f with the lanes of a vector as a constant: the most that heads of so many features allow.
+template <class T, class F>
+void with_lanes(int64_t per_head, const F& f) {
+  if (per_head % kLanes<T> == 0) return f(std::integral_constant<int, kLanes<T>>{});
+  if constexpr (kLanes<T> > 8)
+    if (per_head % 8 == 0) return f(std::integral_constant<int, 8>{});
+  f(std::integral_constant<int, 4>{});
 }
 
 template <class T, class I>
 void run(const DotAttentionArgs& a) {
   const Problem<T, I> p(a);
   const int threads = useful_threads(a.graph.nnz * (2 * a.width + 8 * a.num_heads), a.threads);
-  const auto with = [&](auto lanes) {
+  with_lanes<T>(a.width / a.num_heads, [&](auto lanes) {
     constexpr int N = decltype(lanes)::value;
-    if (!a.grad_out) return forward<N>(p, threads);
+    if (a.out) return forward<N>(p, threads);
     a.grad_query ? backward_rows<N>(p, threads) : backward_columns<N>(p, threads);
-  };
-  const int64_t per_head = a.width / a.num_heads;
-  if (per_head % kLanes<T> == 0) return with(std::integral_constant<int, kLanes<T>>{});
-  if constexpr (kLanes<T> > 8)
-    if (per_head % 8 == 0) return with(std::integral_constant<int, 8>{});
-  with(std::integral_constant<int, 4>{});
+  });
+}
+
+template <class T>
+void run(const DotAttentionEndsArgs& a) {
+  with_lanes<T>(a.width / a.num_heads, [&](auto lanes) { ends_of_rows<decltype(lanes)::value, T>(a); });
 }
 
 }  // namespace
@@ -174,5 +215,7 @@ void dot_attention(const DotAttentionArgs& a) {
   if (a.dtype == DType::f64) return wide ? run<double, int64_t>(a) : run<double, int32_t>(a);
   return wide ? run<float, int64_t>(a) : run<float, int32_t>(a);
 }
+
+void dot_attention_ends(const DotAttentionEndsArgs& a) { a.dtype == DType::f64 ? run<double>(a) : run<float>(a); }
 
 }  // namespace gnnaccel::GNNACCEL_ISA

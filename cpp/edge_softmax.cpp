@@ -30,14 +30,14 @@ template <class T, class I>
 
 // kHeads is the number of heads where it is a compile-time constant, 0 otherwise.
 template <int kHeads, class T, class I>
-void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* scores, Acc<T>* per_head) {
+void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* scores) {
   const int64_t heads = kHeads ? kHeads : p.heads;
   for (int64_t k = begin; k < end; ++k) {
     prefetch_edge(p, p.input, k);
     const T* from = p.input + p.graph.edge(k) * heads;
     for (int64_t h = 0; h < heads; ++h) scores[(k - begin) * heads + h] = widen(from[h]);
   }
-  softmax_rows(scores, end - begin, heads, per_head);
+  softmax_rows(scores, end - begin, heads, [](int64_t, Acc<T>, Acc<T>) {});
   for (int64_t k = begin; k < end; ++k) {
     prefetch_edge(p, p.out, k);
     T* to = p.out + p.graph.edge(k) * heads;
@@ -46,7 +46,7 @@ void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* sco
 }
 
 template <int kHeads, class T, class I>
-void backward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>*, Acc<T>* per_head) {
+void backward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* per_head) {
   const int64_t heads = kHeads ? kHeads : p.heads;
   for (int64_t h = 0; h < heads; ++h) per_head[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
@@ -74,9 +74,9 @@ void run_heads(const Problem<T, I>& p, int threads) {
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
       if (p.grad_out)
-        backward_row<kHeads>(p, begin, end, scores.get(), per_head.get());
+        backward_row<kHeads>(p, begin, end, per_head.get());
       else
-        forward_row<kHeads>(p, begin, end, scores.get(), per_head.get());
+        forward_row<kHeads>(p, begin, end, scores.get());
     }
   });
 }

@@ -86,14 +86,27 @@ struct DotAttentionArgs {  // see kernels.h; what a direction does not use is nu
   const void* key;
   const void* value;
   const void* edge_scale;
-  void* out;  // these two: written by the forward, read by the backward over rows
-  void* lse;
-  void* ends;            // written over rows, read over columns
+  void* out;
+  void* stats;
+  const void* ends;
   const void* grad_out;  // null in the forward
   void* grad_query;      // over rows
   void* grad_key;        // over columns
   void* grad_value;
+  void* grad_dots;
   double scale;
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+  int threads;
+};
+
+struct DotAttentionEndsArgs {  // see kernels.h
+  const void* out;
+  const void* stats;
+  const void* grad_out;
+  void* ends;
+  int64_t num_rows;
   int64_t num_heads;
   int64_t width;
   DType dtype;
@@ -131,16 +144,17 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   int threads;
 };
 
-#define GNNACCEL_DECLARE(isa)                  \
-  namespace isa {                              \
-  void spmm(const SpmmArgs&);                  \
-  void spmm_backward(const SpmmBackwardArgs&); \
-  void sddmm(const SddmmArgs&);                \
-  void edge_softmax(const EdgeSoftmaxArgs&);   \
-  void attention(const AttentionArgs&);        \
-  void dot_attention(const DotAttentionArgs&); \
-  void gatv2(const Gatv2Args&);                \
-  void head_dots(const HeadDotsArgs&);         \
+#define GNNACCEL_DECLARE(isa)                           \
+  namespace isa {                                       \
+  void spmm(const SpmmArgs&);                           \
+  void spmm_backward(const SpmmBackwardArgs&);          \
+  void sddmm(const SddmmArgs&);                         \
+  void edge_softmax(const EdgeSoftmaxArgs&);            \
+  void attention(const AttentionArgs&);                 \
+  void dot_attention(const DotAttentionArgs&);          \
+  void dot_attention_ends(const DotAttentionEndsArgs&); \
+  void gatv2(const Gatv2Args&);                         \
+  void head_dots(const HeadDotsArgs&);                  \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

@@ -63,24 +63,29 @@ void attention_backward(const Csr& transposed, const void* x, const void* score_
 // Dot-product attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * edge_scale[e] * value[u] per head, with
 // p = softmax over the row of scale * <query[v], key[u]>.
 //   query, out [num_rows, width], key, value [num_cols, width], width = num_heads * a multiple of 4; edge_scale
-//   [nnz, num_heads] or null (ones). lse [num_rows, num_heads] receives the log of each row's sum of exponentials, 0 in
-//   an empty row. f32 and f64. On CUDA also bf16 and f16, with lse in f32; width / num_heads a multiple of 16 bytes and
-//   at most 1024 bytes, features 16-byte aligned.
+//   [nnz, num_heads] or null (ones). stats [num_rows, num_heads, 2] receives the maximum m of
+//   each row's scores, and one over its sum of exp(score - m); 0 in an empty row. (m + log of the sum in one number
+//   would have the rounding of m.) f32 and f64. On CUDA also bf16 and f16, with stats in f32; width / num_heads a
+//   multiple of 16 bytes and at most 1024 bytes, features 16-byte aligned.
 void dot_attention(const Csr& graph, const void* query, const void* key, const void* value, const void* edge_scale,
-                   void* out, void* lse, double scale, int64_t num_heads, int64_t width, DType dtype, int threads);
+                   void* out, void* stats, double scale, int64_t num_heads, int64_t width, DType dtype, int threads);
 
-// Its gradient to the queries, from what it received and wrote; and what the one below needs of a destination: ends
-// [num_rows, num_heads, 2], of lse's dtype, receives lse and <out, grad_out>.
+// What its backward needs of a destination, from what it wrote: ends [num_rows, num_heads, 4], of stats' dtype and
+// 16-byte aligned, receives the two stats and <out, grad_out>; the fourth is not used.
+void dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
+                        int64_t num_heads, int64_t width, DType dtype, int threads);
+
+// Its gradient to the queries.
 void dot_attention_backward_rows(const Csr& graph, const void* query, const void* key, const void* value,
-                                 const void* edge_scale, const void* out, const void* lse, const void* grad_out,
-                                 void* grad_query, void* ends, double scale, int64_t num_heads, int64_t width,
-                                 DType dtype, int threads);
+                                 const void* edge_scale, const void* ends, const void* grad_out, void* grad_query,
+                                 double scale, int64_t num_heads, int64_t width, DType dtype, int threads);
 
-// Its gradients to keys and values, for the transposed matrix.
+// Its gradients to keys and values, for the transposed matrix; grad_dots [nnz, num_heads], or null, receives those to
+// the inner products of queries and keys, of which the gradient to the queries is a weighted sum of keys.
 void dot_attention_backward_columns(const Csr& transposed, const void* query, const void* key, const void* value,
                                     const void* edge_scale, const void* ends, const void* grad_out, void* grad_key,
-                                    void* grad_value, double scale, int64_t num_heads, int64_t width, DType dtype,
-                                    int threads);
+                                    void* grad_value, void* grad_dots, double scale, int64_t num_heads, int64_t width,
+                                    DType dtype, int threads);
 
 // Edge scores of GATv2: out[e, h] = <vectors[h], leaky_relu(x[c, h] + y[r, h], slope)> for every nonzero (r, c, e).
 //   x [num_cols, width], y [num_rows, width], vectors [width], out [nnz, num_heads]; width = num_heads * a multiple of

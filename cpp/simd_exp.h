@@ -74,14 +74,14 @@ void shifted_exp_flat(A* x, int64_t n, A* top, A* sum) {
   for (int64_t i = whole; i < n; ++i) *sum += x[i];
 }
 
-// Softmax over the n rows of x [n, heads], in place; lse [heads] receives log sum exp. A NaN score makes its
-// head NaN, as do scores that are all -inf.
-template <class A>
-void softmax_rows(A* x, int64_t n, int64_t heads, A* lse) {
+// Softmax over the n rows of x [n, heads], in place; note(head, maximum, sum of exp(x - maximum)) is called for each head.
+// A NaN score makes its head NaN, as do scores that are all -inf.
+template <class A, class Note>
+void softmax_rows(A* x, int64_t n, int64_t heads, const Note& note) {
   if (heads == 1) {
     A top, sum;
     shifted_exp_flat(x, n, &top, &sum);
-    lse[0] = top + std::log(sum);
+    note(0, top, sum);
     const A scale = A(1) / sum;
     for (int64_t i = 0; i < n; ++i) x[i] *= scale;
     return;
@@ -90,7 +90,7 @@ void softmax_rows(A* x, int64_t n, int64_t heads, A* lse) {
     constexpr int W = decltype(lanes)::value;
     Vec<A, W> top, sum;
     shifted_exp<W>(x + h, n, heads, &top, &sum);
-    for (int w = 0; w < W; ++w) lse[h + w] = top[w] + std::log(static_cast<A>(sum[w]));
+    for (int w = 0; w < W; ++w) note(h + w, static_cast<A>(top[w]), static_cast<A>(sum[w]));
     const Vec<A, W> scale = splat<W>(A(1)) / sum;
     for (int64_t i = 0; i < n; ++i) store<W>(x + i * heads + h, load<W>(x + i * heads + h) * scale);
   };

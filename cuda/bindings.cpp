@@ -138,21 +138,28 @@ int64_t dot_attention_workspace_bytes(Address indptr, Address indices, Address e
 
 void dot_attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                    int index_type, const pybind11::tuple& work, Address query, Address key, Address value,
-                   Address edge_scale, Address out, Address lse, double scale, int64_t num_heads, int64_t width,
+                   Address edge_scale, Address out, Address stats, double scale, int64_t num_heads, int64_t width,
                    int dtype, Address workspace, int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
   const pybind11::gil_scoped_release unlocked;
   check(cuda::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(query),
-                            at(key), at(value), at(edge_scale), at(out), at(lse), scale, num_heads, width,
+                            at(key), at(value), at(edge_scale), at(out), at(stats), scale, num_heads, width,
                             static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
         "dot_attention");
+}
+
+void dot_attention_ends(Address out, Address stats, Address grad_out, Address ends, int64_t num_rows, int64_t num_heads,
+                        int64_t width, int dtype, Address stream) {
+  check(cuda::dot_attention_ends(at(out), at(stats), at(grad_out), at(ends), num_rows, num_heads, width,
+                                 static_cast<DType>(dtype), on(stream)),
+        "dot_attention_ends");
 }
 
 int64_t dot_attention_backward_rows_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
                                                     int64_t num_cols, int64_t nnz, int index_type,
                                                     const pybind11::tuple& work, Address, Address, Address, Address,
-                                                    Address, Address, Address, Address, Address, double,
-                                                    int64_t num_heads, int64_t width, int dtype) {
+                                                    Address, Address, Address, double, int64_t num_heads, int64_t width,
+                                                    int dtype) {
   return cuda::dot_attention_backward_rows_workspace_bytes(
       csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), num_heads, width,
       static_cast<DType>(dtype));
@@ -160,14 +167,14 @@ int64_t dot_attention_backward_rows_workspace_bytes(Address indptr, Address indi
 
 void dot_attention_backward_rows(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                                  int64_t nnz, int index_type, const pybind11::tuple& work, Address query, Address key,
-                                 Address value, Address edge_scale, Address out, Address lse, Address grad_out,
-                                 Address grad_query, Address ends, double scale, int64_t num_heads, int64_t width,
-                                 int dtype, Address workspace, int64_t workspace_bytes, Address stream) {
+                                 Address value, Address edge_scale, Address ends, Address grad_out, Address grad_query,
+                                 double scale, int64_t num_heads, int64_t width, int dtype, Address workspace,
+                                 int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
   const pybind11::gil_scoped_release unlocked;
   check(cuda::dot_attention_backward_rows(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
-                                          at(query), at(key), at(value), at(edge_scale), at(out), at(lse), at(grad_out),
-                                          at(grad_query), at(ends), scale, num_heads, width, static_cast<DType>(dtype),
+                                          at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
+                                          at(grad_query), scale, num_heads, width, static_cast<DType>(dtype),
                                           at(workspace), workspace_bytes, on(stream)),
         "dot_attention_backward_rows");
 }
@@ -175,8 +182,8 @@ void dot_attention_backward_rows(Address indptr, Address indices, Address edge_i
 int64_t dot_attention_backward_columns_workspace_bytes(Address indptr, Address indices, Address edge_ids,
                                                        int64_t num_rows, int64_t num_cols, int64_t nnz, int index_type,
                                                        const pybind11::tuple& work, Address, Address, Address, Address,
-                                                       Address, Address, Address, Address, double, int64_t num_heads,
-                                                       int64_t width, int dtype) {
+                                                       Address, Address, Address, Address, Address, double,
+                                                       int64_t num_heads, int64_t width, int dtype) {
   return cuda::dot_attention_backward_columns_workspace_bytes(
       csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), num_heads, width,
       static_cast<DType>(dtype));
@@ -185,14 +192,14 @@ int64_t dot_attention_backward_columns_workspace_bytes(Address indptr, Address i
 void dot_attention_backward_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
                                     int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
                                     Address query, Address key, Address value, Address edge_scale, Address ends,
-                                    Address grad_out, Address grad_key, Address grad_value, double scale,
-                                    int64_t num_heads, int64_t width, int dtype, Address workspace,
+                                    Address grad_out, Address grad_key, Address grad_value, Address grad_dots,
+                                    double scale, int64_t num_heads, int64_t width, int dtype, Address workspace,
                                     int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
   const pybind11::gil_scoped_release unlocked;
   check(cuda::dot_attention_backward_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
                                              at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
-                                             at(grad_key), at(grad_value), scale, num_heads, width,
+                                             at(grad_key), at(grad_value), at(grad_dots), scale, num_heads, width,
                                              static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
         "dot_attention_backward_columns");
 }
@@ -304,6 +311,7 @@ void bind_cuda(pybind11::module_& module) {
   module.def("attention_backward_cuda_workspace_bytes", &attention_backward_workspace_bytes);
   module.def("dot_attention_cuda", &dot_attention);
   module.def("dot_attention_cuda_workspace_bytes", &dot_attention_workspace_bytes);
+  module.def("dot_attention_ends_cuda", &dot_attention_ends, Unlocked());
   module.def("dot_attention_backward_rows_cuda", &dot_attention_backward_rows);
   module.def("dot_attention_backward_rows_cuda_workspace_bytes", &dot_attention_backward_rows_workspace_bytes);
   module.def("dot_attention_backward_columns_cuda", &dot_attention_backward_columns);

@@ -13,8 +13,8 @@ int64_t dot_attention_workspace_bytes(const Csr& graph, const WorkList& work, in
 }
 
 cudaError_t dot_attention(const Csr& graph, const WorkList& work, const void* query, const void* key, const void* value,
-                          const void* edge_scale, void* out, void* lse, double scale, int64_t num_heads, int64_t width,
-                          DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+                          const void* edge_scale, void* out, void* stats, double scale, int64_t num_heads,
+                          int64_t width, DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   if (graph.num_rows == 0 || width == 0) return cudaSuccess;
   if (workspace_bytes < dot_attention_workspace_bytes(graph, work, num_heads, width, dtype) ||
       width / num_heads * size_of(dtype) > 16 * Config::max_vectors) {
@@ -28,7 +28,7 @@ cudaError_t dot_attention(const Csr& graph, const WorkList& work, const void* qu
     p.second = static_cast<const T*>(value);
     p.own_first = static_cast<const T*>(query);
     p.sum_second = static_cast<T*>(out);
-    p.lse_out = static_cast<Acc<T>*>(lse);
+    p.stats_out = static_cast<Acc<T>*>(stats);
     place_pieces(p, workspace, Mode::forward);
     return launch<Mode::forward>(p, stream);
   });

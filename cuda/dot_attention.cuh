@@ -39,15 +39,14 @@ struct Params {
   const T* own_first;
   const T* own_second;  // [rows, width]: what is multiplied with these; the forward has no second
   const T* edge_scale;  // [nnz, heads] or null
-  const T* result;      // [rows, width], over rows: what the forward returned
-  const A* lse;         // [rows, heads], over rows: the forward's
-  A* ends;              // [destinations, heads, 2]: log-sum-exp and delta; written over rows, read over columns
+  const A* ends;        // [destinations, heads, 4], backward: maximum, one over the sum, delta
   T* sum_first;         // [rows, width]: the gradient of queries; over columns: of keys
   T* sum_second;        // the result of the forward; over columns: the gradient of values
-  A* lse_out;           // [rows, heads], forward
+  T* grad_dots;         // [nnz, heads] or null, over columns
+  A* stats_out;         // [rows, heads, 2], forward: maximum, one over the sum
   A* pieces_first;      // [parts, width], in the workspace
   A* pieces_second;
-  A* stats;  // [parts, heads, 2], forward: maximum, sum
+  A* piece_stats;  // [parts, heads, 2], forward: maximum, sum
   A scale;
   int heads;
   int per_head;
@@ -60,6 +59,25 @@ __device__ __forceinline__ A sum_of_lanes(A value) {
 #pragma unroll
   for (int step = L / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;
+}
+
+// Never joined with an addition that follows: forward and backward have to see the same score, of any size.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
+template <typename A>
+__device__ __forceinline__ void load_end(const A* from, A& top, A& factor, A& delta) {
+  if constexpr (sizeof(A) == 4) {
+    Pack<A, 4> all;
+    load(from, all);
+    top = all.values[0];
+    factor = all.values[1];
+    delta = all.values[2];
+  } else {
+    top = __ldg(from);
+    factor = __ldg(from + 1);
+    delta = __ldg(from + 2);
+  }
 }
 
 template <typename T, int N>
@@ -102,7 +120,7 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
   const int64_t own_row = static_cast<int64_t>(span.row) * p.width,
                 own_scalar = static_cast<int64_t>(span.row) * p.heads + head;
   Pack<T, N> own_first[R], own_second[R];
-  A lse = 0, delta = 0;
+  A top = 0, factor = 0, delta = 0;  // of a destination
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     own_first[r].raw = own_second[r].raw = {};
@@ -110,23 +128,8 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
     load(p.own_first + own_row + d[r], own_first[r]);
     if (!FORWARD) load(p.own_second + own_row + d[r], own_second[r]);
   }
-  if constexpr (MODE == Mode::rows) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      Pack<T, N> result;
-      result.raw = {};
-      if (span.present && inside[r]) load(p.result + own_row + d[r], result);
-      delta += dot(result, own_second[r]);
-    }
-    delta = sum_of_lanes<L>(delta);
-    if (span.present) {
-      lse = p.lse[own_scalar];
-      // Of the pieces of a row, the first one.
-      if (lane == 0 && (span.part < 0 || span.begin == __ldg(p.rows.indptr + span.row))) {
-        p.ends[2 * own_scalar] = lse;
-        p.ends[2 * own_scalar + 1] = delta;
-      }
-    }
+  if (MODE == Mode::rows && span.present) {
+    load_end(p.ends + 4 * own_scalar, top, factor, delta);
   }
   Softmax<A, R * N> state;  // backward: `value` alone, sums of what is gathered second
   state.clear();
@@ -162,13 +165,16 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
         load(from_second + d[r], second[u][r]);
       }
     }
-    A mask[batch];  // of an edge
+    A mask[batch];          // of an edge
+    int64_t scalar[batch];  // where an edge's is
 #pragma unroll
     for (int u = 0; u < batch; ++u) {
       mask[u] = 1;
-      if (!p.edge_scale || u >= left) continue;
+      scalar[u] = 0;
+      if (u >= left || !(p.edge_scale || (COLUMNS && p.grad_dots))) continue;
       const int64_t edge = p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + here + u)) : here + u;
-      mask[u] = load_one(p.edge_scale + edge * p.heads + head);
+      scalar[u] = edge * p.heads + head;
+      if (p.edge_scale) mask[u] = load_one(p.edge_scale + scalar[u]);
     }
     A score[batch], product[batch];
 #pragma unroll
@@ -179,11 +185,11 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
         score[u] += inside[r] ? dot(first[u][r], own_first[r]) : A(0);
         if (!FORWARD) product[u] += inside[r] ? dot(second[u][r], own_second[r]) : A(0);
       }
-      score[u] = sum_of_lanes<L>(score[u]) * p.scale;
+      score[u] = rounded_product(sum_of_lanes<L>(score[u]), p.scale);
       if (!FORWARD) product[u] = sum_of_lanes<L>(product[u]);
     }
     if constexpr (FORWARD) {
-      A top = -INFINITY;
+      top = -INFINITY;
 #pragma unroll
       for (int u = 0; u < batch; ++u) top = u < left && score[u] > top ? score[u] : top;
       if (top > state.top) state.raise(top);
@@ -192,17 +198,16 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
     for (int u = 0; u < batch; ++u) {
       if constexpr (COLUMNS) {
         if (u < left) {
-          const A* ends = p.ends + 2 * (static_cast<int64_t>(source[u]) * p.heads + head);
-          lse = __ldg(ends);
-          delta = __ldg(ends + 1);
+          load_end(p.ends + 4 * (static_cast<int64_t>(source[u]) * p.heads + head), top, factor, delta);
         }
       }
       A weight_first = 0, weight_second = 0;
       if (u < left) {
-        const A probability = FORWARD ? state.weigh(score[u]) : exp(score[u] - lse);
+        const A probability = FORWARD ? state.weigh(score[u]) : exp(score[u] - top) * factor;
         if (FORWARD) state.sum += probability;
         weight_second = probability * mask[u];
         weight_first = probability * (mask[u] * product[u] - delta) * p.scale;
+        if (COLUMNS && p.grad_dots && lane == u) p.grad_dots[scalar[u]] = narrow<T>(weight_first);
       }
 #pragma unroll
       for (int r = 0; r < R; ++r) {
@@ -217,13 +222,14 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
 
   if (!span.present) return;
   const bool empty = span.begin == span.end, whole = span.part < 0;
-  const A factor = !FORWARD ? A(1) : empty ? A(0) : 1 / state.sum;
+  if (FORWARD) factor = empty ? A(0) : 1 / state.sum;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     if (!inside[r]) continue;
     if (whole) {
       if (!FORWARD) store_features<T, N>(p.sum_first + own_row + d[r], sum_first + r * N, A(1));
-      if (MODE != Mode::rows) store_features<T, N>(p.sum_second + own_row + d[r], state.value + r * N, factor);
+      if (MODE != Mode::rows)
+        store_features<T, N>(p.sum_second + own_row + d[r], state.value + r * N, FORWARD ? factor : A(1));
       continue;
     }
 #pragma unroll
@@ -234,9 +240,10 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
   }
   if (!FORWARD || lane) return;
   if (whole) {
-    p.lse_out[own_scalar] = empty ? A(0) : state.top + log(state.sum);
+    p.stats_out[2 * own_scalar] = empty ? A(0) : state.top;
+    p.stats_out[2 * own_scalar + 1] = factor;
   } else {
-    A* stats = p.stats + (span.part * p.heads + head) * 2;
+    A* stats = p.piece_stats + (span.part * p.heads + head) * 2;
     stats[0] = state.top;
     stats[1] = state.sum;
   }
@@ -257,7 +264,7 @@ struct Merge {
     State state;
     state.clear();
     if constexpr (forward) {
-      const Acc<T>* stats = p.stats + (part * p.heads + d / p.per_head) * 2;
+      const Acc<T>* stats = p.piece_stats + (part * p.heads + d / p.per_head) * 2;
       state.top = stats[0];
       state.sum = stats[1];
       state.value[0] = p.pieces_second[part * p.width + d];
@@ -279,7 +286,11 @@ struct Merge {
     const int64_t at = pieces.row * p.width + d;
     if constexpr (forward) {
       p.sum_second[at] = narrow<T>(state.value[0] / state.sum);
-      if (d % p.per_head == 0) p.lse_out[pieces.row * p.heads + d / p.per_head] = state.top + log(state.sum);
+      if (d % p.per_head == 0) {
+        Acc<T>* stats = p.stats_out + 2 * (pieces.row * p.heads + d / p.per_head);
+        stats[0] = state.top;
+        stats[1] = 1 / state.sum;
+      }
     } else {
       p.sum_first[at] = narrow<T>(state.first);
       if (MODE == Mode::columns) p.sum_second[at] = narrow<T>(state.second);
@@ -340,7 +351,7 @@ void place_pieces(Params<T, I>& p, void* workspace, Mode mode) {
     p.pieces_second = to;
     to += p.rows.num_parts * p.width;
   }
-  p.stats = to;
+  p.piece_stats = to;
 }
 
 }  // namespace dot_attention_impl

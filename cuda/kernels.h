@@ -69,23 +69,26 @@ cudaError_t attention_backward(const Csr& transposed, const WorkList& work, cons
 int64_t dot_attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width,
                                       DType dtype);
 cudaError_t dot_attention(const Csr& graph, const WorkList& work, const void* query, const void* key, const void* value,
-                          const void* edge_scale, void* out, void* lse, double scale, int64_t num_heads, int64_t width,
-                          DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+                          const void* edge_scale, void* out, void* stats, double scale, int64_t num_heads,
+                          int64_t width, DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+
+cudaError_t dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
+                               int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
 int64_t dot_attention_backward_rows_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads,
                                                     int64_t width, DType dtype);
 cudaError_t dot_attention_backward_rows(const Csr& graph, const WorkList& work, const void* query, const void* key,
-                                        const void* value, const void* edge_scale, const void* out, const void* lse,
-                                        const void* grad_out, void* grad_query, void* ends, double scale,
-                                        int64_t num_heads, int64_t width, DType dtype, void* workspace,
-                                        int64_t workspace_bytes, cudaStream_t stream);
+                                        const void* value, const void* edge_scale, const void* ends,
+                                        const void* grad_out, void* grad_query, double scale, int64_t num_heads,
+                                        int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
+                                        cudaStream_t stream);
 
 int64_t dot_attention_backward_columns_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
                                                        int64_t width, DType dtype);
 cudaError_t dot_attention_backward_columns(const Csr& transposed, const WorkList& work, const void* query,
                                            const void* key, const void* value, const void* edge_scale, const void* ends,
-                                           const void* grad_out, void* grad_key, void* grad_value, double scale,
-                                           int64_t num_heads, int64_t width, DType dtype, void* workspace,
+                                           const void* grad_out, void* grad_key, void* grad_value, void* grad_dots,
+                                           double scale, int64_t num_heads, int64_t width, DType dtype, void* workspace,
                                            int64_t workspace_bytes, cudaStream_t stream);
 
 cudaError_t gatv2_scores(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,

@@ -35,6 +35,22 @@ def test_gat_results_may_be_written_into(width, bias, options):
     assert counted["dgl.GATConv"].accelerated == 1
 
 
+@pytest.mark.parametrize("kind", ["AGNNConv", "DotGatConv"])
+def test_dot_attention_layers(kind):
+    """One op where they are plain ones, whose result may be written into; DGL's own forward elsewhere."""
+    torch.manual_seed(3)
+    layer = (dglnn.AGNNConv() if kind == "AGNNConv" else dglnn.DotGatConv(6, 4, 2)).double()
+    g = graph(loops=True)
+    counted = compare(lambda m, x: torch.relu_(m(g, x)), [rand(40, 6)], layer)
+    assert counted[f"dgl.{kind}"].accelerated == 1
+    if kind == "AGNNConv":
+        layer.beta = torch.nn.Parameter(torch.linspace(0, 3, 6).double())  # a temperature for each feature
+        counted = compare(lambda m, x: m(g, x), [rand(40, 6)], layer)
+    else:
+        counted = compare(lambda m, x: m(g, x, get_attention=True), [rand(40, 6)], layer)
+    assert f"dgl.{kind}" not in counted
+
+
 def test_gat_dropout_follows_its_own_mode():
     torch.manual_seed(3)
     layer, g = dglnn.GATConv(6, 4, num_heads=2, attn_drop=0.5).double().eval(), graph(loops=True)

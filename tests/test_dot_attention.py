@@ -47,13 +47,42 @@ def test_one_tensor_as_all_three():
 
 
 def test_large_scores():
-    graph = random_graph(6, 6, 30, 1)
-    query, key, value = inputs(graph, 2, 4, torch.float32)
-    query = (query * 1e4).detach().requires_grad_()
-    got = ops.dot_attention(graph, query, key, value, scale=1.0)
-    want = reference.dot_attention(graph, query.double(), key.double(), value.double(), 1.0)
-    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
-    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(got.sum(), (query, key, value)))
+    """Whole numbers, whose products float32 holds exactly: the gradients are as accurate as those of small scores."""
+    graph = random_graph(6, 6, 60, 1)
+    torch.manual_seed(0)
+    query, key = (torch.randint(-3, 4, (6, 2, 4)) * 32.0 for _ in range(2))
+    key[3:] = key[:3]  # equal scores, so that more than one counts
+    leaves = [t.requires_grad_() for t in (query * 32, key, torch.randn(6, 2, 4))]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    got, want = ops.dot_attention(graph, *leaves, scale=1.0), reference.dot_attention(graph, *exact, 1.0)
+    assert float((leaves[0] * leaves[1]).sum(-1).abs().max()) > 1e5
+    got, want = (got, *torch.autograd.grad(got.sum(), leaves)), (want, *torch.autograd.grad(want.sum(), exact))
+    for a, b in zip(got, want, strict=True):
+        size = b.abs().max()
+        torch.testing.assert_close(a.double() / size, b / size, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows,cols", [(0, 5), (5, 0), (0, 0)])
+def test_no_nodes_on_a_side(rows, cols):
+    graph = random_graph(rows, cols, 0, 2)
+    tensors = inputs(graph, 2, 3, torch.float32)
+    grads = torch.autograd.grad(ops.dot_attention(graph, *tensors).sum(), tensors)
+    assert all(g.shape == t.shape and not g.any() for g, t in zip(grads, tensors, strict=True))
+
+
+@pytest.mark.parametrize("edges", [200, 3000])  # the larger one does not write the gradients of the scores down
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1)])
+def test_some_gradients_alone(wanted, edges):
+    graph = random_graph(30, 20, edges, 0)
+    assert (edges > 4 * 30 * 5) == (edges == 3000)
+    leaves = [
+        t.detach().requires_grad_(bool(w)) for t, w in zip(inputs(graph, 2, 5, torch.float64), wanted, strict=True)
+    ]
+    asked = [t for t in leaves if t.requires_grad]
+    upstream = torch.randn(30, 2, 5, dtype=torch.float64)
+    got = torch.autograd.grad(ops.dot_attention(graph, *leaves), asked, upstream)
+    want = torch.autograd.grad(reference.dot_attention(graph, *leaves, 5**-0.5), asked, upstream)
+    torch.testing.assert_close(got, want)
 
 
 def test_registration_and_second_derivative():

@@ -28,6 +28,17 @@ def compare(graph, ours, theirs, inputs, *, pairs):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=1e-9, atol=1e-9)
 
 
+def compare_attention(graph, ours, theirs, inputs, index):
+    """The gradients of the vectors that make the scores; those of the edges' map show in the edge features'."""
+    grads = []
+    for out, vectors in (
+        (ours(graph, *inputs), [ours.attention]),
+        (theirs(inputs[0], index, *inputs[1:]), [theirs.att_src, theirs.att_dst]),
+    ):
+        grads.append(torch.cat(torch.autograd.grad(out.sin().sum(), vectors)))
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("heads,concat,edge_feats,bias", [(1, True, 0, True), (3, True, 0, False), (2, False, 5, True)])
 def test_gat(heads, concat, edge_feats, bias):
     graph = random_graph(30, 30, 300, 0)
@@ -45,6 +56,7 @@ def test_gat(heads, concat, edge_feats, bias):
         inputs.append(torch.randn(graph.nnz, edge_feats, dtype=torch.float64))
     pairs = [(ours.linear.weight, theirs.lin.weight)] + ([(ours.bias, theirs.bias)] if bias else [])
     index = edges_of(graph)
+    compare_attention(graph, ours, theirs, inputs, index)
     compare(graph, ours, lambda x, *e: theirs(x, index, *e), inputs, pairs=pairs)
     out, weights = ours(graph, *inputs, return_attention=True)
     want, (_, alpha) = theirs(inputs[0], index, *inputs[1:], return_attention_weights=True)
@@ -62,7 +74,11 @@ def test_gat_of_two_sides_and_dropout():
     torch.testing.assert_close(first, again)
     assert 0.3 < float((weights == 0).double().mean()) < 0.7
     conv.eval()
-    assert torch.equal(conv(graph, x), conv(graph, x))
+    theirs = PygGAT((6, 3), 4, 2, add_self_loops=False).double()
+    state = {"lin_src.weight": conv.linear.weight, "lin_dst.weight": conv.linear_target.weight, "bias": conv.bias}
+    state |= {"att_src": conv.attention[:1], "att_dst": conv.attention[1:]}
+    theirs.load_state_dict({name: value.detach() for name, value in state.items()})
+    torch.testing.assert_close(conv(graph, x), theirs(x, edges_of(graph)))
 
 
 def test_blocks_take_their_first_sources_as_destinations():
@@ -84,6 +100,14 @@ def test_agnn(learn):
     assert len(list(ours.parameters())) == learn and "beta" in ours.state_dict()
 
 
+def test_autocast():
+    graph, x = random_graph(30, 30, 300, 2), torch.randn(30, 6)
+    for conv in (nn.GATConv(6, 4, 2), nn.AGNNConv()):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = conv(graph, x)
+        torch.testing.assert_close(out.float(), conv(graph, x), rtol=0, atol=0.1)
+
+
 def test_bad_arguments():
     graph = random_graph(30, 30, 300, 2)
     x = torch.randn(30, 6)
@@ -91,5 +115,7 @@ def test_bad_arguments():
         nn.GATConv(6, 4)(graph, x, torch.randn(300, 2))
     with pytest.raises(ValueError, match="edge_feats"):
         nn.GATConv(6, 4, edge_feats=2)(graph, x)
+    with pytest.raises(ValueError, match="300 rows"):
+        nn.GATConv(6, 4, edge_feats=2)(graph, x, torch.randn(1, 2))
     with pytest.raises(ValueError, match="pair"):
         nn.GATConv((6, 6), 4)(graph, x)

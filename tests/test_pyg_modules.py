@@ -18,7 +18,7 @@ from torch_geometric import nn
 from torch_geometric.nn.conv import MessagePassing
 
 import gnnaccel
-from gnnaccel import pyg_backend, report
+from gnnaccel import ops, pyg_backend, report
 
 LAZY = ["GCN", "SAGE", "GraphConv", "GAT", "GATv2", "Transformer", "ResGated"]
 
@@ -220,6 +220,31 @@ def test_changed_linear(name, change):
         return out
 
     same(program, accelerated=None)
+
+
+def test_gat_scores_of_nodes(monkeypatch):
+    """In one op for both ends, but for vectors of another shape."""
+    calls = []
+    original = ops.head_dots
+    monkeypatch.setattr(ops, "head_dots", lambda x, vectors: calls.append(vectors.shape) or original(x, vectors))
+
+    def program(wrap):
+        layer, x = wrap(nn.GATConv(D, 4, 2)), rand(N, D)
+        out = [layer(x, edges())]
+        for name in ("att_src", "att_dst"):
+            setattr(layer, name, torch.nn.Parameter(rand(N, 2, 4)))  # a vector for each node
+        return [*out, layer(x, edges())]
+
+    same(program)
+    assert set(calls) == {(2, 2, 4)}
+
+
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.TransformerConv])
+def test_forward_replaced_on_the_class(layer, monkeypatch):
+    conv = gnnaccel.accelerate(layer(D, 4))
+    conv(rand(N, D), edges())
+    monkeypatch.setattr(layer, "forward", lambda self, *args: "replaced")
+    assert conv(rand(N, D), edges()) == "replaced"
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -170,7 +170,8 @@ def agnn_forward(original):
     """AGNNConv.forward that calls `ops.dot_attention` where the layer is a plain one."""
 
     def forward(self, graph, feat):
-        if not _is_matrix_of_one_side(self, graph, feat) or unsupported(feat, self.beta) is not None:
+        one = isinstance(self.beta, torch.Tensor) and self.beta.numel() == 1
+        if not one or not _is_matrix_of_one_side(self, graph, feat) or unsupported(feat, self.beta) is not None:
             return original(self, graph, feat)
         with report.accelerated("dgl.AGNNConv"):
             unit = nn.functional.normalize(feat, p=2, dim=-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,8 +34,8 @@ class GATConv(nn.Module):
 
     Notes
     -----
-    Without edge features and `return_attention` one op each way (`ops.attention`), which keeps nothing per edge but the
-    mask of a dropout.
+    Without edge features and `return_attention` one op each way: what it keeps, the Notes of `ops.attention` say; with
+    dropout its mask, [nnz, heads], too.
     Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
 
     Examples
@@ -74,7 +76,8 @@ class GATConv(nn.Module):
         for layer in (self.linear, self.linear_target, self.linear_edge):
             if layer is not None:
                 nn.init.xavier_uniform_(layer.weight)
-        nn.init.xavier_uniform_(self.attention)
+        bound = math.sqrt(6 / (self.heads + self.out_feats))
+        nn.init.uniform_(self.attention, -bound, bound)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -107,6 +110,8 @@ class GATConv(nn.Module):
                 + " edge_feats, the call has "
                 + ("none" if edge_feats is None else "some")
             )
+        if edge_feats is not None and len(edge_feats) != graph.nnz:
+            raise ValueError(f"GATConv: edge_feats: expected {graph.nnz} rows, one per edge, got {len(edge_feats)}")
         source, to_source, to_target = self._scores(graph, x)
         drops = self.training and self.dropout > 0
         if return_attention or self.linear_edge is not None:
@@ -133,11 +138,12 @@ class GATConv(nn.Module):
         if isinstance(x, tuple):
             target_map = self.linear if self.linear_target is None else self.linear_target
             source, target = self.linear(x[0]).view(shape), target_map(x[1]).view(shape)
-            return source, ops.head_dots(source, self.attention[:1])[0], ops.head_dots(target, self.attention[1:])[0]
+            attention = self.attention.to(source.dtype)  # under autocast a narrower one
+            return source, ops.head_dots(source, attention[:1])[0], ops.head_dots(target, attention[1:])[0]
         if self.linear_target is not None:
             raise ValueError("GATConv: x: expected a pair of tensors, as in_feats is a pair, got one")
         source = self.linear(x).view(shape)
-        to_source, to_target = ops.head_dots(source, self.attention).unbind()
+        to_source, to_target = ops.head_dots(source, self.attention.to(source.dtype)).unbind()
         return source, to_source, to_target[: graph.num_rows]
 
     def extra_repr(self) -> str:
@@ -156,7 +162,7 @@ class AGNNConv(nn.Module):
 
     Notes
     -----
-    One op (`ops.dot_attention` on normalised features), which keeps nothing per edge.
+    One op on normalised features: what it keeps, the Notes of `ops.dot_attention` say.
     Source: Thekumparampil et al., Attention-based Graph Neural Network for Semi-supervised Learning, 2018.
 
     Examples

@@ -18,6 +18,9 @@ from gnnaccel.ops.spmm import spmm_op
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? edge_scale"
 _FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 _MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
+# The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
+# the gradient of the queries is then a weighted sum, and not another pass that computes them again.
+_FEW = 4
 
 
 def dot_attention(
@@ -58,8 +61,9 @@ def dot_attention(
 
     Notes
     -----
-    Stores nothing per edge: the backward, one pass over the edges for query and one for key and value, recomputes the
-    probabilities from one log-sum-exp per row and head. In bfloat16 on the CPU, for heads of more than 1,024 bytes on
+    Keeps nothing per edge: the backward, one pass over the edges for key and value and one for query, recomputes the
+    probabilities from two numbers per row and head. Between its two passes it has [nnz, H] where that is at most
+    four times the size of the result. In bfloat16 on the CPU, for heads of more than 1,024 bytes on
     CUDA, and where a second derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`, which
     store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA graph's results change once in the
     last bits when it earns its work list (see `gnnaccel.prepare`).
@@ -104,7 +108,8 @@ def dot_attention(
     key, value = key.to(query.dtype), value.to(query.dtype)
     edge_scale = None if edge_scale is None else edge_scale.to(query.dtype)
     scale = max(query.shape[2], 1) ** -0.5 if scale is None else float(scale)
-    arrays = arrays_of(graph, needs_grad(query, key, value), value)
+    # The gradient of the query alone needs no transposed graph: it takes the pass over the rows.
+    arrays = arrays_of(graph, needs_grad(key, value), value)
     if not _fuses(query):
         return _composed(arrays, query, key, value, edge_scale, scale)
     return _dot_attention_op(*arrays, query, key, value, edge_scale, scale)[0]
@@ -138,15 +143,15 @@ def _scalars(x: Tensor, *shape: int) -> Tensor:
 
 def _impl(*args):
     arrays, (query, key, value, edge_scale, scale) = _arrays.split(args)
-    feats, rows = query.shape[2], (query.shape[0], query.shape[1])
-    lse = _scalars(query, *rows)
-    if query.shape[1:].numel() == 0:
-        return torch.zeros_like(query), lse.zero_()
+    feats = query.shape[2]
+    stats = _scalars(query, *query.shape[:2], 2)
+    if query.numel() == 0:
+        return torch.zeros_like(query), stats.zero_()
     query, key, value = map(aligned_heads, (query, key, value))
     edge_scale = None if edge_scale is None else edge_scale.contiguous()
     out = torch.empty_like(query)
-    _launch("dot_attention", arrays, query, (query, key, value, edge_scale, out, lse), scale)
-    return _unpadded(out, feats), lse
+    _launch("dot_attention", arrays, query, (query, key, value, edge_scale, out, stats), scale)
+    return _unpadded(out, feats), stats
 
 
 def _unpadded(x: Tensor, feats: int) -> Tensor:
@@ -154,30 +159,42 @@ def _unpadded(x: Tensor, feats: int) -> Tensor:
 
 
 def _backward_impl(*args):
-    arrays, (query, key, value, edge_scale, out, lse, grad_out, scale) = _arrays.split(args)
+    arrays, (query, key, value, edge_scale, out, stats, grad_out, scale, of_query, of_sources) = _arrays.split(args)
     feats = query.shape[2]
-    if query.shape[1:].numel() == 0:
+    if query.numel() == 0:
         return tuple(map(torch.zeros_like, (query, key, value)))
     query, key, value, out, grad_out = map(aligned_heads, (query, key, value, out, grad_out))
     edge_scale = None if edge_scale is None else edge_scale.contiguous()
-    grads = [torch.empty_like(t) for t in (query, key, value)]
-    ends = _scalars(query, query.shape[0], query.shape[1], 2)
-    inputs = (query, key, value, edge_scale)
-    rows = (*inputs, out, lse.contiguous(), grad_out, grads[0], ends)
-    _launch("dot_attention_backward_rows", arrays, query, rows, scale)
-    columns = (*inputs, ends, grad_out, *grads[1:])
-    _launch("dot_attention_backward_columns", arrays.turned(), query, columns, scale)
-    return tuple(_unpadded(grad, feats) for grad in grads)
+    rows, heads, width = query.shape
+    ends = _scalars(query, rows, heads, 4)
+    given = (lib.pointer(t) for t in (out, stats.contiguous(), grad_out, ends))
+    lib.launch("dot_attention_ends", query.device, *given, rows, heads, heads * width, lib.DTYPES[query.dtype])
+    inputs = (query, key, value, edge_scale, ends, grad_out)
+    grad_query = grad_key = grad_value = grad_dots = None
+    if of_sources:
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        if of_query and arrays.nnz <= _FEW * rows * width:
+            grad_dots = query.new_empty(arrays.nnz, heads)
+        columns = (*inputs, grad_key, grad_value, grad_dots)
+        _launch("dot_attention_backward_columns", arrays.turned(), query, columns, scale)
+    if grad_dots is not None:
+        grad_query = spmm_op(*arrays, key, grad_dots.unsqueeze(-1), "mul", "sum", 0.0)
+    elif of_query:
+        grad_query = torch.empty_like(query)
+        _launch("dot_attention_backward_rows", arrays, query, (*inputs, grad_query), scale)
+    grads = (grad_query, grad_key, grad_value)
+    return tuple(query.new_empty(0) if g is None else _unpadded(g, feats) for g in grads)
 
 
 def _fake(*args):
     _, (query, *_) = _arrays.split(args)
-    return torch.empty_like(query, memory_format=torch.contiguous_format), _scalars(query, *query.shape[:2])
+    return torch.empty_like(query, memory_format=torch.contiguous_format), _scalars(query, *query.shape[:2], 2)
 
 
 def _backward_fake(*args):
-    _, (query, key, value, *_) = _arrays.split(args)
-    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    _, (query, key, value, *_, of_query, of_sources) = _arrays.split(args)
+    wanted = ((query, of_query), (key, of_sources), (value, of_sources))
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) if w else t.new_empty(0) for t, w in wanted)
 
 
 def _setup_context(ctx, inputs, output):
@@ -190,24 +207,28 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad_out, _):
     if grad_out is None:
         return None, None, None, None, None
-    arrays, (query, key, value, edge_scale, out, lse) = _arrays.saved(ctx)
+    arrays, (query, key, value, edge_scale, out, stats) = _arrays.saved(ctx)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
         # Fresh aliases: one tensor may be several of these, and each has a gradient of its own.
         inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (query, key, value)]
         result = _composed(arrays, *inputs, edge_scale, ctx.scale)
         grads = torch.autograd.grad(result, inputs, grad_out, create_graph=True)
     else:
-        grads = _backward_op(*arrays, query, key, value, edge_scale, out, lse, grad_out, ctx.scale)
+        of_query, of_sources = ctx.wanted[0], ctx.wanted[1] or ctx.wanted[2]
+        saved = (query, key, value, edge_scale, out, stats)
+        grads = _backward_op(*arrays, *saved, grad_out, ctx.scale, of_query, of_sources)
+        grads = tuple(g if w else None for g, w in zip(grads, ctx.wanted, strict=False))
     return *grads, None, None
 
 
 _backward_op = _operators.register(
     "dot_attention_backward",
-    f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor lse, Tensor grad_out, float scale) -> (Tensor, Tensor, Tensor)",
+    f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor stats, Tensor grad_out, float scale, bool of_query, "
+    "bool of_sources) -> (Tensor, Tensor, Tensor)",
     _backward_impl,
     _backward_fake,
 )
-# out, and the log-sum-exp [num_rows, H] that the backward reads.
+# out, and what the backward reads beside it: stats [num_rows, H, 2], the row's maximum and one over its sum.
 _dot_attention_op = _operators.register(
     "dot_attention",
     f"({_arrays.SCHEMA}, {_INPUTS}, float scale) -> (Tensor, Tensor)",

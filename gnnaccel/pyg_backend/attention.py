@@ -166,7 +166,9 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     _check_edges(graph, edge_attr)
     if current.hidden and edge_attr is None and not torch.is_autocast_enabled(query.device.type):
         conv._alpha = None
-        out = ops.dot_attention(graph, query, key, value, edge_scale=_dropped(conv, query.new_ones, graph.nnz))
+        scale = _dropped(conv, query.new_ones, graph.nnz)
+        graph = _ordered(graph) if scale is None else graph
+        out = ops.dot_attention(graph, query, key, value, edge_scale=scale)
         return out if conv.root_weight or not conv.concat else out.clone()  # see gat()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
     query = query / math.sqrt(conv.out_channels)
@@ -218,11 +220,10 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     _same(source, left, right, conv.beta)
     if source.dim() != 2:
         raise Unsupported("features that are not [N, F]")
-    graph = edges.graph()
-    if not torch.is_autocast_enabled(source.device.type):
+    graph = _ordered(edges.graph())
+    if not torch.is_autocast_enabled(source.device.type) and conv.beta.numel() == 1:
         heads = (t.unsqueeze(1) for t in (conv.beta * right, left, source))
         return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # as in gat()
-    graph = _ordered(graph)
     scores = conv.beta * ops.sddmm(graph, left, right, "dot", "u", "v").squeeze(-1)
     return ops.spmm(graph, source, ops.edge_softmax(graph, exponent(scores)))
 

@@ -60,7 +60,7 @@ def _is_plain(conv: Any, x, edge_index) -> bool:
 
 def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """<x[n, h], vector[h]> for each vector [1, H, C]: [N, H] each."""
-    same = all(v.dtype == x.dtype and v.device == x.device and v.shape[1:] == x.shape[1:] for v in vectors)
+    same = all(v.dtype == x.dtype and v.device == x.device and v.shape == (1, *x.shape[1:]) for v in vectors)
     if same and takes(x) and not torch.is_autocast_enabled(x.device.type):
         return ops.head_dots(x, torch.cat(vectors)).unbind()
     return tuple((x * v).sum(-1) for v in vectors)
