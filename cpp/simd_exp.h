@@ -74,8 +74,8 @@ void shifted_exp_flat(A* x, int64_t n, A* top, A* sum) {
   for (int64_t i = whole; i < n; ++i) *sum += x[i];
 }
 
-// Softmax over the n rows of x [n, heads], in place; note(head, maximum, sum of exp(x - maximum)) is called for each head.
-// A NaN score makes its head NaN, as do scores that are all -inf.
+// Softmax over the n rows of x [n, heads], in place; note(head, maximum, sum of exp(x - maximum)) is called for each
+// head. A NaN score makes its head NaN, as do scores that are all -inf.
 template <class A, class Note>
 void softmax_rows(A* x, int64_t n, int64_t heads, const Note& note) {
   if (heads == 1) {
