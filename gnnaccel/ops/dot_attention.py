@@ -18,9 +18,9 @@ from gnnaccel.ops.spmm import spmm_op
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? edge_scale"
 _FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 _MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
-# The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result: the
-# gradient of the queries is then a weighted sum, and not another pass that computes them again. On CUDA for wide heads:
-# H200, arxiv-like, reddit-like: 0.85 to 0.9 of the time at 512 bytes a head, 1.1 at 64 and 128.
+# The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
+# the gradient of the queries is then a weighted sum, and not another pass that computes them again. On CUDA for wide
+# heads: H200, arxiv-like and reddit-like, 0.85 to 0.9 of the time at 256 and 512 bytes a head, 1.1 at 32 to 128.
 _FEW = 4
 _WIDE_HEAD_BYTES = 256
 
