@@ -239,6 +239,16 @@ def test_gat_scores_of_nodes(monkeypatch):
     assert set(calls) == {(2, 2, 4)}
 
 
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.GCNConv])
+def test_traced_after_a_call(layer):
+    """What is remembered of the edges does not become a constant of the trace."""
+    conv, x, index = gnnaccel.accelerate(layer(D, 4)), rand(N, D), edges()
+    conv(x, index)
+    traced = torch.jit.trace(conv, (x, index))
+    other = index.flip(0)[:, : E // 2].contiguous()
+    torch.testing.assert_close(traced(x, other), conv(x, other))
+
+
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.TransformerConv])
 def test_forward_replaced_on_the_class(layer, monkeypatch):
     conv = gnnaccel.accelerate(layer(D, 4))

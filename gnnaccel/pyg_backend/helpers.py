@@ -63,8 +63,8 @@ def memoised(original: Callable) -> Callable:
 
 
 def _can_remember(edges, values, rest) -> bool:
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+        return False  # a trace would hold what is remembered as a constant
     if not isinstance(edges, Tensor) or (edges.is_floating_point() and edges.requires_grad):
         return False
     if not (values is None or isinstance(values, Tensor)):
