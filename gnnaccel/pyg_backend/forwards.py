@@ -20,7 +20,7 @@ from gnnaccel.pyg_backend.reduce import takes
 
 def gat(original: Callable) -> Callable:
     """GATConv.forward with the two scores of a node from one pass over its features, where sources and destinations are
-    the same nodes: PyG's makes and keeps two tensors of the features' size for them."""
+    the same nodes: PyG's makes and keeps two tensors of the features' size for them. After the forward of PyG 2.8."""
 
     @functools.wraps(original)
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
