@@ -218,9 +218,11 @@ def _backward(ctx, grad_out, _):
     arrays, (query, key, value, edge_scale, out, stats) = _arrays.saved(ctx)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
         # Fresh aliases: one tensor may be several of these, and each has a gradient of its own.
-        inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (query, key, value)]
+        inputs = [t.view_as(t) if w else t.detach() for t, w in zip((query, key, value), ctx.wanted, strict=False)]
+        wanted = [t for t in inputs if t.requires_grad]
         result = _composed(arrays, *inputs, edge_scale, ctx.scale)
-        grads = torch.autograd.grad(result, inputs, grad_out, create_graph=True)
+        found = iter(torch.autograd.grad(result, wanted, grad_out, create_graph=True))
+        grads = tuple(next(found) if t.requires_grad else None for t in inputs)
     else:
         of_query, of_sources = ctx.wanted[0], ctx.wanted[1] or ctx.wanted[2]
         saved = (query, key, value, edge_scale, out, stats)
