@@ -167,7 +167,6 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     if current.hidden and edge_attr is None and not torch.is_autocast_enabled(query.device.type):
         conv._alpha = None
         scale = _dropped(conv, query.new_ones, graph.nnz)
-        graph = _ordered(graph) if scale is None else graph
         out = ops.dot_attention(graph, query, key, value, edge_scale=scale)
         return out if conv.root_weight or not conv.concat else out.clone()  # see gat()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
@@ -201,18 +200,6 @@ def _incidence(graph: Graph) -> Graph:
     return found
 
 
-def _ordered(graph: Graph) -> Graph:
-    """The graph with its edges renumbered in row order: edge tensors that stay inside are then read in sequence."""
-    if graph.edge_ids is None:
-        return graph
-    found = derived.get((graph.indptr,), "ordered")
-    if found is None:
-        with torch.inference_mode(False):
-            found = Graph(graph.indptr.clone(), graph.indices, None, graph.num_cols)  # clone: as in _incidence
-        derived.put((graph.indptr,), "ordered", found)
-    return found
-
-
 def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     """AGNNConv: message() and aggregation; scores are beta times the cosine of the two ends."""
     source = _node(edges, x, "_j", "x")
@@ -220,7 +207,7 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     _same(source, left, right, conv.beta)
     if source.dim() != 2:
         raise Unsupported("features that are not [N, F]")
-    graph = _ordered(edges.graph())
+    graph = edges.graph()
     if not torch.is_autocast_enabled(source.device.type) and conv.beta.numel() == 1:
         heads = (t.unsqueeze(1) for t in (conv.beta * right, left, source))
         return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # as in gat()
