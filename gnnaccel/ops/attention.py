@@ -17,7 +17,7 @@ from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
 
-_FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
+FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 
 
 def attention(
@@ -83,11 +83,7 @@ def attention(
     rows = {"score_src": (score_src, graph.num_cols), "score_dst": (score_dst, graph.num_rows)}
     if edge_scale is not None:
         rows["edge_scale"] = (edge_scale, graph.nnz)
-        if needs_grad(edge_scale):
-            raise ValueError(
-                "attention: edge_scale: expected a constant, got a tensor that requires a gradient; detach it, or "
-                "compose sddmm, edge_softmax and spmm"
-            )
+        _check.constant("attention", "edge_scale", edge_scale)
     for name, (value, count) in rows.items():
         _check.feature("attention", name, value, count, "rows", graph.device)
         x, _ = _check.same_dtype("attention", x, value, "x", name)  # under autocast x ends up in the widest
@@ -97,7 +93,7 @@ def attention(
     edge_scale = None if edge_scale is None else edge_scale.to(x.dtype)
     keep = needs_grad(x, score_src, score_dst)
     arrays = arrays_of(graph, keep, x)
-    if x.dtype not in _FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or _shorter_by_parts(graph, x):
+    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or _shorter_by_parts(graph, x):
         return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
     return _attention_op(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
 
@@ -112,7 +108,11 @@ def _shorter_by_parts(graph: Graph, x: Tensor) -> bool:
 
 def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
     scores = sddmm_op(*arrays, score_src, score_dst, "add", "u", "v")
-    scores = torch.nn.functional.leaky_relu(scores, negative_slope)
+    return weighted_sum(arrays, torch.nn.functional.leaky_relu(scores, negative_slope), x, edge_scale)
+
+
+def weighted_sum(arrays: Arrays, scores: Tensor, x: Tensor, edge_scale: Tensor | None) -> Tensor:
+    """Sources weighted by the softmax of scores [nnz, H], times `edge_scale` where there is one."""
     weight = edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
     if edge_scale is not None:
         weight = weight * edge_scale

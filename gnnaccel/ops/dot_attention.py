@@ -11,12 +11,11 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads
-from gnnaccel.ops.edge_softmax import edge_softmax_op
+from gnnaccel.ops.attention import FUSED_DTYPES, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? edge_scale"
-_FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 _MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
 # The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
 # the gradient of the queries is then a weighted sum, and not another pass that computes them again. On CUDA for wide
@@ -99,11 +98,7 @@ def dot_attention(
                 f"dot_attention: edge_scale: expected shape [{graph.nnz}, {query.shape[1]}], got "
                 f"{tuple(edge_scale.shape)}"
             )
-        if needs_grad(edge_scale):
-            raise ValueError(
-                "dot_attention: edge_scale: expected a constant, got a tensor that requires a gradient; detach it, or "
-                "compose sddmm, edge_softmax and spmm"
-            )
+        _check.constant("dot_attention", "edge_scale", edge_scale)
     for name, other in (("key", key), ("value", value), ("edge_scale", edge_scale)):
         if other is not None:
             query, _ = _check.same_dtype("dot_attention", query, other, "query", name)  # under autocast the widest
@@ -118,17 +113,14 @@ def dot_attention(
 
 
 def _fuses(query: Tensor) -> bool:
-    if query.dtype not in _FUSED_DTYPES["cuda" if query.is_cuda else "cpu"]:
+    if query.dtype not in FUSED_DTYPES["cuda" if query.is_cuda else "cpu"]:
         return False
     return not query.is_cuda or query.shape[2] * query.element_size() <= _MAX_CUDA_HEAD_BYTES
 
 
 def _composed(arrays: Arrays, query, key, value, edge_scale, scale) -> Tensor:
     scores = sddmm_op(*arrays, key, query * scale, "dot", "u", "v").squeeze(-1)
-    weight = edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
-    if edge_scale is not None:
-        weight = weight * edge_scale
-    return spmm_op(*arrays, value, weight.unsqueeze(-1), "mul", "sum", 0.0)
+    return weighted_sum(arrays, scores, value, edge_scale)
 
 
 def _launch(name: str, arrays: Arrays, query: Tensor, tensors, scale: float) -> None:
