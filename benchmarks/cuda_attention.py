@@ -2,11 +2,12 @@
 
     python benchmarks/cuda_attention.py --csv out.csv
     python benchmarks/cuda_attention.py --graphs arxiv-like:sorted --kinds additive --shapes 1x32 4x16
+    python benchmarks/cuda_attention.py --dropout 0.5 --no-peers
 
-Kinds: additive (GAT; one op), gatv2 (scores, softmax, SpMM), dot (transformers, and AGNN on normalised features; one
-op). Results and gradients are checked first, against our own ops in float64, of single ops their composition
-(the tests compare them with their definitions). Times are medians of single calls in device time, in milliseconds.
-composed: by sddmm, leaky_relu, edge_softmax and spmm, which keep [edges, heads]. pyg: gather,
+Kinds: additive (GAT; one op), gatv2 (its scores, and given), dot (transformers, and AGNN on normalised features; one
+op), given (scores per edge; one op). Results and gradients are checked first, against the composed ops in float64 (with
+dropout against the same op). Times are medians of single calls in device time, in milliseconds.
+composed: by sddmm or gatv2_scores, leaky_relu, edge_softmax, dropout and spmm, which keep [edges, heads]. pyg: gather,
 softmax by scatter, gather, scatter, which keep [edges, heads, features]; blank where that is too much memory.
 recorded: dgNN's fused GAT forward (float32) and Fused3S's dot-product attention (float16), of one head, on the same
 graphs and GPU.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import itertools
 
 import graphs
@@ -43,27 +45,40 @@ COLUMNS = ("graph", "nodes", "edges", "kind", "shape", "dtype", "forward_ms", "k
 PYG_LIMIT_BYTES = 20e9  # of one message per edge
 
 
-def composed_additive(graph: Graph, x, source, target):
-    scores = leaky_relu(ops.sddmm(graph, source, target, "add", "u", "v"), 0.2)
-    return ops.spmm(graph, x, ops.edge_softmax(graph, scores))
+def weighted(graph: Graph, x, scores, dropout):
+    return ops.spmm(graph, x, torch.nn.functional.dropout(ops.edge_softmax(graph, scores), dropout, dropout > 0))
 
 
-def gatv2(graph: Graph, x, y, vectors):
-    return ops.spmm(graph, x, ops.edge_softmax(graph, ops.gatv2_scores(graph, x, y, vectors)))
+def composed_additive(graph: Graph, x, source, target, dropout=0.0):
+    return weighted(graph, x, leaky_relu(ops.sddmm(graph, source, target, "add", "u", "v"), 0.2), dropout)
 
 
-def dot(graph: Graph, value, key, query):
-    return ops.dot_attention(graph, query, key, value, scale=1.0)
+def gatv2(graph: Graph, x, y, vectors, **dropout):
+    return ops.edge_attention(graph, ops.gatv2_scores(graph, x, y, vectors), x, **dropout)
 
 
-def composed_dot(graph: Graph, value, key, query):
-    scores = ops.sddmm(graph, key, query, "dot", "u", "v").squeeze(-1)
-    return ops.spmm(graph, value, ops.edge_softmax(graph, scores))
+def composed_gatv2(graph: Graph, x, y, vectors, dropout=0.0):
+    return weighted(graph, x, ops.gatv2_scores(graph, x, y, vectors), dropout)
 
 
-OURS = {"additive": ops.attention, "gatv2": gatv2, "dot": dot}
-COMPOSED = {"additive": composed_additive, "dot": composed_dot}
-EXACT = OURS | COMPOSED
+def dot(graph: Graph, value, key, query, **dropout):
+    return ops.dot_attention(graph, query, key, value, scale=1.0, **dropout)
+
+
+def composed_dot(graph: Graph, value, key, query, dropout=0.0):
+    return weighted(graph, value, ops.sddmm(graph, key, query, "dot", "u", "v").squeeze(-1), dropout)
+
+
+def given_scores(graph: Graph, x, scores, **dropout):
+    return ops.edge_attention(graph, scores, x, **dropout)
+
+
+def composed_given(graph: Graph, x, scores, dropout=0.0):
+    return weighted(graph, x, scores, dropout)
+
+
+OURS = {"additive": ops.attention, "gatv2": gatv2, "dot": dot, "given": given_scores}
+COMPOSED = {"additive": composed_additive, "gatv2": composed_gatv2, "dot": composed_dot, "given": composed_given}
 
 
 def inputs(graph: Graph, kind: str, heads: int, feats: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -72,6 +87,7 @@ def inputs(graph: Graph, kind: str, heads: int, feats: int, dtype: torch.dtype) 
         "additive": (sources, sources[:2], targets[:2]),
         "gatv2": (sources, targets, (heads, feats)),
         "dot": (sources, sources, targets),
+        "given": (sources, (graph.nnz, heads)),
     }[kind]
     made = [torch.randn(s, device=graph.device).to(dtype) for s in shapes]
     if kind == "dot":
@@ -79,14 +95,16 @@ def inputs(graph: Graph, kind: str, heads: int, feats: int, dtype: torch.dtype) 
     return made
 
 
-def plain(kind: str, graph: Graph, rows, cols, x, second, third):
+def plain(kind: str, graph: Graph, rows, cols, x, second, third=None):
     """What PyG's layers run on edge_index."""
     if kind == "additive":
         scores = leaky_relu(second[cols] + third[rows], 0.2)
     elif kind == "gatv2":
         scores = (leaky_relu(x[cols] + second[rows], 0.2) * third).sum(-1)
-    else:
+    elif kind == "dot":
         scores = (second[cols] * third[rows]).sum(-1)
+    else:
+        scores = second
     index, size = rows.view(-1, 1).expand_as(scores), (graph.num_rows, scores.shape[1])
     top = scores.detach().new_zeros(size).scatter_reduce_(0, index, scores.detach(), "amax", include_self=False)
     p = (scores - top[rows]).exp()
@@ -94,19 +112,22 @@ def plain(kind: str, graph: Graph, rows, cols, x, second, third):
     return x.new_zeros(graph.num_rows, *x.shape[1:]).index_add(0, rows, x[cols] * p.unsqueeze(-1))
 
 
-def measure(graph: Graph, name: str, kind: str, shape: str, dtype: torch.dtype, peers: bool) -> dict:
+def measure(graph: Graph, name: str, kind: str, shape: str, dtype: torch.dtype, peers: bool, dropout: float) -> dict:
     heads, feats = map(int, shape.split("x"))
     given = inputs(graph, kind, heads, feats, dtype)
     leaves = [t.clone().requires_grad_() for t in given]
     grad = torch.randn(graph.num_rows, heads, feats, device=graph.device, dtype=dtype)
     ours = OURS[kind]
+    if dropout:
+        ours = functools.partial(ours, dropout=dropout, seed=torch.ones(1, dtype=torch.int64, device=graph.device))
+    composed = functools.partial(COMPOSED[kind], dropout=dropout)
 
     def backward_of(op):
         out = op(graph, *leaves)
         return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
     exact = [t.double().requires_grad_() for t in given]
-    want = EXACT[kind](graph, *exact)
+    want = composed(graph, *exact) if not dropout else ours(graph, *exact)
     want = (want.detach(), *torch.autograd.grad(want, exact, grad.double()))
     got = (ours(graph, *leaves), *backward_of(ours)())
     error = max(relative_error(a.detach(), b) for a, b in zip(got, want, strict=True))
@@ -124,9 +145,8 @@ def measure(graph: Graph, name: str, kind: str, shape: str, dtype: torch.dtype, 
         "rel_error": f"{error:.2g}",
         "recorded_forward_ms": RECORDED.get((kind, str(dtype).removeprefix("torch."), name), {}).get(shape),
     }
-    if kind in COMPOSED:
-        row["composed_forward_ms"] = time_ms(lambda: COMPOSED[kind](graph, *given))[0]
-        row["composed_backward_ms"] = time_ms(backward_of(COMPOSED[kind]))[0]
+    row["composed_forward_ms"] = time_ms(lambda: composed(graph, *given))[0]
+    row["composed_backward_ms"] = time_ms(backward_of(composed))[0]
     if peers and graph.nnz * heads * feats * dtype.itemsize < PYG_LIMIT_BYTES:
         ends = reference.rows_of(graph.indptr), graph.indices.long()
         row["pyg_forward_ms"] = peer_ms(lambda: plain(kind, graph, *ends, *given))
@@ -142,6 +162,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(OURS), choices=OURS)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="heads x features of a head")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--dropout", type=float, default=0.0, help="of the weights; PyG's path is without")
     parser.add_argument("--no-peers", action="store_true", help="without PyG's path")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
     parser.add_argument("--csv", help="file to write")
@@ -157,7 +178,7 @@ def main() -> None:
         graph = Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
         gnnaccel.prepare(graph, reorder=False)
         for kind, shape in itertools.product(args.kinds, args.shapes):
-            row = measure(graph, name, kind, shape, getattr(torch, args.dtype), not args.no_peers)
+            row = measure(graph, name, kind, shape, getattr(torch, args.dtype), not args.no_peers, args.dropout)
             row |= {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "kind": kind, "shape": shape}
             row["dtype"] = args.dtype
             lines.append([_short(row.get(column)) for column in COLUMNS])

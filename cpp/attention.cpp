@@ -3,8 +3,8 @@
 // of the backward are recomputed from the row's saved log-sum-exp.
 //   s(k, h)    = score_src[u, h] + score_dst[v, h]
 //   p(k, h)    = exp(leaky(s) - lse[v, h])
-//   out[v, h]  = sum over k of p * edge_scale[e, h] * x[u, h]
-//   backward   d s(k, h) = p * (edge_scale * <x[u, h], grad_out[v, h]> - delta[v, h]) * leaky'(s)
+//   out[v, h]  = sum over k of p * factor[e, h] * x[u, h]
+//   backward   d s(k, h) = p * (factor * <x[u, h], grad_out[v, h]> - delta[v, h]) * leaky'(s)
 //              delta[v, h] = <out[v, h], grad_out[v, h]>
 // Summed by source, d s needs the walk over the transposed rows that grad_x needs anyway. Summed by destination
 // it needs no walk: leaky' is slope + (1 - slope) * [s > 0], and the slope's part cancels, which leaves
@@ -63,7 +63,7 @@ template <int N, bool kKeep, class T, class I>
 void forward(const AttentionArgs& a, int threads) {
   const CsrOf<I> g(a.graph);
   const int64_t heads = a.num_heads;
-  const auto* scale = static_cast<const T*>(a.edge_scale);
+  const EdgeFactors<T> factor(a.factor);
   const Gather<T, I> gather{g, static_cast<const T*>(a.x), nullptr, heads, a.width};
   for_rows<T>(g, heads, a.width, kKeep ? 2 : 1, threads, [&](int64_t v, int64_t k0, int64_t k1, T* p, T* part) {
     const int64_t n = (k1 - k0) * heads;
@@ -91,9 +91,8 @@ void forward(const AttentionArgs& a, int threads) {
       for_heads(heads, [&](auto lanes, int64_t h) {
         add_columns<decltype(lanes)::value, true>(p + h, positive + h, n, heads, p_pos + h);
       });
-    if (scale)
-      for (int64_t k = k0; k < k1; ++k)
-        for (int64_t h = 0; h < heads; ++h) p[(k - k0) * heads + h] *= scale[g.edge(k) * heads + h];
+    if (factor.any())
+      for (int64_t k = k0; k < k1; ++k) factor.multiply(p + (k - k0) * heads, g.edge(k), heads);
     if constexpr (kKeep)
       for (int64_t i = 0; i < n; ++i) positive[i] *= p[i];
     const Sum<T> sums[] = {{p, out}, {positive, out_pos}};
@@ -151,7 +150,7 @@ void backward(const AttentionArgs& a, int threads) {
   const int64_t heads = a.num_heads;
   const Buffer<T> packed(3 * a.transposed.num_cols * heads);
   backward_of_destinations<N>(a, packed.get(), threads);
-  const auto* scale = static_cast<const T*>(a.edge_scale);
+  const EdgeFactors<T> factor(a.factor);
   const Gather<T, I> gather{g, static_cast<const T*>(a.grad_out), static_cast<const T*>(a.x), heads, a.width};
   for_rows<T>(g, heads, a.width, 5, threads, [&](int64_t u, int64_t k0, int64_t k1, T* p, T* part) {
     const int64_t n = (k1 - k0) * heads;
@@ -168,14 +167,15 @@ void backward(const AttentionArgs& a, int threads) {
     });
     exp_all(p, n);
     std::fill(dots, dots + n, T(0));
-    if (scale)
-      for (int64_t k = k0; k < k1; ++k)
-        for (int64_t h = 0; h < heads; ++h)
-          weights[(k - k0) * heads + h] = p[(k - k0) * heads + h] * scale[g.edge(k) * heads + h];
-    const T* factors = scale ? weights : p;
-    const Sum<T> sum{factors, grad_x};
+    const T* weighted = p;
+    if (factor.any()) {
+      std::copy(p, p + n, weights);
+      for (int64_t k = k0; k < k1; ++k) factor.multiply(weights + (k - k0) * heads, g.edge(k), heads);
+      weighted = weights;
+    }
+    const Sum<T> sum{weighted, grad_x};
     gather_long_row<N, true, 1>(gather, u, k0, k1, dots, &sum, part);
-    for (int64_t i = 0; i < n; ++i) dots[i] = (factors[i] * dots[i] - p[i] * deltas[i]) * slopes[i];
+    for (int64_t i = 0; i < n; ++i) dots[i] = (weighted[i] * dots[i] - p[i] * deltas[i]) * slopes[i];
     for_heads(heads, [&](auto lanes, int64_t h) {
       add_columns<decltype(lanes)::value, false, T>(dots + h, dots + h, n, heads, grad_score + h);
     });

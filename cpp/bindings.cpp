@@ -62,31 +62,30 @@ void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, in
 }
 
 void attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-               int index_type, Address x, Address score_src, Address score_dst, Address edge_scale, Address out,
-               Address lse, Address out_pos, Address p_pos, double slope, int64_t num_heads, int64_t width, int dtype,
-               int threads) {
+               int index_type, Address x, Address score_src, Address score_dst, Address edge_scale, Address seed,
+               double dropout, Address out, Address lse, Address out_pos, Address p_pos, double slope,
+               int64_t num_heads, int64_t width, int dtype, int threads) {
   gnnaccel::attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(x), at(score_src),
-                      at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos), at(p_pos), slope, num_heads, width,
-                      static_cast<gnnaccel::DType>(dtype), threads);
+                      at(score_dst), {at(edge_scale), at(seed), dropout}, at(out), at(lse), at(out_pos), at(p_pos),
+                      slope, num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
 void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows, int64_t t_num_cols,
                         int64_t nnz, int index_type, Address x, Address score_src, Address score_dst,
-                        Address edge_scale, Address out, Address lse, Address out_pos, Address p_pos, Address grad_out,
-                        Address grad_x, Address grad_score_src, Address grad_score_dst, double slope, int64_t num_heads,
-                        int64_t width, int dtype, int threads) {
+                        Address edge_scale, Address seed, double dropout, Address out, Address lse, Address out_pos,
+                        Address p_pos, Address grad_out, Address grad_x, Address grad_score_src, Address grad_score_dst,
+                        double slope, int64_t num_heads, int64_t width, int dtype, int threads) {
   gnnaccel::attention_backward(csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), at(x),
-                               at(score_src), at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos), at(p_pos),
-                               at(grad_out), at(grad_x), at(grad_score_src), at(grad_score_dst), slope, num_heads,
-                               width, static_cast<gnnaccel::DType>(dtype), threads);
+                               at(score_src), at(score_dst), {at(edge_scale), at(seed), dropout}, at(out), at(lse),
+                               at(out_pos), at(p_pos), at(grad_out), at(grad_x), at(grad_score_src), at(grad_score_dst),
+                               slope, num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
 void dot_attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-                   int index_type, Address query, Address key, Address value, Address edge_scale, Address out,
-                   Address stats, double scale, int64_t num_heads, int64_t width, int dtype, int threads) {
-  gnnaccel::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(query), at(key),
-                          at(value), at(edge_scale), at(out), at(stats), scale, num_heads, width,
-                          static_cast<gnnaccel::DType>(dtype), threads);
+                   int index_type, const pybind11::tuple& given, int threads) {
+  const gnnaccel::DotAttention all = gnnaccel::dot_attention_of(given);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), all, threads);
 }
 
 void dot_attention_ends(Address out, Address stats, Address grad_out, Address ends, int64_t num_rows, int64_t num_heads,
@@ -95,24 +94,9 @@ void dot_attention_ends(Address out, Address stats, Address grad_out, Address en
                                static_cast<gnnaccel::DType>(dtype), threads);
 }
 
-void dot_attention_backward_rows(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
-                                 int64_t nnz, int index_type, Address query, Address key, Address value,
-                                 Address edge_scale, Address ends, Address grad_out, Address grad_query, double scale,
-                                 int64_t num_heads, int64_t width, int dtype, int threads) {
-  gnnaccel::dot_attention_backward_rows(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(query),
-                                        at(key), at(value), at(edge_scale), at(ends), at(grad_out), at(grad_query),
-                                        scale, num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
-}
-
-void dot_attention_backward_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
-                                    int64_t num_cols, int64_t nnz, int index_type, Address query, Address key,
-                                    Address value, Address edge_scale, Address ends, Address grad_out, Address grad_key,
-                                    Address grad_value, Address grad_dots, double scale, int64_t num_heads,
-                                    int64_t width, int dtype, int threads) {
-  gnnaccel::dot_attention_backward_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
-                                           at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
-                                           at(grad_key), at(grad_value), at(grad_dots), scale, num_heads, width,
-                                           static_cast<gnnaccel::DType>(dtype), threads);
+void edge_factor(Address edge_scale, Address seed, double dropout, Address out, int64_t count, int dtype, int threads) {
+  gnnaccel::edge_factor({at(edge_scale), at(seed), dropout}, at(out), count, static_cast<gnnaccel::DType>(dtype),
+                        threads);
 }
 
 void gatv2_scores(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
@@ -175,10 +159,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("edge_softmax_backward", &edge_softmax_backward, Unlocked());
   module.def("attention", &attention, Unlocked());
   module.def("attention_backward", &attention_backward, Unlocked());
-  module.def("dot_attention", &dot_attention, Unlocked());
+  module.def("dot_attention", &dot_attention);
   module.def("dot_attention_ends", &dot_attention_ends, Unlocked());
-  module.def("dot_attention_backward_rows", &dot_attention_backward_rows, Unlocked());
-  module.def("dot_attention_backward_columns", &dot_attention_backward_columns, Unlocked());
+  module.def("edge_factor", &edge_factor, Unlocked());
   module.def("gatv2_scores", &gatv2_scores, Unlocked());
   module.def("gatv2_sums", &gatv2_sums, Unlocked());
   module.def("head_dots", &head_dots, Unlocked());

@@ -26,4 +26,27 @@ inline Fused fused(const pybind11::tuple& given) {
   return {address(0), address(1), address(2), address(3), given[4].cast<bool>()};
 }
 
+// The members of a DotAttention in their order, those of its EdgeFactor among them.
+inline DotAttention dot_attention_of(const pybind11::tuple& given) {
+  auto address = [&](int i) { return at(given[i].cast<Address>()); };
+  auto size = [&](int i) { return given[i].cast<int64_t>(); };
+  return {address(0),
+          address(1),
+          address(2),
+          address(3),
+          {address(4), address(5), given[6].cast<double>()},
+          address(7),
+          address(8),
+          address(9),
+          address(10),
+          address(11),
+          address(12),
+          address(13),
+          address(14),
+          given[15].cast<double>(),
+          size(16),
+          size(17),
+          static_cast<DType>(given[18].cast<int>())};
+}
+
 }  // namespace gnnaccel

@@ -85,48 +85,31 @@ void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_o
   chosen.edge_softmax({graph, out, grad_out, grad_scores, num_heads, dtype, threads});
 }
 
-void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
+void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const EdgeFactor& factor,
                void* out, void* lse, void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width,
                DType dtype, int threads) {
-  chosen.attention({graph, graph, x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, nullptr, nullptr,
-                    nullptr, nullptr, slope, num_heads, width, dtype, threads});
+  chosen.attention({graph, graph, x, score_src, score_dst, factor, out, lse, out_pos, p_pos, nullptr, nullptr, nullptr,
+                    nullptr, slope, num_heads, width, dtype, threads});
 }
 
 void attention_backward(const Csr& transposed, const void* x, const void* score_src, const void* score_dst,
-                        const void* edge_scale, const void* out, const void* lse, const void* out_pos,
+                        const EdgeFactor& factor, const void* out, const void* lse, const void* out_pos,
                         const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
                         void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype,
                         int threads) {
   const auto saved = [](const void* pointer) { return const_cast<void*>(pointer); };
-  chosen.attention({transposed, transposed, x, score_src, score_dst, edge_scale, saved(out), saved(lse), saved(out_pos),
+  chosen.attention({transposed, transposed, x, score_src, score_dst, factor, saved(out), saved(lse), saved(out_pos),
                     saved(p_pos), grad_out, grad_x, grad_score_src, grad_score_dst, slope, num_heads, width, dtype,
                     threads});
 }
 
-void dot_attention(const Csr& graph, const void* query, const void* key, const void* value, const void* edge_scale,
-                   void* out, void* stats, double scale, int64_t num_heads, int64_t width, DType dtype, int threads) {
-  chosen.dot_attention({graph, query, key, value, edge_scale, out, stats, nullptr, nullptr, nullptr, nullptr, nullptr,
-                        nullptr, scale, num_heads, width, dtype, threads});
+void dot_attention(const Csr& graph, const DotAttention& given, int threads) {
+  chosen.dot_attention({graph, given, threads});
 }
 
 void dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
                         int64_t num_heads, int64_t width, DType dtype, int threads) {
   chosen.dot_attention_ends({out, stats, grad_out, ends, num_rows, num_heads, width, dtype, threads});
-}
-
-void dot_attention_backward_rows(const Csr& graph, const void* query, const void* key, const void* value,
-                                 const void* edge_scale, const void* ends, const void* grad_out, void* grad_query,
-                                 double scale, int64_t num_heads, int64_t width, DType dtype, int threads) {
-  chosen.dot_attention({graph, query, key, value, edge_scale, nullptr, nullptr, ends, grad_out, grad_query, nullptr,
-                        nullptr, nullptr, scale, num_heads, width, dtype, threads});
-}
-
-void dot_attention_backward_columns(const Csr& transposed, const void* query, const void* key, const void* value,
-                                    const void* edge_scale, const void* ends, const void* grad_out, void* grad_key,
-                                    void* grad_value, void* grad_dots, double scale, int64_t num_heads, int64_t width,
-                                    DType dtype, int threads) {
-  chosen.dot_attention({transposed, query, key, value, edge_scale, nullptr, nullptr, ends, grad_out, nullptr, grad_key,
-                        grad_value, grad_dots, scale, num_heads, width, dtype, threads});
 }
 
 void gatv2_scores(const Csr& graph, const void* x, const void* y, const void* vectors, void* out, double slope,

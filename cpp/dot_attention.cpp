@@ -1,12 +1,12 @@
-// Dot-product attention on the CPU: nothing of the size of the edges is stored. A row's scores are computed into a
-// buffer that stays in cache, and again, with the saved maximum and sum, by the backward.
-//   s(k, h)     = scale * <query[v, h], key[u, h]>
+// Attention by given scores or inner products on the CPU: nothing of the size of the edges is stored. A row's scores
+// are computed into a buffer that stays in cache, and again, with the saved maximum and sum, by the backward.
+//   s(k, h)     = scale * <query[v, h], key[u, h]> + edge_bias[e, h], or without query and key edge_bias[e, h]
 //   p(k, h)     = exp(s - m) / sum over the row of exp(s - m), m its maximum
-//   out[v]      = sum over k of p * edge_scale[e] * value[u]
+//   out[v]      = sum over k of p * factor[e] * value[u]
 //   backward, over the rows and then over the transposed rows
-//     d s(k, h)     = p * (edge_scale * <grad_out[v, h], value[u, h]> - <out[v, h], grad_out[v, h]>)
+//     d s(k, h)     = p * (factor * <grad_out[v, h], value[u, h]> - <out[v, h], grad_out[v, h]>)
 //     grad_query[v] = sum over k of scale * d s * key[u]
-//     grad_key[u]   = sum over k of scale * d s * query[v],  grad_value[u] = sum over k of p * edge_scale * grad_out[v]
+//     grad_key[u]   = sum over k of scale * d s * query[v],  grad_value[u] = sum over k of p * factor * grad_out[v]
 #include <algorithm>
 #include <type_traits>
 
@@ -23,7 +23,8 @@ struct Problem {
   const T* query;
   const T* key;
   const T* value;
-  const T* edge_scale;
+  const T* edge_bias;
+  EdgeFactors<T> factor;
   T* out;
   T* stats;
   const T* ends;
@@ -31,30 +32,34 @@ struct Problem {
   T* grad_query;
   T* grad_key;
   T* grad_value;
-  T* grad_dots;
+  T* grad_scores;
   T scale;
   int64_t heads, width;
 
   explicit Problem(const DotAttentionArgs& a)
       : graph(a.graph),
-        query(static_cast<const T*>(a.query)),
-        key(static_cast<const T*>(a.key)),
-        value(static_cast<const T*>(a.value)),
-        edge_scale(static_cast<const T*>(a.edge_scale)),
-        out(static_cast<T*>(a.out)),
-        stats(static_cast<T*>(a.stats)),
-        ends(static_cast<const T*>(a.ends)),
-        grad_out(static_cast<const T*>(a.grad_out)),
-        grad_query(static_cast<T*>(a.grad_query)),
-        grad_key(static_cast<T*>(a.grad_key)),
-        grad_value(static_cast<T*>(a.grad_value)),
-        grad_dots(static_cast<T*>(a.grad_dots)),
-        scale(static_cast<T>(a.scale)),
-        heads(a.num_heads),
-        width(a.width) {}
+        query(static_cast<const T*>(a.given.query)),
+        key(static_cast<const T*>(a.given.key)),
+        value(static_cast<const T*>(a.given.value)),
+        edge_bias(static_cast<const T*>(a.given.edge_bias)),
+        factor(a.given.factor),
+        out(static_cast<T*>(a.given.out)),
+        stats(static_cast<T*>(a.given.stats)),
+        ends(static_cast<const T*>(a.given.ends)),
+        grad_out(static_cast<const T*>(a.given.grad_out)),
+        grad_query(static_cast<T*>(a.given.grad_query)),
+        grad_key(static_cast<T*>(a.given.grad_key)),
+        grad_value(static_cast<T*>(a.given.grad_value)),
+        grad_scores(static_cast<T*>(a.given.grad_scores)),
+        scale(static_cast<T>(a.given.scale)),
+        heads(a.given.num_heads),
+        width(a.given.width) {}
 
-  // The factors of nonzero k, or null.
-  const T* mask(int64_t k) const { return edge_scale ? edge_scale + graph.edge(k) * heads : nullptr; }
+  // Multiplies weights[k - k0, h] with the factors of their edges.
+  void multiply(T* weights, int64_t k0, int64_t k1) const {
+    if (!factor.any()) return;
+    for (int64_t k = k0; k < k1; ++k) factor.multiply(weights + (k - k0) * heads, graph.edge(k), heads);
+  }
 };
 
 // dots[k - k0, h] = <gathered of k, resident of the row> in head h.
@@ -75,14 +80,20 @@ void sum_of_row(const Problem<T, I>& p, const T* gathered, int64_t row, int64_t 
   gather_long_row<N, false, 1>(gather, row, k0, k1, static_cast<T*>(nullptr), &sum, part);
 }
 
-// Of one nonzero, per head: its scaled score becomes what exp makes the probability of, but for a factor; and the
-// product of value and gradient what that is multiplied with to be the gradient of <query, key>. Scaled before: the
-// compiler would join product and difference in one operation, and so see another score than the forward.
-template <class T, class I>
-void to_exponents(const Problem<T, I>& p, const T* mask, const T* ends, T* scores, T* products) {
-  for (int64_t h = 0; h < p.heads; ++h) {
-    products[h] = (products[h] * (mask ? mask[h] : T(1)) - ends[4 * h + 2]) * p.scale;
-    scores[h] -= ends[4 * h];
+// scores[k - k0, h] = s of the nonzeros of `row`, whose own end is `resident`. Scaled in a loop of its own: the
+// compiler would join the product with what follows in one operation, not everywhere the same one.
+template <int N, class T, class I>
+void scores_of_row(const Problem<T, I>& p, const T* gathered, const T* resident, int64_t row, int64_t k0, int64_t k1,
+                   T* scores) {
+  if (p.query) {
+    dots_of_row<N>(p, gathered, resident, row, k0, k1, scores);
+    for (int64_t i = 0; i < (k1 - k0) * p.heads; ++i) scores[i] *= p.scale;
+  }
+  if (!p.edge_bias) return;
+  for (int64_t k = k0; k < k1; ++k) {
+    const T* bias = p.edge_bias + p.graph.edge(k) * p.heads;
+    T* to = scores + (k - k0) * p.heads;
+    for (int64_t h = 0; h < p.heads; ++h) to[h] = p.query ? to[h] + bias[h] : bias[h];
   }
 }
 
@@ -95,39 +106,45 @@ void forward(const Problem<T, I>& p, int threads) {
       std::fill(out, out + p.width, T(0));
       return;
     }
-    const int64_t n = (k1 - k0) * p.heads;
-    dots_of_row<N>(p, p.key, p.query, v, k0, k1, weights);
-    for (int64_t i = 0; i < n; ++i) weights[i] *= p.scale;
+    scores_of_row<N>(p, p.key, p.query, v, k0, k1, weights);
     softmax_rows(weights, k1 - k0, p.heads, [&](int64_t h, T top, T sum) {
       stats[2 * h] = top;
       stats[2 * h + 1] = T(1) / sum;
     });
-    if (p.edge_scale)
-      for (int64_t k = k0; k < k1; ++k)
-        for (int64_t h = 0; h < p.heads; ++h) weights[(k - k0) * p.heads + h] *= p.mask(k)[h];
+    p.multiply(weights, k0, k1);
     sum_of_row<N>(p, p.value, v, k0, k1, weights, out, part);
   });
+}
+
+// Scores become probabilities, and `products` of value and gradient the gradients of the scores; ends_of(k) is the
+// destination's end of nonzero k.
+template <class T, class I, class Ends>
+void to_gradients(const Problem<T, I>& p, int64_t k0, int64_t k1, T* scores, T* products, const Ends& ends_of) {
+  p.multiply(products, k0, k1);
+  for (int64_t k = k0, i = 0; k < k1; ++k)
+    for (int64_t h = 0; h < p.heads; ++h, ++i) scores[i] -= ends_of(k)[4 * h];
+  exp_all(scores, (k1 - k0) * p.heads);
+  for (int64_t k = k0, i = 0; k < k1; ++k)
+    for (int64_t h = 0; h < p.heads; ++h, ++i) {
+      scores[i] *= ends_of(k)[4 * h + 1];
+      products[i] = scores[i] * (products[i] - ends_of(k)[4 * h + 2]);
+    }
 }
 
 template <int N, class T, class I>
 void backward_rows(const Problem<T, I>& p, int threads) {
   for_rows<T>(p.graph, p.heads, p.width, 2, threads, [&](int64_t v, int64_t k0, int64_t k1, T* scores, T* part) {
     const int64_t n = (k1 - k0) * p.heads;
-    const T* ends = p.ends + 4 * v * p.heads;
     T *products = scores + n, *grad = p.grad_query + v * p.width;
     if (k0 == k1) {
       std::fill(grad, grad + p.width, T(0));
       return;
     }
-    dots_of_row<N>(p, p.key, p.query, v, k0, k1, scores);
+    scores_of_row<N>(p, p.key, p.query, v, k0, k1, scores);
     dots_of_row<N>(p, p.value, p.grad_out, v, k0, k1, products);
-    for (int64_t i = 0; i < n; ++i) scores[i] *= p.scale;
-    for (int64_t k = k0; k < k1; ++k)
-      to_exponents(p, p.mask(k), ends, scores + (k - k0) * p.heads, products + (k - k0) * p.heads);
-    exp_all(scores, n);
-    for (int64_t k = k0, i = 0; k < k1; ++k)
-      for (int64_t h = 0; h < p.heads; ++h, ++i) scores[i] *= products[i] * ends[4 * h + 1];
-    sum_of_row<N>(p, p.key, v, k0, k1, scores, grad, part);
+    to_gradients(p, k0, k1, scores, products, [&](int64_t) { return p.ends + 4 * v * p.heads; });
+    for (int64_t i = 0; i < n; ++i) products[i] *= p.scale;
+    sum_of_row<N>(p, p.key, v, k0, k1, products, grad, part);
   });
 }
 
@@ -135,32 +152,31 @@ template <int N, class T, class I>
 void backward_columns(const Problem<T, I>& p, int threads) {
   for_rows<T>(p.graph, p.heads, p.width, 2, threads, [&](int64_t u, int64_t k0, int64_t k1, T* scores, T* part) {
     const int64_t n = (k1 - k0) * p.heads;
-    T *products = scores + n, *grad_key = p.grad_key + u * p.width, *grad_value = p.grad_value + u * p.width;
+    T *products = scores + n, *grad_key = p.query ? p.grad_key + u * p.width : nullptr;
+    T* grad_value = p.grad_value + u * p.width;
     if (k0 == k1) {
-      std::fill(grad_key, grad_key + p.width, T(0));
+      if (grad_key) std::fill(grad_key, grad_key + p.width, T(0));
       std::fill(grad_value, grad_value + p.width, T(0));
       return;
     }
-    dots_of_row<N>(p, p.query, p.key, u, k0, k1, scores);
+    scores_of_row<N>(p, p.query, p.key, u, k0, k1, scores);
     dots_of_row<N>(p, p.grad_out, p.value, u, k0, k1, products);
-    for (int64_t i = 0; i < n; ++i) scores[i] *= p.scale;
-    for (int64_t k = k0; k < k1; ++k) {
-      const T* ends = p.ends + 4 * static_cast<int64_t>(p.graph.indices[k]) * p.heads;
-      to_exponents(p, p.mask(k), ends, scores + (k - k0) * p.heads, products + (k - k0) * p.heads);
-    }
-    exp_all(scores, n);
-    for (int64_t k = k0; k < k1; ++k) {
-      const int64_t at = (k - k0) * p.heads;
-      const T* ends = p.ends + 4 * static_cast<int64_t>(p.graph.indices[k]) * p.heads;
-      for (int64_t h = 0; h < p.heads; ++h) {
-        scores[at + h] *= ends[4 * h + 1];
-        products[at + h] *= scores[at + h];
+    to_gradients(p, k0, k1, scores, products,
+                 [&](int64_t k) { return p.ends + 4 * static_cast<int64_t>(p.graph.indices[k]) * p.heads; });
+    // The gradient of the bias where there is one, else of the inner products.
+    auto write = [&] {
+      for (int64_t k = k0; k < k1; ++k) {
+        const T* from = products + (k - k0) * p.heads;
+        std::copy(from, from + p.heads, p.grad_scores + p.graph.edge(k) * p.heads);
       }
-      if (p.grad_dots) std::copy(products + at, products + at + p.heads, p.grad_dots + p.graph.edge(k) * p.heads);
-      if (p.edge_scale)
-        for (int64_t h = 0; h < p.heads; ++h) scores[at + h] *= p.mask(k)[h];
+    };
+    if (p.grad_scores && p.edge_bias) write();
+    if (p.query) {
+      for (int64_t i = 0; i < n; ++i) products[i] *= p.scale;
+      if (p.grad_scores && !p.edge_bias) write();
+      sum_of_row<N>(p, p.query, u, k0, k1, products, grad_key, part);
     }
-    sum_of_row<N>(p, p.query, u, k0, k1, products, grad_key, part);
+    p.multiply(scores, k0, k1);
     sum_of_row<N>(p, p.grad_out, u, k0, k1, scores, grad_value, part);
   });
 }
@@ -195,11 +211,17 @@ void with_lanes(int64_t per_head, const F& f) {
 template <class T, class I>
 void run(const DotAttentionArgs& a) {
   const Problem<T, I> p(a);
-  const int threads = useful_threads(a.graph.nnz * (2 * a.width + 8 * a.num_heads), a.threads);
-  with_lanes<T>(a.width / a.num_heads, [&](auto lanes) {
+  const int threads = useful_threads(a.graph.nnz * (2 * p.width + 8 * p.heads), a.threads);
+  with_lanes<T>(p.width / p.heads, [&](auto lanes) {
     constexpr int N = decltype(lanes)::value;
-    if (a.out) return forward<N>(p, threads);
-    a.grad_query ? backward_rows<N>(p, threads) : backward_columns<N>(p, threads);
+    switch (a.given.mode()) {
+      case DotAttention::Mode::forward:
+        return forward<N>(p, threads);
+      case DotAttention::Mode::rows:
+        return backward_rows<N>(p, threads);
+      case DotAttention::Mode::columns:
+        return backward_columns<N>(p, threads);
+    }
   });
 }
 
@@ -212,7 +234,7 @@ void run(const DotAttentionEndsArgs& a) {
 
 void dot_attention(const DotAttentionArgs& a) {
   const bool wide = a.graph.index_type == IndexType::i64;
-  if (a.dtype == DType::f64) return wide ? run<double, int64_t>(a) : run<double, int32_t>(a);
+  if (a.given.dtype == DType::f64) return wide ? run<double, int64_t>(a) : run<double, int32_t>(a);
   return wide ? run<float, int64_t>(a) : run<float, int32_t>(a);
 }
 

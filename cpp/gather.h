@@ -108,6 +108,35 @@ void gather_row(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, T* d
   for (; d < p.width; d += N) gather_block_of<N, 1, kDots, kSums>(p, row, k0, k1, d, dots, sums);
 }
 
+// What weights of edges are multiplied with (types.h).
+template <class T>
+class EdgeFactors {
+ public:
+  explicit EdgeFactors(const EdgeFactor& from)
+      : scale_(static_cast<const T*>(from.scale)),
+        drops_(from.seed != nullptr),
+        seed_(drops_ ? *static_cast<const uint64_t*>(from.seed) : 0),
+        threshold_(dropout_threshold(from.dropout)),
+        kept_(static_cast<T>(1 / (1 - from.dropout))) {}
+
+  bool any() const { return scale_ || drops_; }
+  // weights[h] of edge `edge` for all heads.
+  void multiply(T* weights, int64_t edge, int64_t heads) const {
+    if (scale_)
+      for (int64_t h = 0; h < heads; ++h) weights[h] *= scale_[edge * heads + h];
+    if (drops_)
+      for (int64_t h = 0; h < heads; ++h)
+        weights[h] *= dropout_bits(seed_, edge * heads + h) < threshold_ ? T(0) : kept_;
+  }
+
+ private:
+  const T* scale_;
+  bool drops_;
+  uint64_t seed_;
+  uint32_t threshold_;
+  T kept_;
+};
+
 template <class T>
 void add_to(T* out, const T* part, int64_t width) {
   for (int64_t d = 0; d < width; ++d) out[d] += part[d];

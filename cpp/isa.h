@@ -64,7 +64,7 @@ struct AttentionArgs {    // see kernels.h; what only the other direction uses i
   const void* x;
   const void* score_src;
   const void* score_dst;
-  const void* edge_scale;
+  const EdgeFactor& factor;
   void* out;  // these four: written by the forward, read by the backward
   void* lse;
   void* out_pos;
@@ -80,24 +80,9 @@ struct AttentionArgs {    // see kernels.h; what only the other direction uses i
   int threads;
 };
 
-struct DotAttentionArgs {  // see kernels.h; what a direction does not use is null
+struct DotAttentionArgs {  // see kernels.h
   const Csr& graph;        // the transposed one for grad_key and grad_value
-  const void* query;
-  const void* key;
-  const void* value;
-  const void* edge_scale;
-  void* out;
-  void* stats;
-  const void* ends;
-  const void* grad_out;  // null in the forward
-  void* grad_query;      // over rows
-  void* grad_key;        // over columns
-  void* grad_value;
-  void* grad_dots;
-  double scale;
-  int64_t num_heads;
-  int64_t width;
-  DType dtype;
+  const DotAttention& given;
   int threads;
 };
 

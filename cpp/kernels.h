@@ -42,50 +42,43 @@ void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_h
 void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                            int64_t num_heads, DType dtype, int threads);
 
-// Additive attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * edge_scale[e] * x[u] per head, with
+// Additive attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * factor[e] * x[u] per head, with
 // p = softmax over the row of leaky_relu(score_src[u] + score_dst[v], slope).
 //   x [num_cols, width], out [num_rows, width], width = num_heads * a multiple of 4; score_src
-//   [num_cols, num_heads], score_dst, lse [num_rows, num_heads]; edge_scale [nnz, num_heads] or null (ones).
+//   [num_cols, num_heads], score_dst, lse [num_rows, num_heads].
 //   lse receives the log of each row's sum of exponentials, 0 in an empty row. out_pos [num_rows, width] and
 //   p_pos [num_rows, num_heads] receive the part of out and of the sum of p that comes from edges with a positive
 //   score (before leaky_relu): the backward needs them. Both null: not wanted. f32 and f64. On CUDA also bf16 and f16,
 //   with lse and p_pos in f32, and width / num_heads a multiple of 16 bytes.
-void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const void* edge_scale,
+void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const EdgeFactor& factor,
                void* out, void* lse, void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width,
                DType dtype, int threads);
 
 // Gradients of attention, for the transposed matrix, from what it received and wrote.
 void attention_backward(const Csr& transposed, const void* x, const void* score_src, const void* score_dst,
-                        const void* edge_scale, const void* out, const void* lse, const void* out_pos,
+                        const EdgeFactor& factor, const void* out, const void* lse, const void* out_pos,
                         const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
                         void* grad_score_dst, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
 
-// Dot-product attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * edge_scale[e] * value[u] per head, with
-// p = softmax over the row of scale * <query[v], key[u]>.
-//   query, out [num_rows, width], key, value [num_cols, width], width = num_heads * a multiple of 4; edge_scale
-//   [nnz, num_heads] or null (ones). stats [num_rows, num_heads, 2] receives the maximum m of
-//   each row's scores, and one over its sum of exp(score - m); 0 in an empty row. (m + log of the sum in one number
-//   would have the rounding of m.) f32 and f64. On CUDA also bf16 and f16, with stats in f32; width / num_heads a
-//   multiple of 16 bytes and at most 1024 bytes, features 16-byte aligned.
-void dot_attention(const Csr& graph, const void* query, const void* key, const void* value, const void* edge_scale,
-                   void* out, void* stats, double scale, int64_t num_heads, int64_t width, DType dtype, int threads);
+// Attention by given scores or inner products: out[v] = sum over nonzeros k = (v, u, e) of p[k] * factor[e] * value[u]
+// per head, with p = softmax over the row of scale * <query[v], key[u]> + edge_bias[e]. One of three directions:
+//   forward: out and stats, which receives the maximum m of each row's scores, and one over its sum of exp(score - m);
+//     0 in an empty row. (m + log of the sum in one number would have the rounding of m.)
+//   rows: grad_query from ends, which dot_attention_ends makes, and grad_out.
+//   columns: grad_key and grad_value, for the transposed matrix, from the same; grad_scores, if not null, receives the
+//     gradient to edge_bias, or without an edge_bias that to the inner products (scale times the same): of these the
+//     gradient to the queries is a weighted sum of keys. Without query and key there is no grad_key.
+//   width = num_heads * a multiple of 4. f32 and f64. On CUDA also bf16 and f16, with stats and ends in f32; width /
+//   num_heads a multiple of 16 bytes and at most 1024 bytes, features 16-byte aligned.
+void dot_attention(const Csr& graph, const DotAttention& given, int threads);
 
-// What its backward needs of a destination, from what it wrote: ends [num_rows, num_heads, 4], of stats' dtype and
-// 16-byte aligned, receives the two stats and <out, grad_out>; the fourth is not used.
+// What the backward asks of a destination: ends [num_rows, num_heads, 4] receives the two of stats, and
+// <out[v], grad_out[v]>.
 void dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
                         int64_t num_heads, int64_t width, DType dtype, int threads);
 
-// Its gradient to the queries.
-void dot_attention_backward_rows(const Csr& graph, const void* query, const void* key, const void* value,
-                                 const void* edge_scale, const void* ends, const void* grad_out, void* grad_query,
-                                 double scale, int64_t num_heads, int64_t width, DType dtype, int threads);
-
-// Its gradients to keys and values, for the transposed matrix; grad_dots [nnz, num_heads], or null, receives those to
-// the inner products of queries and keys, of which the gradient to the queries is a weighted sum of keys.
-void dot_attention_backward_columns(const Csr& transposed, const void* query, const void* key, const void* value,
-                                    const void* edge_scale, const void* ends, const void* grad_out, void* grad_key,
-                                    void* grad_value, void* grad_dots, double scale, int64_t num_heads, int64_t width,
-                                    DType dtype, int threads);
+// out[i] = what the factor makes of 1 for weight i = e * num_heads + h of `count`.
+void edge_factor(const EdgeFactor& factor, void* out, int64_t count, DType dtype, int threads);
 
 // Edge scores of GATv2: out[e, h] = <vectors[h], leaky_relu(x[c, h] + y[r, h], slope)> for every nonzero (r, c, e).
 //   x [num_cols, width], y [num_rows, width], vectors [width], out [nnz, num_heads]; width = num_heads * a multiple of

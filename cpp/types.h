@@ -3,6 +3,12 @@
 
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define GNNACCEL_HOST_DEVICE __host__ __device__
+#else
+#define GNNACCEL_HOST_DEVICE
+#endif
+
 namespace gnnaccel {
 
 enum class DType : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
@@ -51,6 +57,50 @@ struct Fused {
 
   bool scales_sources() const { return source_scale || source_indptr; }
   bool empty() const { return !scales_sources() && !row_scale && !bias && !relu; }
+};
+
+// What the weight of edge e in head h is multiplied with: scale[e, h], times what a dropout makes of 1. Whether that is
+// 0 depends on the seed and on e * num_heads + h alone, so that a backward finds the same weights dropped.
+struct EdgeFactor {
+  const void* scale;  // [nnz, num_heads] of the features' dtype, or null
+  const void* seed;   // one int64 where the features are, or null: no dropout
+  double dropout;     // the part that is dropped, in [0, 1)
+};
+
+// The hash that decides it: output `counter` of SplitMix64 (Steele, Lea and Flood, 2014) from `seed`, its upper half.
+// A weight is dropped if this is below dropout * 2^32. gnnaccel/ops/reference.py has it in torch. Static: not to be
+// shared between instruction sets.
+GNNACCEL_HOST_DEVICE static inline uint32_t dropout_bits(uint64_t seed, uint64_t counter) {
+  uint64_t z = seed + (counter + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
+}
+static inline uint32_t dropout_threshold(double dropout) { return static_cast<uint32_t>(dropout * 4294967296.0); }
+
+// Attention with given scores, those of inner products, or their sum (kernels.h). What a direction does not read or
+// write is null.
+struct DotAttention {
+  const void* query;      // [num_rows, width], or null, with key: the scores are edge_bias
+  const void* key;        // [num_cols, width]
+  const void* value;      // [num_cols, width]
+  const void* edge_bias;  // [nnz, num_heads] of the features' dtype, or null
+  EdgeFactor factor;
+  void* out;             // [num_rows, width]
+  void* stats;           // [num_rows, num_heads, 2]
+  const void* ends;      // [num_rows, num_heads, 4]
+  const void* grad_out;  // [num_rows, width]
+  void* grad_query;      // as query, and so on
+  void* grad_key;
+  void* grad_value;
+  void* grad_scores;  // [nnz, num_heads]
+  double scale;       // of the inner products
+  int64_t num_heads;
+  int64_t width;
+  DType dtype;
+
+  enum class Mode { forward, rows, columns };
+  Mode mode() const { return out ? Mode::forward : grad_query ? Mode::rows : Mode::columns; }
 };
 
 }  // namespace gnnaccel

@@ -15,7 +15,7 @@ int64_t attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_
 }
 
 cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, const void* score_src,
-                      const void* score_dst, const void* edge_scale, void* out, void* lse, void* out_pos, void* p_pos,
+                      const void* score_dst, const EdgeFactor& factor, void* out, void* lse, void* out_pos, void* p_pos,
                       double slope, int64_t num_heads, int64_t width, DType dtype, void* workspace,
                       int64_t workspace_bytes, cudaStream_t stream) {
   if (graph.num_rows == 0 || width == 0) return cudaSuccess;
@@ -26,11 +26,10 @@ cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, con
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
-    Params<T, I> p = params_of<T, I>(graph, work, shape, slope, num_heads, width);
+    Params<T, I> p = params_of<T, I>(graph, work, shape, factor, slope, num_heads, width);
     p.x = static_cast<const T*>(x);
     p.score = static_cast<const T*>(score_src);
     p.own_score = static_cast<const T*>(score_dst);
-    p.edge_scale = static_cast<const T*>(edge_scale);
     p.out = static_cast<T*>(out);
     p.lse = static_cast<Acc<T>*>(lse);
     p.out_pos = static_cast<T*>(out_pos);

@@ -21,8 +21,9 @@ namespace gnnaccel {
 namespace cuda {
 namespace attention_impl {
 
-// kept: a forward that also sums up what the backward needs, out_pos and p_pos.
-enum class Mode { forward, kept, backward };
+// kept: a forward that also sums up what the backward needs, out_pos and p_pos. given: a forward whose scores are those
+// of edges, and that keeps nothing.
+enum class Mode { forward, kept, given, backward };
 
 struct Config {
   static constexpr int threads = 256;  // where no work list says otherwise
@@ -67,20 +68,20 @@ struct Params {
   Rows<I> rows;
   const I* indices;
   const I* edge_ids;
-  const T* x;           // [columns, width]: what is gathered; backward: the gradient of out
-  const T* score;       // [columns, heads], forward
-  const A* ends;        // [columns, heads, 4], backward: score, log-sum-exp and delta of a destination
-  const T* own_score;   // [rows, heads]
-  const T* y;           // [rows, width], backward: features
-  const T* edge_scale;  // [nnz, heads] or null
-  T* out;               // [rows, width]; backward: the gradient of the features
-  T* out_pos;           // the same, kept
-  A* lse;               // [rows, heads], forward
-  A* p_pos;             // the same, kept
-  T* grad_score;        // [rows, heads], backward, where a head is not cut
-  A* grad_shares;       // [slices_per_head, rows, heads], where it is
-  A* values;            // [parts, width], in the workspace
-  A* values_pos;        // the same, kept
+  const T* x;          // [columns, width]: what is gathered; backward: the gradient of out
+  const T* score;      // [columns, heads], forward; given: [nnz, heads]
+  const A* ends;       // [columns, heads, 4], backward: score, log-sum-exp and delta of a destination
+  const T* own_score;  // [rows, heads]
+  const T* y;          // [rows, width], backward: features
+  EdgeFactors<T> factor;
+  T* out;          // [rows, width]; backward: the gradient of the features
+  T* out_pos;      // the same, kept
+  A* lse;          // [rows, heads], forward
+  A* p_pos;        // the same, kept
+  T* grad_score;   // [rows, heads], backward, where a head is not cut
+  A* grad_shares;  // [slices_per_head, rows, heads], where it is
+  A* values;       // [parts, width], in the workspace
+  A* values_pos;   // the same, kept
   A* stats;  // forward: [parts, heads, 3]: maximum, sum, sum of positive; backward: [parts, slices_per_head, heads]
   A slope;
   int heads;
@@ -105,7 +106,7 @@ __device__ __forceinline__ void write_row(const Params<T, I>& p, const Softmax<A
     store(p.out_pos + row * p.width + d, to);
     if (scalars) p.p_pos[row * p.heads + head] = state.sum_pos * factor;
   }
-  if (scalars) p.lse[row * p.heads + head] = empty ? Acc<T>(0) : state.top + log(state.sum);
+  if (MODE != Mode::given && scalars) p.lse[row * p.heads + head] = empty ? Acc<T>(0) : state.top + log(state.sum);
 }
 
 template <typename T, typename I>
@@ -160,7 +161,9 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
   const I end = span.end;
   auto load_source = [&]() { return lane < end - k ? __ldg(p.indices + k + lane) : I{0}; };
   I source = load_source();
-  const A base = span.present ? load_one(p.own_score + static_cast<int64_t>(span.row) * p.heads + head) : A(0);
+  const A base = MODE != Mode::given && span.present
+                     ? load_one(p.own_score + static_cast<int64_t>(span.row) * p.heads + head)
+                     : A(0);
   const int width = static_cast<int>(p.width);
   const T* features = p.x + d;
   Pack<T, N> y;
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
     A delta;
     bool positive;
   };
-  auto score_of = [&](I col) {
+  auto score_of = [&](I col, I edge) {
     Score score{0, 0, false};
     A sum = base, lse = 0;
     if constexpr (BACKWARD) {
@@ -192,6 +195,9 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
         lse = __ldg(from + 1);
         score.delta = __ldg(from + 2);
       }
+    } else if constexpr (MODE == Mode::given) {
+      score.value = load_one(p.score + static_cast<int64_t>(edge) * p.heads + head);
+      return score;
     } else {
       sum += load_one(p.score + static_cast<int64_t>(col) * p.heads + head);
     }
@@ -200,7 +206,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
     return score;
   };
   auto scale_of = [&](I edge) {
-    return p.edge_scale ? load_one(p.edge_scale + static_cast<int64_t>(edge) * p.heads + head) : A(1);
+    return p.factor.any() ? p.factor.of(static_cast<int64_t>(edge) * p.heads + head) : A(1);
   };
   // The value of the lane `step` away among those that share out scores.
   constexpr int sharing = ONE_HEAD ? L : SHARED;
@@ -253,7 +259,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
   while (__any_sync(~0u, k < end)) {
     const I left = end - k, col = source;
     I edge = k + lane;
-    if (p.edge_scale && p.edge_ids && lane < left) edge = __ldg(p.edge_ids + edge);
+    if ((MODE == Mode::given || p.factor.any()) && p.edge_ids && lane < left) edge = __ldg(p.edge_ids + edge);
     const I next = (k + L - span.begin) % kPieceRun ? L : L + span.skip;
     k = left > next ? k + next : end;
     source = load_source();
@@ -281,14 +287,14 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
         score[s] = {-INFINITY, 0, false};
         scale[s] = 0;
         if (there[s]) {
-          score[s] = score_of(from);
+          score[s] = score_of(from, id);
           scale[s] = scale_of(id);
         }
       }
       weigh(score, there, scale, weight);
 #pragma unroll
       for (int s = 0; s < own; ++s) {
-        if constexpr (MODE != Mode::forward) positive[s] = group_ballot<L>(score[s].positive);
+        if constexpr (MODE == Mode::kept || BACKWARD) positive[s] = group_ballot<L>(score[s].positive);
       }
     };
     if constexpr (ONE_HEAD) find(0);
@@ -419,12 +425,13 @@ cudaError_t launch(const Params<T, I>& p, const Shape& shape, const Csr& graph, 
 
 // What both directions set.
 template <typename T, typename I>
-Params<T, I> params_of(const Csr& graph, const WorkList& work, const Shape& shape, double slope, int64_t num_heads,
-                       int64_t width) {
+Params<T, I> params_of(const Csr& graph, const WorkList& work, const Shape& shape, const EdgeFactor& factor,
+                       double slope, int64_t num_heads, int64_t width) {
   Params<T, I> p{};
   p.rows = rows_of<I>(graph, work);
   p.indices = static_cast<const I*>(graph.indices);
   p.edge_ids = static_cast<const I*>(graph.edge_ids);
+  p.factor = EdgeFactors<T>(factor);
   p.slope = static_cast<Acc<T>>(slope);
   p.heads = static_cast<int>(num_heads);
   p.per_head = static_cast<int>(width / num_heads);

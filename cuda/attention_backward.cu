@@ -72,7 +72,7 @@ int64_t attention_backward_workspace_bytes(const Csr& transposed, const WorkList
 }
 
 cudaError_t attention_backward(const Csr& transposed, const WorkList& work, const void* x, const void* score_src,
-                               const void* score_dst, const void* edge_scale, const void* out, const void* lse,
+                               const void* score_dst, const EdgeFactor& factor, const void* out, const void* lse,
                                const void* out_pos, const void* p_pos, const void* grad_out, void* grad_x,
                                void* grad_score_src, void* grad_score_dst, double slope, int64_t num_heads,
                                int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
@@ -86,7 +86,7 @@ cudaError_t attention_backward(const Csr& transposed, const WorkList& work, cons
     using T = decltype(value);
     using I = decltype(index);
     using A = Acc<T>;
-    Params<T, I> p = params_of<T, I>(transposed, work, shape, slope, num_heads, width);
+    Params<T, I> p = params_of<T, I>(transposed, work, shape, factor, slope, num_heads, width);
     A* ends = static_cast<A*>(workspace);
     p.ends = ends;
     p.grad_shares = ends + ends_values(transposed, num_heads);
@@ -94,7 +94,6 @@ cudaError_t attention_backward(const Csr& transposed, const WorkList& work, cons
     p.x = static_cast<const T*>(grad_out);
     p.own_score = static_cast<const T*>(score_src);
     p.y = static_cast<const T*>(x);
-    p.edge_scale = static_cast<const T*>(edge_scale);
     p.out = static_cast<T*>(grad_x);
     p.grad_score = static_cast<T*>(grad_score_src);
     const int64_t destinations = transposed.num_cols * num_heads, sources = transposed.num_rows * num_heads;

@@ -83,30 +83,30 @@ void edge_softmax_backward(Address indptr, Address indices, Address edge_ids, in
 
 int64_t attention_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                                   int64_t nnz, int index_type, const pybind11::tuple& work, Address, Address, Address,
-                                  Address, Address, Address, Address out_pos, Address, double, int64_t num_heads,
-                                  int64_t width, int dtype) {
+                                  Address, Address, double, Address, Address, Address out_pos, Address, double,
+                                  int64_t num_heads, int64_t width, int dtype) {
   return cuda::attention_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
                                          work_list(work), num_heads, width, static_cast<DType>(dtype), out_pos != 0);
 }
 
 void attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                int index_type, const pybind11::tuple& work, Address x, Address score_src, Address score_dst,
-               Address edge_scale, Address out, Address lse, Address out_pos, Address p_pos, double slope,
-               int64_t num_heads, int64_t width, int dtype, Address workspace, int64_t workspace_bytes,
-               Address stream) {
+               Address edge_scale, Address seed, double dropout, Address out, Address lse, Address out_pos,
+               Address p_pos, double slope, int64_t num_heads, int64_t width, int dtype, Address workspace,
+               int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
   const pybind11::gil_scoped_release unlocked;
   check(cuda::attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(x), at(score_src),
-                        at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos), at(p_pos), slope, num_heads,
-                        width, static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+                        at(score_dst), {at(edge_scale), at(seed), dropout}, at(out), at(lse), at(out_pos), at(p_pos),
+                        slope, num_heads, width, static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
         "attention");
 }
 
 int64_t attention_backward_workspace_bytes(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows,
                                            int64_t t_num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
-                                           Address, Address, Address, Address, Address, Address, Address, Address,
-                                           Address, Address, Address, Address, double, int64_t num_heads, int64_t width,
-                                           int dtype) {
+                                           Address, Address, Address, Address, Address, double, Address, Address,
+                                           Address, Address, Address, Address, Address, Address, double,
+                                           int64_t num_heads, int64_t width, int dtype) {
   return cuda::attention_backward_workspace_bytes(
       csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), work_list(work), num_heads, width,
       static_cast<DType>(dtype));
@@ -114,37 +114,35 @@ int64_t attention_backward_workspace_bytes(Address t_indptr, Address t_indices, 
 
 void attention_backward(Address t_indptr, Address t_indices, Address t_edge_ids, int64_t t_num_rows, int64_t t_num_cols,
                         int64_t nnz, int index_type, const pybind11::tuple& work, Address x, Address score_src,
-                        Address score_dst, Address edge_scale, Address out, Address lse, Address out_pos, Address p_pos,
-                        Address grad_out, Address grad_x, Address grad_score_src, Address grad_score_dst, double slope,
-                        int64_t num_heads, int64_t width, int dtype, Address workspace, int64_t workspace_bytes,
-                        Address stream) {
+                        Address score_dst, Address edge_scale, Address seed, double dropout, Address out, Address lse,
+                        Address out_pos, Address p_pos, Address grad_out, Address grad_x, Address grad_score_src,
+                        Address grad_score_dst, double slope, int64_t num_heads, int64_t width, int dtype,
+                        Address workspace, int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
   const pybind11::gil_scoped_release unlocked;
-  check(
-      cuda::attention_backward(csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), list,
-                               at(x), at(score_src), at(score_dst), at(edge_scale), at(out), at(lse), at(out_pos),
-                               at(p_pos), at(grad_out), at(grad_x), at(grad_score_src), at(grad_score_dst), slope,
-                               num_heads, width, static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
-      "attention_backward");
+  check(cuda::attention_backward(csr(t_indptr, t_indices, t_edge_ids, t_num_rows, t_num_cols, nnz, index_type), list,
+                                 at(x), at(score_src), at(score_dst), {at(edge_scale), at(seed), dropout}, at(out),
+                                 at(lse), at(out_pos), at(p_pos), at(grad_out), at(grad_x), at(grad_score_src),
+                                 at(grad_score_dst), slope, num_heads, width, static_cast<DType>(dtype), at(workspace),
+                                 workspace_bytes, on(stream)),
+        "attention_backward");
 }
 
 int64_t dot_attention_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
                                       int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
-                                      Address, Address, Address, Address, Address, Address, double, int64_t num_heads,
-                                      int64_t width, int dtype) {
+                                      const pybind11::tuple& given) {
   return cuda::dot_attention_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
-                                             work_list(work), num_heads, width, static_cast<DType>(dtype));
+                                             work_list(work), dot_attention_of(given));
 }
 
 void dot_attention(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-                   int index_type, const pybind11::tuple& work, Address query, Address key, Address value,
-                   Address edge_scale, Address out, Address stats, double scale, int64_t num_heads, int64_t width,
-                   int dtype, Address workspace, int64_t workspace_bytes, Address stream) {
+                   int index_type, const pybind11::tuple& work, const pybind11::tuple& given, Address workspace,
+                   int64_t workspace_bytes, Address stream) {
   const cuda::WorkList list = work_list(work);
+  const DotAttention all = dot_attention_of(given);
   const pybind11::gil_scoped_release unlocked;
-  check(cuda::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(query),
-                            at(key), at(value), at(edge_scale), at(out), at(stats), scale, num_heads, width,
-                            static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
+  check(cuda::dot_attention(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, all,
+                            at(workspace), workspace_bytes, on(stream)),
         "dot_attention");
 }
 
@@ -155,53 +153,10 @@ void dot_attention_ends(Address out, Address stats, Address grad_out, Address en
         "dot_attention_ends");
 }
 
-int64_t dot_attention_backward_rows_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
-                                                    int64_t num_cols, int64_t nnz, int index_type,
-                                                    const pybind11::tuple& work, Address, Address, Address, Address,
-                                                    Address, Address, Address, double, int64_t num_heads, int64_t width,
-                                                    int dtype) {
-  return cuda::dot_attention_backward_rows_workspace_bytes(
-      csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), num_heads, width,
-      static_cast<DType>(dtype));
-}
-
-void dot_attention_backward_rows(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
-                                 int64_t nnz, int index_type, const pybind11::tuple& work, Address query, Address key,
-                                 Address value, Address edge_scale, Address ends, Address grad_out, Address grad_query,
-                                 double scale, int64_t num_heads, int64_t width, int dtype, Address workspace,
-                                 int64_t workspace_bytes, Address stream) {
-  const cuda::WorkList list = work_list(work);
-  const pybind11::gil_scoped_release unlocked;
-  check(cuda::dot_attention_backward_rows(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
-                                          at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
-                                          at(grad_query), scale, num_heads, width, static_cast<DType>(dtype),
-                                          at(workspace), workspace_bytes, on(stream)),
-        "dot_attention_backward_rows");
-}
-
-int64_t dot_attention_backward_columns_workspace_bytes(Address indptr, Address indices, Address edge_ids,
-                                                       int64_t num_rows, int64_t num_cols, int64_t nnz, int index_type,
-                                                       const pybind11::tuple& work, Address, Address, Address, Address,
-                                                       Address, Address, Address, Address, Address, double,
-                                                       int64_t num_heads, int64_t width, int dtype) {
-  return cuda::dot_attention_backward_columns_workspace_bytes(
-      csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), work_list(work), num_heads, width,
-      static_cast<DType>(dtype));
-}
-
-void dot_attention_backward_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
-                                    int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& work,
-                                    Address query, Address key, Address value, Address edge_scale, Address ends,
-                                    Address grad_out, Address grad_key, Address grad_value, Address grad_dots,
-                                    double scale, int64_t num_heads, int64_t width, int dtype, Address workspace,
-                                    int64_t workspace_bytes, Address stream) {
-  const cuda::WorkList list = work_list(work);
-  const pybind11::gil_scoped_release unlocked;
-  check(cuda::dot_attention_backward_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list,
-                                             at(query), at(key), at(value), at(edge_scale), at(ends), at(grad_out),
-                                             at(grad_key), at(grad_value), at(grad_dots), scale, num_heads, width,
-                                             static_cast<DType>(dtype), at(workspace), workspace_bytes, on(stream)),
-        "dot_attention_backward_columns");
+void edge_factor(Address edge_scale, Address seed, double dropout, Address out, int64_t count, int dtype,
+                 Address stream) {
+  check(cuda::edge_factor({at(edge_scale), at(seed), dropout}, at(out), count, static_cast<DType>(dtype), on(stream)),
+        "edge_factor");
 }
 
 void gatv2_scores(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
@@ -312,10 +267,7 @@ void bind_cuda(pybind11::module_& module) {
   module.def("dot_attention_cuda", &dot_attention);
   module.def("dot_attention_cuda_workspace_bytes", &dot_attention_workspace_bytes);
   module.def("dot_attention_ends_cuda", &dot_attention_ends, Unlocked());
-  module.def("dot_attention_backward_rows_cuda", &dot_attention_backward_rows);
-  module.def("dot_attention_backward_rows_cuda_workspace_bytes", &dot_attention_backward_rows_workspace_bytes);
-  module.def("dot_attention_backward_columns_cuda", &dot_attention_backward_columns);
-  module.def("dot_attention_backward_columns_cuda_workspace_bytes", &dot_attention_backward_columns_workspace_bytes);
+  module.def("edge_factor_cuda", &edge_factor, Unlocked());
   module.def("gatv2_scores_cuda", &gatv2_scores);
   module.def("gatv2_sums_cuda", &gatv2_sums);
   module.def("gatv2_sums_cuda_workspace_bytes", &gatv2_sums_workspace_bytes);

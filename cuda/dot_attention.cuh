@@ -1,6 +1,6 @@
-// Dot-product attention along the rows of a graph: forward one pass, backward one over the rows, for the gradient of
-// the queries, and one over the transposed rows, for those of keys and values. Nothing is stored per edge, unless the
-// last is asked for the gradients of the inner products.
+// Attention by inner products along the rows of a graph: forward one pass, backward one over the rows, for the gradient
+// of the queries, and one over the transposed rows, for those of keys and values. Nothing is stored per edge, unless
+// the last is asked for the gradients of the scores.
 //
 // All three walk the nonzeros of a row with two vectors of the row's own at hand, gather two of each nonzero's other
 // end, and sum up what they gathered. A worker is a group of 2 to 32 lanes with one or two vectors of 16 bytes each,
@@ -19,7 +19,7 @@ namespace gnnaccel {
 namespace cuda {
 namespace dot_attention_impl {
 
-enum class Mode { forward, rows, columns };
+using Mode = DotAttention::Mode;
 
 struct Config {
   // This and the blocks on a multiprocessor, which set the registers: the best of 13 combinations on five cases, H200.
@@ -39,13 +39,14 @@ struct Params {
   const T* second;  // [columns, width]: values; over columns: the gradient of the result
   const T* own_first;
   const T* own_second;  // [rows, width]: what is multiplied with these; the forward has no second
-  const T* edge_scale;  // [nnz, heads] or null
-  const A* ends;        // [destinations, heads, 4], backward: maximum, one over the sum, delta
-  T* sum_first;         // [rows, width]: the gradient of queries; over columns: of keys
-  T* sum_second;        // the result of the forward; over columns: the gradient of values
-  T* grad_dots;         // [nnz, heads] or null, over columns
-  A* stats_out;         // [rows, heads, 2], forward: maximum, one over the sum
-  A* pieces_first;      // [parts, width], in the workspace
+  const T* edge_bias;   // [nnz, heads], or null
+  EdgeFactors<T> factor;
+  const A* ends;    // [destinations, heads, 4], backward: maximum, one over the sum, delta
+  T* sum_first;     // [rows, width]: the gradient of queries; over columns: of keys
+  T* sum_second;    // the result of the forward; over columns: the gradient of values
+  T* grad_scores;   // [nnz, heads] or null, over columns: of the bias; without one, of the inner products
+  A* stats_out;     // [rows, heads, 2], forward: maximum, one over the sum
+  A* pieces_first;  // [parts, width], in the workspace
   A* pieces_second;
   A* piece_stats;  // [parts, heads, 2], forward: maximum, sum
   A scale;
@@ -97,12 +98,13 @@ __device__ __forceinline__ void store_features(T* to, const A* values, A factor)
   store(to, pack);
 }
 
-// L lanes to a worker, each with R vectors of a head.
-template <typename T, typename I, int L, int R, Mode MODE>
+// L lanes to a worker, each with R vectors of a head. EDGES: there are biases or factors of edges.
+template <typename T, typename I, int L, int R, Mode MODE, bool EDGES>
 __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4) rows_kernel(const Params<T, I> p) {
   using A = Acc<T>;
   constexpr int N = 16 / sizeof(T), batch = Config::batch / R;
   constexpr bool FORWARD = MODE == Mode::forward, COLUMNS = MODE == Mode::columns;
+  static_assert(batch <= L, "a lane sees to an edge of a batch");
   static_assert(kPieceRun % batch == 0, "a batch lies in one run of its piece");
   const int lane = threadIdx.x % L;
   const int64_t worker = static_cast<int64_t>(blockIdx.x) * (blockDim.x / L) + threadIdx.x / L;
@@ -166,16 +168,15 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
         load(from_second + d[r], second[u][r]);
       }
     }
-    A mask[batch];          // of an edge
-    int64_t scalar[batch];  // where an edge's is
-#pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      mask[u] = 1;
-      scalar[u] = 0;
-      if (u >= left || !(p.edge_scale || (COLUMNS && p.grad_dots))) continue;
-      const int64_t edge = p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + here + u)) : here + u;
-      scalar[u] = edge * p.heads + head;
-      if (p.edge_scale) mask[u] = load_one(p.edge_scale + scalar[u]);
+    // What belongs to edges, of one nonzero of the batch to a lane.
+    const int mine = lane % batch;
+    A bias = 0, mask = 1;
+    int64_t scalar = 0;  // where it is
+    if ((EDGES || (COLUMNS && p.grad_scores)) && mine < left) {
+      const int64_t edge = p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + here + mine)) : here + mine;
+      scalar = edge * p.heads + head;
+      if (EDGES && p.edge_bias) bias = load_one(p.edge_bias + scalar);
+      if (EDGES && p.factor.any()) mask = p.factor.of(scalar);
     }
     A score[batch], product[batch];
 #pragma unroll
@@ -187,6 +188,7 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
         if (!FORWARD) product[u] += inside[r] ? dot(second[u][r], own_second[r]) : A(0);
       }
       score[u] = rounded_product(sum_of_lanes<L>(score[u]), p.scale);
+      if (EDGES) score[u] += __shfl_sync(~0u, bias, u, L);
       if (!FORWARD) product[u] = sum_of_lanes<L>(product[u]);
     }
     if constexpr (FORWARD) {
@@ -203,12 +205,16 @@ __global__ void __launch_bounds__(Config::threads, MODE == Mode::columns ? 3 : 4
         }
       }
       A weight_first = 0, weight_second = 0;
+      const A factor_of_edge = EDGES ? __shfl_sync(~0u, mask, u, L) : A(1);
       if (u < left) {
         const A probability = FORWARD ? state.weigh(score[u]) : exp(score[u] - top) * factor;
         if (FORWARD) state.sum += probability;
-        weight_second = probability * mask[u];
-        weight_first = probability * (mask[u] * product[u] - delta) * p.scale;
-        if (COLUMNS && p.grad_dots && lane == u) p.grad_dots[scalar[u]] = narrow<T>(weight_first);
+        weight_second = probability * factor_of_edge;
+        const A grad_score = probability * (factor_of_edge * product[u] - delta);
+        weight_first = grad_score * p.scale;
+        if (COLUMNS && p.grad_scores && lane == u) {
+          p.grad_scores[scalar] = narrow<T>(EDGES && p.edge_bias ? grad_score : weight_first);
+        }
       }
 #pragma unroll
       for (int r = 0; r < R; ++r) {
@@ -303,7 +309,10 @@ template <Mode MODE, typename T, typename I>
 cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
   auto run = [&](auto lanes, auto vectors) {
     const unsigned blocks = static_cast<unsigned>(ceil_div(p.rows.workers * p.heads, Config::threads / lanes));
-    rows_kernel<T, I, lanes, vectors, MODE><<<blocks, Config::threads, 0, stream>>>(p);
+    const bool edges = p.edge_bias || p.factor.scale || p.factor.seed;
+    const auto kernel =
+        edges ? rows_kernel<T, I, lanes, vectors, MODE, true> : rows_kernel<T, I, lanes, vectors, MODE, false>;
+    kernel<<<blocks, Config::threads, 0, stream>>>(p);
     return cudaGetLastError();
   };
   using std::integral_constant;
@@ -319,41 +328,62 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
   return status == cudaSuccess ? merge_pieces(p.rows, p.width, Merge<T, I, MODE>{p}, stream) : status;
 }
 
-// What all directions set.
-template <typename T, typename I>
-Params<T, I> params_of(const Csr& graph, const WorkList& work, const void* edge_scale, double scale, int64_t num_heads,
-                       int64_t width) {
-  Params<T, I> p{};
-  p.rows = rows_of<I>(graph, work);
-  p.indices = static_cast<const I*>(graph.indices);
-  p.edge_ids = static_cast<const I*>(graph.edge_ids);
-  p.edge_scale = static_cast<const T*>(edge_scale);
-  p.scale = static_cast<Acc<T>>(scale);
-  p.heads = static_cast<int>(num_heads);
-  p.per_head = static_cast<int>(width / num_heads);
-  p.width = width;
-  return p;
-}
-
 // Accumulators of the workspace, for pieces.
-inline int64_t piece_values(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width, Mode mode) {
-  const int64_t parts = rows_of<int32_t>(graph, work).num_parts;
-  return parts * (mode == Mode::forward ? width + 2 * num_heads : mode == Mode::rows ? width : 2 * width);
+inline int64_t piece_values(const Csr& graph, const WorkList& work, const DotAttention& given) {
+  const int64_t parts = rows_of<int32_t>(graph, work).num_parts, width = given.width;
+  const Mode mode = given.mode();
+  if (mode == Mode::forward) return parts * (width + 2 * given.num_heads);
+  return parts * (mode == Mode::columns ? 2 * width : width);
 }
 
-template <typename T, typename I>
-void place_pieces(Params<T, I>& p, void* workspace, Mode mode) {
-  Acc<T>* to = static_cast<Acc<T>*>(workspace);
-  if (mode != Mode::forward) {
-    p.pieces_first = to;
-    to += p.rows.num_parts * p.width;
-  }
-  if (mode != Mode::rows) {
-    p.pieces_second = to;
-    to += p.rows.num_parts * p.width;
-  }
-  p.piece_stats = to;
+// Whether the kernel takes the features.
+inline bool fits(const DotAttention& given) {
+  return given.width / given.num_heads * size_of(given.dtype) <= 16 * Config::max_vectors;
 }
+
+// One direction.
+template <Mode MODE>
+cudaError_t solve(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+                  cudaStream_t stream) {
+  return with_types(given.dtype, graph.index_type, [&](auto value, auto index) {
+    using T = decltype(value);
+    using I = decltype(index);
+    using A = Acc<T>;
+    auto features = [](const void* from) { return static_cast<const T*>(from); };
+    Params<T, I> p{};
+    p.rows = rows_of<I>(graph, work);
+    p.indices = static_cast<const I*>(graph.indices);
+    p.edge_ids = static_cast<const I*>(graph.edge_ids);
+    p.first = features(MODE == Mode::columns ? given.query : given.key);
+    p.second = features(MODE == Mode::columns ? given.grad_out : given.value);
+    p.own_first = features(MODE == Mode::columns ? given.key : given.query);
+    p.own_second = features(MODE == Mode::columns ? given.value : given.grad_out);
+    p.edge_bias = features(given.edge_bias);
+    p.factor = EdgeFactors<T>(given.factor);
+    p.ends = static_cast<const A*>(given.ends);
+    p.sum_first = static_cast<T*>(MODE == Mode::columns ? given.grad_key : given.grad_query);
+    p.sum_second = static_cast<T*>(MODE == Mode::columns ? given.grad_value : given.out);
+    p.grad_scores = static_cast<T*>(given.grad_scores);
+    p.stats_out = static_cast<A*>(given.stats);
+    p.scale = static_cast<A>(given.scale);
+    p.heads = static_cast<int>(given.num_heads);
+    p.per_head = static_cast<int>(given.width / given.num_heads);
+    p.width = given.width;
+    p.pieces_first = static_cast<A*>(workspace);
+    p.pieces_second = p.pieces_first + (MODE == Mode::columns ? p.rows.num_parts * p.width : 0);
+    p.piece_stats = p.pieces_second + p.rows.num_parts * p.width;
+    return launch<MODE>(p, stream);
+  });
+}
+
+// The forward without query and key; edge_attention.cu.
+int64_t given_workspace_bytes(const Csr& graph, const WorkList& work, const DotAttention& given);
+cudaError_t given_forward(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+                          cudaStream_t stream);
+
+// A backward direction; dot_attention_backward.cu.
+cudaError_t backward(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+                     cudaStream_t stream);
 
 }  // namespace dot_attention_impl
 }  // namespace cuda

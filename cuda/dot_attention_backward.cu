@@ -1,5 +1,5 @@
-// The backward of dot-product attention, over rows and over columns: dot_attention.cuh holds the kernel but for a small
-// one.
+// The backward of attention by inner products, over rows and over columns: dot_attention.cuh holds the
+// kernel but for a small one.
 #include "dot_attention.cuh"
 
 namespace gnnaccel {
@@ -50,68 +50,10 @@ cudaError_t dot_attention_ends(const void* out, const void* stats, const void* g
   });
 }
 
-int64_t dot_attention_backward_rows_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads,
-                                                    int64_t width, DType dtype) {
-  if (graph.num_rows == 0 || width == 0) return 0;
-  return piece_values(graph, work, num_heads, width, Mode::rows) * accumulator_size(dtype);
-}
-
-cudaError_t dot_attention_backward_rows(const Csr& graph, const WorkList& work, const void* query, const void* key,
-                                        const void* value, const void* edge_scale, const void* ends,
-                                        const void* grad_out, void* grad_query, double scale, int64_t num_heads,
-                                        int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
-                                        cudaStream_t stream) {
-  if (graph.num_rows == 0 || width == 0) return cudaSuccess;
-  if (workspace_bytes < dot_attention_backward_rows_workspace_bytes(graph, work, num_heads, width, dtype) ||
-      width / num_heads * size_of(dtype) > 16 * Config::max_vectors) {
-    return cudaErrorInvalidValue;
-  }
-  return with_types(dtype, graph.index_type, [&](auto value_type, auto index) {
-    using T = decltype(value_type);
-    using I = decltype(index);
-    Params<T, I> p = params_of<T, I>(graph, work, edge_scale, scale, num_heads, width);
-    p.first = static_cast<const T*>(key);
-    p.second = static_cast<const T*>(value);
-    p.own_first = static_cast<const T*>(query);
-    p.own_second = static_cast<const T*>(grad_out);
-    p.ends = static_cast<const Acc<T>*>(ends);
-    p.sum_first = static_cast<T*>(grad_query);
-    place_pieces(p, workspace, Mode::rows);
-    return launch<Mode::rows>(p, stream);
-  });
-}
-
-int64_t dot_attention_backward_columns_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
-                                                       int64_t width, DType dtype) {
-  if (transposed.num_rows == 0 || width == 0) return 0;
-  return piece_values(transposed, work, num_heads, width, Mode::columns) * accumulator_size(dtype);
-}
-
-cudaError_t dot_attention_backward_columns(const Csr& transposed, const WorkList& work, const void* query,
-                                           const void* key, const void* value, const void* edge_scale, const void* ends,
-                                           const void* grad_out, void* grad_key, void* grad_value, void* grad_dots,
-                                           double scale, int64_t num_heads, int64_t width, DType dtype, void* workspace,
-                                           int64_t workspace_bytes, cudaStream_t stream) {
-  if (transposed.num_rows == 0 || width == 0) return cudaSuccess;
-  if (workspace_bytes < dot_attention_backward_columns_workspace_bytes(transposed, work, num_heads, width, dtype) ||
-      width / num_heads * size_of(dtype) > 16 * Config::max_vectors) {
-    return cudaErrorInvalidValue;
-  }
-  return with_types(dtype, transposed.index_type, [&](auto value_type, auto index) {
-    using T = decltype(value_type);
-    using I = decltype(index);
-    Params<T, I> p = params_of<T, I>(transposed, work, edge_scale, scale, num_heads, width);
-    p.first = static_cast<const T*>(query);
-    p.second = static_cast<const T*>(grad_out);
-    p.own_first = static_cast<const T*>(key);
-    p.own_second = static_cast<const T*>(value);
-    p.ends = static_cast<const Acc<T>*>(ends);
-    p.grad_dots = static_cast<T*>(grad_dots);
-    p.sum_first = static_cast<T*>(grad_key);
-    p.sum_second = static_cast<T*>(grad_value);
-    place_pieces(p, workspace, Mode::columns);
-    return launch<Mode::columns>(p, stream);
-  });
+cudaError_t dot_attention_impl::backward(const Csr& graph, const WorkList& work, const DotAttention& given,
+                                         void* workspace, cudaStream_t stream) {
+  return given.mode() == Mode::rows ? solve<Mode::rows>(graph, work, given, workspace, stream)
+                                    : solve<Mode::columns>(graph, work, given, workspace, stream);
 }
 
 }  // namespace cuda

@@ -53,43 +53,29 @@ cudaError_t edge_softmax_backward(const Csr& graph, const void* out, const void*
 int64_t attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width, DType dtype,
                                   bool keep);
 cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, const void* score_src,
-                      const void* score_dst, const void* edge_scale, void* out, void* lse, void* out_pos, void* p_pos,
+                      const void* score_dst, const EdgeFactor& factor, void* out, void* lse, void* out_pos, void* p_pos,
                       double slope, int64_t num_heads, int64_t width, DType dtype, void* workspace,
                       int64_t workspace_bytes, cudaStream_t stream);
 
 int64_t attention_backward_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
                                            int64_t width, DType dtype);
 cudaError_t attention_backward(const Csr& transposed, const WorkList& work, const void* x, const void* score_src,
-                               const void* score_dst, const void* edge_scale, const void* out, const void* lse,
+                               const void* score_dst, const EdgeFactor& factor, const void* out, const void* lse,
                                const void* out_pos, const void* p_pos, const void* grad_out, void* grad_x,
                                void* grad_score_src, void* grad_score_dst, double slope, int64_t num_heads,
                                int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
                                cudaStream_t stream);
 
-int64_t dot_attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width,
-                                      DType dtype);
-cudaError_t dot_attention(const Csr& graph, const WorkList& work, const void* query, const void* key, const void* value,
-                          const void* edge_scale, void* out, void* stats, double scale, int64_t num_heads,
-                          int64_t width, DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+// Without query and key the forward alone, which has no stats: cheaper than a backward in one pass are edge_softmax,
+// sddmm and spmm.
+int64_t dot_attention_workspace_bytes(const Csr& graph, const WorkList& work, const DotAttention& given);
+cudaError_t dot_attention(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+                          int64_t workspace_bytes, cudaStream_t stream);
 
 cudaError_t dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
-int64_t dot_attention_backward_rows_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads,
-                                                    int64_t width, DType dtype);
-cudaError_t dot_attention_backward_rows(const Csr& graph, const WorkList& work, const void* query, const void* key,
-                                        const void* value, const void* edge_scale, const void* ends,
-                                        const void* grad_out, void* grad_query, double scale, int64_t num_heads,
-                                        int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
-                                        cudaStream_t stream);
-
-int64_t dot_attention_backward_columns_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
-                                                       int64_t width, DType dtype);
-cudaError_t dot_attention_backward_columns(const Csr& transposed, const WorkList& work, const void* query,
-                                           const void* key, const void* value, const void* edge_scale, const void* ends,
-                                           const void* grad_out, void* grad_key, void* grad_value, void* grad_dots,
-                                           double scale, int64_t num_heads, int64_t width, DType dtype, void* workspace,
-                                           int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t edge_factor(const EdgeFactor& factor, void* out, int64_t count, DType dtype, cudaStream_t stream);
 
 cudaError_t gatv2_scores(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
                          void* out, double slope, int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);

@@ -1,10 +1,35 @@
-// Sums weighted by a softmax that is not known yet (online softmax: Milakov and Gimelshein, 2018).
+// Sums weighted by a softmax that is not known yet (online softmax: Milakov and Gimelshein, 2018), and by factors of
+// edges.
 #pragma once
 
 #include "common.cuh"
 
 namespace gnnaccel {
 namespace cuda {
+
+// What weights of edges are multiplied with (types.h).
+template <typename T>
+struct EdgeFactors {
+  const T* scale;
+  const uint64_t* seed;
+  uint32_t threshold;
+  Acc<T> kept;  // what a dropout makes of 1
+
+  EdgeFactors() = default;
+  explicit EdgeFactors(const EdgeFactor& from)
+      : scale(static_cast<const T*>(from.scale)),
+        seed(static_cast<const uint64_t*>(from.seed)),
+        threshold(dropout_threshold(from.dropout)),
+        kept(static_cast<Acc<T>>(1 / (1 - from.dropout))) {}
+
+  __device__ __forceinline__ bool any() const { return scale || seed; }
+  // `weight`: edge * heads + head.
+  __device__ __forceinline__ Acc<T> of(int64_t weight) const {
+    Acc<T> factor = scale ? load_one(scale + weight) : Acc<T>(1);
+    if (seed) factor *= dropout_bits(__ldg(seed), static_cast<uint64_t>(weight)) < threshold ? Acc<T>(0) : kept;
+    return factor;
+  }
+};
 
 // Sums over some nonzeros of a row, for one head and N features, all relative to exp(top).
 template <typename A, int N>

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
@@ -111,9 +112,18 @@ def register(
     def needs_grad(args: tuple) -> bool:
         return torch.is_grad_enabled() and any(args[k] is not None and args[k].requires_grad for k in features)
 
+    def refuse_tangents(args: tuple) -> None:
+        given = (args[k] for k in features if args[k] is not None)
+        if any(torch._VF._unpack_dual(t, level=0)[1] is not None for t in given):  # type: ignore[attr-defined]
+            raise NotImplementedError(
+                f"{full}: has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use reverse "
+                "mode, or the op of the same name in gnnaccel.ops.reference"
+            )
+
     if backward is not None:
 
         def below(*args):
+            refuse_tangents(args)
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*args)
 
@@ -127,6 +137,8 @@ def register(
     def call(*args):
         if not plain(args, features, devices):
             return op(*args)
+        if forward_ad._current_level >= 0:
+            refuse_tangents(args)
         if backward is not None and needs_grad(args):
             return direct(args)
         return impl(*args)

@@ -48,6 +48,9 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     others = v if v.dim() == 3 else v.unsqueeze(1)
     results += [ops.dot_attention(graph, others, heads, heads), ops.head_dots(heads, heads[:2])]
     results.append(ops.dot_attention(graph, others.detach(), heads, heads.detach(), edge_scale=mask))
+    given = torch.randn(graph.nnz, heads.shape[1]).to("cuda", dtype).requires_grad_()
+    results.append(ops.dot_attention(graph, others, heads, heads, edge_bias=given, dropout=0.5))
+    results += [ops.edge_attention(graph, given, heads), ops.attention(graph, heads, *scores, dropout=0.5)]
     results.append(ops.gatv2_scores(graph, heads, others, heads.detach()[0].clone().requires_grad_()))
     results.append(ops.attention(graph, heads.detach(), *(s.detach() for s in scores)))
     for reduce in ("sum", "mean", "max", "min"):

@@ -37,21 +37,36 @@ def inputs(graph, heads, feats, dtype, scale=2.0):
     return [t.to(dtype).requires_grad_() for t in tensors]
 
 
-@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
-@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)])
+SEED = torch.tensor([-(2**62) - 12345])
+
+
+def factors(kind, graph, heads, dtype):
+    """Arguments that an op takes for a factor of the weights, and the factor in float64: None, a mask, a dropout."""
+    mask = torch.nn.functional.dropout(torch.ones(graph.nnz, heads, dtype=dtype), 0.5)
+    drops = reference.dropout_factor(SEED, 0.3, graph.nnz, heads)
+    return {
+        "plain": lambda: ({}, None),
+        "mask": lambda: (dict(edge_scale=mask), mask.double()),
+        "dropout": lambda: (dict(dropout=0.3, seed=SEED), drops),
+        "both": lambda: (dict(edge_scale=mask, dropout=0.3, seed=SEED), mask.double() * drops),
+    }[kind]()
+
+
+FACTORS = ["plain", "mask", "dropout", "both"]
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 8e-2)])
 @pytest.mark.parametrize("name,heads,feats", CASES)
-def test_matches_reference(name, heads, feats, dtype, tolerance, dropout):
+def test_matches_reference(name, heads, feats, dtype, tolerance, kind):
     graph = GRAPHS[name]()
     tensors = inputs(graph, heads, feats, dtype)
-    mask = None
-    if dropout:
-        mask = torch.nn.functional.dropout(torch.ones(graph.nnz, heads, dtype=dtype), 0.5)
-    out = ops.attention(graph, *tensors, negative_slope=0.2, edge_scale=mask)
+    given, factor = factors(kind, graph, heads, dtype)
+    out = ops.attention(graph, *tensors, negative_slope=0.2, **given)
     grad = torch.randn(out.shape, dtype=torch.float64)
     grads = torch.autograd.grad(out, tensors, grad.to(dtype))
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    wide_mask = None if mask is None else mask.double()
-    expected = reference.attention(graph, *exact, 0.2, wide_mask)
+    expected = reference.attention(graph, *exact, 0.2, factor)
     expected_grads = torch.autograd.grad(expected, exact, grad.to(dtype).double())
     for got, want in zip((out, *grads), (expected, *expected_grads), strict=True):
         assert got.dtype == dtype and got.shape == want.shape
@@ -69,11 +84,33 @@ def test_large_scores_and_exact_zero():
     assert torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+def test_dropout_by_counter(dropout):
+    """Each weight is dropped with this probability, alone, and another seed drops others."""
+    keeps = [reference.dropout_factor(torch.tensor([seed]), dropout, 50_000, 4) > 0 for seed in (0, 1)]
+    for kept in keeps:
+        assert abs(kept.double().mean() - (1 - dropout)) < 4 * (dropout * (1 - dropout) / kept.numel()) ** 0.5
+    pairs = [(keeps[0], keeps[1]), (keeps[0][1:], keeps[0][:-1]), (keeps[0][:, 0], keeps[0][:, 1])]
+    for a, b in pairs:
+        correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1]
+        assert abs(correlation) < 4 / a.numel() ** 0.5
+
+
+def test_dropout_draws_from_torch():
+    graph = GRAPHS["random"]()
+    tensors = inputs(graph, 2, 3, torch.float64)
+    torch.manual_seed(5)
+    first, second = (ops.attention(graph, *tensors, dropout=0.5) for _ in range(2))
+    torch.manual_seed(5)
+    assert torch.equal(first, ops.attention(graph, *tensors, dropout=0.5)) and not torch.equal(first, second)
+    assert torch.equal(ops.attention(graph, *tensors, dropout=0.0, seed=SEED), ops.attention(graph, *tensors))
+
+
 def test_gradcheck_and_second_derivative():
     graph = random_graph(6, 5, 20, 4)
     tensors = inputs(graph, 2, 3, torch.float64, scale=0.7)
     torch.autograd.gradcheck(lambda *t: ops.attention(graph, *t), tensors)
-    torch.autograd.gradgradcheck(lambda *t: ops.attention(graph, *t), tensors)
+    torch.autograd.gradgradcheck(lambda *t: ops.attention(graph, *t, dropout=0.3, seed=SEED), tensors)
 
 
 def test_registration():
@@ -81,8 +118,8 @@ def test_registration():
     from gnnaccel.ops._arrays import arrays_of
 
     tensors = inputs(graph, 2, 4, torch.float32)
-    torch.library.opcheck(torch.ops.gnnaccel.attention, (*arrays_of(graph, True), *tensors, None, 0.2, True))
-    out = torch.ops.gnnaccel.attention(*arrays_of(graph, True), *tensors, None, 0.2, False)[0]
+    torch.library.opcheck(torch.ops.gnnaccel.attention, (*arrays_of(graph, True), *tensors, None, None, 0.0, 0.2, True))
+    out = torch.ops.gnnaccel.attention(*arrays_of(graph, True), *tensors, None, None, 0.0, 0.2, False)[0]
     with pytest.raises(RuntimeError, match="keep=False"):
         out.sum().backward()
     torch.testing.assert_close(out, ops.attention(graph, *tensors))
@@ -149,6 +186,10 @@ def test_results_do_not_depend_on_threads():
         (dict(score_dst=lambda g: torch.zeros(30, 2).double()), TypeError, "score_dst"),
         (dict(edge_scale=lambda g: torch.ones(g.nnz, 2, requires_grad=True)), ValueError, "edge_scale"),
         (dict(graph=lambda g: "graph"), TypeError, "gnnaccel.Graph"),
+        (dict(dropout=lambda g: 1.0), ValueError, r"dropout: expected a part in \[0, 1\)"),
+        (dict(dropout=lambda g: 0.5, seed=lambda g: 7), TypeError, "seed: expected an int64 tensor"),
+        (dict(dropout=lambda g: 0.5, seed=lambda g: SEED.float()), TypeError, "seed: expected an int64 tensor"),
+        (dict(dropout=lambda g: 0.5, seed=lambda g: SEED.to("meta")), ValueError, "seed: expected device"),
     ],
 )
 def test_bad_arguments(change, error, words):

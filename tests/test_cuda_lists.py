@@ -275,57 +275,80 @@ def test_graph_conv(kernel, dtype, index):
 ATTENTION = [(1, 1), (1, 7), (1, 64), (1, 100), (1, 200), (2, 3), (3, 24), (4, 16), (8, 8), (2, 128), (20, 4), (5, 12)]
 
 
+def check_attention(run, definition, tensors, where):
+    """Values, with and without gradients, and gradients of run(*tensors) against those of its definition in float64."""
+    out = run(*tensors)
+    dtype, upstream = out.dtype, rand(*out.shape, dtype=out.dtype)
+    got = (run(*(t.detach() for t in tensors)), out, *torch.autograd.grad(out, tensors, upstream))
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    want = definition(*exact)
+    want = (want, want, *torch.autograd.grad(want, exact, upstream.double()))
+    tolerance = {torch.float32: 3e-5, torch.float64: 1e-11}.get(dtype, 8e-2)
+    for part, (a, b) in enumerate(zip(got, want, strict=True)):
+        size = b.abs().max().clamp(min=1) if b.numel() else 1
+        torch.testing.assert_close(
+            a.double() / size, b / size, rtol=0, atol=tolerance, msg=lambda m, at=part: f"{where} {at} {m}"
+        )
+
+
+def factor_of(graph, heads, dtype, kind):
+    """Arguments of an op, and the factor of the weights that they stand for in float64."""
+    if kind == "mask":
+        mask = (rand(graph.nnz, heads) > 0).to(dtype) * 2
+        return dict(edge_scale=mask), mask.double()
+    if kind == "dropout":
+        seed = torch.tensor([2**62 + 99], device=graph.device)
+        return dict(dropout=0.5, seed=seed), reference.dropout_factor(seed, 0.5, graph.nnz, heads)
+    return {}, None
+
+
+FACTORS = pytest.mark.parametrize("kind", ["plain", "mask", "dropout"])
+
+
 @every_kernel
-@pytest.mark.parametrize("scaled", [False, True])
-def test_attention(kernel, dtype, index, scaled):
+@FACTORS
+def test_attention(kernel, dtype, index, kind):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
         for heads, feats in ATTENTION:
             shapes = ((graph.num_cols, heads, feats), (graph.num_cols, heads), (graph.num_rows, heads))
             tensors = [(2 * rand(*shape, dtype=dtype)).requires_grad_() for shape in shapes]
-            mask = (rand(graph.nnz, heads) > 0).to(dtype) * 2 if scaled else None
-            out = ops.attention(graph, *tensors, edge_scale=mask)
-            torch.testing.assert_close(out, ops.attention(graph, *(t.detach() for t in tensors), edge_scale=mask))
-            upstream = rand(*out.shape, dtype=dtype)
-            got = (out, *torch.autograd.grad(out, tensors, upstream))
-            exact = [t.detach().double().requires_grad_() for t in tensors]
-            wide = None if mask is None else mask.double()
-            want = reference.attention(graph, *exact, 0.2, wide)
-            want = (want, *torch.autograd.grad(want, exact, upstream.double()))
-            tolerance = {torch.float32: 3e-5, torch.float64: 1e-11}.get(dtype, 8e-2)
-            for part, a, b in zip(("out", "x", "score_src", "score_dst"), got, want, strict=True):
-                size = b.abs().max().clamp(min=1) if b.numel() else 1
-                where = f"{name} {heads} {feats} {part}"
-                torch.testing.assert_close(
-                    a.double() / size, b / size, rtol=0, atol=tolerance, msg=lambda m, w=where: w + m
-                )
+            given, factor = factor_of(graph, heads, dtype, kind)
+            check_attention(
+                lambda *t, g=graph, k=given: ops.attention(g, *t, **k),
+                lambda *t, g=graph, f=factor: reference.attention(g, *t, 0.2, f),
+                tensors,
+                f"{name} {heads} {feats}",
+            )
 
 
 DOT_ATTENTION = [(1, 7), (1, 64), (1, 100), (3, 24), (8, 8), (2, 128), (1, 256)]
 
 
 @every_kernel
-@pytest.mark.parametrize("scaled", [False, True])
-def test_dot_attention(kernel, dtype, index, scaled):
+@FACTORS
+@pytest.mark.parametrize("scores", ["dots", "biased", "given"])
+def test_dot_attention(kernel, dtype, index, kind, scores):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
         for heads, feats in DOT_ATTENTION:
-            counts = graph.num_rows, graph.num_cols, graph.num_cols
+            counts = graph.num_cols, graph.num_rows, graph.num_cols
             tensors = [rand(n, heads, feats, dtype=dtype).requires_grad_() for n in counts]
-            mask = (rand(graph.nnz, heads) > 0).to(dtype) * 2 if scaled else None
-            out = ops.dot_attention(graph, *tensors, edge_scale=mask)
-            upstream = rand(*out.shape, dtype=dtype)
-            got = (out, *torch.autograd.grad(out, tensors, upstream))
-            exact = [t.detach().double().requires_grad_() for t in tensors]
-            want = reference.dot_attention(graph, *exact, feats**-0.5, None if mask is None else mask.double())
-            want = (want, *torch.autograd.grad(want, exact, upstream.double()))
-            tolerance = {torch.float32: 3e-5, torch.float64: 1e-11}.get(dtype, 8e-2)
-            for part, a, b in zip(("out", "query", "key", "value"), got, want, strict=True):
-                size = b.abs().max().clamp(min=1) if b.numel() else 1
-                where = f"{name} {heads} {feats} {part}"
-                torch.testing.assert_close(
-                    a.double() / size, b / size, rtol=0, atol=tolerance, msg=lambda m, w=where: w + m
-                )
+            bias = (2 * rand(graph.nnz, heads, dtype=dtype)).requires_grad_()
+            given, factor = factor_of(graph, heads, dtype, kind)
+
+            def run(value, *t, g=graph, k=given):
+                if scores == "given":
+                    return ops.edge_attention(g, *t, value, **k)
+                return ops.dot_attention(g, *t[:2], value, edge_bias=t[2] if scores == "biased" else None, **k)
+
+            def definition(value, *t, g=graph, f=factor, scale=feats**-0.5):
+                if scores == "given":
+                    return reference.edge_attention(g, *t, value, f)
+                return reference.dot_attention(g, *t[:2], value, scale, f, t[2] if scores == "biased" else None)
+
+            used = {"dots": tensors, "biased": [*tensors, bias], "given": [tensors[0], bias]}[scores]
+            check_attention(run, definition, used, f"{name} {heads} {feats}")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

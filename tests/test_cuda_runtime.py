@@ -26,6 +26,7 @@ def run_everything(graph, x, weight, scores):
         ops.gatv2_scores(graph, leaves[0].view(-1, 4, 8), leaves[0][: graph.num_rows].view(-1, 4, 8), x[:4, :8]),
         ops.attention(graph, leaves[0].view(-1, 4, 8), leaves[0][:, :4], leaves[0][: graph.num_rows, 4:8]),
         ops.dot_attention(graph, *(t.view(-1, 4, 8) for t in (leaves[0][: graph.num_rows], leaves[0], leaves[0]))),
+        ops.edge_attention(graph, leaves[2], leaves[0].view(-1, 4, 8)),
         ops.head_dots(leaves[0].view(-1, 4, 8), x[:2].view(2, 4, 8)),
         ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
     ]

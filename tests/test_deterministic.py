@@ -61,6 +61,10 @@ def inputs(graph):
     return {name: torch.rand(shape, generator=generator) + 0.5 for name, shape in shapes.items()}
 
 
+def seed_on(x):
+    return torch.tensor([7], device=x.device)
+
+
 def table():
     """Every op with every option, by name."""
     cases = {}
@@ -80,6 +84,7 @@ def table():
     cases["attention"] = lambda g, x, s, t: ops.attention(g, x, s, t)
     cases["attention scale"] = lambda g, x, s, t, w: ops.attention(g, x, s, t, edge_scale=w.detach().squeeze(-1))
     cases["dot_attention"] = lambda g, v, x, w: ops.dot_attention(g, v, x, 2 * x, edge_scale=w.detach().squeeze(-1))
+    cases["edge_attention"] = lambda g, x, w: ops.edge_attention(g, w.squeeze(-1), x, dropout=0.3, seed=seed_on(x))
     cases["gatv2_scores"] = lambda g, x, v, b: ops.gatv2_scores(g, x, v, b)
     cases["head_dots"] = lambda g, x, a: ops.head_dots(x, a)
     return cases
@@ -93,6 +98,7 @@ TWICE = (
     "edge_softmax dst",
     "attention",
     "dot_attention",
+    "edge_attention",
     "head_dots",
     "graph_conv",
     "gatv2_scores",

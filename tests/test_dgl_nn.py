@@ -51,6 +51,20 @@ def test_dot_attention_layers(kind):
     assert f"dgl.{kind}" not in counted
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"residual": False, "bias": False}, {"attn_drop": 0.5, "activation": torch.relu}]
+)
+@pytest.mark.parametrize("weights", [False, True])
+def test_edge_gat_maps_sums_of_edge_features(options, weights):
+    torch.manual_seed(3)
+    layer, g = dglnn.EdgeGATConv(6, 3, 4, num_heads=2, **options).double(), graph(loops=True)
+    call = lambda m, x, e: m(g, x, e, get_attention=weights)  # noqa: E731
+    counted = compare(call, [rand(40, 6), rand(g.num_edges(), 3)], layer)
+    assert counted["dgl.EdgeGATConv"].accelerated == 1
+    layer.fc_edge.register_forward_hook(lambda *_: None)
+    assert "dgl.EdgeGATConv" not in compare(call, [rand(40, 6), rand(g.num_edges(), 3)], layer)
+
+
 def test_gat_dropout_follows_its_own_mode():
     torch.manual_seed(3)
     layer, g = dglnn.GATConv(6, 4, num_heads=2, attn_drop=0.5).double().eval(), graph(loops=True)

@@ -1,8 +1,9 @@
-"""ops.dot_attention against its definition in float64: values, gradients, second derivatives, masks, bad arguments."""
+"""ops.dot_attention and ops.edge_attention against their definitions in float64: values, gradients of both orders,
+masks, dropout, bad arguments."""
 
 import pytest
 import torch
-from test_attention import CASES, random_graph
+from test_attention import CASES, FACTORS, factors, random_graph
 from test_attention import GRAPHS as ALL
 
 from gnnaccel import ops
@@ -17,22 +18,81 @@ def inputs(graph, heads, feats, dtype):
     return [t.to(dtype).requires_grad_() for t in made]
 
 
-@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
-@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)])
-@pytest.mark.parametrize("name,heads,feats", [*CASES, ("random", 2, 0)])
-def test_matches_reference(name, heads, feats, dtype, tolerance, dropout):
-    graph = ALL[name]()
-    tensors = inputs(graph, heads, feats, dtype)
-    mask = torch.nn.functional.dropout(torch.ones(graph.nnz, heads, dtype=dtype), 0.5) if dropout else None
-    out = ops.dot_attention(graph, *tensors, edge_scale=mask)
-    grad = torch.randn(out.shape, dtype=torch.float64).to(dtype)
-    exact = [t.detach().double().requires_grad_() for t in tensors]
-    want = reference.dot_attention(graph, *exact, max(feats, 1) ** -0.5, None if mask is None else mask.double())
-    got = (out, *torch.autograd.grad(out, tensors, grad))
-    for a, b in zip(got, (want, *torch.autograd.grad(want, exact, grad.double())), strict=True):
-        assert a.dtype == dtype and a.shape == b.shape
+def check(got, tensors, want, exact, tolerance):
+    """Values and gradients of an op on `tensors` against those of its definition on `exact`."""
+    grad = torch.randn(got.shape, dtype=torch.float64).to(got.dtype)
+    results = zip(
+        (got, *torch.autograd.grad(got, tensors, grad)),
+        (want, *torch.autograd.grad(want, exact, grad.double())),
+        strict=True,
+    )
+    for a, b in results:
+        assert a.dtype == got.dtype and a.shape == b.shape
         size = max(1.0, b.abs().max().item()) if b.numel() else 1.0
         torch.testing.assert_close(a.double(), b, rtol=0, atol=tolerance * size)
+
+
+def in_double(tensors):
+    return [t.detach().double().requires_grad_() for t in tensors]
+
+
+def edge_scores(graph, heads, dtype):
+    scores = torch.randn(graph.nnz, heads, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    return (3 * scores).to(dtype).requires_grad_()
+
+
+DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 8e-2)]
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize("kind", FACTORS)
+@pytest.mark.parametrize("dtype,tolerance", DTYPES)
+@pytest.mark.parametrize("name,heads,feats", [*CASES, ("random", 2, 0)])
+def test_matches_reference(name, heads, feats, dtype, tolerance, kind, biased):
+    graph = ALL[name]()
+    tensors = inputs(graph, heads, feats, dtype) + [edge_scores(graph, heads, dtype)] * biased
+    given, factor = factors(kind, graph, heads, dtype)
+    exact = in_double(tensors)
+    out = ops.dot_attention(graph, *tensors[:3], **given, **(dict(edge_bias=tensors[3]) if biased else {}))
+    want = reference.dot_attention(graph, *exact[:3], max(feats, 1) ** -0.5, factor, exact[3] if biased else None)
+    check(out, tensors, want, exact, tolerance)
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+@pytest.mark.parametrize("dtype,tolerance", DTYPES)
+@pytest.mark.parametrize("name,heads,feats", [*CASES, ("random", 2, 0)])
+def test_given_scores_match_reference(name, heads, feats, dtype, tolerance, kind):
+    graph = ALL[name]()
+    tensors = [edge_scores(graph, heads, dtype), inputs(graph, heads, feats, dtype)[2]]
+    given, factor = factors(kind, graph, heads, dtype)
+    exact = in_double(tensors)
+    check(
+        ops.edge_attention(graph, *tensors, **given),
+        tensors,
+        reference.edge_attention(graph, *exact, factor),
+        exact,
+        tolerance,
+    )
+
+
+def test_scores_of_minus_infinity_hide_edges():
+    """Their weight is 0 and so is their gradient; a row of nothing else is NaN, as torch.softmax has it."""
+    graph = ALL["random"]()
+    scores, (query, key, value) = edge_scores(graph, 2, torch.float64).detach(), inputs(graph, 2, 3, torch.float64)
+    hidden = torch.rand(graph.nnz, 2, generator=torch.Generator().manual_seed(3)) < 0.3
+    bias = scores.masked_fill(hidden, -torch.inf).requires_grad_()
+    nan = reference.edge_attention(graph, bias.detach(), value.detach()).isnan()
+    assert not nan.all()
+    for op in (
+        lambda: ops.edge_attention(graph, bias, value),
+        lambda: ops.dot_attention(graph, query, key, value, scale=0.0, edge_bias=bias),
+    ):
+        out = op()
+        assert torch.equal(out.isnan(), nan)
+        want = reference.edge_attention(graph, bias.detach(), value.detach())
+        torch.testing.assert_close(out, want, equal_nan=True)
+        (grad,) = torch.autograd.grad(out[~nan].sum(), bias)
+        assert not grad[hidden & ~grad.isnan()].any()
 
 
 def test_one_tensor_as_all_three():
@@ -93,8 +153,13 @@ def test_registration_and_second_derivative():
     tensors = inputs(graph, 2, 3, torch.float64)
     torch.autograd.gradcheck(lambda *t: ops.dot_attention(graph, *t), tensors)
     torch.autograd.gradgradcheck(lambda *t: ops.dot_attention(graph, *t), tensors)
+    given = [edge_scores(graph, 2, torch.float64), tensors[2]]
+    torch.autograd.gradcheck(lambda *t: ops.edge_attention(graph, *t), given)
+    torch.autograd.gradgradcheck(lambda *t: ops.edge_attention(graph, *t, dropout=0.3, seed=torch.tensor([1])), given)
     tensors = inputs(graph, 2, 4, torch.float32)
-    torch.library.opcheck(torch.ops.gnnaccel.dot_attention, (*arrays_of(graph, True), *tensors, None, 0.5))
+    torch.library.opcheck(
+        torch.ops.gnnaccel.dot_attention, (*arrays_of(graph, True), *tensors, None, None, None, 0.0, 0.5)
+    )
 
 
 def test_results_do_not_depend_on_threads():
@@ -121,6 +186,8 @@ def test_results_do_not_depend_on_threads():
         (dict(value=torch.zeros(20, 2, 4).double()), TypeError, "value"),
         (dict(edge_scale=torch.zeros(200, 3)), ValueError, "edge_scale: expected shape"),
         (dict(edge_scale=torch.ones(200, 2, requires_grad=True)), ValueError, "edge_scale: expected a constant"),
+        (dict(edge_bias=torch.zeros(200)), ValueError, r"edge_bias: expected shape \[200, 2\]"),
+        (dict(edge_bias=torch.zeros(199, 2)), ValueError, "edge_bias: expected 200 rows"),
         (dict(graph="graph"), TypeError, "gnnaccel.Graph"),
     ],
 )
@@ -129,3 +196,19 @@ def test_bad_arguments(change, error, words):
     given = dict(graph=ALL["random"](), query=torch.zeros(30, 2, 4), key=key, value=key) | change
     with pytest.raises(error, match=words):
         ops.dot_attention(**given)
+
+
+@pytest.mark.parametrize(
+    "change,error,words",
+    [
+        (dict(scores=torch.zeros(200)), ValueError, r"scores: expected shape \[200, 2\]"),
+        (dict(scores=torch.zeros(200, 2).double()), TypeError, "scores"),
+        (dict(x=torch.zeros(20, 4)), ValueError, r"x: expected shape \[num_cols, heads, features\]"),
+        (dict(x=torch.zeros(30, 2, 4)), ValueError, "x: expected 20 rows"),
+        (dict(graph=None), TypeError, "gnnaccel.Graph"),
+    ],
+)
+def test_bad_scores(change, error, words):
+    given = dict(graph=ALL["random"](), scores=torch.zeros(200, 2), x=torch.zeros(20, 2, 4)) | change
+    with pytest.raises(error, match=words):
+        ops.edge_attention(**given)

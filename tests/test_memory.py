@@ -60,6 +60,8 @@ PYG = {
     "ChebConv": lambda: nn.ChebConv(WIDTH, WIDTH, K=3),
     "GatedGraphConv": lambda: nn.GatedGraphConv(WIDTH, num_layers=2),
     "GATConv": lambda: nn.GATConv(WIDTH, WIDTH // 4, heads=4, dropout=0.2),
+    "GATv2Conv": lambda: nn.GATv2Conv(WIDTH, WIDTH // 4, heads=4, dropout=0.2),
+    "SuperGATConv": lambda: nn.SuperGATConv(WIDTH, WIDTH // 4, heads=4, dropout=0.2).eval(),
     "TransformerConv": lambda: nn.TransformerConv(WIDTH, WIDTH // 4, heads=4),
     "AGNNConv": lambda: nn.AGNNConv(),
 }
@@ -90,6 +92,7 @@ DGL = {
     "APPNPConv": lambda: dgl.nn.APPNPConv(2, 0.1),
     "ChebConv": lambda: dgl.nn.ChebConv(WIDTH, WIDTH, 3),
     "GATConv": lambda: dgl.nn.GATConv(WIDTH, WIDTH // 4, 4, attn_drop=0.2),
+    "EdgeGATConv": lambda: dgl.nn.EdgeGATConv(WIDTH, 2, WIDTH // 4, 4, attn_drop=0.2),
     "DotGatConv": lambda: dgl.nn.DotGatConv(WIDTH, WIDTH // 4, 4),
     "AGNNConv": lambda: dgl.nn.AGNNConv(),
 }
@@ -100,7 +103,8 @@ def test_dgl_layers_make_no_message_per_edge(name):
     ends = torch.randint(NODES, (2, EDGES - NODES))
     graph = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=NODES))
     x, layer = torch.randn(NODES, WIDTH, requires_grad=True), DGL[name]()
-    assert largest_allocation(lambda: layer(graph, x).square().sum().backward()) < BOUND
+    more = [torch.randn(EDGES, 2)] if name == "EdgeGATConv" else []
+    assert largest_allocation(lambda: layer(graph, x, *more).square().sum().backward()) < BOUND
     assert no_fallback()
 
 

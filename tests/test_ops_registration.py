@@ -4,7 +4,7 @@ import graphs
 import pytest
 import torch
 from oracle import assert_close, rand
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -113,6 +113,11 @@ def public_calls():
         ),
         "attention": (lambda x, a, b: ops.attention(g, x, a, b), [(n, 2, 3), (n, 2), (n, 2)]),
         "dot_attention": (lambda q, k, v: ops.dot_attention(g, q, k, v), [(n, 2, 3)] * 3),
+        "dot_attention_biased": (
+            lambda q, k, b: ops.dot_attention(g, q, k, k, edge_bias=b, dropout=0.4, seed=torch.tensor([1])),
+            [(n, 2, 3), (n, 2, 3), (nnz, 2)],
+        ),
+        "edge_attention": (lambda s, x: ops.edge_attention(g, s, x), [(nnz, 2), (n, 2, 3)]),
     }
     return calls
 
@@ -126,6 +131,19 @@ def test_gradients_of_both_orders(name):
     inputs = [needs_grad(*shape) for shape in shapes]
     assert gradcheck(function, inputs, fast_mode=False)
     assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_mode_is_refused(name):
+    """No op has a forward-mode derivative; without a word it would count as 0."""
+    function, shapes = CALLS[name]
+    inputs = tuple(torch.ones(shape) for shape in shapes)
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(function, inputs, inputs)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        function(*(forward_ad.make_dual(t, t) for t in inputs))
+    with forward_ad.dual_level():
+        assert torch.equal(function(*inputs), function(*inputs))  # nothing to refuse
 
 
 def run_with_gradients(function, inputs):

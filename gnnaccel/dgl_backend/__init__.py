@@ -43,7 +43,7 @@ def enable() -> None:
     from dgl import core
     from dgl.backend.pytorch import sparse
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch import AGNNConv, DotGatConv, GATConv, GATv2Conv, GraphConv
+    from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GraphConv
 
     from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops, our_kernels, torch_kernels
 
@@ -76,6 +76,7 @@ def enable() -> None:
         forwards = {
             AGNNConv: nn.agnn_forward,
             DotGatConv: nn.dotgat_forward,
+            EdgeGATConv: nn.edge_gat_forward,
             GATConv: nn.gat_forward,
             GATv2Conv: nn.gatv2_forward,
             GraphConv: nn.conv_forward,

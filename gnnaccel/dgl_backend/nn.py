@@ -1,8 +1,9 @@
 """Layers of dgl.nn with a forward on larger ops of ours.
 
 GraphConv: norms, sum, bias and ReLU in one pass. GATConv, AGNNConv, DotGatConv: scores, softmax and sum by
-`ops.attention` and `ops.dot_attention`. GATv2Conv: the scores, without a value per edge and feature. And what all
-layers that refuse nodes without in-edges ask at every call is answered once.
+`ops.attention` and `ops.dot_attention`. GATv2Conv: the scores without a value per edge and feature, then
+`ops.edge_attention`. EdgeGATConv: no value per edge and feature, as the sums of edge features are mapped and not the
+features. And what all layers that refuse nodes without in-edges ask at every call is answered once.
 """
 
 from __future__ import annotations
@@ -159,11 +160,62 @@ def _gatv2(layer, graph, features):
         target, h_target = target[: structure_.num_rows], h_target[: structure_.num_rows]
     slope = layer.leaky_relu.negative_slope
     scores = ops.gatv2_scores(structure_, source, target, layer.attn[0], negative_slope=slope)
-    weights = layer.attn_drop(ops.edge_softmax(structure_, scores).unsqueeze(-1))
-    out = ops.spmm(structure_, source, weights)
-    if layer.res_fc is not None:
+    out = ops.edge_attention(structure_, scores, source, edge_scale=_mask(layer, scores, structure_.nnz, heads))
+    if layer.res_fc is None:
+        out = out.clone()  # as in _fused
+    else:
         out = out + layer.res_fc(h_target).view(h_target.shape[0], -1, width)
     return layer.activation(out) if layer.activation else out
+
+
+def _mask(layer, like: torch.Tensor, nnz: int, heads: int) -> torch.Tensor | None:
+    """The same draw, in the same order, as the layer's own dropout of the attention: [E, H], or None for ones."""
+    if not (layer.attn_drop.training and layer.attn_drop.p > 0):
+        return None
+    return layer.attn_drop(like.new_ones(nnz, heads, 1)).squeeze(-1)
+
+
+def edge_gat_forward(original):
+    """EdgeGATConv.forward with the edge features' maps moved to the nodes, where the layer is a plain one."""
+
+    def forward(self, graph, feat, edge_feat, get_attention=False):
+        features = _features(feat)
+        if not _fuses(self, graph, features, None, False) or not _is_mapped_plainly(self, graph, features, edge_feat):
+            return original(self, graph, feat, edge_feat, get_attention)
+        with report.accelerated("dgl.EdgeGATConv"):
+            out, weights = _edge_gat(self, graph, feat, edge_feat)
+            return (out, weights.unsqueeze(-1)) if get_attention else out
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def _is_mapped_plainly(layer, graph, features, edge_feat) -> bool:
+    fits = isinstance(edge_feat, torch.Tensor) and edge_feat.dim() == 2 and len(edge_feat) == graph.num_edges()
+    if not fits or unsupported(edge_feat) is not None or type(layer.fc_edge) is not nn.Linear:
+        return False
+    weight, x = layer.fc_edge.weight, features[0]
+    same = all(t.dtype == x.dtype and t.device == x.device for t in (edge_feat, weight, layer.attn_edge))
+    return same and layer.fc_edge.bias is None and not is_watched(layer.fc_edge)
+
+
+def _edge_gat(layer, graph, feat, edge_feat):
+    """Result and weights [E, H]. With maps W of the edges' features f: a . W f = f . (W^T a), and the sum of the
+    weighted W f is W times the sum of the weighted f."""
+    heads, width = layer._num_heads, layer._out_feats
+    structure_ = structure(graph._graph)
+    source, to_source, to_target, target = _ends(layer, graph, feat)
+    maps = layer.fc_edge.weight.view(heads, width, -1)
+    to_edge = nn.functional.linear(edge_feat, (maps * layer.attn_edge[0].unsqueeze(-1)).sum(1))
+    scores = layer.leaky_relu(ops.sddmm(structure_, to_source, to_target, "add", "u", "v") + to_edge)
+    weights = layer.attn_drop(ops.edge_softmax(structure_, scores).unsqueeze(-1)).squeeze(-1)
+    summed = ops.spmm(structure_.incidence, edge_feat.unsqueeze(1), weights)
+    out = ops.spmm(structure_, source, weights) + torch.einsum("nhd,hfd->nhf", summed, maps)
+    if layer.res_fc is not None:
+        out = out + layer.res_fc(target).view(target.shape[0], -1, width)
+    if layer.bias is not None:
+        out = out + layer.bias.view(1, heads, width)
+    return (layer.activation(out) if layer.activation else out), weights
 
 
 def agnn_forward(original):
@@ -254,28 +306,31 @@ def checked_once(original):
     return forward
 
 
-def _fused(layer, graph, feat):
+def _ends(layer, graph, feat):
+    """Of a GATConv or EdgeGATConv: heads of the sources, their scores and the destinations', and what a residual of
+    these is of."""
     heads, width = layer._num_heads, layer._out_feats
-    structure_ = structure(graph._graph)
     if isinstance(feat, tuple):
         source, target = layer.feat_drop(feat[0]), layer.feat_drop(feat[1])
         apart = hasattr(layer, "fc_src")
         x_source = (layer.fc_src if apart else layer.fc)(source).view(-1, heads, width)
         x_target = (layer.fc_dst if apart else layer.fc)(target).view(-1, heads, width)
-        score_source = ops.head_dots(x_source, layer.attn_l)[0]
-        score_target = ops.head_dots(x_target, layer.attn_r)[0]
-    else:
-        source = target = layer.feat_drop(feat)
-        x_source = layer.fc(source).view(-1, heads, width)
-        score_source, score_target = ops.head_dots(x_source, torch.cat([layer.attn_l, layer.attn_r])).unbind()
-        if graph.is_block:
-            score_target, target = score_target[: structure_.num_rows], target[: structure_.num_rows]
-    mask = None
-    if layer.attn_drop.training and layer.attn_drop.p > 0:
-        # The same draw, in the same order, as the layer's own dropout of the attention.
-        mask = layer.attn_drop(x_source.new_ones(structure_.nnz, heads, 1)).squeeze(-1)
-    slope = layer.leaky_relu.negative_slope
-    out = ops.attention(structure_, x_source, score_source, score_target, negative_slope=slope, edge_scale=mask)
+        return x_source, ops.head_dots(x_source, layer.attn_l)[0], ops.head_dots(x_target, layer.attn_r)[0], target
+    source = target = layer.feat_drop(feat)
+    x_source = layer.fc(source).view(-1, heads, width)
+    to_source, to_target = ops.head_dots(x_source, torch.cat([layer.attn_l, layer.attn_r])).unbind()
+    if graph.is_block:
+        rows = structure(graph._graph).num_rows
+        to_target, target = to_target[:rows], target[:rows]
+    return x_source, to_source, to_target, target
+
+
+def _fused(layer, graph, feat):
+    heads, width = layer._num_heads, layer._out_feats
+    structure_ = structure(graph._graph)
+    source, to_source, to_target, target = _ends(layer, graph, feat)
+    mask, slope = _mask(layer, source, structure_.nnz, heads), layer.leaky_relu.negative_slope
+    out = ops.attention(structure_, source, to_source, to_target, negative_slope=slope, edge_scale=mask)
     if layer.res_fc is None and not layer.has_explicit_bias:
         out = out.clone()  # the op keeps its result for the backward, and the caller may write into this one
     if layer.res_fc is not None:

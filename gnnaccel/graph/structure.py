@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import build, louvain, reorder, worklist
+from gnnaccel.graph.cache import derived
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -203,6 +204,20 @@ class Graph:
         if not torch.compiler.is_compiling():  # torch.compile cannot make a weak reference
             other._origin = weakref.ref(self)
         return other
+
+    @property
+    def incidence(self) -> Graph:
+        """Destinations by edges: its "sources" are the edges themselves, so that an SpMM sums features of edges."""
+        found = derived.get((self.indptr,), "incidence")
+        if found is None:
+            with torch.inference_mode(False):
+                edge_ids = self.edge_ids
+                if edge_ids is None:
+                    edge_ids = torch.arange(self.nnz, dtype=self.indptr.dtype, device=self.device)
+                # A new tensor for indptr: the entry would otherwise keep its own owner alive.
+                found = Graph(self.indptr.clone(), edge_ids, edge_ids, self.nnz)
+            derived.put((self.indptr,), "incidence", found)
+        return found
 
     def arrays(self) -> list[Tensor]:
         """The tensors this graph and its transposed one are made of, as far as they are there."""

@@ -34,8 +34,8 @@ class GATConv(nn.Module):
 
     Notes
     -----
-    Without edge features and `return_attention` one op each way: what it keeps, the Notes of `ops.attention` say; with
-    dropout its mask, [nnz, heads], too.
+    Without `return_attention` one op, and with edge features their scores [nnz, heads] before it: what it keeps, the
+    Notes of `ops.attention` and `ops.edge_attention` say. Dropout keeps nothing.
     Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
 
     Examples
@@ -113,20 +113,18 @@ class GATConv(nn.Module):
         if edge_feats is not None and len(edge_feats) != graph.nnz:
             raise ValueError(f"GATConv: edge_feats: expected {graph.nnz} rows, one per edge, got {len(edge_feats)}")
         source, to_source, to_target = self._scores(graph, x)
-        drops = self.training and self.dropout > 0
-        if return_attention or self.linear_edge is not None:
-            scores = ops.sddmm(graph, to_source, to_target, "add", "u", "v")
-            if self.linear_edge is not None:
-                scores = scores + self.linear_edge(edge_feats)
-            weights = ops.edge_softmax(graph, F.leaky_relu(scores, self.negative_slope))
-            weights = F.dropout(weights, self.dropout, drops)
-            out = self._finished(ops.spmm(graph, source, weights))
-            return (out, weights) if return_attention else out
-        scale = F.dropout(source.new_ones(graph.nnz, self.heads), self.dropout) if drops else None
-        slope = self.negative_slope
-        return self._finished(
-            ops.attention(graph, source, to_source, to_target, negative_slope=slope, edge_scale=scale)
-        )
+        dropout, slope = self.dropout if self.training else 0.0, self.negative_slope
+        if self.linear_edge is None and not return_attention:
+            out = ops.attention(graph, source, to_source, to_target, negative_slope=slope, dropout=dropout)
+            return self._finished(out)
+        scores = ops.sddmm(graph, to_source, to_target, "add", "u", "v")
+        if self.linear_edge is not None:
+            scores = scores + self.linear_edge(edge_feats)
+        scores = F.leaky_relu(scores, slope)
+        if not return_attention:
+            return self._finished(ops.edge_attention(graph, scores, source, dropout=dropout))
+        weights = F.dropout(ops.edge_softmax(graph, scores), dropout)
+        return self._finished(ops.spmm(graph, source, weights)), weights
 
     def _finished(self, out: Tensor) -> Tensor:
         out = out.flatten(1) if self.concat else out.mean(1)

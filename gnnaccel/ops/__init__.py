@@ -6,6 +6,7 @@ Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 from gnnaccel._library import has_cuda_kernels
 from gnnaccel.ops.attention import attention
 from gnnaccel.ops.dot_attention import dot_attention
+from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax
 from gnnaccel.ops.gatv2 import gatv2_scores
 from gnnaccel.ops.graph_conv import graph_conv
@@ -17,6 +18,7 @@ from gnnaccel.ops.spmm import spmm
 __all__ = [
     "attention",
     "dot_attention",
+    "edge_attention",
     "edge_softmax",
     "gatv2_scores",
     "graph_conv",

@@ -52,13 +52,11 @@ def same_dtype(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) 
     raise TypeError(f"{op}: {rhs_name}: expected the dtype of {lhs_name} ({lhs.dtype}), got {rhs.dtype}")
 
 
-def constant(op: str, name: str, value: Tensor) -> None:
-    """ValueError if `value`, which gets no gradient, asks for one."""
-    if torch.is_grad_enabled() and value.requires_grad:
-        raise ValueError(
-            f"{op}: {name}: expected a constant, got a tensor that requires a gradient; detach it, or "
-            "compose sddmm, edge_softmax and spmm"
-        )
+def features_of(op: str, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    """ValueError unless each row of `value` has this shape."""
+    if tuple(value.shape[1:]) != tuple(shape):
+        wanted = ", ".join(map(str, (value.shape[0], *shape)))
+        raise ValueError(f"{op}: {name}: expected shape [{wanted}], got {tuple(value.shape)}")
 
 
 def traced_offsets(op: str, offsets: Tensor, rows: int) -> None:

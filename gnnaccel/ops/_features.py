@@ -84,3 +84,8 @@ def aligned_heads(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, missing))
     x = x.contiguous()
     return x.clone() if x.is_cuda and x.data_ptr() % 16 else x
+
+
+def unpadded(x: Tensor, feats: int) -> Tensor:
+    """x [.., H, padded F] without what `aligned_heads` has padded."""
+    return x if x.shape[-1] == feats else x[..., :feats].contiguous()

@@ -8,14 +8,15 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _arrays, _check
+from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops._features import aligned_heads
+from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
+from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
-_INPUTS = "Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_scale"
+_INPUTS = f"Tensor x, Tensor score_src, Tensor score_dst, {_edge_factor.SCHEMA}"
 
 FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 
@@ -28,6 +29,8 @@ def attention(
     *,
     negative_slope: float = 0.2,
     edge_scale: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """Additive attention (GAT): out[v, h] = sum over edges e = (u, v) of a[e, h] * edge_scale[e, h] * x[u, h].
 
@@ -43,8 +46,12 @@ def attention(
     negative_slope : float
         Slope of leaky_relu below zero; 1 leaves the scores as they are.
     edge_scale : Tensor [nnz, H], same dtype, optional
-        Factor after the softmax, edge-id order: the (already scaled) mask of an attention dropout. A constant:
-        it gets no gradient.
+        Factor after the softmax, edge-id order: a mask. A constant: it gets no gradient.
+    dropout : float in [0, 1)
+        The part of a that becomes 0, the rest divided by 1 - dropout; nothing of it is stored.
+    seed : Tensor [1], int64, on the graph's device, optional
+        Decides what is dropped, together with the edge's id and the head. Drawn from torch's generator of the device
+        if not given.
 
     Returns
     -------
@@ -53,7 +60,7 @@ def attention(
     Raises
     ------
     TypeError
-        For a wrong type or dtype. ValueError: for a wrong shape or device, or an edge_scale that asks for a
+        For a wrong type or dtype. ValueError: for a wrong shape, device or dropout, or an edge_scale that asks for a
         gradient (compose `sddmm`, `edge_softmax` and `spmm` for that).
 
     Notes
@@ -81,24 +88,22 @@ def attention(
         raise ValueError(f"attention: x: expected shape [num_cols, heads, features], got {tuple(x.shape)}")
     heads = x.shape[1]
     rows = {"score_src": (score_src, graph.num_cols), "score_dst": (score_dst, graph.num_rows)}
-    if edge_scale is not None:
-        rows["edge_scale"] = (edge_scale, graph.nnz)
-        _check.constant("attention", "edge_scale", edge_scale)
     for name, (value, count) in rows.items():
         _check.feature("attention", name, value, count, "rows", graph.device)
+        _check.features_of("attention", name, value, (heads,))
         x, _ = _check.same_dtype("attention", x, value, "x", name)  # under autocast x ends up in the widest
-        if tuple(value.shape[1:]) != (heads,):
-            raise ValueError(f"attention: {name}: expected shape [{count}, {heads}], got {tuple(value.shape)}")
-    score_src, score_dst = score_src.to(x.dtype), score_dst.to(x.dtype)
-    edge_scale = None if edge_scale is None else edge_scale.to(x.dtype)
+    factor = edge_factor("attention", graph, heads, edge_scale, dropout, seed)
+    if edge_scale is not None:
+        x, _ = _check.same_dtype("attention", x, edge_scale, "x", "edge_scale")
+    score_src, score_dst, factor = score_src.to(x.dtype), score_dst.to(x.dtype), factor.to(x.dtype)
     keep = needs_grad(x, score_src, score_dst)
     arrays = arrays_of(graph, keep, x)
-    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or _shorter_by_parts(graph, x):
-        return _composed(arrays, x, score_src, score_dst, edge_scale, negative_slope)
-    return _attention_op(*arrays, x, score_src, score_dst, edge_scale, negative_slope, keep)[0]
+    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(graph, x):
+        return _composed(arrays, x, score_src, score_dst, factor, negative_slope)
+    return _attention_op(*arrays, x, score_src, score_dst, *factor, negative_slope, keep)[0]
 
 
-def _shorter_by_parts(graph: Graph, x: Tensor) -> bool:
+def shorter_by_parts(graph: Graph, x: Tensor) -> bool:
     """True where the three ops take less time than one: rows so short that a wide head's sum is most of the work, and
     has a faster kernel (H200, yeast-like, of degree 2: 0.6 of the time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16).
     """
@@ -106,22 +111,19 @@ def _shorter_by_parts(graph: Graph, x: Tensor) -> bool:
     return x.is_cuda and short and x.shape[2] * x.element_size() >= 256
 
 
-def _composed(arrays: Arrays, x, score_src, score_dst, edge_scale, negative_slope) -> Tensor:
+def _composed(arrays: Arrays, x, score_src, score_dst, factor: EdgeFactor, negative_slope) -> Tensor:
     scores = sddmm_op(*arrays, score_src, score_dst, "add", "u", "v")
-    return weighted_sum(arrays, torch.nn.functional.leaky_relu(scores, negative_slope), x, edge_scale)
+    return weighted_sum(arrays, torch.nn.functional.leaky_relu(scores, negative_slope), x, factor)
 
 
-def weighted_sum(arrays: Arrays, scores: Tensor, x: Tensor, edge_scale: Tensor | None) -> Tensor:
-    """Sources weighted by the softmax of scores [nnz, H], times `edge_scale` where there is one."""
-    weight = edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)
-    if edge_scale is not None:
-        weight = weight * edge_scale
+def weighted_sum(arrays: Arrays, scores: Tensor, x: Tensor, factor: EdgeFactor) -> Tensor:
+    """Sources weighted by the softmax of scores [nnz, H], times `factor`."""
+    weight = factor.multiplied(edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz))
     return spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
 
 
-def _inputs(x, score_src, score_dst, edge_scale) -> list[Tensor | None]:
-    scale = None if edge_scale is None else edge_scale.contiguous()
-    return [aligned_heads(x), score_src.contiguous(), score_dst.contiguous(), scale]
+def _inputs(x, score_src, score_dst) -> list[Tensor]:
+    return [aligned_heads(x), score_src.contiguous(), score_dst.contiguous()]
 
 
 def _outputs(num_rows, x, keep) -> list[Tensor]:
@@ -132,16 +134,16 @@ def _outputs(num_rows, x, keep) -> list[Tensor]:
 
 
 def _attention_impl(*args):
-    arrays, (x, score_src, score_dst, edge_scale, negative_slope, keep) = _arrays.split(args)
+    arrays, (x, score_src, score_dst, *factor, negative_slope, keep) = _arrays.split(args)
     num_rows, feats = arrays.num_rows, x.shape[2]
     if x.shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(num_rows, x, keep))
-    inputs = _inputs(x, score_src, score_dst, edge_scale)
+    inputs, factor = _inputs(x, score_src, score_dst), EdgeFactor._make(factor).contiguous()
     outputs = _outputs(num_rows, inputs[0], keep)
     matrix = (*arrays.matrix(), *arrays.work_list())
-    pointers = (lib.pointer(t) for t in (*inputs, *outputs[:2], *(outputs[2:] if keep else (None, None))))
-    lib.launch("attention", x.device, *matrix, *pointers, negative_slope, *_sizes(inputs[0]))
-    return tuple(t[..., :feats].contiguous() if t.dim() == 3 and t.shape[2] != feats else t for t in outputs)
+    given, made = map(lib.pointer, inputs), map(lib.pointer, (*outputs[:2], *(outputs[2:] if keep else (None, None))))
+    lib.launch("attention", x.device, *matrix, *given, *factor.pointers(), *made, negative_slope, *_sizes(inputs[0]))
+    return tuple(unpadded(t, feats) if t.dim() == 3 else t for t in outputs)
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
@@ -149,18 +151,17 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 
 
 def _attention_backward_impl(*args):
-    turned, (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos, grad_out, slope) = _arrays.split(args)
+    turned, (x, score_src, score_dst, *factor, out, lse, out_pos, p_pos, grad_out, slope) = _arrays.split(args)
     feats = x.shape[2]
     if x.shape[1:].numel() == 0 or score_dst.shape[0] == 0:
         return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
-    inputs = _inputs(x, score_src, score_dst, edge_scale)
-    grads = [torch.empty_like(t) for t in inputs[:3] if t is not None]
+    inputs, factor = _inputs(x, score_src, score_dst), EdgeFactor._make(factor).contiguous()
+    grads = [torch.empty_like(t) for t in inputs]
     saved = (aligned_heads(out), lse.contiguous(), aligned_heads(out_pos), p_pos.contiguous(), aligned_heads(grad_out))
     matrix = (*turned.matrix(), *turned.work_list())
-    pointers = (lib.pointer(t) for t in (*inputs, *saved, *grads))
-    lib.launch("attention_backward", x.device, *matrix, *pointers, slope, *_sizes(grads[0]))
-    grad_x = grads[0] if grads[0].shape[2] == feats else grads[0][..., :feats].contiguous()
-    return grad_x, grads[1], grads[2]
+    given, made = map(lib.pointer, inputs), map(lib.pointer, (*saved, *grads))
+    lib.launch("attention_backward", x.device, *matrix, *given, *factor.pointers(), *made, slope, *_sizes(grads[0]))
+    return unpadded(grads[0], feats), grads[1], grads[2]
 
 
 def _attention_fake(*args):
@@ -174,27 +175,28 @@ def _attention_backward_fake(*args):
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (x, score_src, score_dst, edge_scale, ctx.negative_slope, ctx.kept) = _arrays.split(inputs)
+    arrays, (*given, ctx.dropout, ctx.negative_slope, ctx.kept) = _arrays.split(inputs)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    _arrays.save(ctx, arrays, x, score_src, score_dst, edge_scale, *output)
+    _arrays.save(ctx, arrays, *given, *output)
 
 
 def _backward(ctx, grad_out, *_):
     if grad_out is None:
-        return None, None, None, None, None, None
+        return (None,) * 8
     if not ctx.kept:
         raise RuntimeError("gnnaccel::attention: called with keep=False, which leaves nothing to differentiate with")
-    arrays, (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos) = _arrays.saved(ctx)
+    arrays, (x, score_src, score_dst, edge_scale, seed, *output) = _arrays.saved(ctx)
+    factor = EdgeFactor(edge_scale, seed, ctx.dropout)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
         # Fresh aliases: scores are often made from x, and its gradient must not come in through them as well.
         inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
-        value = _composed(arrays, *inputs, edge_scale, ctx.negative_slope)
+        value = _composed(arrays, *inputs, factor, ctx.negative_slope)
         grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
     else:
-        saved = (x, score_src, score_dst, edge_scale, out, lse, out_pos, p_pos)
-        grads = _attention_backward_op(*arrays.turned(), *saved, grad_out, ctx.negative_slope)
-    return *grads, None, None, None
+        given = (x, score_src, score_dst, *factor, *output)
+        grads = _attention_backward_op(*arrays.turned(), *given, grad_out, ctx.negative_slope)
+    return *grads, None, None, None, None, None
 
 
 _attention_backward_op = _operators.register(

@@ -8,14 +8,15 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _arrays, _check
+from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops._features import aligned_heads
-from gnnaccel.ops.attention import FUSED_DTYPES, weighted_sum
+from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
+from gnnaccel.ops._features import aligned_heads, unpadded
+from gnnaccel.ops.attention import FUSED_DTYPES, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? edge_scale"
+_INPUTS = f"Tensor? query, Tensor? key, Tensor value, Tensor? edge_bias, {_edge_factor.SCHEMA}"
 _MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
 # The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
 # the gradient of the queries is then a weighted sum, and not another pass that computes them again. On CUDA for wide
@@ -31,12 +32,15 @@ def dot_attention(
     value: Tensor,
     *,
     scale: float | None = None,
+    edge_bias: Tensor | None = None,
     edge_scale: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """out[v, h] = sum over edges e = (u, v) of a[e, h] * edge_scale[e, h] * value[u, h].
 
-    a = softmax over the edges into v of scale * <query[v, h], key[u, h]>. Cosine attention (AGNN) is this op on
-    normalised features, with its temperature as scale or in the query.
+    a = softmax over the edges into v of scale * <query[v, h], key[u, h]> + edge_bias[e, h]. Cosine attention (AGNN) is
+    this op on normalised features, with its temperature as scale or in the query.
 
     Parameters
     ----------
@@ -46,28 +50,34 @@ def dot_attention(
     key, value : Tensor [num_cols, H, F], same dtype
     scale : float, optional
         1 / sqrt(F) if not given, as in torch.nn.functional.scaled_dot_product_attention.
+    edge_bias : Tensor [nnz, H], same dtype, optional
+        Added to the scores, edge-id order: of edge features, distances, or -inf for edges that do not count.
     edge_scale : Tensor [nnz, H], same dtype, optional
-        Factor after the softmax, edge-id order: the (already scaled) mask of an attention dropout. A constant:
-        it gets no gradient.
+        Factor after the softmax, edge-id order: a mask. A constant: it gets no gradient.
+    dropout : float in [0, 1)
+        The part of a that becomes 0, the rest divided by 1 - dropout; nothing of it is stored.
+    seed : Tensor [1], int64, on the graph's device, optional
+        Decides what is dropped, together with the edge's id and the head. Drawn from torch's generator of the device
+        if not given.
 
     Returns
     -------
-    Tensor [num_rows, H, F]; 0 for rows without edges.
+    Tensor [num_rows, H, F]; 0 for rows without edges. A row whose scores are all -inf is NaN, as torch.softmax has it.
 
     Raises
     ------
     TypeError
-        For a wrong type or dtype. ValueError: for a wrong shape or device, or an edge_scale that asks for a
+        For a wrong type or dtype. ValueError: for a wrong shape, device or dropout, or an edge_scale that asks for a
         gradient (compose `sddmm`, `edge_softmax` and `spmm` for that).
 
     Notes
     -----
     Keeps nothing per edge: the backward, one pass over the edges for key and value and one for query, recomputes the
     probabilities from two numbers per row and head. Between its two passes it has [nnz, H] where that is at most
-    four times the size of the result, and pays. In bfloat16 on the CPU, for heads of more than 1,024 bytes on
-    CUDA, and where a second derivative is asked for, the op is composed of `sddmm`, `edge_softmax` and `spmm`, which
-    store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA graph's results change once in the
-    last bits when it earns its work list (see `gnnaccel.prepare`).
+    four times the size of the result, and pays, or is the gradient of edge_bias. In bfloat16 on the CPU, for heads of
+    more than 1,024 bytes on CUDA, and where a second derivative is asked for, the op is composed of `sddmm`,
+    `edge_softmax` and `spmm`, which store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA
+    graph's results change once in the last bits when it earns its work list (see `gnnaccel.prepare`).
     Source: Vaswani et al., Attention Is All You Need, 2017; Milakov and Gimelshein, Online normalizer calculation for
     softmax, 2018.
 
@@ -84,121 +94,158 @@ def dot_attention(
     for name, (tensor, count) in given.items():
         per = "graph.num_rows, one per destination" if name == "query" else "graph.num_cols, one per source"
         _check.feature("dot_attention", name, tensor, count, per, graph.device)
-        if tensor.dim() != 3 or tensor.shape[1:] != query.shape[1:]:
-            wanted = (
-                f"[{count}, heads, features]"
-                if name == "query"
-                else f"[{count}, {', '.join(map(str, query.shape[1:]))}]"
-            )
-            raise ValueError(f"dot_attention: {name}: expected shape {wanted}, got {tuple(tensor.shape)}")
-    if edge_scale is not None:
-        _check.feature("dot_attention", "edge_scale", edge_scale, graph.nnz, "one per edge", graph.device)
-        if edge_scale.shape[1:] != query.shape[1:2]:
+        if tensor.dim() != 3:
             raise ValueError(
-                f"dot_attention: edge_scale: expected shape [{graph.nnz}, {query.shape[1]}], got "
-                f"{tuple(edge_scale.shape)}"
+                f"dot_attention: {name}: expected shape [{count}, heads, features], got {tuple(tensor.shape)}"
             )
-        _check.constant("dot_attention", "edge_scale", edge_scale)
-    for name, other in (("key", key), ("value", value), ("edge_scale", edge_scale)):
-        if other is not None:
-            query, _ = _check.same_dtype("dot_attention", query, other, "query", name)  # under autocast the widest
-    key, value = key.to(query.dtype), value.to(query.dtype)
-    edge_scale = None if edge_scale is None else edge_scale.to(query.dtype)
+        _check.features_of("dot_attention", name, tensor, query.shape[1:])
     scale = max(query.shape[2], 1) ** -0.5 if scale is None else float(scale)
+    factor = edge_factor("dot_attention", graph, query.shape[1], edge_scale, dropout, seed)
+    return softmax_sum("dot_attention", graph, query, key, value, edge_bias, factor, scale)
+
+
+def softmax_sum(
+    op: str,
+    graph: Graph,
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    edge_bias: Tensor | None,
+    factor: EdgeFactor,
+    scale: float,
+) -> Tensor:
+    """`dot_attention` of checked features; without query and key the scores are edge_bias."""
+    bias_name = "scores" if query is None else "edge_bias"
+    if edge_bias is not None:
+        _check.feature(op, bias_name, edge_bias, graph.nnz, "graph.nnz, one per edge", graph.device)
+        _check.features_of(op, bias_name, edge_bias, value.shape[1:2])
+    others = {"query": query, "key": key, bias_name: edge_bias, "edge_scale": factor.scale}
+    for name, other in others.items():
+        if other is not None:
+            value, _ = _check.same_dtype(op, value, other, "value", name)  # under autocast the widest
+    query, key, edge_bias = (None if t is None else t.to(value.dtype) for t in (query, key, edge_bias))
+    factor = factor.to(value.dtype)
     # The gradient of the query alone needs no transposed graph: it takes the pass over the rows.
-    arrays = arrays_of(graph, needs_grad(key, value), value)
-    if not _fuses(query):
-        return _composed(arrays, query, key, value, edge_scale, scale)
-    return _dot_attention_op(*arrays, query, key, value, edge_scale, scale)[0]
+    arrays = arrays_of(graph, needs_grad(key, value, edge_bias), value)
+    if not _fuses(graph, query, value, edge_bias):
+        return _composed(arrays, query, key, value, edge_bias, factor, scale)
+    return _dot_attention_op(*arrays, query, key, value, edge_bias, *factor, scale)[0]
 
 
-def _fuses(query: Tensor) -> bool:
-    if query.dtype not in FUSED_DTYPES["cuda" if query.is_cuda else "cpu"]:
+def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor | None) -> bool:
+    if value.dtype not in FUSED_DTYPES["cuda" if value.is_cuda else "cpu"]:
         return False
-    return not query.is_cuda or query.shape[2] * query.element_size() <= _MAX_CUDA_HEAD_BYTES
+    if query is None:
+        # A backward in one pass over the columns reads scores and writes their gradients at random: H200,
+        # reddit-like:sorted, 10.2 and 14.5 ms at 1x32 and 1x128, instead of 4.8 and 11.9 by the ops, which walk the
+        # rows, and by 5 to 10 % slower than these where the weights are not kept but made again.
+        return not (value.is_cuda and (needs_grad(value, edge_bias) or shorter_by_parts(graph, value)))
+    return not value.is_cuda or value.shape[2] * value.element_size() <= _MAX_CUDA_HEAD_BYTES
 
 
-def _composed(arrays: Arrays, query, key, value, edge_scale, scale) -> Tensor:
-    scores = sddmm_op(*arrays, key, query * scale, "dot", "u", "v").squeeze(-1)
-    return weighted_sum(arrays, scores, value, edge_scale)
+def _composed(arrays: Arrays, query, key, value, edge_bias, factor: EdgeFactor, scale) -> Tensor:
+    scores = edge_bias
+    if query is not None:
+        dots = sddmm_op(*arrays, key, query * scale, "dot", "u", "v").squeeze(-1)
+        scores = dots if edge_bias is None else dots + edge_bias
+    return weighted_sum(arrays, scores, value, factor)
 
 
-def _launch(name: str, arrays: Arrays, query: Tensor, tensors, scale: float) -> None:
-    """Run kernel `name`; `tensors` as it takes them, query one of them."""
-    heads, width = query.shape[1], query.shape[1] * query.shape[2]
-    pointers = (lib.pointer(t) for t in tensors)
-    matrix = (*arrays.matrix(), *arrays.work_list())
-    lib.launch(name, query.device, *matrix, *pointers, scale, heads, width, lib.DTYPES[query.dtype])
+# The tensors of a DotAttention (types.h), before and after its EdgeFactor.
+_BEFORE = ("query", "key", "value", "edge_bias")
+_AFTER = ("out", "stats", "ends", "grad_out", "grad_query", "grad_key", "grad_value", "grad_scores")
+
+
+def _launch(arrays: Arrays, scale: float, *, value: Tensor, factor: EdgeFactor, **tensors: Tensor | None) -> None:
+    """Run the direction that the tensors given stand for."""
+    tensors["value"] = value
+    before, after = ([lib.pointer(tensors.get(name)) for name in names] for names in (_BEFORE, _AFTER))
+    sizes = (value.shape[1], value.shape[1] * value.shape[2], lib.DTYPES[value.dtype])
+    given = (*before, *factor.pointers(), *after, scale, *sizes)
+    lib.launch("dot_attention", value.device, *arrays.matrix(), *arrays.work_list(), given)
 
 
 def _scalars(x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
+def _contiguous(query, key, value, edge_bias, *factor) -> tuple[dict[str, Tensor | None], EdgeFactor]:
+    """Inputs as the kernels take them."""
+    heads = {"query": query, "key": key, "value": value}
+    given = {name: None if t is None else aligned_heads(t) for name, t in heads.items()}
+    given["edge_bias"] = None if edge_bias is None else edge_bias.contiguous()
+    return given, EdgeFactor._make(factor).contiguous()
+
+
 def _impl(*args):
-    arrays, (query, key, value, edge_scale, scale) = _arrays.split(args)
-    feats = query.shape[2]
-    stats = _scalars(query, *query.shape[:2], 2)
-    if query.numel() == 0:
-        return torch.zeros_like(query), stats.zero_()
-    query, key, value = map(aligned_heads, (query, key, value))
-    edge_scale = None if edge_scale is None else edge_scale.contiguous()
-    out = torch.empty_like(query)
-    _launch("dot_attention", arrays, query, (query, key, value, edge_scale, out, stats), scale)
-    return _unpadded(out, feats), stats
+    arrays, (*inputs, scale) = _arrays.split(args)
+    feats = inputs[2].shape[2]
+    if arrays.num_rows * inputs[2].shape[1:].numel() == 0:
+        return tuple(t.zero_() for t in _outputs(arrays.num_rows, inputs[0], inputs[2]))
+    given, factor = _contiguous(*inputs)
+    out, stats = _outputs(arrays.num_rows, given["query"], given["value"])
+    _launch(arrays, scale, factor=factor, **given, out=out, stats=stats)
+    return unpadded(out, feats), stats
 
 
-def _unpadded(x: Tensor, feats: int) -> Tensor:
-    return x if x.shape[2] == feats else x[..., :feats].contiguous()
-
-
-def _writes_down(arrays: Arrays, query: Tensor) -> bool:
-    rows, _, width = query.shape
-    wide = not query.is_cuda or width * query.element_size() >= _WIDE_HEAD_BYTES
-    return wide and arrays.nnz <= _FEW * rows * width
-
-
-def _backward_impl(*args):
-    arrays, (query, key, value, edge_scale, out, stats, grad_out, scale, of_query, of_sources) = _arrays.split(args)
-    feats = query.shape[2]
-    if query.numel() == 0:
-        return tuple(map(torch.zeros_like, (query, key, value)))
-    query, key, value, out, grad_out = map(aligned_heads, (query, key, value, out, grad_out))
-    edge_scale = None if edge_scale is None else edge_scale.contiguous()
-    rows, heads, width = query.shape
-    ends = _scalars(query, rows, heads, 4)
-    given = (lib.pointer(t) for t in (out, stats.contiguous(), grad_out, ends))
-    lib.launch("dot_attention_ends", query.device, *given, rows, heads, heads * width, lib.DTYPES[query.dtype])
-    inputs = (query, key, value, edge_scale, ends, grad_out)
-    grad_query = grad_key = grad_value = grad_dots = None
-    if of_sources:
-        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        if of_query and _writes_down(arrays, query):
-            grad_dots = query.new_empty(arrays.nnz, heads)
-        columns = (*inputs, grad_key, grad_value, grad_dots)
-        _launch("dot_attention_backward_columns", arrays.turned(), query, columns, scale)
-    if grad_dots is not None:
-        grad_query = spmm_op(*arrays, key, grad_dots.unsqueeze(-1), "mul", "sum", 0.0)
-    elif of_query:
-        grad_query = torch.empty_like(query)
-        _launch("dot_attention_backward_rows", arrays, query, (*inputs, grad_query), scale)
-    grads = (grad_query, grad_key, grad_value)
-    return tuple(query.new_empty(0) if g is None else _unpadded(g, feats) for g in grads)
+def _outputs(num_rows: int, query: Tensor | None, value: Tensor) -> tuple[Tensor, Tensor]:
+    kept = 0 if query is None and value.is_cuda else num_rows  # stats, which that backward does not ask for
+    return value.new_empty(num_rows, *value.shape[1:]), _scalars(value, kept, value.shape[1], 2)
 
 
 def _fake(*args):
-    _, (query, *_) = _arrays.split(args)
-    return torch.empty_like(query, memory_format=torch.contiguous_format), _scalars(query, *query.shape[:2], 2)
+    arrays, inputs = _arrays.split(args)
+    return _outputs(arrays.num_rows, inputs[0], inputs[2])
+
+
+def _writes_down(arrays: Arrays, value: Tensor) -> bool:
+    width = value.shape[2]
+    wide = not value.is_cuda or width * value.element_size() >= _WIDE_HEAD_BYTES
+    return wide and arrays.nnz <= _FEW * arrays.num_rows * width
+
+
+def _backward_impl(*args):
+    arrays, (*inputs, out, stats, grad_out, scale, of_query, of_sources, of_bias) = _arrays.split(args)
+    feats = inputs[2].shape[2]
+    if out.numel() == 0:
+        return tuple(t.zero_() for t in _backward_fake(*args))
+    given, factor = _contiguous(*inputs)
+    value = given["value"]
+    out, grad_out = aligned_heads(out), aligned_heads(grad_out)
+    rows, (heads, width) = arrays.num_rows, value.shape[1:]
+    ends = _scalars(value, rows, heads, 4)
+    pointers = (lib.pointer(t) for t in (out, stats.contiguous(), grad_out, ends))
+    lib.launch("dot_attention_ends", value.device, *pointers, rows, heads, heads * width, lib.DTYPES[value.dtype])
+    given |= {"ends": ends, "grad_out": grad_out}
+    grads: dict[str, Tensor | None] = dict.fromkeys(("grad_query", "grad_key", "grad_value", "grad_scores"))
+    if of_sources or of_bias:
+        grads["grad_value"] = torch.empty_like(value)
+        grads["grad_key"] = None if given["key"] is None else torch.empty_like(value)
+        if of_bias or (of_query and _writes_down(arrays, value)):
+            grads["grad_scores"] = value.new_empty(arrays.nnz, heads)
+        _launch(arrays.turned(), scale, factor=factor, **given, **grads)
+    if of_query and grads["grad_scores"] is not None:
+        grad = spmm_op(*arrays, given["key"], grads["grad_scores"].unsqueeze(-1), "mul", "sum", 0.0)
+        grads["grad_query"] = grad if given["edge_bias"] is None else grad.mul_(scale)
+    elif of_query:
+        grads["grad_query"] = torch.empty_like(given["query"])
+        _launch(arrays, scale, factor=factor, **given, grad_query=grads["grad_query"])
+    features = (None if g is None else unpadded(g, feats) for g in list(grads.values())[:3])
+    grad_bias = grads["grad_scores"] if of_bias else None
+    return tuple(value.new_empty(0) if g is None else g for g in (*features, grad_bias))
 
 
 def _backward_fake(*args):
-    _, (query, key, value, *_, of_query, of_sources) = _arrays.split(args)
-    wanted = ((query, of_query), (key, of_sources), (value, of_sources))
-    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) if w else t.new_empty(0) for t, w in wanted)
+    _, (query, key, value, edge_bias, *_, of_query, of_sources, of_bias) = _arrays.split(args)
+    wanted = ((query, of_query), (key, of_sources), (value, of_sources), (edge_bias, of_bias))
+    return tuple(
+        torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and w else value.new_empty(0)
+        for t, w in wanted
+    )
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (*tensors, ctx.scale) = _arrays.split(inputs)
+    arrays, (*tensors, ctx.dropout, ctx.scale) = _arrays.split(inputs)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     _arrays.save(ctx, arrays, *tensors, *output)
@@ -206,27 +253,32 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad_out, _):
     if grad_out is None:
-        return None, None, None, None, None
-    arrays, (query, key, value, edge_scale, out, stats) = _arrays.saved(ctx)
-    if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
+        return (None,) * 8
+    arrays, (query, key, value, edge_bias, edge_scale, seed, *output) = _arrays.saved(ctx)
+    inputs, factor = (query, key, value, edge_bias), EdgeFactor(edge_scale, seed, ctx.dropout)
+    again = torch.is_grad_enabled()
+    if again or (query is None and value.is_cuda):  # a second derivative, or no kernel: differentiate the composition
         # Fresh aliases: one tensor may be several of these, and each has a gradient of its own.
-        inputs = [t.view_as(t) if w else t.detach() for t, w in zip((query, key, value), ctx.wanted, strict=False)]
-        wanted = [t for t in inputs if t.requires_grad]
-        result = _composed(arrays, *inputs, edge_scale, ctx.scale)
-        found = iter(torch.autograd.grad(result, wanted, grad_out, create_graph=True))
-        grads = tuple(next(found) if t.requires_grad else None for t in inputs)
+        with torch.enable_grad():
+            aliases = [
+                t if t is None else t.view_as(t) if w else t.detach() for t, w in zip(inputs, ctx.wanted, strict=False)
+            ]
+            wanted = [t for t in aliases if t is not None and t.requires_grad]
+            result = _composed(arrays, *aliases, factor, ctx.scale)
+        found = iter(torch.autograd.grad(result, wanted, grad_out, create_graph=again))
+        grads = tuple(next(found) if t is not None and t.requires_grad else None for t in aliases)
     else:
-        of_query, of_sources = ctx.wanted[0], ctx.wanted[1] or ctx.wanted[2]
-        saved = (query, key, value, edge_scale, out, stats)
-        grads = _backward_op(*arrays, *saved, grad_out, ctx.scale, of_query, of_sources)
+        of_query, of_key, of_value, of_bias = ctx.wanted[:4]
+        asked = (of_query, of_key or of_value, of_bias)
+        grads = _backward_op(*arrays, *inputs, *factor, *output, grad_out, ctx.scale, *asked)
         grads = tuple(g if w else None for g, w in zip(grads, ctx.wanted, strict=False))
-    return *grads, None, None
+    return *grads, None, None, None, None
 
 
 _backward_op = _operators.register(
     "dot_attention_backward",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor stats, Tensor grad_out, float scale, bool of_query, "
-    "bool of_sources) -> (Tensor, Tensor, Tensor)",
+    "bool of_sources, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_impl,
     _backward_fake,
 )

@@ -112,18 +112,39 @@ def gatv2_scores(graph, x: Tensor, y: Tensor, vectors: Tensor, negative_slope: f
     return (value * vectors).sum(-1)
 
 
-def attention(graph, x: Tensor, score_src: Tensor, score_dst: Tensor, negative_slope: float, edge_scale=None) -> Tensor:
-    """Additive attention over x [num_cols, H, F]: the composition of the three ops above."""
+def attention(graph, x: Tensor, score_src: Tensor, score_dst: Tensor, negative_slope: float, factor=None) -> Tensor:
+    """Additive attention over x [num_cols, H, F]: the composition of sddmm and edge_attention."""
     scores = sddmm(graph, score_src, score_dst, "add", "u", "v")
-    weight = edge_softmax(graph, torch.nn.functional.leaky_relu(scores, negative_slope))
-    if edge_scale is not None:
-        weight = weight * edge_scale
+    return edge_attention(graph, torch.nn.functional.leaky_relu(scores, negative_slope), x, factor)
+
+
+def dot_attention(graph, query: Tensor, key: Tensor, value: Tensor, scale: float, factor=None, bias=None) -> Tensor:
+    """Dot-product attention over [.., H, F]: the composition of sddmm and edge_attention."""
+    scores = sddmm(graph, key, query, "dot", "u", "v").squeeze(-1) * scale
+    return edge_attention(graph, scores if bias is None else scores + bias, value, factor)
+
+
+def edge_attention(graph, scores: Tensor, x: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Sum of x [num_cols, H, F] weighted by the softmax of scores [nnz, H] times factor [nnz, H]."""
+    weight = edge_softmax(graph, scores)
+    if factor is not None:
+        weight = weight * factor
     return spmm(graph, x, weight.unsqueeze(-1), "mul", "sum")
 
 
-def dot_attention(graph, query: Tensor, key: Tensor, value: Tensor, scale: float, edge_scale=None) -> Tensor:
-    """Dot-product attention over [.., H, F]: the composition of sddmm, edge_softmax and spmm."""
-    weight = edge_softmax(graph, sddmm(graph, key, query, "dot", "u", "v").squeeze(-1) * scale)
-    if edge_scale is not None:
-        weight = weight * edge_scale
-    return spmm(graph, value, weight.unsqueeze(-1), "mul", "sum")
+def dropout_factor(seed: Tensor, dropout: float, nnz: int, heads: int) -> Tensor:
+    """What dropout by counter multiplies the weights of edges with: float64 [nnz, heads], 0 or 1 / (1 - dropout).
+
+    Weight i of nnz * heads is dropped where the upper half of output i of SplitMix64 from the seed is below
+    dropout * 2^32. Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
+    """
+
+    def shifted(z: Tensor, by: int) -> Tensor:  # as of unsigned numbers
+        return (z >> by) & ((1 << (64 - by)) - 1)
+
+    counter = torch.arange(1, nnz * heads + 1, device=seed.device)
+    z = seed.reshape(()) + counter * -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 less 2^64
+    z = (z ^ shifted(z, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    z = (z ^ shifted(z, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    kept = shifted(z ^ shifted(z, 31), 32) >= int(dropout * 2**32)
+    return (kept.double() / (1 - dropout)).view(nnz, heads)

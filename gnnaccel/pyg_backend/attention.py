@@ -4,10 +4,11 @@ Each rule replaces one method of a PyG layer (``message()`` or ``edge_update()``
 edge_updater() call, with the arguments of that call. Algebra keeps features on the nodes:
 
 - GAT: a . [W x_j || W x_i || W_e e] is a sum of three scalars; the edge's is e . (W_e^T a). Where the user does
-  not see the weights they are not even made: edge_update() returns `Deferred` and the fused op does the rest.
+  not see the weights they are not even made: edge_update() returns `Deferred` and a fused op does the rest.
 - Transformer: q_i . (k_j + W_e e) = q_i . k_j + (W_e^T q_i) . e, and
   sum alpha (v_j + W_e e) = sum alpha v_j + W_e (sum alpha e).
 - GATv2: a . leaky_relu(l_j + r_i) is an op; with W_e e in it, it is computed and recomputed in blocks of edges.
+- SuperGAT: inner products and node scores are ops.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops
-from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import blocks
@@ -78,42 +78,54 @@ def _check_edges(graph: Graph, *values: Tensor | None) -> None:
 
 @dataclass(frozen=True)
 class Deferred:
-    """GAT's attention weights before they are made: stands for [E, H] between edge_updater() and propagate().
+    """Attention weights before they are made: stands for [E, H] between edge_updater() and propagate().
 
+    scores : Tensor [E, H], or (Tensor [sources, H], Tensor [destinations, H])
+        What the softmax is of; or whose sum it is of, after a leaky_relu of this slope.
     scale : Tensor [E, H] or None
         The dropout mask, already scaled; drawn as PyG draws it.
     """
 
     graph: Graph
-    source: Tensor
-    target: Tensor
+    scores: Tensor | tuple[Tensor, Tensor]
     slope: float
     scale: Tensor | None
 
+    def sum(self, x: Tensor) -> Tensor:
+        """The sources' features [N, H, C] weighted and summed up."""
+        if isinstance(self.scores, Tensor):
+            return ops.edge_attention(self.graph, self.scores, x, edge_scale=self.scale)
+        return ops.attention(self.graph, x, *self.scores, negative_slope=self.slope, edge_scale=self.scale)
+
     def weights(self) -> Tensor:
         """The weights after all, [E, H] in edge-id order."""
-        scores = F.leaky_relu(ops.sddmm(self.graph, self.source, self.target, "add", "u", "v"), self.slope)
+        scores = self.scores
+        if not isinstance(scores, Tensor):
+            scores = F.leaky_relu(ops.sddmm(self.graph, *scores, "add", "u", "v"), self.slope)
         alpha = ops.edge_softmax(self.graph, scores)
         return alpha if self.scale is None else alpha * self.scale
 
 
 def gat(conv, edges: Edges, x, alpha) -> Tensor:
-    """GATConv: message() and aggregation, out [num_dst, H, C], from attention weights or what stands for them."""
+    """GATConv, GATv2Conv: message() and aggregation, out [num_dst, H, C], from attention weights or what stands for
+    them."""
     source = _node(edges, x, "_j", "x")
     edges.node_feature(x, "_i")
     graph = edges.graph()
     if isinstance(alpha, Deferred):
-        if alpha.graph is not graph or source.dtype != alpha.source.dtype:
+        scores = alpha.scores if isinstance(alpha.scores, Tensor) else alpha.scores[0]
+        if alpha.graph is not graph or source.dtype != scores.dtype:
             raise Unsupported("attention weights of other edges or of another dtype")
-        out = ops.attention(
-            graph, source, alpha.source, alpha.target, negative_slope=alpha.slope, edge_scale=alpha.scale
-        )
-        # The op keeps its result for the backward, and the caller may write into one that forward() passes on.
-        return out.clone() if conv.concat and conv.bias is None and getattr(conv, "res", None) is None else out
+        return _given(conv, alpha.sum(source))
     _same(source, alpha)
     if not takes(alpha) or tuple(alpha.shape) != (graph.nnz, *source.shape[1:-1]):
         raise Unsupported("attention weights that are not [E, H]")
     return ops.spmm(graph, source, alpha)
+
+
+def _given(conv, out: Tensor) -> Tensor:
+    """`out` for the caller, who may write into what forward() passes on, while an op keeps its result."""
+    return out.clone() if conv.concat and conv.bias is None and getattr(conv, "res", None) is None else out
 
 
 def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
@@ -124,9 +136,9 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
     edge_attr = _edge_attr(edges, edge_attr)
     graph = edges.graph()
     _check_edges(graph, edge_attr)
-    if current.hidden and target is not None and graph.nnz and (edge_attr is None or conv.lin_edge is None):
-        scale = _dropped(conv, source.new_ones, graph.nnz)
-        return Deferred(graph, source, target, conv.negative_slope, scale)
+    hidden = current.hidden and graph.nnz
+    if hidden and target is not None and (edge_attr is None or conv.lin_edge is None):
+        return Deferred(graph, (source, target), conv.negative_slope, _dropped(conv, source, graph.nnz))
     if target is None:
         scores = ops.sddmm(graph, source, None, "copy_lhs", "u")
     else:
@@ -136,12 +148,21 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
     if edge_attr is not None and conv.lin_edge is not None:
         scores = scores + _gat_edge_scores(conv, edge_attr)
     scores = F.leaky_relu(scores, conv.negative_slope)
+    return _softmax(conv, graph, scores)
+
+
+def _softmax(conv, graph: Graph, scores: Tensor) -> Tensor | Deferred:
+    """Attention weights [E, H], or what stands for them where nobody is to see them."""
+    if current.hidden and graph.nnz and not torch.is_autocast_enabled(scores.device.type):
+        return Deferred(graph, scores, 1.0, _dropped(conv, scores, graph.nnz))
     return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
 
 
-def _dropped(conv, new_ones, nnz: int) -> Tensor | None:
+def _dropped(conv, like: Tensor, edges: int) -> Tensor | None:
     """What dropout multiplies the weights [E, H] by, drawn as PyG draws it; None for ones."""
-    return F.dropout(new_ones(nnz, conv.heads), p=conv.dropout) if conv.dropout > 0 and conv.training else None
+    if not (conv.dropout > 0 and conv.training):
+        return None
+    return F.dropout(like.new_ones(edges, conv.heads), p=conv.dropout)
 
 
 def _gat_edge_scores(conv, edge_attr: Tensor) -> Tensor:
@@ -166,9 +187,8 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     _check_edges(graph, edge_attr)
     if current.hidden and edge_attr is None and not torch.is_autocast_enabled(query.device.type):
         conv._alpha = None
-        scale = _dropped(conv, query.new_ones, graph.nnz)
-        out = ops.dot_attention(graph, query, key, value, edge_scale=scale)
-        return out if conv.root_weight or not conv.concat else out.clone()  # see gat()
+        out = ops.dot_attention(graph, query, key, value, edge_scale=_dropped(conv, query, graph.nnz))
+        return out if conv.root_weight or not conv.concat else out.clone()  # see _given()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
     query = query / math.sqrt(conv.out_channels)
     scores = ops.sddmm(graph, key, query, "dot", "u", "v")
@@ -181,23 +201,9 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
     out = ops.spmm(graph, value, alpha)
     if edge_attr is not None:
-        summed = ops.spmm(_incidence(graph), edge_attr.unsqueeze(1), alpha)
+        summed = ops.spmm(graph.incidence, edge_attr.unsqueeze(1), alpha)
         out = out + torch.einsum("nhd,hcd->nhc", summed, weight)
     return out
-
-
-def _incidence(graph: Graph) -> Graph:
-    """Destinations by edges: its "sources" are the edges themselves, so an SpMM sums edge features by destination."""
-    found = derived.get((graph.indptr,), "incidence")
-    if found is None:
-        with torch.inference_mode(False):
-            edge_ids = graph.edge_ids
-            if edge_ids is None:
-                edge_ids = torch.arange(graph.nnz, dtype=graph.indptr.dtype, device=graph.device)
-            # A new tensor for indptr: the entry would otherwise keep its own owner alive.
-            found = Graph(graph.indptr.clone(), edge_ids, edge_ids, graph.nnz)
-        derived.put((graph.indptr,), "incidence", found)
-    return found
 
 
 def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
@@ -210,12 +216,12 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     graph = edges.graph()
     if not torch.is_autocast_enabled(source.device.type) and conv.beta.numel() == 1:
         heads = (t.unsqueeze(1) for t in (conv.beta * right, left, source))
-        return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # as in gat()
+        return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # see _given()
     scores = conv.beta * ops.sddmm(graph, left, right, "dot", "u", "v").squeeze(-1)
     return ops.spmm(graph, source, ops.edge_softmax(graph, exponent(scores)))
 
 
-def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
+def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor | Deferred:
     """GATv2Conv.edge_update: normalised attention [E, H]; [E, H, C] exists at most in blocks of edges."""
     source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
     edge_attr = _edge_attr(edges, edge_attr)
@@ -231,7 +237,26 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor:
         scores = ops.gatv2_scores(graph, source, target, conv.att[0], negative_slope=conv.negative_slope)
     else:
         scores = _gatv2_in_blocks(conv, graph, source, target, edge_attr)
-    return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
+    return _softmax(conv, graph, scores)
+
+
+def super_gat(conv, edges: Edges, x) -> Tensor:
+    """SuperGATConv: message() and aggregation; scores are inner products, or additive ones gated by these."""
+    if type(conv).get_attention is not pyg_nn.SuperGATConv.get_attention or "get_attention" in vars(conv):
+        raise Unsupported("own get_attention()")
+    source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
+    _same(source, target, conv.att_l, conv.att_r)
+    if torch.is_autocast_enabled(source.device.type):
+        raise Unsupported("autocast")  # as in gatv2_scores()
+    graph = edges.graph()
+    scores = ops.sddmm(graph, source, target, "dot", "u", "v").squeeze(-1)
+    if conv.attention_type == "MX":
+        to_source, to_target = ops.head_dots(source, conv.att_l)[0], ops.head_dots(target, conv.att_r)[0]
+        scores = ops.sddmm(graph, to_source, to_target, "add", "u", "v") * scores.sigmoid()
+    else:
+        scores = scores / math.sqrt(conv.out_channels)
+    scores = F.leaky_relu(scores, conv.negative_slope)
+    return _given(conv, ops.edge_attention(graph, scores, source, edge_scale=_dropped(conv, scores, graph.nnz)))
 
 
 def _gatv2_in_blocks(conv, graph: Graph, source: Tensor, target: Tensor, edge_attr: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn.conv import GATConv, GraphConv, MessagePassing, TransformerConv
+from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.typing import SparseTensor
 
 from gnnaccel.pyg_backend import rules
@@ -114,7 +114,7 @@ def _make_bound(plain: Any, name: str, function: Any) -> Callable:
 
 
 # forward() of layers that show their attention weights on demand -> position of that argument; None hides them.
-_SHOWS_WEIGHTS = {GATConv.forward: 4, TransformerConv.forward: 3}
+_SHOWS_WEIGHTS = {GATConv.forward: 4, GATv2Conv.forward: 3, TransformerConv.forward: 3}
 
 
 def _make_hiding(plain: Any, function: Any, method: Callable) -> Callable:

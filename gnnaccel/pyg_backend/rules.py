@@ -103,6 +103,8 @@ def _run(rule: Callable, conv, edges: Edges, kwargs: dict):
 # message() -> rule, which returns what is passed to update().
 MESSAGE_RULES: dict[Callable, Callable] = {
     pyg_nn.GATConv.message: _attention(attention.gat),
+    pyg_nn.GATv2Conv.message: _attention(attention.gat),
+    pyg_nn.SuperGATConv.message: _attention(attention.super_gat),
     pyg_nn.TransformerConv.message: _attention(attention.transformer),
     pyg_nn.AGNNConv.message: _attention(attention.agnn),
     **dict.fromkeys(WEIGHTS, weighted),
