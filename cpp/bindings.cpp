@@ -127,6 +127,30 @@ void head_dots_backward(Address x, Address vectors, Address grad_out, Address gr
                                num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void translate_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                       int64_t nnz, int index_type, int64_t height, Address columns, Address window_columns,
+                       int threads) {
+  gnnaccel::translate_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), height, at(columns),
+                              at(window_columns), threads);
+}
+
+void translate_blocks(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                      int64_t nnz, int index_type, Address columns, const pybind11::tuple& tiles, int threads) {
+  const gnnaccel::Tiles all = gnnaccel::tiles_of(tiles);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::translate_blocks(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(columns), all,
+                             threads);
+}
+
+void spmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                int index_type, const pybind11::tuple& tiles, Address x, Address weight, Address out, int64_t num_feats,
+                bool mean, bool fast, int dtype, int threads) {
+  const gnnaccel::Tiles all = gnnaccel::tiles_of(tiles);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::spmm_tiled(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), all, at(x), at(weight),
+                       at(out), num_feats, mean, fast, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, int index_type, int dtype, int threads) {
   gnnaccel::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
@@ -166,6 +190,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("gatv2_sums", &gatv2_sums, Unlocked());
   module.def("head_dots", &head_dots, Unlocked());
   module.def("head_dots_backward", &head_dots_backward, Unlocked());
+  module.def("translate_columns", &translate_columns, Unlocked());
+  module.def("translate_blocks", &translate_blocks);
+  module.def("spmm_tiled", &spmm_tiled);
   module.def("scatter_arg", &scatter_arg, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());

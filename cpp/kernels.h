@@ -104,6 +104,21 @@ void head_dots_backward(const void* x, const void* vectors, const void* grad_out
                         int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
                         int threads);
 
+// First half of a translation (types.h: Tiles): columns[k], the place of nonzero k's column among those of its window,
+// and window_columns[w], how many these are. columns [nnz], window_columns [ceil(num_rows / height)], of index_type.
+void translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, int threads);
+
+// Second half, from these columns and the window_ptr that they ask for: all other arrays of tiles, whose pointers are
+// written through.
+void translate_blocks(const Csr& graph, const void* columns, const Tiles& tiles, int threads);
+
+// out[r] = sum (or mean) over the nonzeros of row r of weight[e] * x[column], 0 in an empty row, by tiles of the graph.
+//   x [num_cols, num_feats], weight [nnz] by edge id or null (ones), out [num_rows, num_feats]. f32 and f64. On CUDA
+//   f32, tiles of 16 x 8, num_feats a multiple of 4, 16-byte aligned; fast: products in tf32, which keeps 11 bits of x
+//   and weight, instead of 22.
+void spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out, int64_t num_feats,
+                bool mean, bool fast, DType dtype, int threads);
+
 // target[arg[r, d], (d / div) % len] += values[r, d] wherever arg[r, d] >= 0: the backward of max and min.
 //   arg, values [num_rows, num_feats]; target [num_targets, len], already zeroed. rows_disjoint: two rows r
 //   never name the same target row (edges), so rows may run in parallel; else features do, and len must be

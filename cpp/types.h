@@ -59,6 +59,20 @@ struct Fused {
   bool empty() const { return !scales_sources() && !row_scale && !bias && !relu; }
 };
 
+// Sparse graph translation (TC-GNN, USENIX ATC 2023): rows in windows of `height`; the distinct columns of a window, in
+// ascending order, side by side in blocks of height x width. A block's nonzeros are bits: that of row r and column c is
+// bit r * width + c of its ceil(height * width / 64) words. Where a row has a column several times, so has the window.
+struct Tiles {
+  const void* window_ptr;  // [num_windows + 1]: first block of each window; all arrays but `bits` are of index_type
+  const void* columns;     // [num_blocks, width]: source of each column of a block; -1: none
+  const void* bits;        // [num_blocks, words], uint64
+  const void* block_ptr;   // [num_blocks + 1]: first nonzero of each block in `edges`
+  const void* edges;       // [nnz]: edge ids, block by block, in a block by bit
+  int64_t num_blocks;
+  int64_t height;
+  int64_t width;
+};
+
 // What the weight of edge e in head h is multiplied with: scale[e, h], times what a dropout makes of 1. Whether that is
 // 0 depends on the seed and on e * num_heads + h alone, so that a backward finds the same weights dropped.
 struct EdgeFactor {

@@ -238,6 +238,54 @@ void coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64
         "coo_to_csr");
 }
 
+int64_t translate_columns_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                          int64_t num_cols, int64_t nnz, int index_type, int64_t height, Address,
+                                          Address) {
+  return cuda::translate_columns_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                                 height);
+}
+
+void translate_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                       int64_t nnz, int index_type, int64_t height, Address columns, Address window_columns,
+                       Address workspace, int64_t workspace_bytes, Address stream) {
+  check(cuda::translate_columns(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), height,
+                                at(columns), at(window_columns), at(workspace), workspace_bytes, on(stream)),
+        "translate_columns");
+}
+
+int64_t translate_blocks_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                         int64_t num_cols, int64_t nnz, int index_type, Address,
+                                         const pybind11::tuple& tiles) {
+  return cuda::translate_blocks_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                                tiles_of(tiles));
+}
+
+void translate_blocks(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                      int64_t nnz, int index_type, Address columns, const pybind11::tuple& tiles, Address workspace,
+                      int64_t workspace_bytes, Address stream) {
+  check(cuda::translate_blocks(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(columns),
+                               tiles_of(tiles), at(workspace), workspace_bytes, on(stream)),
+        "translate_blocks");
+}
+
+int64_t spmm_tiled_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows,
+                                   int64_t num_cols, int64_t nnz, int index_type, const pybind11::tuple& tiles, Address,
+                                   Address, Address, int64_t num_feats, bool, bool, int) {
+  return cuda::spmm_tiled_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                          tiles_of(tiles), num_feats);
+}
+
+void spmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                int index_type, const pybind11::tuple& tiles, Address x, Address weight, Address out, int64_t num_feats,
+                bool mean, bool fast, int dtype, Address workspace, int64_t workspace_bytes, Address stream) {
+  const Tiles all = tiles_of(tiles);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::spmm_tiled(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), all, at(x), at(weight),
+                         at(out), num_feats, mean, fast, static_cast<DType>(dtype), at(workspace), workspace_bytes,
+                         on(stream)),
+        "spmm_tiled");
+}
+
 int64_t transpose_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                                   int64_t nnz, int index_type, Address, Address, Address) {
   return cuda::transpose_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type));
@@ -279,5 +327,11 @@ void bind_cuda(pybind11::module_& module) {
   module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);
   module.def("coo_to_csr_cuda", &coo_to_csr, Unlocked());
   module.def("transpose_cuda_workspace_bytes", &transpose_workspace_bytes);
+  module.def("translate_columns_cuda", &translate_columns, Unlocked());
+  module.def("translate_columns_cuda_workspace_bytes", &translate_columns_workspace_bytes);
+  module.def("translate_blocks_cuda", &translate_blocks);
+  module.def("translate_blocks_cuda_workspace_bytes", &translate_blocks_workspace_bytes);
+  module.def("spmm_tiled_cuda", &spmm_tiled);
+  module.def("spmm_tiled_cuda_workspace_bytes", &spmm_tiled_workspace_bytes);
   module.def("transpose_cuda", &transpose, Unlocked());
 }

@@ -310,9 +310,11 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
   auto run = [&](auto lanes, auto vectors) {
     const unsigned blocks = static_cast<unsigned>(ceil_div(p.rows.workers * p.heads, Config::threads / lanes));
     const bool edges = p.edge_bias || p.factor.scale || p.factor.seed;
-    const auto kernel =
-        edges ? rows_kernel<T, I, lanes, vectors, MODE, true> : rows_kernel<T, I, lanes, vectors, MODE, false>;
-    kernel<<<blocks, Config::threads, 0, stream>>>(p);
+    if (edges) {
+      rows_kernel<T, I, lanes, vectors, MODE, true><<<blocks, Config::threads, 0, stream>>>(p);
+    } else {
+      rows_kernel<T, I, lanes, vectors, MODE, false><<<blocks, Config::threads, 0, stream>>>(p);
+    }
     return cudaGetLastError();
   };
   using std::integral_constant;

@@ -32,10 +32,8 @@ namespace {
 
 template <typename T>
 __global__ void __launch_bounds__(256) factor_kernel(const EdgeFactors<T> factor, T* out, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    out[i] = narrow<T>(factor.of(i));
-  }
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) out[i] = narrow<T>(factor.of(i));
 }
 
 }  // namespace
@@ -44,9 +42,8 @@ cudaError_t edge_factor(const EdgeFactor& factor, void* out, int64_t count, DTyp
   if (count == 0) return cudaSuccess;
   return with_types(dtype, IndexType::i32, [&](auto value, auto) {
     using T = decltype(value);
-    const int64_t blocks = ceil_div(count, 256);
-    factor_kernel<T><<<static_cast<unsigned>(blocks < 65536 ? blocks : 65536), 256, 0, stream>>>(
-        EdgeFactors<T>(factor), static_cast<T*>(out), count);
+    factor_kernel<T><<<static_cast<unsigned>(ceil_div(count, 256)), 256, 0, stream>>>(EdgeFactors<T>(factor),
+                                                                                      static_cast<T*>(out), count);
     return cudaGetLastError();
   });
 }

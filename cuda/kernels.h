@@ -114,6 +114,20 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
                        IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
                        void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
+// As many windows times columns as 64 bits can number.
+int64_t translate_columns_workspace_bytes(const Csr& graph, int64_t height);
+cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, void* workspace,
+                              int64_t workspace_bytes, cudaStream_t stream);
+
+int64_t translate_blocks_workspace_bytes(const Csr& graph, const Tiles& tiles);
+cudaError_t translate_blocks(const Csr& graph, const void* columns, const Tiles& tiles, void* workspace,
+                             int64_t workspace_bytes, cudaStream_t stream);
+
+int64_t spmm_tiled_workspace_bytes(const Csr& graph, const Tiles& tiles, int64_t num_feats);
+cudaError_t spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out,
+                       int64_t num_feats, bool mean, bool fast, DType dtype, void* workspace, int64_t workspace_bytes,
+                       cudaStream_t stream);
+
 int64_t transpose_workspace_bytes(const Csr& graph);
 cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,
                       int64_t workspace_bytes, cudaStream_t stream);

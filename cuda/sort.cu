@@ -1,65 +1,18 @@
 // From COO to CSR and from CSR to its transpose: a stable radix sort of (row, position) pairs over the bits that rows
 // have, then the row starts by binary search and the gathers. The sort is CUB's.
-#include <cub/device/device_radix_sort.cuh>
-
-#include "common.cuh"
+#include "sort.cuh"
 
 namespace gnnaccel {
 namespace cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>(ceil_div(count, kThreads)); }
+using namespace sort_impl;
 
 template <typename I>
 using Key = std::conditional_t<sizeof(I) == 4, uint32_t, uint64_t>;
 
-int bits_of(int64_t count) {
-  int bits = 1;
-  while (bits < 63 && (int64_t{1} << bits) < count) ++bits;
-  return bits;
-}
-
-int64_t padded(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
-
-// The scratch memory of one sort: keys and positions, before and after, and what CUB wants.
 template <typename I>
-struct Sorter {
-  Key<I>* keys[2];
-  I* positions[2];
-  void* storage;
-  size_t storage_bytes;
-  int64_t count;
-  int bits;
-
-  static size_t storage_size(int64_t count, int bits) {
-    size_t size = 0;
-    cub::DeviceRadixSort::SortPairs(nullptr, size, static_cast<const Key<I>*>(nullptr), static_cast<Key<I>*>(nullptr),
-                                    static_cast<const I*>(nullptr), static_cast<I*>(nullptr), count, 0, bits);
-    return size;
-  }
-  static int64_t bytes(int64_t count, int64_t num_keys) {
-    return 2 * padded(count * sizeof(Key<I>)) + 2 * padded(count * sizeof(I)) +
-           padded(static_cast<int64_t>(storage_size(count, bits_of(num_keys))));
-  }
-  Sorter(void* workspace, int64_t count, int64_t num_keys) : count(count), bits(bits_of(num_keys)) {
-    char* at = static_cast<char*>(workspace);
-    auto take = [&](int64_t size) {
-      char* here = at;
-      at += padded(size);
-      return static_cast<void*>(here);
-    };
-    for (auto& k : keys) k = static_cast<Key<I>*>(take(count * sizeof(Key<I>)));
-    for (auto& p : positions) p = static_cast<I*>(take(count * sizeof(I)));
-    storage_bytes = storage_size(count, bits);
-    storage = take(static_cast<int64_t>(storage_bytes));
-  }
-  cudaError_t sort(cudaStream_t stream) {
-    return cub::DeviceRadixSort::SortPairs(storage, storage_bytes, keys[0], keys[1], positions[0], positions[1], count,
-                                           0, bits, stream);
-  }
-};
+using RowSorter = Sorter<Key<I>, I>;
 
 template <typename In, typename I>
 __global__ void __launch_bounds__(kThreads) keys_of_rows(const In* rows, int64_t nnz, Key<I>* keys, I* positions) {
@@ -128,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type) {
-  return with_index(out_type, [&](auto out) { return Sorter<decltype(out)>::bytes(nnz, num_rows); });
+  return with_index(out_type, [&](auto out) { return RowSorter<decltype(out)>::bytes(nnz, bits_of(num_rows)); });
 }
 
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
@@ -157,7 +110,7 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
     return with_index(out_type, [&](auto out) {
       using In = decltype(in);
       using I = decltype(out);
-      Sorter<I> sorter(workspace, nnz, num_rows);
+      RowSorter<I> sorter(workspace, nnz, bits_of(num_rows));
       const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
       if (nnz) {
         keys_of_rows<In, I>
@@ -176,7 +129,7 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
 
 int64_t transpose_workspace_bytes(const Csr& graph) {
   return with_index(graph.index_type,
-                    [&](auto index) { return Sorter<decltype(index)>::bytes(graph.nnz, graph.num_cols); });
+                    [&](auto index) { return RowSorter<decltype(index)>::bytes(graph.nnz, bits_of(graph.num_cols)); });
 }
 
 cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,
@@ -185,7 +138,7 @@ cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     const int64_t nnz = graph.nnz;
-    Sorter<I> sorter(workspace, nnz, graph.num_cols);
+    RowSorter<I> sorter(workspace, nnz, bits_of(graph.num_cols));
     if (nnz) {
       keys_of_rows<I, I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
                                                                    sorter.keys[0], sorter.positions[0]);

@@ -13,7 +13,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import build, louvain, reorder, worklist
+from gnnaccel.graph import build, louvain, reorder, translate, worklist
 from gnnaccel.graph.cache import derived
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
@@ -60,6 +60,7 @@ class Graph:
 
     _work: dict[int, worklist.WorkList]  # by lanes
     _retired: list[worklist.WorkList]
+    _tiles: dict[tuple[int, int], translate.Tiles]  # by height and width
     _uses: int  # -1: there is no memory for lists
     _order: Tensor | None  # of the rows, with locality; None where no such order is known
     _order_sought: bool
@@ -205,6 +206,13 @@ class Graph:
             other._origin = weakref.ref(self)
         return other
 
+    def tiles(self, height: int = 16, width: int = 8) -> translate.Tiles:
+        """Blocks of `height` rows and `width` columns for tensor cores, translated once; see `translate.translate`."""
+        if (height, width) not in self._tiles:
+            with torch.inference_mode(False), torch.no_grad():
+                self._tiles[height, width] = translate.translate(self, height, width)
+        return self._tiles[height, width]
+
     @property
     def incidence(self) -> Graph:
         """Destinations by edges: its "sources" are the edges themselves, so that an SpMM sums features of edges."""
@@ -294,12 +302,12 @@ class Graph:
         return self._work[lanes]
 
     def _forget_work(self) -> None:
-        self._work, self._retired, self._uses = {}, [], 0
+        self._work, self._retired, self._uses, self._tiles = {}, [], 0, {}
         self._order, self._order_sought, self._reordered = None, False, None
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "_work", "_retired", "_uses", "_order", "_order_sought", "_reordered"}
+        dropped = {"_origin", "_work", "_retired", "_uses", "_tiles", "_order", "_order_sought", "_reordered"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 
     def __setstate__(self, state: dict) -> None:

@@ -19,10 +19,8 @@ from gnnaccel.ops.spmm import spmm_op
 _INPUTS = f"Tensor? query, Tensor? key, Tensor value, Tensor? edge_bias, {_edge_factor.SCHEMA}"
 _MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
 # The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
-# the gradient of the queries is then a weighted sum, and not another pass that computes them again. On CUDA for wide
-# heads: H200, arxiv-like and reddit-like, 0.85 to 0.9 of the time at 256 and 512 bytes a head, 1.1 at 32 to 128.
+# the gradient of the queries is then a weighted sum, and not another pass that computes them again.
 _FEW = 4
-_WIDE_HEAD_BYTES = 256
 
 
 def dot_attention(
@@ -74,7 +72,7 @@ def dot_attention(
     -----
     Keeps nothing per edge: the backward, one pass over the edges for key and value and one for query, recomputes the
     probabilities from two numbers per row and head. Between its two passes it has [nnz, H] where that is at most
-    four times the size of the result, and pays, or is the gradient of edge_bias. In bfloat16 on the CPU, for heads of
+    four times the size of the result, or is the gradient of edge_bias. In bfloat16 on the CPU, for heads of
     more than 1,024 bytes on CUDA, and where a second derivative is asked for, the op is composed of `sddmm`,
     `edge_softmax` and `spmm`, which store [nnz, H]. 16-bit features accumulate in fp32. Deterministic, but a CUDA
     graph's results change once in the last bits when it earns its work list (see `gnnaccel.prepare`).
@@ -198,12 +196,6 @@ def _fake(*args):
     return _outputs(arrays.num_rows, inputs[0], inputs[2])
 
 
-def _writes_down(arrays: Arrays, value: Tensor) -> bool:
-    width = value.shape[2]
-    wide = not value.is_cuda or width * value.element_size() >= _WIDE_HEAD_BYTES
-    return wide and arrays.nnz <= _FEW * arrays.num_rows * width
-
-
 def _backward_impl(*args):
     arrays, (*inputs, out, stats, grad_out, scale, of_query, of_sources, of_bias) = _arrays.split(args)
     feats = inputs[2].shape[2]
@@ -221,7 +213,7 @@ def _backward_impl(*args):
     if of_sources or of_bias:
         grads["grad_value"] = torch.empty_like(value)
         grads["grad_key"] = None if given["key"] is None else torch.empty_like(value)
-        if of_bias or (of_query and _writes_down(arrays, value)):
+        if of_bias or (of_query and arrays.nnz <= _FEW * rows * width):
             grads["grad_scores"] = value.new_empty(arrays.nnz, heads)
         _launch(arrays.turned(), scale, factor=factor, **given, **grads)
     if of_query and grads["grad_scores"] is not None:

@@ -13,9 +13,11 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
+from gnnaccel.ops.spmm_tiled import spmm_tiled
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")
+METHODS = ("auto", "tiled")
 
 
 def spmm(
@@ -27,6 +29,7 @@ def spmm(
     *,
     empty_value: float = 0.0,
     return_arg: bool = False,
+    method: str = "auto",
 ):
     """Sparse aggregation: out[r] = reduce over nonzeros (r, c, e) of message(x[c], weight[e]).
 
@@ -49,6 +52,11 @@ def spmm(
         For max and min: also return the source and the edge id of each winner (the first one in row order; -1
         in an empty row), both [num_rows, *out features] of the graph's index dtype. The one that the message
         does not read (source for "copy_rhs", edge for "copy_lhs") is empty, as both are for sum and mean.
+    method : {"auto", "tiled"}
+        "tiled": on tensor cores, by the tiles of the graph (`Graph.tiles`, made at the first call): sum and mean of
+        "mul" with one weight per edge, or of "copy_lhs", in float32 (on the CPU float64 too, for checking). Faster
+        where rows next to each other share sources, slower where they do not: docs/tensor-cores.md. As accurate as
+        float32, and faster still where torch.set_float32_matmul_precision allows TF32.
 
     Returns
     -------
@@ -81,6 +89,7 @@ def spmm(
     _check.graph("spmm", graph)
     _check.one_of("spmm", "message", message, MESSAGES)
     _check.one_of("spmm", "reduce", reduce, REDUCES)
+    _check.one_of("spmm", "method", method, METHODS)
     if message == "copy_lhs":
         weight = None
     else:
@@ -98,6 +107,15 @@ def spmm(
             weight, message = -weight, "add"
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
+    if method == "tiled":
+        if message not in ("copy_lhs", "mul") or reduce not in ("sum", "mean") or x is None or empty_value != 0:
+            raise ValueError(
+                f"spmm: method: 'tiled' takes the sum or mean of 'mul' or 'copy_lhs' with empty_value 0, got the "
+                f"{reduce} of {message!r} with {empty_value}"
+            )
+        if return_arg:
+            raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
+        return spmm_tiled(graph, x, weight, reduce == "mean")
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
     adds = reduce in ("sum", "mean")
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"))

@@ -28,6 +28,7 @@ ON_ANY_DEVICE = ("pairs_out_of_range", "same_bits_on_every_run", "atomic_path_is
 TESTS = (
     "tests/test_cuda_ops.py",
     "tests/test_cuda_lists.py",
+    "tests/test_cuda_tiles.py",
     *(f"tests/test_cuda_runtime.py::test_{name}" for name in ON_ANY_DEVICE),
     # torch.utils.checkpoint asks CUDA for the state of its random numbers; a million rows take too long.
     "--deselect=tests/test_cuda_lists.py::test_checkpointing_while_a_list_is_earned",
@@ -36,11 +37,13 @@ TESTS = (
 
 _LAUNCH = re.compile(r"^([ ]*)([a-z_]+<[^;{}]*?>|[a-z_]+)\s*<<<(.*?)>>>\(", re.S | re.M)
 _MULTIPLY_ADD = re.compile(r'asm\("mad\.wide.*?\);', re.S)
+_MATRIX = re.compile(r'asm volatile\(\s*"mma\.sync.*?\);', re.S)
+_ROUND = re.compile(r'asm\("cvt\.rna\.tf32.*?\);', re.S)
 _PLAIN_MULTIPLY_ADD = "address = base + static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(len);"
 
 
 def convert(source: str) -> str:
-    """A file of cuda/ as C++: launches become calls, and the one line of assembly what it stands for."""
+    """A file of cuda/ as C++: launches become calls, and the lines of assembly what they stand for."""
 
     def call(found: re.Match) -> str:
         indent, kernel, configuration = found.groups()
@@ -51,6 +54,8 @@ def convert(source: str) -> str:
     source = _LAUNCH.sub(call, source)
     if "<<<" in source:
         raise SystemExit("emulate.py does not understand a kernel launch: " + source.partition("<<<")[2][:80])
+    source = _MATRIX.sub("emulation::multiply_add(d, a, b0, b1);", source)
+    source = _ROUND.sub("rounded = emulation::to_tf32(value);", source)
     return _MULTIPLY_ADD.sub(_PLAIN_MULTIPLY_ADD, source)
 
 

@@ -55,6 +55,8 @@ template <class T>
 inline T __ldg(const T* from) {
   return *from;
 }
+using std::isfinite;
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline float __fdividef(float a, float b) { return a / b; }
@@ -62,6 +64,12 @@ template <class T>
 inline T atomicAdd(T* at, T value) {
   const T before = *at;
   *at += value;
+  return before;
+}
+template <class T>
+inline T atomicOr(T* at, T value) {
+  const T before = *at;
+  *at |= value;
   return before;
 }
 template <class T>
@@ -250,3 +258,34 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
 #define __ballot_sync(mask, flag) emulation::ballot(flag, __LINE__)
 #define __any_sync(mask, flag) (emulation::ballot(flag, __LINE__) != 0)
 #define __all_sync(mask, flag) (emulation::ballot(flag, __LINE__) == ~0u)
+
+namespace emulation {
+
+inline float tf32(uint32_t bits) {
+  bits &= 0xFFFFE000u;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline uint32_t to_tf32(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const bool finite = (bits >> 23 & 0xFF) != 0xFF;
+  return finite ? (bits + 0x1000u) & 0xFFFFE000u : bits;
+}
+
+// mma.m16n8k8 in tf32; cuda/mma.cuh says who holds what.
+inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const int lane = current->thread % kWarp, group = lane / 4, member = lane % 4;
+  for (int k = 0; k < 8; ++k) {
+    float rows[2], columns[2];
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = tf32(shuffle(a[k / 4 * 2 + i], group * 4 + k % 4, kWarp, __LINE__));
+      columns[i] = tf32(shuffle(k < 4 ? b0 : b1, (2 * member + i) * 4 + k % 4, kWarp, __LINE__));
+    }
+    for (int i = 0; i < 4; ++i) d[i] += rows[i / 2] * columns[i % 2];
+  }
+}
+
+}  // namespace emulation

@@ -1,0 +1,124 @@
+"""Sparse graph translation: the tiles that tensor cores multiply (TC-GNN: Wang, Feng and Ding, USENIX ATC 2023).
+
+Rows stand in windows of `height`. The distinct columns of a window, in ascending order, are put side by side and cut
+into blocks of `width`: the fewer columns a window's rows have between them, the fuller its blocks. A block is kept as
+the sources of its columns and a bitmap of its nonzeros, and the nonzeros are ordered by block, so that a kernel reads
+each of them once (the paper's kernels look at all edges of a window for each of its blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+
+if TYPE_CHECKING:
+    from gnnaccel.graph.structure import Graph
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A translated graph; see Tiles in cpp/types.h.
+
+    Attributes
+    ----------
+    height, width : int
+        Rows of a window, columns of a block.
+    edge_columns : Tensor [nnz], the graph's index dtype
+        Place of each nonzero's column among those of its window (the paper's edgeToCol). Where a row has a column
+        several times, the window has it as often.
+    window_ptr : Tensor [num_windows + 1]
+        First block of each window; differences are the paper's winPartition.
+    columns : Tensor [num_blocks, width]
+        Source of each column of each block; -1 past the last of a window.
+    bits : Tensor [num_blocks, ceil(height * width / 64)], int64
+        Bit r * width + c: row r of the window has column c of the block.
+    block_ptr : Tensor [num_blocks + 1]
+        First nonzero of each block in `edges`.
+    edges : Tensor [nnz]
+        Edge ids by block, in a block by bit.
+    """
+
+    height: int
+    width: int
+    edge_columns: Tensor
+    window_ptr: Tensor
+    columns: Tensor
+    bits: Tensor
+    block_ptr: Tensor
+    edges: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        return self.columns.shape[0]
+
+    @property
+    def density(self) -> float:
+        """Nonzeros per place of a block; 0 without blocks."""
+        places = self.num_blocks * self.height * self.width
+        return self.edges.numel() / places if places else 0.0
+
+    def reuse(self) -> float:
+        """Nonzeros per distinct column of a window: how often a gathered row is used; 0 without nonzeros."""
+        distinct = int((self.columns >= 0).sum())
+        return self.edges.numel() / distinct if distinct else 0.0
+
+    def description(self) -> tuple:
+        """As the binary takes it (bindings.h: tiles_of)."""
+        arrays = (self.window_ptr, self.columns, self.bits, self.block_ptr, self.edges)
+        return (*(lib.pointer(t) for t in arrays), self.num_blocks, self.height, self.width)
+
+
+def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
+    """Tiles of `graph` on its device.
+
+    Parameters
+    ----------
+    graph : Graph
+    height : int
+        Rows of a window: 16 in the paper; 8 where the sparse side is the narrow operand; 1 gives each row its own.
+    width : int
+        Columns of a block: what one matrix instruction sums up, 8 in tf32, 16 in 16-bit types.
+
+    Raises
+    ------
+    ValueError
+        For sizes that are not positive ints, or a CUDA graph whose windows times columns do not fit 64 bits.
+
+    Notes
+    -----
+    On the CPU windows are translated in parallel; on CUDA a radix sort of the nonzeros by window and column does most
+    of it. The results are the same. Synchronises with the device once, for the number of blocks.
+    """
+    for name, value in (("height", height), ("width", width)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"translate: {name}: expected a positive int, got {value!r}")
+    indptr, nnz = graph.indptr, graph.nnz
+    windows = -(-graph.num_rows // height)
+    if graph.device.type == "cuda" and max(windows, 2).bit_length() + max(graph.num_cols, 2).bit_length() > 64:
+        raise ValueError(f"translate: {windows} windows times {graph.num_cols} columns: expected a product below 2^62")
+    matrix = lib.csr(indptr, graph.indices, graph.edge_ids, graph.num_cols, nnz)
+    edge_columns, window_columns = indptr.new_empty(nnz), indptr.new_empty(windows)
+    lib.launch(
+        "translate_columns", graph.device, *matrix, height, lib.pointer(edge_columns), lib.pointer(window_columns)
+    )
+    window_ptr = indptr.new_zeros(windows + 1)
+    torch.cumsum((window_columns + (width - 1)).div_(width, rounding_mode="floor"), 0, out=window_ptr[1:])
+    num_blocks = int(window_ptr[-1])
+    words = -(-height * width // 64)
+    tiles = Tiles(
+        height,
+        width,
+        edge_columns,
+        window_ptr,
+        columns=indptr.new_empty(num_blocks, width),
+        bits=torch.empty(num_blocks, words, dtype=torch.int64, device=graph.device),
+        block_ptr=indptr.new_empty(num_blocks + 1),
+        edges=indptr.new_empty(nnz),
+    )
+    lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), tiles.description())
+    return tiles

@@ -1,0 +1,120 @@
+"""SpMM on tensor cores, by the tiles of a translated graph: `spmm` with method="tiled"."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import Tiles
+from gnnaccel.ops import _arrays
+from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+
+HEIGHT, WIDTH = 16, 8  # of the CUDA kernel's tiles: Config of cuda/spmm_tiled.cu
+_TILES = ("window_ptr", "columns", "bits", "block_ptr", "edges")
+_SCHEMA = ", ".join(f"Tensor{'?' * bool(prefix)} {prefix}{name}" for prefix in ("", "t_") for name in _TILES)
+_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
+
+
+def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """`spmm` of checked operands: x [num_cols, *F], one weight per edge or none, sum or mean.
+
+    Raises
+    ------
+    TypeError
+        For a dtype without a kernel. ValueError: for weights that are not one per edge.
+    """
+    allowed = _DTYPES["cuda" if x.is_cuda else "cpu"]
+    if x.dtype not in allowed:
+        raise TypeError(
+            f"spmm: x: method 'tiled' takes {' and '.join(map(str, allowed))} on this device, got {x.dtype}"
+        )
+    if weight is not None and math.prod(weight.shape[1:]) != 1:
+        raise ValueError(f"spmm: weight: method 'tiled' takes one per edge, got shape {tuple(weight.shape)}")
+    # What torch may do with its own products of matrices.
+    fast = x.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    backward = needs_grad(x)
+    tiles = _tensors(graph.tiles(HEIGHT, WIDTH))
+    turned = _tensors(graph.transposed.tiles(HEIGHT, WIDTH)) if backward else (None,) * len(_TILES)
+    arrays = arrays_of(graph, backward, listed=False)
+    weight = None if weight is None else weight.reshape(-1)
+    return _op(*arrays, *tiles, *turned, x, weight, mean, fast)
+
+
+def _tensors(tiles: Tiles) -> tuple[Tensor, ...]:
+    return tuple(getattr(tiles, name) for name in _TILES)
+
+
+def _split(args: tuple) -> tuple[Arrays, tuple, tuple, tuple]:
+    """Arrays, tiles, those of the transposed graph, and what follows."""
+    arrays, rest = _arrays.split(args)
+    count = len(_TILES)
+    return arrays, rest[:count], rest[count : 2 * count], rest[2 * count :]
+
+
+def _impl(*args):
+    arrays, tiles, _, (x, weight, mean, fast) = _split(args)
+    features = x.shape[1:]
+    flat = x.reshape(x.shape[0], features.numel())
+    if arrays.num_rows * flat.shape[1] == 0:
+        return x.new_empty(arrays.num_rows, *features)
+    padding = -flat.shape[1] % 4
+    flat = torch.nn.functional.pad(flat, (0, padding)) if padding else flat.contiguous()
+    flat = flat.clone() if x.is_cuda and flat.data_ptr() % 16 else flat
+    weight = None if weight is None else weight.contiguous()
+    out = flat.new_empty(arrays.num_rows, flat.shape[1])
+    description = (*(lib.pointer(t) for t in tiles), tiles[1].shape[0], HEIGHT, WIDTH)
+    codes = (flat.shape[1], mean, fast, lib.DTYPES[x.dtype])
+    given = (lib.pointer(t) for t in (flat, weight, out))
+    lib.launch("spmm_tiled", x.device, *arrays.matrix(), description, *given, *codes)
+    out = out[:, : features.numel()].contiguous() if padding else out
+    return out.view(arrays.num_rows, *features)
+
+
+def _fake(*args):
+    arrays, _, _, (x, *_) = _split(args)
+    return x.new_empty(arrays.num_rows, *x.shape[1:])
+
+
+def _setup_context(ctx, inputs, output):
+    arrays, tiles, turned, (x, weight, ctx.mean, ctx.fast) = _split(inputs)
+    ctx.set_materialize_grads(False)
+    needs_x, needs_weight, *_ = ctx.wanted[2 * len(_TILES) :]
+    _arrays.save(ctx, arrays, *tiles, *turned, x if needs_weight else None, weight if needs_x else None)
+
+
+def _backward(ctx, grad):
+    from gnnaccel.ops.spmm import weight_gradient  # here: spmm knows this file
+
+    nothing = (None,) * (2 * len(_TILES))
+    if grad is None:
+        return *nothing, None, None, None, None
+    arrays, rest = _arrays.saved(ctx)
+    count = len(_TILES)
+    tiles, turned, (x, weight) = rest[:count], rest[count : 2 * count], rest[2 * count :]
+    needs_x, needs_weight, *_ = ctx.wanted[2 * count :]
+    if ctx.mean:
+        degree = arrays.indptr.diff().clamp(min=1).to(grad.dtype)
+        grad = grad / degree.view(-1, *[1] * (grad.dim() - 1))
+    grad_x = grad_weight = None
+    if needs_x:
+        grad_x = _op(*arrays.turned(), *turned, *tiles, grad, weight, False, ctx.fast)
+    if needs_weight:
+        flat_x, flat = (t.reshape(t.shape[0], math.prod(t.shape[1:])) for t in (x, grad))
+        grad_weight = weight_gradient(arrays, flat_x, flat, (1,), "mul").reshape(-1)
+    return *nothing, grad_x, grad_weight, None, None
+
+
+_op = _operators.register(
+    "spmm_tiled",
+    f"({_arrays.SCHEMA}, {_SCHEMA}, Tensor x, Tensor? weight, bool mean, bool fast) -> Tensor",
+    _impl,
+    _fake,
+    structure=_arrays.COUNT,
+    backward=_backward,
+    setup_context=_setup_context,
+)
