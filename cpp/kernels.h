@@ -112,10 +112,10 @@ void translate_columns(const Csr& graph, int64_t height, void* columns, void* wi
 // written through.
 void translate_blocks(const Csr& graph, const void* columns, const Tiles& tiles, int threads);
 
-// out[r] = sum (or mean) over the nonzeros of row r of weight[e] * x[column], 0 in an empty row, by tiles of the graph.
-//   x [num_cols, num_feats], weight [nnz] by edge id or null (ones), out [num_rows, num_feats]. f32 and f64. On CUDA
-//   f32, tiles of 16 x 8, num_feats a multiple of 4, 16-byte aligned; fast: products in tf32, which keeps 11 bits of x
-//   and weight, instead of 22.
+// out[r] = sum (or mean) over the nonzeros of row r of weight * x[column], 0 in an empty row, by tiles of the graph.
+//   x [num_cols, num_feats], weight [nnz] in the order of tiles.edges or null (ones), out [num_rows, num_feats]. f32
+//   and f64. On CUDA f32, tiles of 16 x 8, num_feats a multiple of 4, 16-byte aligned; fast: products in tf32, which
+//   keeps 11 bits of x and weight, instead of 22.
 void spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out, int64_t num_feats,
                 bool mean, bool fast, DType dtype, int threads);
 

@@ -15,8 +15,7 @@ void run(const Csr& graph, const Tiles& tiles, const T* x, const T* weight, T* o
   const int64_t height = tiles.height, width = tiles.width, words = (height * width + 63) / 64;
   const int64_t windows = (graph.num_rows + height - 1) / height;
   const auto *window_ptr = static_cast<const I*>(tiles.window_ptr), *columns = static_cast<const I*>(tiles.columns),
-             *block_ptr = static_cast<const I*>(tiles.block_ptr), *edges = static_cast<const I*>(tiles.edges),
-             *indptr = static_cast<const I*>(graph.indptr);
+             *block_ptr = static_cast<const I*>(tiles.block_ptr), *indptr = static_cast<const I*>(graph.indptr);
   const auto* bits = static_cast<const uint64_t*>(tiles.bits);
   const int64_t tasks = std::min<int64_t>(windows, threads * int64_t{64});
   parallel_for(tasks, useful_threads(graph.nnz * num_feats, threads), [&](int64_t t) {
@@ -27,7 +26,7 @@ void run(const Csr& graph, const Tiles& tiles, const T* x, const T* weight, T* o
         int64_t at = block_ptr[b];
         for (int64_t bit = 0; bit < height * width; ++bit) {
           if (!(bits[b * words + bit / 64] >> bit % 64 & 1)) continue;
-          const double factor = weight ? static_cast<double>(weight[edges[at]]) : 1.0;
+          const double factor = weight ? static_cast<double>(weight[at]) : 1.0;
           const T* from = x + static_cast<int64_t>(columns[b * width + bit % width]) * num_feats;
           double* to = sums.data() + bit / width * num_feats;
           for (int64_t d = 0; d < num_feats; ++d) to[d] += factor * static_cast<double>(from[d]);

@@ -69,6 +69,7 @@ struct Tiles {
   const void* block_ptr;   // [num_blocks + 1]: first nonzero of each block in `edges`
   const void* edges;       // [nnz]: edge ids, block by block, in a block by bit
   int64_t num_blocks;
+  int64_t longest;  // blocks that a window has at most
   int64_t height;
   int64_t width;
 };

@@ -37,9 +37,8 @@ struct Params {
   const I* columns;
   const uint64_t* bits;
   const I* block_ptr;
-  const I* edges;
   const float* x;
-  const float* weight;  // or null
+  const float* weight;  // in the order of tiles.edges, or null
   float* out;
   float* parts;  // [num_parts, height, num_feats], in the workspace
   int64_t num_rows;
@@ -83,7 +82,7 @@ __device__ __forceinline__ float divisor_of(const Params<I>& p, int64_t row) {
 }
 
 template <typename I, int V, bool WEIGHTED, bool FAST>
-__global__ void __launch_bounds__(Config::threads, 4) windows_kernel(const Params<I> p) {
+__global__ void __launch_bounds__(Config::threads, V > 4 ? 3 : 4) windows_kernel(const Params<I> p) {
   constexpr int halves = Config::halves, width = Config::width, tiles = V / 2;
   const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
   const Span<I> span = span_of(p.windows, static_cast<int64_t>(blockIdx.x) * (Config::threads / 32) + threadIdx.x / 32);
@@ -92,48 +91,59 @@ __global__ void __launch_bounds__(Config::threads, 4) windows_kernel(const Param
 
   float sum[halves][tiles][4] = {};
   float part[halves][tiles][4] = {};
-  float x[2][V], next[2][V];  // of the columns `member` and `member` + 4
+  // What a block needs is asked for one block ahead, and two ahead what says where that is: columns, and for weights
+  // the bitmap and the number of nonzeros before the block.
+  float x[2][V], next_x[2][V];                      // of the columns `member` and `member` + 4
+  float weight[halves][2], next_weight[halves][2];  // of the row `group` of each half, in these columns
+  uint64_t words[halves], next_words[halves], later_words[halves];
   I column[2];
-  uint64_t words[halves] = {};
-  float weight[halves][2] = {};  // of the row `group` of a half, in these columns
-  auto load_columns = [&](I block) {
+  int64_t later_start = 0;
+  auto find = [&](I block) {
+    const bool present = block < span.end;
 #pragma unroll
-    for (int c = 0; c < 2; ++c)
-      column[c] = block < span.end ? __ldg(p.columns + block * width + 4 * c + member) : I{-1};
-  };
-  auto load_block = [&](I block) {
-    if (block >= span.end) return;
-    int64_t at = WEIGHTED ? static_cast<int64_t>(__ldg(p.block_ptr + block)) : 0;
+    for (int c = 0; c < 2; ++c) column[c] = present ? __ldg(p.columns + block * width + 4 * c + member) : I{-1};
 #pragma unroll
     for (int h = 0; h < halves; ++h) {
-      words[h] = __ldg(p.bits + static_cast<int64_t>(block) * halves + h);
+      later_words[h] = present ? __ldg(p.bits + static_cast<int64_t>(block) * halves + h) : 0;
+    }
+    if (WEIGHTED && present) later_start = __ldg(p.block_ptr + block);
+  };
+  auto fetch = [&]() {
+    int64_t start = later_start;
+#pragma unroll
+    for (int h = 0; h < halves; ++h) {
+      next_words[h] = later_words[h];
       if constexpr (WEIGHTED) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int bit = 8 * group + 4 * c + member;
-          const int64_t own = at + __popcll(words[h] & ((uint64_t{1} << bit) - 1));
-          weight[h][c] = words[h] >> bit & 1 ? __ldg(p.weight + __ldg(p.edges + own)) : 0.f;
+          const int64_t own = start + __popcll(next_words[h] & ((uint64_t{1} << bit) - 1));
+          next_weight[h][c] = next_words[h] >> bit & 1 ? __ldg(p.weight + own) : 0.f;
         }
-        at += __popcll(words[h]);
+        start += __popcll(next_words[h]);
       }
     }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) gather<V>(p.x, column[c], p.num_feats, first, group, next_x[c]);
   };
 
-  load_columns(span.begin);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) gather<V>(p.x, column[c], p.num_feats, first, group, next[c]);
-  load_columns(span.begin + 1);
+  find(span.begin);
+  fetch();
+  find(span.begin + 1);
   int blocks = 0;
 #pragma unroll 1
   for (I block = span.begin; block < span.end; ++block) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
 #pragma unroll
-      for (int i = 0; i < V; ++i) x[c][i] = next[c][i];
-      gather<V>(p.x, column[c], p.num_feats, first, group, next[c]);
+      for (int i = 0; i < V; ++i) x[c][i] = next_x[c][i];
+#pragma unroll
+      for (int h = 0; h < halves; ++h) weight[h][c] = next_weight[h][c];
     }
-    load_columns(block + 2);
-    load_block(block);
+#pragma unroll
+    for (int h = 0; h < halves; ++h) words[h] = next_words[h];
+    fetch();
+    find(block + 2);
     uint32_t narrow[halves][2], rest[halves][2];
 #pragma unroll
     for (int h = 0; h < halves; ++h) {
@@ -203,7 +213,7 @@ __global__ void __launch_bounds__(Config::threads, 4) windows_kernel(const Param
 #pragma unroll 1
         for (int bit = 0; bit < 64; ++bit) {
           if (!(word >> bit & 1)) continue;
-          const float factor = WEIGHTED ? __ldg(p.weight + __ldg(p.edges + at)) : 1.f;
+          const float factor = WEIGHTED ? __ldg(p.weight + at) : 1.f;
           ++at;
           const int row = bit / width;
           if (row / 2 != member) continue;
@@ -271,12 +281,18 @@ struct Merge {
 };
 
 // Windows and blocks in place of rows and nonzeros.
-Csr windows_of(const Csr& graph, const Tiles& tiles) {
+template <typename I>
+Rows<I> windows_of(const Csr& graph, const Tiles& tiles) {
   Csr windows = graph;
   windows.indptr = tiles.window_ptr;
   windows.num_rows = ceil_div(graph.num_rows, Config::height);
   windows.nnz = tiles.num_blocks;
-  return windows;
+  Rows<I> rows = rows_of<I>(windows, WorkList{});
+  if (tiles.longest <= rows.chunk) {  // none in pieces
+    rows.workers = rows.num_rows;
+    rows.num_parts = rows.num_splits = 0;
+  }
+  return rows;
 }
 
 template <typename I, int V>
@@ -296,7 +312,7 @@ cudaError_t launch(const Params<I>& p, bool fast, cudaStream_t stream) {
 }  // namespace
 
 int64_t spmm_tiled_workspace_bytes(const Csr& graph, const Tiles& tiles, int64_t num_feats) {
-  const int64_t parts = rows_of<int32_t>(windows_of(graph, tiles), WorkList{}).num_parts;
+  const int64_t parts = windows_of<int32_t>(graph, tiles).num_parts;
   return parts * Config::height * num_feats * static_cast<int64_t>(sizeof(float));
 }
 
@@ -311,12 +327,11 @@ cudaError_t spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, cons
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     Params<I> p{};
-    p.windows = rows_of<I>(windows_of(graph, tiles), WorkList{});
+    p.windows = windows_of<I>(graph, tiles);
     p.indptr = static_cast<const I*>(graph.indptr);
     p.columns = static_cast<const I*>(tiles.columns);
     p.bits = static_cast<const uint64_t*>(tiles.bits);
     p.block_ptr = static_cast<const I*>(tiles.block_ptr);
-    p.edges = static_cast<const I*>(tiles.edges);
     p.x = static_cast<const float*>(x);
     p.weight = static_cast<const float*>(weight);
     p.out = static_cast<float*>(out);

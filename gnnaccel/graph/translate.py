@@ -41,6 +41,8 @@ class Tiles:
         First nonzero of each block in `edges`.
     edges : Tensor [nnz]
         Edge ids by block, in a block by bit.
+    longest : int
+        Blocks that a window has at most.
     """
 
     height: int
@@ -51,6 +53,7 @@ class Tiles:
     bits: Tensor
     block_ptr: Tensor
     edges: Tensor
+    longest: int
 
     @property
     def num_blocks(self) -> int:
@@ -70,7 +73,7 @@ class Tiles:
     def description(self) -> tuple:
         """As the binary takes it (bindings.h: tiles_of)."""
         arrays = (self.window_ptr, self.columns, self.bits, self.block_ptr, self.edges)
-        return (*(lib.pointer(t) for t in arrays), self.num_blocks, self.height, self.width)
+        return (*(lib.pointer(t) for t in arrays), self.num_blocks, self.longest, self.height, self.width)
 
 
 def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
@@ -108,7 +111,8 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     )
     window_ptr = indptr.new_zeros(windows + 1)
     torch.cumsum((window_columns + (width - 1)).div_(width, rounding_mode="floor"), 0, out=window_ptr[1:])
-    num_blocks = int(window_ptr[-1])
+    longest = window_ptr.diff().max() if windows else window_ptr[0]
+    num_blocks, longest = torch.stack([window_ptr[-1], longest]).tolist()
     words = -(-height * width // 64)
     tiles = Tiles(
         height,
@@ -119,6 +123,7 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
         bits=torch.empty(num_blocks, words, dtype=torch.int64, device=graph.device),
         block_ptr=indptr.new_empty(num_blocks + 1),
         edges=indptr.new_empty(nnz),
+        longest=longest,
     )
     lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), tiles.description())
     return tiles

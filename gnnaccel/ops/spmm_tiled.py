@@ -16,7 +16,11 @@ from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 
 HEIGHT, WIDTH = 16, 8  # of the CUDA kernel's tiles: Config of cuda/spmm_tiled.cu
 _TILES = ("window_ptr", "columns", "bits", "block_ptr", "edges")
-_SCHEMA = ", ".join(f"Tensor{'?' * bool(prefix)} {prefix}{name}" for prefix in ("", "t_") for name in _TILES)
+_SCHEMA = ", ".join(
+    [f"Tensor{'?' * bool(prefix)} {prefix}{name}" for prefix in ("", "t_") for name in _TILES]
+    + ["SymInt longest", "SymInt t_longest"]
+)
+_COUNT = 2 * len(_TILES) + 2  # arguments in it
 _DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 
 
@@ -38,26 +42,31 @@ def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Te
     # What torch may do with its own products of matrices.
     fast = x.is_cuda and torch.get_float32_matmul_precision() != "highest"
     backward = needs_grad(x)
-    tiles = _tensors(graph.tiles(HEIGHT, WIDTH))
-    turned = _tensors(graph.transposed.tiles(HEIGHT, WIDTH)) if backward else (None,) * len(_TILES)
+    tiles, turned = graph.tiles(HEIGHT, WIDTH), graph.transposed.tiles(HEIGHT, WIDTH) if backward else None
+    both = (*_tensors(tiles), *_tensors(turned), tiles.longest, 0 if turned is None else turned.longest)
     arrays = arrays_of(graph, backward, listed=False)
     weight = None if weight is None else weight.reshape(-1)
-    return _op(*arrays, *tiles, *turned, x, weight, mean, fast)
+    return _op(*arrays, *both, x, weight, mean, fast)
 
 
-def _tensors(tiles: Tiles) -> tuple[Tensor, ...]:
-    return tuple(getattr(tiles, name) for name in _TILES)
+def _tensors(tiles: Tiles | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if tiles is None else getattr(tiles, name) for name in _TILES)
 
 
-def _split(args: tuple) -> tuple[Arrays, tuple, tuple, tuple]:
-    """Arrays, tiles, those of the transposed graph, and what follows."""
+def _split(args: tuple) -> tuple[Arrays, tuple, tuple]:
+    """Arrays, tiles of both directions, and what follows."""
     arrays, rest = _arrays.split(args)
+    return arrays, rest[:_COUNT], rest[_COUNT:]
+
+
+def _turned(tiles: tuple) -> tuple:
+    """Tiles of both directions, changed over."""
     count = len(_TILES)
-    return arrays, rest[:count], rest[count : 2 * count], rest[2 * count :]
+    return *tiles[count : 2 * count], *tiles[:count], tiles[-1], tiles[-2]
 
 
 def _impl(*args):
-    arrays, tiles, _, (x, weight, mean, fast) = _split(args)
+    arrays, tiles, (x, weight, mean, fast) = _split(args)
     features = x.shape[1:]
     flat = x.reshape(x.shape[0], features.numel())
     if arrays.num_rows * flat.shape[1] == 0:
@@ -65,9 +74,10 @@ def _impl(*args):
     padding = -flat.shape[1] % 4
     flat = torch.nn.functional.pad(flat, (0, padding)) if padding else flat.contiguous()
     flat = flat.clone() if x.is_cuda and flat.data_ptr() % 16 else flat
-    weight = None if weight is None else weight.contiguous()
+    columns, edges, longest = tiles[1], tiles[4], tiles[-2]
+    weight = None if weight is None else weight[edges]  # so that the kernel need not look up edges first
     out = flat.new_empty(arrays.num_rows, flat.shape[1])
-    description = (*(lib.pointer(t) for t in tiles), tiles[1].shape[0], HEIGHT, WIDTH)
+    description = (*(lib.pointer(t) for t in tiles[: len(_TILES)]), columns.shape[0], longest, HEIGHT, WIDTH)
     codes = (flat.shape[1], mean, fast, lib.DTYPES[x.dtype])
     given = (lib.pointer(t) for t in (flat, weight, out))
     lib.launch("spmm_tiled", x.device, *arrays.matrix(), description, *given, *codes)
@@ -76,37 +86,35 @@ def _impl(*args):
 
 
 def _fake(*args):
-    arrays, _, _, (x, *_) = _split(args)
+    arrays, _, (x, *_) = _split(args)
     return x.new_empty(arrays.num_rows, *x.shape[1:])
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, tiles, turned, (x, weight, ctx.mean, ctx.fast) = _split(inputs)
+    arrays, tiles, (x, weight, ctx.mean, ctx.fast) = _split(inputs)
     ctx.set_materialize_grads(False)
-    needs_x, needs_weight, *_ = ctx.wanted[2 * len(_TILES) :]
-    _arrays.save(ctx, arrays, *tiles, *turned, x if needs_weight else None, weight if needs_x else None)
+    ctx.longest = tiles[2 * len(_TILES) :]
+    needs_x, needs_weight, *_ = ctx.wanted[_COUNT:]
+    _arrays.save(ctx, arrays, *tiles[: 2 * len(_TILES)], x if needs_weight else None, weight if needs_x else None)
 
 
 def _backward(ctx, grad):
     from gnnaccel.ops.spmm import weight_gradient  # here: spmm knows this file
 
-    nothing = (None,) * (2 * len(_TILES))
-    if grad is None:
-        return *nothing, None, None, None, None
-    arrays, rest = _arrays.saved(ctx)
-    count = len(_TILES)
-    tiles, turned, (x, weight) = rest[:count], rest[count : 2 * count], rest[2 * count :]
-    needs_x, needs_weight, *_ = ctx.wanted[2 * count :]
-    if ctx.mean:
-        degree = arrays.indptr.diff().clamp(min=1).to(grad.dtype)
-        grad = grad / degree.view(-1, *[1] * (grad.dim() - 1))
     grad_x = grad_weight = None
-    if needs_x:
-        grad_x = _op(*arrays.turned(), *turned, *tiles, grad, weight, False, ctx.fast)
-    if needs_weight:
-        flat_x, flat = (t.reshape(t.shape[0], math.prod(t.shape[1:])) for t in (x, grad))
-        grad_weight = weight_gradient(arrays, flat_x, flat, (1,), "mul").reshape(-1)
-    return *nothing, grad_x, grad_weight, None, None
+    if grad is not None:
+        arrays, (*tiles, x, weight) = _arrays.saved(ctx)
+        needs_x, needs_weight, *_ = ctx.wanted[_COUNT:]
+        if ctx.mean:
+            degree = arrays.indptr.diff().clamp(min=1).to(grad.dtype)
+            grad = grad / degree.view(-1, *[1] * (grad.dim() - 1))
+        if needs_x:
+            turned = _turned((*tiles, *ctx.longest))
+            grad_x = _op(*arrays.turned(), *turned, grad, weight, False, ctx.fast)
+        if needs_weight:
+            flat_x, flat = (t.reshape(t.shape[0], math.prod(t.shape[1:])) for t in (x, grad))
+            grad_weight = weight_gradient(arrays, flat_x, flat, (1,), "mul").reshape(-1)
+    return *(None,) * _COUNT, grad_x, grad_weight, None, None
 
 
 _op = _operators.register(
