@@ -3,12 +3,12 @@
     python benchmarks/cuda_tiles.py --csv out.csv
     python benchmarks/cuda_tiles.py --graphs blocks:4 arxiv-like:sorted --widths 64 128
 
-blocks:K is a matrix of 4096 rows with K dense blocks of 16 x 16 in each window of 16 rows (TC-GNN, Table 6); other
-names are those of graphs.py, without repeated edges. Results are checked first, against float64 where that fits and
-else against our kernel for CUDA cores. Times are medians of single calls in device time, in milliseconds, fp32.
-auto: `ops.spmm` as it is, prepared; tiled: the same with method="tiled"; tf32: where torch may use it; cusparse: the
-better of its algorithms 2 and 3 with preprocessing. reuse: nonzeros per column of a window of 16 rows; density: of
-blocks of 16 x 8. translate_ms: wall time of a translation with everything warm.
+blocks:K is a matrix of 4096 rows with K dense blocks of 16 x 16 in each window of 16 rows (TC-GNN, Table 6), blocks:K:P
+the same with P per cent of each block; other names are those of graphs.py, without repeated edges. Results are checked
+first, against float64 where that fits and else against our kernel for CUDA cores. Times are medians of single calls in
+device time, in milliseconds, fp32. auto: `ops.spmm` as it is, prepared; tiled: the same with method="tiled"; tf32:
+where torch may use it; cusparse: the better of its algorithms 2 and 3 with preprocessing. reuse: nonzeros per column of
+a window of 16 rows; density: of blocks of 16 x 8. translate_ms: wall time of a translation with everything warm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import translate
 from gnnaccel.ops import reference
 
-GRAPHS = (*(f"blocks:{k}" for k in (1, 2, 4, 8, 16, 32)), "arxiv-like:sorted", "amazon0505-like:sorted", "yeast-like",
+GRAPHS = (*(f"blocks:{k}" for k in (1, 2, 4, 8, 16, 32)), *(f"blocks:{k}:{p}" for k in (8, 32) for p in (10, 25, 50)),
+          "arxiv-like:sorted", "amazon0505-like:sorted", "yeast-like",
           "proteins-like:sorted", "reddit-like:sorted")  # fmt: skip
 WIDTHS = (16, 32, 64, 128, 256)
 COLUMNS = ("graph", "nodes", "edges", "reuse", "density", "translate_ms", "width", "weighted", "auto_ms", "tiled_ms",
@@ -36,20 +37,21 @@ COLUMNS = ("graph", "nodes", "edges", "reuse", "density", "translate_ms", "width
 EXACT_LIMIT = 3e9  # elements of one message per edge, of a check in float64
 
 
-def blocks(count: int, size: int = 4096) -> Graph:
-    """A matrix with `count` dense blocks of 16 x 16, at random places, in each window."""
+def blocks(count: int, percent: int = 100, size: int = 4096) -> Graph:
+    """A matrix with `count` blocks of 16 x 16, at random places and filled to `percent`, in each window."""
     windows = size // 16
     generator = torch.Generator().manual_seed(count)
     picks = torch.stack([torch.randperm(windows, generator=generator)[:count].sort().values for _ in range(windows)])
     row = (picks.unsqueeze(-1) * 16 + torch.arange(16)).view(windows, 1, -1)
-    indices = row.expand(windows, 16, -1).reshape(-1).int().cuda()
-    indptr = (torch.arange(size + 1) * (16 * count)).int().cuda()
-    return Graph.from_csr(indptr, indices, num_cols=size)
+    indices = row.expand(windows, 16, -1).reshape(size, -1)
+    kept = torch.rand(indices.shape, generator=generator) < percent / 100
+    indptr = torch.cat([torch.zeros(1), kept.sum(1).cumsum(0)])
+    return Graph.from_csr(indptr.int().cuda(), indices[kept].int().cuda(), num_cols=size)
 
 
 def make(name: str) -> Graph:
     if name.startswith("blocks:"):
-        return blocks(int(name.partition(":")[2]))
+        return blocks(*map(int, name.split(":")[1:]))
     made = graphs.generate(name)
     graph = Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
     rows = reference.rows_of(graph.indptr)
@@ -113,7 +115,9 @@ def measure(graph: Graph, name: str, width: int, weighted: bool) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), help="blocks:K, or names of benchmarks/graphs.py")
+    parser.add_argument(
+        "--graphs", nargs="+", default=list(GRAPHS), help="blocks:K, blocks:K:P, or names of benchmarks/graphs.py"
+    )
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS), help="features")
     parser.add_argument("--unweighted", action="store_true", help="without weights alone")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
