@@ -15,7 +15,7 @@
 // A value that is not finite would reach all rows of its window, as 0 * NaN. Where a result is not finite the piece is
 // summed again row by row.
 #include "mma.cuh"
-#include "pieces.cuh"
+#include "rows.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -23,6 +23,7 @@ namespace {
 
 struct Config {
   static constexpr int threads = 128;
+  static constexpr int merge_threads = 256;
   static constexpr int height = 16;   // of a window: two instructions side by side
   static constexpr int width = 8;     // of a block
   static constexpr int halves = 2;    // of a window, 8 rows each
@@ -261,24 +262,20 @@ __global__ void __launch_bounds__(Config::threads, V > 4 ? 3 : 4) windows_kernel
   }
 }
 
-// How the pieces of a window become its rows: a "row" of height * num_feats features.
+// Windows in pieces, a block each: that of a chunk in which such a window begins, see pieces_of. (merge_pieces of
+// pieces.cuh would look for it once for every 32 of the height * num_feats values.)
 template <typename I>
-struct Merge {
-  struct State {
-    float value;
-    __device__ __forceinline__ void clear() { value = 0; }
-  };
-  Params<I> p;
-
-  __device__ __forceinline__ State read(int64_t part, int64_t at) const {
-    return {p.parts[part * Config::height * p.num_feats + at]};
-  }
-  __device__ __forceinline__ void add(State& to, const State& other) const { to.value += other.value; }
-  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t at, const State& state) const {
+__global__ void __launch_bounds__(Config::merge_threads) merge_kernel(const Params<I> p) {
+  const Pieces<I> pieces = pieces_of(p.windows, blockIdx.x);
+  const int64_t size = static_cast<int64_t>(Config::height) * p.num_feats;
+  for (int64_t at = threadIdx.x; pieces.count && at < size; at += Config::merge_threads) {
     const int64_t row = pieces.row * Config::height + at / p.num_feats;
-    if (row < p.num_rows) p.out[row * p.num_feats + at % p.num_feats] = state.value / divisor_of(p, row);
+    if (row >= p.num_rows) continue;
+    float sum = 0;
+    for (int64_t j = 0; j < pieces.count; ++j) sum += p.parts[pieces[j] * size + at];
+    p.out[row * p.num_feats + at % p.num_feats] = sum / divisor_of(p, row);
   }
-};
+}
 
 // Windows and blocks in place of rows and nonzeros.
 template <typename I>
@@ -342,8 +339,9 @@ cudaError_t spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, cons
     const cudaError_t status = num_feats <= 16   ? launch<I, 2>(p, fast, stream)
                                : num_feats <= 32 ? launch<I, 4>(p, fast, stream)
                                                  : launch<I, 8>(p, fast, stream);
-    if (status != cudaSuccess) return status;
-    return merge_pieces(p.windows, Config::height * num_feats, Merge<I>{p}, stream);
+    if (status != cudaSuccess || p.windows.num_splits == 0) return status;
+    merge_kernel<I><<<static_cast<unsigned>(p.windows.num_splits), Config::merge_threads, 0, stream>>>(p);
+    return cudaGetLastError();
   });
 }
 

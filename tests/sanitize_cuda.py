@@ -53,6 +53,8 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     results += [ops.edge_attention(graph, given, heads), ops.attention(graph, heads, *scores, dropout=0.5)]
     results.append(ops.gatv2_scores(graph, heads, others, heads.detach()[0].clone().requires_grad_()))
     results.append(ops.attention(graph, heads.detach(), *(s.detach() for s in scores)))
+    if dtype == torch.float32:
+        results += [ops.spmm(graph, x, w, reduce="mean", method="tiled") for w in (None, weight)]
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
         results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))
