@@ -40,8 +40,17 @@ __global__ void __launch_bounds__(kThreads) mark_columns(const I* indptr, int64_
   uint32_t mark = kFirst;
   if (i && keys[i] == keys[i - 1]) {
     const int64_t start = indptr[find_row(indptr, num_rows, static_cast<int64_t>(positions[i]))];
-    mark = 0;  // nonzeros of one column ascend, row by row
-    for (int64_t j = i - 1; j >= 0 && keys[j] == keys[i] && positions[j] >= start; --j) ++mark;
+    // Nonzeros of one column ascend, row by row: of those up to i the row's are the last ones.
+    int64_t low = positions[i - 1] >= start ? 0 : i, high = i;
+    while (low < high) {
+      const int64_t middle = (low + high) >> 1;
+      if (keys[middle] == keys[i] && positions[middle] >= start) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    mark = static_cast<uint32_t>(i - low);
   }
   marks[i] = mark;
 }

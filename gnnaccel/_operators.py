@@ -116,8 +116,7 @@ def register(
         given = (args[k] for k in features if args[k] is not None)
         if any(torch._VF._unpack_dual(t, level=0)[1] is not None for t in given):  # type: ignore[attr-defined]
             raise NotImplementedError(
-                f"{full}: has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use reverse "
-                "mode, or the op of the same name in gnnaccel.ops.reference"
+                f"{full}: has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use reverse mode"
             )
 
     if backward is not None:

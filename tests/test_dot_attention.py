@@ -201,6 +201,7 @@ def test_bad_arguments(change, error, words):
 @pytest.mark.parametrize(
     "change,error,words",
     [
+        (dict(scores=None), TypeError, "scores: expected a torch.Tensor"),
         (dict(scores=torch.zeros(200)), ValueError, r"scores: expected shape \[200, 2\]"),
         (dict(scores=torch.zeros(200, 2).double()), TypeError, "scores"),
         (dict(x=torch.zeros(20, 4)), ValueError, r"x: expected shape \[num_cols, heads, features\]"),

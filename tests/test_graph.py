@@ -319,3 +319,12 @@ def test_cuda_without_the_cuda_half():
         pytest.skip("this build has its CUDA half")
     with pytest.raises(RuntimeError, match=r"built without its CUDA half.*GNNACCEL_CUDA=ON.*move the tensors"):
         _library.launch("spmm", torch.device("cuda"))
+
+
+def test_incidence_is_that_of_the_edge_ids():
+    """Of graphs that share an indptr too."""
+    indptr, indices, feats = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), torch.tensor([[1.0], [10.0], [100.0]])
+    for ids in (None, torch.tensor([2, 0, 1])):
+        graph = Graph.from_csr(indptr, indices, ids)
+        torch.testing.assert_close(ops.spmm(graph.incidence, feats), ops.spmm(graph, None, feats, "copy_rhs"))
+        assert graph.incidence is graph.incidence

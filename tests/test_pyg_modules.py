@@ -239,6 +239,37 @@ def test_gat_scores_of_nodes(monkeypatch):
     assert set(calls) == {(2, 2, 4)}
 
 
+@pytest.mark.parametrize("kind", ["MX", "SD"])
+def test_super_gat_in_one_op(kind, monkeypatch):
+    """Scores, softmax and sum; not where get_attention() is somebody's own."""
+    calls = []
+    original = ops.edge_attention
+    monkeypatch.setattr(ops, "edge_attention", lambda *a, **k: calls.append(1) or original(*a, **k))
+
+    class Own(nn.SuperGATConv):
+        def get_attention(self, *args, **kwargs):
+            return 2 * super().get_attention(*args, **kwargs)
+
+    def program(layer, wrap):
+        conv = wrap(layer(D, 4, 2, attention_type=kind).eval())
+        return train(conv, rand(N, D, grad=True), edges())
+
+    same(lambda wrap: program(nn.SuperGATConv, wrap))
+    assert calls
+    calls.clear()
+    same(lambda wrap: program(Own, wrap), accelerated=None)
+    assert not calls
+
+
+class DoubledGATv2(nn.GATv2Conv):
+    def edge_updater(self, edge_index, size=None, **kwargs):
+        return 2 * super().edge_updater(edge_index, size=size, **kwargs)
+
+
+def test_own_edge_updater():
+    same(lambda wrap: [wrap(DoubledGATv2(D, 4, 2))(rand(N, D), edges())], accelerated=None)
+
+
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GCNConv])
 def test_traced_after_a_call(layer):
     """What is remembered of the edges does not become a constant of the trace."""

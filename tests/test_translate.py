@@ -116,8 +116,9 @@ def test_density_and_reuse():
 @pytest.mark.parametrize(
     "change,error,words",
     [
-        (dict(height=0), ValueError, "height: expected a positive int"),
-        (dict(width=2.0), ValueError, "width: expected a positive int"),
+        (dict(height=0), ValueError, "height: expected an int from 1 to 1024"),
+        (dict(height=2**63 - 1), ValueError, "height: expected an int from 1 to 1024"),
+        (dict(width=2.0), ValueError, "width: expected an int from 1 to 1024"),
     ],
 )
 def test_bad_arguments(change, error, words):
@@ -149,6 +150,18 @@ def test_spmm_by_tiles_registration():
     torch.autograd.gradgradcheck(call, (x, weight))
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, weight), call(x, weight))
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda x: call(x, weight), (x.detach(),), (x.detach(),))
+    graph = random_graph(20, 20, 90, 1)
+    with pytest.raises(RuntimeError, match="has no tiles of 16 x 8 yet"):
+        torch.func.jvp(lambda x: call(x, weight), (x.detach(),), (x.detach(),))
+
+
+@pytest.mark.parametrize("x_shape,w_shape", [((), (1,)), ((5,), (1, 1)), ((2, 3), (1,)), ((2, 3), ())])
+def test_spmm_by_tiles_has_the_shape_of_the_broadcast(x_shape, w_shape):
+    graph = random_graph(20, 20, 90, 0)
+    x, weight = torch.randn(20, *x_shape), torch.randn(90, *w_shape)
+    torch.testing.assert_close(ops.spmm(graph, x, weight, method="tiled"), ops.spmm(graph, x, weight))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import weakref
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gnnaccel.graph import build, louvain, reorder, translate, worklist
-from gnnaccel.graph.cache import derived
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -76,6 +76,7 @@ class Graph:
         self.num_cols = num_cols
         self._forget_work()
         self._transposed: Graph | None = None
+        self._incidence: Graph | None = None
         # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
         # garbage collector finds them; the arrays serve where the transposed one alone is kept.
         self._origin: weakref.ref[Graph] | None = None
@@ -209,6 +210,12 @@ class Graph:
     def tiles(self, height: int = 16, width: int = 8) -> translate.Tiles:
         """Blocks of `height` rows and `width` columns for tensor cores, translated once; see `translate.translate`."""
         if (height, width) not in self._tiles:
+            if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+                raise RuntimeError(
+                    f"Graph.tiles: {self} has no tiles of {height} x {width} yet, and torch.compile or a transform is "
+                    f"tracing; call graph.tiles({height}, {width}), and graph.transposed.tiles({height}, {width}) for "
+                    "gradients, before"
+                )
             with torch.inference_mode(False), torch.no_grad():
                 self._tiles[height, width] = translate.translate(self, height, width)
         return self._tiles[height, width]
@@ -216,16 +223,13 @@ class Graph:
     @property
     def incidence(self) -> Graph:
         """Destinations by edges: its "sources" are the edges themselves, so that an SpMM sums features of edges."""
-        found = derived.get((self.indptr,), "incidence")
-        if found is None:
+        if self._incidence is None:
             with torch.inference_mode(False):
                 edge_ids = self.edge_ids
                 if edge_ids is None:
                     edge_ids = torch.arange(self.nnz, dtype=self.indptr.dtype, device=self.device)
-                # A new tensor for indptr: the entry would otherwise keep its own owner alive.
-                found = Graph(self.indptr.clone(), edge_ids, edge_ids, self.nnz)
-            derived.put((self.indptr,), "incidence", found)
-        return found
+                self._incidence = Graph(self.indptr, edge_ids, edge_ids, self.nnz)
+        return self._incidence
 
     def arrays(self) -> list[Tensor]:
         """The tensors this graph and its transposed one are made of, as far as they are there."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
 
 
+MAX_SIDE = 1024  # of a block, whose bitmap is kept whole
+
+
 @dataclass(frozen=True)
 class Tiles:
     """A translated graph; see Tiles in cpp/types.h.
@@ -90,7 +93,7 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     Raises
     ------
     ValueError
-        For sizes that are not positive ints, or a CUDA graph whose windows times columns do not fit 64 bits.
+        For sizes that are not ints from 1 to 1024, or a CUDA graph whose windows times columns do not fit 64 bits.
 
     Notes
     -----
@@ -98,8 +101,8 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     of it. The results are the same. Synchronises with the device once, for the number of blocks.
     """
     for name, value in (("height", height), ("width", width)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"translate: {name}: expected a positive int, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIDE:
+            raise ValueError(f"translate: {name}: expected an int from 1 to {MAX_SIDE}, got {value!r}")
     indptr, nnz = graph.indptr, graph.nnz
     windows = -(-graph.num_rows // height)
     if graph.device.type == "cuda" and max(windows, 2).bit_length() + max(graph.num_cols, 2).bit_length() > 64:

@@ -29,7 +29,7 @@ class GATConv(nn.Module):
     edge_feats : int
         Features of an edge that take part in its score; 0: none.
     negative_slope, dropout : float
-        Of the leaky_relu, and of the attention in training.
+        Of the leaky_relu, and of the attention in training, in [0, 1).
     bias : bool
 
     Notes
@@ -60,6 +60,8 @@ class GATConv(nn.Module):
         bias: bool = True,
     ):
         super().__init__()
+        if not 0 <= dropout < 1:
+            raise ValueError(f"GATConv: dropout: expected a part in [0, 1), got {dropout}")
         self.heads, self.out_feats, self.concat = heads, out_feats, concat
         self.negative_slope, self.dropout = negative_slope, dropout
         width = heads * out_feats

@@ -52,6 +52,8 @@ def edge_factor(
                 f"{op}: edge_scale: expected a constant, got a tensor that requires a gradient; detach it, or compose "
                 "edge_softmax and spmm"
             )
+    if not isinstance(dropout, (int, float)):
+        raise TypeError(f"{op}: dropout: expected a float, got {type(dropout).__name__}")
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout: expected a part in [0, 1), got {dropout}")
     if seed is not None and not (isinstance(seed, Tensor) and seed.dtype == torch.int64 and seed.numel() == 1):

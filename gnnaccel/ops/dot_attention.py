@@ -114,8 +114,9 @@ def softmax_sum(
 ) -> Tensor:
     """`dot_attention` of checked features; without query and key the scores are edge_bias."""
     bias_name = "scores" if query is None else "edge_bias"
-    if edge_bias is not None:
+    if query is None or edge_bias is not None:
         _check.feature(op, bias_name, edge_bias, graph.nnz, "graph.nnz, one per edge", graph.device)
+        assert edge_bias is not None
         _check.features_of(op, bias_name, edge_bias, value.shape[1:2])
     others = {"query": query, "key": key, bias_name: edge_bias, "edge_scale": factor.scale}
     for name, other in others.items():

@@ -45,7 +45,9 @@ def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Te
     tiles, turned = graph.tiles(HEIGHT, WIDTH), graph.transposed.tiles(HEIGHT, WIDTH) if backward else None
     both = (*_tensors(tiles), *_tensors(turned), tiles.longest, 0 if turned is None else turned.longest)
     arrays = arrays_of(graph, backward, listed=False)
-    weight = None if weight is None else weight.reshape(-1)
+    if weight is not None:
+        x = x.reshape(x.shape[0], *(1,) * (weight.dim() - x.dim()), *x.shape[1:])  # as it would broadcast
+        weight = weight.reshape(-1)
     return _op(*arrays, *both, x, weight, mean, fast)
 
 

@@ -242,8 +242,6 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor | Deferred:
 
 def super_gat(conv, edges: Edges, x) -> Tensor:
     """SuperGATConv: message() and aggregation; scores are inner products, or additive ones gated by these."""
-    if type(conv).get_attention is not pyg_nn.SuperGATConv.get_attention or "get_attention" in vars(conv):
-        raise Unsupported("own get_attention()")
     source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
     _same(source, target, conv.att_l, conv.att_r)
     if torch.is_autocast_enabled(source.device.type):

@@ -26,7 +26,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
     members = {"propagate": propagate, "_orig_propagate": propagate, "_jinja_propagate": propagate}
     if plain.aggregate is MessagePassing.aggregate:
         members["aggregate"] = _make_aggregate(plain)
-    if plain.edge_update is not MessagePassing.edge_update:
+    if plain.edge_update is not MessagePassing.edge_update and _is_pygs(plain.edge_updater):
         members["edge_updater"] = make_entry(plain, "edge_updater")
     if plain.message_and_aggregate is GraphConv.message_and_aggregate:
         members["message_and_aggregate"] = _make_matmul(plain)
@@ -46,6 +46,11 @@ def make_methods(plain: Any) -> dict[str, Callable]:
     if plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted):
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     return members
+
+
+def _is_pygs(updater: Any) -> bool:
+    """True for the edge_updater() of the base class, or one that PyG has generated; not for a user's own."""
+    return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
 
 
 def _make_aggregate(plain: Any) -> Callable:
@@ -126,9 +131,9 @@ def _make_hiding(plain: Any, function: Any, method: Callable) -> Callable:
         if plain.forward is not function:  # somebody replaced it since
             return plain.forward(self, *args, **kwargs)
         shown = kwargs.get("return_attention_weights", args[position] if len(args) > position else None)
-        if shown is not None or is_compiling():
+        if is_compiling():
             return method(self, *args, **kwargs)
-        outer, current.hidden = current.hidden, True
+        outer, current.hidden = current.hidden, shown is None  # that of a layer around this one does not count
         try:
             return method(self, *args, **kwargs)
         finally:

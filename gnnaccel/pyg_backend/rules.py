@@ -86,6 +86,16 @@ def _attention(rule: Callable) -> Callable:
     return run
 
 
+_GET_ATTENTION = pyg_nn.SuperGATConv.get_attention
+
+
+def _super_gat(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
+    """SuperGATConv, whose message() calls a method that others may replace."""
+    if plain.get_attention is not _GET_ATTENTION or "get_attention" in vars(conv):
+        raise Unsupported("own get_attention()")
+    return _attention(attention.super_gat)(conv, plain, edges, kwargs)
+
+
 def _scores(rule: Callable) -> Callable:
     """One edge_updater() call by a function of (layer, edges, edge_updater arguments)."""
     return lambda conv, plain, edges, kwargs: _run(rule, conv, edges, kwargs)
@@ -104,7 +114,7 @@ def _run(rule: Callable, conv, edges: Edges, kwargs: dict):
 MESSAGE_RULES: dict[Callable, Callable] = {
     pyg_nn.GATConv.message: _attention(attention.gat),
     pyg_nn.GATv2Conv.message: _attention(attention.gat),
-    pyg_nn.SuperGATConv.message: _attention(attention.super_gat),
+    pyg_nn.SuperGATConv.message: _super_gat,
     pyg_nn.TransformerConv.message: _attention(attention.transformer),
     pyg_nn.AGNNConv.message: _attention(attention.agnn),
     **dict.fromkeys(WEIGHTS, weighted),
