@@ -197,3 +197,22 @@ def test_children_start_with_the_flag_or_where_it_has_no_effect_with_the_launche
 
 def test_a_probe_that_breaks_is_an_answer():
     assert "no_such_framework" in children.ask("no_such_framework")["error"]
+
+
+# inspect
+
+
+def test_inspect_prints_and_draws(capsys, tmp_path):
+    chart = tmp_path / "cora.png"
+    assert main(["inspect", "cora", "--json", "--png", str(chart)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["dataset"], found["nodes"], found["edges"]) == ("cora", 2708, 10556)
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    assert main(["inspect", "cora"]) == 0
+    shown = capsys.readouterr().out
+    assert "neighbour similarity" in shown and "16 x 8" in shown and "are needed for tiles to pay" in shown
+
+
+def test_inspect_of_a_graph_that_is_not_there(capsys):
+    assert main(["inspect", "nowhere.npz"]) == 1
+    assert "no file 'nowhere.npz'" in capsys.readouterr().err

@@ -93,6 +93,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 @app.command()
+def inspect(
+    dataset: Annotated[str, typer.Argument(help="cora, citeseer, pubmed, or a path.npz.")] = "cora",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    png: Annotated[Optional[Path], typer.Option(help="Draw degrees, edges and blocks into this file.")] = None,  # noqa: UP045
+) -> None:
+    """Say what a graph is like for the kernels: degrees, neighbours that rows share, tiles for tensor cores."""
+    from gnnaccel.cli import inspect
+
+    raise typer.Exit(inspect.show(dataset, as_json, png))
+
+
+@app.command()
 def compare(
     framework: Annotated[Framework, typer.Option(help="Whose layers are trained.")],
     model: Annotated[Model, typer.Option(help="Made of the framework's own layers.")] = Model.gcn,
