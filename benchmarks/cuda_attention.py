@@ -16,13 +16,12 @@ graphs and GPU.
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import itertools
 
 import graphs
 import torch
-from timing import peer_ms, provenance, relative_error, time_ms
+from timing import peer_ms, provenance, relative_error, save_table, short, time_ms
 from torch.nn.functional import leaky_relu
 
 import gnnaccel
@@ -181,20 +180,14 @@ def main() -> None:
             row = measure(graph, name, kind, shape, getattr(torch, args.dtype), not args.no_peers, args.dropout)
             row |= {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "kind": kind, "shape": shape}
             row["dtype"] = args.dtype
-            lines.append([_short(row.get(column)) for column in COLUMNS])
+            lines.append([short(row.get(column)) for column in COLUMNS])
             print(
                 *(f"{column}={value}" for column, value in zip(COLUMNS, lines[-1], strict=True) if value != ""),
                 flush=True,
             )
             torch.cuda.empty_cache()
     if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            file.writelines(line + "\n" for line in head)
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
-
-
-def _short(value):
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+        save_table(args.csv, head, COLUMNS, lines)
 
 
 if __name__ == "__main__":

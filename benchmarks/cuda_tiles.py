@@ -14,13 +14,12 @@ a window of 16 rows; density: of blocks of 16 x 8. translate_ms: wall time of a 
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 
 import cusparse
 import graphs
 import torch
-from timing import peer_ms, provenance, relative_error, time_ms
+from timing import peer_ms, provenance, relative_error, save_table, short, time_ms
 
 import gnnaccel
 from gnnaccel import ops
@@ -136,17 +135,11 @@ def main() -> None:
         for width in args.widths:
             for weighted in (False,) if args.unweighted else (False, True):
                 row = common | {"width": width, "weighted": int(weighted)} | measure(graph, name, width, weighted)
-                lines.append([_short(row.get(column)) for column in COLUMNS])
+                lines.append([short(row.get(column)) for column in COLUMNS])
                 print(*(f"{c}={v}" for c, v in zip(COLUMNS, lines[-1], strict=True) if v != ""), flush=True)
         torch.cuda.empty_cache()
     if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            file.writelines(line + "\n" for line in head)
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
-
-
-def _short(value):
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+        save_table(args.csv, head, COLUMNS, lines)
 
 
 if __name__ == "__main__":

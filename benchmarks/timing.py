@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -127,3 +128,15 @@ def _first_line(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "unknown"
+
+
+def short(value):
+    """A cell of a table: four digits of a float, nothing for None."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+
+
+def save_table(path: str, head: list[str], columns: Sequence[str], rows: list[list]) -> None:
+    """Write CSV with lines of comment before it."""
+    with open(path, "w", newline="") as file:
+        file.writelines(line + "\n" for line in head)
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])

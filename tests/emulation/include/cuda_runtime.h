@@ -271,18 +271,11 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
 
 namespace emulation {
 
-inline float tf32(uint32_t bits) {
-  bits &= 0xFFFFE000u;
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
+inline float tf32(uint32_t bits) { return __uint_as_float(bits & 0xFFFFE000u); }
 
 inline uint32_t to_tf32(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  const bool finite = (bits >> 23 & 0xFF) != 0xFF;
-  return finite ? (bits + 0x1000u) & 0xFFFFE000u : bits;
+  const uint32_t bits = __float_as_uint(value);
+  return std::isfinite(value) ? (bits + 0x1000u) & 0xFFFFE000u : bits;
 }
 
 // mma.m16n8k8 in tf32; cuda/mma.cuh says who holds what.
