@@ -210,9 +210,15 @@ def test_inspect_prints_and_draws(capsys, tmp_path):
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert main(["inspect", "cora"]) == 0
     shown = capsys.readouterr().out
+    edges = tmp_path / "own.txt"
+    edges.write_text("0 1\n1 2\n")
+    assert main(["inspect", str(edges), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"] == 3
     assert "neighbour similarity" in shown and "16 x 8" in shown and "are needed for tiles to pay" in shown
 
 
-def test_inspect_of_a_graph_that_is_not_there(capsys):
-    assert main(["inspect", "nowhere.npz"]) == 1
-    assert "no file 'nowhere.npz'" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["nowhere.npz", "nowhere.mtx", "nowhere"])
+def test_inspect_of_a_graph_that_is_not_there(name, capsys):
+    assert main(["inspect", name]) == 1
+    said = capsys.readouterr().err
+    assert f"no file '{name}'" in said or f"unknown graph '{name}'" in said

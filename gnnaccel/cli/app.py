@@ -94,7 +94,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 @app.command()
 def inspect(
-    dataset: Annotated[str, typer.Argument(help="cora, citeseer, pubmed, or a path.npz.")] = "cora",
+    dataset: Annotated[
+        str, typer.Argument(help="cora, citeseer, pubmed, or a file: .npz, .mtx, a list of edges.")
+    ] = "cora",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     png: Annotated[Optional[Path], typer.Option(help="Draw degrees, edges and blocks into this file.")] = None,  # noqa: UP045
 ) -> None:

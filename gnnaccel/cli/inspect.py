@@ -21,19 +21,18 @@ from gnnaccel.graph.structure import Graph
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
     """Print the properties of the graph called `dataset`; exit code 1 if there is none, with the reason."""
     try:
-        found = data.load(dataset)
-    except (ValueError, OSError) as error:
+        named = Path(dataset).suffix in ("", ".npz")  # else a file of another kind
+        graph = Graph.load(data.find(dataset) if named else dataset)
+    except (ValueError, OSError, ImportError) as error:
         print(f"gnnaccel inspect: {error}", file=sys.stderr)
         return 1
-    sources, destinations = torch.from_numpy(found.edge_index)
-    graph = Graph.from_coo(destinations, sources, num_rows=found.num_nodes, num_cols=found.num_nodes)
     known = properties(graph)
     if as_json:
-        print(json.dumps({"dataset": found.name, **dataclasses.asdict(known)}, indent=2))
+        print(json.dumps({"dataset": dataset, **dataclasses.asdict(known)}, indent=2))
     else:
-        _print(found.name, known)
+        _print(dataset, known)
     if png is not None:
-        _draw(png, graph, found.name, known)
+        _draw(png, graph, dataset, known)
         print(f"chart in {png}", file=sys.stderr)
     return 0
 

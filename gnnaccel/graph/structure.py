@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gnnaccel.graph import build, louvain, reorder, translate, worklist
+from gnnaccel.graph import build, load, louvain, reorder, translate, worklist
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -81,6 +81,26 @@ class Graph:
         # garbage collector finds them; the arrays serve where the transposed one alone is kept.
         self._origin: weakref.ref[Graph] | None = None
         self._origin_arrays: tuple[Tensor, Tensor, Tensor | None] | None = None
+
+    @classmethod
+    def load(cls, path) -> Graph:
+        """Graph from a file, told by the end of its name.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            .npz with edge_index [2, E] (sources, destinations), with src_li and dst_li (TC-GNN's), each with num_nodes
+            or without, or a CSR matrix of scipy.sparse.save_npz, rows being destinations; .mtx, a Matrix Market file
+            (needs SciPy); .txt, .tsv, .csv, .edges, .el, a source and a destination to a line, further columns left
+            out, # or % before comments. All but .npz also as .gz.
+
+        Raises
+        ------
+        FileNotFoundError
+            For no such file. ValueError: for a file that is not what its name says, with the reason. ImportError: for
+            a Matrix Market file without SciPy.
+        """
+        return load.load(path)
 
     @classmethod
     def from_csr(cls, indptr, indices, edge_ids=None, *, num_cols: int | None = None, check: bool = True) -> Graph:

@@ -1,0 +1,78 @@
+"""Graph.load: every kind of file, and files that are not what their names say."""
+
+import gzip
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+import torch
+
+from gnnaccel.graph.structure import Graph
+
+SOURCES, DESTINATIONS = np.array([0, 2, 1, 2, 4]), np.array([1, 1, 0, 3, 2])
+NODES = 6  # the last has no edges
+LINES = "# source, destination, weight\n" + "".join(
+    f"{a} {b} 0.5\n" for a, b in zip(SOURCES, DESTINATIONS, strict=True)
+)
+
+
+def matrix():
+    return sp.csr_matrix((np.ones(5), (DESTINATIONS, SOURCES)), shape=(NODES, NODES))
+
+
+def gzipped(path, text):
+    with gzip.open(path, "wt") as file:
+        file.write(text)
+
+
+FILES = {
+    "pairs.npz": lambda p: np.savez(p, edge_index=np.stack([SOURCES, DESTINATIONS]), num_nodes=NODES, y=np.zeros(6)),
+    "tcgnn.npz": lambda p: np.savez(p, src_li=SOURCES, dst_li=DESTINATIONS, num_nodes=NODES),
+    "scipy.npz": lambda p: sp.save_npz(p, matrix()),
+    "matrix.mtx": lambda p: scipy.io.mmwrite(p, matrix()),
+    "list.txt": lambda p: p.write_text(LINES),
+    "list.csv": lambda p: p.write_text(LINES.replace(" ", ",")),
+    "list.tsv.gz": lambda p: gzipped(p, LINES.replace(" ", "\t")),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format(name, tmp_path):
+    path = tmp_path / name
+    FILES[name](path)
+    graph = Graph.load(path if "list" in name else str(path))
+    nodes = 5 if "list" in name else NODES  # a list names no node without edges
+    want = Graph.from_coo(DESTINATIONS, SOURCES, num_rows=nodes, num_cols=nodes)
+    assert (graph.num_rows, graph.num_cols) == (nodes, nodes)
+    assert torch.equal(graph.indptr, want.indptr)
+    for row in range(nodes):
+        ends = slice(int(want.indptr[row]), int(want.indptr[row + 1]))
+        assert sorted(graph.indices[ends].tolist()) == sorted(want.indices[ends].tolist())
+
+
+@pytest.mark.parametrize(
+    "name,make,words",
+    [
+        ("a.npz", lambda p: p.write_text("nothing"), "a.npz"),
+        ("a.npz", lambda p: np.savez(p, x=np.zeros(3)), "expected arrays named edge_index; src_li and dst_li"),
+        ("a.npz", lambda p: np.savez(p, edge_index=np.zeros((3, 2), int)), r"edge_index: expected shape \[2, E\]"),
+        ("a.npz", lambda p: np.savez(p, edge_index=np.zeros((2, 3))), "expected integers"),
+        ("a.npz", lambda p: np.savez(p, edge_index=np.full((2, 1), 7), num_nodes=3), "expected values in"),
+        ("a.npz", lambda p: sp.save_npz(p, matrix().tocsc()), "expected csr"),
+        ("a.mtx", lambda p: p.write_text("nothing"), "a.mtx"),
+        ("a.txt", lambda p: p.write_text("0 one\n"), "a.txt"),
+        ("a.txt", lambda p: p.write_text("0 -1\n"), "expected values in"),
+        ("a.edges.gz", lambda p: p.write_bytes(b"not gzip"), "a.edges.gz"),
+        ("a.parquet", lambda p: p.write_text(""), "expected a name that ends in .npz, .mtx"),
+    ],
+)
+def test_wrong_files(name, make, words, tmp_path):
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match=words):
+        Graph.load(tmp_path / name)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file"):
+        Graph.load(tmp_path / "a.npz")
