@@ -121,3 +121,33 @@ def test_bad_arguments():
         nn.GATConv(6, 4, edge_feats=2)(graph, x, torch.randn(1, 2))
     with pytest.raises(ValueError, match="pair"):
         nn.GATConv((6, 6), 4)(graph, x)
+
+
+def dense_gcn(graph, conv, x, weight):
+    """The layer by a dense matrix."""
+    rows, edges = reference.rows_of(graph.indptr), reference.edges_of(graph)
+    matrix = torch.zeros(graph.num_rows, graph.num_cols, dtype=x.dtype)
+    ones = torch.ones(graph.nnz, dtype=x.dtype)
+    matrix = matrix.index_put((rows, graph.indices.long()), ones if weight is None else weight[edges], accumulate=True)
+    counts = torch.zeros_like(matrix).index_put((rows, graph.indices.long()), ones, accumulate=True)
+    left, right = (counts.sum(dim).clamp(min=1).rsqrt() for dim in (1, 0))
+    out = (left[:, None] * matrix * right) @ conv.linear(x)
+    out = out if conv.bias is None else out + conv.bias
+    return out.relu() if conv.relu else out
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"relu": True}])
+@pytest.mark.parametrize("sizes", [(6, 4), (4, 6)])
+def test_gcn(sizes, options, weighted):
+    graph = random_graph(8, 30, 200, 1)
+    conv = nn.GCNConv(*sizes, **options).double()
+    if conv.bias is not None:
+        torch.nn.init.normal_(conv.bias)
+    x = torch.randn(30, sizes[0], dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(graph.nnz, dtype=torch.float64, requires_grad=True) if weighted else None
+    wanted = [x, *conv.parameters(), *([weight] if weighted else [])]
+    results = []
+    for out in (conv(graph, x, weight), dense_gcn(graph, conv, x, weight)):
+        results.append((out, *torch.autograd.grad(out.square().sum(), wanted)))
+    torch.testing.assert_close(*results)

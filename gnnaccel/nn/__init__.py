@@ -2,5 +2,6 @@
 self-loops to its edges where a model wants them)."""
 
 from gnnaccel.nn.attention import AGNNConv, GATConv
+from gnnaccel.nn.convolution import GCNConv
 
-__all__ = ["AGNNConv", "GATConv"]
+__all__ = ["AGNNConv", "GATConv", "GCNConv"]
