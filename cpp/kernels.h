@@ -77,7 +77,8 @@ void dot_attention(const Csr& graph, const DotAttention& given, int threads);
 void dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
                         int64_t num_heads, int64_t width, DType dtype, int threads);
 
-// out[i] = what the factor makes of 1 for weight i = e * num_heads + h of `count`.
+// out[i] = what the factor makes of 1 for weight i = e * num_heads + h of `count`. f32 and f64; on CUDA also bf16 and
+// f16.
 void edge_factor(const EdgeFactor& factor, void* out, int64_t count, DType dtype, int threads);
 
 // Edge scores of GATv2: out[e, h] = <vectors[h], leaky_relu(x[c, h] + y[r, h], slope)> for every nonzero (r, c, e).

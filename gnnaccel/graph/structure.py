@@ -228,7 +228,23 @@ class Graph:
         return other
 
     def tiles(self, height: int = 16, width: int = 8) -> translate.Tiles:
-        """Blocks of `height` rows and `width` columns for tensor cores, translated once; see `translate.translate`."""
+        """Blocks of `height` rows and `width` columns for tensor cores, translated at the first call and kept.
+
+        Parameters
+        ----------
+        height, width : int, 1 to 1024
+            16 x 8 is what `ops.spmm` with method="tiled" takes.
+
+        Raises
+        ------
+        ValueError
+            For other sizes. RuntimeError: where torch.compile or a forward-mode transform is tracing, and the graph has
+            no such tiles yet.
+
+        Notes
+        -----
+        On the graph's device; synchronises once. What the arrays are: `gnnaccel.graph.translate.Tiles`.
+        """
         if (height, width) not in self._tiles:
             if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
                 raise RuntimeError(

@@ -73,10 +73,11 @@ class Tiles:
         distinct = int((self.columns >= 0).sum())
         return self.edges.numel() / distinct if distinct else 0.0
 
-    def description(self) -> tuple:
-        """As the binary takes it (bindings.h: tiles_of)."""
-        arrays = (self.window_ptr, self.columns, self.bits, self.block_ptr, self.edges)
-        return (*(lib.pointer(t) for t in arrays), self.num_blocks, self.longest, self.height, self.width)
+
+def description(window_ptr, columns, bits, block_ptr, edges, longest: int, height: int, width: int) -> tuple:
+    """Tiles as the binary takes them (bindings.h: tiles_of)."""
+    pointers = (lib.pointer(t) for t in (window_ptr, columns, bits, block_ptr, edges))
+    return (*pointers, columns.shape[0], longest, height, width)
 
 
 def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
@@ -128,5 +129,7 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
         edges=indptr.new_empty(nnz),
         longest=longest,
     )
-    lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), tiles.description())
+    arrays = (tiles.window_ptr, tiles.columns, tiles.bits, tiles.block_ptr, tiles.edges)
+    made = description(*arrays, longest, height, width)
+    lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), made)
     return tiles

@@ -35,7 +35,7 @@ class GATConv(nn.Module):
     Notes
     -----
     Without `return_attention` one op, and with edge features their scores [nnz, heads] before it: what it keeps, the
-    Notes of `ops.attention` and `ops.edge_attention` say. Dropout keeps nothing.
+    Notes of `ops.attention` and `ops.edge_attention` say; with dropout as much.
     Source: Velickovic et al., Graph Attention Networks, ICLR 2018.
 
     Examples

@@ -68,10 +68,11 @@ def edge_factor(
 
 
 def _impl(like, *factor):
-    out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    given = EdgeFactor._make(factor).contiguous()
-    lib.launch("edge_factor", like.device, *given.pointers(), lib.pointer(out), out.numel(), lib.DTYPES[like.dtype])
-    return out
+    dtype = like.dtype if like.is_cuda or like.dtype == torch.float64 else torch.float32
+    out = torch.empty(like.shape, dtype=dtype, device=like.device)
+    given = EdgeFactor._make(factor).to(dtype).contiguous()
+    lib.launch("edge_factor", like.device, *given.pointers(), lib.pointer(out), out.numel(), lib.DTYPES[dtype])
+    return out.to(like.dtype)
 
 
 def _fake(like, *_):

@@ -53,7 +53,8 @@ def dot_attention(
     edge_scale : Tensor [nnz, H], same dtype, optional
         Factor after the softmax, edge-id order: a mask. A constant: it gets no gradient.
     dropout : float in [0, 1)
-        The part of a that becomes 0, the rest divided by 1 - dropout; nothing of it is stored.
+        The part of a that becomes 0, the rest divided by 1 - dropout. Nothing of it is stored, but where the op
+        is composed of others (Notes).
     seed : Tensor [1], int64, on the graph's device, optional
         Decides what is dropped, together with the edge's id and the head. Drawn from torch's generator of the device
         if not given.

@@ -63,9 +63,8 @@ def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negativ
     heads, feats = x.shape[1:]
     _check.feature("gatv2_scores", "y", y, graph.num_rows, "graph.num_rows, one per destination", graph.device)
     _check.feature("gatv2_scores", "vectors", vectors, heads, "heads", graph.device)
-    for name, value, shape in (("y", y, (graph.num_rows, heads, feats)), ("vectors", vectors, (heads, feats))):
-        if tuple(value.shape) != shape:
-            raise ValueError(f"gatv2_scores: {name}: expected shape {list(shape)}, got {tuple(value.shape)}")
+    for name, value, shape in (("y", y, (heads, feats)), ("vectors", vectors, (feats,))):
+        _check.features_of("gatv2_scores", name, value, shape)
         x, _ = _check.same_dtype("gatv2_scores", x, value, "x", name)  # under autocast x ends up in the widest
     y, vectors = y.to(x.dtype), vectors.to(x.dtype)
     if x.dtype == torch.bfloat16 and not x.is_cuda:

@@ -10,9 +10,10 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import Tiles
+from gnnaccel.graph.translate import Tiles, description
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._features import aligned_heads, unpadded
 
 HEIGHT, WIDTH = 16, 8  # of the CUDA kernel's tiles: Config of cuda/spmm_tiled.cu
 _TILES = ("window_ptr", "columns", "bits", "block_ptr", "edges")
@@ -73,18 +74,15 @@ def _impl(*args):
     flat = x.reshape(x.shape[0], features.numel())
     if arrays.num_rows * flat.shape[1] == 0:
         return x.new_empty(arrays.num_rows, *features)
-    padding = -flat.shape[1] % 4
-    flat = torch.nn.functional.pad(flat, (0, padding)) if padding else flat.contiguous()
-    flat = flat.clone() if x.is_cuda and flat.data_ptr() % 16 else flat
-    columns, edges, longest = tiles[1], tiles[4], tiles[-2]
-    weight = None if weight is None else weight[edges]  # so that the kernel need not look up edges first
+    flat = aligned_heads(flat)
+    own, longest = tiles[: len(_TILES)], tiles[-2]
+    weight = None if weight is None else weight[own[-1]]  # by tiles, so that the kernel need not look up edges first
     out = flat.new_empty(arrays.num_rows, flat.shape[1])
-    description = (*(lib.pointer(t) for t in tiles[: len(_TILES)]), columns.shape[0], longest, HEIGHT, WIDTH)
     codes = (flat.shape[1], mean, fast, lib.DTYPES[x.dtype])
     given = (lib.pointer(t) for t in (flat, weight, out))
-    lib.launch("spmm_tiled", x.device, *arrays.matrix(), description, *given, *codes)
-    out = out[:, : features.numel()].contiguous() if padding else out
-    return out.view(arrays.num_rows, *features)
+    tiled = description(*own, longest, HEIGHT, WIDTH)
+    lib.launch("spmm_tiled", x.device, *arrays.matrix(), tiled, *given, *codes)
+    return unpadded(out, features.numel()).view(arrays.num_rows, *features)
 
 
 def _fake(*args):
