@@ -151,6 +151,15 @@ void spmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_r
                        at(out), num_feats, mean, fast, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void sddmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                 int index_type, const pybind11::tuple& tiles, Address x, Address y, Address out, int64_t num_heads,
+                 int64_t len, bool fast, int dtype, int threads) {
+  const gnnaccel::Tiles all = gnnaccel::tiles_of(tiles);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::sddmm_tiled(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), all, at(x), at(y), at(out),
+                        num_heads, len, fast, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, int index_type, int dtype, int threads) {
   gnnaccel::scatter_arg(at(arg), at(values), at(target), num_rows, num_feats, len, div, rows_disjoint,
@@ -193,6 +202,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("translate_columns", &translate_columns, Unlocked());
   module.def("translate_blocks", &translate_blocks);
   module.def("spmm_tiled", &spmm_tiled);
+  module.def("sddmm_tiled", &sddmm_tiled);
   module.def("scatter_arg", &scatter_arg, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());

@@ -26,11 +26,12 @@ inline Fused fused(const pybind11::tuple& given) {
   return {address(0), address(1), address(2), address(3), given[4].cast<bool>()};
 }
 
-// (window_ptr, columns, bits, block_ptr, edges, num_blocks, longest, height, width)
+// The members of Tiles in their order.
 inline Tiles tiles_of(const pybind11::tuple& given) {
   auto address = [&](int i) { return at(given[i].cast<Address>()); };
   auto size = [&](int i) { return given[i].cast<int64_t>(); };
-  return {address(0), address(1), address(2), address(3), address(4), size(5), size(6), size(7), size(8)};
+  return {address(0), address(1), address(2), address(3), address(4), size(5),
+          size(6),    size(7),    size(8),    size(9),    size(10)};
 }
 
 // The members of a DotAttention in their order, those of its EdgeFactor among them.

@@ -72,6 +72,8 @@ struct Tiles {
   int64_t longest;  // blocks that a window has at most
   int64_t height;
   int64_t width;
+  int64_t team;   // CUDA: warps that share a window: 1, 2, 4 or 8
+  int64_t chunk;  // CUDA: a window of more blocks is cut
 };
 
 // What the weight of edge e in head h is multiplied with: scale[e, h], times what a dropout makes of 1. Whether that is

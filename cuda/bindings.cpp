@@ -286,6 +286,16 @@ void spmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_r
         "spmm_tiled");
 }
 
+void sddmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                 int index_type, const pybind11::tuple& tiles, Address x, Address y, Address out, int64_t num_heads,
+                 int64_t len, bool fast, int dtype, Address stream) {
+  const Tiles all = tiles_of(tiles);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::sddmm_tiled(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), all, at(x), at(y),
+                          at(out), num_heads, len, fast, static_cast<DType>(dtype), on(stream)),
+        "sddmm_tiled");
+}
+
 int64_t transpose_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                                   int64_t nnz, int index_type, Address, Address, Address) {
   return cuda::transpose_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type));
@@ -333,5 +343,6 @@ void bind_cuda(pybind11::module_& module) {
   module.def("translate_blocks_cuda_workspace_bytes", &translate_blocks_workspace_bytes);
   module.def("spmm_tiled_cuda", &spmm_tiled);
   module.def("spmm_tiled_cuda_workspace_bytes", &spmm_tiled_workspace_bytes);
+  module.def("sddmm_tiled_cuda", &sddmm_tiled);
   module.def("transpose_cuda", &transpose, Unlocked());
 }

@@ -128,6 +128,10 @@ cudaError_t spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, cons
                        int64_t num_feats, bool mean, bool fast, DType dtype, void* workspace, int64_t workspace_bytes,
                        cudaStream_t stream);
 
+// 16-byte aligned, and of whole vectors of 16 bytes to a head.
+cudaError_t sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* y, void* out,
+                        int64_t num_heads, int64_t len, bool fast, DType dtype, cudaStream_t stream);
+
 int64_t transpose_workspace_bytes(const Csr& graph);
 cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,
                       int64_t workspace_bytes, cudaStream_t stream);

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cuda_cases import DEVICE, INDEX, build, check, mixed, rand
+from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, rand
 
 from gnnaccel import ops
-from gnnaccel.graph.translate import translate
+from gnnaccel.graph.translate import Tiles, translate
 from gnnaccel.ops import reference
 
 GRAPHS = {
@@ -15,6 +15,7 @@ GRAPHS = {
     "17 rows": lambda index: build([40] * 17, 3000, index),
     "no edges": lambda index: build([0, 0, 0], 4, index),
 }
+TYPES = [dtype for dtype in DTYPES if dtype != torch.float64]
 FIELDS = ("edge_columns", "window_ptr", "columns", "bits", "block_ptr", "edges")
 
 
@@ -38,27 +39,80 @@ def test_translation_is_that_of_the_cpu(height, width, index):
 
 @pytest.mark.parametrize("index", INDEX)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_spmm(weighted, reduce, index):
+def test_spmm(weighted, dtype, reduce, index):
     for make in GRAPHS.values():
         graph = make(index)
-        for features in ((1,), (16,), (20,), (32,), (64,), (2, 50), (200,)):
-            given = [rand(graph.num_cols, *features), *([rand(graph.nnz)] if weighted else [])]
+        for features in ((2, 50),) if EMULATED else ((1,), (16,), (20,), (32,), (64,), (2, 50), (200,)):
+            weight = [rand(graph.nnz, dtype=dtype)] if weighted else []
+            check(*tiled_and_definition(graph, reduce), rand(graph.num_cols, *features, dtype=dtype), *weight)
 
-            def tiled(x, w=None, g=graph):
-                return ops.spmm(g, x, w, reduce=reduce, method="tiled")
 
-            def definition(x, w=None, g=graph):
-                w = None if w is None else w.view(-1, *(1,) * (x.dim() - 1))
-                return reference.spmm(g, x, w, "copy_lhs" if w is None else "mul", reduce)
+def tiled_and_definition(graph, reduce="sum"):
+    def tiled(x, w=None):
+        return ops.spmm(graph, x, w, reduce=reduce, method="tiled")
 
-            check(tiled, definition, *given)
+    def definition(x, w=None):
+        w = None if w is None else w.view(-1, *(1,) * (x.dim() - 1))
+        return reference.spmm(graph, x, w, "copy_lhs" if w is None else "mul", reduce)
+
+    return tiled, definition
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("team", [1, 2, 4, 8])
+def test_teams(team, dtype, monkeypatch):
+    """Any number of warps to a window: sums and inner products."""
+    monkeypatch.setattr(Tiles, "team_for", lambda *args: team)
+    for graph in (mixed(), GRAPHS["long rows"](torch.int32)):
+        for features in (16, 32) if EMULATED else (16, 32, 136):
+            x, y, weight = (
+                rand(n, dtype=dtype) for n in (graph.num_cols * features, graph.num_rows * features, graph.nnz)
+            )
+            x, y = x.view(-1, features), y.view(-1, features)
+            for given in ((x,), (x, weight)):
+                check(*tiled_and_definition(graph), *given)
+            check(*dots_and_definition(graph), x, y)
+
+
+def dots_and_definition(graph):
+    def tiled(x, y):
+        return ops.sddmm(graph, x, y, method="tiled")
+
+    return tiled, lambda x, y: reference.sddmm(graph, x, y, "dot", "u", "v")
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_sddmm(dtype, index):
+    for make in GRAPHS.values():
+        graph = make(index)
+        for features in ((3, 20),) if EMULATED else ((1,), (16,), (20,), (3, 8), (64,), (2, 50), (300,)):
+            check(
+                *dots_and_definition(graph),
+                rand(graph.num_cols, *features, dtype=dtype),
+                rand(graph.num_rows, *features, dtype=dtype),
+            )
+
+
+def test_sddmm_keeps_what_is_not_finite():
+    graph = mixed()
+    x, y = rand(graph.num_cols, 40), rand(graph.num_rows, 40)
+    x[7, 3], x[11, 0], y[5, 1], x[12] = float("nan"), float("inf"), float("-inf"), 3e38
+    got = ops.sddmm(graph, x, y, method="tiled")
+    want = ops.sddmm(graph, x, y)
+    assert (
+        torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf()) and not want.isfinite().all()
+    )
+    finite = want.isfinite()
+    torch.testing.assert_close(got[finite], want[finite], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 def test_what_is_not_finite_stays_in_its_rows(value):
     graph = mixed()
-    x, weight = rand(graph.num_cols, 40), rand(graph.nnz)
+    x, weight = rand(graph.num_cols, 40), rand(graph.nnz).abs()  # so that no order of the sums cancels what overflows
     x[7, 3], x[11] = value, value
     for w in (None, weight):
         out = ops.spmm(graph, x, w, method="tiled")

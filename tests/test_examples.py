@@ -1,4 +1,5 @@
-"""The plain scripts in examples/: the same losses alone and accelerated, and nothing left to the framework."""
+"""The scripts in examples/: those of a framework have the same losses alone and accelerated, and leave nothing to the
+framework; those on gnnaccel's own layers have the losses of the same model in dense matrices."""
 
 import importlib.util
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from gnnaccel import data
 
@@ -28,6 +30,7 @@ RUNS = [
     ("pyg_gat", 50, 1, ["pyg.GATConv", "pyg.GATConv edge_update"], 2),
     ("pyg_sage_sampled", 3, 1, ["pyg.SAGEConv"], 2 * BATCHES),
 ]
+OWN = ["agnn", "gcn"]  # written with gnnaccel itself
 
 
 def need(framework):
@@ -88,10 +91,10 @@ def test_losses_equal_and_every_call_accelerated(tmp_path, small, script, epochs
     assert {kind: site["accelerated"] for kind, site in sites.items()} == dict.fromkeys(kinds, epochs * calls + 2)
 
 
-def test_no_example_mentions_gnnaccel():
+def test_no_framework_example_mentions_gnnaccel():
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert {path.stem for path in scripts} == {run[0] for run in RUNS} | {"graphs"}
-    assert [path.name for path in scripts if "gnnaccel" in path.read_text(encoding="utf-8").lower()] == []
+    assert {path.stem for path in scripts} == {run[0] for run in RUNS} | {"graphs", *OWN}
+    assert [path.stem for path in scripts if "gnnaccel" in path.read_text(encoding="utf-8").lower()] == OWN
 
 
 def load_example(name, monkeypatch):
@@ -102,6 +105,66 @@ def load_example(name, monkeypatch):
         monkeypatch.setitem(sys.modules, "graphs", load_example("graphs", monkeypatch))
     spec.loader.exec_module(module)
     return module
+
+
+def dropped(x, rate):
+    """Dropout with the draws of features in single precision."""
+    return x * F.dropout(torch.ones(x.shape), rate)
+
+
+def dense_gcn(model, adjacency, x):
+    norm = adjacency.sum(1).rsqrt()
+    adjacency = norm[:, None] * adjacency * norm
+    x = (adjacency @ model.conv1.linear(dropped(x, 0.5)) + model.conv1.bias).relu()
+    return adjacency @ model.conv2.linear(dropped(x, 0.5)) + model.conv2.bias
+
+
+def dense_agnn(model, adjacency, x):
+    x = model.first(dropped(x, 0.5)).relu()
+    for conv in model.convs:
+        direction = F.normalize(x, dim=1)
+        scores = conv.beta * (direction @ direction.t())
+        x = scores.masked_fill(adjacency == 0, -torch.inf).softmax(1) @ x
+    return model.last(dropped(x, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("script", "make", "hidden", "dense"), [("gcn", "GCN", 16, dense_gcn), ("agnn", "AGNN", 32, dense_agnn)]
+)
+def test_own_layers_train_like_dense_matrices(tmp_path, small, monkeypatch, script, make, hidden, dense):
+    epochs = 4
+    process = start(script, tmp_path / "ours", "--data", str(small), "--epochs", str(epochs), "--seed", "3")
+    example, graph = load_example(script, monkeypatch), load_example("graphs", monkeypatch).load(str(small))
+    torch.manual_seed(3)
+    model = getattr(example, make)(100, hidden, graph.num_classes).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+    adjacency = torch.eye(len(graph.x), dtype=torch.float64)
+    adjacency[graph.edge_index[1], graph.edge_index[0]] = 1
+    x, y, mask = (torch.from_numpy(array) for array in (graph.x, graph.y, graph.train_mask))
+    expected = []
+    for _ in range(epochs):
+        loss = F.cross_entropy(dense(model, adjacency, x.double())[mask], y[mask])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    lines = finish(process)
+    assert lines[-1].startswith("test accuracy 0.") and lines[-1].endswith(" ms")
+    np.testing.assert_allclose(read(tmp_path / "ours"), expected, rtol=0, atol=1e-5)
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize("script", OWN)
+def test_own_scripts_give_each_node_one_loop(script, monkeypatch):
+    edges = torch.tensor([[0, 1, 1, 2, 0], [1, 1, 0, 0, 0]])  # two loops among them
+    graph = load_example(script, monkeypatch).with_self_loops(edges, 4)
+    rows = torch.arange(4).repeat_interleave(graph.indptr.diff().long())
+    assert sorted(zip(rows.tolist(), graph.indices.tolist(), strict=True)) == [
+        *[(0, 0), (0, 1), (0, 2)],
+        *[(1, 0), (1, 1)],
+        (2, 2),
+        (3, 3),
+    ]
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer"])

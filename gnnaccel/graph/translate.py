@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 
 MAX_SIDE = 1024  # of a block, whose bitmap is kept whole
+SLICE = 64  # features that a warp of the CUDA kernels takes
+MAX_TEAM = 8
+BUSY_WARPS = 4096  # twice what an H200 holds of them
+MIN_CHUNK, MAX_CHUNKS = 64, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,26 @@ class Tiles:
         return self.edges.numel() / distinct if distinct else 0.0
 
 
-def description(window_ptr, columns, bits, block_ptr, edges, longest: int, height: int, width: int) -> tuple:
+    def team_for(self, features: int) -> int:
+        """Warps that share a window where rows of `features` numbers are summed up: a power of two up to 8.
+
+        The paper asks for a warp to 32 edges of a window. Measured on an H200 (docs/tensor-cores.md): as few as keep
+        the GPU busy, as windows next to each other share sources and a team splits them; more where windows are few.
+        """
+        windows = max(self.window_ptr.numel() - 1, 1)
+        slices = max(-(-features // SLICE), 1)
+        team = 1
+        while team < MAX_TEAM and team * windows * slices < BUSY_WARPS and 4 * team * windows <= self.num_blocks:
+            team *= 2
+        return team
+
+
+def description(window_ptr, columns, bits, block_ptr, edges, longest: int, height: int, width: int, team=1) -> tuple:
     """Tiles as the binary takes them (bindings.h: tiles_of)."""
     pointers = (lib.pointer(t) for t in (window_ptr, columns, bits, block_ptr, edges))
-    return (*pointers, columns.shape[0], longest, height, width)
+    num_blocks = columns.shape[0]
+    chunk = max(MIN_CHUNK, 1 << (-(-num_blocks // MAX_CHUNKS) - 1).bit_length()) if num_blocks else MIN_CHUNK
+    return (*pointers, num_blocks, longest, height, width, team, chunk)
 
 
 def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:

@@ -12,7 +12,8 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import operand, reduce_to, result_features
-from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.ops.spmm import METHODS, spmm_op
+from gnnaccel.ops.tiled import sddmm_tiled
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
@@ -24,6 +25,8 @@ def sddmm(
     op: str = "dot",
     lhs_target: str = "u",
     rhs_target: str = "v",
+    *,
+    method: str = "auto",
 ) -> Tensor:
     """Edge values: out[e] = op(lhs[target of e], rhs[target of e]) for every edge e.
 
@@ -36,6 +39,9 @@ def sddmm(
     op : {"dot", "add", "sub", "mul", "div", "copy_lhs", "copy_rhs"}
         dot multiplies and sums over the last dimension, which stays as 1.
     lhs_target, rhs_target : {"u", "v", "e"}
+    method : {"auto", "tiled"}
+        "tiled": on tensor cores, by the tiles of the graph (see `spmm`): "dot" of sources and destinations, with equal
+        features; float32, bfloat16, float16 on CUDA, float32 and float64 on the CPU, for checking.
 
     Returns
     -------
@@ -62,6 +68,7 @@ def sddmm(
     """
     _check.graph("sddmm", graph)
     _check.one_of("sddmm", "op", op, OPS)
+    _check.one_of("sddmm", "method", method, METHODS)
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
     for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
         _check.one_of("sddmm", name, target, rows)
@@ -78,6 +85,13 @@ def sddmm(
             raise ValueError(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
+    if method == "tiled":
+        if op != "dot" or {lhs_target, rhs_target} != {"u", "v"}:
+            raise ValueError(
+                "sddmm: method: 'tiled' takes the 'dot' of sources and destinations, got "
+                f"{op!r} of {lhs_target!r} and {rhs_target!r}"
+            )
+        return sddmm_tiled(graph, *((lhs, rhs) if lhs_target == "u" else (rhs, lhs)))
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")
     arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs, listed=op in ("dot", "mul", "div"))
     return sddmm_op(*arrays, lhs, rhs, op, lhs_target, rhs_target)

@@ -14,7 +14,7 @@ from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
-from gnnaccel.ops.spmm_tiled import spmm_tiled
+from gnnaccel.ops.tiled import spmm_tiled
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")

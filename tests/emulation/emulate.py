@@ -37,7 +37,9 @@ TESTS = (
 
 _LAUNCH = re.compile(r"^([ ]*)([a-z_]+<[^;{}]*?>|[a-z_]+)\s*<<<(.*?)>>>\(", re.S | re.M)
 _MULTIPLY_ADD = re.compile(r'asm\("mad\.wide.*?\);', re.S)
-_MATRIX = re.compile(r'asm volatile\(\s*"mma\.sync.*?\);', re.S)
+_MATRIX = re.compile(r'asm\("mma\.sync\.aligned\.m16n8k8\..*?\);', re.S)
+_MATRIX_16 = re.compile(r'asm\("mma\.sync\.aligned\.m16n8k16\..*?\);', re.S)
+_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 _ROUND = re.compile(r'asm\("cvt\.rna\.tf32.*?\);', re.S)
 _PLAIN_MULTIPLY_ADD = "address = base + static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(len);"
 
@@ -55,6 +57,8 @@ def convert(source: str) -> str:
     if "<<<" in source:
         raise SystemExit("emulate.py does not understand a kernel launch: " + source.partition("<<<")[2][:80])
     source = _MATRIX.sub("emulation::multiply_add(d, a, b0, b1);", source)
+    source = _MATRIX_16.sub("emulation::multiply_add_16<T>(d, a, b0, b1);", source)
+    source = _SHARED.sub(r"__shared__ \1 \2[49152 / sizeof(\1)];", source)  # what a kernel may have unasked
     source = _ROUND.sub("rounded = emulation::to_tf32(value);", source)
     return _MULTIPLY_ADD.sub(_PLAIN_MULTIPLY_ADD, source)
 

@@ -17,6 +17,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 struct CUstream_st;
 typedef CUstream_st* cudaStream_t;
@@ -56,6 +59,14 @@ inline T __ldg(const T* from) {
   return *from;
 }
 using std::isfinite;
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned which = selector >> (4 * i) & 7u;
+    result |= ((which < 4 ? a : b) >> (8 * (which % 4)) & 0xFFu) << (8 * i);
+  }
+  return result;
+}
 inline unsigned __float_as_uint(float value) {
   unsigned bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -286,6 +297,30 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     for (int i = 0; i < 2; ++i) {
       rows[i] = tf32(shuffle(a[k / 4 * 2 + i], group * 4 + k % 4, kWarp, __LINE__));
       columns[i] = tf32(shuffle(k < 4 ? b0 : b1, (2 * member + i) * 4 + k % 4, kWarp, __LINE__));
+    }
+    for (int i = 0; i < 4; ++i) d[i] += rows[i / 2] * columns[i % 2];
+  }
+}
+
+inline float to_float(__half value) { return __half2float(value); }
+inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+// mma.m16n8k16 of 16-bit types.
+template <class T>
+void multiply_add_16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const int lane = current->thread % kWarp, group = lane / 4, member = lane % 4;
+  auto half_of = [](uint32_t two, int which) {
+    const uint16_t bits = static_cast<uint16_t>(two >> (16 * which));
+    T value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return to_float(value);
+  };
+  for (int k = 0; k < 16; ++k) {
+    const int holder = k % 8 / 2;
+    float rows[2], columns[2];
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = half_of(shuffle(a[k / 8 * 2 + i], group * 4 + holder, kWarp, __LINE__), k % 2);
+      columns[i] = half_of(shuffle(k < 8 ? b0 : b1, (2 * member + i) * 4 + holder, kWarp, __LINE__), k % 2);
     }
     for (int i = 0; i < 4; ++i) d[i] += rows[i / 2] * columns[i % 2];
   }
