@@ -1,19 +1,22 @@
-"""SpMM on tensor cores, by tiles of the translated graph, beside our kernels for CUDA cores and cuSPARSE.
+"""SpMM and SDDMM on tensor cores, by tiles of the translated graph, beside our kernels for CUDA cores and cuSPARSE.
 
     python benchmarks/cuda_tiles.py --csv out.csv
     python benchmarks/cuda_tiles.py --graphs blocks:4 arxiv-like:sorted --widths 64 128
 
 blocks:K is a matrix of 4096 rows with K dense blocks of 16 x 16 in each window of 16 rows (TC-GNN, Table 6), blocks:K:P
-the same with P per cent of each block; other names are those of graphs.py, without repeated edges. Results are checked
-first, against float64 where that fits and else against our kernel for CUDA cores. Times are medians of single calls in
-device time, in milliseconds, fp32. auto: `ops.spmm` as it is, prepared; tiled: the same with method="tiled"; tf32:
-where torch may use it; cusparse: the better of its algorithms 2 and 3 with preprocessing. reuse: nonzeros per column of
-a window of 16 rows; density: of blocks of 16 x 8. translate_ms: wall time of a translation with everything warm.
+the same with P per cent of each block, blocks:K:P:N of N rows; other names are those of graphs.py, without repeated
+edges. Results are checked first, against float64 where that fits and else against our kernel for CUDA cores. Times are
+medians of single calls in device time, in milliseconds. csr: our kernels for CUDA cores, prepared; tiled: tensor
+cores; auto: what `ops` take by themselves on a prepared graph; tf32: tiled where torch may use it; cusparse (float32
+alone): the better of its SpMM algorithms 2 and 3, or its SDDMM, with preprocessing. authors: TC-GNN's own kernels, as
+measured once on an H200. reuse: nonzeros per column of a window of 16 rows; density: of blocks of 16 x 8. translate_ms:
+wall time of a translation with everything warm; repaid: calls after which it is won back, over what csr takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 
 import cusparse
@@ -27,12 +30,33 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import translate
 from gnnaccel.ops import reference
 
-GRAPHS = (*(f"blocks:{k}" for k in (1, 2, 4, 8, 16, 32)), *(f"blocks:{k}:{p}" for k in (8, 32) for p in (10, 25, 50)),
-          "arxiv-like:sorted", "amazon0505-like:sorted", "yeast-like",
-          "proteins-like:sorted", "reddit-like:sorted")  # fmt: skip
+BLOCKS = (
+    *(f"blocks:{k}" for k in (1, 2, 4, 8, 16, 32)),
+    *(f"blocks:{k}:{p}" for k in (8, 32) for p in (5, 10, 15, 20, 25, 50)),
+    *(f"blocks:{k}:{p}:65536" for k in (2, 8) for p in (10, 20, 25, 100)),
+)
+SORTED = ("arxiv-like:sorted", "amazon0505-like:sorted", "yeast-like", "proteins-like:sorted", "reddit-like:sorted")
+AUTHORS = {  # (op, graph): {width: ms}
+    ("spmm", "arxiv-like"): {32: 2.0, 128: 2.5},
+    ("spmm", "blogcatalog-like"): {32: 3.1, 128: 3.6},
+    ("spmm", "yeast-like"): {32: 0.73, 128: 1.2},
+    ("spmm", "reddit-like"): {32: 155.0, 128: 184.0},
+    ("sddmm", "arxiv-like"): {32: 6.2, 128: 14.5},
+}
+GRAPHS = (*BLOCKS, *SORTED, "arxiv-like", "blogcatalog-like", "reddit-like")
 WIDTHS = (16, 32, 64, 128, 256)
-COLUMNS = ("graph", "nodes", "edges", "reuse", "density", "translate_ms", "width", "weighted", "auto_ms", "tiled_ms",
-           "tf32_ms", "cusparse_ms", "auto_vs_tiled", "cusparse_vs_tiled", "rel_error", "tf32_error")  # fmt: skip
+FEW = (16, 64, 128)
+CASES = (  # op, dtype, weighted, widths
+    ("spmm", torch.float32, False, WIDTHS),
+    ("spmm", torch.float32, True, FEW),
+    ("spmm", torch.bfloat16, False, FEW),
+    ("sddmm", torch.float32, False, FEW),
+    ("sddmm", torch.bfloat16, False, FEW),
+)
+COLUMNS = ("graph", "nodes", "edges", "reuse", "density", "translate_ms", "op", "dtype", "weighted", "width", "csr_ms",
+           "tiled_ms", "auto_ms", "tf32_ms", "cusparse_ms", "authors_ms", "csr_vs_tiled", "csr_vs_auto",
+           "cusparse_vs_tiled", "authors_vs_auto", "repaid", "rel_error", "tf32_error")  # fmt: skip
+BUDGET_MS = 30.0  # of a measurement
 EXACT_LIMIT = 3e9  # elements of one message per edge, of a check in float64
 
 
@@ -83,41 +107,61 @@ def tf32(function):
     return run
 
 
-def measure(graph: Graph, name: str, width: int, weighted: bool) -> dict:
-    x = torch.randn(graph.num_cols, width, device="cuda")
-    weight = torch.rand(graph.nnz, device="cuda") if weighted else None
+def cusparse_ms(op: str, graph: Graph, x, weight) -> float | None:
+    """The better of its ways."""
+    arrays = graph.indptr, graph.indices
+    if op == "sddmm":
+        return peer_ms(cusparse.SDDMM(*arrays, x, x))
+    values = torch.ones(graph.nnz, device="cuda") if weight is None else weight
+    found = [peer_ms(cusparse.SpMM(*arrays, values, x, a)) for a in (cusparse.CSR_ALG2, cusparse.CSR_ALG3)]
+    return min((ms for ms in found if ms is not None), default=None)
+
+
+def measure(graph: Graph, name: str, op: str, dtype: torch.dtype, weighted: bool, width: int) -> dict:
+    x = torch.randn(graph.num_cols, width, device="cuda").to(dtype)
+    weight = torch.rand(graph.nnz, device="cuda").to(dtype) if weighted else None
+
+    def call(method: str, x=x, weight=weight):
+        if op == "sddmm":
+            return ops.sddmm(graph, x, x, method=method)
+        return ops.spmm(graph, x, weight, method=method)
 
     def tiled():
-        return ops.spmm(graph, x, weight, method="tiled")
+        return call("tiled")
 
     if graph.nnz * width < EXACT_LIMIT:
-        exact = ops.spmm(graph, x.double(), None if weight is None else weight.double())
+        exact = call("csr", x.double(), None if weight is None else weight.double())
     else:
-        exact = ops.spmm(graph, x, weight).double()
-    row = {"rel_error": relative_error(tiled(), exact), "tf32_error": relative_error(tf32(tiled)(), exact)}
-    if not (row["rel_error"] < 1e-5 and row["tf32_error"] < 1e-2):
-        raise SystemExit(f"{name} {width}: wrong result: relative errors {row}")
+        exact = call("csr").double()
+    single = dtype == torch.float32
+    row = {"rel_error": relative_error(tiled(), exact)}
+    if single:
+        row["tf32_error"] = relative_error(tf32(tiled)(), exact)
+    if not (row["rel_error"] < (1e-5 if single else 1e-2) and row.get("tf32_error", 0) < 1e-2):
+        raise SystemExit(f"{name} {op} {dtype} {width}: wrong result: relative errors {row}")
     del exact
-    row["auto_ms"] = time_ms(lambda: ops.spmm(graph, x, weight))[0]
-    row["tiled_ms"] = time_ms(tiled)[0]
-    row["tf32_ms"] = time_ms(tf32(tiled))[0]
-    values = torch.ones(graph.nnz, device="cuda") if weight is None else weight
-    peers = []
-    for algorithm in (cusparse.CSR_ALG2, cusparse.CSR_ALG3):
-        peers.append(peer_ms(cusparse.SpMM(graph.indptr, graph.indices, values, x, algorithm)))
-    found = [p for p in peers if p is not None]
-    row["cusparse_ms"] = min(found) if found else None
-    row["auto_vs_tiled"] = row["auto_ms"] / row["tiled_ms"]
-    row["cusparse_vs_tiled"] = row["cusparse_ms"] / row["tiled_ms"] if found else None
+    for method in ("csr", "tiled", "auto"):
+        row[f"{method}_ms"] = time_ms(lambda method=method: call(method), BUDGET_MS)[0]
+    row["csr_vs_tiled"] = row["csr_ms"] / row["tiled_ms"]
+    row["csr_vs_auto"] = row["csr_ms"] / row["auto_ms"]
+    if single:
+        row["tf32_ms"] = time_ms(tf32(tiled), BUDGET_MS)[0]
+        row["cusparse_ms"] = cusparse_ms(op, graph, x, weight)
+        if row["cusparse_ms"] is not None:
+            row["cusparse_vs_tiled"] = row["cusparse_ms"] / row["tiled_ms"]
+    authors = None if weighted or not single else AUTHORS.get((op, name), {}).get(width)
+    if authors is not None:
+        row |= {"authors_ms": authors, "authors_vs_auto": authors / row["auto_ms"]}
     return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--graphs", nargs="+", default=list(GRAPHS), help="blocks:K, blocks:K:P, or names of benchmarks/graphs.py"
+        "--graphs", nargs="+", default=list(GRAPHS), help="blocks:K[:P[:N]], or names of benchmarks/graphs.py"
     )
-    parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS), help="features")
+    parser.add_argument("--widths", nargs="+", type=int, help="features, in place of those of each case")
+    parser.add_argument("--ops", nargs="+", default=["spmm", "sddmm"], help="of these alone")
     parser.add_argument("--unweighted", action="store_true", help="without weights alone")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
     parser.add_argument("--csv", help="file to write")
@@ -132,9 +176,17 @@ def main() -> None:
         tiles = graph.tiles()
         common = {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "reuse": tiles.reuse()}
         common |= {"density": tiles.density, "translate_ms": translation_ms(graph)}
-        for width in args.widths:
-            for weighted in (False,) if args.unweighted else (False, True):
-                row = common | {"width": width, "weighted": int(weighted)} | measure(graph, name, width, weighted)
+        for op, dtype, weighted, widths in CASES:
+            if op not in args.ops or (weighted and args.unweighted):
+                continue
+            widths = tuple(args.widths or widths)
+            if not args.widths and dtype == torch.float32:
+                widths = tuple(sorted({*widths, *(AUTHORS.get((op, name)) or ())}))
+            for width in widths:
+                row = common | {"op": op, "dtype": str(dtype)[6:], "weighted": int(weighted), "width": width}
+                row |= measure(graph, name, op, dtype, weighted, width)
+                gained = row["csr_ms"] - row["tiled_ms"]
+                row["repaid"] = math.ceil(row["translate_ms"] / gained) if gained > 0 else None
                 lines.append([short(row.get(column)) for column in COLUMNS])
                 print(*(f"{c}={v}" for c, v in zip(COLUMNS, lines[-1], strict=True) if v != ""), flush=True)
         torch.cuda.empty_cache()

@@ -115,14 +115,14 @@ void translate_blocks(const Csr& graph, const void* columns, const Tiles& tiles,
 
 // out[r] = sum (or mean) over the nonzeros of row r of weight * x[column], 0 in an empty row, by tiles of the graph.
 //   x [num_cols, num_feats], weight [nnz] or null (ones), out [num_rows, num_feats]. f32 and f64. On CUDA f32, bf16 and
-//   f16, tiles of 16 x 8, rows of a multiple of 16 bytes, 16-byte aligned; fast: products of f32 in tf32, which keeps 11
-//   bits of x and weight, instead of 22.
+//   f16, tiles of 16 x 8, rows of a multiple of 16 bytes, 16-byte aligned; fast: products of f32 in tf32, which keeps
+//   11 bits of x and weight, instead of 22.
 void spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out, int64_t num_feats,
                 bool mean, bool fast, DType dtype, int threads);
 
 // out[e, h] = sum over d of x[column of e, h, d] * y[row of e, h, d], by tiles of the graph.
-//   x [num_cols, num_heads, len], y [num_rows, num_heads, len], out [nnz, num_heads]. Types and `fast` as of spmm_tiled;
-//   on CUDA len is a multiple of 16 bytes.
+//   x [num_cols, num_heads, len], y [num_rows, num_heads, len], out [nnz, num_heads]. Types and `fast` as of
+//   spmm_tiled; on CUDA len is a multiple of 16 bytes.
 void sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* y, void* out, int64_t num_heads,
                  int64_t len, bool fast, DType dtype, int threads);
 

@@ -28,7 +28,8 @@ struct Windows {
     for (int64_t b = window_ptr[window]; b < window_ptr[window + 1]; ++b) {
       int64_t at = block_ptr[b];
       for (int64_t bit = 0; bit < bits_of_block; ++bit) {
-        if (bits[b * words + bit / 64] >> bit % 64 & 1) body(bit / width, columns[b * width + bit % width], edges[at++]);
+        if (bits[b * words + bit / 64] >> bit % 64 & 1)
+          body(bit / width, columns[b * width + bit % width], edges[at++]);
       }
     }
   }

@@ -114,7 +114,7 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
                        IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
                        void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
-// As many windows times columns as 64 bits can number.
+// As many windows, rows in them and columns as 64 bits can number.
 int64_t translate_columns_workspace_bytes(const Csr& graph, int64_t height);
 cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, void* workspace,
                               int64_t workspace_bytes, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// Matrix instructions of a warp: d [16, 8] += a [16, K] * b [K, 8], summed up in f32. Lane 4 * g + t holds of d the rows
-// g and g + 8, columns 2 * t and 2 * t + 1 of each.
+// Matrix instructions of a warp: d [16, 8] += a [16, K] * b [K, 8], summed up in f32. Lane 4 * g + t holds of d the
+// rows g and g + 8, columns 2 * t and 2 * t + 1 of each.
 #pragma once
 
 #include "common.cuh"

@@ -30,117 +30,129 @@ struct Params {
 };
 
 template <typename T, typename I, bool FAST>
-__global__ void __launch_bounds__(TileConfig::max_threads, 3) dot_kernel(const Params<T, I> p) {
+__global__ void __launch_bounds__(TileConfig::max_threads, 2) dot_kernel(const Params<T, I> p) {
   constexpr bool exact = sizeof(T) == 4 && !FAST;
-  constexpr int chunk = 16 / sizeof(T), words = 4;
+  constexpr int chunk = 16 / sizeof(T), words = 4, lanes_feats = 4 * chunk;
   const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
-  const Share<I> share(p.windows);
+  const Share<I, kBlocks> share(p.windows);
   const Span<I>& span = share.span;
   if (!span.present) return;  // a whole warp
   const int head = blockIdx.y, row_len = p.num_heads * p.len;
   const int64_t first_row = static_cast<int64_t>(span.row) * height;
   const T *x = p.x + head * p.len, *y[halves];
 #pragma unroll
-  for (int h = 0; h < halves; ++h) {  // rows past the last one are not written
+  for (int h = 0; h < halves; ++h) {  // what rows past the last one give is not written
     const int64_t row = first_row + 8 * h + group;
     y[h] = p.y + head * p.len + (row < p.num_rows ? row : p.num_rows - 1) * row_len;
   }
 
-  const I stride = static_cast<I>(p.windows.team * kBlocks);
-  I columns[kBlocks];  // of the step to come: the lane's of each block
+  // Of the step to come.
+  I column[kBlocks], start[kBlocks];  // the lane's; the block's first nonzero
+  uint64_t word[kBlocks][halves];
   auto find = [&](I block) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const bool present = block + b < span.end;
-      columns[b] = present ? __ldg(p.windows.columns + static_cast<int64_t>(block + b) * width + group) : I{-1};
+      const int64_t at = block + b;
+      const I source = present ? __ldg(p.windows.columns + at * width + group) : I{0};
+      column[b] = source < 0 ? I{0} : source;  // a row of x that no bit asks for
+      start[b] = present ? __ldg(p.windows.block_ptr + at) : I{0};
+#pragma unroll
+      for (int h = 0; h < halves; ++h) word[b][h] = present ? __ldg(p.windows.bits + at * halves + h) : 0;
     }
   };
-  I block = span.begin + share.member * kBlocks;
+  I block = share.first;
   find(block);
 #pragma unroll 1
-  for (; block < span.end; block += stride) {
+  for (; block < span.end; block += share.stride) {
     const T* from[kBlocks];
-    bool gathers[kBlocks];
+    I own[kBlocks], edge[kBlocks][4];  // edge[b][2 * h + c]: row `group` of half h, column 2 * member + c; or -1
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      gathers[b] = columns[b] >= 0;
-      from[b] = row_address(x, gathers[b] ? columns[b] : I{0}, row_len);
-    }
-    find(block + stride);
-    float sum[kBlocks][4] = {}, part[kBlocks][4] = {};
-#pragma unroll 2
-    for (int base = 0; base < p.len; base += 4 * chunk) {
-      const int d = base + member * chunk;
-      uint32_t wide[halves][words] = {}, narrow[kBlocks][words] = {};
-      if (d < p.len) {
+      own[b] = column[b];
+      from[b] = row_address(x, column[b], row_len);
+      int64_t at = start[b];
 #pragma unroll
-        for (int h = 0; h < halves; ++h) load_words<words>(y[h] + d, wide[h]);
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          if (gathers[b]) load_words<words>(from[b] + d, narrow[b]);
-        }
+      for (int h = 0; h < halves; ++h) {
+        const int bit = 8 * group + 2 * member;
+        const uint32_t two = static_cast<uint32_t>(word[b][h] >> bit);
+        const int64_t first = at + __popcll(word[b][h] & ((uint64_t{1} << bit) - 1));
+        edge[b][2 * h] = two & 1 ? __ldg(p.windows.edges + first) : I{-1};
+        edge[b][2 * h + 1] = two & 2 ? __ldg(p.windows.edges + first + (two & 1)) : I{-1};
+        at += __popcll(word[b][h]);
       }
+    }
+    find(block + share.stride);
+    float sum[kBlocks][4] = {}, part[kBlocks][4] = {};
+    auto add = [&](int d, bool inside) {
+      uint32_t wide[halves][words], narrow[kBlocks][words];
+#pragma unroll
+      for (int h = 0; h < halves; ++h) load_words<words>(y[h] + d, wide[h]);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) load_words<words>(from[b] + d, narrow[b]);
 #pragma unroll
       for (int w = 0; w < words; w += 2) {
         uint32_t a[4], a_low[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          a[i] = wide[i % 2][w + i / 2];
+          a[i] = inside ? wide[i % 2][w + i / 2] : 0;
           if constexpr (exact) split(__uint_as_float(a[i]), a[i], a_low[i]);
           if constexpr (FAST) a[i] = to_tf32(__uint_as_float(a[i]));
         }
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           uint32_t high[2], low[2];
-          if constexpr (sizeof(T) == 2) {
-            multiply_add_16<T>(sum[b], a, narrow[b][w], narrow[b][w + 1]);
-          } else {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const float value = __uint_as_float(narrow[b][w + i]);
-              split(value, high[i], low[i]);
-              if constexpr (FAST) high[i] = to_tf32(value);
-            }
+          for (int i = 0; i < 2; ++i) {
+            high[i] = inside ? narrow[b][w + i] : 0;
+            if constexpr (exact) split(__uint_as_float(high[i]), high[i], low[i]);
+            if constexpr (FAST) high[i] = to_tf32(__uint_as_float(high[i]));
+          }
+          if constexpr (sizeof(T) == 2) {
+            multiply_add_16<T>(sum[b], a, high[0], high[1]);
+          } else {
             multiply_add(part[b], a, high[0], high[1]);
             if constexpr (exact) multiply_add(part[b], a, low[0], low[1]);
             if constexpr (exact) multiply_add(part[b], a_low, high[0], high[1]);
           }
         }
       }
-      if (sizeof(T) == 4 && ((base + 4 * chunk) % kPromote == 0 || base + 4 * chunk >= p.len)) {
+    };
+    auto promote = [&]() {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
+      for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            sum[b][i] += part[b][i];
-            part[b][i] = 0;
-          }
+        for (int i = 0; i < 4; ++i) {
+          sum[b][i] += part[b][i];
+          part[b][i] = 0;
         }
       }
+    };
+    int done = 0;
+#pragma unroll 2
+    for (; done + lanes_feats <= p.len; done += lanes_feats) {
+      add(done + member * chunk, true);
+      if (sizeof(T) == 4 && (done + lanes_feats) % kPromote == 0) promote();
     }
-    // sum[b][2 * h + c]: row `group` of half h, column 2 * member + c of the block.
+    if (done < p.len) {
+      const bool inside = done + member * chunk < p.len;
+      add(inside ? done + member * chunk : 0, inside);
+    }
+    if (sizeof(T) == 4) promote();
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      if (block + b >= span.end) break;
-      int64_t start = __ldg(p.windows.block_ptr + block + b);
 #pragma unroll
-      for (int h = 0; h < halves; ++h) {
-        const uint64_t word = __ldg(p.windows.bits + static_cast<int64_t>(block + b) * halves + h);
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int bit = 8 * group + 2 * member + c;
-          if (!(word >> bit & 1)) continue;
-          float value = sum[b][2 * h + c];
-          if (!isfinite(value)) {
-            const I column = __ldg(p.windows.columns + static_cast<int64_t>(block + b) * width + 2 * member + c);
-            const T* own = row_address(x, column, row_len);
-            value = 0;
-            for (int d = 0; d < p.len; ++d) value += load_one(own + d) * load_one(y[h] + d);
-          }
-          const I nonzero = __ldg(p.windows.edges + start + __popcll(word & ((uint64_t{1} << bit) - 1)));
-          p.out[static_cast<int64_t>(nonzero) * p.num_heads + head] = narrow<T>(value);
+      for (int i = 0; i < 4; ++i) {
+        float value = sum[b][i];
+        // Whose column the lane writes is another lane's.
+        const I source = __shfl_sync(~0u, own[b], 4 * (2 * member + i % 2));
+        if (edge[b][i] < 0) continue;
+        if (!isfinite(value)) {
+          const T* row = row_address(x, source, row_len);
+          value = 0;
+          for (int d = 0; d < p.len; ++d) value += load_one(row + d) * load_one(y[i / 2] + d);
         }
-        start += __popcll(word);
+        p.out[static_cast<int64_t>(edge[b][i]) * p.num_heads + head] = narrow<T>(value);
       }
     }
   }

@@ -37,8 +37,8 @@ class Pieces {
   char* at_;
 };
 
-// The scratch memory of one stable sort by the lowest `bits` bits: keys and positions, before and after, and what CUB
-// wants.
+// The scratch memory of one stable sort by `bits` bits from bit `first_bit` on: keys and positions, before and after,
+// and what CUB wants.
 template <typename K, typename I>
 struct Sorter {
   K* keys[2];
@@ -58,7 +58,9 @@ struct Sorter {
     return 2 * padded(count * sizeof(K)) + 2 * padded(count * sizeof(I)) +
            padded(static_cast<int64_t>(storage_size(count, bits)));
   }
-  Sorter(void* workspace, int64_t count, int bits) : count(count), bits(bits) {
+  int first_bit;
+
+  Sorter(void* workspace, int64_t count, int bits, int first_bit = 0) : count(count), bits(bits), first_bit(first_bit) {
     Pieces pieces(workspace);
     for (auto& k : keys) k = pieces.take<K>(count);
     for (auto& p : positions) p = pieces.take<I>(count);
@@ -67,7 +69,7 @@ struct Sorter {
   }
   cudaError_t sort(cudaStream_t stream) {
     return cub::DeviceRadixSort::SortPairs(storage, storage_bytes, keys[0], keys[1], positions[0], positions[1], count,
-                                           0, bits, stream);
+                                           first_bit, first_bit + bits, stream);
   }
 };
 

@@ -44,7 +44,7 @@ struct Shape {
   static constexpr int chunk = V < 16 / static_cast<int>(sizeof(T)) ? V : 16 / static_cast<int>(sizeof(T));  // in a row
   static constexpr int words = V * static_cast<int>(sizeof(T)) / 4;
   static constexpr int chunk_words = chunk * static_cast<int>(sizeof(T)) / 4;
-  static constexpr int most_blocks = WEIGHTED ? 2 : 4;  // more do not fit the registers
+  static constexpr int most_blocks = WEIGHTED ? 2 : 4;                              // more do not fit the registers
   static constexpr int blocks = 8 / words < most_blocks ? 8 / words : most_blocks;  // of a step: up to 64 bytes of x
 
   static __device__ __forceinline__ int feature(int group, int i) {
@@ -74,7 +74,9 @@ __device__ __forceinline__ uint32_t bits_at(const T* from, bool present) {
 }
 
 template <typename T>
-constexpr uint32_t kOne = std::is_same_v<T, float> ? 0x3F800000u : std::is_same_v<T, __half> ? 0x3C00u : 0x3F80u;
+constexpr uint32_t kOne = std::is_same_v<T, float>    ? 0x3F800000u
+                          : std::is_same_v<T, __half> ? 0x3C00u
+                                                      : 0x3F80u;
 
 template <typename T, typename I, int V, bool WEIGHTED, bool FAST>
 __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(const Params<T, I> p) {
@@ -83,11 +85,18 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
   constexpr bool narrow_types = sizeof(T) == 2, exact = !narrow_types && !FAST;
   extern __shared__ float shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
-  const Share<I> share(p.windows);
+  const Share<I, B> share(p.windows);
   const Span<I>& span = share.span;
   const int team = p.windows.team;
   if (!span.present && team == 1) return;  // a whole warp
   const int first = blockIdx.y * 8 * V;    // feature of the slice
+
+  int offset[S::words / S::chunk_words];  // features past the last one are not written
+#pragma unroll
+  for (int i = 0; i < V; i += S::chunk) {
+    const int d = first + S::feature(group, i);
+    offset[i / S::chunk] = d < p.num_feats ? d : 0;
+  }
 
   float sum[halves][tiles][4] = {};
   float part[exact ? halves : 1][exact ? tiles : 1][4] = {};
@@ -115,7 +124,10 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
       const bool present = block + b < span.end;
       const int64_t at = block + b;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) column[b][c] = present ? __ldg(p.windows.columns + at * width + 4 * c + member) : -1;
+      for (int c = 0; c < 2; ++c) {
+        const I source = present ? __ldg(p.windows.columns + at * width + 4 * c + member) : I{0};
+        column[b][c] = source < 0 ? I{0} : source;  // a row of x that no bit asks for
+      }
 #pragma unroll
       for (int h = 0; h < halves; ++h) {
         if constexpr (WEIGHTED) {
@@ -137,10 +149,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
   auto gather = [&](I from, uint32_t (&to)[S::words]) {
 #pragma unroll
     for (int w = 0; w < S::words; w += S::chunk_words) {
-      const int d = first + S::feature(group, w * 4 / static_cast<int>(sizeof(T)));
-#pragma unroll
-      for (int i = 0; i < S::chunk_words; ++i) to[w + i] = 0;
-      if (from >= 0 && d < p.num_feats) load_words<S::chunk_words>(row_address(p.x, from, p.num_feats) + d, to + w);
+      load_words<S::chunk_words>(row_address(p.x, from, p.num_feats) + offset[w / S::chunk_words], to + w);
     }
   };
   auto fetch = [&]() {
@@ -160,14 +169,16 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
     }
   };
 
-  const I stride = static_cast<I>(team * B);
-  I block = span.begin + share.member * B;
-  if (WEIGHTED) find_edges(block);
-  find(block);
-  fetch();
-  if (WEIGHTED) find_edges(block + stride);
-  find(block + stride);
-  if (WEIGHTED) find_edges(block + 2 * stride);
+  const I stride = share.stride;
+  I block = share.first;
+  if (block < span.end) {  // else x may have no row
+    if (WEIGHTED) find_edges(block);
+    find(block);
+    fetch();
+    if (WEIGHTED) find_edges(block + stride);
+    find(block + stride);
+    if (WEIGHTED) find_edges(block + 2 * stride);
+  }
   int steps = 0;
 #pragma unroll 1
   for (; block < span.end; block += stride) {
@@ -180,9 +191,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
         for (int w = 0; w < S::words; ++w) x[b][c][w] = next_x[b][c][w];
 #pragma unroll
         for (int h = 0; h < halves; ++h) {
-          narrow[b][h][c] = WEIGHTED                                      ? next_weight[b][h][c]
-                            : next_bits[b][h] >> (4 * c + member) & 1u ? kOne<T>
-                                                                          : 0u;
+          narrow[b][h][c] = WEIGHTED ? next_weight[b][h][c] : next_bits[b][h] >> (4 * c + member) & 1u ? kOne<T> : 0u;
         }
       }
     }
@@ -240,7 +249,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
           }
 #pragma unroll
           for (int h = 0; h < halves; ++h) {
-            float(&to)[4] = exact ? part[exact ? h : 0][exact ? j : 0] : sum[h][j];
+            float (&to)[4] = exact ? part[exact ? h : 0][exact ? j : 0] : sum[h][j];
             multiply_add(to, high, narrow[b][h][0], narrow[b][h][1]);
             if (exact) multiply_add(to, low, narrow[b][h][0], narrow[b][h][1]);
             if (exact && WEIGHTED) multiply_add(to, high, rest[h][0], rest[h][1]);
@@ -284,7 +293,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
       }
     }
 #pragma unroll 1
-    for (I step = span.begin + share.member * B; step < span.end; step += stride) {
+    for (I step = share.first; step < span.end; step += stride) {
 #pragma unroll 1
       for (I own = step; own < step + B && own < span.end; ++own) {
         int64_t at = __ldg(p.windows.block_ptr + own);

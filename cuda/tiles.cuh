@@ -1,8 +1,7 @@
 // Windows of a translated graph (cpp/types.h: Tiles) and the warps that work on them.
 //
 // A team of `tiles.team` warps of one thread block has a window, or a piece of one of more than `tiles.chunk` blocks,
-// and takes its blocks in turns. Teams next to each other have windows next to each other and meet the columns that
-// these share at about the same time: the later ones find the rows of x in L1.
+// and takes its blocks in turns.
 #pragma once
 
 #include "mma.cuh"
@@ -12,9 +11,9 @@ namespace gnnaccel {
 namespace cuda {
 
 struct TileConfig {
-  static constexpr int height = 16;   // of a window: two matrix instructions side by side
-  static constexpr int width = 8;     // of a block
-  static constexpr int halves = 2;    // of a window, 8 rows each
+  static constexpr int height = 16;  // of a window: two matrix instructions side by side
+  static constexpr int width = 8;    // of a block
+  static constexpr int halves = 2;   // of a window, 8 rows each
   static constexpr int threads = 128;
   static constexpr int max_team = 8;  // its block has twice the threads
   static constexpr int max_threads = 32 * max_team;
@@ -58,18 +57,21 @@ Windows<I> windows_of(const Csr& graph, const Tiles& tiles) {
   return all;
 }
 
-// What this thread's warp is to do: the blocks span.begin + (s * team + member) * U and the U - 1 after it, for step s
-// of steps of U blocks.
-template <typename I>
+// What this thread's warp is to do: B neighbouring blocks from `first` on, and again after every `stride`.
+template <typename I, int B>
 struct Share {
   Span<I> span;
-  int member;
+  int member;  // of the team
+  I first;
+  I stride;
 
   __device__ __forceinline__ explicit Share(const Windows<I>& windows) {
     const int warp = threadIdx.x / 32;
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32 / windows.team);
-    span = span_of(windows.rows, first + warp / windows.team);
+    span = span_of(windows.rows,
+                   static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32 / windows.team) + warp / windows.team);
     member = warp % windows.team;
+    first = span.begin + static_cast<I>(member * B);
+    stride = static_cast<I>(windows.team * B);
   }
 };
 

@@ -21,30 +21,50 @@ struct MostSoFar {
   }
 };
 
+// The row of nonzero k, which is that of this thread in a grid of one thread to a nonzero: looked for among the rows of
+// the block's first and last. All threads of the block call it together; rubbish past the last nonzero.
 template <typename I>
-__global__ void __launch_bounds__(kThreads)
-    keys_of_windows(const I* indptr, const I* indices, int64_t num_rows, int64_t nnz, int64_t height, int column_bits,
-                    uint64_t* keys, I* positions) {
+__device__ __forceinline__ int64_t row_in_block(const I* indptr, int64_t num_rows, int64_t nnz, int64_t k) {
+  __shared__ int64_t ends[2];
+  if (threadIdx.x < 2) {
+    const int64_t end = k - threadIdx.x + (threadIdx.x ? kThreads - 1 : 0);
+    ends[threadIdx.x] = find_row(indptr, num_rows, end < nnz ? end : nnz - 1);
+  }
+  __syncthreads();
+  return find_row(indptr, ends[1] + 1, k, ends[0]);
+}
+
+// How a key is made: window, column, and, not sorted by, the row in the window.
+struct KeyBits {
+  int column;
+  int row;
+
+  __device__ __forceinline__ int64_t window(uint64_t key) const { return static_cast<int64_t>(key >> (column + row)); }
+};
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads) make_keys(const I* indptr, const I* indices, int64_t num_rows, int64_t nnz,
+                                                      int64_t height, KeyBits bits, uint64_t* keys, I* positions) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t row = row_in_block(indptr, num_rows, nnz, k);
   if (k >= nnz) return;
-  const uint64_t window = find_row(indptr, num_rows, k) / height;
-  keys[k] = window << column_bits | static_cast<uint64_t>(indices[k]);
+  const uint64_t window = row / height;
+  keys[k] = (window << bits.column | static_cast<uint64_t>(indices[k])) << bits.row | (row - window * height);
   positions[k] = static_cast<I>(k);
 }
 
-template <typename I>
-__global__ void __launch_bounds__(kThreads) mark_columns(const I* indptr, int64_t num_rows, int64_t nnz,
-                                                         const uint64_t* keys, const I* positions, uint32_t* marks) {
+// Nonzeros of one column are in order, row by row: those of one row are neighbours, and have the same key.
+__global__ void __launch_bounds__(kThreads)
+    mark_columns(int64_t nnz, KeyBits bits, const uint64_t* keys, uint32_t* marks) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= nnz) return;
+  const uint64_t key = keys[i];
   uint32_t mark = kFirst;
-  if (i && keys[i] == keys[i - 1]) {
-    const int64_t start = indptr[find_row(indptr, num_rows, static_cast<int64_t>(positions[i]))];
-    // Nonzeros of one column ascend, row by row: of those up to i the row's are the last ones.
-    int64_t low = positions[i - 1] >= start ? 0 : i, high = i;
+  if (i && keys[i - 1] >> bits.row == key >> bits.row) {
+    int64_t low = keys[i - 1] == key ? 0 : i, high = i;
     while (low < high) {
       const int64_t middle = (low + high) >> 1;
-      if (keys[middle] == keys[i] && positions[middle] >= start) {
+      if (keys[middle] == key) {
         high = middle;
       } else {
         low = middle + 1;
@@ -66,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
-    place_columns(const I* indptr, int64_t num_rows, int64_t nnz, int64_t height, int64_t num_windows, int column_bits,
+    place_columns(const I* indptr, int64_t num_rows, int64_t nnz, int64_t height, int64_t num_windows, KeyBits bits,
                   const uint64_t* keys, const I* positions, const uint32_t* marks, const uint32_t* most,
                   const I* places, I* columns, I* window_columns) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -77,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < num_windows) window_columns[i] = places_before((i + 1) * height) - places_before(i * height);
   if (i >= nnz) return;
   const I first = places[i] - 1 - static_cast<I>(most[i] & ~kFirst);  // place of the column's first nonzero
-  const int64_t window = static_cast<int64_t>(keys[i] >> column_bits);
+  const int64_t window = bits.window(keys[i]);
   columns[positions[i]] = first + static_cast<I>(marks[i] & ~kFirst) - places_before(window * height);
 }
 
@@ -87,9 +107,8 @@ struct Spot {
   int64_t block;
   int64_t inside;
 
-  __device__ __forceinline__ Spot(const I* indptr, int64_t num_rows, int64_t k, const I* columns, const Tiles& tiles) {
-    const int64_t row = find_row(indptr, num_rows, k), window = row / tiles.height;
-    const int64_t column = columns[k];
+  __device__ __forceinline__ Spot(int64_t row, int64_t column, const Tiles& tiles) {
+    const int64_t window = row / tiles.height;
     block = static_cast<const I*>(tiles.window_ptr)[window] + column / tiles.width;
     inside = (row - window * tiles.height) * tiles.width + column % tiles.width;
   }
@@ -102,8 +121,9 @@ __global__ void __launch_bounds__(kThreads)
     set_bits(const I* indptr, const I* indices, int64_t num_rows, int64_t nnz, const I* columns, const Tiles tiles,
              I* sources, Word* bits, int64_t words) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t row = row_in_block(indptr, num_rows, nnz, k);
   if (k >= nnz) return;
-  const Spot<I> spot(indptr, num_rows, k, columns, tiles);
+  const Spot<I> spot(row, columns[k], tiles);
   sources[spot.block * tiles.width + spot.inside % tiles.width] = indices[k];  // the same from every row
   atomicOr(bits + spot.block * words + spot.inside / 64, Word(1) << (spot.inside % 64));
 }
@@ -122,8 +142,9 @@ __global__ void __launch_bounds__(kThreads)
     order_edges(const I* indptr, const I* edge_ids, int64_t num_rows, int64_t nnz, const I* columns, const Tiles tiles,
                 const Word* bits, int64_t words, const I* block_ptr, I* edges) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t row = row_in_block(indptr, num_rows, nnz, k);
   if (k >= nnz) return;
-  const Spot<I> spot(indptr, num_rows, k, columns, tiles);
+  const Spot<I> spot(row, columns[k], tiles);
   const Word* own = bits + spot.block * words;
   int64_t at = block_ptr[spot.block];
   for (int64_t i = 0; i < spot.inside / 64; ++i) at += __popcll(own[i]);
@@ -150,42 +171,45 @@ size_t offsets_bytes(int64_t num_blocks) {
 
 int64_t windows_of(const Csr& graph, int64_t height) { return ceil_div(graph.num_rows, height); }
 
-int key_bits(const Csr& graph, int64_t height) { return bits_of(windows_of(graph, height)) + bits_of(graph.num_cols); }
+int sorted_bits(const Csr& graph, int64_t height) {
+  return bits_of(windows_of(graph, height)) + bits_of(graph.num_cols);
+}
 
 }  // namespace
 
 int64_t translate_columns_workspace_bytes(const Csr& graph, int64_t height) {
   return with_index(graph.index_type, [&](auto index) {
-    return Sorter<uint64_t, decltype(index)>::bytes(graph.nnz, key_bits(graph, height)) +
+    return Sorter<uint64_t, decltype(index)>::bytes(graph.nnz, sorted_bits(graph, height)) +
            padded(static_cast<int64_t>(scan_bytes(graph.nnz)));
   });
 }
 
 cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, void* workspace,
                               int64_t workspace_bytes, cudaStream_t stream) {
-  // The marks below count in 31 bits, and keys hold window and column.
-  if (workspace_bytes < translate_columns_workspace_bytes(graph, height) || key_bits(graph, height) > 64) {
+  // The marks below count in 31 bits, and keys hold window, column and row.
+  const KeyBits bits{bits_of(graph.num_cols), bits_of(height)};
+  const int sorted = sorted_bits(graph, height);
+  if (workspace_bytes < translate_columns_workspace_bytes(graph, height) || sorted + bits.row > 64) {
     return cudaErrorInvalidValue;
   }
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     const int64_t nnz = graph.nnz, rows = graph.num_rows, windows = windows_of(graph, height);
-    const int column_bits = bits_of(graph.num_cols);
     const I *indptr = static_cast<const I*>(graph.indptr), *indices = static_cast<const I*>(graph.indices);
-    Sorter<uint64_t, I> sorter(workspace, nnz, key_bits(graph, height));
+    Sorter<uint64_t, I> sorter(workspace, nnz, sorted, bits.row);
     // What the sort reads is free afterwards: two marks of 4 bytes in the place of a key, places in that of a position.
     uint32_t *marks = reinterpret_cast<uint32_t*>(sorter.keys[0]), *most = marks + nnz;
     I* places = sorter.positions[0];
     const uint64_t* keys = sorter.keys[1];
     const I* positions = sorter.positions[1];
     if (nnz) {
-      keys_of_windows<I><<<blocks_for(nnz), kThreads, 0, stream>>>(indptr, indices, rows, nnz, height, column_bits,
-                                                                   sorter.keys[0], sorter.positions[0]);
+      make_keys<I><<<blocks_for(nnz), kThreads, 0, stream>>>(indptr, indices, rows, nnz, height, bits, sorter.keys[0],
+                                                             sorter.positions[0]);
       cudaError_t status = sorter.sort(stream);
       if (status != cudaSuccess) return status;
       void* storage = static_cast<char*>(workspace) + Sorter<uint64_t, I>::bytes(nnz, sorter.bits);
       size_t bytes = scan_bytes(nnz);
-      mark_columns<I><<<blocks_for(nnz), kThreads, 0, stream>>>(indptr, rows, nnz, keys, positions, marks);
+      mark_columns<<<blocks_for(nnz), kThreads, 0, stream>>>(nnz, bits, keys, marks);
       status = cub::DeviceScan::InclusiveScan(storage, bytes, marks, most, MostSoFar{}, nnz, stream);
       if (status != cudaSuccess) return status;
       open_places<I><<<blocks_for(nnz), kThreads, 0, stream>>>(marks, most, nnz, places);
@@ -195,7 +219,7 @@ cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, v
     const int64_t threads = nnz > windows ? nnz : windows;
     if (threads == 0) return cudaSuccess;
     place_columns<I><<<blocks_for(threads), kThreads, 0, stream>>>(
-        indptr, rows, nnz, height, windows, column_bits, keys, positions, marks, most, places, static_cast<I*>(columns),
+        indptr, rows, nnz, height, windows, bits, keys, positions, marks, most, places, static_cast<I*>(columns),
         static_cast<I*>(window_columns));
     return cudaGetLastError();
   });

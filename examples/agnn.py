@@ -18,10 +18,10 @@ from gnnaccel.nn import AGNNConv
 class AGNN(torch.nn.Module):
     """A linear map in, layers of attention by cosine that keep the width, a linear map out."""
 
-    def __init__(self, in_feats, hidden, num_classes, layers=4, dropout=0.5):
+    def __init__(self, in_feats, hidden, num_classes, layers=4, dropout=0.5, method="auto"):
         super().__init__()
         self.first = torch.nn.Linear(in_feats, hidden)
-        self.convs = torch.nn.ModuleList(AGNNConv() for _ in range(layers))
+        self.convs = torch.nn.ModuleList(AGNNConv(method=method) for _ in range(layers))
         self.last = torch.nn.Linear(hidden, num_classes)
         self.dropout = dropout
 
@@ -32,14 +32,6 @@ class AGNN(torch.nn.Module):
             x = conv(graph, x)
         x = F.dropout(x, self.dropout, self.training)
         return self.last(x)
-
-
-def with_self_loops(edge_index, num_nodes):
-    """The graph of these edges, sources first, and of exactly one loop per node: layers take a graph as it is."""
-    sources, destinations = edge_index
-    others, loops = sources != destinations, torch.arange(num_nodes)
-    rows, cols = torch.cat([destinations[others], loops]), torch.cat([sources[others], loops])
-    return gnnaccel.Graph.from_coo(rows, cols, num_rows=num_nodes, num_cols=num_nodes)
 
 
 def train(model, optimizer, graph, x, y, mask):
@@ -65,6 +57,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--method", default="auto", help="tiled: on tensor cores, by a translation of the graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-losses", metavar="FILE", help="write one training loss per line")
     args = parser.parse_args()
@@ -73,10 +66,12 @@ def main():
     data = load(args.data)
     x, y = torch.from_numpy(data.x).to(args.device), torch.from_numpy(data.y).to(args.device)
     train_mask, test_mask = (torch.from_numpy(mask).to(args.device) for mask in (data.train_mask, data.test_mask))
-    graph = with_self_loops(torch.from_numpy(data.edge_index), len(x)).to(args.device)
-    print(gnnaccel.prepare(graph))  # what the first epoch would do otherwise
+    sources, destinations = data.edge_index
+    graph = gnnaccel.Graph.from_coo(destinations, sources, num_rows=len(x), num_cols=len(x)).with_self_loops()
+    graph = graph.to(args.device)
+    print(gnnaccel.prepare(graph, method=args.method))  # what the first epoch would do otherwise
 
-    model = AGNN(x.shape[1], args.hidden, data.num_classes).to(args.device)
+    model = AGNN(x.shape[1], args.hidden, data.num_classes, method=args.method).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 
     losses, times = [], []

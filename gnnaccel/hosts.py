@@ -102,7 +102,9 @@ def _from_torch_sparse(matrix: Tensor) -> Graph:
     raise TypeError(f"as_graph: obj: expected a CSR, CSC or COO sparse tensor, got layout {matrix.layout}")
 
 
-def prepare(graph_or_data: Any, *, transposed: bool = True, reorder: bool = False) -> _prepare.Prepared:
+def prepare(
+    graph_or_data: Any, *, transposed: bool = True, reorder: bool = False, method: str = "auto"
+) -> _prepare.Prepared:
     """Do ahead of time what the first steps of training would do: build the structure, its transpose, its work lists.
 
     Parameters
@@ -114,16 +116,20 @@ def prepare(graph_or_data: Any, *, transposed: bool = True, reorder: bool = Fals
         CUDA only: also look for communities, and let the kernels take their rows together. Costs up to seconds on
         graphs of 100 million edges, and pays where neighbours share neighbours (docs/performance.md).
         Features and results keep their order.
+    method : {"auto", "tiled"}
+        "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
+        method="tiled" take. "auto": on CUDA only where tiles pay (docs/tensor-cores.md).
 
     Returns
     -------
     Prepared
-        What was done: `graph`, `steps`, `time_ms`, `workspace_bytes`; prints as one line.
+        What was done: `graph`, `steps`, `time_ms`, `workspace_bytes`, and `tiles` of a translated graph, with the warps
+        that its kernels will give a window (`Tiles.team_for`); prints as one line.
 
     Raises
     ------
     TypeError, ValueError
-        As `as_graph`; ValueError for reorder on the CPU, whose kernels take rows as they come.
+        As `as_graph`; ValueError for reorder on the CPU, whose kernels take rows as they come, and for another method.
 
     Notes
     -----
@@ -140,7 +146,7 @@ def prepare(graph_or_data: Any, *, transposed: bool = True, reorder: bool = Fals
     >>> done.steps
     ('structure', 'transposed')
     """
-    return _prepare.prepare(lambda: as_graph(graph_or_data), transposed=transposed, reorder=reorder)
+    return _prepare.prepare(lambda: as_graph(graph_or_data), transposed=transposed, reorder=reorder, method=method)
 
 
 def invalidate(obj: Any = None) -> None:

@@ -11,6 +11,7 @@ from gnnaccel import _library as lib
 from gnnaccel import ops
 from gnnaccel.graph import structure
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import Tiles
 
 
 def build(degrees, num_cols: int, index: torch.dtype) -> Graph:
@@ -53,8 +54,11 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     results += [ops.edge_attention(graph, given, heads), ops.attention(graph, heads, *scores, dropout=0.5)]
     results.append(ops.gatv2_scores(graph, heads, others, heads.detach()[0].clone().requires_grad_()))
     results.append(ops.attention(graph, heads.detach(), *(s.detach() for s in scores)))
-    if dtype == torch.float32:
-        results += [ops.spmm(graph, x, w, reduce="mean", method="tiled") for w in (None, weight)]
+    if dtype != torch.float64:
+        for warps in (1, 8):
+            Tiles.team_for = lambda *args, warps=warps, **options: warps
+            results += [ops.spmm(graph, x, w, reduce="mean", method="tiled") for w in (None, weight)]
+            results.append(ops.sddmm(graph, x, v, method="tiled"))
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
         results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))

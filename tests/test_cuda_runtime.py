@@ -30,6 +30,9 @@ def run_everything(graph, x, weight, scores):
         ops.head_dots(leaves[0].view(-1, 4, 8), x[:2].view(2, 4, 8)),
         ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
     ]
+    if x.dtype != torch.float64:
+        outs += [ops.spmm(graph, leaves[0], w, method="tiled") for w in (None, leaves[1])]
+        outs.append(ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows], method="tiled"))
     total = sum(o.square().sum() for o in outs)
     return [o.detach() for o in outs] + list(torch.autograd.grad(total, leaves))
 

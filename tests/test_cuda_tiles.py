@@ -1,10 +1,15 @@
 """Tiles and SpMM by them on a GPU: the CPU's translation, float64 results, gradients, what is not finite, TF32."""
 
+import sys
+
 import pytest
 import torch
 from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, rand
 
+import gnnaccel
 from gnnaccel import ops
+from gnnaccel.graph import translate as translate_module
+from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import Tiles, translate
 from gnnaccel.ops import reference
 
@@ -98,8 +103,8 @@ def test_sddmm(dtype, index):
 
 def test_sddmm_keeps_what_is_not_finite():
     graph = mixed()
-    x, y = rand(graph.num_cols, 40), rand(graph.num_rows, 40)
-    x[7, 3], x[11, 0], y[5, 1], x[12] = float("nan"), float("inf"), float("-inf"), 3e38
+    x, y = rand(graph.num_cols, 40), rand(graph.num_rows, 40).abs()  # so that no order of the sums cancels an overflow
+    x[7, 3], x[11, 0], y[5, 1], x[12] = float("nan"), float("-inf"), float("inf"), 3e38
     got = ops.sddmm(graph, x, y, method="tiled")
     want = ops.sddmm(graph, x, y)
     assert (
@@ -142,3 +147,52 @@ def test_the_same_bits_on_every_run():
     first = ops.spmm(graph, x, weight, method="tiled")
     assert all(torch.equal(first, ops.spmm(graph, x, weight, method="tiled")) for _ in range(3))
     assert first.device.type == DEVICE.type
+
+
+def dense_blocks(blocks=4, size=1024):
+    """A square matrix with full blocks of 16 x 16."""
+    picks = torch.stack([torch.randperm(size // 16)[:blocks].sort().values for _ in range(size // 16)])
+    columns = (picks.unsqueeze(-1) * 16 + torch.arange(16)).view(size // 16, 1, -1).expand(-1, 16, -1)
+    indptr = torch.arange(size + 1, dtype=torch.int32) * 16 * blocks
+    return Graph.from_csr(indptr.to(DEVICE), columns.reshape(-1).int().to(DEVICE), num_cols=size)
+
+
+@pytest.fixture
+def by_tiles(monkeypatch):
+    """Names of the ops that have gone by tiles; small graphs may."""
+    monkeypatch.setattr(translate_module, "PAYS_EDGES", 1000)
+    gone = []
+    for op in ("spmm", "sddmm"):
+        module = sys.modules[f"gnnaccel.ops.{op}"]
+        tiled = getattr(module, f"{op}_tiled")
+        monkeypatch.setattr(module, f"{op}_tiled", lambda *a, op=op, tiled=tiled: gone.append(op) or tiled(*a))
+    return gone
+
+
+def test_auto_goes_by_tiles_where_they_pay(by_tiles):
+    graph, other = dense_blocks(), build([64] * 1024, 1024)
+    x, weight = rand(1024, 32).requires_grad_(), rand(graph.nnz)
+    for g, pays in ((graph, True), (other, False)):
+        assert ("tiles" in gnnaccel.prepare(g).steps) == pays == g.tiles_pay
+        by_tiles.clear()
+        results = [ops.spmm(g, x, weight), ops.spmm(g, x, reduce="mean"), ops.sddmm(g, x, x)]
+        assert by_tiles == (["spmm", "spmm", "sddmm"] if pays else [])
+        # Of what tiles cannot do or are too slow for, nothing.
+        ops.spmm(g, x, reduce="max"), ops.spmm(g, x, rand(g.nnz, 32)), ops.spmm(g, x[:, :8]), ops.sddmm(g, x, x, "mul")
+        ops.spmm(g, x.double()), ops.spmm(g, x, method="csr"), ops.spmm(g, x, weight, empty_value=1.0)
+        assert len(by_tiles) == 3 * pays
+        torch.testing.assert_close(results[0], ops.spmm(g, x, weight, method="csr"), rtol=1e-4, atol=1e-4)
+        torch.autograd.grad(results[0].sum(), x)
+
+
+def test_a_graph_that_lasts_earns_its_tiles(by_tiles):
+    graph, x = dense_blocks(), rand(1024, 32)
+    torch.use_deterministic_algorithms(False)
+    for _ in range(52):
+        ops.spmm(graph, x)
+    assert graph.tiles_pay and by_tiles == ["spmm"]
+    torch.use_deterministic_algorithms(True)
+    fresh = dense_blocks()
+    for _ in range(60):
+        ops.spmm(fresh, x)
+    assert not fresh.tiles_pay

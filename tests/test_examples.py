@@ -128,12 +128,14 @@ def dense_agnn(model, adjacency, x):
     return model.last(dropped(x, 0.5))
 
 
+@pytest.mark.parametrize("method", ["auto", "tiled"])
 @pytest.mark.parametrize(
     ("script", "make", "hidden", "dense"), [("gcn", "GCN", 16, dense_gcn), ("agnn", "AGNN", 32, dense_agnn)]
 )
-def test_own_layers_train_like_dense_matrices(tmp_path, small, monkeypatch, script, make, hidden, dense):
+def test_own_layers_train_like_dense_matrices(tmp_path, small, monkeypatch, script, make, hidden, dense, method):
     epochs = 4
-    process = start(script, tmp_path / "ours", "--data", str(small), "--epochs", str(epochs), "--seed", "3")
+    options = ("--data", str(small), "--epochs", str(epochs), "--seed", "3", "--method", method)
+    process = start(script, tmp_path / "ours", *options)
     example, graph = load_example(script, monkeypatch), load_example("graphs", monkeypatch).load(str(small))
     torch.manual_seed(3)
     model = getattr(example, make)(100, hidden, graph.num_classes).double()
@@ -152,19 +154,6 @@ def test_own_layers_train_like_dense_matrices(tmp_path, small, monkeypatch, scri
     assert lines[-1].startswith("test accuracy 0.") and lines[-1].endswith(" ms")
     np.testing.assert_allclose(read(tmp_path / "ours"), expected, rtol=0, atol=1e-5)
     assert expected[-1] < expected[0]
-
-
-@pytest.mark.parametrize("script", OWN)
-def test_own_scripts_give_each_node_one_loop(script, monkeypatch):
-    edges = torch.tensor([[0, 1, 1, 2, 0], [1, 1, 0, 0, 0]])  # two loops among them
-    graph = load_example(script, monkeypatch).with_self_loops(edges, 4)
-    rows = torch.arange(4).repeat_interleave(graph.indptr.diff().long())
-    assert sorted(zip(rows.tolist(), graph.indices.tolist(), strict=True)) == [
-        *[(0, 0), (0, 1), (0, 2)],
-        *[(1, 0), (1, 1)],
-        (2, 2),
-        (3, 3),
-    ]
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer"])

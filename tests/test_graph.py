@@ -321,6 +321,20 @@ def test_cuda_without_the_cuda_half():
         _library.launch("spmm", torch.device("cuda"))
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+def test_with_self_loops(permuted):
+    rows, cols = torch.tensor([1, 1, 0, 0, 0]), torch.tensor([0, 1, 1, 2, 0])
+    given = Graph.from_coo(rows, cols, num_rows=4, num_cols=4)
+    if permuted:  # ids that are not positions
+        given = Graph.from_csr(
+            given.indptr, given.indices, torch.tensor([4, 2, 3, 0, 1], dtype=torch.int32), num_cols=4
+        )
+    assert edges(given.with_self_loops()) == [*edges(given), [2, 2], [3, 3]]
+    assert given.with_self_loops().with_self_loops().nnz == 7
+    with pytest.raises(ValueError, match="as many rows as columns"):
+        Graph.from_coo([0], [1], num_rows=1, num_cols=2).with_self_loops()
+
+
 def test_incidence_is_that_of_the_edge_ids():
     """Of graphs that share an indptr too."""
     indptr, indices, feats = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), torch.tensor([[1.0], [10.0], [100.0]])

@@ -123,6 +123,23 @@ def test_bad_arguments():
         nn.GATConv((6, 6), 4)(graph, x)
 
 
+@pytest.mark.parametrize(
+    "make", [nn.AGNNConv, lambda **o: nn.GCNConv(6, 4, relu=True, **o), lambda **o: nn.GCNConv(6, 9, **o)]
+)
+def test_by_tiles(make):
+    graph = random_graph(30, 30, 300, 2)
+    x = torch.randn(30, 6, dtype=torch.float64, requires_grad=True)
+    one, other = make().double(), make(method="tiled").double()
+    other.load_state_dict(one.state_dict())
+    results = []
+    for layer in (one, other):
+        out = layer(graph, x)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))))
+    torch.testing.assert_close(*results)
+    with pytest.raises(ValueError, match="method: expected 'auto' or 'tiled'"):
+        make(method="fast")
+
+
 def dense_gcn(graph, conv, x, weight):
     """The layer by a dense matrix."""
     rows, edges = reference.rows_of(graph.indptr), reference.edges_of(graph)

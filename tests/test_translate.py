@@ -7,6 +7,7 @@ from test_attention import random_graph
 
 from gnnaccel import _library, ops
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import reuse as estimated_reuse
 from gnnaccel.graph.translate import translate
 
 CUDA = torch.cuda.is_available() and _library.has_cuda_kernels()
@@ -111,6 +112,15 @@ def test_density_and_reuse():
     assert (tiles.num_blocks, tiles.density, tiles.reuse()) == (1, 1.0, 16.0)
     empty = translate(random_graph(4, 4, 0, 0))
     assert (empty.num_blocks, empty.density, empty.reuse()) == (0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_estimated_reuse(device):
+    for name in set(GRAPHS) - {"large ids"}:  # fewer windows than a sample has
+        graph = GRAPHS[name]().to(device)
+        assert estimated_reuse(graph) == pytest.approx(graph.tiles().reuse()), name
+    graph = random_graph(20_000, 300, 200_000, 1).to(device)
+    assert estimated_reuse(graph) == pytest.approx(graph.tiles().reuse(), rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from gnnaccel import data
 from gnnaccel.cli.output import console, number
 from gnnaccel.graph.properties import Properties, TileCount, properties
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import PAYS_FROM
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
@@ -68,10 +69,8 @@ def _print(name: str, known: Properties) -> None:
 def _advice(count: TileCount) -> str:
     reuse = f"a column of {count.height} rows serves {count.reuse:.2f} edges"
     if count.pays:
-        return f"tensor cores: {reuse}; from 128 features on try ops.spmm(..., method='tiled') (docs/tensor-cores.md)"
-    return (
-        f"tensor cores: {reuse}, and about {TileCount.PAYS_FROM:g} are needed for tiles to pay (docs/tensor-cores.md)"
-    )
+        return f"tensor cores: {reuse}; on CUDA sums go by tiles (docs/tensor-cores.md)"
+    return f"tensor cores: {reuse}, and about {PAYS_FROM:g} are needed for tiles to pay (docs/tensor-cores.md)"
 
 
 def _draw(path: Path, graph: Graph, name: str, known: Properties) -> None:

@@ -1,4 +1,4 @@
-"""What is done to a graph ahead of time, on one screen: structure, its transpose, on CUDA their work lists."""
+"""What is done to a graph ahead of time, on one screen: structure, its transpose, on CUDA their work lists; tiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import Tiles
+
+METHODS = ("auto", "tiled")
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,27 @@ class Prepared:
         Wall time of all steps; next to nothing where they had been done before.
     workspace_bytes : int
         Memory the prepared arrays take.
+    tiles : Tiles or None
+        Of the graph, where it has been translated.
     """
 
     graph: Graph
     steps: tuple[str, ...]
     time_ms: float
     workspace_bytes: int
+    tiles: Tiles | None = None
 
     def __str__(self) -> str:
         size = self.workspace_bytes / 2**20
         return f"{self.graph}: {', '.join(self.steps)} ready in {self.time_ms:.1f} ms, {size:.1f} MiB"
 
 
-def prepare(build: Callable[[], Graph], *, transposed: bool = True, reorder: bool = False) -> Prepared:
+def prepare(
+    build: Callable[[], Graph], *, transposed: bool = True, reorder: bool = False, method: str = "auto"
+) -> Prepared:
     """Run the stages that the first steps of training would run; see `gnnaccel.prepare`."""
+    if method not in METHODS:
+        raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
     start = time.perf_counter()
     graph = build()
     if reorder and not graph.indptr.is_cuda:
@@ -57,7 +67,13 @@ def prepare(build: Callable[[], Graph], *, transposed: bool = True, reorder: boo
         if reorder:
             steps.append("rows in communities" if graph.reordered else "rows as given (no communities that pay)")
         steps.append("work lists")
+    translated = [part for part in parts if method == "tiled" or part.tiles_pay]
+    if translated:
+        arrays += [a for part in translated for a in part.tiles().arrays()]
+        steps.append("tiles")
+    if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
     unique = {id(a): a for a in arrays}.values()
-    return Prepared(graph, tuple(steps), time_ms, sum(a.numel() * a.element_size() for a in unique))
+    size = sum(a.numel() * a.element_size() for a in unique)
+    return Prepared(graph, tuple(steps), time_ms, size, graph.tiles() if graph in translated else None)

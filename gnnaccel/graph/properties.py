@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import PAYS_FROM
 
 SHAPES = ((16, 8), (16, 16), (8, 8))  # of tiles: the first is what the kernel takes
 
@@ -27,8 +27,6 @@ class TileCount:
         Edges per distinct column of a window of rows.
     """
 
-    PAYS_FROM: ClassVar[float] = 4.0  # of reuse: H200, 128 features (docs/tensor-cores.md)
-
     height: int
     width: int
     plain: int
@@ -43,8 +41,8 @@ class TileCount:
 
     @property
     def pays(self) -> bool:
-        """True if tiles may be faster than the kernels for CUDA cores, at 128 features and more."""
-        return self.reuse >= self.PAYS_FROM
+        """True if tiles are faster than the kernels for CUDA cores, unless the graph is small."""
+        return self.reuse >= PAYS_FROM
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Graph:
     _work: dict[int, worklist.WorkList]  # by lanes
     _retired: list[worklist.WorkList]
     _tiles: dict[tuple[int, int], translate.Tiles]  # by height and width
+    _tiles_pay: bool | None  # None: nobody has looked
     _uses: int  # -1: there is no memory for lists
     _order: Tensor | None  # of the rows, with locality; None where no such order is known
     _order_sought: bool
@@ -267,6 +268,31 @@ class Graph:
                 self._incidence = Graph(self.indptr, edge_ids, edge_ids, self.nnz)
         return self._incidence
 
+    def with_self_loops(self) -> Graph:
+        """This graph with an edge from each node to itself, once: loops that it has are kept and not doubled.
+
+        Raises
+        ------
+        ValueError
+            For a graph with other destinations than sources.
+
+        Notes
+        -----
+        Edges keep their ids; a loop that is added has one behind them.
+        """
+        if self.num_rows != self.num_cols:
+            raise ValueError(f"Graph.with_self_loops: expected as many rows as columns, got {self}")
+        rows = torch.repeat_interleave(torch.arange(self.num_rows, device=self.device), self.indptr.diff().long())
+        cols = self.indices.long()
+        missing = torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
+        missing[cols[rows == cols]] = False
+        loops = missing.nonzero().flatten()
+        if self.edge_ids is not None:  # in the order of their ids
+            order = torch.argsort(self.edge_ids)
+            rows, cols = rows[order], cols[order]
+        rows, cols = torch.cat([rows, loops]), torch.cat([cols, loops])
+        return Graph.from_coo(rows, cols, num_rows=self.num_rows, num_cols=self.num_cols)
+
     def arrays(self) -> list[Tensor]:
         """The tensors this graph and its transposed one are made of, as far as they are there."""
         turned = self._transposed
@@ -294,6 +320,7 @@ class Graph:
             return None
         try:
             self._seek_order()
+            self.seek_tiles()
             return self._build_work_list(lanes)
         except torch.OutOfMemoryError:
             self._uses = -1
@@ -316,6 +343,7 @@ class Graph:
                 self._retired += list(self._work.values())
                 self._work = {}
         self._seek_order()
+        self.seek_tiles()
         return [self._build_work_list(lanes) for lanes in worklist.LANES]
 
     @property
@@ -327,6 +355,20 @@ class Graph:
     def order(self) -> Tensor | None:
         """Rows in an order in which neighbours share sources, as given or found; None where none is known."""
         return self._order
+
+    @property
+    def tiles_pay(self) -> bool:
+        """True if CUDA kernels are known to be faster by tiles (docs/tensor-cores.md): found with the work lists."""
+        return self._tiles_pay is True
+
+    def seek_tiles(self) -> None:
+        """Find out whether tiles pay, and if so, translate."""
+        if self._tiles_pay is None:
+            with torch.inference_mode(False), torch.no_grad():
+                pays = translate.pays(self)
+            if pays:
+                self.tiles()
+            self._tiles_pay = pays
 
     def _seek_order(self) -> None:
         if not self._order_sought:
@@ -343,11 +385,12 @@ class Graph:
 
     def _forget_work(self) -> None:
         self._work, self._retired, self._uses, self._tiles = {}, [], 0, {}
-        self._order, self._order_sought, self._reordered = None, False, None
+        self._order, self._order_sought, self._reordered, self._tiles_pay = None, False, None, None
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "_work", "_retired", "_uses", "_tiles", "_order", "_order_sought", "_reordered"}
+        dropped = {"_origin", "_work", "_retired", "_uses", "_tiles", "_tiles_pay"}
+        dropped |= {"_order", "_order_sought", "_reordered"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 
     def __setstate__(self, state: dict) -> None:

@@ -8,6 +8,7 @@ each of them once (the paper's kernels look at all edges of a window for each of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,13 @@ MAX_SIDE = 1024  # of a block, whose bitmap is kept whole
 SLICE = 64  # features that a warp of the CUDA kernels takes
 MAX_TEAM = 8
 BUSY_WARPS = 4096  # twice what an H200 holds of them
-MIN_CHUNK, MAX_CHUNKS = 64, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
+MIN_CHUNK, MAX_CHUNKS = 256, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
+
+# Where the kernels for tensor cores are faster than those for CUDA cores: docs/tensor-cores.md has the measurements.
+PAYS_FROM = 4.0  # of reuse, in windows of 16 rows
+PAYS_EDGES = 100_000
+PAYS_FEATURES = {"sum": 16, "dot": 32}
+_SAMPLE = 256  # windows that are looked at
 
 
 @dataclass(frozen=True)
@@ -72,32 +79,41 @@ class Tiles:
         places = self.num_blocks * self.height * self.width
         return self.edges.numel() / places if places else 0.0
 
+    def arrays(self) -> list[Tensor]:
+        """The tensors it is made of."""
+        return [self.edge_columns, self.window_ptr, self.columns, self.bits, self.block_ptr, self.edges]
+
     def reuse(self) -> float:
         """Nonzeros per distinct column of a window: how often a gathered row is used; 0 without nonzeros."""
         distinct = int((self.columns >= 0).sum())
         return self.edges.numel() / distinct if distinct else 0.0
 
+    def team_for(self, features: int, dots: bool = False) -> int:
+        """Warps that share a window where rows of `features` numbers are summed up, or multiplied (`dots`).
 
-    def team_for(self, features: int) -> int:
-        """Warps that share a window where rows of `features` numbers are summed up: a power of two up to 8.
-
-        The paper asks for a warp to 32 edges of a window. Measured on an H200 (docs/tensor-cores.md): as few as keep
-        the GPU busy, as windows next to each other share sources and a team splits them; more where windows are few.
+        A power of two, up to 4 for sums, which a team has to add up in the end, and 8 for products. The paper starts
+        from a warp to 32 edges of a window; measured on an H200 (docs/tensor-cores.md): while the GPU is not full, as
+        many as have two blocks each; then only where windows are long, for sums far longer.
         """
         windows = max(self.window_ptr.numel() - 1, 1)
-        slices = max(-(-features // SLICE), 1)
+        slices = 1 if dots else max(-(-features // SLICE), 1)
+        most, blocks = (MAX_TEAM, 4) if dots else (MAX_TEAM // 2, 64)
         team = 1
-        while team < MAX_TEAM and team * windows * slices < BUSY_WARPS and 4 * team * windows <= self.num_blocks:
+        while team < most:
+            needed = 2 if team * windows * slices < BUSY_WARPS else blocks
+            if 2 * team * needed * windows > self.num_blocks:
+                break
             team *= 2
         return team
 
 
-def description(window_ptr, columns, bits, block_ptr, edges, longest: int, height: int, width: int, team=1) -> tuple:
-    """Tiles as the binary takes them (bindings.h: tiles_of)."""
-    pointers = (lib.pointer(t) for t in (window_ptr, columns, bits, block_ptr, edges))
+def description(arrays: Sequence[Tensor | None], longest: int, height: int, width: int, team: int = 1) -> tuple:
+    """Tiles as the binary takes them (bindings.h: tiles_of); arrays: window_ptr, columns, bits, block_ptr, edges."""
+    columns = arrays[1]
+    assert columns is not None
     num_blocks = columns.shape[0]
-    chunk = max(MIN_CHUNK, 1 << (-(-num_blocks // MAX_CHUNKS) - 1).bit_length()) if num_blocks else MIN_CHUNK
-    return (*pointers, num_blocks, longest, height, width, team, chunk)
+    chunk = max(MIN_CHUNK, 1 << max(-(-num_blocks // MAX_CHUNKS) - 1, 0).bit_length())
+    return (*map(lib.pointer, arrays), num_blocks, longest, height, width, team, chunk)
 
 
 def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
@@ -114,7 +130,7 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     Raises
     ------
     ValueError
-        For sizes that are not ints from 1 to 1024, or a CUDA graph whose windows times columns do not fit 64 bits.
+        For sizes that are not ints from 1 to 1024, or a CUDA graph whose rows times columns do not fit 61 bits.
 
     Notes
     -----
@@ -126,8 +142,10 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
             raise ValueError(f"translate: {name}: expected an int from 1 to {MAX_SIDE}, got {value!r}")
     indptr, nnz = graph.indptr, graph.nnz
     windows = -(-graph.num_rows // height)
-    if graph.device.type == "cuda" and max(windows, 2).bit_length() + max(graph.num_cols, 2).bit_length() > 64:
-        raise ValueError(f"translate: {windows} windows times {graph.num_cols} columns: expected a product below 2^62")
+    if graph.device.type == "cuda" and sum(max(n, 2).bit_length() for n in (windows, height, graph.num_cols)) > 64:
+        raise ValueError(
+            f"translate: {graph.num_rows} rows times {graph.num_cols} columns: expected a product below 2^61"
+        )
     matrix = lib.csr(indptr, graph.indices, graph.edge_ids, graph.num_cols, nnz)
     edge_columns, window_columns = indptr.new_empty(nnz), indptr.new_empty(windows)
     lib.launch(
@@ -150,6 +168,33 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
         longest=longest,
     )
     arrays = (tiles.window_ptr, tiles.columns, tiles.bits, tiles.block_ptr, tiles.edges)
-    made = description(*arrays, longest, height, width)
+    made = description(arrays, longest, height, width)
     lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), made)
     return tiles
+
+
+def reuse(graph: Graph, height: int = 16) -> float:
+    """About what `Tiles.reuse` would be, from a sample of the windows; synchronises. Takes a sort of their nonzeros."""
+    windows = -(-graph.num_rows // height)
+    if graph.nnz == 0:
+        return 0.0
+    picks = torch.arange(windows, device=graph.device)
+    if windows > _SAMPLE:
+        picks = torch.linspace(0, windows - 1, _SAMPLE, dtype=torch.float64, device=graph.device).round().long()
+    rows = (picks.unsqueeze(1) * height + torch.arange(height, device=graph.device)).clamp(max=graph.num_rows)
+    begin = graph.indptr[rows].long()  # a row past the last is empty
+    count = graph.indptr[(rows + 1).clamp(max=graph.num_rows)].long() - begin
+    begin, count = begin.flatten(), count.flatten()
+    row = torch.repeat_interleave(torch.arange(count.numel(), device=graph.device), count)
+    inside = torch.arange(row.numel(), device=graph.device) - (count.cumsum(0) - count)[row]
+    columns = max(graph.num_cols, 1)
+    # A column stands in a window as often as a row has it.
+    edge, times = torch.unique(row * columns + graph.indices[begin[row] + inside].long(), return_counts=True)
+    place, of_edge = torch.unique(edge // columns // height * columns + edge % columns, return_inverse=True)
+    most = times.new_zeros(place.numel()).scatter_reduce(0, of_edge, times, "amax")
+    return row.numel() / max(int(most.sum()), 1)
+
+
+def pays(graph: Graph) -> bool:
+    """True if sums over `graph` are faster by tiles on a GPU: rows next to each other share enough of their sources."""
+    return graph.nnz >= PAYS_EDGES and reuse(graph) >= PAYS_FROM

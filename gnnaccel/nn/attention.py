@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
+from gnnaccel.nn.convolution import known_method
 
 
 class GATConv(nn.Module):
@@ -159,10 +160,17 @@ class AGNNConv(nn.Module):
         Where it starts.
     learn_beta : bool
         A parameter, or a buffer.
+    method : {"auto", "tiled"}
+        "tiled": inner products and sum go by tiles (see `ops.spmm`), and a weight per edge is kept.
+
+    Raises
+    ------
+    ValueError
+        For another method.
 
     Notes
     -----
-    One op on normalised features: what it keeps, the Notes of `ops.dot_attention` say.
+    One op on normalised features, but not by tiles: what it keeps, the Notes of `ops.dot_attention` say.
     Source: Thekumparampil et al., Attention-based Graph Neural Network for Semi-supervised Learning, 2018.
 
     Examples
@@ -175,8 +183,9 @@ class AGNNConv(nn.Module):
             [0., 0.]], grad_fn=<CloneBackward0>)
     """
 
-    def __init__(self, beta: float = 1.0, learn_beta: bool = True):
+    def __init__(self, beta: float = 1.0, learn_beta: bool = True, *, method: str = "auto"):
         super().__init__()
+        self.method = known_method("AGNNConv", method)
         value = torch.tensor([float(beta)])
         if learn_beta:
             self.beta = nn.Parameter(value)
@@ -188,5 +197,8 @@ class AGNNConv(nn.Module):
         source = x[0] if isinstance(x, tuple) else x
         key = F.normalize(source, dim=-1)
         query = F.normalize(x[1], dim=-1) if isinstance(x, tuple) else key[: graph.num_rows]
+        if self.method == "tiled":
+            scores = ops.sddmm(graph, key, self.beta * query, method="tiled")
+            return ops.spmm(graph, source, ops.edge_softmax(graph, scores), method="tiled")
         heads = (t.unsqueeze(1) for t in (self.beta * query, key, source))
         return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # not what the op keeps for the backward

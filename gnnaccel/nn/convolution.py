@@ -18,11 +18,18 @@ class GCNConv(nn.Module):
     bias : bool
     relu : bool
         What is below 0 becomes 0, in the pass of the sum where that comes last.
+    method : {"auto", "tiled"}
+        "tiled": the sum goes by tiles (see `ops.spmm`), and the rest is done around it.
+
+    Raises
+    ------
+    ValueError
+        For another method.
 
     Notes
     -----
-    Degrees count edges, whatever these weigh. Norms, sum, bias and ReLU are one op (`ops.graph_conv`); the linear map
-    comes before it where it leaves fewer features to sum up, else after it.
+    Degrees count edges, whatever these weigh. Norms, sum, bias and ReLU are one op (`ops.graph_conv`), but not by
+    tiles; the linear map comes before it where it leaves fewer features to sum up, else after it.
     Source: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017.
 
     Examples
@@ -34,8 +41,9 @@ class GCNConv(nn.Module):
     torch.Size([3, 4])
     """
 
-    def __init__(self, in_feats: int, out_feats: int, *, bias: bool = True, relu: bool = False):
+    def __init__(self, in_feats: int, out_feats: int, *, bias: bool = True, relu: bool = False, method: str = "auto"):
         super().__init__()
+        self.method = known_method("GCNConv", method)
         self.linear = nn.Linear(in_feats, out_feats, bias=False)
         self.bias = nn.Parameter(torch.empty(out_feats)) if bias else None
         self.relu = relu
@@ -53,13 +61,32 @@ class GCNConv(nn.Module):
         if self.linear.in_features > self.linear.out_features:
             x = self.linear(x)
             bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
-            return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, bias=bias, relu=self.relu)
-        out = self.linear(ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left))
-        out = out if self.bias is None else out + self.bias
+            if self.method == "auto":
+                return ops.graph_conv(
+                    graph, x, edge_weight, source_scale=right, row_scale=left, bias=bias, relu=self.relu
+                )
+            return self._finished(self._sum(graph, x, edge_weight, right, left), bias)
+        return self._finished(self.linear(self._sum(graph, x, edge_weight, right, left)), self.bias)
+
+    def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, right: Tensor, left: Tensor) -> Tensor:
+        if self.method == "auto":
+            return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left)
+        scaled = (x * right.unsqueeze(1)).to(x.dtype)
+        return (ops.spmm(graph, scaled, edge_weight, method="tiled") * left.unsqueeze(1)).to(x.dtype)
+
+    def _finished(self, out: Tensor, bias: Tensor | None) -> Tensor:
+        out = out if bias is None else out + bias
         return out.relu() if self.relu else out
 
     def extra_repr(self) -> str:
-        return f"bias={self.bias is not None}, relu={self.relu}"
+        return f"bias={self.bias is not None}, relu={self.relu}, method={self.method!r}"
+
+
+def known_method(layer: str, method: str) -> str:
+    """`method`, if it is one that layers know."""
+    if method not in ("auto", "tiled"):
+        raise ValueError(f"{layer}: method: expected 'auto' or 'tiled', got {method!r}")
+    return method
 
 
 def _inverse_root(indptr: Tensor, dtype: torch.dtype) -> Tensor:

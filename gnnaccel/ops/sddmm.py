@@ -13,7 +13,7 @@ from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import operand, reduce_to, result_features
 from gnnaccel.ops.spmm import METHODS, spmm_op
-from gnnaccel.ops.tiled import sddmm_tiled
+from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
@@ -39,9 +39,8 @@ def sddmm(
     op : {"dot", "add", "sub", "mul", "div", "copy_lhs", "copy_rhs"}
         dot multiplies and sums over the last dimension, which stays as 1.
     lhs_target, rhs_target : {"u", "v", "e"}
-    method : {"auto", "tiled"}
-        "tiled": on tensor cores, by the tiles of the graph (see `spmm`): "dot" of sources and destinations, with equal
-        features; float32, bfloat16, float16 on CUDA, float32 and float64 on the CPU, for checking.
+    method : {"auto", "csr", "tiled"}
+        As of `spmm`. "tiled" takes the "dot" of sources and destinations with equal features.
 
     Returns
     -------
@@ -85,16 +84,23 @@ def sddmm(
             raise ValueError(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
+    if method == "auto" and graph.tiles_pay and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
+        method = "tiled" if serves_dot(graph, *_from_sources(lhs, rhs, lhs_target)) else "csr"
     if method == "tiled":
         if op != "dot" or {lhs_target, rhs_target} != {"u", "v"}:
             raise ValueError(
                 "sddmm: method: 'tiled' takes the 'dot' of sources and destinations, got "
                 f"{op!r} of {lhs_target!r} and {rhs_target!r}"
             )
-        return sddmm_tiled(graph, *((lhs, rhs) if lhs_target == "u" else (rhs, lhs)))
+        return sddmm_tiled(graph, *_from_sources(lhs, rhs, lhs_target))
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")
     arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs, listed=op in ("dot", "mul", "div"))
     return sddmm_op(*arrays, lhs, rhs, op, lhs_target, rhs_target)
+
+
+def _from_sources(lhs, rhs, lhs_target: str) -> tuple:
+    """The operand of the sources, and that of the destinations."""
+    return (lhs, rhs) if lhs_target == "u" else (rhs, lhs)
 
 
 def _allocate(nnz, lhs, rhs, op):

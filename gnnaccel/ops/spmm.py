@@ -14,11 +14,11 @@ from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
-from gnnaccel.ops.tiled import spmm_tiled
+from gnnaccel.ops.tiled import serves_sum, spmm_tiled
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")
-METHODS = ("auto", "tiled")
+METHODS = ("auto", "csr", "tiled")
 
 
 def spmm(
@@ -53,11 +53,12 @@ def spmm(
         For max and min: also return the source and the edge id of each winner (the first one in row order; -1
         in an empty row), both [num_rows, *out features] of the graph's index dtype. The one that the message
         does not read (source for "copy_rhs", edge for "copy_lhs") is empty, as both are for sum and mean.
-    method : {"auto", "tiled"}
+    method : {"auto", "csr", "tiled"}
         "tiled": on tensor cores, by the tiles of the graph (`Graph.tiles`, made at the first call): sum and mean of
-        "mul" with one weight per edge, or of "copy_lhs", in float32 (on the CPU float64 too, for checking). Faster
-        where rows next to each other share sources, slower where they do not: docs/tensor-cores.md. As accurate as
-        float32, and faster still where torch.set_float32_matmul_precision allows TF32.
+        "mul" with one weight per edge, or of "copy_lhs", in float32, bfloat16 and float16 on CUDA, float32 and float64
+        on the CPU, for checking. As accurate as "csr", and faster still where torch.set_float32_matmul_precision
+        allows TF32. "csr": without tiles. "auto": by tiles on CUDA where they pay, as rows next to each other share
+        sources (docs/tensor-cores.md), once the graph has its work lists.
 
     Returns
     -------
@@ -91,6 +92,7 @@ def spmm(
     _check.one_of("spmm", "message", message, MESSAGES)
     _check.one_of("spmm", "reduce", reduce, REDUCES)
     _check.one_of("spmm", "method", method, METHODS)
+    adds = reduce in ("sum", "mean")
     if message == "copy_lhs":
         weight = None
     else:
@@ -108,6 +110,8 @@ def spmm(
             weight, message = -weight, "add"
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
+    if method == "auto" and graph.tiles_pay and adds and not return_arg and empty_value == 0 and message != "add":
+        method = "tiled" if serves_sum(graph, x, weight) else "csr"
     if method == "tiled":
         if message not in ("copy_lhs", "mul") or reduce not in ("sum", "mean") or x is None or empty_value != 0:
             raise ValueError(
@@ -118,7 +122,6 @@ def spmm(
             raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
         return spmm_tiled(graph, x, weight, reduce == "mean")
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
-    adds = reduce in ("sum", "mean")
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"))
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
 

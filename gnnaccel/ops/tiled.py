@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import Tiles, description
+from gnnaccel.graph.translate import PAYS_FEATURES, Tiles, description
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads, unpadded
@@ -20,30 +20,29 @@ HEIGHT, WIDTH = 16, 8  # of the CUDA kernels' tiles: TileConfig of cuda/tiles.cu
 _DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 
 
+_ARRAYS = ("window_ptr", "columns", "bits", "block_ptr", "edges")
+_SIZES = ("longest", "sum_team", "dot_team")
+_FIELDS = len(_ARRAYS) + len(_SIZES)
+_SCHEMA = ", ".join(
+    text
+    for prefix in ("", "t_")
+    for text in (
+        *(f"Tensor{'?' * bool(prefix)} {prefix}{n}" for n in _ARRAYS),
+        *(f"SymInt {prefix}{n}" for n in _SIZES),
+    )
+)
+
+
 class _Tiles(NamedTuple):
     """Tiles of a graph as an op takes them; those of no graph by default."""
 
-    window_ptr: Tensor | None = None
-    columns: Tensor | None = None
-    bits: Tensor | None = None
-    block_ptr: Tensor | None = None
-    edges: Tensor | None = None
-    longest: int = 0
-    team: int = 0
+    arrays: tuple[Tensor | None, ...] = (None,) * len(_ARRAYS)
+    sizes: tuple[int, ...] = (0,) * len(_SIZES)
 
-    def described(self) -> tuple:
+    def described(self, dots: bool) -> tuple:
         """For the binary."""
-        *arrays, longest, team = self
-        return description(*arrays, longest, HEIGHT, WIDTH, team)
-
-
-_FIELDS = len(_Tiles._fields)
-_TENSORS = _FIELDS - 2
-_SCHEMA = ", ".join(
-    f"{'SymInt' if i >= _TENSORS else 'Tensor?' if prefix else 'Tensor'} {prefix}{name}"
-    for prefix in ("", "t_")
-    for i, name in enumerate(_Tiles._fields)
-)
+        longest, sum_team, dot_team = self.sizes
+        return description(self.arrays, longest, HEIGHT, WIDTH, dot_team if dots else sum_team)
 
 
 def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
@@ -80,6 +79,22 @@ def sddmm_tiled(graph: Graph, sources: Tensor, targets: Tensor) -> Tensor:
     return _sddmm_op(*given, sources, targets, _fast(sources))
 
 
+def serves_sum(graph: Graph, x: Tensor | None, weight: Tensor | None) -> bool:
+    """True if tiles are the faster way to sum up x, times one weight per edge, over a graph for which they pay."""
+    return x is not None and (weight is None or math.prod(weight.shape[1:]) == 1) and _serves(graph, x, "sum")
+
+
+def serves_dot(graph: Graph, sources: Tensor, targets: Tensor) -> bool:
+    """The same of inner products."""
+    return sources.shape[1:] == targets.shape[1:] and _serves(graph, sources, "dot")
+
+
+def _serves(graph: Graph, x: Tensor, of: str) -> bool:
+    """Where a gradient runs over the transposed graph tiles must pay there too."""
+    enough = x.is_cuda and x.dtype in _DTYPES["cuda"] and math.prod(x.shape[1:]) >= PAYS_FEATURES[of]
+    return enough and (not needs_grad(x) or graph.transposed.tiles_pay)
+
+
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
     allowed = _DTYPES["cuda" if x.is_cuda else "cpu"]
     if x.dtype not in allowed:
@@ -96,31 +111,33 @@ def _fast(x: Tensor) -> bool:
 def _structure(graph: Graph, features: int, backward: bool) -> tuple:
     """The arguments that say what the graph is."""
 
-    def tensors(tiles: Tiles) -> _Tiles:
-        arrays = (getattr(tiles, name) for name in _Tiles._fields[:_TENSORS])
-        return _Tiles(*arrays, tiles.longest, tiles.team_for(features))
+    def given(tiles: Tiles) -> tuple:
+        teams = (tiles.team_for(features), tiles.team_for(features, dots=True))
+        return *(getattr(tiles, name) for name in _ARRAYS), tiles.longest, *teams
 
-    own = tensors(graph.tiles(HEIGHT, WIDTH))
-    turned = tensors(graph.transposed.tiles(HEIGHT, WIDTH)) if backward else _Tiles()
+    own = given(graph.tiles(HEIGHT, WIDTH))
+    turned = given(graph.transposed.tiles(HEIGHT, WIDTH)) if backward else (*_Tiles().arrays, *_Tiles().sizes)
     return *arrays_of(graph, backward, listed=False), *own, *turned
 
 
 def _split(args: tuple) -> tuple[Arrays, _Tiles, _Tiles, tuple]:
     """Arrays, tiles of both directions, and what follows."""
     arrays, rest = _arrays.split(args)
-    return arrays, _Tiles(*rest[:_FIELDS]), _Tiles(*rest[_FIELDS : 2 * _FIELDS]), rest[2 * _FIELDS :]
+    own, turned = (_Tiles(rest[at : at + len(_ARRAYS)], rest[at + len(_ARRAYS) : at + _FIELDS]) for at in (0, _FIELDS))
+    return arrays, own, turned, rest[2 * _FIELDS :]
 
 
 def _save(ctx, arrays: Arrays, own: _Tiles, turned: _Tiles, *tensors: Tensor | None) -> None:
-    ctx.sizes = own[_TENSORS:], turned[_TENSORS:]
-    _arrays.save(ctx, arrays, *own[:_TENSORS], *turned[:_TENSORS], *tensors)
+    ctx.sizes = own.sizes, turned.sizes
+    _arrays.save(ctx, arrays, *own.arrays, *turned.arrays, *tensors)
 
 
 def _saved(ctx) -> tuple[tuple, tuple, tuple]:
     """The structure of a call on the graph, that of one on the transposed graph, and what else `_save` kept."""
     arrays, tensors = _arrays.saved(ctx)
-    own, turned = (*tensors[:_TENSORS], *ctx.sizes[0]), (*tensors[_TENSORS : 2 * _TENSORS], *ctx.sizes[1])
-    return (*arrays, *own, *turned), (*arrays.turned(), *turned, *own), tensors[2 * _TENSORS :]
+    count = len(_ARRAYS)
+    own, turned = (*tensors[:count], *ctx.sizes[0]), (*tensors[count : 2 * count], *ctx.sizes[1])
+    return (*arrays, *own, *turned), (*arrays.turned(), *turned, *own), tensors[2 * count :]
 
 
 def _spmm_impl(*args):
@@ -134,7 +151,7 @@ def _spmm_impl(*args):
     out = flat.new_empty(arrays.num_rows, flat.shape[1])
     given = (lib.pointer(t) for t in (flat, weight, out))
     codes = (flat.shape[1], mean, fast, lib.DTYPES[x.dtype])
-    lib.launch("spmm_tiled", x.device, *arrays.matrix(), own.described(), *given, *codes)
+    lib.launch("spmm_tiled", x.device, *arrays.matrix(), own.described(dots=False), *given, *codes)
     return unpadded(out, features.numel()).view(arrays.num_rows, *features)
 
 
@@ -175,7 +192,7 @@ def _sddmm_impl(*args):
     sources, targets = (aligned_heads(t) for t in (sources, targets))
     given = (lib.pointer(t) for t in (sources, targets, out))
     codes = (sources.shape[1:-1].numel(), sources.shape[-1], fast, lib.DTYPES[out.dtype])
-    lib.launch("sddmm_tiled", out.device, *arrays.matrix(), own.described(), *given, *codes)
+    lib.launch("sddmm_tiled", out.device, *arrays.matrix(), own.described(dots=True), *given, *codes)
     return out
 
 
