@@ -6,6 +6,7 @@ import torch
 from test_attention import random_graph
 
 from gnnaccel import _library, ops
+from gnnaccel.graph import translate as translate_module
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import reuse as estimated_reuse
 from gnnaccel.graph.translate import translate
@@ -191,3 +192,20 @@ def test_spmm_by_tiles_bad_arguments(change, words):
         ops.spmm(random_graph(4, 4, 9, 0), **(given | change))
     with pytest.raises(TypeError, match="method 'tiled' takes"):
         ops.spmm(random_graph(4, 4, 9, 0), torch.ones(4, 3, dtype=torch.bfloat16), method="tiled")
+
+
+@pytest.mark.parametrize(
+    "reuse,features,of,pays",
+    [
+        (3.9, 512, "sum", False),
+        (4.0, 63, "sum", False),
+        (4.0, 64, "sum", True),
+        (4.0, 64, "dot", False),
+        (4.0, 128, "dot", True),
+        (8.0, 15, "dot", False),
+        (8.0, 16, "dot", True),
+        (16.0, 16, "sum", True),
+    ],
+)
+def test_gate(reuse, features, of, pays):
+    assert translate_module.pays(reuse, features, of) == pays

@@ -67,7 +67,7 @@ def prepare(
         if reorder:
             steps.append("rows in communities" if graph.reordered else "rows as given (no communities that pay)")
         steps.append("work lists")
-    translated = [part for part in parts if method == "tiled" or part.tiles_pay]
+    translated = [part for part in parts if method == "tiled" or part.tiles_pay()]
     if translated:
         arrays += [a for part in translated for a in part.tiles().arrays()]
         steps.append("tiles")

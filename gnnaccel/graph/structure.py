@@ -61,7 +61,8 @@ class Graph:
     _work: dict[int, worklist.WorkList]  # by lanes
     _retired: list[worklist.WorkList]
     _tiles: dict[tuple[int, int], translate.Tiles]  # by height and width
-    _tiles_pay: bool | None  # None: nobody has looked
+    _reuse: float | None  # about that of tiles of 16 rows, 0 for a small graph; None: nobody has looked
+    _gcn_scales: dict[torch.dtype, Tensor]
     _uses: int  # -1: there is no memory for lists
     _order: Tensor | None  # of the rows, with locality; None where no such order is known
     _order_sought: bool
@@ -268,6 +269,24 @@ class Graph:
                 self._incidence = Graph(self.indptr, edge_ids, edge_ids, self.nnz)
         return self._incidence
 
+    def gcn_scale(self, dtype: torch.dtype) -> Tensor:
+        """One over the square root of each row's degree, at least 1, as a GCN layer takes it: [num_rows], kept.
+
+        `dtype`: of the features; the result has that of their sums.
+        """
+        scale = self._gcn_scales.get(dtype)
+        if scale is None:
+            wide = torch.promote_types(dtype, torch.float32)
+            with torch.inference_mode(False), torch.no_grad():
+                scale = self.indptr.diff().clamp(min=1).to(wide).rsqrt()
+            if not self._capturing():  # else it holds nothing before the captured graph is replayed
+                self._gcn_scales[dtype] = scale
+        return scale
+
+    def _capturing(self) -> bool:
+        """True while a CUDA graph is captured, or torch.compile traces: nothing that is made now is to be kept."""
+        return torch.compiler.is_compiling() or (self.indptr.is_cuda and torch.cuda.is_current_stream_capturing())
+
     def with_self_loops(self) -> Graph:
         """This graph with an edge from each node to itself, once: loops that it has are kept and not doubled.
 
@@ -356,19 +375,22 @@ class Graph:
         """Rows in an order in which neighbours share sources, as given or found; None where none is known."""
         return self._order
 
-    @property
-    def tiles_pay(self) -> bool:
-        """True if CUDA kernels are known to be faster by tiles (docs/tensor-cores.md): found with the work lists."""
-        return self._tiles_pay is True
+    def tiles_pay(self, features: int | None = None, of: str = "sum") -> bool:
+        """True if CUDA kernels are known to be faster by tiles (docs/tensor-cores.md): found with the work lists.
+
+        For the "sum" or the "dot" of rows of `features` numbers; None: for any.
+        """
+        known = self._reuse or 0.0
+        return known >= translate.PAYS_FROM and (features is None or translate.pays(known, features, of))
 
     def seek_tiles(self) -> None:
         """Find out whether tiles pay, and if so, translate."""
-        if self._tiles_pay is None:
+        if self._reuse is None:
             with torch.inference_mode(False), torch.no_grad():
-                pays = translate.pays(self)
-            if pays:
+                found = translate.reuse(self) if self.nnz >= translate.PAYS_EDGES else 0.0
+            if found >= translate.PAYS_FROM:
                 self.tiles()
-            self._tiles_pay = pays
+            self._reuse = found
 
     def _seek_order(self) -> None:
         if not self._order_sought:
@@ -384,12 +406,12 @@ class Graph:
         return self._work[lanes]
 
     def _forget_work(self) -> None:
-        self._work, self._retired, self._uses, self._tiles = {}, [], 0, {}
-        self._order, self._order_sought, self._reordered, self._tiles_pay = None, False, None, None
+        self._work, self._retired, self._uses, self._tiles, self._gcn_scales = {}, [], 0, {}, {}
+        self._order, self._order_sought, self._reordered, self._reuse = None, False, None, None
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "_work", "_retired", "_uses", "_tiles", "_tiles_pay"}
+        dropped = {"_origin", "_work", "_retired", "_uses", "_tiles", "_reuse", "_gcn_scales"}
         dropped |= {"_order", "_order_sought", "_reordered"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 

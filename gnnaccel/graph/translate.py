@@ -28,9 +28,10 @@ BUSY_WARPS = 4096  # twice what an H200 holds of them
 MIN_CHUNK, MAX_CHUNKS = 256, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
 
 # Where the kernels for tensor cores are faster than those for CUDA cores: docs/tensor-cores.md has the measurements.
+PAYS_EDGES = 200_000  # of the graph, at least
 PAYS_FROM = 4.0  # of reuse, in windows of 16 rows
-PAYS_EDGES = 100_000
-PAYS_FEATURES = {"sum": 16, "dot": 32}
+_PAYS_ANYWAY = 8.0
+_PAYS_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row, at least; 16 from _PAYS_ANYWAY on
 _SAMPLE = 256  # windows that are looked at
 
 
@@ -153,8 +154,8 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     )
     window_ptr = indptr.new_zeros(windows + 1)
     torch.cumsum((window_columns + (width - 1)).div_(width, rounding_mode="floor"), 0, out=window_ptr[1:])
-    longest = window_ptr.diff().max() if windows else window_ptr[0]
-    num_blocks, longest = torch.stack([window_ptr[-1], longest]).tolist()
+    most = window_columns.max() if windows else window_ptr[0]
+    num_blocks, most = torch.stack([window_ptr[-1], most]).tolist()
     words = -(-height * width // 64)
     tiles = Tiles(
         height,
@@ -165,10 +166,10 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
         bits=torch.empty(num_blocks, words, dtype=torch.int64, device=graph.device),
         block_ptr=indptr.new_empty(num_blocks + 1),
         edges=indptr.new_empty(nnz),
-        longest=longest,
+        longest=-(-most // width),
     )
     arrays = (tiles.window_ptr, tiles.columns, tiles.bits, tiles.block_ptr, tiles.edges)
-    made = description(arrays, longest, height, width)
+    made = description(arrays, tiles.longest, height, width)
     lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), made)
     return tiles
 
@@ -195,6 +196,7 @@ def reuse(graph: Graph, height: int = 16) -> float:
     return row.numel() / max(int(most.sum()), 1)
 
 
-def pays(graph: Graph) -> bool:
-    """True if sums over `graph` are faster by tiles on a GPU: rows next to each other share enough of their sources."""
-    return graph.nnz >= PAYS_EDGES and reuse(graph) >= PAYS_FROM
+def pays(reuse: float, features: int, of: str) -> bool:
+    """True if the "sum" of rows of `features` numbers, or their "dot", is faster by tiles, on a GPU and a graph that is
+    not small."""
+    return reuse >= PAYS_FROM and features >= (16 if reuse >= _PAYS_ANYWAY else _PAYS_FEATURES[of])

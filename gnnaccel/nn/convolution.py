@@ -57,7 +57,7 @@ class GCNConv(nn.Module):
 
     def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """x [num_cols, in_feats], edge_weight [nnz] in edge-id order; [num_rows, out_feats]."""
-        left, right = (_inverse_root(g.indptr, x.dtype) for g in (graph, graph.transposed))
+        left, right = graph.gcn_scale(x.dtype), graph.transposed.gcn_scale(x.dtype)
         if self.linear.in_features > self.linear.out_features:
             x = self.linear(x)
             bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
@@ -87,8 +87,3 @@ def known_method(layer: str, method: str) -> str:
     if method not in ("auto", "tiled"):
         raise ValueError(f"{layer}: method: expected 'auto' or 'tiled', got {method!r}")
     return method
-
-
-def _inverse_root(indptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """One over the square root of each row's degree, at least 1, of the dtype that sums of `dtype` have."""
-    return indptr.diff().clamp(min=1).to(torch.promote_types(dtype, torch.float32)).rsqrt()

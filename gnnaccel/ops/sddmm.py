@@ -84,7 +84,7 @@ def sddmm(
             raise ValueError(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
-    if method == "auto" and graph.tiles_pay and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
+    if method == "auto" and graph.tiles_pay() and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
         method = "tiled" if serves_dot(graph, *_from_sources(lhs, rhs, lhs_target)) else "csr"
     if method == "tiled":
         if op != "dot" or {lhs_target, rhs_target} != {"u", "v"}:

@@ -110,7 +110,7 @@ def spmm(
             weight, message = -weight, "add"
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
-    if method == "auto" and graph.tiles_pay and adds and not return_arg and empty_value == 0 and message != "add":
+    if method == "auto" and graph.tiles_pay() and adds and not return_arg and empty_value == 0 and message != "add":
         method = "tiled" if serves_sum(graph, x, weight) else "csr"
     if method == "tiled":
         if message not in ("copy_lhs", "mul") or reduce not in ("sum", "mean") or x is None or empty_value != 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import PAYS_FEATURES, Tiles, description
+from gnnaccel.graph.translate import Tiles, description
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads, unpadded
@@ -91,8 +91,10 @@ def serves_dot(graph: Graph, sources: Tensor, targets: Tensor) -> bool:
 
 def _serves(graph: Graph, x: Tensor, of: str) -> bool:
     """Where a gradient runs over the transposed graph tiles must pay there too."""
-    enough = x.is_cuda and x.dtype in _DTYPES["cuda"] and math.prod(x.shape[1:]) >= PAYS_FEATURES[of]
-    return enough and (not needs_grad(x) or graph.transposed.tiles_pay)
+    features = math.prod(x.shape[1:])
+    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and graph.tiles_pay(features, of)):
+        return False
+    return not needs_grad(x) or graph.transposed.tiles_pay(features)
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
