@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
   uint64_t word[halves][B];
   I start[B];
   I column[B][2], edge[B][halves][2];
-  uint32_t row_bits[B][halves];  // columns of the row `group` of each half
+  uint32_t row_bits[B][halves];  // without weights: columns of the row `group` of each half
   uint32_t next_x[B][2][S::words], next_bits[B][halves], next_weight[B][halves][2];
   auto find_edges = [&](I block) {
 #pragma unroll
@@ -131,7 +131,6 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
 #pragma unroll
       for (int h = 0; h < halves; ++h) {
         if constexpr (WEIGHTED) {
-          row_bits[b][h] = static_cast<uint32_t>(word[h][b] >> (8 * group)) & 0xFFu;
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             const int bit = 8 * group + 4 * c + member;
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) windows_kernel(con
       for (int c = 0; c < 2; ++c) gather(column[b][c], next_x[b][c]);
 #pragma unroll
       for (int h = 0; h < halves; ++h) {
-        next_bits[b][h] = row_bits[b][h];
+        if (!WEIGHTED) next_bits[b][h] = row_bits[b][h];
 #pragma unroll
         for (int c = 0; WEIGHTED && c < 2; ++c) {
           const I own = edge[b][h][c];

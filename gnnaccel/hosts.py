@@ -116,9 +116,9 @@ def prepare(
         CUDA only: also look for communities, and let the kernels take their rows together. Costs up to seconds on
         graphs of 100 million edges, and pays where neighbours share neighbours (docs/performance.md).
         Features and results keep their order.
-    method : {"auto", "tiled"}
+    method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
-        method="tiled" take. "auto": on CUDA only where tiles pay (docs/tensor-cores.md).
+        method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
 
     Returns
     -------

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, rand
 
 import gnnaccel
@@ -196,3 +197,94 @@ def test_a_graph_that_lasts_earns_its_tiles(by_tiles):
     for _ in range(60):
         ops.spmm(fresh, x)
     assert not fresh.tiles_pay()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_checkpointing_while_tiles_are_earned(weighted, by_tiles):
+    torch.use_deterministic_algorithms(False)
+    graph, x = dense_blocks(), rand(1024, 64).requires_grad_()
+    weight = rand(graph.nnz).requires_grad_() if weighted else None
+    wanted = [x, *([weight] if weighted else [])]
+
+    def layers(x, w):
+        kept = torch.utils.checkpoint.checkpoint(lambda x, w: ops.spmm(graph, x, w) / 64, x, w, use_reentrant=False)
+        scores = torch.utils.checkpoint.checkpoint(
+            lambda x: ops.sddmm(graph, x[:, :32], x[:, 32:], lhs_target="v", rhs_target="u"), kept, use_reentrant=False
+        )
+        return kept.square().sum() + scores.square().mean()
+
+    out = layers(x, weight)
+    before = torch.autograd.grad(out, wanted, retain_graph=True)
+    gnnaccel.prepare(graph)
+    between = torch.autograd.grad(out, wanted)
+    after = torch.autograd.grad(layers(x, weight), wanted)
+    assert "spmm" in by_tiles and "sddmm" in by_tiles
+    for got in (between, after):
+        torch.testing.assert_close(got, before, rtol=1e-3, atol=1e-4)
+
+
+def test_no_memory_for_tiles_is_said_and_survived(by_tiles, monkeypatch, caplog):
+    def out_of_memory(*args):
+        raise torch.OutOfMemoryError("none")
+
+    torch.use_deterministic_algorithms(False)
+    for name, words in (("reuse", "no memory to look for tiles"), ("translate", "no memory for tiles")):
+        graph, x = dense_blocks(), rand(1024, 64)
+        with monkeypatch.context() as patched:
+            patched.setattr(translate_module, name, out_of_memory)
+            gnnaccel.prepare(graph)
+            ops.spmm(graph, x)
+        assert words in caplog.text and not by_tiles and graph._work and not graph.tiles_pay()
+
+
+@pytest.mark.parametrize("mode", [torch.autograd.forward_ad.dual_level, None])
+def test_nothing_is_made_under_a_transform(mode, by_tiles):
+    """The call that would earn tiles and lists, while they would belong to the transform."""
+    torch.use_deterministic_algorithms(False)
+    graph, x = dense_blocks(), rand(1024, 64)
+    graph._uses = 50
+
+    def call(y):
+        return (ops.spmm(graph, x) * y).sum()
+
+    if mode is None:
+        torch.func.grad(call)(torch.ones((), device=DEVICE))
+    else:
+        with mode():
+            call(1.0)
+    assert not graph._work and not graph.tiles_pay()
+    ops.spmm(graph, x), ops.spmm(graph, x)
+    assert graph._work and by_tiles == ["spmm"]
+
+
+def test_heads_go_by_tiles_without_gradients_alone(by_tiles):
+    graph = dense_blocks()
+    gnnaccel.prepare(graph)
+    x = rand(1024, 2, 64)
+    ops.sddmm(graph, x, x)
+    assert by_tiles == ["sddmm"]
+    ops.sddmm(graph, x, x.clone().requires_grad_())
+    assert by_tiles == ["sddmm"]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
+def test_precision_by_the_new_attributes():
+    before = torch.backends.cuda.matmul.fp32_precision
+    graph, x = build([64] * 40, 3000), rand(3000, 64)
+    exact = reference.spmm(graph, x.double(), None, "copy_lhs", "sum")
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert float((ops.spmm(graph, x, method="tiled") - exact).abs().max() / exact.abs().max()) > 1e-5
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.skipif(EMULATED is not None, reason="float16 runs on CUDA alone")
+def test_gcn_layer_by_tiles_in_half_precision():
+    """A sum past what fp16 holds, before the norms."""
+    graph = build([70_000, 3], 2)
+    layer = gnnaccel.nn.GCNConv(8, 8, method="tiled").to(DEVICE, torch.float16)
+    x = torch.ones(2, 8, dtype=torch.float16, device=DEVICE)
+    want = gnnaccel.nn.GCNConv(8, 8).to(DEVICE, torch.float32)
+    want.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(graph, x).float(), want(graph, x.float()), rtol=1e-2, atol=1e-2)

@@ -1,5 +1,7 @@
 """gnnaccel.nn against the frameworks' layers with the same parameters, in float64: results and gradients."""
 
+import sys
+
 import pytest
 import torch
 from test_attention import random_graph
@@ -126,17 +128,23 @@ def test_bad_arguments():
 @pytest.mark.parametrize(
     "make", [nn.AGNNConv, lambda **o: nn.GCNConv(6, 4, relu=True, **o), lambda **o: nn.GCNConv(6, 9, **o)]
 )
-def test_by_tiles(make):
+def test_by_tiles(make, monkeypatch):
     graph = random_graph(30, 30, 300, 2)
     x = torch.randn(30, 6, dtype=torch.float64, requires_grad=True)
     one, other = make().double(), make(method="tiled").double()
     other.load_state_dict(one.state_dict())
+    gone = []
+    for op in ("spmm", "sddmm"):
+        module = sys.modules[f"gnnaccel.ops.{op}"]
+        tiled = getattr(module, f"{op}_tiled")
+        monkeypatch.setattr(module, f"{op}_tiled", lambda *a, op=op, tiled=tiled: gone.append(op) or tiled(*a))
     results = []
     for layer in (one, other):
         out = layer(graph, x)
         results.append((out, *torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))))
     torch.testing.assert_close(*results)
-    with pytest.raises(ValueError, match="method: expected 'auto' or 'tiled'"):
+    assert gone == (["sddmm", "spmm"] if make is nn.AGNNConv else ["spmm"])
+    with pytest.raises(ValueError, match="method: expected one of auto, csr, tiled"):
         make(method="fast")
 
 

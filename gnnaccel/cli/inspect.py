@@ -14,9 +14,9 @@ from rich.table import Table
 
 from gnnaccel import data
 from gnnaccel.cli.output import console, number
-from gnnaccel.graph.properties import Properties, TileCount, properties
+from gnnaccel.graph.properties import Properties, properties
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import PAYS_FROM
+from gnnaccel.graph.translate import PAYS_EDGES, PAYS_FROM
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
@@ -63,14 +63,17 @@ def _print(name: str, known: Properties) -> None:
         cells = (count.plain, count.translated, f"{count.saved:.1%}", f"{count.density:.3f}", f"{count.reuse:.2f}")
         blocks.add_row(f"{count.height} x {count.width}", *map(str, cells))
     out.print(blocks)
-    out.print(_advice(known.tiles[0]), soft_wrap=True)
+    out.print(_advice(known), soft_wrap=True)
 
 
-def _advice(count: TileCount) -> str:
-    reuse = f"a column of {count.height} rows serves {count.reuse:.2f} edges"
-    if count.pays:
-        return f"tensor cores: {reuse}; on CUDA sums go by tiles (docs/tensor-cores.md)"
-    return f"tensor cores: {reuse}, and about {PAYS_FROM:g} are needed for tiles to pay (docs/tensor-cores.md)"
+def _advice(known: Properties) -> str:
+    count = known.tiles[0]
+    reuse = f"tensor cores: a column of {count.height} rows serves {count.reuse:.2f} edges"
+    if not count.pays:
+        return f"{reuse}, and about {PAYS_FROM:g} are needed for tiles to pay (docs/tensor-cores.md)"
+    if known.edges < PAYS_EDGES:
+        return f"{reuse}, but below {PAYS_EDGES:,} edges tiles do not pay (docs/tensor-cores.md)"
+    return f"{reuse}; on CUDA sums and inner products of enough features go by tiles (docs/tensor-cores.md)"
 
 
 def _draw(path: Path, graph: Graph, name: str, known: Properties) -> None:

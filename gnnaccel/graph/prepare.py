@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import Tiles
-
-METHODS = ("auto", "tiled")
+from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,17 @@ def prepare(
         if reorder:
             steps.append("rows in communities" if graph.reordered else "rows as given (no communities that pay)")
         steps.append("work lists")
-    translated = [part for part in parts if method == "tiled" or part.tiles_pay()]
+    translated = [
+        part
+        for part in parts
+        if method == "tiled" or (method == "auto" and part.tiles_pay() and part.translate_if_it_pays())
+    ]
     if translated:
-        arrays += [a for part in translated for a in part.tiles().arrays()]
+        arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
         steps.append("tiles")
     if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
     unique = {id(a): a for a in arrays}.values()
     size = sum(a.numel() * a.element_size() for a in unique)
-    return Prepared(graph, tuple(steps), time_ms, size, graph.tiles() if graph in translated else None)
+    return Prepared(graph, tuple(steps), time_ms, size, graph.tiles(*KERNEL_SIZE) if graph in translated else None)

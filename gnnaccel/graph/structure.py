@@ -240,22 +240,25 @@ class Graph:
         Raises
         ------
         ValueError
-            For other sizes. RuntimeError: where torch.compile or a forward-mode transform is tracing, and the graph has
-            no such tiles yet.
+            For other sizes. RuntimeError: where torch.compile or a transform is tracing, or a CUDA graph is captured,
+            and the graph has no such tiles yet.
 
         Notes
         -----
         On the graph's device; synchronises once. What the arrays are: `gnnaccel.graph.translate.Tiles`.
         """
         if (height, width) not in self._tiles:
-            if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            if self._transient():
                 raise RuntimeError(
                     f"Graph.tiles: {self} has no tiles of {height} x {width} yet, and torch.compile or a transform is "
-                    f"tracing; call graph.tiles({height}, {width}), and graph.transposed.tiles({height}, {width}) for "
-                    "gradients, before"
+                    f"tracing, or a CUDA graph is captured; call graph.tiles({height}, {width}), and "
+                    f"graph.transposed.tiles({height}, {width}) for gradients, before"
                 )
             with torch.inference_mode(False), torch.no_grad():
-                self._tiles[height, width] = translate.translate(self, height, width)
+                made = translate.translate(self, height, width)
+                if self._reuse and (height, width) == translate.KERNEL_SIZE:
+                    self._reuse = made.reuse()  # in place of an estimate
+            self._tiles[height, width] = made
         return self._tiles[height, width]
 
     @property
@@ -274,18 +277,23 @@ class Graph:
 
         `dtype`: of the features; the result has that of their sums.
         """
-        scale = self._gcn_scales.get(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        scale = self._gcn_scales.get(wide)
         if scale is None:
-            wide = torch.promote_types(dtype, torch.float32)
             with torch.inference_mode(False), torch.no_grad():
                 scale = self.indptr.diff().clamp(min=1).to(wide).rsqrt()
-            if not self._capturing():  # else it holds nothing before the captured graph is replayed
-                self._gcn_scales[dtype] = scale
+            if not self._transient():
+                self._gcn_scales[wide] = scale
         return scale
 
-    def _capturing(self) -> bool:
-        """True while a CUDA graph is captured, or torch.compile traces: nothing that is made now is to be kept."""
-        return torch.compiler.is_compiling() or (self.indptr.is_cuda and torch.cuda.is_current_stream_capturing())
+    def _transient(self) -> bool:
+        """True where what is made now must not be kept: while torch.compile or a transform traces, as it would be the
+        tracer's, and while a CUDA graph is captured, as it holds nothing before that is replayed."""
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            return True
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return True
+        return self.indptr.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def with_self_loops(self) -> Graph:
         """This graph with an edge from each node to itself, once: loops that it has are kept and not doubled.
@@ -297,7 +305,7 @@ class Graph:
 
         Notes
         -----
-        Edges keep their ids; a loop that is added has one behind them.
+        Edges keep their ids; a loop that is added has one behind them. Indices are int32 where they fit.
         """
         if self.num_rows != self.num_cols:
             raise ValueError(f"Graph.with_self_loops: expected as many rows as columns, got {self}")
@@ -323,8 +331,8 @@ class Graph:
         """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 
         Built on the device when the graph has proved to last, then kept. Not in deterministic mode, where all calls are
-        to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises.
-        torch.compile traces the calls without a list.
+        to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises; nor
+        under a transform of torch.func. torch.compile traces the calls without a list.
         """
         if torch.compiler.is_compiling():
             return None
@@ -335,11 +343,11 @@ class Graph:
         self._uses += 1
         if self._uses <= _LASTING_USES or self.nnz == 0 or torch.are_deterministic_algorithms_enabled():
             return None
-        if torch.cuda.is_current_stream_capturing():
+        if self._transient():
             return None
+        self.seek_tiles()
         try:
             self._seek_order()
-            self.seek_tiles()
             return self._build_work_list(lanes)
         except torch.OutOfMemoryError:
             self._uses = -1
@@ -384,13 +392,34 @@ class Graph:
         return known >= translate.PAYS_FROM and (features is None or translate.pays(known, features, of))
 
     def seek_tiles(self) -> None:
-        """Find out whether tiles pay, and if so, translate."""
-        if self._reuse is None:
+        """Estimate whether tiles pay; `translate_if_it_pays` makes sure of it."""
+        if self._reuse is not None:
+            return
+        self._reuse = 0.0
+        if self.nnz < translate.PAYS_EDGES:
+            return
+        made = self._tiles.get(translate.KERNEL_SIZE)
+        try:
             with torch.inference_mode(False), torch.no_grad():
-                found = translate.reuse(self) if self.nnz >= translate.PAYS_EDGES else 0.0
-            if found >= translate.PAYS_FROM:
-                self.tiles()
-            self._reuse = found
+                self._reuse = translate.reuse(self) if made is None else made.reuse()
+        except torch.OutOfMemoryError:
+            logging.getLogger("gnnaccel").warning("%s: no memory to look for tiles; its kernels do without", self)
+
+    def translate_if_it_pays(self) -> bool:
+        """Of a graph for which tiles seem to pay: whether it has been translated, now or before, and they do."""
+        size = translate.KERNEL_SIZE
+        if size in self._tiles:
+            return self.tiles_pay()
+        if self._transient():
+            return False
+        try:
+            self.tiles(*size)
+        except torch.OutOfMemoryError:
+            self._reuse = 0.0
+            logging.getLogger("gnnaccel").warning("%s: no memory for tiles; its kernels do without", self)
+        if not self.tiles_pay():
+            self._tiles.pop(size, None)
+        return self.tiles_pay()
 
     def _seek_order(self) -> None:
         if not self._order_sought:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
 
 
+KERNEL_SIZE = (16, 8)  # of the tiles that the CUDA kernels take: TileConfig of cuda/tiles.cuh
+METHODS = ("auto", "csr", "tiled")  # of ops and of `prepare`: where tiles pay, not by tiles, by tiles
 MAX_SIDE = 1024  # of a block, whose bitmap is kept whole
 SLICE = 64  # features that a warp of the CUDA kernels takes
 MAX_TEAM = 8
@@ -32,7 +34,7 @@ PAYS_EDGES = 200_000  # of the graph, at least
 PAYS_FROM = 4.0  # of reuse, in windows of 16 rows
 _PAYS_ANYWAY = 8.0
 _PAYS_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row, at least; 16 from _PAYS_ANYWAY on
-_SAMPLE = 256  # windows that are looked at
+_SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,10 @@ def reuse(graph: Graph, height: int = 16) -> float:
     windows = -(-graph.num_rows // height)
     if graph.nnz == 0:
         return 0.0
-    picks = torch.arange(windows, device=graph.device)
-    if windows > _SAMPLE:
-        picks = torch.linspace(0, windows - 1, _SAMPLE, dtype=torch.float64, device=graph.device).round().long()
+    sampled = max(1, min(windows, _SAMPLE, _SAMPLE_EDGES * windows // graph.nnz))
+    picks = (
+        (torch.arange(sampled, device=graph.device) * 2 + 1) * windows // (2 * sampled)
+    )  # each the middle of a share
     rows = (picks.unsqueeze(1) * height + torch.arange(height, device=graph.device)).clamp(max=graph.num_rows)
     begin = graph.indptr[rows].long()  # a row past the last is empty
     count = graph.indptr[(rows + 1).clamp(max=graph.num_rows)].long() - begin

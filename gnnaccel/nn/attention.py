@@ -160,7 +160,7 @@ class AGNNConv(nn.Module):
         Where it starts.
     learn_beta : bool
         A parameter, or a buffer.
-    method : {"auto", "tiled"}
+    method : {"auto", "csr", "tiled"}
         "tiled": inner products and sum go by tiles (see `ops.spmm`), and a weight per edge is kept.
 
     Raises

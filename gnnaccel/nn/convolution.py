@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import METHODS
 
 
 class GCNConv(nn.Module):
@@ -18,7 +19,7 @@ class GCNConv(nn.Module):
     bias : bool
     relu : bool
         What is below 0 becomes 0, in the pass of the sum where that comes last.
-    method : {"auto", "tiled"}
+    method : {"auto", "csr", "tiled"}
         "tiled": the sum goes by tiles (see `ops.spmm`), and the rest is done around it.
 
     Raises
@@ -61,7 +62,7 @@ class GCNConv(nn.Module):
         if self.linear.in_features > self.linear.out_features:
             x = self.linear(x)
             bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
-            if self.method == "auto":
+            if self.method != "tiled":
                 return ops.graph_conv(
                     graph, x, edge_weight, source_scale=right, row_scale=left, bias=bias, relu=self.relu
                 )
@@ -69,10 +70,12 @@ class GCNConv(nn.Module):
         return self._finished(self.linear(self._sum(graph, x, edge_weight, right, left)), self.bias)
 
     def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, right: Tensor, left: Tensor) -> Tensor:
-        if self.method == "auto":
+        if self.method != "tiled":
             return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left)
         scaled = (x * right.unsqueeze(1)).to(x.dtype)
-        return (ops.spmm(graph, scaled, edge_weight, method="tiled") * left.unsqueeze(1)).to(x.dtype)
+        # The mean times the root of the degree: in fp16 a sum may be too large.
+        mean = ops.spmm(graph, scaled, edge_weight, reduce="mean", method="tiled")
+        return (mean * left.reciprocal().unsqueeze(1)).to(x.dtype)
 
     def _finished(self, out: Tensor, bias: Tensor | None) -> Tensor:
         out = out if bias is None else out + bias
@@ -83,7 +86,7 @@ class GCNConv(nn.Module):
 
 
 def known_method(layer: str, method: str) -> str:
-    """`method`, if it is one that layers know."""
-    if method not in ("auto", "tiled"):
-        raise ValueError(f"{layer}: method: expected 'auto' or 'tiled', got {method!r}")
+    """`method`, if it is one that layers know; "csr" is what "auto" is."""
+    if method not in METHODS:
+        raise ValueError(f"{layer}: method: expected one of {', '.join(METHODS)}, got {method!r}")
     return method

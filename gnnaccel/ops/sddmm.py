@@ -9,10 +9,11 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import operand, reduce_to, result_features
-from gnnaccel.ops.spmm import METHODS, spmm_op
+from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
@@ -84,23 +85,18 @@ def sddmm(
             raise ValueError(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
-    if method == "auto" and graph.tiles_pay() and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
-        method = "tiled" if serves_dot(graph, *_from_sources(lhs, rhs, lhs_target)) else "csr"
+    if lhs is not None and rhs is not None and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
+        by_tiles = method == "tiled" or (method == "auto" and graph.tiles_pay() and serves_dot(graph, lhs, rhs))
+        if by_tiles:
+            return sddmm_tiled(graph, lhs, rhs, lhs_target == "v")
     if method == "tiled":
-        if op != "dot" or {lhs_target, rhs_target} != {"u", "v"}:
-            raise ValueError(
-                "sddmm: method: 'tiled' takes the 'dot' of sources and destinations, got "
-                f"{op!r} of {lhs_target!r} and {rhs_target!r}"
-            )
-        return sddmm_tiled(graph, *_from_sources(lhs, rhs, lhs_target))
+        raise ValueError(
+            "sddmm: method: 'tiled' takes the 'dot' of sources and destinations, got "
+            f"{op!r} of {lhs_target!r} and {rhs_target!r}"
+        )
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")
     arrays = arrays_of(graph, needs_grad(*sources), lhs, rhs, listed=op in ("dot", "mul", "div"))
     return sddmm_op(*arrays, lhs, rhs, op, lhs_target, rhs_target)
-
-
-def _from_sources(lhs, rhs, lhs_target: str) -> tuple:
-    """The operand of the sources, and that of the destinations."""
-    return (lhs, rhs) if lhs_target == "u" else (rhs, lhs)
 
 
 def _allocate(nnz, lhs, rhs, op):

@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
@@ -18,7 +19,6 @@ from gnnaccel.ops.tiled import serves_sum, spmm_tiled
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")
-METHODS = ("auto", "csr", "tiled")
 
 
 def spmm(
@@ -110,8 +110,9 @@ def spmm(
             weight, message = -weight, "add"
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
-    if method == "auto" and graph.tiles_pay() and adds and not return_arg and empty_value == 0 and message != "add":
-        method = "tiled" if serves_sum(graph, x, weight) else "csr"
+    plain = adds and not return_arg and empty_value == 0 and message != "add"
+    if method == "auto" and plain and graph.tiles_pay() and serves_sum(graph, x, weight):
+        method = "tiled"
     if method == "tiled":
         if message not in ("copy_lhs", "mul") or reduce not in ("sum", "mean") or x is None or empty_value != 0:
             raise ValueError(

@@ -11,12 +11,11 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import Tiles, description
+from gnnaccel.graph.translate import KERNEL_SIZE, Tiles, description
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops._features import aligned_heads, unpadded
+from gnnaccel.ops._features import aligned_heads, result_features, unpadded
 
-HEIGHT, WIDTH = 16, 8  # of the CUDA kernels' tiles: TileConfig of cuda/tiles.cuh
 _DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 
 
@@ -42,7 +41,7 @@ class _Tiles(NamedTuple):
     def described(self, dots: bool) -> tuple:
         """For the binary."""
         longest, sum_team, dot_team = self.sizes
-        return description(self.arrays, longest, HEIGHT, WIDTH, dot_team if dots else sum_team)
+        return description(self.arrays, longest, *KERNEL_SIZE, dot_team if dots else sum_team)
 
 
 def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
@@ -57,44 +56,54 @@ def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Te
     if weight is not None and math.prod(weight.shape[1:]) != 1:
         raise ValueError(f"spmm: weight: method 'tiled' takes one per edge, got shape {tuple(weight.shape)}")
     given = _structure(graph, math.prod(x.shape[1:]), needs_grad(x))
-    if weight is not None:
-        x = x.reshape(x.shape[0], *(1,) * (weight.dim() - x.dim()), *x.shape[1:])  # as it would broadcast
-        weight = weight.reshape(-1)
     return _spmm_op(*given, x, weight, mean, _fast(x))
 
 
-def sddmm_tiled(graph: Graph, sources: Tensor, targets: Tensor) -> Tensor:
+def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool) -> Tensor:
     """`sddmm` of checked operands: inner products of sources [num_cols, *H, F] and targets [num_rows, *H, F].
+
+    lhs, rhs : Tensor
+        Sources and targets; `flipped`: targets and sources.
 
     Raises
     ------
     TypeError
         For a dtype without a kernel. ValueError: for features that would have to be broadcast.
     """
-    _check_dtype("sddmm", "lhs", sources)
-    if sources.shape[1:] != targets.shape[1:]:
-        shapes = tuple(sources.shape), tuple(targets.shape)
+    _check_dtype("sddmm", "lhs", lhs)
+    if lhs.shape[1:] != rhs.shape[1:]:
+        shapes = tuple(lhs.shape), tuple(rhs.shape)
         raise ValueError(f"sddmm: rhs: method 'tiled' takes equal features, got {shapes[0]} and {shapes[1]}")
-    given = _structure(graph, math.prod(sources.shape[1:]), needs_grad(sources))
-    return _sddmm_op(*given, sources, targets, _fast(sources))
+    given = _structure(graph, lhs.shape[-1], needs_grad(rhs if flipped else lhs))
+    return _sddmm_op(*given, lhs, rhs, flipped, _fast(lhs))
 
 
 def serves_sum(graph: Graph, x: Tensor | None, weight: Tensor | None) -> bool:
     """True if tiles are the faster way to sum up x, times one weight per edge, over a graph for which they pay."""
-    return x is not None and (weight is None or math.prod(weight.shape[1:]) == 1) and _serves(graph, x, "sum")
+    if x is None or not (weight is None or math.prod(weight.shape[1:]) == 1):
+        return False
+    return _serves(graph, x, math.prod(x.shape[1:]), "sum", needs_grad(x))
 
 
-def serves_dot(graph: Graph, sources: Tensor, targets: Tensor) -> bool:
-    """The same of inner products."""
-    return sources.shape[1:] == targets.shape[1:] and _serves(graph, sources, "dot")
+def serves_dot(graph: Graph, lhs: Tensor, rhs: Tensor) -> bool:
+    """The same of inner products; with gradients of one head, as sums by tiles have one weight to an edge."""
+    trains = needs_grad(lhs, rhs)
+    if lhs.shape[1:] != rhs.shape[1:] or (trains and math.prod(lhs.shape[1:-1]) != 1):
+        return False
+    return _serves(graph, lhs, lhs.shape[-1], "dot", trains)
 
 
-def _serves(graph: Graph, x: Tensor, of: str) -> bool:
-    """Where a gradient runs over the transposed graph tiles must pay there too."""
-    features = math.prod(x.shape[1:])
+def _serves(graph: Graph, x: Tensor, features: int, of: str, backward: bool) -> bool:
+    """`backward`: a gradient runs over the transposed graph, where tiles must pay too."""
     if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and graph.tiles_pay(features, of)):
         return False
-    return not needs_grad(x) or graph.transposed.tiles_pay(features)
+    turned = graph.transposed if backward else None
+    if turned is not None and not turned.tiles_pay(features):
+        return False
+    # Translation tells for sure how much is shared.
+    if not (graph.translate_if_it_pays() and graph.tiles_pay(features, of)):
+        return False
+    return turned is None or (turned.translate_if_it_pays() and turned.tiles_pay(features))
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
@@ -106,8 +115,14 @@ def _check_dtype(op: str, name: str, x: Tensor) -> None:
 
 
 def _fast(x: Tensor) -> bool:
-    """What torch may do with its own products of matrices."""
-    return x.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    """True if TF32 will do, as torch may use it for its own products of matrices."""
+    if not x.is_cuda or x.dtype != torch.float32:
+        return False
+    # As of torch 2.9 the getter of old refuses to answer where the new attributes have been set.
+    allowed = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if allowed is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return (getattr(torch.backends, "fp32_precision", allowed) if allowed == "none" else allowed) == "tf32"
 
 
 def _structure(graph: Graph, features: int, backward: bool) -> tuple:
@@ -117,8 +132,8 @@ def _structure(graph: Graph, features: int, backward: bool) -> tuple:
         teams = (tiles.team_for(features), tiles.team_for(features, dots=True))
         return *(getattr(tiles, name) for name in _ARRAYS), tiles.longest, *teams
 
-    own = given(graph.tiles(HEIGHT, WIDTH))
-    turned = given(graph.transposed.tiles(HEIGHT, WIDTH)) if backward else (*_Tiles().arrays, *_Tiles().sizes)
+    own = given(graph.tiles(*KERNEL_SIZE))
+    turned = given(graph.transposed.tiles(*KERNEL_SIZE)) if backward else (*_Tiles().arrays, *_Tiles().sizes)
     return *arrays_of(graph, backward, listed=False), *own, *turned
 
 
@@ -130,43 +145,46 @@ def _split(args: tuple) -> tuple[Arrays, _Tiles, _Tiles, tuple]:
 
 
 def _save(ctx, arrays: Arrays, own: _Tiles, turned: _Tiles, *tensors: Tensor | None) -> None:
-    ctx.sizes = own.sizes, turned.sizes
-    _arrays.save(ctx, arrays, *own.arrays, *turned.arrays, *tensors)
+    """What the ops without tiles keep, and in the same order: a graph may earn its tiles between a forward and the same
+    forward again under torch.utils.checkpoint, which wants the same saved tensors both times."""
+    ctx.tiles = (*own.arrays, *own.sizes), (*turned.arrays, *turned.sizes)
+    _arrays.save(ctx, arrays, *tensors)
 
 
 def _saved(ctx) -> tuple[tuple, tuple, tuple]:
     """The structure of a call on the graph, that of one on the transposed graph, and what else `_save` kept."""
     arrays, tensors = _arrays.saved(ctx)
-    count = len(_ARRAYS)
-    own, turned = (*tensors[:count], *ctx.sizes[0]), (*tensors[count : 2 * count], *ctx.sizes[1])
-    return (*arrays, *own, *turned), (*arrays.turned(), *turned, *own), tensors[2 * count :]
+    own, turned = ctx.tiles
+    return (*arrays, *own, *turned), (*arrays.turned(), *turned, *own), tensors
 
 
 def _spmm_impl(*args):
     arrays, own, _, (x, weight, mean, fast) = _split(args)
-    features = x.shape[1:]
-    flat = x.reshape(x.shape[0], features.numel())
-    if arrays.num_rows * flat.shape[1] == 0:
-        return x.new_empty(arrays.num_rows, *features)
-    flat = aligned_heads(flat)
+    out = _spmm_fake(*args)
+    if out.numel() == 0:
+        return out
+    width = x.shape[1:].numel()
+    flat = aligned_heads(x.reshape(x.shape[0], width))
     weight = None if weight is None else weight.contiguous()
-    out = flat.new_empty(arrays.num_rows, flat.shape[1])
-    given = (lib.pointer(t) for t in (flat, weight, out))
+    result = out if flat.shape[1] == width else flat.new_empty(arrays.num_rows, flat.shape[1])
+    given = (lib.pointer(t) for t in (flat, weight, result))
     codes = (flat.shape[1], mean, fast, lib.DTYPES[x.dtype])
     lib.launch("spmm_tiled", x.device, *arrays.matrix(), own.described(dots=False), *given, *codes)
-    return unpadded(out, features.numel()).view(arrays.num_rows, *features)
+    return out if result is out else unpadded(result, width).view(out.shape)
 
 
 def _spmm_fake(*args):
-    arrays, _, _, (x, *_) = _split(args)
-    return x.new_empty(arrays.num_rows, *x.shape[1:])
+    arrays, _, _, (x, weight, *_) = _split(args)
+    return x.new_empty(arrays.num_rows, *result_features(x, weight))
 
 
 def _spmm_setup(ctx, inputs, output):
     arrays, own, turned, (x, weight, ctx.mean, ctx.fast) = _split(inputs)
     ctx.set_materialize_grads(False)
+    ctx.shapes = x.shape, None if weight is None else weight.shape
     needs_x, needs_weight, *_ = ctx.wanted
-    _save(ctx, arrays, own, turned, x if needs_weight else None, weight if needs_x else None)
+    weighted = weight is not None
+    _save(ctx, arrays, own, turned, x if weighted and needs_weight else None, weight if needs_x else None)
 
 
 def _spmm_backward(ctx, grad):
@@ -179,50 +197,51 @@ def _spmm_backward(ctx, grad):
             count = own[0].diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
             grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
         if needs_x:
-            grad_x = _spmm_op(*turned, grad, weight, False, ctx.fast)
-        if needs_weight:
+            grad_x = _spmm_op(*turned, grad, weight, False, ctx.fast).reshape(ctx.shapes[0])
+        if needs_weight and ctx.shapes[1] is not None:
             flat_x, flat = (t.reshape(t.shape[0], math.prod(t.shape[1:])) for t in (x, grad))
-            grad_weight = _sddmm_op(*own, flat_x, flat, ctx.fast).reshape(-1)
+            grad_weight = _sddmm_op(*own, flat_x, flat, False, ctx.fast).reshape(ctx.shapes[1])
     return grad_x, grad_weight, None, None
 
 
 def _sddmm_impl(*args):
-    arrays, own, _, (sources, targets, fast) = _split(args)
+    arrays, own, _, (lhs, rhs, flipped, fast) = _split(args)
     out = _sddmm_fake(*args)
-    if sources.shape[1:].numel() == 0:
+    if lhs.shape[1:].numel() == 0:
         return out.zero_()
-    sources, targets = (aligned_heads(t) for t in (sources, targets))
-    given = (lib.pointer(t) for t in (sources, targets, out))
-    codes = (sources.shape[1:-1].numel(), sources.shape[-1], fast, lib.DTYPES[out.dtype])
+    lhs, rhs = (aligned_heads(t) for t in (lhs, rhs))
+    given = (lib.pointer(t) for t in ((rhs, lhs, out) if flipped else (lhs, rhs, out)))
+    codes = (lhs.shape[1:-1].numel(), lhs.shape[-1], fast, lib.DTYPES[out.dtype])
     lib.launch("sddmm_tiled", out.device, *arrays.matrix(), own.described(dots=True), *given, *codes)
     return out
 
 
 def _sddmm_fake(*args):
-    arrays, _, _, (sources, *_) = _split(args)
-    return sources.new_empty(arrays.nnz, *sources.shape[1:-1], 1)
+    arrays, _, _, (lhs, *_) = _split(args)
+    return lhs.new_empty(arrays.nnz, *lhs.shape[1:-1], 1)
 
 
 def _sddmm_setup(ctx, inputs, output):
-    arrays, own, turned, (sources, targets, ctx.fast) = _split(inputs)
-    ctx.set_materialize_grads(False)
-    needs_sources, needs_targets, *_ = ctx.wanted
-    _save(ctx, arrays, own, turned, sources if needs_targets else None, targets if needs_sources else None)
+    arrays, own, turned, (lhs, rhs, ctx.flipped, ctx.fast) = _split(inputs)
+    _save(ctx, arrays, own, turned, lhs, rhs)
 
 
 def _sddmm_backward(ctx, grad):
-    grads = [None, None]
-    if grad is not None:
-        own, turned, others = _saved(ctx)
-        heads = math.prod(grad.shape[1:])
-        for i, (structure, other) in enumerate(((turned, others[1]), (own, others[0]))):
-            if ctx.wanted[i]:
-                # Weights are one per edge: a head is summed up after the other.
-                split = other.reshape(other.shape[0], heads, other.shape[-1])
-                weights = grad.reshape(grad.shape[0], heads)
-                sums = [_spmm_op(*structure, split[:, h], weights[:, h], False, ctx.fast) for h in range(heads)]
-                grads[i] = torch.stack(sums, 1).view(-1, *other.shape[1:]) if sums else torch.zeros_like(other)
-    return *grads, None
+    own, turned, (lhs, rhs) = _saved(ctx)
+    heads = math.prod(grad.shape[1:])
+
+    def summed(other: Tensor, shape: torch.Size, over_targets: bool) -> Tensor:
+        """`other` of the far ends times grad, summed up at each source, or target: a gradient of `shape`."""
+        # Weights are one per edge: a head is summed up after the other.
+        split, weights = other.reshape(other.shape[0], heads, other.shape[-1]), grad.reshape(grad.shape[0], heads)
+        structure = own if over_targets else turned
+        sums = [_spmm_op(*structure, split[:, h], weights[:, h], False, ctx.fast) for h in range(heads)]
+        return torch.stack(sums, 1).view(shape) if sums else other.new_zeros(shape)
+
+    needs_lhs, needs_rhs, *_ = ctx.wanted
+    grad_lhs = summed(rhs, lhs.shape, ctx.flipped) if needs_lhs else None
+    grad_rhs = summed(lhs, rhs.shape, not ctx.flipped) if needs_rhs else None
+    return grad_lhs, grad_rhs, None, None
 
 
 _spmm_op = _operators.register(
@@ -236,7 +255,7 @@ _spmm_op = _operators.register(
 )
 _sddmm_op = _operators.register(
     "sddmm_tiled",
-    f"({_arrays.SCHEMA}, {_SCHEMA}, Tensor sources, Tensor targets, bool fast) -> Tensor",
+    f"({_arrays.SCHEMA}, {_SCHEMA}, Tensor lhs, Tensor rhs, bool flipped, bool fast) -> Tensor",
     _sddmm_impl,
     _sddmm_fake,
     structure=_arrays.COUNT + 2 * _FIELDS,
