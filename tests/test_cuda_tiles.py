@@ -172,14 +172,14 @@ def by_tiles(monkeypatch):
 
 def test_auto_goes_by_tiles_where_they_pay(by_tiles):
     graph, other = dense_blocks(), build([64] * 1024, 1024)
-    x, weight = rand(1024, 32).requires_grad_(), rand(graph.nnz)
+    x, weight = rand(1024, 128).requires_grad_(), rand(graph.nnz)
     for g, pays in ((graph, True), (other, False)):
         assert ("tiles" in gnnaccel.prepare(g).steps) == pays == g.tiles_pay()
         by_tiles.clear()
         results = [ops.spmm(g, x, weight), ops.spmm(g, x, reduce="mean"), ops.sddmm(g, x, x)]
         assert by_tiles == (["spmm", "spmm", "sddmm"] if pays else [])
         # Of what tiles cannot do or are too slow for, nothing.
-        ops.spmm(g, x, reduce="max"), ops.spmm(g, x, rand(g.nnz, 32)), ops.spmm(g, x[:, :8]), ops.sddmm(g, x, x, "mul")
+        ops.spmm(g, x, reduce="max"), ops.spmm(g, x, rand(g.nnz, 128)), ops.spmm(g, x[:, :8]), ops.sddmm(g, x, x, "mul")
         ops.spmm(g, x.double()), ops.spmm(g, x, method="csr"), ops.spmm(g, x, weight, empty_value=1.0)
         assert len(by_tiles) == 3 * pays
         torch.testing.assert_close(results[0], ops.spmm(g, x, weight, method="csr"), rtol=1e-4, atol=1e-4)
@@ -202,14 +202,16 @@ def test_a_graph_that_lasts_earns_its_tiles(by_tiles):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_checkpointing_while_tiles_are_earned(weighted, by_tiles):
     torch.use_deterministic_algorithms(False)
-    graph, x = dense_blocks(), rand(1024, 64).requires_grad_()
+    graph, x = dense_blocks(), rand(1024, 256).requires_grad_()
     weight = rand(graph.nnz).requires_grad_() if weighted else None
     wanted = [x, *([weight] if weighted else [])]
 
     def layers(x, w):
         kept = torch.utils.checkpoint.checkpoint(lambda x, w: ops.spmm(graph, x, w) / 64, x, w, use_reentrant=False)
         scores = torch.utils.checkpoint.checkpoint(
-            lambda x: ops.sddmm(graph, x[:, :32], x[:, 32:], lhs_target="v", rhs_target="u"), kept, use_reentrant=False
+            lambda x: ops.sddmm(graph, x[:, :128], x[:, 128:], lhs_target="v", rhs_target="u"),
+            kept,
+            use_reentrant=False,
         )
         return kept.square().sum() + scores.square().mean()
 
@@ -260,7 +262,7 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
 def test_heads_go_by_tiles_without_gradients_alone(by_tiles):
     graph = dense_blocks()
     gnnaccel.prepare(graph)
-    x = rand(1024, 2, 64)
+    x = rand(1024, 2, 128)
     ops.sddmm(graph, x, x)
     assert by_tiles == ["sddmm"]
     ops.sddmm(graph, x, x.clone().requires_grad_())

@@ -195,17 +195,19 @@ def test_spmm_by_tiles_bad_arguments(change, words):
 
 
 @pytest.mark.parametrize(
-    "reuse,features,of,pays",
+    "reuse,degree,features,of,pays",
     [
-        (3.9, 512, "sum", False),
-        (4.0, 63, "sum", False),
-        (4.0, 64, "sum", True),
-        (4.0, 64, "dot", False),
-        (4.0, 128, "dot", True),
-        (8.0, 15, "dot", False),
-        (8.0, 16, "dot", True),
-        (16.0, 16, "sum", True),
+        (3.9, 99, 512, "sum", False),
+        (4.0, 15, 512, "sum", False),
+        (4.0, 16, 63, "sum", False),
+        (4.0, 16, 64, "sum", True),
+        (4.0, 16, 64, "dot", False),
+        (4.0, 16, 128, "dot", True),
+        (8.0, 63, 16, "sum", False),
+        (8.0, 64, 15, "sum", False),
+        (8.0, 64, 16, "sum", True),
+        (16.0, 99, 127, "dot", False),
     ],
 )
-def test_gate(reuse, features, of, pays):
-    assert translate_module.pays(reuse, features, of) == pays
+def test_gate(reuse, degree, features, of, pays):
+    assert translate_module.pays(reuse, degree, features, of) == pays

@@ -389,7 +389,9 @@ class Graph:
         For the "sum" or the "dot" of rows of `features` numbers; None: for any.
         """
         known = self._reuse or 0.0
-        return known >= translate.PAYS_FROM and (features is None or translate.pays(known, features, of))
+        if features is None:
+            return known >= translate.PAYS_FROM
+        return translate.pays(known, self.nnz / max(self.num_rows, 1), features, of)
 
     def seek_tiles(self) -> None:
         """Estimate whether tiles pay; `translate_if_it_pays` makes sure of it."""

@@ -29,11 +29,13 @@ MAX_TEAM = 8
 BUSY_WARPS = 4096  # twice what an H200 holds of them
 MIN_CHUNK, MAX_CHUNKS = 256, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
 
-# Where the kernels for tensor cores are faster than those for CUDA cores: docs/tensor-cores.md has the measurements.
+# Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
+# about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
 PAYS_EDGES = 200_000  # of the graph, at least
 PAYS_FROM = 4.0  # of reuse, in windows of 16 rows
-_PAYS_ANYWAY = 8.0
-_PAYS_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row, at least; 16 from _PAYS_ANYWAY on
+_PAYS_DEGREE = 16  # edges of a row, in the mean
+_PAYS_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row of features, at least
+_DENSE_REUSE, _DENSE_DEGREE = 8.0, 64  # both: sums of 16 numbers too
 _SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
 
 
@@ -199,7 +201,10 @@ def reuse(graph: Graph, height: int = 16) -> float:
     return row.numel() / max(int(most.sum()), 1)
 
 
-def pays(reuse: float, features: int, of: str) -> bool:
-    """True if the "sum" of rows of `features` numbers, or their "dot", is faster by tiles, on a GPU and a graph that is
-    not small."""
-    return reuse >= PAYS_FROM and features >= (16 if reuse >= _PAYS_ANYWAY else _PAYS_FEATURES[of])
+def pays(reuse: float, degree: float, features: int, of: str) -> bool:
+    """True if the "sum" of rows of `features` numbers, or their "dot", is to go by tiles on a GPU, of a graph that is
+    not small; `degree`: edges of a row, in the mean."""
+    if reuse < PAYS_FROM or degree < _PAYS_DEGREE:
+        return False
+    dense = reuse >= _DENSE_REUSE and degree >= _DENSE_DEGREE
+    return features >= (16 if dense and of == "sum" else _PAYS_FEATURES[of])
