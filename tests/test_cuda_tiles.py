@@ -142,6 +142,19 @@ def test_tf32_where_torch_may_use_it():
     assert errors["highest"] < 2e-6 and 1e-5 < errors["high"] < 2e-3
 
 
+def test_auto_is_exact_where_torch_may_use_tf32(by_tiles):
+    graph, x = dense_blocks(), rand(1024, 128)
+    gnnaccel.prepare(graph)
+    want = ops.spmm(graph, x), ops.sddmm(graph, x, x)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        got = ops.spmm(graph, x), ops.sddmm(graph, x, x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert by_tiles == ["spmm", "sddmm"] * 2 and all(map(torch.equal, got, want))
+
+
 def test_the_same_bits_on_every_run():
     graph = GRAPHS["long rows"](torch.int32)
     x, weight = rand(graph.num_cols, 64), rand(graph.nnz)
@@ -166,7 +179,9 @@ def by_tiles(monkeypatch):
     for op in ("spmm", "sddmm"):
         module = sys.modules[f"gnnaccel.ops.{op}"]
         tiled = getattr(module, f"{op}_tiled")
-        monkeypatch.setattr(module, f"{op}_tiled", lambda *a, op=op, tiled=tiled: gone.append(op) or tiled(*a))
+        monkeypatch.setattr(
+            module, f"{op}_tiled", lambda *a, op=op, tiled=tiled, **o: gone.append(op) or tiled(*a, **o)
+        )
     return gone
 
 

@@ -137,7 +137,9 @@ def test_by_tiles(make, monkeypatch):
     for op in ("spmm", "sddmm"):
         module = sys.modules[f"gnnaccel.ops.{op}"]
         tiled = getattr(module, f"{op}_tiled")
-        monkeypatch.setattr(module, f"{op}_tiled", lambda *a, op=op, tiled=tiled: gone.append(op) or tiled(*a))
+        monkeypatch.setattr(
+            module, f"{op}_tiled", lambda *a, op=op, tiled=tiled, **o: gone.append(op) or tiled(*a, **o)
+        )
     results = []
     for layer in (one, other):
         out = layer(graph, x)

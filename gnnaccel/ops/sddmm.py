@@ -86,9 +86,10 @@ def sddmm(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
     if lhs is not None and rhs is not None and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
-        by_tiles = method == "tiled" or (method == "auto" and graph.tiles_pay() and serves_dot(graph, lhs, rhs))
-        if by_tiles:
-            return sddmm_tiled(graph, lhs, rhs, lhs_target == "v")
+        if method == "tiled":
+            return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=True)
+        if method == "auto" and graph.tiles_pay() and serves_dot(graph, lhs, rhs):
+            return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=False)
     if method == "tiled":
         raise ValueError(
             "sddmm: method: 'tiled' takes the 'dot' of sources and destinations, got "

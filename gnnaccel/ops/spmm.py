@@ -56,9 +56,9 @@ def spmm(
     method : {"auto", "csr", "tiled"}
         "tiled": on tensor cores, by the tiles of the graph (`Graph.tiles`, made at the first call): sum and mean of
         "mul" with one weight per edge, or of "copy_lhs", in float32, bfloat16 and float16 on CUDA, float32 and float64
-        on the CPU, for checking. As accurate as "csr", and faster still where torch.set_float32_matmul_precision
-        allows TF32. "csr": without tiles. "auto": by tiles on CUDA where they pay, as rows next to each other share
-        sources (docs/tensor-cores.md), once the graph has its work lists.
+        on the CPU, for checking. As accurate as "csr", but in TF32 where torch.set_float32_matmul_precision allows
+        that. "csr": without tiles. "auto": by tiles on CUDA where they pay, as rows next to each other share sources
+        (docs/tensor-cores.md), once the graph has its work lists; never in TF32.
 
     Returns
     -------
@@ -111,8 +111,8 @@ def spmm(
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
     plain = adds and not return_arg and empty_value == 0 and message != "add"
-    if method == "auto" and plain and graph.tiles_pay() and serves_sum(graph, x, weight):
-        method = "tiled"
+    if method == "auto" and plain and x is not None and graph.tiles_pay() and serves_sum(graph, x, weight):
+        return spmm_tiled(graph, x, weight, reduce == "mean", tf32=False)
     if method == "tiled":
         if message not in ("copy_lhs", "mul") or reduce not in ("sum", "mean") or x is None or empty_value != 0:
             raise ValueError(
@@ -121,7 +121,7 @@ def spmm(
             )
         if return_arg:
             raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
-        return spmm_tiled(graph, x, weight, reduce == "mean")
+        return spmm_tiled(graph, x, weight, reduce == "mean", tf32=True)
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"))
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)

@@ -44,8 +44,11 @@ class _Tiles(NamedTuple):
         return description(self.arrays, longest, *KERNEL_SIZE, dot_team if dots else sum_team)
 
 
-def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool, *, tf32: bool) -> Tensor:
     """`spmm` of checked operands: x [num_cols, *F], one weight per edge or none, sum or mean.
+
+    tf32 : bool
+        Where torch allows it for products of matrices.
 
     Raises
     ------
@@ -56,14 +59,16 @@ def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool) -> Te
     if weight is not None and math.prod(weight.shape[1:]) != 1:
         raise ValueError(f"spmm: weight: method 'tiled' takes one per edge, got shape {tuple(weight.shape)}")
     given = _structure(graph, math.prod(x.shape[1:]), needs_grad(x))
-    return _spmm_op(*given, x, weight, mean, _fast(x))
+    return _spmm_op(*given, x, weight, mean, tf32 and _fast(x))
 
 
-def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool) -> Tensor:
+def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool, *, tf32: bool) -> Tensor:
     """`sddmm` of checked operands: inner products of sources [num_cols, *H, F] and targets [num_rows, *H, F].
 
     lhs, rhs : Tensor
         Sources and targets; `flipped`: targets and sources.
+    tf32 : bool
+        As of `spmm_tiled`.
 
     Raises
     ------
@@ -75,12 +80,12 @@ def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool) -> Tensor
         shapes = tuple(lhs.shape), tuple(rhs.shape)
         raise ValueError(f"sddmm: rhs: method 'tiled' takes equal features, got {shapes[0]} and {shapes[1]}")
     given = _structure(graph, lhs.shape[-1], needs_grad(rhs if flipped else lhs))
-    return _sddmm_op(*given, lhs, rhs, flipped, _fast(lhs))
+    return _sddmm_op(*given, lhs, rhs, flipped, tf32 and _fast(lhs))
 
 
-def serves_sum(graph: Graph, x: Tensor | None, weight: Tensor | None) -> bool:
+def serves_sum(graph: Graph, x: Tensor, weight: Tensor | None) -> bool:
     """True if tiles are the faster way to sum up x, times one weight per edge, over a graph for which they pay."""
-    if x is None or not (weight is None or math.prod(weight.shape[1:]) == 1):
+    if weight is not None and math.prod(weight.shape[1:]) != 1:
         return False
     return _serves(graph, x, math.prod(x.shape[1:]), "sum", needs_grad(x))
 
