@@ -21,7 +21,7 @@ import itertools
 
 import graphs
 import torch
-from timing import peer_ms, provenance, relative_error, save_table, short, time_ms
+from timing import peer_ms, provenance, relative_error, save_table, shown, time_ms
 from torch.nn.functional import leaky_relu
 
 import gnnaccel
@@ -180,11 +180,7 @@ def main() -> None:
             row = measure(graph, name, kind, shape, getattr(torch, args.dtype), not args.no_peers, args.dropout)
             row |= {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "kind": kind, "shape": shape}
             row["dtype"] = args.dtype
-            lines.append([short(row.get(column)) for column in COLUMNS])
-            print(
-                *(f"{column}={value}" for column, value in zip(COLUMNS, lines[-1], strict=True) if value != ""),
-                flush=True,
-            )
+            lines.append(shown(COLUMNS, row))
             torch.cuda.empty_cache()
     if args.csv:
         save_table(args.csv, head, COLUMNS, lines)

@@ -13,7 +13,7 @@ import functools
 
 import torch
 from cuda_tiles import BUDGET_MS, SORTED, make
-from timing import provenance, save_table, short, time_ms
+from timing import provenance, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
@@ -57,8 +57,7 @@ def main() -> None:
                 row["ours"] = tiles.team_for(width, dots=op == "sddmm")
                 row |= {f"ms_{team}": ms for team, ms in times.items()}
                 row["ours_vs_best"] = times[row["ours"]] / min(times.values())
-                lines.append([short(row[column]) for column in COLUMNS])
-                print(*(f"{c}={v}" for c, v in zip(COLUMNS, lines[-1], strict=True)), flush=True)
+                lines.append(shown(COLUMNS, row))
     if args.csv:
         save_table(args.csv, head, COLUMNS, lines)
 

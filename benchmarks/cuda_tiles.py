@@ -22,7 +22,7 @@ import time
 import cusparse
 import graphs
 import torch
-from timing import peer_ms, provenance, relative_error, save_table, short, time_ms
+from timing import peer_ms, provenance, relative_error, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
@@ -187,8 +187,7 @@ def main() -> None:
                 row |= measure(graph, name, op, dtype, weighted, width)
                 gained = row["csr_ms"] - row["tiled_ms"]
                 row["repaid"] = math.ceil(row["translate_ms"] / gained) if gained > 0 else None
-                lines.append([short(row.get(column)) for column in COLUMNS])
-                print(*(f"{c}={v}" for c, v in zip(COLUMNS, lines[-1], strict=True) if v != ""), flush=True)
+                lines.append(shown(COLUMNS, row))
         torch.cuda.empty_cache()
     if args.csv:
         save_table(args.csv, head, COLUMNS, lines)

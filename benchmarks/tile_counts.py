@@ -15,7 +15,7 @@ from pathlib import Path
 
 import graphs
 import torch
-from timing import provenance, save_table, short
+from timing import provenance, save_table, shown
 
 from gnnaccel import data
 from gnnaccel.graph.properties import properties
@@ -50,8 +50,7 @@ def main() -> None:
             row = {"graph": name, "nodes": known.nodes, "edges": known.edges, "similarity": known.similarity}
             row |= {"shape": f"{tiles.height}x{tiles.width}", "plain": tiles.plain, "translated": tiles.translated}
             row |= {"saved": tiles.saved, "density": tiles.density, "reuse": tiles.reuse}
-            lines.append([short(row[column]) for column in COLUMNS])
-            print(*(f"{c}={v}" for c, v in zip(COLUMNS, lines[-1], strict=True)), flush=True)
+            lines.append(shown(COLUMNS, row))
     if args.csv:
         save_table(args.csv, head, COLUMNS, lines)
 

@@ -135,6 +135,13 @@ def short(value):
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
 
 
+def shown(columns: Sequence[str], row: dict) -> list:
+    """The cells of a row of a table, printed as they come."""
+    cells = [short(row.get(column)) for column in columns]
+    print(*(f"{column}={cell}" for column, cell in zip(columns, cells, strict=True) if cell != ""), flush=True)
+    return cells
+
+
 def save_table(path: str, head: list[str], columns: Sequence[str], rows: list[list]) -> None:
     """Write CSV with lines of comment before it."""
     with open(path, "w", newline="") as file:
