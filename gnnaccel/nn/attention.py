@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
-from gnnaccel.nn.convolution import known_method
+from gnnaccel.graph.translate import METHODS
+from gnnaccel.ops import _check
 
 
 class GATConv(nn.Module):
@@ -185,7 +186,8 @@ class AGNNConv(nn.Module):
 
     def __init__(self, beta: float = 1.0, learn_beta: bool = True, *, method: str = "auto"):
         super().__init__()
-        self.method = known_method("AGNNConv", method)
+        _check.one_of("AGNNConv", "method", method, METHODS)
+        self.method = method
         value = torch.tensor([float(beta)])
         if learn_beta:
             self.beta = nn.Parameter(value)

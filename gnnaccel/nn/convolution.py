@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import METHODS
+from gnnaccel.ops import _check
 
 
 class GCNConv(nn.Module):
@@ -20,7 +21,7 @@ class GCNConv(nn.Module):
     relu : bool
         What is below 0 becomes 0, in the pass of the sum where that comes last.
     method : {"auto", "csr", "tiled"}
-        "tiled": the sum goes by tiles (see `ops.spmm`), and the rest is done around it.
+        "tiled": the sum goes by tiles (see `ops.spmm`), and the rest is done around it. "csr" is "auto".
 
     Raises
     ------
@@ -44,7 +45,8 @@ class GCNConv(nn.Module):
 
     def __init__(self, in_feats: int, out_feats: int, *, bias: bool = True, relu: bool = False, method: str = "auto"):
         super().__init__()
-        self.method = known_method("GCNConv", method)
+        _check.one_of("GCNConv", "method", method, METHODS)
+        self.method = method
         self.linear = nn.Linear(in_feats, out_feats, bias=False)
         self.bias = nn.Parameter(torch.empty(out_feats)) if bias else None
         self.relu = relu
@@ -58,35 +60,26 @@ class GCNConv(nn.Module):
 
     def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """x [num_cols, in_feats], edge_weight [nnz] in edge-id order; [num_rows, out_feats]."""
-        left, right = graph.gcn_scale(x.dtype), graph.transposed.gcn_scale(x.dtype)
-        if self.linear.in_features > self.linear.out_features:
+        narrows = self.linear.in_features > self.linear.out_features
+        if narrows:
             x = self.linear(x)
-            bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
-            if self.method != "tiled":
-                return ops.graph_conv(
-                    graph, x, edge_weight, source_scale=right, row_scale=left, bias=bias, relu=self.relu
-                )
-            return self._finished(self._sum(graph, x, edge_weight, right, left), bias)
-        return self._finished(self.linear(self._sum(graph, x, edge_weight, right, left)), self.bias)
+            if self.method != "tiled":  # all in one pass
+                bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
+                return self._sum(graph, x, edge_weight, bias=bias, relu=self.relu)
+        out = self._sum(graph, x, edge_weight)
+        out = out if narrows else self.linear(out)
+        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        return out.relu() if self.relu else out
 
-    def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, right: Tensor, left: Tensor) -> Tensor:
+    def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, **around) -> Tensor:
+        """The sum between its norms; `around`: what else `ops.graph_conv` is to do in the same pass."""
+        left, right = graph.gcn_scale(x.dtype), graph.transposed.gcn_scale(x.dtype)
         if self.method != "tiled":
-            return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left)
+            return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, **around)
         scaled = (x * right.unsqueeze(1)).to(x.dtype)
         # The mean times the root of the degree: in fp16 a sum may be too large.
         mean = ops.spmm(graph, scaled, edge_weight, reduce="mean", method="tiled")
         return (mean * left.reciprocal().unsqueeze(1)).to(x.dtype)
 
-    def _finished(self, out: Tensor, bias: Tensor | None) -> Tensor:
-        out = out if bias is None else out + bias
-        return out.relu() if self.relu else out
-
     def extra_repr(self) -> str:
         return f"bias={self.bias is not None}, relu={self.relu}, method={self.method!r}"
-
-
-def known_method(layer: str, method: str) -> str:
-    """`method`, if it is one that layers know; "csr" is what "auto" is."""
-    if method not in METHODS:
-        raise ValueError(f"{layer}: method: expected one of {', '.join(METHODS)}, got {method!r}")
-    return method

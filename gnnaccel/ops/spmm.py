@@ -114,7 +114,7 @@ def spmm(
     if method == "auto" and plain and x is not None and graph.tiles_pay() and serves_sum(graph, x, weight):
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=False)
     if method == "tiled":
-        if message not in ("copy_lhs", "mul") or reduce not in ("sum", "mean") or x is None or empty_value != 0:
+        if message not in ("copy_lhs", "mul") or not adds or x is None or empty_value != 0:
             raise ValueError(
                 f"spmm: method: 'tiled' takes the sum or mean of 'mul' or 'copy_lhs' with empty_value 0, got the "
                 f"{reduce} of {message!r} with {empty_value}"
