@@ -9,7 +9,7 @@ from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, ran
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import translate as translate_module
+from gnnaccel.graph import gate
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import Tiles, translate
 from gnnaccel.ops import reference
@@ -174,7 +174,7 @@ def dense_blocks(blocks=4, size=1024):
 @pytest.fixture
 def by_tiles(monkeypatch):
     """Names of the ops that have gone by tiles; small graphs may."""
-    monkeypatch.setattr(translate_module, "PAYS_EDGES", 1000)
+    monkeypatch.setattr(gate, "PAYS_EDGES", 1000)
     gone = []
     for op in ("spmm", "sddmm"):
         module = sys.modules[f"gnnaccel.ops.{op}"]
@@ -248,7 +248,7 @@ def test_no_memory_for_tiles_is_said_and_survived(by_tiles, monkeypatch, caplog)
     for name, words in (("reuse", "no memory to look for tiles"), ("translate", "no memory for tiles")):
         graph, x = dense_blocks(), rand(1024, 64)
         with monkeypatch.context() as patched:
-            patched.setattr(translate_module, name, out_of_memory)
+            patched.setattr(gate, name, out_of_memory)
             gnnaccel.prepare(graph)
             ops.spmm(graph, x)
         assert words in caplog.text and not by_tiles and graph._work and not graph.tiles_pay()

@@ -6,9 +6,9 @@ import torch
 from test_attention import random_graph
 
 from gnnaccel import _library, ops
-from gnnaccel.graph import translate as translate_module
+from gnnaccel.graph import gate
+from gnnaccel.graph.gate import reuse as estimated_reuse
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import reuse as estimated_reuse
 from gnnaccel.graph.translate import translate
 
 CUDA = torch.cuda.is_available() and _library.has_cuda_kernels()
@@ -210,4 +210,4 @@ def test_spmm_by_tiles_bad_arguments(change, words):
     ],
 )
 def test_gate(reuse, degree, features, of, pays):
-    assert translate_module.pays(reuse, degree, features, of) == pays
+    assert gate.pays(reuse, degree, features, of) == pays

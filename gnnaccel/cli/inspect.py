@@ -14,9 +14,10 @@ from rich.table import Table
 
 from gnnaccel import data
 from gnnaccel.cli.output import console, number
+from gnnaccel.graph.build import rows_of
+from gnnaccel.graph.gate import PAYS_EDGES, PAYS_FROM
 from gnnaccel.graph.properties import Properties, properties
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import PAYS_EDGES, PAYS_FROM
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
@@ -88,7 +89,7 @@ def _draw(path: Path, graph: Graph, name: str, known: Properties) -> None:
     present = counts.nonzero().flatten()
     degrees.scatter(present + 1, counts[present], s=8)  # + 1: no edges, on a logarithmic axis
     degrees.set(xscale="log", yscale="log", xlabel="in-edges + 1", ylabel="nodes", title="degrees")
-    rows = torch.repeat_interleave(torch.arange(graph.num_rows), graph.indptr.diff().long())
+    rows = rows_of(graph.indptr)
     bins = min(256, max(graph.num_rows, 1))
     extent = (0, max(graph.num_rows, 1))
     norm = LogNorm() if graph.nnz else None

@@ -94,6 +94,12 @@ def check_range(name: str, index: Tensor, limit: int, limit_name: str) -> None:
         )
 
 
+def rows_of(indptr: Tensor) -> Tensor:
+    """Row (destination) of each nonzero, int64 [nnz]."""
+    indptr = indptr.long()
+    return torch.repeat_interleave(torch.arange(indptr.numel() - 1, device=indptr.device), indptr.diff())
+
+
 def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
     """CSR arrays and num_cols from COO pairs; see `Graph.from_coo`."""
     rows, cols = as_index("rows", rows), as_index("cols", cols)

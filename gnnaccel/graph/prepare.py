@@ -65,11 +65,7 @@ def prepare(
         if reorder:
             steps.append("rows in communities" if graph.reordered else "rows as given (no communities that pay)")
         steps.append("work lists")
-    translated = [
-        part
-        for part in parts
-        if method == "tiled" or (method == "auto" and part.tiles_pay() and part.translate_if_it_pays())
-    ]
+    translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
         arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
         steps.append("tiles")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnnaccel.graph import build
+from gnnaccel.graph.gate import PAYS_FROM
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import PAYS_FROM
 
 SHAPES = ((16, 8), (16, 16), (8, 8))  # of tiles: the first is what the kernel takes
 
@@ -74,7 +75,7 @@ class Properties:
 def properties(graph: Graph) -> Properties:
     """Properties of `graph`; takes a few sorts of its edges."""
     degrees = graph.indptr.diff().long()
-    rows = torch.repeat_interleave(torch.arange(graph.num_rows, device=graph.device), degrees)
+    rows = build.rows_of(graph.indptr)
     key = torch.unique(rows * max(graph.num_cols, 1) + graph.indices.long())
     exact = degrees.double()
     return Properties(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gnnaccel.graph import build, load, louvain, reorder, translate, worklist
+from gnnaccel.graph import build, gate, load, louvain, reorder, translate, worklist
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -60,8 +60,7 @@ class Graph:
 
     _work: dict[int, worklist.WorkList]  # by lanes
     _retired: list[worklist.WorkList]
-    _tiles: dict[tuple[int, int], translate.Tiles]  # by height and width
-    _reuse: float | None  # about that of tiles of 16 rows, 0 for a small graph; None: nobody has looked
+    _tiling: gate.Tiling
     _gcn_scales: dict[torch.dtype, Tensor]
     _uses: int  # -1: there is no memory for lists
     _order: Tensor | None  # of the rows, with locality; None where no such order is known
@@ -247,19 +246,7 @@ class Graph:
         -----
         On the graph's device; synchronises once. What the arrays are: `gnnaccel.graph.translate.Tiles`.
         """
-        if (height, width) not in self._tiles:
-            if self._transient():
-                raise RuntimeError(
-                    f"Graph.tiles: {self} has no tiles of {height} x {width} yet, and torch.compile or a transform is "
-                    f"tracing, or a CUDA graph is captured; call graph.tiles({height}, {width}), and "
-                    f"graph.transposed.tiles({height}, {width}) for gradients, before"
-                )
-            with torch.inference_mode(False), torch.no_grad():
-                made = translate.translate(self, height, width)
-                if self._reuse and (height, width) == translate.KERNEL_SIZE:
-                    self._reuse = made.reuse()  # in place of an estimate
-            self._tiles[height, width] = made
-        return self._tiles[height, width]
+        return self._tiling.tiles(self, height, width)
 
     @property
     def incidence(self) -> Graph:
@@ -282,11 +269,11 @@ class Graph:
         if scale is None:
             with torch.inference_mode(False), torch.no_grad():
                 scale = self.indptr.diff().clamp(min=1).to(wide).rsqrt()
-            if not self._transient():
+            if not self.transient():
                 self._gcn_scales[wide] = scale
         return scale
 
-    def _transient(self) -> bool:
+    def transient(self) -> bool:
         """True where what is made now must not be kept: while torch.compile or a transform traces, as it would be the
         tracer's, and while a CUDA graph is captured, as it holds nothing before that is replayed."""
         if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
@@ -309,8 +296,7 @@ class Graph:
         """
         if self.num_rows != self.num_cols:
             raise ValueError(f"Graph.with_self_loops: expected as many rows as columns, got {self}")
-        rows = torch.repeat_interleave(torch.arange(self.num_rows, device=self.device), self.indptr.diff().long())
-        cols = self.indices.long()
+        rows, cols = build.rows_of(self.indptr), self.indices.long()
         missing = torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
         missing[cols[rows == cols]] = False
         loops = missing.nonzero().flatten()
@@ -343,9 +329,9 @@ class Graph:
         self._uses += 1
         if self._uses <= _LASTING_USES or self.nnz == 0 or torch.are_deterministic_algorithms_enabled():
             return None
-        if self._transient():
+        if self.transient():
             return None
-        self.seek_tiles()
+        self._tiling.look(self)
         try:
             self._seek_order()
             return self._build_work_list(lanes)
@@ -370,7 +356,7 @@ class Graph:
                 self._retired += list(self._work.values())
                 self._work = {}
         self._seek_order()
-        self.seek_tiles()
+        self._tiling.look(self)
         return [self._build_work_list(lanes) for lanes in worklist.LANES]
 
     @property
@@ -384,44 +370,15 @@ class Graph:
         return self._order
 
     def tiles_pay(self, features: int | None = None, of: str = "sum") -> bool:
-        """True if CUDA kernels are known to be faster by tiles (docs/tensor-cores.md): found with the work lists.
+        """True if CUDA kernels seem to be faster by tiles (docs/tensor-cores.md): estimated with the work lists.
 
         For the "sum" or the "dot" of rows of `features` numbers; None: for any.
         """
-        known = self._reuse or 0.0
-        if features is None:
-            return known >= translate.PAYS_FROM
-        return translate.pays(known, self.nnz / max(self.num_rows, 1), features, of)
+        return self._tiling.pays(self, features, of)
 
-    def seek_tiles(self) -> None:
-        """Estimate whether tiles pay; `translate_if_it_pays` makes sure of it."""
-        if self._reuse is not None:
-            return
-        self._reuse = 0.0
-        if self.nnz < translate.PAYS_EDGES:
-            return
-        made = self._tiles.get(translate.KERNEL_SIZE)
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._reuse = translate.reuse(self) if made is None else made.reuse()
-        except torch.OutOfMemoryError:
-            logging.getLogger("gnnaccel").warning("%s: no memory to look for tiles; its kernels do without", self)
-
-    def translate_if_it_pays(self) -> bool:
-        """Of a graph for which tiles seem to pay: whether it has been translated, now or before, and they do."""
-        size = translate.KERNEL_SIZE
-        if size in self._tiles:
-            return self.tiles_pay()
-        if self._transient():
-            return False
-        try:
-            self.tiles(*size)
-        except torch.OutOfMemoryError:
-            self._reuse = 0.0
-            logging.getLogger("gnnaccel").warning("%s: no memory for tiles; its kernels do without", self)
-        if not self.tiles_pay():
-            self._tiles.pop(size, None)
-        return self.tiles_pay()
+    def tiles_serve(self, features: int | None = None, of: str = "sum") -> bool:
+        """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
+        return self._tiling.serves(self, features, of)
 
     def _seek_order(self) -> None:
         if not self._order_sought:
@@ -437,12 +394,13 @@ class Graph:
         return self._work[lanes]
 
     def _forget_work(self) -> None:
-        self._work, self._retired, self._uses, self._tiles, self._gcn_scales = {}, [], 0, {}, {}
-        self._order, self._order_sought, self._reordered, self._reuse = None, False, None, None
+        self._work, self._retired, self._uses = {}, [], 0
+        self._tiling, self._gcn_scales = gate.Tiling(), {}
+        self._order, self._order_sought, self._reordered = None, False, None
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "_work", "_retired", "_uses", "_tiles", "_reuse", "_gcn_scales"}
+        dropped = {"_origin", "_work", "_retired", "_uses", "_tiling", "_gcn_scales"}
         dropped |= {"_order", "_order_sought", "_reordered"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 

@@ -29,15 +29,6 @@ MAX_TEAM = 8
 BUSY_WARPS = 4096  # twice what an H200 holds of them
 MIN_CHUNK, MAX_CHUNKS = 256, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
 
-# Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
-# about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
-PAYS_EDGES = 200_000  # of the graph, at least
-PAYS_FROM = 4.0  # of reuse, in windows of 16 rows
-_PAYS_DEGREE = 16  # edges of a row, in the mean
-_PAYS_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row of features, at least
-_DENSE_REUSE, _DENSE_DEGREE = 8.0, 64  # both: sums of 16 numbers too
-_SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
-
 
 @dataclass(frozen=True)
 class Tiles:
@@ -176,35 +167,3 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     made = description(arrays, tiles.longest, height, width)
     lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), made)
     return tiles
-
-
-def reuse(graph: Graph, height: int = 16) -> float:
-    """About what `Tiles.reuse` would be, from a sample of the windows; synchronises. Takes a sort of their nonzeros."""
-    windows = -(-graph.num_rows // height)
-    if graph.nnz == 0:
-        return 0.0
-    sampled = max(1, min(windows, _SAMPLE, _SAMPLE_EDGES * windows // graph.nnz))
-    picks = (
-        (torch.arange(sampled, device=graph.device) * 2 + 1) * windows // (2 * sampled)
-    )  # each the middle of a share
-    rows = (picks.unsqueeze(1) * height + torch.arange(height, device=graph.device)).clamp(max=graph.num_rows)
-    begin = graph.indptr[rows].long()  # a row past the last is empty
-    count = graph.indptr[(rows + 1).clamp(max=graph.num_rows)].long() - begin
-    begin, count = begin.flatten(), count.flatten()
-    row = torch.repeat_interleave(torch.arange(count.numel(), device=graph.device), count)
-    inside = torch.arange(row.numel(), device=graph.device) - (count.cumsum(0) - count)[row]
-    columns = max(graph.num_cols, 1)
-    # A column stands in a window as often as a row has it.
-    edge, times = torch.unique(row * columns + graph.indices[begin[row] + inside].long(), return_counts=True)
-    place, of_edge = torch.unique(edge // columns // height * columns + edge % columns, return_inverse=True)
-    most = times.new_zeros(place.numel()).scatter_reduce(0, of_edge, times, "amax")
-    return row.numel() / max(int(most.sum()), 1)
-
-
-def pays(reuse: float, degree: float, features: int, of: str) -> bool:
-    """True if the "sum" of rows of `features` numbers, or their "dot", is to go by tiles on a GPU, of a graph that is
-    not small; `degree`: edges of a row, in the mean."""
-    if reuse < PAYS_FROM or degree < _PAYS_DEGREE:
-        return False
-    dense = reuse >= _DENSE_REUSE and degree >= _DENSE_DEGREE
-    return features >= (16 if dense and of == "sum" else _PAYS_FEATURES[of])

@@ -9,11 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def rows_of(indptr: Tensor) -> Tensor:
-    """Row (destination) of each nonzero, int64 [nnz]."""
-    indptr = indptr.long()
-    return torch.repeat_interleave(torch.arange(indptr.numel() - 1, device=indptr.device), indptr.diff())
+from gnnaccel.graph.build import rows_of
 
 
 def edges_of(graph) -> Tensor:

@@ -105,10 +105,7 @@ def _serves(graph: Graph, x: Tensor, features: int, of: str, backward: bool) -> 
     turned = graph.transposed if backward else None
     if turned is not None and not turned.tiles_pay(features):
         return False
-    # Translation tells for sure how much is shared.
-    if not (graph.translate_if_it_pays() and graph.tiles_pay(features, of)):
-        return False
-    return turned is None or (turned.translate_if_it_pays() and turned.tiles_pay(features))
+    return graph.tiles_serve(features, of) and (turned is None or turned.tiles_serve(features))
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
