@@ -1,6 +1,6 @@
 // The Python module gnnaccel._C: addresses, sizes and enum values in, nothing of torch. Every call releases
 // the GIL. Argument orders are those of kernels.h with structures spelled out (Csr: indptr, indices,
-// edge_ids, num_rows, num_cols, nnz, index_type; Operand: data, len, div; Fused: a tuple).
+// edge_ids, num_rows, num_cols, nnz, index_type; Operand: data, len, div; Fused, Compressed: tuples).
 #include "bindings.h"
 
 #include "dispatch.h"
@@ -127,6 +127,31 @@ void head_dots_backward(Address x, Address vectors, Address grad_out, Address gr
                                num_heads, width, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void maxk(Address x, int64_t num_rows, const pybind11::tuple& kept, int dtype, int threads) {
+  const gnnaccel::Compressed given = gnnaccel::compressed_of(kept);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::maxk(at(x), num_rows, given, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void spgemm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+            int index_type, const pybind11::tuple& x, Address weight, Address out, int dtype,
+            const pybind11::tuple& around, int threads) {
+  const gnnaccel::Compressed given = gnnaccel::compressed_of(x);
+  const gnnaccel::Fused after = gnnaccel::fused(around);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::spgemm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), given, at(weight), at(out),
+                   static_cast<gnnaccel::DType>(dtype), after, threads);
+}
+
+void sspmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+           int index_type, Address grad, const pybind11::tuple& kept, Address weight, Address row_scale,
+           Address grad_values, bool by_source, int dtype, int threads) {
+  const gnnaccel::Compressed given = gnnaccel::compressed_of(kept);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::sspmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(grad), given, at(weight),
+                  at(row_scale), at(grad_values), by_source, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
 void translate_columns(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                        int64_t nnz, int index_type, int64_t height, Address columns, Address window_columns,
                        int threads) {
@@ -158,6 +183,18 @@ void sddmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_
   const pybind11::gil_scoped_release unlocked;
   gnnaccel::sddmm_tiled(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), all, at(x), at(y), at(out),
                         num_heads, len, fast, static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void expand(const pybind11::tuple& x, int64_t num_rows, Address out, int dtype, int threads) {
+  const gnnaccel::Compressed all = gnnaccel::compressed_of(x);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::expand(all, num_rows, at(out), static_cast<gnnaccel::DType>(dtype), threads);
+}
+
+void collect(Address x, int64_t num_rows, const pybind11::tuple& kept, int dtype, int threads) {
+  const gnnaccel::Compressed all = gnnaccel::compressed_of(kept);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::collect(at(x), num_rows, all, static_cast<gnnaccel::DType>(dtype), threads);
 }
 
 void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, int64_t num_feats, int64_t len,
@@ -199,10 +236,15 @@ PYBIND11_MODULE(_C, module) {
   module.def("gatv2_sums", &gatv2_sums, Unlocked());
   module.def("head_dots", &head_dots, Unlocked());
   module.def("head_dots_backward", &head_dots_backward, Unlocked());
+  module.def("maxk", &maxk);
+  module.def("spgemm", &spgemm);
+  module.def("sspmm", &sspmm);
   module.def("translate_columns", &translate_columns, Unlocked());
   module.def("translate_blocks", &translate_blocks);
   module.def("spmm_tiled", &spmm_tiled);
   module.def("sddmm_tiled", &sddmm_tiled);
+  module.def("expand", &expand);
+  module.def("collect", &collect);
   module.def("scatter_arg", &scatter_arg, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());

@@ -34,6 +34,12 @@ inline Tiles tiles_of(const pybind11::tuple& given) {
           size(6),    size(7),    size(8),    size(9),    size(10)};
 }
 
+// (values, places, k, num_feats).
+inline Compressed compressed_of(const pybind11::tuple& given) {
+  auto address = [&](int i) { return at(given[i].cast<Address>()); };
+  return {address(0), address(1), given[2].cast<int64_t>(), given[3].cast<int64_t>()};
+}
+
 // The members of a DotAttention in their order, those of its EdgeFactor among them.
 inline DotAttention dot_attention_of(const pybind11::tuple& given) {
   auto address = [&](int i) { return at(given[i].cast<Address>()); };

@@ -23,6 +23,9 @@ struct Set {
   void (*dot_attention_ends)(const DotAttentionEndsArgs&);
   void (*gatv2)(const Gatv2Args&);
   void (*head_dots)(const HeadDotsArgs&);
+  void (*maxk)(const MaxkArgs&);
+  void (*spgemm)(const SpgemmArgs&);
+  void (*sspmm)(const SspmmArgs&);
 };
 
 Set pick() {
@@ -33,17 +36,20 @@ Set pick() {
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
-       avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2, avx512::head_dots},
+       avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2, avx512::head_dots,
+       avx512::maxk, avx512::spgemm, avx512::sspmm},
       {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention,
-       avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots},
+       avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots, avx2::maxk, avx2::spgemm,
+       avx2::sspmm},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
-       baseline::attention, baseline::dot_attention, baseline::dot_attention_ends, baseline::gatv2,
-       baseline::head_dots},
+       baseline::attention, baseline::dot_attention, baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots,
+       baseline::maxk, baseline::spgemm, baseline::sspmm},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
                        baseline::edge_softmax, baseline::attention, baseline::dot_attention,
-                       baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots}};
+                       baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots, baseline::maxk,
+                       baseline::spgemm, baseline::sspmm}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -133,6 +139,20 @@ void head_dots_backward(const void* x, const void* vectors, const void* grad_out
                         int threads) {
   chosen.head_dots(
       {x, vectors, nullptr, grad_out, grad_x, grad_vectors, num_rows, num_vectors, num_heads, width, dtype, threads});
+}
+
+void maxk(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, int threads) {
+  chosen.maxk({x, num_rows, kept, dtype, threads});
+}
+
+void spgemm(const Csr& graph, const Compressed& x, const void* weight, void* out, DType dtype, const Fused& fused,
+            int threads) {
+  chosen.spgemm({graph, x, weight, out, dtype, fused, threads});
+}
+
+void sspmm(const Csr& graph, const void* grad, const Compressed& kept, const void* weight, const void* row_scale,
+           void* grad_values, bool by_source, DType dtype, int threads) {
+  chosen.sspmm({graph, grad, kept, weight, row_scale, grad_values, by_source, dtype, threads});
 }
 
 }  // namespace gnnaccel

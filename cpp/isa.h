@@ -129,6 +129,36 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   int threads;
 };
 
+struct MaxkArgs {  // see kernels.h
+  const void* x;
+  int64_t num_rows;
+  const Compressed& kept;
+  DType dtype;
+  int threads;
+};
+
+struct SpgemmArgs {
+  const Csr& graph;
+  const Compressed& x;
+  const void* weight;
+  void* out;
+  DType dtype;
+  const Fused& fused;
+  int threads;
+};
+
+struct SspmmArgs {
+  const Csr& graph;
+  const void* grad;
+  const Compressed& kept;
+  const void* weight;
+  const void* row_scale;
+  void* grad_values;
+  bool by_source;
+  DType dtype;
+  int threads;
+};
+
 #define GNNACCEL_DECLARE(isa)                           \
   namespace isa {                                       \
   void spmm(const SpmmArgs&);                           \
@@ -140,6 +170,9 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   void dot_attention_ends(const DotAttentionEndsArgs&); \
   void gatv2(const Gatv2Args&);                         \
   void head_dots(const HeadDotsArgs&);                  \
+  void maxk(const MaxkArgs&);                           \
+  void spgemm(const SpgemmArgs&);                       \
+  void sspmm(const SspmmArgs&);                         \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

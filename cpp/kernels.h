@@ -105,6 +105,31 @@ void head_dots_backward(const void* x, const void* vectors, const void* grad_out
                         int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
                         int threads);
 
+// Of each row of x [num_rows, kept.num_feats] the k largest, into values and places of kept, which are written through.
+// NaN counts as larger than all numbers, -0 as 0; of equal ones those with the lowest feature are kept.
+void maxk(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, int threads);
+
+// out [num_rows, x.num_feats]: x with 0 for what it does not keep. Any dtype.
+void expand(const Compressed& x, int64_t num_rows, void* out, DType dtype, int threads);
+
+// Of x [num_rows, kept.num_feats] what lies at the places of kept, into its values. Any dtype.
+void collect(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, int threads);
+
+// out[r] = sum over nonzeros (r, c, e) of weight[e] * x[c], entries that x does not keep being 0.
+//   x [num_cols, num_feats], weight [nnz] or null (ones), out [num_rows, num_feats]. fused: what becomes of a finished
+//   sum alone (row_scale, bias, relu).
+void spgemm(const Csr& graph, const Compressed& x, const void* weight, void* out, DType dtype, const Fused& fused,
+            int threads);
+
+// Its gradient with respect to the values: grad_values[c, j] = sum over nonzeros (r, c, e) of weight[e] * row_scale[r]
+// * grad[r, kept.places[c, j]]. grad [num_rows, num_feats], row_scale [num_rows] or null (ones), values of kept not
+// read.
+//   grad_values [num_cols, k] and row_scale are in f64 for f64, else in f32.
+//   by_source: `graph` is the transposed one (its rows are the c); else grad_values arrives zero-filled and is added
+//   to.
+void sspmm(const Csr& graph, const void* grad, const Compressed& kept, const void* weight, const void* row_scale,
+           void* grad_values, bool by_source, DType dtype, int threads);
+
 // First half of a translation (types.h: Tiles): columns[k], the place of nonzero k's column among those of its window,
 // and window_columns[w], how many these are. columns [nnz], window_columns [ceil(num_rows / height)], of index_type.
 void translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, int threads);

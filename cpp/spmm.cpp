@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "fused.h"
 #include "isa.h"
 #include "rows.h"
 #include "simd.h"
@@ -49,19 +50,10 @@ inline Acc<T> source_scale(const Problem<T, I>& p, int64_t k) {
   return p.rhs.data ? scale * widen(p.rhs_data()[p.graph.edge(k)]) : scale;
 }
 
-// What becomes of a finished sum.
-template <int N, class T, class I>
-inline Vec<Acc<T>, N> epilogue(const Problem<T, I>& p, Vec<Acc<T>, N> x, int64_t row, int64_t d) {
-  if (p.fused.row_scale) x *= static_cast<const Acc<T>*>(p.fused.row_scale)[row];
-  if (p.fused.bias) x += load<N>(static_cast<const T*>(p.fused.bias) + d);
-  if (p.fused.relu) x = x < 0 ? splat<N>(Acc<T>(0)) : x;
-  return x;
-}
-
 // Writes one feature of a finished row; `acc` is a sum, a mean, a maximum or a minimum.
 template <class T, class I>
 inline void write(const Problem<T, I>& p, int64_t row, int64_t d, Acc<T> acc) {
-  narrow(epilogue<1>(p, splat<1>(acc), row, d)[0], p.out + row * p.num_feats + d);
+  narrow(epilogue<1, T>(p.fused, splat<1>(acc), row, d)[0], p.out + row * p.num_feats + d);
 }
 
 // Partial result of one piece of a hub row: values, and the winning nonzero of a max or min.
@@ -217,7 +209,7 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   const A scale = p.reduce == Reduce::mean ? A(1) / static_cast<A>(k1 - k0) : A(1);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
-    store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : epilogue<N>(p, acc[m] * scale, row, d + m * N));
+    store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : epilogue<N, T>(p.fused, acc[m] * scale, row, d + m * N));
 }
 
 // All features of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. The last block is moved back to end

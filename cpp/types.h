@@ -120,4 +120,12 @@ struct DotAttention {
   Mode mode() const { return out ? Mode::forward : grad_query ? Mode::rows : Mode::columns; }
 };
 
+// A matrix [rows, num_feats] of which each row keeps k entries: the CBSR of MaxK-GNN.
+struct Compressed {
+  const void* values;  // [rows, k]
+  const void* places;  // [rows, k]: the feature of each, ascending in a row; uint8 up to 256 features, else uint16
+  int64_t k;           // 1 to num_feats
+  int64_t num_feats;   // 1 to 65536
+};
+
 }  // namespace gnnaccel

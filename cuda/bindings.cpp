@@ -296,6 +296,63 @@ void sddmm_tiled(Address indptr, Address indices, Address edge_ids, int64_t num_
         "sddmm_tiled");
 }
 
+void maxk(Address x, int64_t num_rows, const pybind11::tuple& kept, int dtype, Address stream) {
+  const Compressed all = compressed_of(kept);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::maxk(at(x), num_rows, all, static_cast<DType>(dtype), on(stream)), "maxk");
+}
+
+void expand(const pybind11::tuple& x, int64_t num_rows, Address out, int dtype, Address stream) {
+  const Compressed all = compressed_of(x);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::expand(all, num_rows, at(out), static_cast<DType>(dtype), on(stream)), "expand");
+}
+
+void collect(Address x, int64_t num_rows, const pybind11::tuple& kept, int dtype, Address stream) {
+  const Compressed all = compressed_of(kept);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::collect(at(x), num_rows, all, static_cast<DType>(dtype), on(stream)), "collect");
+}
+
+int64_t spgemm_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                               int64_t nnz, int index_type, const pybind11::tuple& work, const pybind11::tuple& x,
+                               Address, Address, int dtype, const pybind11::tuple&) {
+  return cuda::spgemm_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                      work_list(work), compressed_of(x), static_cast<DType>(dtype));
+}
+
+void spgemm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+            int index_type, const pybind11::tuple& work, const pybind11::tuple& x, Address weight, Address out,
+            int dtype, const pybind11::tuple& around, Address workspace, int64_t workspace_bytes, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const Compressed all = compressed_of(x);
+  const Fused given = fused(around);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::spgemm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, all, at(weight),
+                     at(out), static_cast<DType>(dtype), given, at(workspace), workspace_bytes, on(stream)),
+        "spgemm");
+}
+
+int64_t sspmm_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
+                              int64_t nnz, int index_type, const pybind11::tuple& work, Address,
+                              const pybind11::tuple& kept, Address, Address, Address, bool by_source, int dtype) {
+  return cuda::sspmm_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type),
+                                     work_list(work), compressed_of(kept), by_source, static_cast<DType>(dtype));
+}
+
+void sspmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+           int index_type, const pybind11::tuple& work, Address grad, const pybind11::tuple& kept, Address weight,
+           Address row_scale, Address grad_values, bool by_source, int dtype, Address workspace,
+           int64_t workspace_bytes, Address stream) {
+  const cuda::WorkList list = work_list(work);
+  const Compressed all = compressed_of(kept);
+  const pybind11::gil_scoped_release unlocked;
+  check(cuda::sspmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), list, at(grad), all,
+                    at(weight), at(row_scale), at(grad_values), by_source, static_cast<DType>(dtype), at(workspace),
+                    workspace_bytes, on(stream)),
+        "sspmm");
+}
+
 int64_t transpose_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,
                                   int64_t nnz, int index_type, Address, Address, Address) {
   return cuda::transpose_workspace_bytes(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type));
@@ -345,4 +402,11 @@ void bind_cuda(pybind11::module_& module) {
   module.def("spmm_tiled_cuda_workspace_bytes", &spmm_tiled_workspace_bytes);
   module.def("sddmm_tiled_cuda", &sddmm_tiled);
   module.def("transpose_cuda", &transpose, Unlocked());
+  module.def("maxk_cuda", &maxk);
+  module.def("expand_cuda", &expand);
+  module.def("collect_cuda", &collect);
+  module.def("spgemm_cuda", &spgemm);
+  module.def("spgemm_cuda_workspace_bytes", &spgemm_workspace_bytes);
+  module.def("sspmm_cuda", &sspmm);
+  module.def("sspmm_cuda_workspace_bytes", &sspmm_workspace_bytes);
 }

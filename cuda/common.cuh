@@ -39,14 +39,13 @@ __device__ __forceinline__ T narrow(Acc<T> x) {
   }
 }
 
-// N values in one register group that loads and stores as one instruction (N * sizeof(T) is 2, 4, 8 or 16).
+// N values in one register group that loads and stores as one instruction (N * sizeof(T) is 1, 2, 4, 8 or 16).
 template <typename T, int N>
 union Pack {
   static constexpr int bytes = N * static_cast<int>(sizeof(T));
-  static_assert(bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "a load moves 2, 4, 8 or 16 bytes");
-  using Raw =
-      std::conditional_t<bytes == 16, uint4,
-                         std::conditional_t<bytes == 8, uint2, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>;
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "a load moves 1 to 16 bytes");
+  using Few = std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>;
+  using Raw = std::conditional_t<bytes == 16, uint4, std::conditional_t<bytes == 8, uint2, Few>>;
   Raw raw;
   T values[N];
   __device__ __forceinline__ Pack() {}

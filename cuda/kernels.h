@@ -114,6 +114,23 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
                        IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
                        void* workspace, int64_t workspace_bytes, cudaStream_t stream);
 
+cudaError_t maxk(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, cudaStream_t stream);
+
+cudaError_t expand(const Compressed& x, int64_t num_rows, void* out, DType dtype, cudaStream_t stream);
+cudaError_t collect(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, cudaStream_t stream);
+
+// At most 4096 features. Rows of k divisible by 8 are read in vectors: values and places lie as torch allocates them.
+int64_t spgemm_workspace_bytes(const Csr& graph, const WorkList& work, const Compressed& x, DType dtype);
+cudaError_t spgemm(const Csr& graph, const WorkList& work, const Compressed& x, const void* weight, void* out,
+                   DType dtype, const Fused& fused, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+
+// By destination (not by_source) additions come in any order, and there are at most 4096 features.
+int64_t sspmm_workspace_bytes(const Csr& graph, const WorkList& work, const Compressed& kept, bool by_source,
+                              DType dtype);
+cudaError_t sspmm(const Csr& graph, const WorkList& work, const void* grad, const Compressed& kept, const void* weight,
+                  const void* row_scale, void* grad_values, bool by_source, DType dtype, void* workspace,
+                  int64_t workspace_bytes, cudaStream_t stream);
+
 // As many windows, rows in them and columns as 64 bits can number.
 int64_t translate_columns_workspace_bytes(const Csr& graph, int64_t height);
 cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, void* workspace,

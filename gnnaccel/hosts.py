@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel import maxk_models
 from gnnaccel.graph import prepare as _prepare
 from gnnaccel.graph.structure import Graph
 
@@ -199,13 +200,18 @@ def _invalidate_value(value: Any) -> None:
         cache.invalidate(*(part for part in parts if part is not None))
 
 
-def accelerate(model: torch.nn.Module) -> torch.nn.Module:
+def accelerate(model: torch.nn.Module, *, maxk: int | None = None) -> torch.nn.Module:
     """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
 
     Parameters
     ----------
     model : torch.nn.Module
         Changed in place; parameters, state_dict and class names stay as they are.
+    maxk : int, optional
+        Makes ANOTHER MODEL of it: ReLUs in front of sums over a graph (of layers of PyG, DGL or gnnaccel.nn) become
+        MaxK with this k, which keeps the k largest entries of each row, and the sums read those alone. To be trained
+        like that, from the start; a checkpoint of a model with ReLU gives other results. Which ReLUs: see
+        `gnnaccel.maxk_models.MaxKForward`.
 
     Returns
     -------
@@ -215,10 +221,16 @@ def accelerate(model: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     TypeError
-        If `model` is not a torch.nn.Module.
+        If `model` is not a torch.nn.Module, or maxk no int.
+    ValueError
+        If maxk is below 1, or given for a model without a layer that sums over a graph.
     ImportError
-        If PyTorch Geometric is not installed.
+        If PyTorch Geometric is not installed, and there is nothing else to do.
     """
+    if maxk is not None:
+        maxk_models.use_maxk(model, maxk)
+        if "torch_geometric" not in sys.modules:  # none of its layers can be in there
+            return model
     from gnnaccel import pyg_backend
 
     return pyg_backend.accelerate(model)

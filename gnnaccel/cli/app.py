@@ -124,6 +124,9 @@ def compare(
     dropout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Between layers.")] = 0.5,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs, one alone and one with gnnaccel.")] = 2,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Losses further apart than this are a warning.")] = 1e-4,
+    maxk: Annotated[
+        int, typer.Option(min=0, help="gnnaccel's side trains ANOTHER MODEL: MaxK with this k for ReLU. 0: the same.")
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),
 ) -> None:
     """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
@@ -144,6 +147,7 @@ def compare(
         dropout=dropout,
         repeats=repeats,
         tolerance=tolerance,
+        maxk=maxk,
         out=out,
     )
     raise typer.Exit(compare.run(request))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import shlex
 import shutil
@@ -45,6 +46,7 @@ class Request:
     dropout: float
     repeats: int
     tolerance: float
+    maxk: int
     out: Path
 
 
@@ -71,6 +73,12 @@ def _check(request: Request) -> None:
     ------
     Failed
     """
+    if request.maxk and request.model not in ("gcn", "sage", "gin"):
+        raise Failed(
+            f"--maxk: {request.model} has no ReLU in front of a plain sum; use it with gcn, sage or gin", code=2
+        )
+    if request.maxk >= request.hidden:
+        raise Failed(f"--maxk: expected less than --hidden, {request.hidden}, got {request.maxk}", code=2)
     package = _PACKAGES[request.framework]
     if util.find_spec(package) is None:
         raise Failed(f"{_NAMES[request.framework]} is not installed: pip install {package}=={doctor.RUN_WITH[package]}")
@@ -145,11 +153,12 @@ def _compare(request: Request, folder: Callable[[str], Path], work: Path) -> Pat
     prepared = children.ask(
         "prepare", request.framework, str(data), request.model, request.device, str(request.threads), timeout=600
     )
-    results = evaluate(runs, prepared.get("time_ms"), request.tolerance)
+    results = evaluate(runs, prepared.get("time_ms"), math.inf if request.maxk else request.tolerance)
     alone = _side(request, "alone")
     threads = runs[0].measured["threads"]
     title = f"{_NAMES[request.framework]} {request.model} on {graph.name}: {request.epochs} epochs, "
     title += f"{request.device}, {threads} thread{'s' if threads != 1 else ''}"
+    title += f", MaxK of {request.maxk} with gnnaccel" if request.maxk else ""
     notes = [*(f"{graph.name}: {note}" for note in graph.notes), *said]
     if "error" in prepared:
         notes.append(f"gnnaccel.prepare could not be measured: {prepared['error']}")
@@ -197,6 +206,8 @@ def _train_once(
     if request.threads:
         env |= {"OMP_NUM_THREADS": str(request.threads), "MKL_NUM_THREADS": str(request.threads)}
     options = [f"--{name}={getattr(request, name)}" for name in _TRAINED]
+    if request.maxk and side == "gnnaccel":
+        options.append(f"--maxk={request.maxk}")
     words = [*start, str(_TRAINER), *options, f"--data={data}", f"--result={result}"]
     what = f"the run of {_side(request, side)}"
     _, complaints = children.run(words, env, what, on_line)
@@ -238,6 +249,8 @@ def _reading(results: Results, request: Request, runs: list[Run]) -> list[str]:
     notes = [f"epoch time: the {which} warm-up and not counted"]
     if not warmup:
         notes = ["epoch time: the only epoch is counted, warm-up included"]
+    if request.maxk:
+        notes.insert(0, f"with gnnaccel another model: MaxK keeps {request.maxk} of {request.hidden} features for ReLU")
     if len(results.pair_speedups) > 1:
         notes.append("speedup of each pair: " + ", ".join(f"{speedup:.2f}x" for speedup in results.pair_speedups))
     if runs[0].measured["extra_memory_bytes"] is None:

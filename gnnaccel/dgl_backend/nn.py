@@ -82,7 +82,8 @@ def _convolved(layer, graph, x, weight, edge_weight):
     relu = layer._activation in (nn.functional.relu, torch.relu)
     if type(layer._activation) is nn.ReLU:
         relu = not is_watched(layer._activation)
-    first, after = layer._in_feats > layer._out_feats, weight is not None and layer._in_feats <= layer._out_feats
+    width = x.k if isinstance(x, ops.CBSR) and x.is_compressed else layer._in_feats  # what an edge reads
+    first, after = width > layer._out_feats, weight is not None and width <= layer._out_feats
     if first and weight is not None:  # fewer features to sum up
         x = x @ weight
     fused = {} if after else {"bias": layer.bias, "relu": relu}

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from gnnaccel import report
 from gnnaccel.dgl_backend import bridge, our_kernels
 from gnnaccel.dgl_backend.graph import structure
-from gnnaccel.ops import has_cuda_kernels
+from gnnaccel.ops import CBSR, has_cuda_kernels
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES, REDUCES
 
@@ -67,6 +67,7 @@ def leave(original, kind: str, why: str, *args):
     from dgl.base import DGLError
 
     report.fallback(kind, why)
+    args = tuple(a.to_dense() if isinstance(a, CBSR) else a for a in args)  # DGL reads addresses
     if any(isinstance(a, torch.Tensor) and a.is_cuda for a in args) and bridge.needed():
         raise DGLError(f"{kind}: {bridge.NO_KERNEL.format(why)}")
     return original(*args)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.segment import segment_reduce
@@ -16,6 +18,8 @@ __all__ = ["edge_softmax", "sddmm", "segment_reduce", "spmm"]
 
 def spmm(graph: Graph, message: str, reduce: str, lhs, rhs, empty_value: float) -> torch.Tensor:
     """out[r] = reduce over nonzeros (r, c, e) of message(lhs[c], rhs[e])."""
+    if isinstance(lhs, CBSR):
+        return ops.spmm(graph, lhs, rhs, message, reduce, empty_value=empty_value)
     return aggregate(arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs), lhs, rhs, message, reduce, empty_value)
 
 

@@ -61,7 +61,7 @@ class Graph:
     _work: dict[int, worklist.WorkList]  # by lanes
     _retired: list[worklist.WorkList]
     _tiling: gate.Tiling
-    _gcn_scales: dict[torch.dtype, Tensor]
+    _scales: dict[tuple[torch.dtype, float], Tensor]  # by the power of the degrees
     _uses: int  # -1: there is no memory for lists
     _order: Tensor | None  # of the rows, with locality; None where no such order is known
     _order_sought: bool
@@ -264,13 +264,20 @@ class Graph:
 
         `dtype`: of the features; the result has that of their sums.
         """
+        return self._degree_scale(dtype, -0.5)
+
+    def mean_scale(self, dtype: torch.dtype) -> Tensor:
+        """One over each row's degree, at least 1, what a mean multiplies a sum with; as `gcn_scale`."""
+        return self._degree_scale(dtype, -1.0)
+
+    def _degree_scale(self, dtype: torch.dtype, power: float) -> Tensor:
         wide = torch.promote_types(dtype, torch.float32)
-        scale = self._gcn_scales.get(wide)
+        scale = self._scales.get((wide, power))
         if scale is None:
             with torch.inference_mode(False), torch.no_grad():
-                scale = self.indptr.diff().clamp(min=1).to(wide).rsqrt()
+                scale = self.indptr.diff().clamp(min=1).to(wide).pow(power)
             if not self.transient():
-                self._gcn_scales[wide] = scale
+                self._scales[wide, power] = scale
         return scale
 
     def transient(self) -> bool:
@@ -395,12 +402,12 @@ class Graph:
 
     def _forget_work(self) -> None:
         self._work, self._retired, self._uses = {}, [], 0
-        self._tiling, self._gcn_scales = gate.Tiling(), {}
+        self._tiling, self._scales = gate.Tiling(), {}
         self._order, self._order_sought, self._reordered = None, False, None
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "_work", "_retired", "_uses", "_tiling", "_gcn_scales"}
+        dropped = {"_origin", "_work", "_retired", "_uses", "_tiling", "_scales"}
         dropped |= {"_order", "_order_sought", "_reordered"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 

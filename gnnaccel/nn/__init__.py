@@ -2,6 +2,8 @@
 self-loops to its edges where a model wants them)."""
 
 from gnnaccel.nn.attention import AGNNConv, GATConv
-from gnnaccel.nn.convolution import GCNConv
+from gnnaccel.nn.convolution import GCNConv, GINConv, SAGEConv
+from gnnaccel.nn.maxk import MaxK
+from gnnaccel.nn.models import GCN, GIN, GraphSAGE
 
-__all__ = ["AGNNConv", "GATConv", "GCNConv"]
+__all__ = ["GCN", "GIN", "AGNNConv", "GATConv", "GCNConv", "GINConv", "GraphSAGE", "MaxK", "SAGEConv"]

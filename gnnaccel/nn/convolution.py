@@ -9,6 +9,7 @@ from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _check
+from gnnaccel.ops.cbsr import CBSR
 
 
 class GCNConv(nn.Module):
@@ -60,7 +61,9 @@ class GCNConv(nn.Module):
 
     def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """x [num_cols, in_feats], edge_weight [nnz] in edge-id order; [num_rows, out_feats]."""
-        narrows = self.linear.in_features > self.linear.out_features
+        # What is read at an edge: of a CBSR tensor the entries that it keeps.
+        width = x.k if isinstance(x, CBSR) and x.is_compressed else self.linear.in_features
+        narrows = width > self.linear.out_features
         if narrows:
             x = self.linear(x)
             if self.method != "tiled":  # all in one pass
@@ -83,3 +86,89 @@ class GCNConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"bias={self.bias is not None}, relu={self.relu}, method={self.method!r}"
+
+
+class SAGEConv(nn.Module):
+    """out[v] = W mean over edges (u, v) of weight[e] * x[u] + R x[v], plus a bias.
+
+    Parameters
+    ----------
+    in_feats, out_feats : int
+    bias : bool
+    root : bool
+        Whether there is an R.
+
+    Notes
+    -----
+    The linear map W comes before the mean where it leaves fewer features to sum up, else after it.
+    Source: Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs, NeurIPS 2017.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> from gnnaccel.nn import SAGEConv
+    >>> graph = gnnaccel.Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]), num_rows=3, num_cols=3)
+    >>> SAGEConv(5, 4)(graph, torch.rand(3, 5)).shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(self, in_feats: int, out_feats: int, *, bias: bool = True, root: bool = True):
+        super().__init__()
+        self.linear = nn.Linear(in_feats, out_feats, bias=bias)
+        self.root = nn.Linear(in_feats, out_feats, bias=False) if root else None
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew."""
+        self.linear.reset_parameters()
+        if self.root is not None:
+            self.root.reset_parameters()
+
+    def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """x [num_cols, in_feats], of which the first num_rows are the destinations'; [num_rows, out_feats]."""
+        width = x.k if isinstance(x, CBSR) and x.is_compressed else self.linear.in_features
+        if width > self.linear.out_features:
+            mapped = nn.functional.linear(x, self.linear.weight)
+            out = ops.spmm(graph, mapped, edge_weight, reduce="mean")
+            out = out if self.linear.bias is None else out + self.linear.bias.to(out.dtype)
+        else:
+            out = self.linear(ops.spmm(graph, x, edge_weight, reduce="mean"))
+        if self.root is None:
+            return out
+        return out + self.root(x if graph.num_rows == graph.num_cols else x[: graph.num_rows])
+
+
+class GINConv(nn.Module):
+    """out[v] = net((1 + eps) * x[v] + sum over edges (u, v) of weight[e] * x[u]).
+
+    Parameters
+    ----------
+    net : callable
+        Usually an MLP.
+    eps : float
+    learn_eps : bool
+
+    Notes
+    -----
+    Source: Xu, Hu, Leskovec and Jegelka, How Powerful are Graph Neural Networks, ICLR 2019.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> from gnnaccel.nn import GINConv
+    >>> graph = gnnaccel.Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]), num_rows=3, num_cols=3)
+    >>> GINConv(torch.nn.Linear(5, 4))(graph, torch.rand(3, 5)).shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(self, net, *, eps: float = 0.0, learn_eps: bool = False):
+        super().__init__()
+        self.net = net
+        self.eps = nn.Parameter(torch.tensor(float(eps))) if learn_eps else float(eps)
+
+    def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """x [num_cols, F], of which the first num_rows are the destinations'."""
+        own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
+        return self.net((1 + self.eps) * own + ops.spmm(graph, x, edge_weight))
+
+    def extra_repr(self) -> str:
+        return "" if isinstance(self.eps, nn.Parameter) else f"eps={self.eps}"

@@ -5,17 +5,21 @@ Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 
 from gnnaccel._library import has_cuda_kernels
 from gnnaccel.ops.attention import attention
+from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax
 from gnnaccel.ops.gatv2 import gatv2_scores
 from gnnaccel.ops.graph_conv import graph_conv
 from gnnaccel.ops.head_dots import head_dots
+from gnnaccel.ops.maxk import maxk
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
+from gnnaccel.ops.spgemm import spgemm
 from gnnaccel.ops.spmm import spmm
 
 __all__ = [
+    "CBSR",
     "attention",
     "dot_attention",
     "edge_attention",
@@ -24,7 +28,9 @@ __all__ = [
     "graph_conv",
     "has_cuda_kernels",
     "head_dots",
+    "maxk",
     "sddmm",
     "segment_reduce",
+    "spgemm",
     "spmm",
 ]

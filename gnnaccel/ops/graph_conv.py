@@ -9,6 +9,8 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops.cbsr import CBSR
+from gnnaccel.ops.spgemm import serves, sum_of_entries
 from gnnaccel.ops.spmm import fused, launch, scales_first, weight_gradient
 
 
@@ -83,6 +85,12 @@ def graph_conv(
         source_scale = _scale("source_scale", source_scale, graph.num_cols, graph.device).to(scale_dtype)
     if row_scale is not None:
         row_scale = _scale("row_scale", row_scale, graph.num_rows, graph.device).to(scale_dtype)
+    if isinstance(x, CBSR):
+        if serves(x):
+            return sum_of_entries(
+                graph, x, weight, source_scale=source_scale, row_scale=row_scale, bias=bias, relu=relu
+            )
+        x = x.to_dense()
     arrays = arrays_of(graph, needs_grad(x), x)
     return _graph_conv_op(*arrays, x, weight, source_scale, row_scale, bias, relu)
 

@@ -52,6 +52,12 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str, empty_value: float =
     return torch.where(count == 0, torch.full_like(out, empty_value), out)
 
 
+def maxk(x: Tensor, k: int) -> Tensor:
+    """x [N, D] with all but the k largest of each row 0; of equal ones those with the lowest index stay. Dense."""
+    places = x.detach().sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return torch.zeros_like(x).scatter(1, places, x.gather(1, places))
+
+
 def spmm(graph, x: Tensor | None, weight: Tensor | None, message: str, reduce: str, empty_value: float = 0.0) -> Tensor:
     """out[r] = reduce over nonzeros (r, c, e) of message(x[c], weight[e])."""
     if x is not None and weight is not None:

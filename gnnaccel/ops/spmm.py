@@ -14,6 +14,7 @@ from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
+from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
 
@@ -111,6 +112,13 @@ def spmm(
         elif message == "div":
             weight, message = weight.reciprocal(), "mul"
     plain = adds and not return_arg and empty_value == 0 and message != "add"
+    if isinstance(x, CBSR):
+        from gnnaccel.ops.spgemm import serves, spgemm  # here: it asks for gradients of weights below
+
+        one = weight is None or (weight.dim() == 2 and _width(weight) == 1)
+        if plain and method == "auto" and one and serves(x):
+            return spgemm(graph, x, None if weight is None else weight.flatten(), reduce)
+        x = x.to_dense()
     if method == "auto" and plain and x is not None and graph.tiles_pay() and serves_sum(graph, x, weight):
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=False)
     if method == "tiled":

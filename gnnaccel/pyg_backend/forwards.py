@@ -1,4 +1,5 @@
-"""Forwards of layers that do more for each node than they need to: GATConv's scores."""
+"""Forwards of layers that do more for each node than they need to: GATConv's scores, and GCNConv's linear map where it
+would make a dense tensor of one that keeps few entries."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn.conv import GATConv
+from torch_geometric.nn.conv import GATConv, GCNConv
 from torch_geometric.nn.conv import gat_conv as module
+from torch_geometric.nn.conv import gcn_conv as gcn_module
 
 from gnnaccel import ops
+from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import obstacle
 from gnnaccel.pyg_backend.reduce import takes
@@ -45,6 +48,31 @@ def gat(original: Callable) -> Callable:
     return forward
 
 
+def gcn(original: Callable) -> Callable:
+    """GCNConv.forward that sums up the entries of a CBSR tensor and maps the sums, where entries are fewer than mapped
+    features: the two commute. After the forward of PyG 2.8."""
+
+    @functools.wraps(original)
+    def forward(self, x, edge_index, edge_weight=None):
+        kept = isinstance(x, ops.CBSR) and x.is_compressed and x.k <= self.out_channels
+        plain = kept and type(edge_index) in (Tensor, EdgeIndex) and edge_index.layout is torch.strided
+        if not plain or is_compiling() or obstacle(self) is not None or is_watched(self.lin):
+            return original(self, x, edge_index, edge_weight)
+        if self.normalize:
+            cache = self._cached_edge_index
+            if cache is None:
+                cache = ours(gcn_module.gcn_norm)(
+                    edge_index, edge_weight, len(x), self.improved, self.add_self_loops, self.flow, x.dtype
+                )
+                if self.cached:
+                    self._cached_edge_index = cache
+            edge_index, edge_weight = cache
+        out = self.lin(self.propagate(edge_index, x=x, edge_weight=edge_weight))
+        return out if self.bias is None else out + self.bias
+
+    return forward
+
+
 def _is_plain(conv: Any, x, edge_index) -> bool:
     return (
         type(x) in (Tensor, torch.nn.Parameter)
@@ -66,5 +94,5 @@ def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     return tuple((x * v).sum(-1) for v in vectors)
 
 
-FORWARDS: dict[Callable, Callable] = {GATConv.forward: gat}
+FORWARDS: dict[Callable, Callable] = {GATConv.forward: gat, GCNConv.forward: gcn}
 """forward() -> what makes ours of it."""

@@ -50,7 +50,7 @@ def convert(source: str) -> str:
     def call(found: re.Match) -> str:
         indent, kernel, configuration = found.groups()
         if "<" not in kernel:  # its template arguments follow from what it is given
-            kernel = f"[](auto... given) {{ {kernel}(given...); }}"
+            kernel = f"[&](auto... given) {{ {kernel}(given...); }}"
         return f"{indent}emulation::launch(emulation::Configuration({configuration}), {kernel}, "
 
     source = _LAUNCH.sub(call, source)
@@ -58,7 +58,7 @@ def convert(source: str) -> str:
         raise SystemExit("emulate.py does not understand a kernel launch: " + source.partition("<<<")[2][:80])
     source = _MATRIX.sub("emulation::multiply_add(d, a, b0, b1);", source)
     source = _MATRIX_16.sub("emulation::multiply_add_16<T>(d, a, b0, b1);", source)
-    source = _SHARED.sub(r"__shared__ \1 \2[49152 / sizeof(\1)];", source)  # what a kernel may have unasked
+    source = _SHARED.sub(r"__shared__ \1 \2[131072 / sizeof(\1)];", source)  # the most that a kernel asks for
     source = _ROUND.sub("rounded = emulation::to_tf32(value);", source)
     return _MULTIPLY_ADD.sub(_PLAIN_MULTIPLY_ADD, source)
 

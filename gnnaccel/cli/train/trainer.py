@@ -28,7 +28,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--result", required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
-    for name, default in (("epochs", 50), ("seed", 0), ("hidden", 16), ("heads", 4), ("layers", 2)):
+    for name, default in (("epochs", 50), ("seed", 0), ("hidden", 16), ("heads", 4), ("layers", 2), ("maxk", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("lr", 0.01), ("dropout", 0.5), ("weight-decay", 5e-4)):
         parser.add_argument(f"--{name}", type=float, default=value)
@@ -107,6 +107,10 @@ def main() -> None:
     torch.manual_seed(given.seed)
     shape = (x.shape[1], given.hidden, classes, given.heads, given.layers, given.dropout)
     model = make_model(layers, given.model, *shape).to(device)
+    if given.maxk:
+        import gnnaccel
+
+        gnnaccel.accelerate(model, maxk=given.maxk)
     optimizer = torch.optim.Adam(model.parameters(), lr=given.lr, weight_decay=given.weight_decay)
 
     def step() -> torch.Tensor:

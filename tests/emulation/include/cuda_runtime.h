@@ -25,6 +25,14 @@ struct CUstream_st;
 typedef CUstream_st* cudaStream_t;
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid value"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 1, cudaDevAttrL2CacheSize = 4096 };
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) { return *value = which, cudaSuccess; }
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <class K>
+cudaError_t cudaFuncSetAttribute(K, cudaFuncAttribute, int bytes) {
+  return bytes <= 131072 ? cudaSuccess : cudaErrorInvalidValue;
+}
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
   std::memset(to, value, bytes);
   return cudaSuccess;
@@ -77,6 +85,11 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
+inline long long __double_as_longlong(double value) {
+  long long bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
@@ -118,7 +131,7 @@ struct Warp {
   int site[kWarp];
 };
 
-inline dim3 block_index, block_size;
+inline dim3 block_index, block_size, grid_size;
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
 inline void* scheduler;  // its stack pointer
@@ -207,6 +220,10 @@ template <class T>
 T shuffle_xor(T value, int mask, int site) {
   return collective(value, site, [&](const uint64_t* all, int lane) { return read<T>(all[lane ^ mask]); });
 }
+template <class T>
+T shuffle_up(T value, int lanes, int site) {
+  return collective(value, site, [&](const uint64_t* all, int lane) { return read<T>(all[lane < lanes ? lane : lane - lanes]); });
+}
 inline unsigned ballot(bool flag, int site) {
   return collective<uint64_t>(flag, site, [&](const uint64_t* all, int) {
     unsigned bits = 0;
@@ -227,6 +244,7 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
   body = [](void* at) { (*static_cast<decltype(call)*>(at))(); };
   body_arguments = &call;
   block_size = of.block;
+  grid_size = of.grid;
   if (of.grid.x == 0 || of.grid.y == 0 || of.grid.y > 65535 || of.block.x > 1024) die("no GPU takes such a grid");
   if (of.block.x % kWarp) die("a block that is no whole number of warps");
   const int threads = static_cast<int>(of.block.x);
@@ -269,6 +287,7 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
 
 #define blockIdx emulation::block_index
 #define blockDim emulation::block_size
+#define gridDim emulation::grid_size
 #define threadIdx (dim3(emulation::current->thread, 0, 0))
 #define __syncthreads() emulation::syncthreads(__LINE__)
 #define EMULATION_SHUFFLE4(mask, value, from, width) emulation::shuffle(value, from, width, __LINE__)
@@ -276,6 +295,8 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
 #define EMULATION_PICK(a, b, c, d, NAME, ...) NAME
 #define __shfl_sync(...) EMULATION_PICK(__VA_ARGS__, EMULATION_SHUFFLE4, EMULATION_SHUFFLE3, 0)(__VA_ARGS__)
 #define __shfl_xor_sync(mask, value, lanes) emulation::shuffle_xor(value, lanes, __LINE__)
+#define __shfl_up_sync(mask, value, lanes) emulation::shuffle_up(value, lanes, __LINE__)
+#define __syncwarp() static_cast<void>(emulation::ballot(true, __LINE__))
 #define __ballot_sync(mask, flag) emulation::ballot(flag, __LINE__)
 #define __any_sync(mask, flag) (emulation::ballot(flag, __LINE__) != 0)
 #define __all_sync(mask, flag) (emulation::ballot(flag, __LINE__) == ~0u)
