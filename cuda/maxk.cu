@@ -1,11 +1,11 @@
 // MaxK: of each row of x the k largest, in the order of the features (CBSR, types.h: Compressed).
 //
 // A warp takes a row into registers and looks for a value that k of them exceed: first where the row before was cut,
-// then where as many would be added or lost as are missing, at the spacing of values met last; after a few such guesses
-// also between the closest two. Once few are wrong, the next larger ones are dropped, or the next smaller ones added,
-// one by one. About two counts and one such step a row where rows are alike. What equals the last of them is kept in
-// part, the first ones; where that does not settle it (NaN, odd distributions) integers in the order of the values do,
-// bit by bit. The row goes out through shared memory, by positions from prefix sums.
+// then where as many would be added or lost as are missing, at the spacing of values met so far; after a few such
+// guesses also between the closest two. Once a single one is wrong, the next larger one is dropped, or the next smaller
+// one added. Three counts and half such a step a row where rows are alike, six where their scales differ (simulated).
+// What equals the last of them is kept in part, the first ones; where that does not settle it (NaN, odd distributions)
+// integers in the order of the values do, bit by bit. Prefix sums give each place its position in the row.
 //
 // Rows of more than 1024 features and 64-bit values are halved from the start, read from memory each time.
 // MaxK-GNN (Peng et al., 2024) halves values, which need not end at k.
@@ -20,7 +20,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMaxOwn = 32;   // features of a lane in registers
 constexpr int kGuesses = 16;  // before integers
 constexpr int kBold = 3;      // of these by the spacing alone
-constexpr int kClose = 2;     // as many wrong ones are dropped or added one by one
+constexpr int kClose = 1;     // as many wrong ones are dropped or added one by one
 constexpr int kBlocks = 8;    // to a multiprocessor
 
 template <typename T>
@@ -98,9 +98,10 @@ __device__ __forceinline__ bool guess_cut(const float (&x)[OWN], int k, Guess& g
     float last = 0, low = -INFINITY, high = INFINITY;  // too many exceed low, too few high
     int last_wrong = 0;
     for (int i = 0;; ++i) {
-      if (i >= kBold) {
-        const float spacing = __fdividef(cut - last, static_cast<float>(last_wrong - wrong));
-        if (spacing > 0 && spacing < 1e30f) guess.spacing = spacing;
+      if (i > 0) {
+        const float met = __fdividef(cut - last, static_cast<float>(last_wrong - wrong)), known = guess.spacing;
+        const bool odd = i >= kBold || met > 4 * known || 4 * met < known;
+        if (met > 0 && met < 1e30f) guess.spacing = odd ? met : 0.75f * known + 0.25f * met;
       }
       (wrong > 0 ? low : high) = last = cut;
       last_wrong = wrong;
@@ -126,8 +127,8 @@ __device__ __forceinline__ bool guess_cut(const float (&x)[OWN], int k, Guess& g
     for (int i = 0; i < OWN; ++i) next = fmaxf(next, x[i] <= cut ? x[i] : -INFINITY);
     const uint32_t key = max_of_warp(key_of(next));
     edge = value_of(key);
-    if (edge == -INFINITY) return true;  // nothing lies below
-    cut = value_of(key - 1);
+    if (edge == -INFINITY) return true;                      // nothing lies below
+    cut = value_of(key == 0x80000000u ? key - 2 : key - 1);  // no key stands for -0
     wrong = TIES ? sum_of_warp(count_above(x, cut)) - k : wrong + 1;
   }
   return true;

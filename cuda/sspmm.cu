@@ -42,6 +42,8 @@ __device__ __forceinline__ void reduce_add(A* to, const A (&values)[N]) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0]), "f"(values[1]),
                  "f"(values[2]), "f"(values[3])
                  : "memory");
+  } else if constexpr (sizeof(A) == 4 && N == 2) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(values[0]), "f"(values[1]) : "memory");
   } else
 #endif
   {
@@ -53,21 +55,34 @@ __device__ __forceinline__ void reduce_add(A* to, const A (&values)[N]) {
 // The row of grad that belongs to a worker's span, scaled, into shared memory.
 template <typename T, typename I>
 __device__ __forceinline__ void stage(const Params<T, I>& p, const Span<I>& span, const DenseRow<Acc<T>>& row) {
+  constexpr int fours = 4;  // of a lane in flight; eight would take local memory
   if (span.begin < span.end) {
+    const int lane = threadIdx.x % kLanes;
     const T* from = p.grad + static_cast<int64_t>(span.row) * p.num_feats;
     const Acc<T> scale = p.row_scale ? __ldg(p.row_scale + span.row) : Acc<T>(1);
-    if (p.fours) {
-      for_fours(p.columns, p.num_feats, [&](int feature, int column, int r) {
-        constexpr int n = sizeof(T) == 8 ? 2 : 4;
+    if constexpr (sizeof(T) <= 4) {
+      for (int first = 0; p.fours && first < p.columns.height; first += 4 * fours) {
+        Pack<T, 4> some[fours];
+        // Two lanes share a sector: columns lane & ~1 and the next, in turn.
+        auto place = [&](int i, int& column, int& r) {
+          column = (lane & ~1) + i % 2;
+          r = first + i / 2 * 8 + 4 * (lane & 1);
+          return r < p.columns.height && column * p.columns.height + r < p.num_feats;
+        };
+        int column, r;
 #pragma unroll
-        for (int e = 0; e < 4; e += n) {
-          Pack<T, n> some;
-          load(from + feature + e, some);
-#pragma unroll
-          for (int i = 0; i < n; ++i) row.at(column, r + e + i) = scale * widen(some.values[i]);
+        for (int i = 0; i < fours; ++i) {
+          if (place(i, column, r)) load(from + column * p.columns.height + r, some[i]);
         }
-      });
-    } else {
+#pragma unroll
+        for (int i = 0; i < fours; ++i) {
+          if (!place(i, column, r)) continue;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) row.at(column, r + e) = scale * widen(some[i].values[e]);
+        }
+      }
+    }
+    if (!p.fours) {
       for_each_feature(p.columns, p.num_feats,
                        [&](int feature, int column, int r) { row.at(column, r) = scale * load_one(from + feature); });
     }
@@ -228,7 +243,7 @@ cudaError_t launch_outer(const Params<T, I>& p, cudaStream_t stream) {
     using Any = std::integral_constant<int, 0>;
     if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
       if (p.k == 8) return with(Four{}, std::integral_constant<int, 8>{});
-      if (p.k == 16) return with(Four{}, std::integral_constant<int, 16>{});
+      if (p.k == 16) return with(std::integral_constant<int, 2>{}, std::integral_constant<int, 16>{});
       // Reductions want what they add to in L2: half of the entries at a time, if all do not fit. H200, reddit-like,
       // k = 64: 11.3 ms in one go.
       const int64_t added_to = p.num_sources * p.k * static_cast<int64_t>(sizeof(Acc<T>));
@@ -296,7 +311,8 @@ cudaError_t sspmm(const Csr& graph, const WorkList& work, const void* grad, cons
     p.num_sources = graph.num_cols;
     p.k = static_cast<int>(kept.k);
     p.num_feats = static_cast<int>(kept.num_feats);
-    p.fours = kept.num_feats % 4 == 0 && p.columns.height >= 8 && reinterpret_cast<uintptr_t>(grad) % 16 == 0;
+    p.fours = sizeof(T) <= 4 && kept.num_feats % 4 == 0 && p.columns.height >= 8 &&
+              reinterpret_cast<uintptr_t>(grad) % 16 == 0;
     return by_source ? launch_by_source(p, stream) : launch_outer(p, stream);
   });
 }

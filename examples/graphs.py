@@ -24,8 +24,11 @@ def find(name):
     return found[0]
 
 
-def load(name):
-    """edge_index, x (each row divided by its sum, as is usual for bags of words), y, num_classes and the masks."""
+def load(name, split=0):
+    """edge_index, x (each row divided by its sum, as is usual for bags of words), y, num_classes and the masks.
+
+    split: which one of masks [N, splits]; None: the masks as they are in the file.
+    """
     path = find(name)
     with np.load(path) as file:
         arrays = dict(file)
@@ -44,5 +47,5 @@ def load(name):
         x=x / np.where(total == 0, 1, total),
         y=arrays["y"].astype(np.int64),
         num_classes=int(arrays["y"].max()) + 1,
-        **{key: mask[:, 0] if mask.ndim == 2 else mask for key, mask in masks.items()},
+        **{key: mask if mask.ndim == 1 or split is None else mask[:, split] for key, mask in masks.items()},
     )

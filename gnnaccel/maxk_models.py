@@ -79,8 +79,8 @@ def _current() -> MaxKForward | None:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers in `model` that sum over a graph: those of PyG, DGL and gnnaccel.nn, and of classes derived from
-    them.""" return [
+    """The layers in `model` that sum over a graph: of PyG, DGL and gnnaccel.nn, and of classes derived from these."""
+    return [
         module
         for module in model.modules()
         if module is not model and any(c.__module__.startswith(_LAYERS) for c in type(module).__mro__)
@@ -106,8 +106,8 @@ def use_maxk(model: nn.Module, k: int) -> None:
     layers = layers_of(model)
     if not layers:
         raise ValueError(
-            "accelerate: maxk: found no layer of PyG, DGL or gnnaccel.nn in the model, which is what tells the ReLUs in
-            " "front of sums over a graph; put gnnaccel.nn.MaxK there yourself"
+            "accelerate: maxk: found no layer of PyG, DGL or gnnaccel.nn in the model, which is what tells the ReLUs "
+            "in front of sums over a graph; put gnnaccel.nn.MaxK there yourself"
         )
     for hook in model._forward_pre_hooks.values():
         owner = getattr(hook, "__self__", None)

@@ -66,6 +66,23 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     sum(r.float().square().sum() for r in results).backward()
 
 
+def run_kept(graph: Graph) -> None:
+    """MaxK, and sums of what it keeps, with both ways of their gradient."""
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        weight = torch.randn(graph.nnz).to("cuda", dtype)
+        for num_feats, k in ((256, 16), (256, 32), (256, 64), (256, 96), (300, 32), (40, 5), (128, 8), (1100, 20)):
+            x = torch.randn(graph.num_cols, num_feats).to("cuda", dtype)
+            x[1] = x[1].round()  # ties
+            leaf = x.requires_grad_()
+            h = ops.maxk(leaf, k)
+            results = [ops.spgemm(graph, h), ops.spgemm(graph, h, weight, "mean"), h.to_dense()[: graph.num_rows]]
+            results.append(ops.graph_conv(graph, h, relu=True))
+            sum(r.float().square().sum() for r in results).backward()
+            torch.use_deterministic_algorithms(True)
+            ops.spgemm(graph, ops.maxk(leaf, k), weight).float().sum().backward()
+            torch.use_deterministic_algorithms(False)
+
+
 def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
@@ -77,6 +94,8 @@ def main() -> None:
         short = build([3] * 700 + [0, 900, 0], 40, torch.int32)
         for graph in (cut, small, short) if listed else ():
             gnnaccel.prepare(graph)
+        for graph in (build([3, 300, 0, 40], 12, torch.int32), small):
+            run_kept(graph)
         run(short, (128,), torch.float32)
         run(cut, (33,), torch.float32)
         run(cut, (64,), torch.float32)

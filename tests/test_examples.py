@@ -30,7 +30,7 @@ RUNS = [
     ("pyg_gat", 50, 1, ["pyg.GATConv", "pyg.GATConv edge_update"], 2),
     ("pyg_sage_sampled", 3, 1, ["pyg.SAGEConv"], 2 * BATCHES),
 ]
-OWN = ["agnn", "gcn"]  # written with gnnaccel itself
+OWN = ["agnn", "gcn", "maxk", "maxk_approximation"]  # written with gnnaccel itself
 
 
 def need(framework):

@@ -134,7 +134,8 @@ class SAGEConv(nn.Module):
             out = self.linear(ops.spmm(graph, x, edge_weight, reduce="mean"))
         if self.root is None:
             return out
-        return out + self.root(x if graph.num_rows == graph.num_cols else x[: graph.num_rows])
+        own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
+        return torch.addmm(out, own, self.root.weight.t())
 
 
 class GINConv(nn.Module):

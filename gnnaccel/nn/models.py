@@ -22,7 +22,7 @@ class _Stack(nn.Module):
         act is `MaxK` with that k; default: ReLU.
     dropout : float
     norm : bool
-        Whether there is a LayerNorm in front of each act.
+        Whether there is a LayerNorm in front of each act, and of the last map.
 
     Notes
     -----
@@ -51,7 +51,7 @@ class _Stack(nn.Module):
         super().__init__()
         self.first = nn.Linear(in_feats, hidden)
         self.acts = nn.ModuleList(nn.ReLU() if maxk is None else MaxK(maxk) for _ in range(num_layers))
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden) if norm else nn.Identity() for _ in range(num_layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) if norm else nn.Identity() for _ in range(num_layers + 1))
         self.convs = nn.ModuleList(self.conv(hidden) for _ in range(num_layers))
         self.last = nn.Linear(hidden, num_classes)
         self.dropout = dropout
@@ -64,9 +64,9 @@ class _Stack(nn.Module):
     def forward(self, graph: Graph, x: Tensor) -> Tensor:
         """x [num_cols, in_feats] of a graph with as many rows; [num_rows, num_classes]."""
         h = self.first(x)
-        for norm, act, conv in zip(self.norms, self.acts, self.convs, strict=True):
+        for norm, act, conv in zip(self.norms, self.acts, self.convs, strict=False):
             h = conv(graph, F.dropout(act(norm(h)), self.dropout, self.training))
-        return self.last(h)
+        return self.last(self.norms[-1](h))
 
 
 class GCN(_Stack):

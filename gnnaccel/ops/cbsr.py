@@ -187,7 +187,9 @@ class CBSR(Tensor):
 
 def _rebuild(values: Tensor, places: Tensor, num_feats: int, requires_grad: bool) -> CBSR:
     """A saved CBSR: its entries may have been moved to another device, together."""
-    return CBSR(values, places, num_feats).requires_grad_(requires_grad)
+    out = CBSR(values, places, num_feats)
+    out.requires_grad_(requires_grad)
+    return out
 
 
 def _rebuild_dense(dense: Tensor, requires_grad: bool) -> Tensor:
@@ -305,8 +307,10 @@ def same_places(x, other) -> bool:
 
 
 def _dropout(input, p=0.5, training=True, inplace=False):
-    if inplace or not training or not 0 <= p <= 1 or not input.is_compressed:
+    if inplace or not 0 <= p <= 1 or not input.is_compressed:
         return None
+    if not training:
+        return input
     return input.map_values(lambda values: F.dropout(values, p))
 
 

@@ -17,7 +17,8 @@ _MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
 # Mean degree up to which the gradient goes by source on CUDA. H200, yeast-like (2.1), k = 16, 32, 64: 0.50, 0.65 and
 # 0.73 ms, by destination 0.77, 0.86 and 0.96; from 13 on by destination is the faster one.
 _SHORT = 4
-_LARGEST_SHARE = 0.5  # of the features that rows keep: of more, the dense sum is as fast
+# Of the features, what rows keep at most; of more, the dense sum is as fast, forward and backward together.
+_LARGEST_SHARE = {"cuda": 0.5, "cpu": 0.25}
 
 
 def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
@@ -96,9 +97,8 @@ def sum_of_entries(
 
 def serves(x: CBSR) -> bool:
     """True if `x` should be summed up by its entries, and not as the dense tensor."""
-    if not x.is_compressed:
-        return False
-    return not x.is_cuda or (x.shape[1] <= _MOST_FEATURES and x.k <= _LARGEST_SHARE * x.shape[1])
+    share = _LARGEST_SHARE.get(x.device.type, 0.0)
+    return x.is_compressed and x.k <= share * x.shape[1] and (not x.is_cuda or x.shape[1] <= _MOST_FEATURES)
 
 
 def _wide(x: Tensor) -> Tensor:
