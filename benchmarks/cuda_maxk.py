@@ -22,7 +22,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops._arrays import arrays_of
-from gnnaccel.ops.cbsr import collect, expand
+from gnnaccel.ops.expand import collect, expand
 from gnnaccel.ops.maxk import _maxk_op
 from gnnaccel.ops.spgemm import _SHORT, _spgemm_op, _sspmm_op
 

@@ -22,14 +22,10 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size})
 
 
-transparent_modes: set[type] = {DeviceContext}
-"""Function modes that do not care for our ops; one of them alone leaves these the short way."""
-
-
 def _watched() -> bool:
     """True if calls of ops have to be visible to the dispatcher."""
     modes = torch._C._len_torch_function_stack()
-    if modes and (modes > 1 or type(torch._C._get_function_stack_at(0)) not in transparent_modes):
+    if modes and (modes > 1 or type(torch._C._get_function_stack_at(0)) is not DeviceContext):
         return True
     return (
         torch._C._len_torch_dispatch_stack() > 0

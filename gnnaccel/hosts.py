@@ -208,10 +208,10 @@ def accelerate(model: torch.nn.Module, *, maxk: int | None = None) -> torch.nn.M
     model : torch.nn.Module
         Changed in place; parameters, state_dict and class names stay as they are.
     maxk : int, optional
-        Makes ANOTHER MODEL of it: ReLUs in front of sums over a graph (of layers of PyG, DGL or gnnaccel.nn) become
-        MaxK with this k, which keeps the k largest entries of each row, and the sums read those alone. To be trained
-        like that, from the start; a checkpoint of a model with ReLU gives other results. Which ReLUs: see
-        `gnnaccel.maxk_models.MaxKForward`.
+        Makes ANOTHER MODEL of it: torch.nn.ReLU modules in front of sums over a graph (of layers of PyG, DGL or
+        gnnaccel.nn) become `nn.MaxK` with this k, which keeps the k largest entries of each row, and the sums read
+        those alone. To be trained like that, from the start; a checkpoint of a model with ReLU gives other results.
+        Which ones: see `gnnaccel.maxk_models.use_maxk`.
 
     Returns
     -------
@@ -223,7 +223,7 @@ def accelerate(model: torch.nn.Module, *, maxk: int | None = None) -> torch.nn.M
     TypeError
         If `model` is not a torch.nn.Module, or maxk no int.
     ValueError
-        If maxk is below 1, or given for a model without a layer that sums over a graph.
+        If maxk is below 1, or given for a model without such a ReLU.
     ImportError
         If PyTorch Geometric is not installed, and there is nothing else to do.
     """

@@ -2,100 +2,77 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+import logging
+import sys
+import types
+from collections.abc import Iterator
 
-from gnnaccel import _operators, ops, report
+from torch import nn
 
-_RELUS = {F.relu, torch.relu, Tensor.relu}
-_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}  # the caller goes on with the input
+from gnnaccel.nn.maxk import MaxK
+
 _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.pytorch.conv.", "gnnaccel.nn.convolution", "gnnaccel.nn.attention")
-_KIND = "maxk in place of a ReLU"
+_SEQUENCES = (nn.Sequential, nn.ModuleList)
 
 
-class MaxKForward(TorchFunctionMode):
-    """One forward of a model in which ReLUs become MaxK.
+class _InPlaceOfReLU(MaxK):
+    """A MaxK that stands where a ReLU was."""
 
-    That are the calls of torch.relu, torch.nn.functional.relu, Tensor.relu and torch.nn.ReLU on features [N, D] with D
-    above k, as long as a layer that sums over a graph (`layers_of`) has not been called in that forward; not those
-    inside such a layer (the MLP of a GIN) or behind the last one. A ReLU written into its input stays one, which is
-    counted (`gnnaccel.report`).
+
+def _sums(module: nn.Module) -> bool:
+    """True for a layer that sums over a graph: of PyG, DGL or gnnaccel.nn, or of a class derived from one."""
+    return any(c.__module__.startswith(_LAYERS) for c in type(module).__mro__)
+
+
+def _has_sums(module: nn.Module) -> bool:
+    return any(_sums(part) for part in module.modules())
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    """True for what calls its parts in their order, or holds parts that somebody calls in their order."""
+    return isinstance(module, _SEQUENCES) or type(module).__module__ == "torch_geometric.nn.sequential"
+
+
+def _found(module: nn.Module, followed: bool) -> Iterator[tuple[nn.Module, str]]:
+    """(owner, name) of the ReLUs in `module` that stand in front of a sum.
+
+    followed : a ModuleList of activations may be among the parts; whether a layer that sums stands beside it.
     """
-
-    def __init__(self, k: int, layers: list[nn.Module]):
-        super().__init__()
-        self.k = k
-        self.to_come = set(map(id, layers))
-        self.inside = 0  # of how many layers
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if (func in _RELUS or func in _IN_PLACE) and self.to_come and not self.inside:
-            x = args[0] if args else kwargs.get("input")
-            if isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] > self.k and x.is_floating_point():
-                in_place = args[1] if len(args) > 1 else kwargs.get("inplace", func in _IN_PLACE)
-                if not in_place:
-                    with report.accelerated(_KIND):
-                        return ops.maxk(x, self.k)
-                report.fallback(_KIND, "a ReLU written into its input")
-        return func(*args, **kwargs)
+    parts = [(name, part) for name, part in module._modules.items() if part is not None]
+    beside = any(_sums(part) or (isinstance(part, nn.ModuleList) and _has_sums(part)) for _, part in parts)
+    for at, (name, part) in enumerate(parts):
+        behind = any(_has_sums(later) for _, later in parts[at + 1 :])
+        if isinstance(part, (nn.ReLU, _InPlaceOfReLU)):
+            if behind if _is_sequence(module) and beside else (beside or followed):
+                yield module, name
+        elif not _sums(part):
+            yield from _found(part, isinstance(part, nn.ModuleList) and beside)
 
 
-_operators.transparent_modes.add(MaxKForward)
-
-
-class _Hooks:
-    """What is called around the forward of a model and of its layers. A class, so that the model can be pickled."""
-
-    def __init__(self, k: int):
-        self.k = k
-
-    def enter(self, model: nn.Module, args) -> None:
-        MaxKForward(self.k, layers_of(model)).__enter__()
-
-    def leave(self, model: nn.Module, args, output) -> None:
-        mode = _current()
-        if mode is not None:
-            mode.__exit__(None, None, None)
-
-    def enter_layer(self, layer: nn.Module, args) -> None:
-        mode = _current()
-        if mode is not None:
-            mode.inside += 1
-            mode.to_come.discard(id(layer))
-
-    def leave_layer(self, layer: nn.Module, args, output) -> None:
-        mode = _current()
-        if mode is not None:
-            mode.inside -= 1
-
-
-def _current() -> MaxKForward | None:
-    """The forward that this thread is in."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    return next((mode for mode in reversed(modes) if isinstance(mode, MaxKForward)), None)
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers in `model` that sum over a graph: of PyG, DGL and gnnaccel.nn, and of classes derived from these."""
-    return [
-        module
-        for module in model.modules()
-        if module is not model and any(c.__module__.startswith(_LAYERS) for c in type(module).__mro__)
-    ]
+def _calls_relu(module: nn.Module) -> bool:
+    """True if a method of the module's own class names relu."""
+    if type(module).__module__.startswith(("torch.nn.", "torch_geometric.", "dgl.", "gnnaccel.")):
+        return False
+    methods = (m for m in vars(type(module)).values() if isinstance(m, types.FunctionType))
+    names = {"relu", "relu_"} - set(module._modules)  # not a part of that name
+    return any(names & set(m.__code__.co_names) for m in methods if m.__name__ != "__init__")
 
 
 def use_maxk(model: nn.Module, k: int) -> None:
-    """Let every forward of `model` be a `MaxKForward` from now on; once more changes k.
+    """Put `MaxK` with this k in the place of the torch.nn.ReLU modules that stand in front of sums over a graph.
+
+    These are: in a Sequential (of torch or PyG) that holds layers which sum over a graph, those with such a layer
+    behind them; in any other module that has such layers, as parts or in a ModuleList, its own ReLUs and those of its
+    ModuleLists. Not those inside such layers (the MLP of a GIN), nor of modules without one (an MLP before or behind).
+    What a forward calls itself (torch.relu, torch.nn.functional.relu, Tensor.relu) is code, and stays: a warning names
+    it. Once more changes k.
 
     Raises
     ------
     TypeError
         If `model` is no torch.nn.Module, or k no int.
     ValueError
-        For a k below 1, or a model without layers that sum over a graph.
+        For a k below 1, a model without such a ReLU, or one of DGL before `gnnaccel.install`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -103,20 +80,23 @@ def use_maxk(model: nn.Module, k: int) -> None:
         raise TypeError(f"accelerate: maxk: expected an int, got {type(k).__name__}")
     if k < 1:
         raise ValueError(f"accelerate: maxk: expected at least 1, got {k}")
-    layers = layers_of(model)
-    if not layers:
+    if any(c.__module__.startswith("dgl.") for m in model.modules() for c in type(m).__mro__):
+        backend = sys.modules.get("gnnaccel.dgl_backend")
+        if backend is None or not backend.is_enabled():
+            raise ValueError("accelerate: maxk: DGL itself cannot read what MaxK gives; call gnnaccel.install() first")
+    places = list(_found(model, False))
+    calling = sorted({type(m).__name__ for m in model.modules() if not _sums(m) and _calls_relu(m)})
+    if not places:
+        why = f"; {', '.join(calling)} calls relu itself, which cannot be replaced" if calling else ""
         raise ValueError(
-            "accelerate: maxk: found no layer of PyG, DGL or gnnaccel.nn in the model, which is what tells the ReLUs "
-            "in front of sums over a graph; put gnnaccel.nn.MaxK there yourself"
+            "accelerate: maxk: found no torch.nn.ReLU beside a layer of PyG, DGL or gnnaccel.nn"
+            f"{why}; make it a torch.nn.ReLU, or put gnnaccel.nn.MaxK where a ReLU is"
         )
-    for hook in model._forward_pre_hooks.values():
-        owner = getattr(hook, "__self__", None)
-        if isinstance(owner, _Hooks):
-            owner.k = k
-            return
-    hooks = _Hooks(k)
-    model.register_forward_pre_hook(hooks.enter)
-    model.register_forward_hook(hooks.leave, always_call=True)
-    for layer in layers:
-        layer.register_forward_pre_hook(hooks.enter_layer)
-        layer.register_forward_hook(hooks.leave_layer, always_call=True)
+    for owner, name in places:
+        owner._modules[name] = _InPlaceOfReLU(k).train(owner.training)
+    if calling:
+        logging.getLogger("gnnaccel").warning(
+            "accelerate: maxk: %s calls relu itself, which stays a ReLU; %d torch.nn.ReLU became MaxK",
+            ", ".join(calling),
+            len(places),
+        )

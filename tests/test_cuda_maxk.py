@@ -7,7 +7,8 @@ from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, assert_close, build, che
 from gnnaccel import ops
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
-from gnnaccel.ops.cbsr import CBSR, collect, compressed, expand, places_dtype
+from gnnaccel.ops.cbsr import CBSR, compressed
+from gnnaccel.ops.expand import collect, expand, places_dtype
 from gnnaccel.ops.spgemm import _spgemm_op, _sspmm_op
 
 SHAPES = [

@@ -14,7 +14,8 @@ from gnnaccel import nn as gnn
 from gnnaccel import ops
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import reference
-from gnnaccel.ops.cbsr import CBSR, collect, compressed, expand, places_dtype
+from gnnaccel.ops.cbsr import CBSR, compressed
+from gnnaccel.ops.expand import collect, expand, places_dtype
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -288,6 +289,8 @@ def test_writing_into_it():
         lambda h: h.__setitem__((slice(None), 0), 5),
         lambda h: h[:, :3].mul_(2),
         lambda h: h.detach().fill_(4),
+        lambda h: torch._foreach_mul_([h], 10.0),
+        lambda h: h.apply_(lambda value: value + 1),
         lambda h: h.t()[2].zero_(),
         lambda h: torch.nn.init.ones_(h),
         lambda h: torch.add(x, 1, out=h),
@@ -300,6 +303,53 @@ def test_writing_into_it():
         torch.testing.assert_close(ops.spmm(graph, h), ops.spmm(graph, dense))
         with pytest.raises(RuntimeError, match="written into"):
             h.values()
+
+
+def test_what_is_refused():
+    h = ops.maxk(torch.randn(6, 8), 2)
+    for write in (lambda: h.t_(), lambda: h.unsqueeze_(0), lambda: h.resize_(3, 8), lambda: h.squeeze_()):
+        with pytest.raises(RuntimeError, match="shape"):
+            write()
+    with pytest.raises(RuntimeError, match="data"):
+        h.data = torch.ones(6, 8)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        h.detach().requires_grad_().numpy()
+
+
+def test_entries_are_not_shared():
+    h = ops.maxk(torch.randn(6, 8), 2)
+    dense = h.to_dense()
+    h.values().mul_(3)
+    assert torch.equal(h.to_dense(), dense)
+
+
+def test_reading_through_an_alias():
+    h = ops.maxk(torch.randn(6, 8), 2)
+    for read in (lambda: h.detach()[2:5].sum(), lambda: h.data[0], lambda: repr(h.detach()), lambda: h.tolist()):
+        read()
+        assert h.is_compressed
+    h.detach()[2].zero_()
+    assert not h.is_compressed
+    assert not bool(h.to_dense()[2].any())
+
+
+@pytest.mark.parametrize(
+    "values,places,num_feats",
+    [
+        (torch.ones(9, 8), torch.full((9, 8), 255, dtype=torch.uint8), 4),
+        (torch.ones(9, 2), torch.full((9, 2), 255, dtype=torch.uint8), 200),
+        (torch.ones(9, 2), torch.tensor([[3, 1]] * 9, dtype=torch.uint8), 200),
+        (torch.ones(9, 2), torch.zeros(9, 3, dtype=torch.uint8), 200),
+        (torch.ones(9, 1), torch.full((9, 1), 65535, dtype=torch.uint16), 300),
+        (torch.ones(9, 1).int(), torch.zeros(9, 1, dtype=torch.uint8), 30),
+    ],
+)
+def test_a_file_with_anything(values, places, num_feats):
+    file = io.BytesIO()
+    torch.save(CBSR(values, places, num_feats), file)
+    file.seek(0)
+    with pytest.raises(ValueError, match="no CBSR"):
+        torch.load(file, weights_only=True)
 
 
 def test_writing_in_autograd():

@@ -83,6 +83,8 @@ def enable() -> None:
         }
         for layer, forward in forwards.items():
             _replace(layer, "forward", forward(layer.forward))
+    for name in ("zerocopy_to_dgl_ndarray", "zerocopy_to_dlpack"):  # they hand on addresses
+        _replace(dgl.backend, name, _of_dense(getattr(dgl.backend, name)))
     memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
     for name, function in memoised.items():
         _replace(HeteroGraphIndex, name, _method(function, getattr(HeteroGraphIndex, name)))
@@ -90,6 +92,18 @@ def enable() -> None:
         _replace(dgl.DGLGraph, name, graph.degrees(getattr(dgl.DGLGraph, name), name))
     for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
         _replace(core, name, _counted(getattr(core, name), what))
+
+
+def is_enabled() -> bool:
+    """True between `enable` and `disable`."""
+    return bool(_undo)
+
+
+def _of_dense(function):
+    """`function` of a tensor, which gets the dense one of a CBSR."""
+    from gnnaccel.ops import CBSR
+
+    return lambda data: function(data.to_dense() if isinstance(data, CBSR) else data)
 
 
 def _method(function, original):

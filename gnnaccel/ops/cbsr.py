@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-import weakref
+import threading
 from typing import Any
 
 import torch
@@ -25,16 +25,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
 
 aten = torch.ops.aten
-
-MAX_FEATURES = 1 << 16
-
-
-def places_dtype(num_feats: int) -> torch.dtype:
-    """Of the indices of rows of `num_feats` features."""
-    return torch.uint8 if num_feats <= 256 else torch.uint16
 
 
 class _Parts:
@@ -43,12 +36,13 @@ class _Parts:
     def __init__(self, values: Tensor, places: Tensor):
         self.values, self.places = values, places
         self.dense: Tensor | None = None
-        self.watched: list[tuple] = []  # (weak reference to a CBSR, its version when a view of it was made)
+        self.version: int | None = None  # of the CBSR, which all aliases share, when a view of it was made
         self.stale = False  # the dense tensor has been written into
 
-    def compressed(self) -> bool:
-        if not self.stale:
-            self.stale = any(alias() is None or alias()._version != version for alias, version in self.watched)
+    def compressed(self, of: Tensor) -> bool:
+        """True as long as nobody has written; `of`: the CBSR or any alias of it."""
+        if not self.stale and self.version is not None:
+            self.stale = of._version != self.version
         return not self.stale
 
 
@@ -85,7 +79,7 @@ class CBSR(Tensor):
         return self._parts.places
 
     def __tensor_flatten__(self):
-        if not self._parts.compressed():
+        if not self.is_compressed:
             raise RuntimeError("CBSR: torch.compile cannot take one that has been written into; pass it .to_dense()")
         return ["_kept_values", "_kept_places"], self.shape[1]
 
@@ -101,10 +95,15 @@ class CBSR(Tensor):
     @property
     def is_compressed(self) -> bool:
         """True as long as values() and indices() are what it holds: nobody has written into it."""
-        return self._parts.compressed()
+        return self._parts.compressed(self)
 
     def values(self) -> Tensor:
-        """The entries [N, k], differentiable, in the order of `indices`. RuntimeError if it has been written into."""
+        """A copy of the entries [N, k], differentiable, in the order of `indices`. RuntimeError if it has been written
+        into."""
+        return self.entries().clone()
+
+    def entries(self) -> Tensor:
+        """The entries themselves, not to be written into."""
         return _Values.apply(self)
 
     def indices(self) -> Tensor:
@@ -120,7 +119,7 @@ class CBSR(Tensor):
 
     def map_values(self, function) -> CBSR:
         """The CBSR whose entries are function(values), which keeps their shape and leaves 0 what is 0."""
-        out: CBSR = compressed(function(self.values()), self.indices(), self.shape[1])
+        out: CBSR = compressed(function(self.entries()), self.indices(), self.shape[1])
         return out
 
     @classmethod
@@ -130,7 +129,15 @@ class CBSR(Tensor):
             out = _dropout(*args, **kwargs)
             if out is not None:
                 return out
+        if func == _SET_DATA:  # another object each time
+            raise RuntimeError("CBSR: its data cannot be replaced; use copy_(), or a new tensor")
+        if func is Tensor.tolist:
+            args = (args[0].to_dense(),)
         if func in _NEED_MEMORY and isinstance(args[0], CBSR) and type(args[0]._parts.values) is Tensor:
+            if func is Tensor.numpy and args[0].requires_grad:
+                raise RuntimeError(
+                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+                )
             args[0]._parts.stale = True
             args = (_plain(args[0]), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
@@ -186,9 +193,18 @@ class CBSR(Tensor):
 
 
 def _rebuild(values: Tensor, places: Tensor, num_feats: int, requires_grad: bool) -> CBSR:
-    """A saved CBSR: its entries may have been moved to another device, together."""
-    out = CBSR(values, places, num_feats)
-    out.requires_grad_(requires_grad)
+    """A saved CBSR, checked: kernels trust it, and a file may hold anything."""
+    shapes = values.dim() == 2 and values.shape == places.shape and type(num_feats) is int
+    if not shapes or not 1 <= values.shape[1] <= num_feats <= MAX_FEATURES or values.dtype not in lib.DTYPES:
+        raise ValueError("CBSR: what was saved is no CBSR tensor: wrong shapes or dtype")
+    if places.dtype != places_dtype(num_feats) or values.device != places.device:
+        raise ValueError("CBSR: what was saved is no CBSR tensor: wrong indices")
+    if places.numel():
+        wide = places.to(torch.int32)
+        if int(wide.max()) >= num_feats or not bool((wide.diff(dim=1) > 0).all()):
+            raise ValueError("CBSR: what was saved is no CBSR tensor: indices out of range or order")
+    out = CBSR(values.contiguous(), places.contiguous(), num_feats)
+    out.requires_grad_(bool(requires_grad))
     return out
 
 
@@ -197,41 +213,52 @@ def _rebuild_dense(dense: Tensor, requires_grad: bool) -> Tensor:
 
 
 if hasattr(torch.serialization, "add_safe_globals"):  # not in torch 2.4: torch.load wants weights_only=False there
-    torch.serialization.add_safe_globals([CBSR, _rebuild, _rebuild_dense])
+    torch.serialization.add_safe_globals([_rebuild, _rebuild_dense])
 
 
 def _dense(x: CBSR) -> Tensor:
     """The dense tensor, for reading."""
     parts = x._parts
-    return _expand_op(parts.values, parts.places, x.shape[1]) if parts.dense is None else parts.dense
+    return expand(parts.values, parts.places, x.shape[1]) if parts.dense is None else parts.dense
 
 
 def _plain(x: CBSR) -> Tensor:
     """The dense tensor that `x` is from now on, as views of it share its memory."""
-    if x._parts.dense is None:
-        x._parts.dense = _dense(x)
-    return x._parts.dense
+    with _making:
+        if x._parts.dense is None:
+            x._parts.dense = _dense(x)
+        return x._parts.dense
+
+
+_making = threading.Lock()  # two threads may take the first view of one tensor
 
 
 def _watch(x: CBSR) -> None:
     """Notice what is written through a view of `x`: that counts as a change of `x`."""
     if x.is_inference():
         x._parts.stale = True  # nothing counts there
-    elif not any(alias() is x for alias, _ in x._parts.watched):
-        x._parts.watched.append((weakref.ref(x), x._version))
+    elif x._parts.version is None:
+        x._parts.version = x._version
 
 
-def _arguments(func, given):
-    """(argument of the schema, value) of a call."""
+def _written_tensors(func, given) -> list:
+    """The arguments that a call writes into, those in lists too."""
     args, kwargs = given
-    names = {a.name: a for a in func._schema.arguments}
-    yield from zip(func._schema.arguments, args, strict=False)
-    yield from ((names[name], value) for name, value in kwargs.items() if name in names)
+    schema = func._schema.arguments
+    named = {a.name: a for a in schema}
+    pairs = [
+        *zip(schema, args, strict=False),
+        *((named[name], value) for name, value in kwargs.items() if name in named),
+    ]
+    written = [value for a, value in pairs if a.alias_info is not None and a.alias_info.is_write]
+    return [t for value in written for t in (value if isinstance(value, (list, tuple)) else [value])]
 
 
 def _written(func, given):
     """What stands for each CBSR in a call that writes into some of its arguments."""
-    written = {id(v) for a, v in _arguments(func, given) if a.alias_info is not None and a.alias_info.is_write}
+    if func.overloadpacket in _CHANGE_SHAPE:
+        raise RuntimeError(f"{func.overloadpacket}: a CBSR tensor cannot change its shape or memory; use .to_dense()")
+    written = set(map(id, _written_tensors(func, given)))
 
     def substitute(x: CBSR) -> Tensor:
         if id(x) not in written:
@@ -245,8 +272,7 @@ def _written(func, given):
 
 def _returned(func, given, out):
     """`out`, with a CBSR in place of the dense tensor that was written into for it."""
-    targets = [v for a, v in _arguments(func, given) if a.alias_info is not None and a.alias_info.is_write]
-    found = {id(x._parts.dense): x for x in targets if isinstance(x, CBSR)}
+    found = {id(x._parts.dense): x for x in _written_tensors(func, given) if isinstance(x, CBSR)}
     return tree_map_only(Tensor, lambda t: found.get(id(t), t), out)
 
 
@@ -281,6 +307,8 @@ def _scaled(func, x, factor):
     if isinstance(factor, Tensor):
         per_row = factor.dim() == 0 or (factor.shape[-1] == 1 and factor.numel() in (1, x.shape[0]))
         if func is not aten.mul.Tensor or isinstance(factor, CBSR) or not per_row or factor.dim() > 2:
+            return NotImplemented
+        if factor.is_complex():
             return NotImplemented
     elif not isinstance(factor, (int, float)) or not math.isfinite(factor) or (factor == 0 and func is aten.div.Tensor):
         return NotImplemented
@@ -332,84 +360,21 @@ _RULES = {
     aten.add.Tensor: _added,
     **{getattr(aten, name).default: _made_alike for name in (*_LIKE, *_NEW)},
 }
-# What torch reads a tensor's memory for.
+_CHANGE_SHAPE = {
+    getattr(aten, name)
+    for name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "resize_as_", "as_strided_", "set_")
+}
+# What reads, or writes, a tensor's memory past the dispatcher.
 _NEED_MEMORY = {
+    Tensor.apply_,
+    Tensor.map_,
     Tensor.numpy,
-    Tensor.tolist,
     Tensor.__array__,
     Tensor.__dlpack__,
     Tensor.data_ptr,
     Tensor.share_memory_,
 }
-
-
-def description(values: Tensor, places: Tensor, num_feats: int) -> tuple:
-    """The binary's description of compressed rows (types.h: Compressed)."""
-    return (lib.pointer(values), lib.pointer(places), values.shape[1], num_feats)
-
-
-def _expand_impl(values, places, num_feats):
-    out = values.new_empty(values.shape[0], num_feats)
-    if out.numel():
-        values, places = values.contiguous(), places.contiguous()
-        kept = description(values, places, num_feats)
-        lib.launch("expand", out.device, kept, out.shape[0], out.data_ptr(), lib.DTYPES[out.dtype])
-    return out
-
-
-def _expand_fake(values, places, num_feats):
-    return values.new_empty(values.shape[0], num_feats)
-
-
-def _collect_impl(x, places):
-    x, places = x.contiguous(), places.contiguous()
-    values = x.new_empty(places.shape)
-    if values.numel():
-        kept = description(values, places, x.shape[1])
-        lib.launch("collect", x.device, x.data_ptr(), x.shape[0], kept, lib.DTYPES[x.dtype])
-    return values
-
-
-def _collect_fake(x, places):
-    return x.new_empty(places.shape)
-
-
-def _expand_context(ctx, inputs, output):
-    ctx.save_for_backward(inputs[1])
-
-
-def _expand_backward(ctx, grad):
-    return _collect_op(grad, ctx.saved_tensors[0]), None, None
-
-
-def _collect_context(ctx, inputs, output):
-    ctx.num_feats = inputs[0].shape[1]
-    ctx.save_for_backward(inputs[1])
-
-
-def _collect_backward(ctx, grad):
-    return _expand_op(grad, ctx.saved_tensors[0], ctx.num_feats), None
-
-
-# [N, k] entries at places of rows of num_feats, others 0.
-_expand_op = _operators.register(
-    "expand",
-    "(Tensor values, Tensor places, SymInt num_feats) -> Tensor",
-    _expand_impl,
-    _expand_fake,
-    backward=_expand_backward,
-    setup_context=_expand_context,
-)
-# values[r, j] = x[r, places[r, j]].
-_collect_op = _operators.register(
-    "collect",
-    "(Tensor x, Tensor places) -> Tensor",
-    _collect_impl,
-    _collect_fake,
-    backward=_collect_backward,
-    setup_context=_collect_context,
-)
-expand, collect = _expand_op, _collect_op
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _collected(func, x, places):
@@ -429,7 +394,7 @@ class _Compress(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return _collect_op(grad, ctx.saved_tensors[0]), None, None
+        return collect(grad, ctx.saved_tensors[0]), None, None
 
 
 class _Values(torch.autograd.Function):

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.ops.cbsr import CBSR, MAX_FEATURES, collect, compressed, description, expand, places_dtype
+from gnnaccel.ops.cbsr import CBSR, compressed
+from gnnaccel.ops.expand import MAX_FEATURES, collect, description, expand, places_dtype
 
 
 def maxk(x: Tensor, k: int) -> CBSR:

@@ -10,7 +10,8 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops.cbsr import CBSR, description, expand
+from gnnaccel.ops.cbsr import CBSR
+from gnnaccel.ops.expand import aligned, description, expand
 from gnnaccel.ops.spmm import fused, weight_gradient
 
 _MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
@@ -51,7 +52,7 @@ def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "s
     nnz * k entries are read, and 16-bit ones added up in float32. The gradient of x is a CBSR tensor of the same places
     (SSpMM). Deterministic, but for that gradient on CUDA: atomics add it up, unless
     torch.use_deterministic_algorithms is on. The gradient of the weight is an `sddmm` of the dense tensor.
-    On CUDA D is at most 4096. Source: MaxK-GNN (Peng et al., ASPLOS 2024).
+    On CUDA D is at most 4096, of float64 2048. Source: MaxK-GNN (Peng et al., ASPLOS 2024).
 
     Examples
     --------
@@ -70,8 +71,8 @@ def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "s
         raise ValueError(f"spgemm: x: expected {graph.num_cols} rows (graph.num_cols), got shape {tuple(x.shape)}")
     if x.device != graph.device:
         raise ValueError(f"spgemm: x: expected device {graph.device} (the graph's), got {x.device}; move one of them")
-    if x.is_cuda and x.shape[1] > _MOST_FEATURES:
-        raise ValueError(f"spgemm: x: expected at most {_MOST_FEATURES} features on CUDA, got {x.shape[1]}; use spmm")
+    if x.is_cuda and x.shape[1] > (most := _most_features(x)):
+        raise ValueError(f"spgemm: x: expected at most {most} features on CUDA, got {x.shape[1]}; use spmm")
     if weight is not None:
         _check.feature("spgemm", "weight", _wide(weight), graph.nnz, "one per edge", graph.device)
         if weight.dim() != 1:
@@ -84,7 +85,7 @@ def sum_of_entries(
     graph: Graph, x: CBSR, weight: Tensor | None, *, source_scale=None, row_scale=None, bias=None, relu=False
 ) -> Tensor:
     """`graph_conv` of checked operands."""
-    values = x.values()
+    values = x.entries()
     if source_scale is not None:
         values = (values * source_scale.unsqueeze(1)).to(values.dtype)
     by_source = graph.indptr.is_cuda and (
@@ -98,7 +99,11 @@ def sum_of_entries(
 def serves(x: CBSR) -> bool:
     """True if `x` should be summed up by its entries, and not as the dense tensor."""
     share = _LARGEST_SHARE.get(x.device.type, 0.0)
-    return x.is_compressed and x.k <= share * x.shape[1] and (not x.is_cuda or x.shape[1] <= _MOST_FEATURES)
+    return x.is_compressed and x.k <= share * x.shape[1] and (not x.is_cuda or x.shape[1] <= _most_features(x))
+
+
+def _most_features(x: Tensor) -> int:
+    return _MOST_FEATURES if x.dtype != torch.float64 else _MOST_FEATURES // 2
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -111,8 +116,9 @@ def _spgemm_impl(*args):
     out = _wide(_spgemm_fake(*args))
     if out.numel():
         dtype = values.dtype
-        values, weight, bias = (None if t is None else _wide(t).contiguous() for t in (values, weight, bias))
-        places, row_scale = places.contiguous(), None if row_scale is None else row_scale.contiguous()
+        weight, bias = (None if t is None else _wide(t).contiguous() for t in (weight, bias))
+        values, places = aligned(_wide(values)), aligned(places)
+        row_scale = None if row_scale is None else row_scale.contiguous()
         around = fused(row_scale=row_scale, bias=bias, relu=relu)
         kept = description(values, places, num_feats)
         operands = (*arrays.matrix(), *arrays.work_list(), kept, lib.pointer(weight), out.data_ptr())
@@ -165,7 +171,7 @@ def _sspmm_impl(*args):
     if out.numel():
         num_feats = grad.shape[1]
         grad, weight = (None if t is None else _wide(t).contiguous() for t in (grad, weight))
-        places, row_scale = places.contiguous(), None if row_scale is None else row_scale.contiguous()
+        places, row_scale = aligned(places), None if row_scale is None else row_scale.contiguous()
         walked = arrays.turned() if by_source else arrays
         kept = (0, places.data_ptr(), shape[1], num_feats)
         operands = (grad.data_ptr(), kept, lib.pointer(weight), lib.pointer(row_scale), out.data_ptr(), by_source)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric.nn import Linear
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv import GATConv, GCNConv
 from torch_geometric.nn.conv import gat_conv as module
 from torch_geometric.nn.conv import gcn_conv as gcn_module
@@ -56,7 +58,7 @@ def gcn(original: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         kept = isinstance(x, ops.CBSR) and x.is_compressed and x.k <= self.out_channels
         plain = kept and type(edge_index) in (Tensor, EdgeIndex) and edge_index.layout is torch.strided
-        if not plain or is_compiling() or obstacle(self) is not None or is_watched(self.lin):
+        if not plain or is_compiling() or obstacle(self) is not None or not _commutes(self):
             return original(self, x, edge_index, edge_weight)
         if self.normalize:
             cache = self._cached_edge_index
@@ -71,6 +73,19 @@ def gcn(original: Callable) -> Callable:
         return out if self.bias is None else out + self.bias
 
     return forward
+
+
+_LINEAR_PARTS = ("message", "message_and_aggregate", "aggregate", "update", "edge_update")
+
+
+def _commutes(conv: Any) -> bool:
+    """True for a GCNConv whose propagate() sums up weighted rows, and whose linear map is a matrix product alone."""
+    if type(conv.aggr_module) not in (SumAggregation, MeanAggregation) or is_watched(conv.aggr_module):
+        return False
+    plain = type(conv)._gnnaccel_plain
+    if any(getattr(plain, part) is not getattr(GCNConv, part) for part in _LINEAR_PARTS):
+        return False
+    return type(conv.lin) is Linear and conv.lin.bias is None and not is_watched(conv.lin)
 
 
 def _is_plain(conv: Any, x, edge_index) -> bool:

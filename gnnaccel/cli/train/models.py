@@ -27,7 +27,7 @@ class Convolutions(nn.Module):
             for i in range(last + 1)
         )
         self.call = layers.call
-        self.activation = F.elu if model == "gat" else F.relu
+        self.activation = nn.ELU() if model == "gat" else nn.ReLU()
         self.dropout = dropout
 
     def forward(self, graph, x: torch.Tensor) -> torch.Tensor:
