@@ -13,7 +13,6 @@ namespace gnnaccel {
 namespace cuda {
 
 constexpr int kLanes = 8;                // of a worker
-constexpr int kWorkers = 32 / kLanes;    // of a warp
 constexpr int kCompressedThreads = 256;  // at most, of a block
 constexpr int64_t kSharedBytes = 65536;  // for the dense rows of a block of more than one warp
 constexpr int64_t kWarpBytes = 131072;   // most that a warp may have

@@ -202,6 +202,11 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(plain, (x, weight))
     assert torch.autograd.gradgradcheck(plain, (x, weight))
     assert torch.autograd.gradcheck(around, (x, bias))
+    matrix = torch.randn(5, 9, dtype=torch.float64, requires_grad=True)
+    shift = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    for given in ((x, matrix, shift), (x, matrix)):
+        assert torch.autograd.gradcheck(lambda x, *map: F.linear(ops.maxk(x, 4), *map), given)
+        assert torch.autograd.gradgradcheck(lambda x, *map: F.linear(ops.maxk(x, 4), *map).square(), given)
 
 
 def test_registered_ops():
@@ -401,6 +406,8 @@ def test_hooks_and_leaves():
     ops.spmm(graph, h).sum().backward()
     assert seen == [CBSR]
     torch.testing.assert_close(expand(h.grad.values(), h.grad.indices(), 16), x.grad)
+    (grad,) = torch.autograd.grad(F.linear(h := ops.maxk(x, 4), torch.randn(3, 16)).sum(), h)
+    assert isinstance(grad, CBSR)
     leaf = ops.maxk(x.detach(), 4).requires_grad_()
     for _ in range(2):
         ops.spmm(graph, leaf).sum().backward()

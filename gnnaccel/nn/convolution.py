@@ -134,8 +134,7 @@ class SAGEConv(nn.Module):
             out = self.linear(ops.spmm(graph, x, edge_weight, reduce="mean"))
         if self.root is None:
             return out
-        own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
-        return torch.addmm(out, own, self.root.weight.t())
+        return out + self.root(x if graph.num_rows == graph.num_cols else x[: graph.num_rows])
 
 
 class GINConv(nn.Module):

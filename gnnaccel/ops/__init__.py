@@ -4,6 +4,7 @@ Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 """
 
 from gnnaccel._library import has_cuda_kernels
+from gnnaccel.ops import cbsr_rules  # noqa: F401 (fills cbsr.RULES)
 from gnnaccel.ops.attention import attention
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.dot_attention import dot_attention

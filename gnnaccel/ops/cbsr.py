@@ -15,8 +15,8 @@ Source: MaxK-GNN (Peng et al., ASPLOS 2024), "Compressed Balanced Sparse Row".
 from __future__ import annotations
 
 import copy
-import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ from gnnaccel import _library as lib
 from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
 
 aten = torch.ops.aten
+
+
+RULES: dict[Any, Callable] = {}  # op -> rule(op, *args), which may return NotImplemented; filled by cbsr_rules.py
 
 
 class _Parts:
@@ -129,6 +132,8 @@ class CBSR(Tensor):
             out = _dropout(*args, **kwargs)
             if out is not None:
                 return out
+        if func is F.linear and not kwargs and isinstance(args[0], CBSR) and _maps_plainly(*args):
+            return _Linear.apply(*args) if len(args) == 3 else _Linear.apply(*args, None)
         if func == _SET_DATA:  # another object each time
             raise RuntimeError("CBSR: its data cannot be replaced; use copy_(), or a new tensor")
         if func is Tensor.tolist:
@@ -148,7 +153,7 @@ class CBSR(Tensor):
         kwargs = kwargs or {}
         if func is aten.mul.Tensor and not isinstance(args[0], CBSR):
             args = (args[1], args[0])
-        rule = _RULES.get(func)
+        rule = RULES.get(func)
         if rule is not None and isinstance(args[0], CBSR) and args[0].is_compressed:
             out = rule(func, *args, **kwargs)
             if out is not NotImplemented:
@@ -276,64 +281,6 @@ def _returned(func, given, out):
     return tree_map_only(Tensor, lambda t: found.get(id(t), t), out)
 
 
-def _alias(func, x):
-    return CBSR(x._parts.values, x._parts.places, x.shape[1], x._parts)
-
-
-def _same_shape(func, x, size, **_):
-    return _alias(func, x) if tuple(size) in (tuple(x.shape), (-1, x.shape[1]), (x.shape[0], -1)) else NotImplemented
-
-
-def _copied(func, x, **kwargs):
-    kwargs.pop("memory_format", None)
-    values, places = x._parts.values, x._parts.places
-    dtype, device = kwargs.get("dtype") or x.dtype, kwargs.get("device") or x.device
-    if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
-        return NotImplemented
-    values = aten._to_copy(values, dtype=dtype, device=device, non_blocking=kwargs.get("non_blocking", False))
-    return CBSR(values, aten._to_copy(places, device=device), x.shape[1])
-
-
-def _cloned(func, x, memory_format=None):
-    return CBSR(x._parts.values.clone(), x._parts.places, x.shape[1])
-
-
-def _of_values(func, x, *args):
-    return CBSR(func(x._parts.values, *args), x._parts.places, x.shape[1])
-
-
-def _scaled(func, x, factor):
-    """Times or over a finite number, or times a factor per row."""
-    if isinstance(factor, Tensor):
-        per_row = factor.dim() == 0 or (factor.shape[-1] == 1 and factor.numel() in (1, x.shape[0]))
-        if func is not aten.mul.Tensor or isinstance(factor, CBSR) or not per_row or factor.dim() > 2:
-            return NotImplemented
-        if factor.is_complex():
-            return NotImplemented
-    elif not isinstance(factor, (int, float)) or not math.isfinite(factor) or (factor == 0 and func is aten.div.Tensor):
-        return NotImplemented
-    values = func(x._parts.values, factor)
-    return CBSR(values, x._parts.places, x.shape[1]) if values.shape == x._parts.values.shape else NotImplemented
-
-
-def _added(func, x, other, alpha=1):
-    """Gradients of several sums over one CBSR meet."""
-    if not same_places(x, other) or not isinstance(alpha, (int, float)):
-        return NotImplemented
-    return CBSR(x._parts.values.add(other._parts.values, alpha=alpha), x._parts.places, x.shape[1])
-
-
-def _made_alike(func, x, *args, **kwargs):
-    """A tensor that takes shape, dtype and device from `x`: from one that takes no memory."""
-    return func(x._parts.values.new_empty(()).expand(x.shape), *args, **kwargs)
-
-
-def same_places(x, other) -> bool:
-    """True if both are CBSR known to keep the same places."""
-    both = isinstance(x, CBSR) and isinstance(other, CBSR) and x.is_compressed and other.is_compressed
-    return both and x.shape == other.shape and x._parts.places is other._parts.places
-
-
 def _dropout(input, p=0.5, training=True, inplace=False):
     if inplace or not 0 <= p <= 1 or not input.is_compressed:
         return None
@@ -342,24 +289,6 @@ def _dropout(input, p=0.5, training=True, inplace=False):
     return input.map_values(lambda values: F.dropout(values, p))
 
 
-_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")
-_NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
-_RULES = {
-    aten.detach.default: _alias,
-    aten.alias.default: _alias,
-    aten.view.default: _same_shape,
-    aten.expand.default: _same_shape,
-    aten.clone.default: _cloned,
-    aten._to_copy.default: _copied,
-    aten.neg.default: _of_values,
-    aten.relu.default: _of_values,
-    aten.mul.Tensor: _scaled,
-    aten.mul.Scalar: _scaled,
-    aten.div.Tensor: _scaled,
-    aten.div.Scalar: _scaled,
-    aten.add.Tensor: _added,
-    **{getattr(aten, name).default: _made_alike for name in (*_LIKE, *_NEW)},
-}
 _CHANGE_SHAPE = {
     getattr(aten, name)
     for name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "resize_as_", "as_strided_", "set_")
@@ -375,13 +304,6 @@ _NEED_MEMORY = {
     Tensor.share_memory_,
 }
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-def _collected(func, x, places):
-    return x._parts.values if places is x._parts.places else NotImplemented
-
-
-_RULES[torch.ops.gnnaccel.collect.default] = _collected
 
 
 class _Compress(torch.autograd.Function):
@@ -421,6 +343,36 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad
+
+
+class _Linear(torch.autograd.Function):
+    """torch.nn.functional.linear of a CBSR tensor, whose gradient is one to its entries: a dense one would have to be
+    added in full to those of sums, for the entries alone to be read in the end."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return F.linear(_dense(x), weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        grad_x = grad_weight = None
+        if needs_x:
+            grad_x = compressed(collect(grad @ weight, x.indices()), x.indices(), x.shape[1])
+        if needs_weight:
+            grad_weight = grad.t() @ x.to_dense()
+        return grad_x, grad_weight, grad.sum(0) if needs_bias else None
+
+
+def _maps_plainly(x: CBSR, weight, bias=None) -> bool:
+    """True where `_Linear` stands for linear(): one dtype, no autocast, nothing that traces."""
+    given = (weight,) if bias is None else (weight, bias)
+    if not x.is_compressed or type(x._parts.values) is not Tensor or weight.dim() != 2:
+        return False
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in given)
+    return plain and not torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
 
 
 def compressed(values: Tensor, places: Tensor, num_feats: int) -> Any:
