@@ -5,7 +5,7 @@
 //   - a kernel that can work through a work list takes it after the graph;
 //   - a kernel that needs scratch memory takes it as (workspace, workspace_bytes) before the stream, at least
 //     as many bytes as its *_workspace_bytes function says, 16-byte aligned, contents irrelevant;
-//   - results are the same bits on every run, except of scatter_arg where it says so;
+//   - results are the same bits on every run, except of scatter_arg and sspmm where they say so;
 //   - the return value is that of the launches.
 #pragma once
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, assert_close, build, check, mixed, rand
+from maxk_cases import hostile, places_of
 
 from gnnaccel import ops
 from gnnaccel.ops import reference
@@ -27,30 +28,13 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
-def hostile(rows: int, num_feats: int, dtype) -> torch.Tensor:
-    """Rows of few values, of many ties, with infinities, NaN, both zeros."""
-    x = torch.randn(rows, num_feats, device=DEVICE, dtype=torch.float64)
-    x[1::7] = x[1::7].round()
-    x[2::7] = x[2::7].clamp(min=0)
-    x[3::7] = torch.where(torch.rand_like(x[3::7]) < 0.3, torch.nan, x[3::7])
-    x[4::7] = torch.where(torch.rand_like(x[4::7]) < 0.3, torch.inf, x[4::7] * 1e30)
-    x[5::7] = torch.where(torch.rand_like(x[5::7]) < 0.5, -0.0, 0.0)
-    x[6::7] = -torch.inf
-    return x.to(dtype)
-
-
-def places_of(x, k):
-    """By a stable sort, ascending."""
-    return x.cpu().sort(dim=1, descending=True, stable=True).indices[:, :k].sort(1).values
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_feats", [1, 5, 32, 33, 64, 100, 200, 256, 300, 513, 1024, 1025, 3000])
 def test_what_is_kept(num_feats, dtype):
     if EMULATED and num_feats > 513:
         pytest.skip("takes minutes in emulation")
     for rows in (0, 1, 61, 300):
-        x = hostile(rows, num_feats, dtype)
+        x = hostile(rows, num_feats, dtype, DEVICE)
         for k in {1, 3, 8, 32, num_feats // 2, num_feats - 1, num_feats}:
             if not 1 <= k <= num_feats:
                 continue

@@ -74,7 +74,8 @@ def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "s
     if x.is_cuda and x.shape[1] > (most := _most_features(x)):
         raise ValueError(f"spgemm: x: expected at most {most} features on CUDA, got {x.shape[1]}; use spmm")
     if weight is not None:
-        _check.feature("spgemm", "weight", _wide(weight), graph.nnz, "one per edge", graph.device)
+        given = _wide(weight) if isinstance(weight, Tensor) else weight
+        _check.feature("spgemm", "weight", given, graph.nnz, "one per edge", graph.device)
         if weight.dim() != 1:
             raise ValueError(f"spgemm: weight: expected shape [{graph.nnz}], got {tuple(weight.shape)}")
         x, weight = _check.same_dtype("spgemm", x, weight, "x", "weight")  # type: ignore[assignment]
