@@ -48,7 +48,7 @@ BUDGET_MS = 40.0
 EXACT_LIMIT = 3e9  # nonzeros times features of a check in float64
 
 
-def measure(graph: Graph, x: torch.Tensor, k: int, dense_ms: float) -> dict:
+def measure(graph: Graph, x: torch.Tensor, k: int, dense_ms: float, listed: bool) -> dict:
     width = x.shape[1]
     values, places = _maxk_op(x, k)
     exact = graph.nnz * width < EXACT_LIMIT
@@ -56,6 +56,9 @@ def measure(graph: Graph, x: torch.Tensor, k: int, dense_ms: float) -> dict:
     wide = kept.double() if exact else kept
     forward = arrays_of(graph, False, values)
     both = arrays_of(graph, True, values)
+    if not listed:
+        none = dict.fromkeys(("items", "steps", "splits", "t_items", "t_steps", "t_splits"))
+        forward, both = forward._replace(**none), both._replace(**none)
 
     def product():
         return _spgemm_op(*forward, values, places, width, None, None, None, False, False)
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="features")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--reorder", action="store_true", help="prepare with an order of the rows, where one pays")
+    parser.add_argument("--unlisted", action="store_true", help="without work lists, as in a graph's first 50 uses")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
     parser.add_argument("--csv", help="file to write")
     args = parser.parse_args()
@@ -110,7 +114,9 @@ def main() -> None:
         dense_ms = time_ms(lambda x=x, graph=graph: ops.spmm(graph, x), BUDGET_MS)[0]
         for k in args.k:
             row = {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "dtype": args.dtype}
-            row |= {"width": args.width, "k": k, "dense_ms": dense_ms} | measure(graph, x, k, dense_ms)
+            row |= {"width": args.width, "k": k, "dense_ms": dense_ms} | measure(
+                graph, x, k, dense_ms, not args.unlisted
+            )
             if dtype == torch.float32 and args.width == 256 and k in RECORDED and name in AUTHORS:
                 recorded = AUTHORS[name][RECORDED.index(k) :: len(RECORDED)]
                 for way, ms in zip(ratios, recorded, strict=True):
