@@ -1,15 +1,8 @@
 // MaxK: of each row of x the k largest, in the order of the features (CBSR, types.h: Compressed).
 //
-// A warp takes a row into registers and looks for a value that k of them exceed: first where the row before was cut,
-// then where as many would be added or lost as are missing, at the spacing of values met so far; after a few such
-// guesses also between the closest two. Once a single one is wrong, the next larger one is dropped, or the next smaller
-// one added. Three counts and half such a step a row where rows are alike, six where their scales differ (simulated).
-// What equals the last of them is kept in part, the first ones; where that does not settle it (NaN, odd distributions)
-// integers in the order of the values do, bit by bit. Prefix sums give each place its position in the row.
-//
-// Rows of more than 1024 features and 64-bit values are halved from the start, read from memory each time.
-// MaxK-GNN (Peng et al., 2024) halves values, which need not end at k.
-#include "common.cuh"
+// A warp has a row in registers (maxk.cuh). Rows of more than 1024 features and 64-bit values are halved from the
+// start, read from memory each time. MaxK-GNN (Peng et al., 2024) halves values, which need not end at k.
+#include "maxk.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -17,238 +10,111 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxOwn = 32;   // features of a lane in registers
-constexpr int kGuesses = 16;  // before integers
-constexpr int kBold = 3;      // of these by the spacing alone
-constexpr int kClose = 1;     // as many wrong ones are dropped or added one by one
-constexpr int kBlocks = 8;    // to a multiprocessor
+constexpr int kMaxOwn = 32;  // features of a lane in registers
+constexpr int kBlocks = 6;   // that a multiprocessor holds: with 8, in 32 registers, a third slower (H200)
+constexpr int kWaves = 4;    // of those, so that warps with rows that take long do not end last
 
-template <typename T>
-using Key = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
-
-// Larger for larger values, equal for -0 and 0, largest for NaN; never 0.
-__device__ __forceinline__ uint32_t key_of(float x) {
-  if (x != x) return ~0u;
-  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 + 0 is 0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ unsigned long long key_of(double x) {
-  if (x != x) return ~0ull;
-  const auto bits = static_cast<unsigned long long>(__double_as_longlong(x + 0.0));
-  return bits >> 63 ? ~bits : bits | 1ull << 63;
-}
-__device__ __forceinline__ float value_of(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
-}
-
-__device__ __forceinline__ int sum_of_warp(int x) {
+// The features that are kept of a row, in shared memory. The compiler derives an address of its own for every access
+// (S2R, LEA, IMAD) unless it is a number that it knows nothing of.
+template <typename P>
+class Kept {
+ public:
+  __device__ __forceinline__ explicit Kept(P* row) {
 #if defined(__CUDA_ARCH__)
-  return __reduce_add_sync(~0u, x);
+    asm volatile("mov.u32 %0, %1;" : "=r"(row_) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
 #else
-  for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
+    row_ = row;
 #endif
-}
-
-__device__ __forceinline__ uint32_t max_of_warp(uint32_t x) {
+  }
+  __device__ __forceinline__ void start(int position) { to_ = row_ + position * kStep; }
+  __device__ __forceinline__ bool ends_at(int position) const { return to_ == row_ + position * kStep; }
+  __device__ __forceinline__ uint32_t get(int position) const {
 #if defined(__CUDA_ARCH__)
-  return __reduce_max_sync(~0u, x);
+    uint32_t feature;
+    if constexpr (sizeof(P) == 1) {
+      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(feature) : "r"(row_ + position) : "memory");
+    } else {
+      uint16_t narrow;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(narrow) : "r"(row_ + 2 * position) : "memory");
+      feature = narrow;
+    }
+    return feature;
 #else
-  for (int step = 16; step; step /= 2) {
-    const uint32_t other = __shfl_xor_sync(~0u, x, step);
-    if (other > x) x = other;
-  }
-  return x;
+    return row_[position];
 #endif
-}
-
-// Sum of x over the lanes before this one.
-__device__ __forceinline__ int sum_before(int x) {
-  const int lane = threadIdx.x % 32;
-  int sum = x;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
   }
-  return sum - x;
-}
+  __device__ __forceinline__ void put(bool kept, int feature) {
+    if (!kept) return;
+#if defined(__CUDA_ARCH__)
+    if constexpr (sizeof(P) == 1) {
+      asm volatile("st.shared.u8 [%0], %1;" ::"r"(to_), "r"(feature) : "memory");
+    } else {
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(to_), "h"(static_cast<P>(feature)) : "memory");
+    }
+#else
+    *to_ = static_cast<P>(feature);
+#endif
+    to_ += kStep;
+  }
 
-// Where rows of a warp were cut last.
-struct Guess {
-  float at = 0;
-  float spacing = 1;  // of the values around there
+ private:
+#if defined(__CUDA_ARCH__)
+  static constexpr int kStep = sizeof(P);
+  uint32_t row_, to_;
+#else
+  static constexpr int kStep = 1;
+  P *row_, *to_;
+#endif
 };
 
-template <int OWN>
-__device__ __forceinline__ int count_above(const float (&x)[OWN], float cut) {
-  int above = 0;
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) above += x[i] > cut;
-  return above;
-}
-
-// A value that k of the warp's values x exceed, by guesses; false if none was found. It is not looked for whether some
-// equal `edge`, the last one that was dropped or added, but where TIES are usual.
-template <bool TIES, int OWN>
-__device__ __forceinline__ bool guess_cut(const float (&x)[OWN], int k, Guess& guess, float& cut, float& edge) {
-  cut = guess.at;
-  int wrong = sum_of_warp(count_above(x, cut)) - k;
-  if (wrong > kClose || wrong < -kClose) {
-    float last = 0, low = -INFINITY, high = INFINITY;  // too many exceed low, too few high
-    int last_wrong = 0;
-    for (int i = 0;; ++i) {
-      if (i > 0) {
-        const float met = __fdividef(cut - last, static_cast<float>(last_wrong - wrong)), known = guess.spacing;
-        const bool odd = i >= kBold || met > 4 * known || 4 * met < known;
-        if (met > 0 && met < 1e30f) guess.spacing = odd ? met : 0.75f * known + 0.25f * met;
-      }
-      (wrong > 0 ? low : high) = last = cut;
-      last_wrong = wrong;
-      cut += wrong * guess.spacing;
-      if (i >= kBold && !(cut > low && cut < high)) cut = (low + high) / 2;
-      wrong = sum_of_warp(count_above(x, cut)) - k;
-      if (wrong <= kClose && wrong >= -kClose) break;
-      if (i == kGuesses) return false;
-    }
-  }
-  edge = cut;
-  while (wrong > 0) {  // drop the smallest above the cut
-    float next = INFINITY;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) next = fminf(next, x[i] > cut ? x[i] : INFINITY);
-    edge = cut = value_of(~max_of_warp(~key_of(next)));
-    wrong = TIES ? sum_of_warp(count_above(x, cut)) - k : wrong - 1;
-    if (wrong <= 0) return true;
-  }
-  while (wrong < 0) {  // add the largest below it
-    float next = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) next = fmaxf(next, x[i] <= cut ? x[i] : -INFINITY);
-    const uint32_t key = max_of_warp(key_of(next));
-    edge = value_of(key);
-    if (edge == -INFINITY) return true;                      // nothing lies below
-    cut = value_of(key == 0x80000000u ? key - 2 : key - 1);  // no key stands for -0
-    wrong = TIES ? sum_of_warp(count_above(x, cut)) - k : wrong + 1;
-  }
-  return true;
-}
-
-// The k-th largest key of a warp, and how many of those that equal it are among the k.
-template <int OWN>
-__device__ __forceinline__ uint32_t find_cut(const uint32_t (&keys)[OWN], int k, int& equal) {
-  uint32_t low = 0;  // the largest that k reach, bit by bit
-  for (int bit = 31; bit >= 0; --bit) {
-    int reach = 0;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) reach += keys[i] >= (low | 1u << bit);
-    if (sum_of_warp(reach) >= k) low |= 1u << bit;
-  }
-  int above = 0;
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) above += keys[i] > low;
-  equal = k - sum_of_warp(above);
-  return low;
-}
-
-// The first `needed` of the warp's values that are marked in `equal`, a bit for each of a lane's.
-__device__ __forceinline__ uint32_t first_of(uint32_t equal, int needed) {
-  uint32_t taken = 0;
-  needed -= sum_before(__popc(equal));
-  for (; needed > 0 && equal; --needed, equal &= equal - 1) taken |= equal & (~equal + 1);
-  return taken;
-}
-
-// Which of a lane's values are kept where some are equal to `edge`, if that settles it; else by integers.
-template <int OWN>
-__device__ __forceinline__ uint32_t taken_with_ties(const float (&x)[OWN], int there, int k, bool settles, float edge) {
-  uint32_t taken = 0, equal = 0;
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) {
-    taken |= static_cast<uint32_t>(x[i] > edge) << i;
-    equal |= static_cast<uint32_t>(x[i] == edge && i < there) << i;
-  }
-  const int needed = k - sum_of_warp(__popc(taken));
-  if (settles && needed >= 0 && needed <= sum_of_warp(__popc(equal))) return taken | first_of(equal, needed);
-  uint32_t keys[OWN];
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) keys[i] = i < there ? key_of(x[i]) : 0;
-  int equal_ones;
-  const uint32_t key = find_cut(keys, k, equal_ones);
-  taken = equal = 0;
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) {
-    taken |= static_cast<uint32_t>(keys[i] > key) << i;
-    equal |= static_cast<uint32_t>(keys[i] == key) << i;
-  }
-  return taken | first_of(equal, equal_ones);
-}
-
-// FULL: rows of OWN features to each lane, aligned.
 template <typename T, typename P, int OWN, bool FULL>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, OWN <= 8 ? kBlocks : 2)
     registers_kernel(const T* x, int64_t num_rows, T* values, P* places, int num_feats, int k) {
-  constexpr int V = OWN * sizeof(T) <= 16 ? OWN : 16 / sizeof(T);
   __shared__ P kept[kWarps][OWN * 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
   const int there = FULL ? OWN : num_feats - lane * OWN;  // of the lane's features
-  Pack<T, V> ahead[OWN / V];
-  auto load_row = [&](int64_t row) {
-    const T* from = x + row * num_feats + lane * OWN;
-#pragma unroll
-    for (int i = 0; i < OWN; i += V) {
-      if constexpr (FULL) {
-        if (row < num_rows) load(from + i, ahead[i / V]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          Pack<T, 1> one;
-          one.raw = {};
-          if (row < num_rows && i + j < there) load(from + i + j, one);
-          ahead[i / V].values[j] = one.values[0];
-        }
-      }
-    }
-  };
-  Guess guess;
+  const int step = gridDim.x * kWarps;
   int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
-  load_row(row);
-  for (; row < num_rows; row += step) {
-    float wide[OWN], sum = 0;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) {
-      wide[i] = i < there ? widen(ahead[i / V].values[i % V]) : -INFINITY;
-      sum += wide[i];
-    }
-    load_row(row + step);
+  x += row * num_feats;
+  values += row * k + lane;
+  places += row * k + lane;
+  const int x_step = step * num_feats, kept_step = step * k;
+  Kept<P> list(kept[warp]);
+  Guess guess;
+  for (; row < num_rows; row += step, x += x_step, values += kept_step, places += kept_step) {
+    float own[OWN];
+    load_own<T, OWN, FULL>(x + lane * OWN, there, own);
     float cut, edge;
-    const bool guessed = guess_cut<sizeof(T) == 2>(wide, k, guess, cut, edge);
-    const int count = count_above(wide, cut);
-    int at = sum_before(count);
-    const bool exact = guessed && __shfl_sync(~0u, at + count, 31) == k;
-    if (guessed && cut - cut == 0) guess.at = cut;  // a finite one
-    const bool nan = __any_sync(~0u, sum != sum);   // or infinities of both signs
-    P* places_of_row = kept[warp];
-    if (exact && !nan) {
+    int above, wrong;
+    bool found = guess_cut(own, num_feats, k, guess, cut, above, wrong);
+    edge = guess.at = cut;
+    if (!(fabsf(cut) <= 1e12f)) guess = {};
+    if (wrong != 0) move_cut(own, wrong, cut, edge, above);
+    const int end = sum_up_to(above);
+    found = found && __shfl_sync(~0u, end, 31) == k;
+    if (found) {
+      list.start(end > above ? end - above : 0);
 #pragma unroll
-      for (int i = 0; i < OWN; ++i) {
-        if (wide[i] > cut) places_of_row[at++] = static_cast<P>(lane * OWN + i);
-      }
-    } else {
-      const uint32_t taken = taken_with_ties(wide, there, k, guessed && !nan, edge);
-      at = sum_before(__popc(taken));
+      for (int i = 0; i < OWN; ++i) list.put(!(own[i] <= cut), lane * OWN + i);
+      found = __all_sync(~0u, list.ends_at(end));  // not so with NaN, with some ties, with differences below 2^-80
+    }
+    if (!found) {
+      const uint32_t taken = taken_with_ties<T, OWN, FULL>(x + lane * OWN, there, k, edge);
+      list.start(sum_up_to(__popc(taken)) - __popc(taken));
+      __syncwarp();
 #pragma unroll
-      for (int i = 0; i < OWN; ++i) {
-        if (taken >> i & 1) places_of_row[at++] = static_cast<P>(lane * OWN + i);
-      }
+      for (int i = 0; i < OWN; ++i) list.put(taken >> i & 1, lane * OWN + i);
     }
     __syncwarp();
-    for (int i = lane; i < k; i += 32) {
-      const P place = places_of_row[i];
-      places[row * k + i] = place;
-      values[row * k + i] = x[row * num_feats + place];  // from L1
-    }
+    auto write = [&](int i) {
+      if (lane + i >= k) return;
+      const uint32_t place = list.get(lane + i);
+      places[i] = static_cast<P>(place);
+      values[i] = x[place];  // from L1
+    };
+    write(0);
+#pragma unroll 1
+    for (int i = 32; i < k; i += 32) write(i);
     __syncwarp();
   }
 }
@@ -294,7 +160,7 @@ cudaError_t launch(const T* x, int64_t num_rows, T* values, P* places, int num_f
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
-  const int64_t blocks = ceil_div(num_rows, kWarps), most = static_cast<int64_t>(processors) * kBlocks;
+  const int64_t blocks = ceil_div(num_rows, kWarps), most = static_cast<int64_t>(processors) * kBlocks * kWaves;
   const auto grid = static_cast<unsigned>(blocks < most ? blocks : most);
   auto in_registers = [&](auto own) {
     constexpr int bytes = own * sizeof(T) < 16 ? own * sizeof(T) : 16;

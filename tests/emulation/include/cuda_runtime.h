@@ -56,6 +56,7 @@ struct alignas(8) uint2 {
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
 
@@ -94,6 +95,9 @@ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline unsigned __viaddmin_u32(unsigned a, unsigned b, unsigned c) { return a + b < c ? a + b : c; }
+inline unsigned __viaddmax_u32(unsigned a, unsigned b, unsigned c) { return a + b > c ? a + b : c; }
+inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }  // 0 of NaN
 template <class T>
 inline T atomicAdd(T* at, T value) {
   const T before = *at;
