@@ -7,8 +7,11 @@
 // How wide a slice of the features a worker takes, in 16-byte lanes: as wide as the features up to 16 (256 bytes).
 // Wider slices only help graphs whose rows are short or whose neighbours share sources; narrower ones (8 lanes) keep
 // more rows in step and a smaller table in the caches, which pays where rows are long: from dense_degree on.
-// Measured on an H200, see docs/performance.md.
+// Measured on an H200, see docs/performance.md. A plan that was measured on the graph itself (graph/tune.py) comes with the
+// work list and goes before these rules.
 #include "spmm.cuh"
+
+#include <algorithm>
 
 namespace gnnaccel {
 namespace cuda {
@@ -38,13 +41,15 @@ Choice choose(const SpmmCall& call) {
   bool listed = call.work.items != nullptr;
   // spmm_rows keeps positions of winners in 32 bits.
   if (call.extreme() && (!listed || call.graph.nnz > INT32_MAX)) return {Kernel::general, {}};
-  if (!call.extreme() && degree < kShortDegree && call.graph.nnz >= kManyNonzeros &&
-      slice_of(call, kBalancedLanes).lanes > kMaxLanes) {
-    listed = false;
+  if (!call.extreme() && call.work.wish != Wish::rows) {
+    const bool streams = degree < kShortDegree && call.graph.nnz >= kManyNonzeros;
+    const bool wide = slice_of(call, kBalancedLanes).lanes > kMaxLanes;
+    if (call.work.wish == Wish::balanced || (streams && wide)) listed = false;
   }
-  const int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
-                    : degree < kShortDegree ? kBalancedLanes
-                                            : kMaxLanes;
+  int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
+              : degree < kShortDegree ? kBalancedLanes
+                                      : kMaxLanes;
+  if (call.work.lanes && !call.extreme()) lanes = listed ? std::min(call.work.lanes, kMaxLanes) : call.work.lanes;
   const Slice slice = slice_of(call, lanes);
   if (slice.lanes == 0 || call.graph.nnz == 0) return {Kernel::general, slice};
   return {listed ? Kernel::rows : Kernel::balanced, slice};

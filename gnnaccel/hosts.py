@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,7 +106,14 @@ def _from_torch_sparse(matrix: Tensor) -> Graph:
 
 
 def prepare(
-    graph_or_data: Any, *, transposed: bool = True, reorder: bool = False, method: str = "auto"
+    graph_or_data: Any,
+    *,
+    transposed: bool = True,
+    reorder: bool = False,
+    method: str = "auto",
+    tune: str = "model",
+    num_feats: Sequence[int] = _prepare.WIDTHS,
+    keep: bool | str | os.PathLike = False,
 ) -> _prepare.Prepared:
     """Do ahead of time what the first steps of training would do: build the structure, its transpose, its work lists.
 
@@ -120,6 +129,15 @@ def prepare(
     method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
         method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
+    tune : {"model", "measure", "off"}
+        How the kernels of sums on CUDA, and their parameters, are chosen. "model": by rules. "measure": also time plans
+        on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules all
+        the same. "off": no work lists either, the graph earns them by use.
+    num_feats : sequence of int
+        What "measure" is for: features of a row in float32. Rows of as many bytes share their plan.
+    keep : bool or path
+        Keep measured plans on disk, in this folder or (True) the user's cache, and take them from there if they are of
+        this graph, GPU and version of gnnaccel; else they are measured again, and the step says why.
 
     Returns
     -------
@@ -130,7 +148,9 @@ def prepare(
     Raises
     ------
     TypeError, ValueError
-        As `as_graph`; ValueError for reorder on the CPU, whose kernels take rows as they come, and for another method.
+        As `as_graph`; ValueError for reorder, "measure" or keep on the CPU, and for another method or tune.
+    OSError
+        If plans cannot be written.
 
     Notes
     -----
@@ -147,7 +167,15 @@ def prepare(
     >>> done.steps
     ('structure', 'transposed')
     """
-    return _prepare.prepare(lambda: as_graph(graph_or_data), transposed=transposed, reorder=reorder, method=method)
+    return _prepare.prepare(
+        lambda: as_graph(graph_or_data),
+        transposed=transposed,
+        reorder=reorder,
+        method=method,
+        mode=tune,
+        num_feats=num_feats,
+        keep=keep,
+    )
 
 
 def invalidate(obj: Any = None) -> None:

@@ -12,7 +12,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Plan
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
 from gnnaccel.ops import reference
 
 KERNELS = [None, *Arrangement]
@@ -83,6 +83,23 @@ def test_sums(kernel, dtype, index):
                     graph.indptr.diff().clamp(min=1).view(-1, *[1] * len(x_shape)) if reduce == "mean" else 1
                 )
                 assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {reduce}", bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", Kernel)
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32])
+def test_sums_by_plan(kernel, lanes, dtype):
+    """Every kernel with slices of every size, whatever the features."""
+    graph = fixed(mixed(INDEX[0]), Arrangement.LENGTH)
+    graph.fixed = graph.fixed._replace(plan=graph.fixed.plan._replace(kernel=kernel, slice_lanes=lanes))
+    for width in (4, 16, 33, 64, 264):
+        x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
+        args = (x.double(), w.double().view(-1, 1))
+        scale = reference.spmm(graph, args[0].abs(), args[1].abs(), "mul", "sum")
+        want = reference.spmm(graph, *args, "mul", "sum")
+        assert_close(ops.spmm(graph, x, w), want, dtype, f"{kernel} {lanes} {width}", scale)
+        top = reference.spmm(graph, *args, "mul", "max")
+        assert_close(ops.spmm(graph, x, w, reduce="max"), top, dtype, f"max {kernel} {lanes} {width}", top.abs())
 
 
 def few(*shape, dtype):

@@ -91,13 +91,15 @@ def test_a_given_order_with_locality_is_kept():
 
 
 def test_lanes():
-    assert [worklist.lanes_of(row_bytes) for row_bytes in (1, 64, 65, 128, 129, 256, 4096)] == [4, 4, 8, 8, 16, 16, 16]
+    assert [worklist.lanes_of(row_bytes) for row_bytes in (1, 64, 65, 128, 129, 256, 257, 513, 4096)] == [
+        *(4, 4, 8, 8, 16, 16, 32, 64, 64)
+    ]
 
 
 def test_plans():
     graph = graph_of([40] * 3000)
     for lanes in worklist.LANES:
-        cap, arrangement = worklist.plan_of(graph, lanes, True)
+        cap, arrangement, *_ = worklist.plan_of(graph, lanes, True)
         assert cap % 32 == 0 and 32 <= cap <= 1024 and arrangement is not Arrangement.LENGTH
         assert worklist.plan_of(graph, lanes, False).arrangement is Arrangement.LENGTH
     assert worklist.plan_of(graph_of([]), 4, False).cap == 32

@@ -27,6 +27,7 @@ class Tiling:
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], Tiles] = {}  # by height and width
+        self._measured: dict[int, bool] = {}  # by features: whether sums by tiles were the faster ones
         self._reuse: float | None = None  # of windows of 16 rows, or an estimate; 0: tiles will not do; None: not asked
 
     def tiles(self, graph: Graph, height: int, width: int) -> Tiles:
@@ -62,9 +63,15 @@ class Tiling:
     def pays(self, graph: Graph, features: int | None, of: str) -> bool:
         """As far as is known; see `Graph.tiles_pay`."""
         known = self._reuse or 0.0
+        if of == "sum" and features in self._measured:
+            return self._measured[features]
         if features is None:
             return known >= PAYS_FROM
         return pays(known, graph.nnz / max(graph.num_rows, 1), features, of)
+
+    def decide(self, features: int, faster: bool) -> None:
+        """Serve sums of rows of so many features by tiles from now on, or not."""
+        self._measured[features] = faster
 
     def serves(self, graph: Graph, features: int | None, of: str) -> bool:
         """The same for sure: a graph for which tiles seem to pay is translated, which tells."""

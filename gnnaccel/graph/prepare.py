@@ -1,15 +1,21 @@
-"""What is done to a graph ahead of time, on one screen: structure, its transpose, on CUDA their work lists; tiles."""
+"""What is done to a graph ahead of time, on one screen: structure, transpose; on CUDA order, lists, tiles, plans."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from gnnaccel.graph import plans, tune
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
+from gnnaccel.graph.tune import Tuned
+
+WIDTHS = (16, 32, 64, 128, 256)  # features that plans are measured for, unless the caller says
+_MEASURE_MS = 1000.0  # for a graph and its transposed, at all widths
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class Prepared:
         Memory the prepared arrays take.
     tiles : Tiles or None
         Of the graph, where it has been translated.
+    tuned : tuple of Tuned
+        With tune="measure": what was measured of the graph, or found on disk, by number of features.
     """
 
     graph: Graph
@@ -34,6 +42,7 @@ class Prepared:
     time_ms: float
     workspace_bytes: int
     tiles: Tiles | None = None
+    tuned: tuple[Tuned, ...] = ()
 
     def __str__(self) -> str:
         size = self.workspace_bytes / 2**20
@@ -41,23 +50,27 @@ class Prepared:
 
 
 def prepare(
-    build: Callable[[], Graph], *, transposed: bool = True, reorder: bool = False, method: str = "auto"
+    build: Callable[[], Graph],
+    *,
+    transposed: bool = True,
+    reorder: bool = False,
+    method: str = "auto",
+    mode: str = "model",
+    num_feats: Sequence[int] = WIDTHS,
+    keep: bool | str | os.PathLike = False,
 ) -> Prepared:
-    """Run the stages that the first steps of training would run; see `gnnaccel.prepare`."""
-    if method not in METHODS:
-        raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
+    """Run the stages that the first steps of training would run; see `gnnaccel.prepare`, whose `tune` is `mode`."""
+    _check(method, mode, num_feats)
     start = time.perf_counter()
     graph = build()
-    if reorder and not graph.indptr.is_cuda:
-        raise ValueError(
-            f"prepare: reorder: expected a graph on CUDA, got {graph.device}; only CUDA kernels use the order"
-        )
+    if not graph.indptr.is_cuda:
+        _check_cpu(graph, reorder, mode, keep)
     steps, parts = ["structure"], [graph]
     if transposed:
         parts.append(graph.transposed)
         steps.append("transposed")
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
-    if graph.indptr.is_cuda:
+    if graph.indptr.is_cuda and mode != "off":
         for part in parts:
             works = part.prepare_work(reorder_rows=reorder, like=None if part is graph else graph)
             arrays += [a for work in works for a in work[:3]]
@@ -69,9 +82,66 @@ def prepare(
     if translated:
         arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
         steps.append("tiles")
+    tuned: list[Tuned] = []
+    if mode == "measure":
+        tuned, step = _plans(parts, num_feats, keep)
+        steps.append(step)
     if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
     unique = {id(a): a for a in arrays}.values()
     size = sum(a.numel() * a.element_size() for a in unique)
-    return Prepared(graph, tuple(steps), time_ms, size, graph.tiles(*KERNEL_SIZE) if graph in translated else None)
+    tiles = graph.tiles(*KERNEL_SIZE) if graph in translated else None
+    return Prepared(graph, tuple(steps), time_ms, size, tiles, tuple(tuned))
+
+
+def _plans(parts: list[Graph], num_feats: Sequence[int], keep: bool | str | os.PathLike) -> tuple[list[Tuned], str]:
+    """Plans of the first of `parts`, and how they were come by; those of all are with the graphs."""
+    if torch.are_deterministic_algorithms_enabled():
+        return [], "plans by rule (deterministic mode: what is measured may differ from run to run)"
+    found, sources = [], []
+    for part in parts:
+        tuned, source = _plans_of(part, num_feats, keep, _MEASURE_MS / len(parts) / len(num_feats))
+        found.append(tuned)
+        sources.append(source)
+    return found[0], "plans " + "; ".join(dict.fromkeys(sources))
+
+
+def _plans_of(graph: Graph, num_feats: Sequence[int], keep, budget_ms: float) -> tuple[list[Tuned], str]:
+    source = "measured"
+    if keep is not False:
+        try:
+            tuned = plans.load(graph, plans.folder_of(keep))
+            if {t.num_feats for t in tuned} >= set(num_feats):
+                for known in tuned:
+                    tune.adopt(graph, known)
+                return tuned, "from disk"
+            source = "measured (those on disk are for other numbers of features)"
+        except FileNotFoundError:
+            pass
+        except plans.Stale as reason:
+            source = f"measured (those on disk are of no use: {reason})"
+    tuned = [tune.measure(graph, width, budget_ms=budget_ms) for width in num_feats]
+    if keep is not False:
+        plans.save(graph, tuned, plans.folder_of(keep))
+    return tuned, source
+
+
+def _check(method: str, mode: str, num_feats: Sequence[int]) -> None:
+    if method not in METHODS:
+        raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if mode not in tune.MODES:
+        raise ValueError(f"prepare: tune: expected one of {', '.join(tune.MODES)}, got {mode!r}")
+    if not num_feats or not all(isinstance(n, int) and n > 0 for n in num_feats):
+        raise ValueError(f"prepare: num_feats: expected numbers of features, at least one, got {num_feats!r}")
+
+
+def _check_cpu(graph: Graph, reorder: bool, mode: str, keep) -> None:
+    """On the CPU there is nothing to order or to measure yet."""
+    if reorder:
+        raise ValueError(
+            f"prepare: reorder: expected a graph on CUDA, got {graph.device}; only CUDA kernels use the order"
+        )
+    if mode == "measure" or keep is not False:
+        name = "tune" if mode == "measure" else "keep"
+        raise ValueError(f"prepare: {name}: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")

@@ -387,6 +387,10 @@ class Graph:
         """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
         return self._tiling.serves(self, features, of)
 
+    def decide_tiles(self, features: int, faster: bool) -> None:
+        """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
+        self._tiling.decide(features, faster)
+
     def _seek_order(self) -> None:
         if not self._order_sought:
             with torch.inference_mode(False), torch.no_grad():
@@ -394,11 +398,23 @@ class Graph:
 
     def _build_work_list(self, lanes: int) -> worklist.WorkList:
         if lanes not in self._work:
-            plan = worklist.plan_of(self, lanes, self._order is not None)
-            same = (other for other in self._work.values() if other.plan == plan)
-            with torch.inference_mode(False), torch.no_grad():
-                self._work[lanes] = next(same, None) or worklist.build(self, plan, self._order)
+            self._work[lanes] = self.arranged(worklist.plan_of(self, lanes, self._order is not None))
         return self._work[lanes]
+
+    def arranged(self, plan: worklist.Plan) -> worklist.WorkList:
+        """A work list of this plan: one that is there, or a new one, which is not kept."""
+        for other in self._work.values():
+            if other.plan.arranges_as(plan):
+                return other._replace(plan=plan)
+        with torch.inference_mode(False), torch.no_grad():
+            return worklist.build(self, plan, self._order)
+
+    def adopt(self, row_bytes: int, work: worklist.WorkList) -> None:
+        """Serve features of `row_bytes` by this list and its plan from now on."""
+        lanes = worklist.lanes_of(row_bytes)
+        if lanes in self._work:
+            self._retired.append(self._work[lanes])  # a captured CUDA graph reads lists by address alone
+        self._work[lanes] = work
 
     def _forget_work(self) -> None:
         self._work, self._retired, self._uses = {}, [], 0

@@ -9,7 +9,7 @@ Balance and clusters: HP-SpMM (Fan et al.), row lengths: RoDe (Pang et al., 2024
 from __future__ import annotations
 
 import math
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 # Nonzeros of a run of a piece: kPieceRun of cuda/kernels.h.
 PIECE_RUN = 16
 _MIN_CAP, _LEAST_MAX_CAP, _MAX_CAP = 32, 256, 1024
-# Threads that a multiprocessor holds in the kernels that read the list, and the lanes they give to a row.
-_THREADS, LANES = 1536, (4, 8, 16)
+_LEAST_CAP = 64  # where most rows have as many: pieces of small graphs
+# Threads that a multiprocessor holds in the kernels that read the list, and how many lanes of 16 bytes rows of features
+# have, by which plans differ. Workers have 16 at most.
+_THREADS, LANES, _MOST_LANES = 1536, (4, 8, 16, 32, 64), 16
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
-_HUB = 4  # times the mean degree
+_HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
 _BLOCK = 256  # rows that a graph given in a good order keeps together
 _LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read
 
@@ -41,11 +43,43 @@ class Arrangement(Enum):
     BUCKETS = "powers of two of the length, in each of them clusters"
 
 
+class Kernel(IntEnum):
+    """Which kernel is to serve sums and means on CUDA cores: Wish of cuda/kernels.h."""
+
+    ANY = 0
+    ROWS = 1
+    BALANCED = 2
+
+
 class Plan(NamedTuple):
-    """How a list is made for rows of one size: where rows are cut, and their order."""
+    """How a list is made for rows of one size, where rows are cut and their order, and what is to read it.
+
+    `slice_lanes`: how many lanes of 16 bytes a worker has; 0: as spmm.cu decides.
+    """
 
     cap: int
     arrangement: Arrangement
+    kernel: Kernel = Kernel.ANY
+    slice_lanes: int = 0
+
+    def arranges_as(self, other: Plan) -> bool:
+        """True if both make the same list."""
+        return self[:2] == other[:2]
+
+    @property
+    def code(self) -> int:
+        """What the kernels are told, as one number: that torch.compile traces and autograd keeps."""
+        return int(self.clustered) | int(self.kernel) << 1 | self.slice_lanes << 3
+
+    @property
+    def clustered(self) -> bool:
+        """True if neighbours in the list share sources."""
+        return self.arrangement is not Arrangement.LENGTH
+
+
+def decode(code: int) -> tuple[bool, int, int]:
+    """Clustered, kernel, lanes of `Plan.code`."""
+    return bool(code & 1), code >> 1 & 3, code >> 3
 
 
 class WorkList(NamedTuple):
@@ -68,32 +102,50 @@ class WorkList(NamedTuple):
     splits: Tensor
     plan: Plan
 
-    @property
-    def clustered(self) -> bool:
-        """True if neighbours in the list share sources."""
-        return self.plan.arrangement is not Arrangement.LENGTH
-
 
 def lanes_of(row_bytes: int) -> int:
-    """How many lanes of 16 bytes the kernels give to rows of this size."""
+    """How many lanes of 16 bytes rows of this size have; the most that a plan is made for if they have more."""
     return next((lanes for lanes in LANES if 16 * lanes >= row_bytes), LANES[-1])
 
 
 def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
-    """How to make the list for rows of `lanes`; `clustered`: an order with locality is known."""
-    processors = torch.cuda.get_device_properties(graph.device).multi_processor_count if graph.indptr.is_cuda else 132
-    share = 1.3 * graph.nnz * lanes / (processors * _THREADS)  # of all nonzeros, for each worker on the chip
+    """How to make the list for rows of `lanes`, and what reads it; `clustered`: an order with locality is known."""
+    lanes = min(lanes, _MOST_LANES)
+    processors, cache = _chip(graph)
+    # Of all nonzeros, for each worker on the chip. The narrowest ones have so little to do for a nonzero that the next
+    # piece costs more than waiting for it.
+    share = (2.6 if lanes == LANES[0] else 1.3) * graph.nnz * lanes / (processors * _THREADS)
     # Pieces about as long as most rows keep in step with them; without clusters it pays to leave more rows whole.
     usual = 1 << math.ceil(math.log2(max(1, graph.nnz * (1 if clustered else 2) / max(1, graph.num_rows))))
     most = max(_LEAST_MAX_CAP, min(_MAX_CAP, usual))
-    cap = max(_MIN_CAP, min(most, -(-int(share) // 32) * 32))
+    least = max(_MIN_CAP, min(_LEAST_CAP, usual))
+    cap = max(least, min(most, -(-int(share) // 32) * 32))
     if not clustered:
-        return Plan(cap, Arrangement.LENGTH)
+        plan = Plan(cap, Arrangement.LENGTH)
+        # Half of a slice of the sources stays in L2 where the whole does not.
+        table = 16 * lanes * graph.num_cols
+        if lanes == _MOST_LANES and 1.1 * cache < table <= 2.2 * cache and graph.nnz < _LONG * graph.num_rows:
+            return plan._replace(kernel=Kernel.BALANCED, slice_lanes=lanes // 2)
+        return plan
     if 16 * lanes <= _NARROW:
-        return Plan(cap, Arrangement.BUCKETS)
+        return Plan(cap, Arrangement.HUBS if _hub_share(graph) < _FEW_HUBS else Arrangement.BUCKETS)
     if share >= _MAX_CAP:  # balance comes by itself
         return Plan(cap, Arrangement.CLUSTERS)
     return Plan(cap, Arrangement.BUCKETS if graph.nnz >= _LONG * graph.num_rows else Arrangement.HUBS)
+
+
+def _hub_share(graph: Graph) -> float:
+    """Share of the nonzeros that are in rows much longer than the mean. Synchronises."""
+    degree = graph.indptr.diff().double()
+    return float(degree[degree > _HUB * degree.mean()].sum()) / max(1, graph.nnz)
+
+
+def _chip(graph: Graph) -> tuple[int, int]:
+    """Multiprocessors and bytes of L2 of the graph's GPU; of an H200 for a graph on the CPU."""
+    if not graph.indptr.is_cuda:
+        return 132, 50 << 20
+    chip = torch.cuda.get_device_properties(graph.device)
+    return chip.multi_processor_count, chip.L2_cache_size
 
 
 def given_order(graph: Graph) -> Tensor | None:
@@ -122,7 +174,7 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     -----
     Torch ops on the graph's device; synchronises twice and at the end, so that any stream may read the list.
     """
-    cap, arrangement = plan
+    cap, arrangement = plan.cap, plan.arrangement
     index = graph.indptr.dtype
     indptr = graph.indptr.long()
     degree = indptr.diff()

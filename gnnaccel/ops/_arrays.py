@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 
 SCHEMA = (
     "Tensor indptr, Tensor? indices, Tensor? edge_ids, Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, "
     "Tensor? items, Tensor? steps, Tensor? splits, Tensor? t_items, Tensor? t_steps, Tensor? t_splits, "
-    "SymInt num_cols, SymInt nnz, bool clustered, bool t_clustered"
+    "SymInt num_cols, SymInt nnz, int plan, int t_plan"
 )
 
 
@@ -35,8 +36,8 @@ class Arrays(NamedTuple):
     t_splits: Tensor | None = None
     num_cols: int = 0
     nnz: int = 0
-    clustered: bool = False
-    t_clustered: bool = False
+    plan: int = 0  # worklist.Plan.code
+    t_plan: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -44,7 +45,7 @@ class Arrays(NamedTuple):
 
     def turned(self) -> Arrays:
         """The same edges reversed."""
-        sizes = (self.num_rows, self.nnz, self.t_clustered, self.clustered)
+        sizes = (self.num_rows, self.nnz, self.t_plan, self.plan)
         return Arrays._make((*self[3:6], *self[:3], *self[9:12], *self[6:9], *sizes))
 
     def matrix(self) -> tuple:
@@ -58,7 +59,7 @@ class Arrays(NamedTuple):
         if self.items is None or self.steps is None or self.splits is None:
             return ((),)
         tensors = (self.items, self.steps, self.splits)
-        return ((*(t.data_ptr() for t in tensors), *(t.shape[0] for t in tensors), self.clustered),)
+        return ((*(t.data_ptr() for t in tensors), *(t.shape[0] for t in tensors), *worklist.decode(self.plan)),)
 
 
 COUNT = len(Arrays._fields)
@@ -90,7 +91,7 @@ def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None, listed: 
             *(nothing if work is None else work[:3]),
             *(nothing if t_work is None else t_work[:3]),
             *(graph.num_cols, graph.indices.numel()),
-            *(w is not None and w.clustered for w in (work, t_work)),
+            *(0 if w is None else w.plan.code for w in (work, t_work)),
         )
     )
 

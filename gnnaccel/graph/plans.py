@@ -1,0 +1,138 @@
+"""Plans on disk: what `tune` measured of a graph, for the processes that come.
+
+A file is of one graph, by a fingerprint of its arrays, of one GPU and of one version of gnnaccel; it says all that, and
+ends in a checksum. One that does not fit in every respect is not used, with the reason, and written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnnaccel import __version__
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.tune import Tuned
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+
+FORMAT = 1
+_CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
+_MIX = 0x2545F4914F6CDD1D  # odd: multiplication by it loses nothing
+_CAP = 1 << 20
+
+
+class Stale(Exception):
+    """A file that is there, but not of use; says why."""
+
+
+def folder_of(place: bool | str | os.PathLike) -> Path:
+    """The folder that is meant: the user's cache for True."""
+    if isinstance(place, bool):
+        import platformdirs  # here alone: nothing else wants it
+
+        return Path(platformdirs.user_cache_dir("gnnaccel")) / "plans"
+    return Path(place)
+
+
+def fingerprint(graph: Graph) -> str:
+    """A number in hex that differs for graphs whose arrays differ; one pass over them, and a synchronisation."""
+    sums = torch.stack([_mixed(graph.indptr), _mixed(graph.indices)]).tolist()
+    return hashlib.sha256(repr((graph.num_rows, graph.num_cols, graph.nnz, sums)).encode()).hexdigest()[:32]
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """A sum of hashes of values and places, modulo 2^64."""
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for start in range(0, values.numel(), _CHUNK):
+        part = values[start : start + _CHUNK].long()
+        mixed = (part + torch.arange(start, start + part.numel(), device=part.device) * _MIX) * _MIX
+        total += ((mixed ^ (mixed >> 29)) * _MIX).sum()
+    return total
+
+
+def path_of(graph: Graph, folder: Path) -> Path:
+    """Where the plans of `graph` on its GPU are kept."""
+    gpu = hashlib.sha256(_device(graph).encode()).hexdigest()[:8]
+    return folder / f"{fingerprint(graph)}-{gpu}.json"
+
+
+def _device(graph: Graph) -> str:
+    return torch.cuda.get_device_name(graph.device) if graph.indptr.is_cuda else "cpu"
+
+
+def _signed(content: dict) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return json.dumps({"content": content, "sha256": hashlib.sha256(text.encode()).hexdigest()}, sort_keys=True)
+
+
+def _about(graph: Graph) -> dict:
+    """What has to be the same for plans to be used."""
+    return {
+        "format": FORMAT,
+        "gnnaccel": __version__,
+        "device": _device(graph),
+        "graph": [graph.num_rows, graph.num_cols, graph.nnz],
+        "ordered": graph.order is not None,
+        "reordered": graph.reordered,
+    }
+
+
+def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
+    """Write the plans of `graph` in place of what is there.
+
+    Raises
+    ------
+    OSError
+        Where the folder cannot be made or written; nothing is lost then.
+    """
+    path = path_of(graph, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    plans = [
+        asdict(t) | {"plan": [t.plan.cap, t.plan.arrangement.name, t.plan.kernel.name, t.plan.slice_lanes]}
+        for t in tuned
+    ]
+    handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(_signed(_about(graph) | {"plans": plans}) + "\n")
+        os.replace(name, path)  # readers see the old file or the new one
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load(graph: Graph, folder: Path) -> list[Tuned]:
+    """The plans that were saved of `graph`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none. Stale: if they are not to be used, with the reason.
+    """
+    text = path_of(graph, folder).read_text(errors="replace")
+    try:
+        outer = json.loads(text)
+        content = outer["content"]
+        if _signed(content) != text.rstrip("\n"):
+            raise Stale("the checksum is not that of the content")
+        for key, want in _about(graph).items():
+            if content.get(key) != want:
+                raise Stale(f"{key} is {content.get(key)!r}, not {want!r}")
+        return [_tuned(entry) for entry in content["plans"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Stale(f"not a file of plans ({error})") from error
+
+
+def _tuned(entry: dict) -> Tuned:
+    cap, arrangement, kernel, lanes = entry["plan"]
+    plan = Plan(int(cap), Arrangement[arrangement], Kernel[kernel], int(lanes))
+    if not 1 <= plan.cap <= _CAP or plan.slice_lanes not in (0, 4, 8, 16, 32):
+        raise ValueError(f"no such plan: {entry['plan']}")
+    return Tuned(**{f.name: entry[f.name] for f in fields(Tuned)} | {"plan": plan})

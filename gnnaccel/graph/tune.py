@@ -1,0 +1,198 @@
+"""Which kernel, and with which parameters, serves the sums over a graph on CUDA, measured on the graph itself.
+
+The rules that hold without this are the model: `worklist.plan_of` cuts and arranges rows, the ladder of cuda/spmm.cu
+picks kernel and slice, `gate` says where tiles pay. `measure` starts from what they say and tries, while there is
+time: kernels and slices, then arrangements and cuts, then slices again. GNNAdvisor (Wang et al., OSDI 2021) ranks
+settings by a model, and tries the best.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
+
+MODES = ("model", "measure", "off")
+_PAYS = 0.97  # of the time of what is there: less is noise
+_CALLS, _FEW_CALLS, _LONG_MS = 5, 2, 5.0  # the median of which is a plan's time; of calls that take long
+_HEAD_START = 200_000  # cycles that the device spins while the host queues a call
+_CAPS = (32, 2048)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `measure` found for features of one width.
+
+    Attributes
+    ----------
+    num_feats, row_bytes : int
+    plan : Plan
+        Kept by the graph; that of the model if none was faster by more than noise.
+    model_ms, best_ms : float
+        Device time of what the model chose and of the best that was tried.
+    tiled : bool
+        True if tiles are the best; kept as well.
+    tried : int
+        Plans that were timed.
+    complete : bool
+        False if the time was up before all were.
+    """
+
+    num_feats: int
+    row_bytes: int
+    plan: Plan
+    tiled: bool
+    model_ms: float
+    best_ms: float
+    tried: int
+    complete: bool
+
+    @property
+    def gap(self) -> float:
+        """How many times as long as the best the model's choice takes."""
+        return self.model_ms / self.best_ms
+
+
+def measure(
+    graph: Graph, num_feats: int, dtype: torch.dtype = torch.float32, *, budget_ms: float = 250.0, weighted: bool = True
+) -> Tuned:
+    """Time plans for the sum of rows of `num_feats` features, and keep the best with the graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        On CUDA, with work lists (`prepare`).
+    num_feats : int
+    dtype : torch.dtype
+        Plans hold for rows of the same bytes, whatever their dtype.
+    budget_ms : float
+        Wall time after which no other plan is tried.
+    weighted : bool
+        One weight per edge.
+
+    Notes
+    -----
+    Synchronises. Allocates features, result and weights, which it frees.
+    """
+    # Imported here: ops know the graph, not the reverse.
+    from gnnaccel.ops._arrays import Arrays, arrays_of
+    from gnnaccel.ops.spmm import spmm_op
+    from gnnaccel.ops.tiled import spmm_tiled
+
+    x = torch.zeros(graph.num_cols, num_feats, dtype=dtype, device=graph.device)
+    weight = torch.zeros(graph.nnz, 1, dtype=dtype, device=graph.device) if weighted else None
+    row_bytes = num_feats * x.element_size()
+    plain: Arrays = arrays_of(graph, False, listed=False)
+    message = "mul" if weighted else "copy_lhs"
+
+    def run(work: WorkList) -> None:
+        arrays = plain._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
+        spmm_op(*arrays, x, weight, message, "sum", 0.0)
+
+    with torch.no_grad():
+        first = graph.arranged(_present(graph, row_bytes))
+        run(first)  # a process's first call loads kernels
+        search = _Search(graph, run, time.perf_counter() + budget_ms / 1e3)
+        search.consider(first)
+        model_ms = listed_ms = search.best_ms
+        tiled_ms = math.inf
+        tiled = dtype is not torch.float64 and graph.tiles_serve(num_feats)
+        if graph.tiles_serve():
+            tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
+            model_ms = tiled_ms if tiled else model_ms
+        for stage in (_slices, _lists, _slices):
+            for plan in stage(search.best.plan, graph, row_bytes):
+                search.consider_plan(plan)
+    best = search.best if search.best_ms <= _PAYS * listed_ms else first
+    best_ms = min(search.best_ms, tiled_ms)
+    if tiled_ms < math.inf and best_ms <= _PAYS * model_ms:
+        tiled = tiled_ms < search.best_ms
+    tried = len(search.times) + (tiled_ms < math.inf)
+    found = Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
+    adopt(graph, found)
+    return found
+
+
+def adopt(graph: Graph, found: Tuned) -> None:
+    """Let `graph` go by what was found, now or by an earlier process."""
+    if _present(graph, found.row_bytes) != found.plan:
+        graph.adopt(found.row_bytes, graph.arranged(found.plan))
+    if found.tiled != graph.tiles_serve(found.num_feats):
+        graph.decide_tiles(found.num_feats, found.tiled)
+
+
+class _Search:
+    """The best of the plans considered so far."""
+
+    def __init__(self, graph: Graph, run: Callable[[WorkList], None], deadline: float):
+        self.graph, self.run, self.deadline = graph, run, deadline
+        self.times: dict[Plan, float] = {}
+        self.best_ms = float("inf")
+        self.best: WorkList
+        self.out_of_time = False
+
+    def consider_plan(self, plan: Plan) -> None:
+        if plan in self.times:
+            return
+        if time.perf_counter() > self.deadline:
+            self.out_of_time = True
+            return
+        same = self.best.plan.arranges_as(plan)
+        self.consider(self.best._replace(plan=plan) if same else self.graph.arranged(plan))
+
+    def consider(self, work: WorkList) -> None:
+        time_ms = self.times[work.plan] = _time_ms(lambda: self.run(work))
+        if time_ms < self.best_ms:
+            self.best_ms, self.best = time_ms, work
+
+
+def _time_ms(function: Callable[[], object]) -> float:
+    """Median device time of a call."""
+    first = _call_times(function, 1)[0]  # also warms up
+    return statistics.median_low(_call_times(function, _FEW_CALLS if first > _LONG_MS else _CALLS))
+
+
+def _call_times(function: Callable[[], object], calls: int) -> list[float]:
+    """The device spins until all are queued, so that none waits for the host."""
+    torch.cuda._sleep(_HEAD_START * calls)
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+    for begin, end in marks:
+        begin.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in marks]
+
+
+def _present(graph: Graph, row_bytes: int) -> Plan:
+    return graph._build_work_list(lanes_of(row_bytes)).plan
+
+
+def _slices(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:
+    """Kernels, and how much of a row a worker has."""
+    vectors = -(-row_bytes // 16)
+    for kernel, most in ((Kernel.ROWS, 16), (Kernel.BALANCED, 32)):
+        lanes = 4
+        while lanes <= most:
+            yield best._replace(kernel=kernel, slice_lanes=lanes)
+            if lanes >= vectors:
+                break
+            lanes *= 2
+
+
+def _lists(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:
+    """Arrangements and cuts for the kernel that reads them, those near to what is there first."""
+    if best.kernel is Kernel.BALANCED:
+        best = best._replace(kernel=Kernel.ROWS, slice_lanes=min(best.slice_lanes, 16))
+    known = list(Arrangement) if graph.order is not None else [Arrangement.LENGTH]
+    for factor in (1, 2, 0.5, 4, 0.25):
+        cap = int(best.cap * factor)
+        if _CAPS[0] <= cap <= _CAPS[1]:
+            yield from (best._replace(arrangement=arrangement, cap=cap) for arrangement in known)

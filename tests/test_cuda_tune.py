@@ -1,0 +1,99 @@
+"""Plans that are measured on a GPU: results stay right, plans are kept, on the graph and on disk."""
+
+import pytest
+import torch
+from cuda_cases import DEVICE, EMULATED, build, rand
+
+import gnnaccel
+from gnnaccel import ops
+from gnnaccel.graph import tune
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.worklist import lanes_of
+
+if EMULATED:
+    pytest.skip("nothing to measure without a GPU", allow_module_level=True)
+
+WIDTHS = (16, 64, 200)
+
+
+def a_graph() -> Graph:
+    torch.manual_seed(0)
+    return build([3000, 0, 1, 300, *[9] * 4000, *[40] * 300], 5000)
+
+
+def check(graph: Graph, width: int) -> None:
+    x, w = rand(graph.num_cols, width), rand(graph.nnz)
+    rows = torch.repeat_interleave(graph.indptr.diff().long())
+    edges = torch.arange(graph.nnz, device=DEVICE) if graph.edge_ids is None else graph.edge_ids.long()
+    messages = x.double()[graph.indices.long()] * w.double()[edges, None]
+    want = messages.new_zeros(graph.num_rows, width).index_add(0, rows, messages)
+    torch.testing.assert_close(ops.spmm(graph, x, w).double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_measured_plans_serve(reorder):
+    graph = a_graph()
+    done = gnnaccel.prepare(graph, reorder=reorder, tune="measure", num_feats=WIDTHS)
+    assert done.steps[-1] == "plans measured" and [t.num_feats for t in done.tuned] == list(WIDTHS)
+    for found in done.tuned:
+        assert found.best_ms <= found.model_ms and found.tried > 3
+        assert graph._work[lanes_of(found.row_bytes)].plan == found.plan
+        check(graph, found.num_feats)
+        check(graph.transposed, found.num_feats)
+
+
+def test_plans_from_disk(tmp_path):
+    first = gnnaccel.prepare(a_graph(), tune="measure", num_feats=WIDTHS, keep=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2  # of the transposed as well
+    graph = a_graph()
+    again = gnnaccel.prepare(graph, tune="measure", num_feats=WIDTHS, keep=tmp_path)
+    assert again.steps[-1] == "plans from disk" and again.tuned == first.tuned
+    for found in again.tuned:
+        assert graph._work[lanes_of(found.row_bytes)].plan == found.plan
+        check(graph, found.num_feats)
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text().replace('"cap', '"cup').replace("16", "17", 1))
+    stale = gnnaccel.prepare(a_graph(), tune="measure", num_feats=WIDTHS, keep=tmp_path)
+    assert "of no use" in stale.steps[-1]
+    assert gnnaccel.prepare(a_graph(), tune="measure", num_feats=WIDTHS, keep=tmp_path).steps[-1] == "plans from disk"
+    other = gnnaccel.prepare(a_graph(), tune="measure", num_feats=(32,), keep=tmp_path)
+    assert "other numbers of features" in other.steps[-1]
+
+
+def test_no_measuring_in_deterministic_mode():
+    torch.use_deterministic_algorithms(True)
+    try:
+        graph = a_graph()
+        done = gnnaccel.prepare(graph, tune="measure")
+        assert "deterministic" in done.steps[-1] and not done.tuned
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_off_leaves_lists_to_be_earned():
+    graph = a_graph()
+    assert gnnaccel.prepare(graph, tune="off").steps == ("structure", "transposed") and not graph._work
+    check(graph, 64)
+
+
+def test_captured_graphs_outlive_new_plans():
+    """A CUDA graph captured with one plan still reads its list when another has been adopted."""
+    graph = a_graph()
+    gnnaccel.prepare(graph)
+    x = rand(graph.num_cols, 64)
+    want = ops.spmm(graph, x)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = ops.spmm(graph, x)
+    plan = graph._work[16].plan
+    graph.adopt(256, graph.arranged(plan._replace(cap=plan.cap * 2)))
+    torch.empty(1 << 24, device=DEVICE).fill_(float("nan"))
+    out.fill_(float("nan"))
+    captured.replay()
+    torch.testing.assert_close(out, want)
+
+
+def test_time_is_limited():
+    found = tune.measure(prepared := a_graph(), 64, budget_ms=0.0)
+    assert not found.complete and found.tried == 1
+    check(prepared, 64)

@@ -1,0 +1,120 @@
+"""Plans as files: what is kept is found again, and what does not fit is told apart. Without a GPU."""
+
+import json
+
+import pytest
+import torch
+
+import gnnaccel
+from gnnaccel.graph import plans, worklist
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.tune import Tuned
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+
+
+def graph(shift=0, nnz=500) -> Graph:
+    torch.manual_seed(3)
+    rows, cols = torch.randint(40, (nnz,)), torch.randint(50, (nnz,))
+    return Graph.from_coo(rows, (cols + shift) % 50, num_rows=40, num_cols=50)
+
+
+TUNED = [
+    Tuned(64, 256, Plan(128, Arrangement.HUBS, Kernel.ROWS, 8), False, 1.5, 1.0, 9, True),
+    Tuned(256, 1024, Plan(64, Arrangement.LENGTH, Kernel.BALANCED, 32), True, 1.0, 1.0, 4, False),
+]
+
+
+@pytest.mark.parametrize("arrangement", Arrangement)
+@pytest.mark.parametrize("kernel", Kernel)
+@pytest.mark.parametrize("lanes", [0, 4, 32])
+def test_codes(arrangement, kernel, lanes):
+    plan = Plan(64, arrangement, kernel, lanes)
+    assert worklist.decode(plan.code) == (arrangement is not Arrangement.LENGTH, kernel, lanes)
+
+
+def test_what_is_saved_is_found(tmp_path):
+    folder = tmp_path / "deep" / "er"
+    path = plans.save(graph(), TUNED, folder)
+    assert plans.load(graph(), folder) == TUNED
+    assert list(folder.iterdir()) == [path]
+    plans.save(graph(), TUNED[:1], folder)
+    assert plans.load(graph(), folder) == TUNED[:1]
+
+
+@pytest.mark.parametrize("other", [graph(1), graph(nnz=499), graph().transposed])
+def test_other_graphs_have_other_files(tmp_path, other):
+    plans.save(graph(), TUNED, tmp_path)
+    with pytest.raises(FileNotFoundError):
+        plans.load(other, tmp_path)
+
+
+def test_fingerprints_see_order_and_every_entry():
+    one = graph()
+    seen = {plans.fingerprint(one)}
+    for place in (0, 250, 499):
+        indices = one.indices.clone()
+        indices[place] = (indices[place] + 1) % 50
+        seen.add(plans.fingerprint(Graph(one.indptr, indices, None, 50)))
+    seen.add(plans.fingerprint(Graph(one.indptr, one.indices.flip(0), None, 50)))
+    assert len(seen) == 5
+    assert plans.fingerprint(Graph(one.indptr.long(), one.indices.long(), None, 50)) == plans.fingerprint(one)
+
+
+def sign(content):
+    return plans._signed(content)
+
+
+def with_plan(plan):
+    return lambda text, content: sign(content | {"plans": [content["plans"][0] | {"plan": plan}]})
+
+
+DAMAGES = {
+    "cut short": (lambda text, content: text[: len(text) // 2], "not a file of plans"),
+    "no JSON": (lambda text, content: "\x00\xff", "not a file of plans"),
+    "another kind of JSON": (lambda text, content: "[1, 2]", "not a file of plans"),
+    "one digit": (lambda text, content: text.replace("128", "129"), "checksum"),
+    "version": (lambda text, content: sign(content | {"gnnaccel": "0.0.1"}), "gnnaccel is '0.0.1'"),
+    "GPU": (lambda text, content: sign(content | {"device": "NVIDIA A100"}), "device is"),
+    "format": (lambda text, content: sign(content | {"format": 0}), "format is 0"),
+    "order": (lambda text, content: sign(content | {"ordered": True}), "ordered is True"),
+    "no plans": (lambda text, content: sign({k: v for k, v in content.items() if k != "plans"}), "not a file of plans"),
+    "cap": (with_plan([0, "HUBS", "ROWS", 8]), "no such"),
+    "name": (with_plan([64, "X", "ROWS", 8]), "'X'"),
+    "lanes": (with_plan([64, "HUBS", "ROWS", 7]), "no such"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_does_not_fit_is_told_apart(tmp_path, name):
+    damage, reason = DAMAGES[name]
+    path = plans.save(graph(), TUNED, tmp_path)
+    text = path.read_text()
+    path.write_text(damage(text, json.loads(text)["content"]))
+    with pytest.raises(plans.Stale, match=reason):
+        plans.load(graph(), tmp_path)
+    plans.save(graph(), TUNED, tmp_path)
+    assert plans.load(graph(), tmp_path) == TUNED
+
+
+def test_no_folder_to_write_to(tmp_path):
+    taken = tmp_path / "file"
+    taken.write_text("mine")
+    with pytest.raises(OSError):
+        plans.save(graph(), TUNED, taken)
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (dict(tune="best"), "tune: expected one of model, measure, off, got 'best'"),
+        (dict(tune="measure"), "tune: expected a graph on CUDA"),
+        (dict(keep=True), "keep: expected a graph on CUDA"),
+        (dict(num_feats=()), "num_feats: expected numbers"),
+        (dict(num_feats=(16, 0)), "num_feats: expected numbers"),
+        (dict(num_feats=("16",)), "num_feats: expected numbers"),
+    ],
+)
+def test_prepare_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        gnnaccel.prepare(graph(), **options)
