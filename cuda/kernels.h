@@ -17,7 +17,7 @@ namespace gnnaccel {
 namespace cuda {
 
 // The rows of a graph in the order in which they are to be worked on, long ones in pieces: gnnaccel/graph/worklist.py.
-enum class Wish : int { any = 0, rows = 1, balanced = 2 };
+enum class Wish : int { rows = 0, balanced = 1 };
 
 // Elements of the graph's index_type; null items: no list, rows are taken as they come.
 // Piece j of a row in m pieces has the nonzeros of the row's runs j, j + m, j + 2m ... of kPieceRun nonzeros each.
@@ -29,7 +29,7 @@ struct WorkList {
   int64_t num_parts;
   int64_t num_splits;
   bool clustered;  // neighbours in the list share sources
-  Wish wish;       // which kernel is to serve a sum or mean; any: spmm.cu decides
+  Wish wish;       // which kernel is to serve a sum or mean
   int lanes;       // 16-byte lanes of a worker's slice: 4, 8, 16 or, without the list, 32; 0: spmm.cu decides
 };
 constexpr int kPieceRun = 16;

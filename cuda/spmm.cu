@@ -4,27 +4,20 @@
 // spmm_rows where the graph has a work list; else their sums and means go to spmm_balanced, which needs nothing. The
 // rest (max and min without a list, edge features, other broadcasts, odd widths) goes to spmm_general.
 //
-// How wide a slice of the features a worker takes, in 16-byte lanes: as wide as the features up to 16 (256 bytes).
-// Wider slices only help graphs whose rows are short or whose neighbours share sources; narrower ones (8 lanes) keep
-// more rows in step and a smaller table in the caches, which pays where rows are long: from dense_degree on.
-// Measured on an H200, see docs/performance.md. A plan that was measured on the graph itself (graph/tune.py) comes with the
-// work list and goes before these rules.
-#include "spmm.cuh"
-
+// How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
+// up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/graph/worklist.py:
+// plan_of, by rule; tune.py, measured) may also send its sums and means to spmm_balanced.
 #include <algorithm>
+
+#include "spmm.cuh"
 
 namespace gnnaccel {
 namespace cuda {
 namespace {
 
 constexpr int kMaxLanes = 16;
-constexpr int kDenseLanes = 8;
 constexpr int kBalancedLanes = 32;
-constexpr int64_t kDenseDegree = 256;
-// Rows this short leave a worker of spmm_rows waiting; spmm_balanced streams on. It costs a second launch, which only
-// pays where there is much to stream.
-constexpr int64_t kShortDegree = 8;
-constexpr int64_t kManyNonzeros = 1000000;
+constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
 
 bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -38,18 +31,11 @@ struct Choice {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  bool listed = call.work.items != nullptr;
+  const bool listed = call.work.items && (call.extreme() || call.work.wish == Wish::rows);
   // spmm_rows keeps positions of winners in 32 bits.
   if (call.extreme() && (!listed || call.graph.nnz > INT32_MAX)) return {Kernel::general, {}};
-  if (!call.extreme() && call.work.wish != Wish::rows) {
-    const bool streams = degree < kShortDegree && call.graph.nnz >= kManyNonzeros;
-    const bool wide = slice_of(call, kBalancedLanes).lanes > kMaxLanes;
-    if (call.work.wish == Wish::balanced || (streams && wide)) listed = false;
-  }
-  int lanes = listed                  ? degree >= kDenseDegree && !call.work.clustered ? kDenseLanes : kMaxLanes
-              : degree < kShortDegree ? kBalancedLanes
-                                      : kMaxLanes;
-  if (call.work.lanes && !call.extreme()) lanes = listed ? std::min(call.work.lanes, kMaxLanes) : call.work.lanes;
+  const int usual = !listed && degree < kShortDegree ? kBalancedLanes : kMaxLanes;
+  const int lanes = std::min(call.work.lanes ? call.work.lanes : usual, listed ? kMaxLanes : kBalancedLanes);
   const Slice slice = slice_of(call, lanes);
   if (slice.lanes == 0 || call.graph.nnz == 0) return {Kernel::general, slice};
   return {listed ? Kernel::rows : Kernel::balanced, slice};

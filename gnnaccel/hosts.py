@@ -109,7 +109,7 @@ def prepare(
     graph_or_data: Any,
     *,
     transposed: bool = True,
-    reorder: bool = False,
+    reorder: bool | str = False,
     method: str = "auto",
     tune: str = "model",
     num_feats: Sequence[int] = _prepare.WIDTHS,
@@ -122,9 +122,10 @@ def prepare(
     graph_or_data : anything `as_graph` takes
     transposed : bool
         Also build the reversed structure, which the backward pass reads. Pass False for inference.
-    reorder : bool
-        CUDA only: also look for communities, and let the kernels take their rows together. Costs up to seconds on
-        graphs of 100 million edges, and pays where neighbours share neighbours (docs/performance.md).
+    reorder : bool or {"communities", "rcm", "degree"}
+        CUDA only: also look for an order of the rows in which neighbours share sources, and let the kernels take them
+        so, if it pays (docs/advisor.md). "communities", or True, on the GPU: a third of a second for 100 million edges.
+        "rcm": reverse Cuthill-McKee, by SciPy on the host. "degree": rows by falling degree, in any case.
         Features and results keep their order.
     method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with

@@ -206,6 +206,28 @@ def test_prepare_finds_clusters_and_changes_no_result():
     torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["communities", "rcm", "degree"])
+def test_every_order_serves(method):
+    graph = Graph.from_csr(*(t.to(DEVICE) for t in band_arrays()), num_cols=9000)
+    x, w = rand(graph.num_cols, 64), rand(graph.nnz)
+    before = ops.spmm(graph, x, w)
+    done = gnnaccel.prepare(graph, reorder=method, transposed=False)
+    assert graph.reordered and done.steps[1].startswith("rows ") and "pay" not in done.steps[1]
+    torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
+    other = "degree" if method != "degree" else "communities"
+    assert gnnaccel.prepare(graph, reorder=other, transposed=False).steps[1] != done.steps[1]
+    torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
+
+
+def band_arrays(num_nodes=9000, width=10):
+    """A band under mixed node numbers, with rows of 10 to 18 nonzeros."""
+    rows = torch.arange(num_nodes).repeat_interleave(torch.arange(num_nodes) % 9 + 10)
+    cols = (rows + torch.randint(-width, width, rows.shape)) % num_nodes
+    name = torch.randperm(num_nodes)
+    graph = Graph.from_coo(name[rows], name[cols], num_rows=num_nodes, num_cols=num_nodes)
+    return graph.indptr, graph.indices
+
+
 def test_a_graph_earns_its_list():
     torch.use_deterministic_algorithms(False)
     graph = mixed()

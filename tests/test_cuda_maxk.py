@@ -137,8 +137,8 @@ def test_long_rows_and_many_sources():
     want = definition(graph, places, 256)(values.double())
     for prepared in (False, True):
         if prepared:
-            graph.prepare_work(reorder_rows=False)
-            graph.transposed.prepare_work(reorder_rows=False)
+            graph.prepare_work(reorder_rows=None)
+            graph.transposed.prepare_work(reorder_rows=None)
         assert_close(ops.spgemm(graph, compressed(values, places, 256)), want, torch.float32)
         grad = rand(graph.num_rows, 256)
         exact = definition(graph.transposed, torch.arange(256, device=DEVICE).expand(graph.num_rows, 256), 256)

@@ -101,6 +101,41 @@ def test_finds_planted_communities(kind, device):
         assert kept[~inside].float().mean() < 0.25
 
 
+def band(num_nodes=12_000, directed=False):
+    """A narrow band under mixed node numbers."""
+    rng = np.random.default_rng(0)
+    rows = np.arange(num_nodes).repeat(16)
+    cols = np.clip(rows + rng.integers(-6, 7, rows.size), 0, num_nodes - 1)
+    name = rng.permutation(num_nodes)
+    rows, cols = name[rows], name[cols]
+    if not directed:
+        rows, cols = np.append(rows, cols), np.append(cols, rows)
+    return Graph.from_coo(rows, cols, num_rows=num_nodes, num_cols=num_nodes)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_cuthill_mckee_finds_a_band(directed, device):
+    graph = band(directed=directed).to(device)
+    order = reorder.order_by(graph, "rcm")
+    assert order is not None and order.device == graph.device and is_permutation(order, graph.num_rows)
+    assert 1 - reorder.reuse(graph, order) < 0.3 * (1 - reorder.reuse(graph))
+    at = louvain.inverse(order)
+    rows = torch.repeat_interleave(at, graph.indptr.diff())
+    assert int((rows - at[graph.indices.long()]).abs().max()) < 40
+    assert reorder.order_by(planted(num_nodes=400)[0].to(device), "rcm") is None
+
+
+def test_orders_by_degree_and_refusals(device):
+    graph = planted(rectangular=True)[0].to(device)
+    order = reorder.order_by(graph, "degree")
+    assert is_permutation(order, graph.num_rows)
+    assert (graph.indptr.diff()[order].diff() <= 0).all()
+    with pytest.raises(ValueError, match="'rcm' takes a graph with as many rows as columns"):
+        reorder.order_by(graph, "rcm")
+    communities = reorder.order_by(planted(num_nodes=6000)[0].to(device), "communities")
+    assert torch.equal(communities, reorder.row_order(planted(num_nodes=6000)[0].to(device)))
+
+
 def test_max_size_bounds_communities(device):
     graph = Graph.from_coo(*np.nonzero(np.random.default_rng(0).random((1200, 1200)) < 0.05)).to(device)
     sizes = [int(louvain.communities(graph, max_size=m).bincount().max()) for m in (16, 100, 100_000)]

@@ -1,4 +1,4 @@
-"""`gnnaccel inspect`: what a graph is like for the kernels: degrees, shared neighbours, tiles for tensor cores."""
+"""`gnnaccel inspect`: what a graph is like for the kernels, and what they would do with it, and why."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 from rich import box
+from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from gnnaccel import data
 from gnnaccel.cli.output import console, number
+from gnnaccel.graph.advice import Advice, advise
 from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.gate import PAYS_EDGES, PAYS_FROM
+from gnnaccel.graph.louvain import inverse
 from gnnaccel.graph.properties import Properties, properties
+from gnnaccel.graph.reorder import reuse_of_windows
 from gnnaccel.graph.structure import Graph
 
 
@@ -29,17 +34,22 @@ def show(dataset: str, as_json: bool, png: Path | None) -> int:
         print(f"gnnaccel inspect: {error}", file=sys.stderr)
         return 1
     known = properties(graph)
+    with Console(stderr=True).status("looking for communities"):
+        advice = advise(graph)
     if as_json:
-        print(json.dumps({"dataset": dataset, **dataclasses.asdict(known)}, indent=2))
+        said = {f.name: getattr(advice, f.name) for f in dataclasses.fields(advice) if f.name != "order"}
+        said["communities"] = dataclasses.asdict(advice.communities)
+        said["advised"] = [dataclasses.asdict(a) for a in advice.advised]
+        print(json.dumps({"dataset": dataset, **dataclasses.asdict(known), "advice": said}, indent=2))
     else:
-        _print(dataset, known)
+        _print(dataset, known, advice)
     if png is not None:
-        _draw(png, graph, dataset, known)
+        _draw(png, graph, dataset, known, advice)
         print(f"chart in {png}", file=sys.stderr)
     return 0
 
 
-def _print(name: str, known: Properties) -> None:
+def _print(name: str, known: Properties, advice: Advice) -> None:
     out = console()
     frame = box.ROUNDED if sys.stdout.isatty() else box.ASCII
     table = Table(title=f"{name}: destinations as rows, sources as columns", title_justify="left", box=frame)
@@ -64,10 +74,11 @@ def _print(name: str, known: Properties) -> None:
         cells = (count.plain, count.translated, f"{count.saved:.1%}", f"{count.density:.3f}", f"{count.reuse:.2f}")
         blocks.add_row(f"{count.height} x {count.width}", *map(str, cells))
     out.print(blocks)
-    out.print(_advice(known), soft_wrap=True)
+    out.print(_tiles(known), soft_wrap=True)
+    out.print(f"on CUDA, of float32 features:\n{advice}", soft_wrap=True)
 
 
-def _advice(known: Properties) -> str:
+def _tiles(known: Properties) -> str:
     count = known.tiles[0]
     reuse = f"tensor cores: a column of {count.height} rows serves {count.reuse:.2f} edges"
     if not count.pays:
@@ -77,26 +88,24 @@ def _advice(known: Properties) -> str:
     return f"{reuse}; on CUDA sums and inner products of enough features go by tiles (docs/tensor-cores.md)"
 
 
-def _draw(path: Path, graph: Graph, name: str, known: Properties) -> None:
-    """In-degrees, the adjacency matrix as a density, and the blocks of both kinds, as PNG."""
-    from matplotlib.colors import LogNorm
+def _draw(path: Path, graph: Graph, name: str, known: Properties, advice: Advice) -> None:
+    """In-degrees; edges as a density, as they lie and in communities; blocks; reuse of windows. As PNG."""
     from matplotlib.figure import Figure as Canvas  # no pyplot: no window system is asked for
 
-    canvas = Canvas(figsize=(13, 4), layout="constrained")
-    axes: Any = canvas.subplots(1, 3)
-    degrees, matrix, tiles = axes
+    canvas = Canvas(figsize=(13, 8), layout="constrained")
+    axes: Any = canvas.subplots(2, 3)
+    (degrees, matrix, ordered), (tiles, windows, empty) = axes
+    empty.set_axis_off()
     counts = torch.bincount(graph.indptr.diff().long())
     present = counts.nonzero().flatten()
     degrees.scatter(present + 1, counts[present], s=8)  # + 1: no edges, on a logarithmic axis
     degrees.set(xscale="log", yscale="log", xlabel="in-edges + 1", ylabel="nodes", title="degrees")
-    rows = rows_of(graph.indptr)
-    bins = min(256, max(graph.num_rows, 1))
-    extent = (0, max(graph.num_rows, 1))
-    norm = LogNorm() if graph.nnz else None
-    matrix.hist2d(graph.indices.numpy(), rows.numpy(), bins=bins, range=(extent, extent), norm=norm)
-    matrix.set(xlabel="source", ylabel="destination", title="edges")
-    matrix.invert_yaxis()
-    matrix.xaxis.get_major_locator().set_params(nbins=5, integer=True)
+    rows, cols = rows_of(graph.indptr), graph.indices.long()
+    _draw_edges(matrix, graph, rows, cols, "edges")
+    place = inverse(advice.order)
+    _draw_edges(
+        ordered, graph, place[rows], place[cols] if graph.num_rows == graph.num_cols else cols, "in communities"
+    )
     places = range(len(known.tiles))
     tiles.bar([p - 0.2 for p in places], [t.plain for t in known.tiles], width=0.4, label="as they lie")
     tiles.bar([p + 0.2 for p in places], [t.translated for t in known.tiles], width=0.4, label="translated")
@@ -104,5 +113,20 @@ def _draw(path: Path, graph: Graph, name: str, known: Properties) -> None:
     tiles.set_xticklabels([f"{t.height} x {t.width}" for t in known.tiles])
     tiles.set_ylim(0, 1.25 * max([t.plain for t in known.tiles] + [1]))  # room for the legend
     tiles.legend(ncols=2)
+    given, found = reuse_of_windows(graph), reuse_of_windows(graph, advice.order)
+    windows.hist([given.numpy(), found.numpy()], bins=20, range=(0, 1), label=["as they lie", "in communities"])
+    windows.set(xlabel="reads of sources read before", ylabel="windows of 8192 edges", title="reuse")
+    windows.legend()
     canvas.suptitle(f"{name}: {known.nodes:,} nodes, {known.edges:,} edges")
     canvas.savefig(path, dpi=120)
+
+
+def _draw_edges(axes: Any, graph: Graph, rows: Tensor, cols: Tensor, title: str) -> None:
+    from matplotlib.colors import LogNorm
+
+    bins = min(256, max(graph.num_rows, 1))
+    extent = [(0, max(n, 1)) for n in (graph.num_cols, graph.num_rows)]
+    axes.hist2d(cols.numpy(), rows.numpy(), bins=bins, range=extent, norm=LogNorm() if graph.nnz else None)
+    axes.set(xlabel="source", ylabel="destination", title=title)
+    axes.invert_yaxis()
+    axes.xaxis.get_major_locator().set_params(nbins=5, integer=True)

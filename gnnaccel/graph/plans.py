@@ -79,7 +79,7 @@ def _about(graph: Graph) -> dict:
         "device": _device(graph),
         "graph": [graph.num_rows, graph.num_cols, graph.nnz],
         "ordered": graph.order is not None,
-        "reordered": graph.reordered,
+        "reordered": list(graph._reordered or ()),
     }
 
 

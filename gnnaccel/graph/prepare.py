@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from gnnaccel.graph import plans, tune
+from gnnaccel.graph.reorder import ORDERS
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
 from gnnaccel.graph.tune import Tuned
 
 WIDTHS = (16, 32, 64, 128, 256)  # features that plans are measured for, unless the caller says
+_ORDERED = {"communities": "rows in communities", "rcm": "rows by reverse Cuthill-McKee", "degree": "rows by degree"}
 _MEASURE_MS = 1000.0  # for a graph and its transposed, at all widths
 
 
@@ -53,14 +55,15 @@ def prepare(
     build: Callable[[], Graph],
     *,
     transposed: bool = True,
-    reorder: bool = False,
+    reorder: bool | str = False,
     method: str = "auto",
     mode: str = "model",
     num_feats: Sequence[int] = WIDTHS,
     keep: bool | str | os.PathLike = False,
 ) -> Prepared:
     """Run the stages that the first steps of training would run; see `gnnaccel.prepare`, whose `tune` is `mode`."""
-    _check(method, mode, num_feats)
+    _check(method, mode, num_feats, reorder)
+    rows = "communities" if reorder is True else reorder or None
     start = time.perf_counter()
     graph = build()
     if not graph.indptr.is_cuda:
@@ -72,11 +75,11 @@ def prepare(
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
     if graph.indptr.is_cuda and mode != "off":
         for part in parts:
-            works = part.prepare_work(reorder_rows=reorder, like=None if part is graph else graph)
+            works = part.prepare_work(reorder_rows=rows, like=None if part is graph else graph)
             arrays += [a for work in works for a in work[:3]]
             arrays += [] if part.order is None else [part.order]
-        if reorder:
-            steps.append("rows in communities" if graph.reordered else "rows as given (no communities that pay)")
+        if rows:
+            steps.append(_ORDERED[rows] if graph.reordered else f"rows as given (no {rows} that pay)")
         steps.append("work lists")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
@@ -127,7 +130,11 @@ def _plans_of(graph: Graph, num_feats: Sequence[int], keep, budget_ms: float) ->
     return tuned, source
 
 
-def _check(method: str, mode: str, num_feats: Sequence[int]) -> None:
+def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str) -> None:
+    if not isinstance(reorder, bool) and reorder not in ORDERS:
+        raise ValueError(f"prepare: reorder: expected True, False or one of {', '.join(ORDERS)}, got {reorder!r}")
+    if reorder and mode == "off":
+        raise ValueError("prepare: reorder: an order is of work lists, which tune='off' leaves out")
     if method not in METHODS:
         raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
     if mode not in tune.MODES:
@@ -136,7 +143,7 @@ def _check(method: str, mode: str, num_feats: Sequence[int]) -> None:
         raise ValueError(f"prepare: num_feats: expected numbers of features, at least one, got {num_feats!r}")
 
 
-def _check_cpu(graph: Graph, reorder: bool, mode: str, keep) -> None:
+def _check_cpu(graph: Graph, reorder: bool | str, mode: str, keep) -> None:
     """On the CPU there is nothing to order or to measure yet."""
     if reorder:
         raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,11 +17,13 @@ from gnnaccel.graph.louvain import hierarchy, inverse, pairs
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
 
+ORDERS = ("communities", "rcm", "degree")
 _SIZE, _DENSE_SIZE, _DENSE_DEGREE = 4096, 16384, 128
+LEAST_GAIN = 0.05
 _WINDOW = 8192  # nonzeros that the warps of one multiprocessor work on at a time
 
 
-def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | None = 0.05) -> Tensor | None:
+def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | None = LEAST_GAIN) -> Tensor | None:
     """Order in which to process the rows, so that rows close to each other read the same columns.
 
     Rows are sorted by community, coarse to fine, and by falling degree inside the finest ones. Where all edges of a
@@ -80,6 +83,49 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
     return order
 
 
+def order_by(graph: Graph, method: str) -> Tensor | None:
+    """Order in which to process the rows.
+
+    Parameters
+    ----------
+    graph : Graph
+    method : {"communities", "rcm", "degree"}
+        "communities": `row_order`. "rcm": reverse Cuthill-McKee, for a small bandwidth, where that gains as much; on
+        the host, by SciPy. "degree": by falling degree, whatever it gains.
+
+    Returns
+    -------
+    Tensor [num_rows], int64, or None
+        A permutation: position -> row. None if it gains too little over the order as given.
+
+    Raises
+    ------
+    ValueError
+        For "rcm" of a rectangular graph. ImportError: for "rcm" without SciPy.
+    """
+    if method == "communities":
+        return row_order(graph)
+    if method == "degree":
+        return graph.indptr.diff().argsort(descending=True, stable=True)
+    order = _cuthill_mckee(graph)
+    return order if 1 - reuse(graph, order) <= (1 - LEAST_GAIN) * (1 - reuse(graph)) else None
+
+
+def _cuthill_mckee(graph: Graph) -> Tensor:
+    if graph.num_rows != graph.num_cols:
+        raise ValueError(f"prepare: reorder: 'rcm' takes a graph with as many rows as columns, got {graph}")
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import reverse_cuthill_mckee
+    except ImportError as error:
+        raise ImportError("prepare: reorder='rcm' needs SciPy; install scipy") from error
+    indptr, indices = graph.indptr.cpu().numpy(), graph.indices.cpu().numpy()
+    ones = np.ones(indices.size, dtype=np.int8)
+    matrix = csr_matrix((ones, indices, indptr), shape=(graph.num_rows, graph.num_cols))
+    order = reverse_cuthill_mckee((matrix + matrix.T).tocsr(), symmetric_mode=True)
+    return torch.from_numpy(order.astype(np.int64)).to(graph.device)
+
+
 def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> float:
     """Share of nonzeros whose column an earlier nonzero of the same window of consecutive nonzeros has read.
 
@@ -100,9 +146,15 @@ def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, s
     float
         From 0 (no column is read twice) to nearly 1; 0 for a graph without edges.
     """
+    shares = reuse_of_windows(graph, order, window=window, samples=samples)
+    return float(shares.mean()) if shares.numel() else 0.0
+
+
+def reuse_of_windows(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> Tensor:
+    """The same of each window: [at most samples], float64."""
     nnz = graph.nnz
     if nnz == 0:
-        return 0.0
+        return graph.indptr.new_empty(0, dtype=torch.float64)
     window = min(window, nnz)
     count = nnz // window
     samples = min(samples, count)
@@ -114,7 +166,7 @@ def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, s
         position = torch.searchsorted(ends, at, right=True)
         at = at - (ends - degree)[position] + graph.indptr[order[position]]
     cols = graph.indices[at].sort(dim=1).values
-    return int((cols[:, 1:] == cols[:, :-1]).sum()) / cols.numel()
+    return (cols[:, 1:] == cols[:, :-1]).sum(1).double() / window
 
 
 def _fewest_reads(graph: Graph) -> float:

@@ -65,7 +65,7 @@ class Graph:
     _uses: int  # -1: there is no memory for lists
     _order: Tensor | None  # of the rows, with locality; None where no such order is known
     _order_sought: bool
-    _reordered: bool | None  # whether an order that pays was found; None: nobody has asked
+    _reordered: tuple[str, bool] | None  # by which method an order was sought last, and whether one that pays was found
 
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
@@ -347,18 +347,21 @@ class Graph:
             logging.getLogger("gnnaccel").warning("%s: no memory for a work list; its kernels do without, slower", self)
             return None
 
-    def prepare_work(self, *, reorder_rows: bool, like: Graph | None = None) -> list[worklist.WorkList]:
+    def prepare_work(self, *, reorder_rows: str | None, like: Graph | None = None) -> list[worklist.WorkList]:
         """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
 
-        `like`: the transposed graph, prepared before. Where both hold the same edges its order serves here too.
+        `reorder_rows`: one of `reorder.ORDERS`. `like`: the transposed graph, prepared before. Where both hold the same
+        edges its order serves here too.
         """
-        if reorder_rows and self._reordered is None:
-            symmetric = like is not None and self.num_rows == self.num_cols and louvain.is_symmetric(self)
+        if reorder_rows and (self._reordered is None or self._reordered[0] != reorder_rows):
+            before = self.reordered
+            same = like is not None and self.num_rows == self.num_cols and louvain.is_symmetric(self)
             with torch.inference_mode(False), torch.no_grad():
-                order = like._order if like is not None and symmetric else reorder.row_order(self)
-            self._reordered = order is not None
-            if order is not None:
-                self._order, self._order_sought = order, True
+                order = like._order if like is not None and same and like.reordered else None
+                order = reorder.order_by(self, reorder_rows) if order is None else order
+            self._reordered = reorder_rows, order is not None
+            if order is not None or before:
+                self._order, self._order_sought = order, order is not None
                 # A captured CUDA graph reads lists by address alone, so they live as long as this graph.
                 self._retired += list(self._work.values())
                 self._work = {}
@@ -369,7 +372,7 @@ class Graph:
     @property
     def reordered(self) -> bool:
         """True if `prepare` found an order of the rows that pays."""
-        return self._reordered is True
+        return self._reordered is not None and self._reordered[1]
 
     @property
     def order(self) -> Tensor | None:

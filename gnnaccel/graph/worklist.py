@@ -30,6 +30,7 @@ _THREADS, LANES, _MOST_LANES = 1536, (4, 8, 16, 32, 64), 16
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
+_SHORT, _DENSE, _MANY = 8, 256, 1_000_000  # mean degrees; nonzeros
 _BLOCK = 256  # rows that a graph given in a good order keeps together
 _LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read
 
@@ -46,20 +47,19 @@ class Arrangement(Enum):
 class Kernel(IntEnum):
     """Which kernel is to serve sums and means on CUDA cores: Wish of cuda/kernels.h."""
 
-    ANY = 0
-    ROWS = 1
-    BALANCED = 2
+    ROWS = 0
+    BALANCED = 1
 
 
 class Plan(NamedTuple):
     """How a list is made for rows of one size, where rows are cut and their order, and what is to read it.
 
-    `slice_lanes`: how many lanes of 16 bytes a worker has; 0: as spmm.cu decides.
+    `slice_lanes`: how many lanes of 16 bytes a worker has, at most; 0: 16, or 32 where it is to stream.
     """
 
     cap: int
     arrangement: Arrangement
-    kernel: Kernel = Kernel.ANY
+    kernel: Kernel = Kernel.ROWS
     slice_lanes: int = 0
 
     def arranges_as(self, other: Plan) -> bool:
@@ -109,8 +109,11 @@ def lanes_of(row_bytes: int) -> int:
 
 
 def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
-    """How to make the list for rows of `lanes`, and what reads it; `clustered`: an order with locality is known."""
-    lanes = min(lanes, _MOST_LANES)
+    """How to make the list for rows of `lanes`, and what reads it; `clustered`: an order with locality is known.
+
+    The rules are from benchmarks/advisor.py and cuda_kernels.py on an H200.
+    """
+    wide, lanes = lanes > _MOST_LANES, min(lanes, _MOST_LANES)
     processors, cache = _chip(graph)
     # Of all nonzeros, for each worker on the chip. The narrowest ones have so little to do for a nonzero that the next
     # piece costs more than waiting for it.
@@ -120,18 +123,34 @@ def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
     most = max(_LEAST_MAX_CAP, min(_MAX_CAP, usual))
     least = max(_MIN_CAP, min(_LEAST_CAP, usual))
     cap = max(least, min(most, -(-int(share) // 32) * 32))
+    return Plan(cap, _arrangement_of(graph, lanes, share, clustered), *_kernel_of(graph, lanes, wide, cache, clustered))
+
+
+def _arrangement_of(graph: Graph, lanes: int, share: float, clustered: bool) -> Arrangement:
     if not clustered:
-        plan = Plan(cap, Arrangement.LENGTH)
+        return Arrangement.LENGTH
+    if 16 * lanes <= _NARROW:
+        return Arrangement.HUBS if _hub_share(graph) < _FEW_HUBS else Arrangement.BUCKETS
+    if share >= _MAX_CAP:  # balance comes by itself
+        return Arrangement.CLUSTERS
+    return Arrangement.BUCKETS if graph.nnz >= _LONG * graph.num_rows else Arrangement.HUBS
+
+
+def _kernel_of(graph: Graph, lanes: int, wide: bool, cache: int, clustered: bool) -> tuple[Kernel, int]:
+    """What reads the list, and the lanes of a worker."""
+    # Rows this short leave a worker waiting; one that streams does not. That costs a second launch, which only pays
+    # where there is much to stream.
+    if wide and graph.nnz < _SHORT * graph.num_rows and graph.nnz >= _MANY:
+        return Kernel.BALANCED, 2 * _MOST_LANES
+    if lanes == _MOST_LANES and not clustered:
         # Half of a slice of the sources stays in L2 where the whole does not.
         table = 16 * lanes * graph.num_cols
-        if lanes == _MOST_LANES and 1.1 * cache < table <= 2.2 * cache and graph.nnz < _LONG * graph.num_rows:
-            return plan._replace(kernel=Kernel.BALANCED, slice_lanes=lanes // 2)
-        return plan
-    if 16 * lanes <= _NARROW:
-        return Plan(cap, Arrangement.HUBS if _hub_share(graph) < _FEW_HUBS else Arrangement.BUCKETS)
-    if share >= _MAX_CAP:  # balance comes by itself
-        return Plan(cap, Arrangement.CLUSTERS)
-    return Plan(cap, Arrangement.BUCKETS if graph.nnz >= _LONG * graph.num_rows else Arrangement.HUBS)
+        if 1.1 * cache < table <= 2.2 * cache and graph.nnz < _LONG * graph.num_rows:
+            return Kernel.BALANCED, lanes // 2
+        # Narrow slices keep more rows in step and a smaller table in the caches.
+        if graph.nnz >= _DENSE * graph.num_rows:
+            return Kernel.ROWS, lanes // 2
+    return Kernel.ROWS, lanes
 
 
 def _hub_share(graph: Graph) -> float:

@@ -144,7 +144,7 @@ def pretend(module: ModuleType) -> None:
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.synchronize = lambda *args: None
     torch.cuda.current_stream = lambda *args: SimpleNamespace(synchronize=lambda: None)
-    torch.cuda.get_device_properties = lambda *args: SimpleNamespace(multi_processor_count=132)
+    torch.cuda.get_device_properties = lambda *args: SimpleNamespace(multi_processor_count=132, L2_cache_size=50 << 20)
 
 
 def main() -> int:
