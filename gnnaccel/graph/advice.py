@@ -107,7 +107,7 @@ def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
         reuse=reused,
         reuse_in_communities=in_communities,
         in_order=given,
-        reorder=1 - in_communities <= (1 - reorder.LEAST_GAIN) * (1 - reused),
+        reorder=graph.nnz >= reorder.REPAID_EDGES and 1 - in_communities <= (1 - reorder.LEAST_GAIN) * (1 - reused),
         advised=tuple(_advised(graph, width, given, tiles) for width in widths),
     )
 

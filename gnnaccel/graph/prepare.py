@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gnnaccel.graph import plans, tune
-from gnnaccel.graph.reorder import ORDERS
+from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
 from gnnaccel.graph.tune import Tuned
@@ -63,11 +63,11 @@ def prepare(
 ) -> Prepared:
     """Run the stages that the first steps of training would run; see `gnnaccel.prepare`, whose `tune` is `mode`."""
     _check(method, mode, num_feats, reorder)
-    rows = "communities" if reorder is True else reorder or None
     start = time.perf_counter()
     graph = build()
     if not graph.indptr.is_cuda:
         _check_cpu(graph, reorder, mode, keep)
+    rows = ("communities" if graph.nnz >= REPAID_EDGES else None) if reorder is True else reorder or None
     steps, parts = ["structure"], [graph]
     if transposed:
         parts.append(graph.transposed)
@@ -78,8 +78,9 @@ def prepare(
             works = part.prepare_work(reorder_rows=rows, like=None if part is graph else graph)
             arrays += [a for work in works for a in work[:3]]
             arrays += [] if part.order is None else [part.order]
-        if rows:
-            steps.append(_ORDERED[rows] if graph.reordered else f"rows as given (no {rows} that pay)")
+        if reorder:
+            why = f"no {rows} that pay" if rows else f"an order is not repaid below {REPAID_EDGES:,} edges"
+            steps.append(_ORDERED[rows] if rows and graph.reordered else f"rows as given ({why})")
         steps.append("work lists")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:

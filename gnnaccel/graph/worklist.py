@@ -129,11 +129,13 @@ def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
 def _arrangement_of(graph: Graph, lanes: int, share: float, clustered: bool) -> Arrangement:
     if not clustered:
         return Arrangement.LENGTH
+    short = graph.nnz < _LONG * graph.num_rows
     if 16 * lanes <= _NARROW:
-        return Arrangement.HUBS if _hub_share(graph) < _FEW_HUBS else Arrangement.BUCKETS
+        loose = short and not graph.reordered and _hub_share(graph) < _FEW_HUBS
+        return Arrangement.HUBS if loose else Arrangement.BUCKETS
     if share >= _MAX_CAP:  # balance comes by itself
         return Arrangement.CLUSTERS
-    return Arrangement.BUCKETS if graph.nnz >= _LONG * graph.num_rows else Arrangement.HUBS
+    return Arrangement.HUBS if short else Arrangement.BUCKETS
 
 
 def _kernel_of(graph: Graph, lanes: int, wide: bool, cache: int, clustered: bool) -> tuple[Kernel, int]:
