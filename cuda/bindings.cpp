@@ -24,8 +24,15 @@ cuda::WorkList work_list(const pybind11::tuple& given) {
   if (given.empty()) return {};
   auto address = [&](int i) { return at(given[i].cast<Address>()); };
   auto size = [&](int i) { return given[i].cast<int64_t>(); };
-  return {address(0), address(1), address(2), size(3), size(4), size(5), given[6].cast<bool>(),
-          static_cast<cuda::Wish>(given[7].cast<int>()), given[8].cast<int>()};
+  return {address(0),
+          address(1),
+          address(2),
+          size(3),
+          size(4),
+          size(5),
+          given[6].cast<bool>(),
+          static_cast<cuda::Wish>(given[7].cast<int>()),
+          given[8].cast<int>()};
 }
 
 int64_t spmm_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,

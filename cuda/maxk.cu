@@ -88,12 +88,14 @@ __global__ void __launch_bounds__(kThreads, OWN <= 8 ? kBlocks : 2)
     int above, wrong;
     bool found = guess_cut(own, num_feats, k, guess, cut, above, wrong);
     edge = guess.at = cut;
-    if (!(fabsf(cut) <= 1e12f)) guess = {};
+    if (!found || !(fabsf(cut) <= 1e12f)) guess = {};  // a row like no other says nothing of the next
     if (wrong != 0) move_cut(own, wrong, cut, edge, above);
     const int end = sum_up_to(above);
     found = found && __shfl_sync(~0u, end, 31) == k;
     if (found) {
-      list.start(end > above ? end - above : 0);
+      // What does not hold (see below) may have counted wrongly, and must not write past the list.
+      const int from = end - above;
+      list.start(from < 0 ? 0 : from < 31 * OWN ? from : 31 * OWN);
 #pragma unroll
       for (int i = 0; i < OWN; ++i) list.put(!(own[i] <= cut), lane * OWN + i);
       found = __all_sync(~0u, list.ends_at(end));  // not so with NaN, with some ties, with differences below 2^-80

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kBold = 3;      // guesses by the spacing of the rows before
 constexpr int kGuesses = 12;  // between those, before integers
+constexpr int kFar = 12;      // so many too many or too few after the bold ones: the row's own moments are asked
 constexpr int kClose = 1;     // so many too many or too few are dropped or added
 
 template <typename T>
@@ -141,8 +142,8 @@ __device__ __forceinline__ bool guess_cut(const float (&x)[OWN], int num_feats, 
   if (guess.spacing == 0) guess = guess_from_moments(x, num_feats, k);
   cut = guess.at;
   if (count()) return true;
-  const float first = cut;
-  const int first_wrong = wrong;
+  float first = cut;
+  int first_wrong = wrong;
 #pragma unroll
   for (int i = 0; i < kBold; ++i) {
     cut += wrong * guess.spacing;
@@ -151,6 +152,17 @@ __device__ __forceinline__ bool guess_cut(const float (&x)[OWN], int num_feats, 
   // Too short a way or too long: half of the time each where the spacing is right.
   guess.spacing *= (wrong ^ first_wrong) >= 0 ? 1.02f : 0.98f;
   if (static_cast<unsigned>(wrong + kClose) <= 2 * kClose) return true;
+  if (wrong > kFar || wrong < -kFar) {  // of another scale than the row before
+    guess = guess_from_moments(x, num_feats, k);
+    first = cut = guess.at;
+    if (count()) return true;
+    first_wrong = wrong;
+#pragma unroll 1
+    for (int i = 1; i < kBold; ++i) {
+      cut += wrong * guess.spacing;
+      if (count()) return true;
+    }
+  }
   float low = -INFINITY, high = INFINITY;  // too many exceed low, too few high
   int low_wrong = 0, high_wrong = 0;
   auto bound = [&](float at, int wrong) {

@@ -35,7 +35,8 @@ Choice choose(const SpmmCall& call) {
   // spmm_rows keeps positions of winners in 32 bits.
   if (call.extreme() && (!listed || call.graph.nnz > INT32_MAX)) return {Kernel::general, {}};
   const int usual = !listed && degree < kShortDegree ? kBalancedLanes : kMaxLanes;
-  const int lanes = std::min(call.work.lanes ? call.work.lanes : usual, listed ? kMaxLanes : kBalancedLanes);
+  const bool meant = call.work.lanes && listed == (call.work.wish == Wish::rows);  // for the kernel that serves
+  const int lanes = std::min(meant ? call.work.lanes : usual, listed ? kMaxLanes : kBalancedLanes);
   const Slice slice = slice_of(call, lanes);
   if (slice.lanes == 0 || call.graph.nnz == 0) return {Kernel::general, slice};
   return {listed ? Kernel::rows : Kernel::balanced, slice};

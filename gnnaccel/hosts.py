@@ -136,10 +136,11 @@ def prepare(
         on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules all
         the same. "off": no work lists either, the graph earns them by use.
     num_feats : sequence of int
-        What "measure" is for: features of a row in float32. Rows of as many bytes share their plan.
+        What "measure" is for: features of a row in float32. Rows of up to 64, 128, 256, 512 bytes, and longer ones,
+        share a plan, whatever their dtype: of two numbers in one class the last one's stays.
     keep : bool or path
-        Keep measured plans on disk, in this folder or (True) the user's cache, and take them from there if they are of
-        this graph, GPU and version of gnnaccel; else they are measured again, and the step says why.
+        With "measure": keep plans on disk, in this folder or (True) the user's cache, and take them from there if they
+        are of this graph, order, GPU and version of gnnaccel; else they are measured again, and the step says why.
 
     Returns
     -------
@@ -230,7 +231,7 @@ def _invalidate_value(value: Any) -> None:
         cache.invalidate(*(part for part in parts if part is not None))
 
 
-def accelerate(model: torch.nn.Module, *, maxk: int | None = None) -> torch.nn.Module:
+def accelerate(model: torch.nn.Module, *, maxk: int | None = None, update_order: bool = False) -> torch.nn.Module:
     """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
 
     Parameters
@@ -242,6 +243,10 @@ def accelerate(model: torch.nn.Module, *, maxk: int | None = None) -> torch.nn.M
         gnnaccel.nn) become `nn.MaxK` with this k, which keeps the k largest entries of each row, and the sums read
         those alone. To be trained like that, from the start; a checkpoint of a model with ReLU gives other results.
         Which ones: see `gnnaccel.maxk_models.use_maxk`.
+    update_order : bool
+        Let PyG's GCNConv, SAGEConv and GraphConv sum before or after their linear map, whichever reads less for each
+        edge, forward and backward: the two commute where the sum, or mean, is of plain or weighted rows. Results differ
+        by rounding. Off where a hook watches, under autocast and torch.compile, and for sparse adjacency tensors.
 
     Returns
     -------
@@ -263,4 +268,4 @@ def accelerate(model: torch.nn.Module, *, maxk: int | None = None) -> torch.nn.M
             return model
     from gnnaccel import pyg_backend
 
-    return pyg_backend.accelerate(model)
+    return pyg_backend.accelerate(model, update_order=update_order)

@@ -47,6 +47,17 @@ def test_what_is_kept(num_feats, dtype):
             assert same, f"{rows} x {num_feats}, k {k}: values"
 
 
+@pytest.mark.parametrize("num_feats", [64, 128, 256, 512])
+def test_nan_behind_the_list(num_feats):
+    """Of a row whose last lane alone has NaN a wrong count must not lead past the warp's list."""
+    for k in (num_feats, num_feats - 1):
+        x = torch.rand(64, num_feats, device=DEVICE)
+        x[:, -num_feats // 32 :] += 5
+        x[:, k - 1 :] = torch.nan
+        x[1::2] = torch.rand_like(x[1::2])  # lists beside those
+        assert torch.equal(ops.maxk(x, k).indices().cpu().long(), places_of(x, k))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_are_not_aligned(dtype):
     x = torch.randn(40, 66, device=DEVICE).to(dtype)

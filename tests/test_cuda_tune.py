@@ -8,7 +8,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph import tune
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import lanes_of
+from gnnaccel.graph.worklist import LANES, lanes_of
 
 if EMULATED:
     pytest.skip("nothing to measure without a GPU", allow_module_level=True)
@@ -52,12 +52,14 @@ def test_plans_from_disk(tmp_path):
         assert graph._work[lanes_of(found.row_bytes)].plan == found.plan
         check(graph, found.num_feats)
     for path in tmp_path.iterdir():
-        path.write_text(path.read_text().replace('"cap', '"cup').replace("16", "17", 1))
+        path.write_text(path.read_text().replace('"plans"', '"plams"'))
     stale = gnnaccel.prepare(a_graph(), tune="measure", num_feats=WIDTHS, keep=tmp_path)
     assert "of no use" in stale.steps[-1]
     assert gnnaccel.prepare(a_graph(), tune="measure", num_feats=WIDTHS, keep=tmp_path).steps[-1] == "plans from disk"
     other = gnnaccel.prepare(a_graph(), tune="measure", num_feats=(32,), keep=tmp_path)
     assert "other numbers of features" in other.steps[-1]
+    kept = gnnaccel.prepare(a_graph(), tune="measure", num_feats=(*WIDTHS, 32), keep=tmp_path)
+    assert kept.steps[-1] == "plans from disk"
 
 
 def test_no_measuring_in_deterministic_mode():
@@ -85,12 +87,15 @@ def test_captured_graphs_outlive_new_plans():
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         out = ops.spmm(graph, x)
-    plan = graph._work[16].plan
-    graph.adopt(256, graph.arranged(plan._replace(cap=plan.cap * 2)))
-    torch.empty(1 << 24, device=DEVICE).fill_(float("nan"))
+    size = graph._work[16].items.numel() * graph._work[16].items.element_size()
+    for lanes in LANES:  # all of them, as lists of one plan share their arrays
+        plan = graph._work[lanes].plan
+        graph.adopt(16 * lanes, graph.arranged(plan._replace(cap=plan.cap * 2)))
+    taken = [torch.full((size,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(500)]  # freed memory, if any
     out.fill_(float("nan"))
     captured.replay()
     torch.testing.assert_close(out, want)
+    assert len(taken) == 500
 
 
 def test_time_is_limited():

@@ -1,6 +1,7 @@
 """Plans as files: what is kept is found again, and what does not fit is told apart. Without a GPU."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,8 +38,10 @@ def test_what_is_saved_is_found(tmp_path):
     path = plans.save(graph(), TUNED, folder)
     assert plans.load(graph(), folder) == TUNED
     assert list(folder.iterdir()) == [path]
-    plans.save(graph(), TUNED[:1], folder)
-    assert plans.load(graph(), folder) == TUNED[:1]
+    assert path.stat().st_mode & 0o777 == 0o644
+    other = replace(TUNED[0], best_ms=0.5)
+    plans.save(graph(), [other], folder)
+    assert plans.load(graph(), folder) == [TUNED[1], other]
 
 
 @pytest.mark.parametrize("other", [graph(1), graph(nnz=499), graph().transposed])
@@ -68,6 +71,10 @@ def with_plan(plan):
     return lambda text, content: sign(content | {"plans": [content["plans"][0] | {"plan": plan}]})
 
 
+def with_field(name, value):
+    return lambda text, content: sign(content | {"plans": [content["plans"][0] | {name: value}]})
+
+
 DAMAGES = {
     "cut short": (lambda text, content: text[: len(text) // 2], "not a file of plans"),
     "no JSON": (lambda text, content: "\x00\xff", "not a file of plans"),
@@ -76,7 +83,16 @@ DAMAGES = {
     "version": (lambda text, content: sign(content | {"gnnaccel": "0.0.1"}), "gnnaccel is '0.0.1'"),
     "GPU": (lambda text, content: sign(content | {"device": "NVIDIA A100"}), "device is"),
     "format": (lambda text, content: sign(content | {"format": 0}), "format is 0"),
-    "order": (lambda text, content: sign(content | {"ordered": True}), "ordered is True"),
+    "order": (lambda text, content: sign(content | {"order": "rcm"}), "order is 'rcm'"),
+    "true for 1": (lambda text, content: sign(content | {"format": True}), "format is True"),
+    "nested": (lambda text, content: "[" * 200_000, "RecursionError"),
+    "endless cap": (with_plan([float("inf"), "HUBS", "ROWS", 8]), "cap is inf"),
+    "true for a cap": (with_plan([True, "HUBS", "ROWS", 8]), "cap is True"),
+    "no tuple": (with_plan(7), "not a file of plans"),
+    "features of another kind": (with_field("num_feats", [64]), "num_feats is"),
+    "bytes of other features": (with_field("row_bytes", 260), "no such features"),
+    "no time": (with_field("best_ms", 0.0), "no such times"),
+    "a word for a truth": (with_field("tiled", "no"), "tiled is 'no'"),
     "no plans": (lambda text, content: sign({k: v for k, v in content.items() if k != "plans"}), "not a file of plans"),
     "cap": (with_plan([0, "HUBS", "ROWS", 8]), "no such"),
     "name": (with_plan([64, "X", "ROWS", 8]), "'X'"),
@@ -96,6 +112,12 @@ def test_what_does_not_fit_is_told_apart(tmp_path, name):
     assert plans.load(graph(), tmp_path) == TUNED
 
 
+def test_what_cannot_be_read_is_of_no_use(tmp_path):
+    plans.path_of(graph(), tmp_path).mkdir()
+    with pytest.raises(plans.Stale, match="IsADirectoryError"):
+        plans.load(graph(), tmp_path)
+
+
 def test_no_folder_to_write_to(tmp_path):
     taken = tmp_path / "file"
     taken.write_text("mine")
@@ -109,7 +131,8 @@ def test_no_folder_to_write_to(tmp_path):
     [
         (dict(tune="best"), "tune: expected one of model, measure, off, got 'best'"),
         (dict(tune="measure"), "tune: expected a graph on CUDA"),
-        (dict(keep=True), "keep: expected a graph on CUDA"),
+        (dict(keep=True), "keep: plans on disk are measured ones, got tune='model'"),
+        (dict(keep="folder", tune="measure"), "tune: expected a graph on CUDA"),
         (dict(reorder="rabbit"), "reorder: expected True, False or one of communities, rcm, degree, got 'rabbit'"),
         (dict(reorder="rcm"), "reorder: expected a graph on CUDA"),
         (dict(reorder=True, tune="off"), "reorder: an order is of work lists"),

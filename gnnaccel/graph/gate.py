@@ -27,7 +27,8 @@ class Tiling:
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], Tiles] = {}  # by height and width
-        self._measured: dict[int, bool] = {}  # by features: whether sums by tiles were the faster ones
+        # By features, of float32: whether sums by tiles were the faster ones.
+        self._measured: dict[int, bool] = {}
         self._reuse: float | None = None  # of windows of 16 rows, or an estimate; 0: tiles will not do; None: not asked
 
     def tiles(self, graph: Graph, height: int, width: int) -> Tiles:
@@ -60,10 +61,10 @@ class Tiling:
         except torch.OutOfMemoryError:
             _warn(graph, "no memory to look for tiles")
 
-    def pays(self, graph: Graph, features: int | None, of: str) -> bool:
+    def pays(self, graph: Graph, features: int | None, of: str, dtype: torch.dtype = torch.float32) -> bool:
         """As far as is known; see `Graph.tiles_pay`."""
         known = self._reuse or 0.0
-        if of == "sum" and features in self._measured:
+        if of == "sum" and dtype is torch.float32 and features in self._measured:
             return self._measured[features]
         if features is None:
             return known >= PAYS_FROM
@@ -73,9 +74,13 @@ class Tiling:
         """Serve sums of rows of so many features by tiles from now on, or not."""
         self._measured[features] = faster
 
-    def serves(self, graph: Graph, features: int | None, of: str) -> bool:
+    def forget_measured(self) -> None:
+        """What was measured was beside work lists that are gone."""
+        self._measured = {}
+
+    def serves(self, graph: Graph, features: int | None, of: str, dtype: torch.dtype = torch.float32) -> bool:
         """The same for sure: a graph for which tiles seem to pay is translated, which tells."""
-        if not self.pays(graph, features, of):
+        if not self.pays(graph, features, of, dtype):
             return False
         if KERNEL_SIZE not in self._made:
             if graph.transient():
@@ -87,7 +92,7 @@ class Tiling:
                 _warn(graph, "no memory for tiles")
             if not self.pays(graph, None, of):
                 self._made.pop(KERNEL_SIZE, None)
-        return self.pays(graph, features, of)
+        return KERNEL_SIZE in self._made and self.pays(graph, features, of, dtype)
 
 
 def _warn(graph: Graph, what: str) -> None:

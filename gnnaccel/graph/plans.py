@@ -6,8 +6,10 @@ ends in a checksum. One that does not fit in every respect is not used, with the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 from dataclasses import asdict, fields
@@ -24,7 +26,7 @@ from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
 FORMAT = 1
 _CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
 _MIX = 0x2545F4914F6CDD1D  # odd: multiplication by it loses nothing
-_CAP = 1 << 20
+_MOST = 1 << 20  # of a cap, of features
 
 
 class Stale(Exception):
@@ -57,9 +59,13 @@ def _mixed(values: Tensor) -> Tensor:
 
 
 def path_of(graph: Graph, folder: Path) -> Path:
-    """Where the plans of `graph` on its GPU are kept."""
+    """Where the plans of `graph` on its GPU, in the order that its rows have, are kept."""
     gpu = hashlib.sha256(_device(graph).encode()).hexdigest()[:8]
-    return folder / f"{fingerprint(graph)}-{gpu}.json"
+    return folder / f"{fingerprint(graph)}-{gpu}-{_order(graph)}.json"
+
+
+def _order(graph: Graph) -> str:
+    return graph.order_name or ("given" if graph.order is not None else "none")
 
 
 def _device(graph: Graph) -> str:
@@ -78,13 +84,12 @@ def _about(graph: Graph) -> dict:
         "gnnaccel": __version__,
         "device": _device(graph),
         "graph": [graph.num_rows, graph.num_cols, graph.nnz],
-        "ordered": graph.order is not None,
-        "reordered": list(graph._reordered or ()),
+        "order": _order(graph),
     }
 
 
 def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
-    """Write the plans of `graph` in place of what is there.
+    """Write the plans of `graph`; those that are there of other numbers of features stay.
 
     Raises
     ------
@@ -93,6 +98,9 @@ def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
     """
     path = path_of(graph, folder)
     folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError, Stale):
+        new = {t.num_feats for t in tuned}
+        tuned = [t for t in load(graph, folder) if t.num_feats not in new] + tuned
     plans = [
         asdict(t) | {"plan": [t.plan.cap, t.plan.arrangement.name, t.plan.kernel.name, t.plan.slice_lanes]}
         for t in tuned
@@ -101,6 +109,7 @@ def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
     try:
         with os.fdopen(handle, "w") as file:
             file.write(_signed(_about(graph) | {"plans": plans}) + "\n")
+        os.chmod(name, 0o644)  # others may read, as of any file; mkstemp lets nobody
         os.replace(name, path)  # readers see the old file or the new one
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -114,25 +123,38 @@ def load(graph: Graph, folder: Path) -> list[Tuned]:
     Raises
     ------
     FileNotFoundError
-        If there are none. Stale: if they are not to be used, with the reason.
+        If there are none. Stale: if they are not to be used, or cannot be read, with the reason.
     """
-    text = path_of(graph, folder).read_text(errors="replace")
     try:
-        outer = json.loads(text)
-        content = outer["content"]
+        text = path_of(graph, folder).read_text(errors="replace")
+        content = json.loads(text)["content"]
         if _signed(content) != text.rstrip("\n"):
             raise Stale("the checksum is not that of the content")
         for key, want in _about(graph).items():
-            if content.get(key) != want:
+            if type(content.get(key)) is not type(want) or content[key] != want:
                 raise Stale(f"{key} is {content.get(key)!r}, not {want!r}")
         return [_tuned(entry) for entry in content["plans"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Stale(f"not a file of plans ({error})") from error
+    except FileNotFoundError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+        raise Stale(f"not a file of plans ({type(error).__name__}: {error})") from error
 
 
 def _tuned(entry: dict) -> Tuned:
     cap, arrangement, kernel, lanes = entry["plan"]
-    plan = Plan(int(cap), Arrangement[arrangement], Kernel[kernel], int(lanes))
-    if not 1 <= plan.cap <= _CAP or plan.slice_lanes not in (0, 4, 8, 16, 32):
+    values = {f.name: entry[f.name] for f in fields(Tuned)} | {"cap": cap, "slice_lanes": lanes}
+    for name, kind in _KINDS.items():
+        if type(values[name]) is not kind:
+            raise ValueError(f"{name} is {values[name]!r}")
+    if not 1 <= cap <= _MOST or lanes not in (0, 4, 8, 16, 32):
         raise ValueError(f"no such plan: {entry['plan']}")
-    return Tuned(**{f.name: entry[f.name] for f in fields(Tuned)} | {"plan": plan})
+    if not 1 <= values["num_feats"] <= _MOST or values["row_bytes"] != 4 * values["num_feats"]:
+        raise ValueError(f"no such features: {values['num_feats']}")
+    if not all(0 < values[name] < math.inf for name in ("model_ms", "best_ms")):
+        raise ValueError("no such times")
+    plan = Plan(cap, Arrangement[arrangement], Kernel[kernel], lanes)
+    return Tuned(**{f.name: values[f.name] for f in fields(Tuned)} | {"plan": plan})
+
+
+_KINDS = {"num_feats": int, "row_bytes": int, "tiled": bool, "model_ms": float, "best_ms": float, "tried": int}
+_KINDS |= {"complete": bool, "cap": int, "slice_lanes": int}

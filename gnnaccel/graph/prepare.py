@@ -62,11 +62,11 @@ def prepare(
     keep: bool | str | os.PathLike = False,
 ) -> Prepared:
     """Run the stages that the first steps of training would run; see `gnnaccel.prepare`, whose `tune` is `mode`."""
-    _check(method, mode, num_feats, reorder)
+    _check(method, mode, num_feats, reorder, keep)
     start = time.perf_counter()
     graph = build()
     if not graph.indptr.is_cuda:
-        _check_cpu(graph, reorder, mode, keep)
+        _check_cpu(graph, reorder, mode)
     rows = ("communities" if graph.nnz >= REPAID_EDGES else None) if reorder is True else reorder or None
     steps, parts = ["structure"], [graph]
     if transposed:
@@ -75,12 +75,10 @@ def prepare(
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
     if graph.indptr.is_cuda and mode != "off":
         for part in parts:
-            works = part.prepare_work(reorder_rows=rows, like=None if part is graph else graph)
-            arrays += [a for work in works for a in work[:3]]
-            arrays += [] if part.order is None else [part.order]
+            part.prepare_work(reorder_rows=rows, like=None if part is graph else graph)
         if reorder:
             why = f"no {rows} that pay" if rows else f"an order is not repaid below {REPAID_EDGES:,} edges"
-            steps.append(_ORDERED[rows] if rows and graph.reordered else f"rows as given ({why})")
+            steps.append(_ORDERED[graph.order_name] if graph.order_name else f"rows as given ({why})")
         steps.append("work lists")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
@@ -88,8 +86,9 @@ def prepare(
         steps.append("tiles")
     tuned: list[Tuned] = []
     if mode == "measure":
-        tuned, step = _plans(parts, num_feats, keep)
+        tuned, step = _plans(parts, num_feats, keep, tiles=method != "csr")
         steps.append(step)
+    arrays += [a for part in parts for a in part.work_arrays()]
     if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
@@ -99,43 +98,48 @@ def prepare(
     return Prepared(graph, tuple(steps), time_ms, size, tiles, tuple(tuned))
 
 
-def _plans(parts: list[Graph], num_feats: Sequence[int], keep: bool | str | os.PathLike) -> tuple[list[Tuned], str]:
+def _plans(
+    parts: list[Graph], num_feats: Sequence[int], keep: bool | str | os.PathLike, tiles: bool
+) -> tuple[list[Tuned], str]:
     """Plans of the first of `parts`, and how they were come by; those of all are with the graphs."""
     if torch.are_deterministic_algorithms_enabled():
         return [], "plans by rule (deterministic mode: what is measured may differ from run to run)"
     found, sources = [], []
     for part in parts:
-        tuned, source = _plans_of(part, num_feats, keep, _MEASURE_MS / len(parts) / len(num_feats))
+        tuned, source = _plans_of(part, num_feats, keep, tiles, _MEASURE_MS / len(parts) / len(num_feats))
         found.append(tuned)
         sources.append(source)
     return found[0], "plans " + "; ".join(dict.fromkeys(sources))
 
 
-def _plans_of(graph: Graph, num_feats: Sequence[int], keep, budget_ms: float) -> tuple[list[Tuned], str]:
+def _plans_of(graph: Graph, num_feats: Sequence[int], keep, tiles: bool, budget_ms: float) -> tuple[list[Tuned], str]:
     source = "measured"
     if keep is not False:
         try:
-            tuned = plans.load(graph, plans.folder_of(keep))
-            if {t.num_feats for t in tuned} >= set(num_feats):
-                for known in tuned:
-                    tune.adopt(graph, known)
+            known = {t.num_feats: t for t in plans.load(graph, plans.folder_of(keep))}
+            if known.keys() >= set(num_feats):
+                tuned = [known[width] for width in num_feats]
+                for found in tuned:
+                    tune.adopt(graph, found)
                 return tuned, "from disk"
             source = "measured (those on disk are for other numbers of features)"
         except FileNotFoundError:
             pass
         except plans.Stale as reason:
             source = f"measured (those on disk are of no use: {reason})"
-    tuned = [tune.measure(graph, width, budget_ms=budget_ms) for width in num_feats]
+    tuned = [tune.measure(graph, width, budget_ms=budget_ms, tiles=tiles) for width in num_feats]
     if keep is not False:
         plans.save(graph, tuned, plans.folder_of(keep))
     return tuned, source
 
 
-def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str) -> None:
+def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str, keep) -> None:
     if not isinstance(reorder, bool) and reorder not in ORDERS:
         raise ValueError(f"prepare: reorder: expected True, False or one of {', '.join(ORDERS)}, got {reorder!r}")
     if reorder and mode == "off":
         raise ValueError("prepare: reorder: an order is of work lists, which tune='off' leaves out")
+    if keep is not False and mode != "measure":
+        raise ValueError(f"prepare: keep: plans on disk are measured ones, got tune={mode!r}; pass tune='measure'")
     if method not in METHODS:
         raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
     if mode not in tune.MODES:
@@ -144,12 +148,11 @@ def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str
         raise ValueError(f"prepare: num_feats: expected numbers of features, at least one, got {num_feats!r}")
 
 
-def _check_cpu(graph: Graph, reorder: bool | str, mode: str, keep) -> None:
+def _check_cpu(graph: Graph, reorder: bool | str, mode: str) -> None:
     """On the CPU there is nothing to order or to measure yet."""
     if reorder:
         raise ValueError(
             f"prepare: reorder: expected a graph on CUDA, got {graph.device}; only CUDA kernels use the order"
         )
-    if mode == "measure" or keep is not False:
-        name = "tune" if mode == "measure" else "keep"
-        raise ValueError(f"prepare: {name}: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")
+    if mode == "measure":
+        raise ValueError(f"prepare: tune: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")

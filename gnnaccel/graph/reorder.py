@@ -22,8 +22,8 @@ _SIZE, _DENSE_SIZE, _DENSE_DEGREE = 4096, 16384, 128
 # Of the sources read. An order that saved a tenth won nothing on dd.npz, one that saved more always did (H200).
 LEAST_GAIN = 0.1
 # Below so many edges an order is not repaid within a thousand epochs of four sums of 64 features: it takes 20 ms and
-# more, and saves a fifth of some 25 microseconds. Rows of a small graph are in L2 anyway (fb15k237.npz by rule: 10 to 15 %
-# slower).
+# more, and saves a fifth of some 25 microseconds. Rows of a small graph are in L2 anyway (fb15k237.npz, by rule: 10 to
+# 15 % slower).
 REPAID_EDGES = 500_000
 _WINDOW = 8192  # nonzeros that the warps of one multiprocessor work on at a time
 
@@ -113,19 +113,23 @@ def order_by(graph: Graph, method: str) -> Tensor | None:
     if method == "degree":
         return graph.indptr.diff().argsort(descending=True, stable=True)
     order = _cuthill_mckee(graph)
+    if order is None:
+        return None
     return order if 1 - reuse(graph, order) <= (1 - LEAST_GAIN) * (1 - reuse(graph)) else None
 
 
-def _cuthill_mckee(graph: Graph) -> Tensor:
+def _cuthill_mckee(graph: Graph) -> Tensor | None:
     if graph.num_rows != graph.num_cols:
         raise ValueError(f"prepare: reorder: 'rcm' takes a graph with as many rows as columns, got {graph}")
+    if graph.nnz == 0:
+        return None
     try:
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import reverse_cuthill_mckee
     except ImportError as error:
         raise ImportError("prepare: reorder='rcm' needs SciPy; install scipy") from error
     indptr, indices = graph.indptr.cpu().numpy(), graph.indices.cpu().numpy()
-    ones = np.ones(indices.size, dtype=np.int8)
+    ones = np.ones(indices.size, dtype=np.int32)
     matrix = csr_matrix((ones, indices, indptr), shape=(graph.num_rows, graph.num_cols))
     order = reverse_cuthill_mckee((matrix + matrix.T).tocsr(), symmetric_mode=True)
     return torch.from_numpy(order.astype(np.int64)).to(graph.device)

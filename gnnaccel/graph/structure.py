@@ -365,6 +365,7 @@ class Graph:
                 # A captured CUDA graph reads lists by address alone, so they live as long as this graph.
                 self._retired += list(self._work.values())
                 self._work = {}
+                self._tiling.forget_measured()
         self._seek_order()
         self._tiling.look(self)
         return [self._build_work_list(lanes) for lanes in worklist.LANES]
@@ -372,23 +373,28 @@ class Graph:
     @property
     def reordered(self) -> bool:
         """True if `prepare` found an order of the rows that pays."""
-        return self._reordered is not None and self._reordered[1]
+        return self.order_name is not None
+
+    @property
+    def order_name(self) -> str | None:
+        """By which method `prepare` found the order that is in use; None where rows are as given."""
+        return self._reordered[0] if self._reordered is not None and self._reordered[1] else None
 
     @property
     def order(self) -> Tensor | None:
         """Rows in an order in which neighbours share sources, as given or found; None where none is known."""
         return self._order
 
-    def tiles_pay(self, features: int | None = None, of: str = "sum") -> bool:
+    def tiles_pay(self, features: int | None = None, of: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
         """True if CUDA kernels seem to be faster by tiles (docs/tensor-cores.md): estimated with the work lists.
 
         For the "sum" or the "dot" of rows of `features` numbers; None: for any.
         """
-        return self._tiling.pays(self, features, of)
+        return self._tiling.pays(self, features, of, dtype)
 
-    def tiles_serve(self, features: int | None = None, of: str = "sum") -> bool:
+    def tiles_serve(self, features: int | None = None, of: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
         """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
-        return self._tiling.serves(self, features, of)
+        return self._tiling.serves(self, features, of, dtype)
 
     def decide_tiles(self, features: int, faster: bool) -> None:
         """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
@@ -411,6 +417,11 @@ class Graph:
                 return other._replace(plan=plan)
         with torch.inference_mode(False), torch.no_grad():
             return worklist.build(self, plan, self._order)
+
+    def work_arrays(self) -> list[Tensor]:
+        """The tensors of all lists, and of the order."""
+        lists = [*self._work.values(), *self._retired]
+        return [a for work in lists for a in work[:3]] + ([] if self._order is None else [self._order])
 
     def adopt(self, row_bytes: int, work: worklist.WorkList) -> None:
         """Serve features of `row_bytes` by this list and its plan from now on."""

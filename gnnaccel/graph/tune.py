@@ -61,33 +61,41 @@ class Tuned:
 
 
 def measure(
-    graph: Graph, num_feats: int, dtype: torch.dtype = torch.float32, *, budget_ms: float = 250.0, weighted: bool = True
+    graph: Graph, num_feats: int, *, budget_ms: float = 250.0, weighted: bool = True, tiles: bool = True
 ) -> Tuned:
-    """Time plans for the sum of rows of `num_feats` features, and keep the best with the graph.
+    """Time plans for the sum of rows of `num_feats` float32 features, and keep the best with the graph.
 
     Parameters
     ----------
     graph : Graph
         On CUDA, with work lists (`prepare`).
     num_feats : int
-    dtype : torch.dtype
-        Plans hold for rows of the same bytes, whatever their dtype.
+        The plan serves all rows of as many lanes as `worklist.lanes_of` says, whatever their dtype.
     budget_ms : float
         Wall time after which no other plan is tried.
     weighted : bool
         One weight per edge.
+    tiles : bool
+        Also time tiles, of a graph for which they seem to pay; for float32 alone.
 
     Notes
     -----
     Synchronises. Allocates features, result and weights, which it frees.
     """
+    with torch.cuda.device(graph.device), torch.no_grad():
+        found = _measure(graph, num_feats, budget_ms, weighted, tiles and graph.tiles_serve())
+    adopt(graph, found)
+    return found
+
+
+def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, tiles: bool) -> Tuned:
     # Imported here: ops know the graph, not the reverse.
     from gnnaccel.ops._arrays import Arrays, arrays_of
     from gnnaccel.ops.spmm import spmm_op
     from gnnaccel.ops.tiled import spmm_tiled
 
-    x = torch.zeros(graph.num_cols, num_feats, dtype=dtype, device=graph.device)
-    weight = torch.zeros(graph.nnz, 1, dtype=dtype, device=graph.device) if weighted else None
+    x = torch.zeros(graph.num_cols, num_feats, device=graph.device)
+    weight = torch.zeros(graph.nnz, 1, device=graph.device) if weighted else None
     row_bytes = num_feats * x.element_size()
     plain: Arrays = arrays_of(graph, False, listed=False)
     message = "mul" if weighted else "copy_lhs"
@@ -96,35 +104,32 @@ def measure(
         arrays = plain._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
         spmm_op(*arrays, x, weight, message, "sum", 0.0)
 
-    with torch.no_grad():
-        first = graph.arranged(_present(graph, row_bytes))
-        run(first)  # a process's first call loads kernels
-        search = _Search(graph, run, time.perf_counter() + budget_ms / 1e3)
-        search.consider(first)
-        model_ms = listed_ms = search.best_ms
-        tiled_ms = math.inf
-        tiled = dtype is not torch.float64 and graph.tiles_serve(num_feats)
-        if graph.tiles_serve():
-            tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
-            model_ms = tiled_ms if tiled else model_ms
-        for stage in (_slices, _lists, _slices):
-            for plan in stage(search.best.plan, graph, row_bytes):
-                search.consider_plan(plan)
+    first = graph.arranged(_present(graph, row_bytes))
+    run(first)  # a process's first call loads kernels
+    search = _Search(graph, run, time.perf_counter() + budget_ms / 1e3)
+    search.consider(first)
+    model_ms = listed_ms = search.best_ms
+    tiled_ms = math.inf
+    tiled = graph.tiles_pay(num_feats)
+    if tiles:
+        tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
+        model_ms = tiled_ms if tiled else model_ms
+    for stage in (_slices, _lists, _slices):
+        for plan in stage(search.best.plan, graph, row_bytes):
+            search.consider_plan(plan)
     best = search.best if search.best_ms <= _PAYS * listed_ms else first
     best_ms = min(search.best_ms, tiled_ms)
-    if tiled_ms < math.inf and best_ms <= _PAYS * model_ms:
+    if tiles and best_ms <= _PAYS * model_ms:
         tiled = tiled_ms < search.best_ms
-    tried = len(search.times) + (tiled_ms < math.inf)
-    found = Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
-    adopt(graph, found)
-    return found
+    tried = len(search.times) + tiles
+    return Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
 
 
 def adopt(graph: Graph, found: Tuned) -> None:
     """Let `graph` go by what was found, now or by an earlier process."""
     if _present(graph, found.row_bytes) != found.plan:
         graph.adopt(found.row_bytes, graph.arranged(found.plan))
-    if found.tiled != graph.tiles_serve(found.num_feats):
+    if found.tiled != graph.tiles_pay(found.num_feats):
         graph.decide_tiles(found.num_feats, found.tiled)
 
 

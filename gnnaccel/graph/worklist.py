@@ -31,6 +31,7 @@ _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
 _SHORT, _DENSE, _MANY = 8, 256, 1_000_000  # mean degrees; nonzeros
+_L2_BYTES = 50 << 20  # of an H200
 _BLOCK = 256  # rows that a graph given in a good order keeps together
 _LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read
 
@@ -150,7 +151,7 @@ def _kernel_of(graph: Graph, lanes: int, wide: bool, cache: int, clustered: bool
         if 1.1 * cache < table <= 2.2 * cache and graph.nnz < _LONG * graph.num_rows:
             return Kernel.BALANCED, lanes // 2
         # Narrow slices keep more rows in step and a smaller table in the caches.
-        if graph.nnz >= _DENSE * graph.num_rows:
+        if graph.nnz >= _DENSE * max(1, graph.num_rows):
             return Kernel.ROWS, lanes // 2
     return Kernel.ROWS, lanes
 
@@ -164,9 +165,9 @@ def _hub_share(graph: Graph) -> float:
 def _chip(graph: Graph) -> tuple[int, int]:
     """Multiprocessors and bytes of L2 of the graph's GPU; of an H200 for a graph on the CPU."""
     if not graph.indptr.is_cuda:
-        return 132, 50 << 20
+        return 132, _L2_BYTES
     chip = torch.cuda.get_device_properties(graph.device)
-    return chip.multi_processor_count, chip.L2_cache_size
+    return chip.multi_processor_count, getattr(chip, "L2_cache_size", _L2_BYTES)  # torch has it from 2.5 on
 
 
 def given_order(graph: Graph) -> Tensor | None:

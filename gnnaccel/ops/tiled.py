@@ -100,12 +100,13 @@ def serves_dot(graph: Graph, lhs: Tensor, rhs: Tensor) -> bool:
 
 def _serves(graph: Graph, x: Tensor, features: int, of: str, backward: bool) -> bool:
     """`backward`: a gradient runs over the transposed graph, where tiles must pay too."""
-    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and graph.tiles_pay(features, of)):
+    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and graph.tiles_pay(features, of, x.dtype)):
         return False
     turned = graph.transposed if backward else None
-    if turned is not None and not turned.tiles_pay(features):
+    if turned is not None and not turned.tiles_pay(features, dtype=x.dtype):
         return False
-    return graph.tiles_serve(features, of) and (turned is None or turned.tiles_serve(features))
+    serves = graph.tiles_serve(features, of, x.dtype)
+    return serves and (turned is None or turned.tiles_serve(features, dtype=x.dtype))
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:

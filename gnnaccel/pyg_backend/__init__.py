@@ -15,6 +15,7 @@ import torch
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel.pyg_backend import classes as _classes
+from gnnaccel.pyg_backend.forwards import ALLOWED
 from gnnaccel.pyg_backend.graph import to_graph
 
 __all__ = ["accelerate", "disable", "enable", "to_graph"]
@@ -22,13 +23,15 @@ __all__ = ["accelerate", "disable", "enable", "to_graph"]
 _originals: dict[str, object] = {}  # methods of MessagePassing that enable() wrapped
 
 
-def accelerate(model: torch.nn.Module) -> torch.nn.Module:
+def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.nn.Module:
     """Run the message passing of every PyG layer in `model` (or of the layer itself) on gnnaccel.
 
     Parameters
     ----------
     model : torch.nn.Module
         Changed in place: parameters, state_dict and class names stay as they are.
+    update_order : bool
+        Let GCNConv, SAGEConv and GraphConv take their linear map and their sum in the order that reads less.
 
     Returns
     -------
@@ -53,6 +56,8 @@ def accelerate(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():
         if isinstance(module, MessagePassing):
             _classes.accelerate(module)
+            if update_order and _classes.is_accelerated(module):
+                object.__setattr__(module, ALLOWED, True)
     return model
 
 

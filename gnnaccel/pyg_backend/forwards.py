@@ -1,5 +1,6 @@
-"""Forwards of layers that do more for each node than they need to: GATConv's scores, and GCNConv's linear map where it
-would make a dense tensor of one that keeps few entries."""
+"""Forwards of layers that do more than they need to: GATConv's scores; linear maps and sums that commute, where the
+other order reads less, which a user allows (`accelerate(model, update_order=True)`), or where a linear map would make a
+dense tensor of one that keeps few entries."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.conv import GATConv, GCNConv
+from torch_geometric.nn.conv import GATConv, GCNConv, GraphConv, SAGEConv
 from torch_geometric.nn.conv import gat_conv as module
 from torch_geometric.nn.conv import gcn_conv as gcn_module
 
@@ -51,14 +53,13 @@ def gat(original: Callable) -> Callable:
 
 
 def gcn(original: Callable) -> Callable:
-    """GCNConv.forward that sums up the entries of a CBSR tensor and maps the sums, where entries are fewer than mapped
-    features: the two commute. After the forward of PyG 2.8."""
+    """GCNConv.forward that sums first and maps the sums, where that reads less. After the forward of PyG 2.8."""
 
     @functools.wraps(original)
     def forward(self, x, edge_index, edge_weight=None):
         kept = isinstance(x, ops.CBSR) and x.is_compressed and x.k <= self.out_channels
-        plain = kept and type(edge_index) in (Tensor, EdgeIndex) and edge_index.layout is torch.strided
-        if not plain or is_compiling() or obstacle(self) is not None or not _commutes(self):
+        sums_first = kept or (_may_turn(self, x) and _sum_reads(x) < _mapped_reads(x, self.lin))
+        if not sums_first or is_compiling() or not _is_listed(edge_index) or not _commutes(self, GCNConv, self.lin):
             return original(self, x, edge_index, edge_weight)
         if self.normalize:
             cache = self._cached_edge_index
@@ -75,17 +76,85 @@ def gcn(original: Callable) -> Callable:
     return forward
 
 
+def sage(original: Callable) -> Callable:
+    """SAGEConv.forward that maps first and sums up the result, where that reads less. After the forward of PyG 2.8."""
+
+    @functools.wraps(original)
+    def forward(self, x, edge_index, size=None):
+        source, own = (x, x) if isinstance(x, Tensor) else x
+        if self.project or not _maps_first(self, source, edge_index, SAGEConv, self.lin_l):
+            return original(self, x, edge_index, size)
+        out = self.propagate(edge_index, x=(F.linear(source, self.lin_l.weight), own), size=size)
+        out = out if self.lin_l.bias is None else out + self.lin_l.bias
+        if self.root_weight and own is not None:
+            out = out + self.lin_r(own)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    return forward
+
+
+def graph_conv(original: Callable) -> Callable:
+    """GraphConv.forward, as `sage`. After the forward of PyG 2.8."""
+
+    @functools.wraps(original)
+    def forward(self, x, edge_index, edge_weight=None, size=None):
+        source, own = (x, x) if isinstance(x, Tensor) else x
+        if not _maps_first(self, source, edge_index, GraphConv, self.lin_rel):
+            return original(self, x, edge_index, edge_weight, size)
+        mapped = F.linear(source, self.lin_rel.weight)
+        out = self.propagate(edge_index, x=(mapped, own), edge_weight=edge_weight, size=size)
+        out = out if self.lin_rel.bias is None else out + self.lin_rel.bias
+        return out if own is None else out + self.lin_root(own)
+
+    return forward
+
+
+ALLOWED = "_gnnaccel_update_order"  # attribute of a layer that may take map and sum in the cheaper order
+
+
+def _may_turn(conv: Any, x) -> bool:
+    """True if the user allows the other order for this layer, and x is features it can be asked for."""
+    if is_compiling() or not vars(conv).get(ALLOWED) or type(x) not in (Tensor, torch.nn.Parameter) or x.dim() != 2:
+        return False
+    return x.is_floating_point() and not torch.is_autocast_enabled(x.device.type)
+
+
+def _sum_reads(x: Tensor) -> int:
+    """Numbers that sums of x read for each edge, forward and backward; for lin's result: `_mapped_reads`."""
+    return x.shape[1] * (1 + (torch.is_grad_enabled() and x.requires_grad))
+
+
+def _mapped_reads(x: Tensor, lin: Any) -> int:
+    return lin.out_channels * (1 + (torch.is_grad_enabled() and (x.requires_grad or lin.weight.requires_grad)))
+
+
+def _maps_first(conv: Any, x, edge_index, cls: type, lin: Any) -> bool:
+    """True for a layer that sums and then maps, if that is to be turned."""
+    if not _may_turn(conv, x) or not _is_listed(edge_index):
+        return False
+    if isinstance(lin.weight, torch.nn.parameter.UninitializedParameter):
+        return False
+    return _mapped_reads(x, lin) < _sum_reads(x) and _commutes(conv, cls, lin)
+
+
+def _is_listed(edge_index) -> bool:
+    return type(edge_index) in (Tensor, EdgeIndex) and edge_index.layout is torch.strided
+
+
 _LINEAR_PARTS = ("message", "message_and_aggregate", "aggregate", "update", "edge_update")
 
 
-def _commutes(conv: Any) -> bool:
-    """True for a GCNConv whose propagate() sums up weighted rows, and whose linear map is a matrix product alone."""
+def _commutes(conv: Any, cls: type, lin: Any) -> bool:
+    """True for a `cls` whose propagate() sums up weighted rows, and whose linear map is a matrix product that nobody
+    watches; GCNConv's has no bias of its own, which the sums would weight."""
+    if obstacle(conv) is not None:
+        return False
     if type(conv.aggr_module) not in (SumAggregation, MeanAggregation) or is_watched(conv.aggr_module):
         return False
     plain = type(conv)._gnnaccel_plain
-    if any(getattr(plain, part) is not getattr(GCNConv, part) for part in _LINEAR_PARTS):
+    if any(getattr(plain, part) is not getattr(cls, part) for part in _LINEAR_PARTS):
         return False
-    return type(conv.lin) is Linear and conv.lin.bias is None and not is_watched(conv.lin)
+    return type(lin) is Linear and not is_watched(lin) and (cls is not GCNConv or lin.bias is None)
 
 
 def _is_plain(conv: Any, x, edge_index) -> bool:
@@ -109,5 +178,10 @@ def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     return tuple((x * v).sum(-1) for v in vectors)
 
 
-FORWARDS: dict[Callable, Callable] = {GATConv.forward: gat, GCNConv.forward: gcn}
+FORWARDS: dict[Callable, Callable] = {
+    GATConv.forward: gat,
+    GCNConv.forward: gcn,
+    SAGEConv.forward: sage,
+    GraphConv.forward: graph_conv,
+}
 """forward() -> what makes ours of it."""
