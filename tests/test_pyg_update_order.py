@@ -130,6 +130,18 @@ def test_left_alone(why, monkeypatch):
     assert set(widths) == {16} and (why != "hook" or seen == [(NODES, 16)])
 
 
+@pytest.mark.parametrize("x", [None, (torch.ones(3, 16),) * 3, [torch.ones(NODES, 16)] * 2, torch.ones(NODES, 5)])
+def test_wrong_input_is_pygs_to_refuse(x):
+    for make in (lambda: SAGEConv(16, 4), lambda: GraphConv(16, 4), lambda: GCNConv(4, 16)):
+        errors = []
+        for conv in (make(), gnnaccel.accelerate(make(), update_order=True)):
+            try:
+                errors.append(conv(x, edges()).shape)
+            except Exception as error:
+                errors.append(type(error))
+        assert errors[0] == errors[1]
+
+
 def test_copies_may_as_well_and_checkpoints_do_not_know(monkeypatch):
     model = gnnaccel.accelerate(GCN(4, 16, 2), update_order=True)
     other = copy.deepcopy(model)

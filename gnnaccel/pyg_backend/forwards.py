@@ -81,7 +81,7 @@ def sage(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def forward(self, x, edge_index, size=None):
-        source, own = (x, x) if isinstance(x, Tensor) else x
+        source, own = _pair(x)
         if self.project or not _maps_first(self, source, edge_index, SAGEConv, self.lin_l):
             return original(self, x, edge_index, size)
         out = self.propagate(edge_index, x=(F.linear(source, self.lin_l.weight), own), size=size)
@@ -98,7 +98,7 @@ def graph_conv(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def forward(self, x, edge_index, edge_weight=None, size=None):
-        source, own = (x, x) if isinstance(x, Tensor) else x
+        source, own = _pair(x)
         if not _maps_first(self, source, edge_index, GraphConv, self.lin_rel):
             return original(self, x, edge_index, edge_weight, size)
         mapped = F.linear(source, self.lin_rel.weight)
@@ -107,6 +107,13 @@ def graph_conv(original: Callable) -> Callable:
         return out if own is None else out + self.lin_root(own)
 
     return forward
+
+
+def _pair(x) -> tuple:
+    """Features of sources and destinations; of what a layer does not take, nothing, so that PyG says so."""
+    if isinstance(x, Tensor):
+        return x, x
+    return x if isinstance(x, tuple) and len(x) == 2 else (None, None)
 
 
 ALLOWED = "_gnnaccel_update_order"  # attribute of a layer that may take map and sum in the cheaper order
