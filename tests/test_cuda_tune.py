@@ -62,6 +62,24 @@ def test_plans_from_disk(tmp_path):
     assert kept.steps[-1] == "plans from disk"
 
 
+@pytest.mark.parametrize("rows,cols", [(0, 0), (5, 7)])
+def test_nothing_to_measure(rows, cols):
+    none = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    done = gnnaccel.prepare(Graph.from_coo(none, none, num_rows=rows, num_cols=cols), tune="measure")
+    assert done.steps[-1] == "plans by rule (no edges)" and not done.tuned
+
+
+def test_no_memory_to_measure(monkeypatch):
+    def out_of_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    graph = a_graph()
+    monkeypatch.setattr(tune, "_measure", out_of_memory)
+    done = gnnaccel.prepare(graph, tune="measure")
+    assert done.steps[-1] == "plans by rule where there was no memory to measure" and not done.tuned
+    check(graph, 64)
+
+
 def test_no_measuring_in_deterministic_mode():
     torch.use_deterministic_algorithms(True)
     try:

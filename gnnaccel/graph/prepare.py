@@ -113,6 +113,8 @@ def _plans(
 
 
 def _plans_of(graph: Graph, num_feats: Sequence[int], keep, tiles: bool, budget_ms: float) -> tuple[list[Tuned], str]:
+    if graph.nnz == 0:
+        return [], "by rule (no edges)"
     source = "measured"
     if keep is not False:
         try:
@@ -127,7 +129,10 @@ def _plans_of(graph: Graph, num_feats: Sequence[int], keep, tiles: bool, budget_
             pass
         except plans.Stale as reason:
             source = f"measured (those on disk are of no use: {reason})"
-    tuned = [tune.measure(graph, width, budget_ms=budget_ms, tiles=tiles) for width in num_feats]
+    try:
+        tuned = [tune.measure(graph, width, budget_ms=budget_ms, tiles=tiles) for width in num_feats]
+    except torch.OutOfMemoryError:
+        return [], "by rule where there was no memory to measure"
     if keep is not False:
         plans.save(graph, tuned, plans.folder_of(keep))
     return tuned, source
