@@ -6,7 +6,7 @@
 // one is dropped, or the next smaller one added. Three counts and two thirds of such a step a row where rows are alike.
 // Prefix sums give each lane its positions. That each lane kept as many as it counted proves the cut; where it did not,
 // some are equal to the last one, which are kept in part, the first ones, or NaN; if that does not settle it, integers
-// in the order of the values do, bit by bit. Instructions bound it (H200, 256 features: about 250 a row; registers for
+// in the order of the values do, bit by bit. Instructions bound it (H200, 256 features: 269 a row; registers for
 // 48 warps).
 #pragma once
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.graph import plans, worklist
+from gnnaccel.graph import plans, prepare, tune, worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
@@ -116,6 +116,21 @@ def test_what_cannot_be_read_is_of_no_use(tmp_path):
     plans.path_of(graph(), tmp_path).mkdir()
     with pytest.raises(plans.Stale, match="IsADirectoryError"):
         plans.load(graph(), tmp_path)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_what_is_measured_once_for_both_directions(symmetric, monkeypatch):
+    torch.manual_seed(0)
+    rows, cols = torch.randint(30, (2, 200))
+    both = (torch.cat([rows, cols]), torch.cat([cols, rows])) if symmetric else (rows, cols)
+    one = Graph.from_coo(*both, num_rows=30, num_cols=30)
+    found, measured = replace(TUNED[0], tiled=False), []
+    monkeypatch.setattr(tune, "measure", lambda graph, width, **options: measured.append(graph) or found)
+    tuned, step = prepare._plans([one, one.transposed], (64,), False, True)
+    assert tuned == [found] and step == "plans measured"
+    assert [g is one for g in measured] == ([True] if symmetric else [True, False])
+    if symmetric:
+        assert one.transposed._work[worklist.lanes_of(256)].plan == found.plan
 
 
 def test_no_folder_to_write_to(tmp_path):

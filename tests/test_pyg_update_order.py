@@ -81,6 +81,16 @@ def test_same_results(name, weighted, monkeypatch):
     assert set(widths) == {other if turned else first}
 
 
+@pytest.mark.parametrize("make", [lambda: SAGEConv(-1, 4), lambda: GraphConv(-1, 4), lambda: GCNConv(-1, 32)])
+def test_width_found_in_the_first_call(make, monkeypatch):
+    ours = gnnaccel.accelerate(make(), update_order=True)
+    widths = watched(ours, monkeypatch)
+    x = torch.randn(NODES, 16, requires_grad=True)
+    first = ours(x, edges())
+    torch.testing.assert_close(ours(x, edges()), first)
+    assert len(set(widths)) == 2 and widths[1] == min(widths)
+
+
 def test_two_sets_of_nodes(monkeypatch):
     plain = SAGEConv((16, 5), 4).double()
     ours = gnnaccel.accelerate(copy.deepcopy(plain), update_order=True)

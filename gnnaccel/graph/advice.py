@@ -94,7 +94,20 @@ class Advice:
 def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
     """What `gnnaccel.prepare` would choose for `graph` on CUDA (an H200, if the graph is on the CPU), and why.
 
-    Takes a search for communities: a few seconds for a million edges on a CPU.
+    Parameters
+    ----------
+    graph : Graph
+    widths : tuple of int
+        Numbers of float32 features of a row.
+
+    Returns
+    -------
+    Advice
+        Prints as sentences.
+
+    Notes
+    -----
+    Takes two searches for communities: a few seconds for a million edges on a CPU.
     """
     order = reorder.row_order(graph, least_gain=None)
     assert order is not None  # without a least gain

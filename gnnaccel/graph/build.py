@@ -185,3 +185,15 @@ transpose = _operators.register(
     _transpose_impl,
     _transpose_fake,
 )
+
+
+def with_loops(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a square graph's edges in the order of their ids, and of a loop for each node without one."""
+    rows, cols = rows_of(indptr), indices.long()
+    missing = torch.ones(indptr.numel() - 1, dtype=torch.bool, device=indptr.device)
+    missing[cols[rows == cols]] = False
+    loops = missing.nonzero().flatten()
+    if edge_ids is not None:
+        order = torch.argsort(edge_ids)
+        rows, cols = rows[order], cols[order]
+    return torch.cat([rows, loops]), torch.cat([cols, loops])

@@ -112,7 +112,7 @@ def inverse(order: Tensor) -> Tensor:
     return ranks
 
 
-def _mixed(x: Tensor) -> Tensor:
+def mixed(x: Tensor) -> Tensor:
     """A hash of int64 values (multiply and fold twice; products wrap around)."""
     for factor, shift in ((-7046029254386353131, 32), (-4658895280553007687, 29)):
         x = (x + 1) * factor
@@ -140,7 +140,7 @@ def is_symmetric(graph: Graph) -> bool:
     """
     if graph.num_rows != graph.num_cols:
         return False
-    a, b = _mixed(torch.arange(2 * graph.num_rows, device=graph.device)).view(2, -1)
+    a, b = mixed(torch.arange(2 * graph.num_rows, device=graph.device)).view(2, -1)
     skew = torch.zeros((), dtype=torch.int64, device=graph.device)
     for row, col in pairs(graph):
         skew += (a.index_select(0, row) * b.index_select(0, col)).sum()
@@ -163,7 +163,7 @@ def _network(graph: Graph) -> tuple[_Network, Tensor]:
     """
     square = graph.num_rows == graph.num_cols
     n, device = graph.num_rows + (0 if square else graph.num_cols), graph.device
-    order = _mixed(torch.arange(n, device=device)).argsort(stable=True)
+    order = mixed(torch.arange(n, device=device)).argsort(stable=True)
     place = inverse(order).to(torch.int32 if n < 2**31 else torch.int64)
     # Each direction's indptr over all nodes, and the first node of its columns.
     parts = []

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from gnnaccel import __version__
+from gnnaccel.graph.louvain import mixed
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
 
 FORMAT = 1
 _CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
-_MIX = 0x2545F4914F6CDD1D  # odd: multiplication by it loses nothing
 _MOST = 1 << 20  # of a cap, of features
 
 
@@ -44,17 +44,16 @@ def folder_of(place: bool | str | os.PathLike) -> Path:
 
 def fingerprint(graph: Graph) -> str:
     """A number in hex that differs for graphs whose arrays differ; one pass over them, and a synchronisation."""
-    sums = torch.stack([_mixed(graph.indptr), _mixed(graph.indices)]).tolist()
+    sums = torch.stack([_hash(graph.indptr), _hash(graph.indices)]).tolist()
     return hashlib.sha256(repr((graph.num_rows, graph.num_cols, graph.nnz, sums)).encode()).hexdigest()[:32]
 
 
-def _mixed(values: Tensor) -> Tensor:
+def _hash(values: Tensor) -> Tensor:
     """A sum of hashes of values and places, modulo 2^64."""
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for start in range(0, values.numel(), _CHUNK):
         part = values[start : start + _CHUNK].long()
-        mixed = (part + torch.arange(start, start + part.numel(), device=part.device) * _MIX) * _MIX
-        total += ((mixed ^ (mixed >> 29)) * _MIX).sum()
+        total += mixed(mixed(torch.arange(start, start + part.numel(), device=part.device)) + part).sum()
     return total
 
 

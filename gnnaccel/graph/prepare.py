@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.graph import plans, tune
+from gnnaccel.graph import louvain, plans, tune
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
@@ -104,12 +104,15 @@ def _plans(
     """Plans of the first of `parts`, and how they were come by; those of all are with the graphs."""
     if torch.are_deterministic_algorithms_enabled():
         return [], "plans by rule (deterministic mode: what is measured may differ from run to run)"
-    found, sources = [], []
-    for part in parts:
-        tuned, source = _plans_of(part, num_feats, keep, tiles, _MEASURE_MS / len(parts) / len(num_feats))
-        found.append(tuned)
-        sources.append(source)
-    return found[0], "plans " + "; ".join(dict.fromkeys(sources))
+    first, *others = parts
+    if louvain.is_symmetric(first):  # its transposed has the same rows
+        tuned, source = _plans_of(first, num_feats, keep, tiles, _MEASURE_MS / len(num_feats))
+        for part in others:
+            for found in tuned:
+                tune.adopt(part, found)
+        return tuned, f"plans {source}"
+    each = [_plans_of(part, num_feats, keep, tiles, _MEASURE_MS / len(parts) / len(num_feats)) for part in parts]
+    return each[0][0], "plans " + "; ".join(dict.fromkeys(source for _, source in each))
 
 
 def _plans_of(graph: Graph, num_feats: Sequence[int], keep, tiles: bool, budget_ms: float) -> tuple[list[Tuned], str]:

@@ -101,7 +101,7 @@ def order_by(graph: Graph, method: str) -> Tensor | None:
     Returns
     -------
     Tensor [num_rows], int64, or None
-        A permutation: position -> row. None if it gains too little over the order as given.
+        As of `row_order`.
 
     Raises
     ------

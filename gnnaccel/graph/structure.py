@@ -303,15 +303,8 @@ class Graph:
         """
         if self.num_rows != self.num_cols:
             raise ValueError(f"Graph.with_self_loops: expected as many rows as columns, got {self}")
-        rows, cols = build.rows_of(self.indptr), self.indices.long()
-        missing = torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
-        missing[cols[rows == cols]] = False
-        loops = missing.nonzero().flatten()
-        if self.edge_ids is not None:  # in the order of their ids
-            order = torch.argsort(self.edge_ids)
-            rows, cols = rows[order], cols[order]
-        rows, cols = torch.cat([rows, loops]), torch.cat([cols, loops])
-        return Graph.from_coo(rows, cols, num_rows=self.num_rows, num_cols=self.num_cols)
+        pairs = build.with_loops(self.indptr, self.indices, self.edge_ids)
+        return Graph.from_coo(*pairs, num_rows=self.num_rows, num_cols=self.num_cols)
 
     def arrays(self) -> list[Tensor]:
         """The tensors this graph and its transposed one are made of, as far as they are there."""

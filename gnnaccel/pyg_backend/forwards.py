@@ -139,8 +139,6 @@ def _maps_first(conv: Any, x, edge_index, cls: type, lin: Any) -> bool:
     """True for a layer that sums and then maps, if that is to be turned."""
     if not _may_turn(conv, x) or not _is_listed(edge_index):
         return False
-    if isinstance(lin.weight, torch.nn.parameter.UninitializedParameter):
-        return False
     return _mapped_reads(x, lin) < _sum_reads(x) and _commutes(conv, cls, lin)
 
 
@@ -153,7 +151,7 @@ _LINEAR_PARTS = ("message", "message_and_aggregate", "aggregate", "update", "edg
 
 def _commutes(conv: Any, cls: type, lin: Any) -> bool:
     """True for a `cls` whose propagate() sums up weighted rows, and whose linear map is a matrix product that nobody
-    watches; GCNConv's has no bias of its own, which the sums would weight."""
+    watches, as one that has yet to find its width does; GCNConv's has no bias of its own, which the sums would weight."""
     if obstacle(conv) is not None:
         return False
     if type(conv.aggr_module) not in (SumAggregation, MeanAggregation) or is_watched(conv.aggr_module):
