@@ -151,7 +151,7 @@ _LINEAR_PARTS = ("message", "message_and_aggregate", "aggregate", "update", "edg
 
 def _commutes(conv: Any, cls: type, lin: Any) -> bool:
     """True for a `cls` whose propagate() sums up weighted rows, and whose linear map is a matrix product that nobody
-    watches, as one that has yet to find its width does; GCNConv's has no bias of its own, which the sums would weight."""
+    watches, as one that is to find its width does; GCNConv's has no bias of its own, which sums would weight."""
     if obstacle(conv) is not None:
         return False
     if type(conv.aggr_module) not in (SumAggregation, MeanAggregation) or is_watched(conv.aggr_module):
