@@ -42,7 +42,7 @@ CAPS = (32, 64, 128, 256, 512, 1024)
 
 def grid(graph: Graph, row_bytes: int) -> list[Plan]:
     vectors = -(-row_bytes // 16)
-    known = list(Arrangement) if graph.order is not None else [Arrangement.LENGTH]
+    known = list(Arrangement) if graph.work.order is not None else [Arrangement.LENGTH]
 
     def slices(most: int) -> list[int]:
         return [lanes for lanes in (4, 8, 16, 32) if lanes <= most and lanes < 2 * vectors]
@@ -59,7 +59,7 @@ def best_of(graph: Graph, x, weight, budget_ms: float, each: bool) -> tuple[floa
     for plan in grid(graph, x.shape[1] * x.element_size()):
         key = plan[:2]
         if key not in works:
-            works = {key: graph.arranged(plan)}
+            works = {key: graph.work.arranged(graph, plan)}
         work = works[key]._replace(plan=plan)
         given = arrays._replace(items=work.items, steps=work.steps, splits=work.splits, plan=plan.code)
         ms = time_ms(lambda given=given: spmm_op(*given, x, weight, "mul", "sum", 0.0), budget_ms, 3, 20)[0]

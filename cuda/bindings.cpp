@@ -19,7 +19,8 @@ void check(cudaError_t status, const char* name) {
   throw std::runtime_error(std::string("gnnaccel.") + name + ": launch failed: " + cudaGetErrorString(status));
 }
 
-// A work list of (items, steps, splits, num_items, num_parts, num_splits, clustered, wish, lanes); empty: none.
+// A work list of (items, steps, splits, num_items, num_parts, num_splits, clustered, wish, lanes, workers); empty:
+// none.
 cuda::WorkList work_list(const pybind11::tuple& given) {
   if (given.empty()) return {};
   auto address = [&](int i) { return at(given[i].cast<Address>()); };
@@ -32,7 +33,8 @@ cuda::WorkList work_list(const pybind11::tuple& given) {
           size(5),
           given[6].cast<bool>(),
           static_cast<cuda::Wish>(given[7].cast<int>()),
-          given[8].cast<int>()};
+          given[8].cast<int>(),
+          given[9].cast<int>()};
 }
 
 int64_t spmm_workspace_bytes(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols,

@@ -6,7 +6,7 @@
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
 // up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/graph/worklist.py:
-// plan_of, by rule; tune.py, measured) may also send its sums and means to spmm_balanced.
+// plan_of, by rule; tune.py, measured) may also send its sums and means to spmm_balanced, or be a list for spmm_groups.
 #include <algorithm>
 
 #include "spmm.cuh"
@@ -16,13 +16,13 @@ namespace cuda {
 namespace {
 
 constexpr int kMaxLanes = 16;
-constexpr int kBalancedLanes = 32;
+constexpr int kWideLanes = 32;
 constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
 
 bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-enum class Kernel { rows, balanced, general };
+enum class Kernel { rows, groups, balanced, general };
 
 struct Choice {
   Kernel kernel;
@@ -31,15 +31,19 @@ struct Choice {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  const bool listed = call.work.items && (call.extreme() || call.work.wish == Wish::rows);
-  // spmm_rows keeps positions of winners in 32 bits.
-  if (call.extreme() && (!listed || call.graph.nnz > INT32_MAX)) return {Kernel::general, {}};
-  const int usual = !listed && degree < kShortDegree ? kBalancedLanes : kMaxLanes;
-  const bool meant = call.work.lanes && listed == (call.work.wish == Wish::rows);  // for the kernel that serves
-  const int lanes = std::min(meant ? call.work.lanes : usual, listed ? kMaxLanes : kBalancedLanes);
-  const Slice slice = slice_of(call, lanes);
-  if (slice.lanes == 0 || call.graph.nnz == 0) return {Kernel::general, slice};
-  return {listed ? Kernel::rows : Kernel::balanced, slice};
+  const Wish wish = call.work.wish;
+  Kernel kernel = !call.work.items || wish == Wish::balanced ? Kernel::balanced
+                  : wish == Wish::groups                     ? Kernel::groups
+                                                             : Kernel::rows;
+  if (call.extreme()) {  // spmm_rows keeps positions of winners in 32 bits
+    kernel = call.work.items && wish != Wish::groups && call.graph.nnz <= INT32_MAX ? Kernel::rows : Kernel::general;
+  }
+  const int most = kernel == Kernel::rows ? kMaxLanes : kWideLanes;
+  const int usual = kernel == Kernel::balanced && degree < kShortDegree ? kWideLanes : kMaxLanes;
+  const bool meant = call.work.lanes && (kernel == Kernel::rows) == (wish == Wish::rows);  // for the kernel that serves
+  const Slice slice = slice_of(call, std::min(meant ? call.work.lanes : usual, most));
+  if (slice.lanes == 0 || call.graph.nnz == 0) kernel = Kernel::general;
+  return {kernel, slice};
 }
 
 SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
@@ -64,6 +68,8 @@ int64_t bytes_of(const SpmmCall& call, const Choice& choice) {
   switch (choice.kernel) {
     case Kernel::rows:
       return spmm_rows_workspace_bytes(call);
+    case Kernel::groups:
+      return spmm_groups_workspace_bytes(call);
     case Kernel::balanced:
       return spmm_balanced_workspace_bytes(call, choice.slice);
     default:
@@ -112,6 +118,8 @@ cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, con
   switch (choice.kernel) {
     case Kernel::rows:
       return spmm_rows(call, choice.slice, stream);
+    case Kernel::groups:
+      return spmm_groups(call, choice.slice, stream);
     case Kernel::balanced:
       return spmm_balanced(call, choice.slice, stream);
     default:

@@ -54,6 +54,10 @@ inline Weight weight_of(const SpmmCall& call) {
 int64_t spmm_rows_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_rows(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
+// Sums and means by groups of neighbours, along a list of these (spmm_groups.cu).
+int64_t spmm_groups_workspace_bytes(const SpmmCall& call);
+cudaError_t spmm_groups(const SpmmCall& call, Slice slice, cudaStream_t stream);
+
 // Equal nonzeros for every worker (spmm_balanced.cu).
 int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice);
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream);

@@ -9,9 +9,10 @@ import torch
 import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops
-from gnnaccel.graph import structure
+from gnnaccel.graph import work
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import Tiles
+from gnnaccel.graph.worklist import LANES, Arrangement, Kernel, Plan
 
 
 def build(degrees, num_cols: int, index: torch.dtype) -> Graph:
@@ -87,13 +88,16 @@ def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
     torch.manual_seed(0)
-    structure._LASTING_USES = 10**9  # lists are there by prepare alone
-    for listed in (False, True):
+    work._LASTING_USES = 10**9  # lists are there by prepare alone
+    for lists in ((), ("rows",), ("rows", "groups")):
         cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
         small = build([2, 0, 5, 128, 40], 9, torch.int64)
         short = build([3] * 700 + [0, 900, 0], 40, torch.int32)
-        for graph in (cut, small, short) if listed else ():
+        for graph in (cut, small, short) if lists else ():
             gnnaccel.prepare(graph)
+            for one, lanes in itertools.product((graph, graph.transposed), LANES) if "groups" in lists else ():
+                plan = Plan(9, Arrangement.LENGTH, Kernel.GROUPS, min(lanes, 32), 128)
+                one.work.adopt(16 * lanes, one.work.arranged(one, plan))
         for graph in (build([3, 300, 0, 40], 12, torch.int32), small):
             run_kept(graph)
         run(short, (128,), torch.float32)

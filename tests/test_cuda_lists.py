@@ -16,34 +16,42 @@ from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
 from gnnaccel.ops import reference
 
 KERNELS = [None, *Arrangement]
+OF_SUMS = [*KERNELS, Kernel.GROUPS]
 # Features of x and of the weight: every lane count, lanes without features, widths that no vector fits.
 SHAPES = [((4,), None), ((8,), ()), ((16,), ()), ((40,), ()), ((64,), ()), ((33,), ()), ((256,), None), ((520,), ()),
           ((2, 32), (2, 1)), ((4, 8), (4, 1)), ((100,), None)]  # fmt: skip
 
 
-def every_kernel(test):
+def every_kernel(test, kernels=KERNELS):
     """Run a test for every kernel, dtype and index type."""
-    for name, values in (("index", INDEX), ("dtype", DTYPES), ("kernel", KERNELS)):
+    for name, values in (("index", INDEX), ("dtype", DTYPES), ("kernel", kernels)):
         test = pytest.mark.parametrize(name, values)(test)
     return test
 
 
+def every_kernel_of_sums(test):
+    return every_kernel(test, OF_SUMS)
+
+
 class Fixed(Graph):
-    """A graph that always answers with one work list, or with none."""
+    """A graph that always answers with one work list (of groups, for sums and means alone), or with none."""
 
     fixed: worklist.WorkList | None = None
 
-    def work_list(self, row_bytes):
-        return self.fixed
+    def work_list(self, row_bytes, sums=False):
+        return self.fixed if sums or (self.fixed and self.fixed.plan.kernel is not Kernel.GROUPS) else None
 
 
-def fixed(graph: Graph, arrangement: Arrangement | None, cap: int = 32) -> Graph:
-    """`graph` with a list of this arrangement, for it and its transposed."""
+def fixed(graph: Graph, kind: Arrangement | Kernel | Plan | None) -> Graph:
+    """`graph` with a list of this arrangement, of groups or of a plan, for it and its transposed."""
+    if kind is Kernel.GROUPS:
+        kind = Plan(7, Arrangement.HUBS, Kernel.GROUPS, 8, 64)
+    plan = Plan(32, kind) if isinstance(kind, Arrangement) else kind
     pair = []
     for g in (graph, graph.transposed):
         one = Fixed(g.indptr, g.indices, g.edge_ids, g.num_cols)
-        if arrangement is not None:
-            one.fixed = worklist.build(one, Plan(cap, arrangement), torch.randperm(one.num_rows, device=DEVICE))
+        if plan is not None:
+            one.fixed = worklist.build(one, plan, torch.randperm(one.num_rows, device=DEVICE))
         pair.append(one)
     pair[0]._keep_transposed(pair[1])
     return pair[0]
@@ -65,7 +73,7 @@ GRAPHS = {
 }
 
 
-@every_kernel
+@every_kernel_of_sums
 def test_sums(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
@@ -90,8 +98,7 @@ def test_sums(kernel, dtype, index):
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 def test_sums_by_plan(kernel, lanes, dtype):
     """Every kernel with slices of every size, whatever the features."""
-    graph = fixed(mixed(INDEX[0]), Arrangement.LENGTH)
-    graph.fixed = graph.fixed._replace(plan=graph.fixed.plan._replace(kernel=kernel, slice_lanes=lanes))
+    graph = fixed(mixed(INDEX[0]), Plan(32, Arrangement.LENGTH, kernel, lanes, 256))
     for width in (4, 16, 33, 64, 264):
         x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
         args = (x.double(), w.double().view(-1, 1))
@@ -145,7 +152,7 @@ def test_dots(kernel, dtype, index):
                 assert_close(got, want, dtype, f"{name} {width} {targets}", scale)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", OF_SUMS)
 def test_gradients(kernel):
     graph = fixed(mixed(), kernel)
     x, w = (rand(n, *s, dtype=torch.float64).requires_grad_() for n, s in ((graph.num_cols, (8,)), (graph.nnz, ())))
@@ -157,7 +164,7 @@ def test_gradients(kernel):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@every_kernel
+@every_kernel_of_sums
 def test_gradient_of_a_mean(kernel, dtype, index):
     """Of the sources alone, which the kernel divides by the row's count, but for a weight per head."""
     for name, make in GRAPHS.items():
@@ -179,7 +186,7 @@ def test_gradient_of_a_mean(kernel, dtype, index):
 
 def test_infinite_sources_stay_in_their_rows():
     graph = build([3, 2, 40, 5], 9)
-    for kernel in KERNELS:
+    for kernel in OF_SUMS:
         own = fixed(graph, kernel)
         x, v = rand(9, 40), rand(4, 40)
         x[4] = float("inf")
@@ -203,7 +210,7 @@ def test_prepare_finds_clusters_and_changes_no_result():
     small = gnnaccel.prepare(graph, reorder=True)
     assert not graph.reordered and "rows as given (an order is not repaid below 500,000 edges)" in small.steps
     done = gnnaccel.prepare(graph, reorder="communities")
-    assert graph.reordered and "rows in communities" in done.steps and graph.transposed.order is not None
+    assert graph.reordered and "rows in communities" in done.steps and graph.transposed.work.order is not None
     assert gnnaccel.prepare(graph, reorder="communities").time_ms < done.time_ms
     torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
 
@@ -235,8 +242,8 @@ def test_a_graph_earns_its_list():
     graph = mixed()
     x = rand(graph.num_cols, 16)
     ops.spmm(graph, x, rand(graph.nnz), "add")
-    assert graph._uses == 0, "a sum of both operands reads no list"
-    found = [bool(graph._work) for _ in range(60) if ops.spmm(graph, x) is not None]
+    assert graph.work._uses == 0, "a sum of both operands reads no list"
+    found = [bool(graph.work.lists) for _ in range(60) if ops.spmm(graph, x) is not None]
     assert found == sorted(found) and not found[0] and found[-1]
 
 
@@ -244,10 +251,10 @@ def test_deterministic_mode_uses_prepared_lists_alone():
     graph = mixed()
     x = rand(graph.num_cols, 16)
     first = ops.spmm(graph, x)
-    assert all(torch.equal(ops.spmm(graph, x), first) for _ in range(60)) and not graph._work
+    assert all(torch.equal(ops.spmm(graph, x), first) for _ in range(60)) and not graph.work.lists
     gnnaccel.prepare(graph)
     first = ops.spmm(graph, x)
-    assert graph._work and torch.equal(ops.spmm(graph, x), first)
+    assert graph.work.lists and torch.equal(ops.spmm(graph, x), first)
 
 
 def test_lists_built_in_inference_mode_serve_training():
@@ -264,7 +271,7 @@ def test_lists_built_in_inference_mode_serve_training():
 def test_checkpointing_while_a_list_is_earned(monkeypatch):
     torch.use_deterministic_algorithms(False)
     for uses in range(8):
-        monkeypatch.setattr("gnnaccel.graph.structure._LASTING_USES", uses)
+        monkeypatch.setattr("gnnaccel.graph.work._LASTING_USES", uses)
         graph = build([3, 2, 40, 5], 4)
         out = leaf = rand(4, 16).requires_grad_()
         for _ in range(4):
@@ -291,7 +298,7 @@ def test_many_short_rows():
             assert_close(ops.sddmm(graph, x, v), want, torch.float32, f"sddmm {listed} {width}", scale)
 
 
-@every_kernel
+@every_kernel_of_sums
 def test_graph_conv(kernel, dtype, index):
     """What is fused into a sum, with and without each part; its gradient is the same kernel over the transposed."""
     for name, make in GRAPHS.items():

@@ -251,7 +251,7 @@ def test_no_memory_for_tiles_is_said_and_survived(by_tiles, monkeypatch, caplog)
             patched.setattr(gate, name, out_of_memory)
             gnnaccel.prepare(graph)
             ops.spmm(graph, x)
-        assert words in caplog.text and not by_tiles and graph._work and not graph.tiles_pay()
+        assert words in caplog.text and not by_tiles and graph.work.lists and not graph.tiles_pay()
 
 
 @pytest.mark.parametrize("mode", [torch.autograd.forward_ad.dual_level, None])
@@ -259,7 +259,7 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
     """The call that would earn tiles and lists, while they would belong to the transform."""
     torch.use_deterministic_algorithms(False)
     graph, x = dense_blocks(), rand(1024, 64)
-    graph._uses = 50
+    graph.work._uses = 50
 
     def call(y):
         return (ops.spmm(graph, x) * y).sum()
@@ -269,9 +269,9 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
     else:
         with mode():
             call(1.0)
-    assert not graph._work and not graph.tiles_pay()
+    assert not graph.work.lists and not graph.tiles_pay()
     ops.spmm(graph, x), ops.spmm(graph, x)
-    assert graph._work and by_tiles == ["spmm"]
+    assert graph.work.lists and by_tiles == ["spmm"]
 
 
 def test_heads_go_by_tiles_without_gradients_alone(by_tiles):

@@ -8,7 +8,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph import tune
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import LANES, lanes_of
+from gnnaccel.graph.worklist import LANES
 
 if EMULATED:
     pytest.skip("nothing to measure without a GPU", allow_module_level=True)
@@ -37,7 +37,7 @@ def test_measured_plans_serve(reorder):
     assert done.steps[-1] == "plans measured" and [t.num_feats for t in done.tuned] == list(WIDTHS)
     for found in done.tuned:
         assert found.best_ms <= found.model_ms and found.tried > 3
-        assert graph._work[lanes_of(found.row_bytes)].plan == found.plan
+        assert graph.work.plan(graph, found.row_bytes) == found.plan
         check(graph, found.num_feats)
         check(graph.transposed, found.num_feats)
 
@@ -49,7 +49,7 @@ def test_plans_from_disk(tmp_path):
     again = gnnaccel.prepare(graph, tune="measure", num_feats=WIDTHS, keep=tmp_path)
     assert again.steps[-1] == "plans from disk" and again.tuned == first.tuned
     for found in again.tuned:
-        assert graph._work[lanes_of(found.row_bytes)].plan == found.plan
+        assert graph.work.plan(graph, found.row_bytes) == found.plan
         check(graph, found.num_feats)
     for path in tmp_path.iterdir():
         path.write_text(path.read_text().replace('"plans"', '"plams"'))
@@ -92,7 +92,7 @@ def test_no_measuring_in_deterministic_mode():
 
 def test_off_leaves_lists_to_be_earned():
     graph = a_graph()
-    assert gnnaccel.prepare(graph, tune="off").steps == ("structure", "transposed") and not graph._work
+    assert gnnaccel.prepare(graph, tune="off").steps == ("structure", "transposed") and not graph.work.lists
     check(graph, 64)
 
 
@@ -105,10 +105,10 @@ def test_captured_graphs_outlive_new_plans():
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         out = ops.spmm(graph, x)
-    size = graph._work[16].items.numel() * graph._work[16].items.element_size()
+    size = graph.work.lists[16].items.numel() * graph.work.lists[16].items.element_size()
     for lanes in LANES:  # all of them, as lists of one plan share their arrays
-        plan = graph._work[lanes].plan
-        graph.adopt(16 * lanes, graph.arranged(plan._replace(cap=plan.cap * 2)))
+        plan = graph.work.lists[lanes].plan
+        graph.work.adopt(16 * lanes, graph.work.arranged(graph, plan._replace(cap=plan.cap * 2)))
     taken = [torch.full((size,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(500)]  # freed memory, if any
     out.fill_(float("nan"))
     captured.replay()

@@ -22,6 +22,7 @@ def graph(shift=0, nnz=500) -> Graph:
 TUNED = [
     Tuned(64, 256, Plan(128, Arrangement.HUBS, Kernel.ROWS, 8), False, 1.5, 1.0, 9, True),
     Tuned(256, 1024, Plan(64, Arrangement.LENGTH, Kernel.BALANCED, 32), True, 1.0, 1.0, 4, False),
+    Tuned(32, 128, Plan(16, Arrangement.CLUSTERS, Kernel.GROUPS, 4, 512), False, 1.0, 0.5, 9, True),
 ]
 
 
@@ -29,8 +30,11 @@ TUNED = [
 @pytest.mark.parametrize("kernel", Kernel)
 @pytest.mark.parametrize("lanes", [0, 4, 32])
 def test_codes(arrangement, kernel, lanes):
-    plan = Plan(64, arrangement, kernel, lanes)
-    assert worklist.decode(plan.code) == (arrangement is not Arrangement.LENGTH, kernel, lanes)
+    groups = kernel is Kernel.GROUPS
+    lanes = lanes or 8 if groups else lanes
+    plan = Plan(64, arrangement, kernel, lanes, 512 if groups else 0)
+    want = (arrangement is not Arrangement.LENGTH, kernel, lanes, 512 // lanes if groups else 0)
+    assert worklist.decode(plan.code) == want
 
 
 def test_what_is_saved_is_found(tmp_path):
@@ -41,7 +45,7 @@ def test_what_is_saved_is_found(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o644
     other = replace(TUNED[0], best_ms=0.5)
     plans.save(graph(), [other], folder)
-    assert plans.load(graph(), folder) == [TUNED[1], other]
+    assert plans.load(graph(), folder) == [*TUNED[1:], other]
 
 
 @pytest.mark.parametrize("other", [graph(1), graph(nnz=499), graph().transposed])
@@ -86,17 +90,21 @@ DAMAGES = {
     "order": (lambda text, content: sign(content | {"order": "rcm"}), "order is 'rcm'"),
     "true for 1": (lambda text, content: sign(content | {"format": True}), "format is True"),
     "nested": (lambda text, content: "[" * 200_000, "RecursionError"),
-    "endless cap": (with_plan([float("inf"), "HUBS", "ROWS", 8]), "cap is inf"),
-    "true for a cap": (with_plan([True, "HUBS", "ROWS", 8]), "cap is True"),
+    "endless cap": (with_plan([float("inf"), "HUBS", "ROWS", 8, 0]), "cap is inf"),
+    "true for a cap": (with_plan([True, "HUBS", "ROWS", 8, 0]), "cap is True"),
     "no tuple": (with_plan(7), "not a file of plans"),
     "features of another kind": (with_field("num_feats", [64]), "num_feats is"),
     "bytes of other features": (with_field("row_bytes", 260), "no such features"),
     "no time": (with_field("best_ms", 0.0), "no such times"),
     "a word for a truth": (with_field("tiled", "no"), "tiled is 'no'"),
     "no plans": (lambda text, content: sign({k: v for k, v in content.items() if k != "plans"}), "not a file of plans"),
-    "cap": (with_plan([0, "HUBS", "ROWS", 8]), "no such"),
-    "name": (with_plan([64, "X", "ROWS", 8]), "'X'"),
-    "lanes": (with_plan([64, "HUBS", "ROWS", 7]), "no such"),
+    "cap": (with_plan([0, "HUBS", "ROWS", 8, 0]), "no such"),
+    "name": (with_plan([64, "X", "ROWS", 8, 0]), "'X'"),
+    "lanes": (with_plan([64, "HUBS", "ROWS", 7, 0]), "no such"),
+    "threads of rows": (with_plan([64, "HUBS", "ROWS", 8, 256]), "no such"),
+    "groups without threads": (with_plan([64, "HUBS", "GROUPS", 8, 0]), "no such"),
+    "groups without lanes": (with_plan([64, "HUBS", "GROUPS", 0, 256]), "no such"),
+    "too many threads": (with_plan([64, "HUBS", "GROUPS", 8, 1024]), "no such"),
 }
 
 
@@ -130,7 +138,7 @@ def test_what_is_measured_once_for_both_directions(symmetric, monkeypatch):
     assert tuned == [found] and step == "plans measured"
     assert [g is one for g in measured] == ([True] if symmetric else [True, False])
     if symmetric:
-        assert one.transposed._work[worklist.lanes_of(256)].plan == found.plan
+        assert one.transposed.work.plan(one.transposed, 256) == found.plan
 
 
 def test_no_folder_to_write_to(tmp_path):

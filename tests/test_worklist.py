@@ -10,7 +10,7 @@ import torch
 
 from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import PIECE_RUN, Arrangement, Plan
+from gnnaccel.graph.worklist import PIECE_RUN, Arrangement, Kernel, Plan
 
 DEGREES = {
     "empty": [],
@@ -56,6 +56,32 @@ def test_every_nonzero_is_in_one_item(name, arrangement, index):
         assert sorted(parts.pop(row)) == list(range(first + 1, first + count + 1))
         assert degree == indptr[row + 1] - indptr[row] > 64
     assert all(found == [0] for found in parts.values())
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("arrangement", list(Arrangement))
+@pytest.mark.parametrize("name", DEGREES)
+def test_every_nonzero_is_in_one_group(name, arrangement, index):
+    """Groups of a row follow each other; what a block has of a row that others have too is one part of it."""
+    graph, workers = graph_of(DEGREES[name], index), 8
+    plan = Plan(16, arrangement, Kernel.GROUPS, 4, 4 * workers)
+    list_ = worklist.build(graph, plan, torch.arange(graph.num_rows).flip(0))
+    assert {t.dtype for t in (list_.items, list_.steps, list_.splits)} == {index} and plan.workers == workers
+    indptr, seen, blocks = graph.indptr.tolist(), [], {}
+    for i, (row, begin, end, part) in enumerate(list_.items.tolist()):
+        before = list_.items[i - 1].tolist() if i else [-1, 0, 0, 0]
+        assert begin == (before[2] if before[0] == row else indptr[row])
+        assert 0 < end - begin <= 16 or end == begin == indptr[row + 1]
+        seen += range(begin, end)
+        assert nonzeros_of((row, begin, end, part), list_.steps) == list(range(begin, end))
+        blocks.setdefault(row, {}).setdefault(i // workers, set()).add(part)
+    assert sorted(seen) == list(range(graph.nnz))
+    assert sorted(blocks) == list(range(graph.num_rows))
+    for row, first, count, degree in list_.splits.tolist():
+        assert list(blocks.pop(row).values()) == [{first + 1 + j} for j in range(count)] and count > 1
+        assert degree == indptr[row + 1] - indptr[row]
+    assert all(list(parts.values()) == [{0}] for parts in blocks.values())
+    assert list_.steps.numel() == sum(list_.splits[:, 2].tolist())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +133,6 @@ def test_plans():
 
 def test_copies_and_pickles_leave_the_lists_behind():
     graph = graph_of([3, 0, 70])
-    graph._build_work_list(4)
+    graph.work.rows_list(graph, 4)
     for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert graph._work and not other._work and torch.equal(other.indptr, graph.indptr)
+        assert graph.work.lists and not other.work.lists and torch.equal(other.indptr, graph.indptr)

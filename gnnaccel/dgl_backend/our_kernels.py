@@ -20,7 +20,8 @@ def spmm(graph: Graph, message: str, reduce: str, lhs, rhs, empty_value: float) 
     """out[r] = reduce over nonzeros (r, c, e) of message(lhs[c], rhs[e])."""
     if isinstance(lhs, CBSR):
         return ops.spmm(graph, lhs, rhs, message, reduce, empty_value=empty_value)
-    return aggregate(arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs), lhs, rhs, message, reduce, empty_value)
+    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs, sums=reduce in ("sum", "mean"))
+    return aggregate(arrays, lhs, rhs, message, reduce, empty_value)
 
 
 def sddmm(graph: Graph, lhs, rhs, op: str, lhs_target: str, rhs_target: str) -> torch.Tensor:

@@ -22,9 +22,9 @@ from gnnaccel import __version__
 from gnnaccel.graph.louvain import mixed
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+from gnnaccel.graph.worklist import THREADS, Arrangement, Kernel, Plan
 
-FORMAT = 1
+FORMAT = 2
 _CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
 _MOST = 1 << 20  # of a cap, of features
 
@@ -64,7 +64,7 @@ def path_of(graph: Graph, folder: Path) -> Path:
 
 
 def _order(graph: Graph) -> str:
-    return graph.order_name or ("given" if graph.order is not None else "none")
+    return graph.work.order_name or ("given" if graph.work.order is not None else "none")
 
 
 def _device(graph: Graph) -> str:
@@ -101,8 +101,7 @@ def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
         new = {t.num_feats for t in tuned}
         tuned = [t for t in load(graph, folder) if t.num_feats not in new] + tuned
     plans = [
-        asdict(t) | {"plan": [t.plan.cap, t.plan.arrangement.name, t.plan.kernel.name, t.plan.slice_lanes]}
-        for t in tuned
+        asdict(t) | {"plan": [t.plan.cap, t.plan.arrangement.name, t.plan.kernel.name, *t.plan[3:]]} for t in tuned
     ]
     handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
     try:
@@ -140,20 +139,21 @@ def load(graph: Graph, folder: Path) -> list[Tuned]:
 
 
 def _tuned(entry: dict) -> Tuned:
-    cap, arrangement, kernel, lanes = entry["plan"]
-    values = {f.name: entry[f.name] for f in fields(Tuned)} | {"cap": cap, "slice_lanes": lanes}
+    cap, arrangement, kernel, lanes, threads = entry["plan"]
+    values = {f.name: entry[f.name] for f in fields(Tuned)} | {"cap": cap, "slice_lanes": lanes, "threads": threads}
     for name, kind in _KINDS.items():
         if type(values[name]) is not kind:
             raise ValueError(f"{name} is {values[name]!r}")
-    if not 1 <= cap <= _MOST or lanes not in (0, 4, 8, 16, 32):
+    plan = Plan(cap, Arrangement[arrangement], Kernel[kernel], lanes, threads)
+    fits = lanes in (4, 8, 16, 32) and threads in THREADS if plan.kernel is Kernel.GROUPS else threads == 0
+    if not 1 <= cap <= _MOST or lanes not in (0, 4, 8, 16, 32) or not fits:
         raise ValueError(f"no such plan: {entry['plan']}")
     if not 1 <= values["num_feats"] <= _MOST or values["row_bytes"] != 4 * values["num_feats"]:
         raise ValueError(f"no such features: {values['num_feats']}")
     if not all(0 < values[name] < math.inf for name in ("model_ms", "best_ms")):
         raise ValueError("no such times")
-    plan = Plan(cap, Arrangement[arrangement], Kernel[kernel], lanes)
     return Tuned(**{f.name: values[f.name] for f in fields(Tuned)} | {"plan": plan})
 
 
 _KINDS = {"num_feats": int, "row_bytes": int, "tiled": bool, "model_ms": float, "best_ms": float, "tried": int}
-_KINDS |= {"complete": bool, "cap": int, "slice_lanes": int}
+_KINDS |= {"complete": bool, "cap": int, "slice_lanes": int, "threads": int}

@@ -78,7 +78,7 @@ def prepare(
             part.prepare_work(reorder_rows=rows, like=None if part is graph else graph)
         if reorder:
             why = f"no {rows} that pay" if rows else f"an order is not repaid below {REPAID_EDGES:,} edges"
-            steps.append(_ORDERED[graph.order_name] if graph.order_name else f"rows as given ({why})")
+            steps.append(_ORDERED[graph.work.order_name] if graph.work.order_name else f"rows as given ({why})")
         steps.append("work lists")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
@@ -88,7 +88,7 @@ def prepare(
     if mode == "measure":
         tuned, step = _plans(parts, num_feats, keep, tiles=method != "csr")
         steps.append(step)
-    arrays += [a for part in parts for a in part.work_arrays()]
+    arrays += [a for part in parts for a in part.work.arrays()]
     if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3

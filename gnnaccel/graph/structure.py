@@ -7,18 +7,14 @@ edge features and SDDMM results are always in edge-id order.
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gnnaccel.graph import build, gate, load, louvain, reorder, translate, worklist
-
-# A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
-# is gone.
-_LASTING_USES = 50
+from gnnaccel.graph import build, gate, load, translate, worklist
+from gnnaccel.graph.work import Work
 
 
 def _lasting(tensor: Tensor) -> Tensor:
@@ -58,14 +54,9 @@ class Graph:
     notice.
     """
 
-    _work: dict[int, worklist.WorkList]  # by lanes
-    _retired: list[worklist.WorkList]
-    _tiling: gate.Tiling
+    tiling: gate.Tiling
+    work: Work
     _scales: dict[tuple[torch.dtype, float], Tensor]  # by the power of the degrees
-    _uses: int  # -1: there is no memory for lists
-    _order: Tensor | None  # of the rows, with locality; None where no such order is known
-    _order_sought: bool
-    _reordered: tuple[str, bool] | None  # by which method an order was sought last, and whether one that pays was found
 
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
@@ -246,7 +237,7 @@ class Graph:
         -----
         On the graph's device; synchronises once. What the arrays are: `gnnaccel.graph.translate.Tiles`.
         """
-        return self._tiling.tiles(self, height, width)
+        return self.tiling.tiles(self, height, width)
 
     @property
     def incidence(self) -> Graph:
@@ -313,125 +304,49 @@ class Graph:
         held += [] if turned is None else [turned.indptr, turned.indices, turned.edge_ids]
         return [tensor for tensor in held if tensor is not None]
 
-    def work_list(self, row_bytes: int) -> worklist.WorkList | None:
+    def work_list(self, row_bytes: int, sums: bool = False) -> worklist.WorkList | None:
         """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 
         Built on the device when the graph has proved to last, then kept. Not in deterministic mode, where all calls are
         to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises; nor
-        under a transform of torch.func. torch.compile traces the calls without a list.
+        under a transform of torch.func. torch.compile traces the calls without a list. `sums`: for sums and means.
         """
-        if torch.compiler.is_compiling():
-            return None
-        lanes = worklist.lanes_of(row_bytes)
-        found = self._work.get(lanes)
-        if found is not None or self._uses < 0:
-            return found
-        self._uses += 1
-        if self._uses <= _LASTING_USES or self.nnz == 0 or torch.are_deterministic_algorithms_enabled():
-            return None
-        if self.transient():
-            return None
-        self._tiling.look(self)
-        try:
-            self._seek_order()
-            return self._build_work_list(lanes)
-        except torch.OutOfMemoryError:
-            self._uses = -1
-            logging.getLogger("gnnaccel").warning("%s: no memory for a work list; its kernels do without, slower", self)
-            return None
+        return None if torch.compiler.is_compiling() else self.work.of(self, row_bytes, sums)
 
-    def prepare_work(self, *, reorder_rows: str | None, like: Graph | None = None) -> list[worklist.WorkList]:
+    def prepare_work(self, *, reorder_rows: str | None, like: Graph | None = None) -> None:
         """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
 
         `reorder_rows`: one of `reorder.ORDERS`. `like`: the transposed graph, prepared before. Where both hold the same
         edges its order serves here too.
         """
-        if reorder_rows and (self._reordered is None or self._reordered[0] != reorder_rows):
-            before = self.reordered
-            same = like is not None and self.num_rows == self.num_cols and louvain.is_symmetric(self)
-            with torch.inference_mode(False), torch.no_grad():
-                order = like._order if like is not None and same and like.reordered else None
-                order = reorder.order_by(self, reorder_rows) if order is None else order
-            self._reordered = reorder_rows, order is not None
-            if order is not None or before:
-                self._order, self._order_sought = order, order is not None
-                # A captured CUDA graph reads lists by address alone, so they live as long as this graph.
-                self._retired += list(self._work.values())
-                self._work = {}
-                self._tiling.forget_measured()
-        self._seek_order()
-        self._tiling.look(self)
-        return [self._build_work_list(lanes) for lanes in worklist.LANES]
+        self.work.prepare(self, reorder_rows, like)
 
     @property
     def reordered(self) -> bool:
         """True if `prepare` found an order of the rows that pays."""
-        return self.order_name is not None
-
-    @property
-    def order_name(self) -> str | None:
-        """By which method `prepare` found the order that is in use; None where rows are as given."""
-        return self._reordered[0] if self._reordered is not None and self._reordered[1] else None
-
-    @property
-    def order(self) -> Tensor | None:
-        """Rows in an order in which neighbours share sources, as given or found; None where none is known."""
-        return self._order
+        return self.work.order_name is not None
 
     def tiles_pay(self, features: int | None = None, of: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
         """True if CUDA kernels seem to be faster by tiles (docs/tensor-cores.md): estimated with the work lists.
 
         For the "sum" or the "dot" of rows of `features` numbers; None: for any.
         """
-        return self._tiling.pays(self, features, of, dtype)
+        return self.tiling.pays(self, features, of, dtype)
 
     def tiles_serve(self, features: int | None = None, of: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
         """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
-        return self._tiling.serves(self, features, of, dtype)
+        return self.tiling.serves(self, features, of, dtype)
 
     def decide_tiles(self, features: int, faster: bool) -> None:
         """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
-        self._tiling.decide(features, faster)
-
-    def _seek_order(self) -> None:
-        if not self._order_sought:
-            with torch.inference_mode(False), torch.no_grad():
-                self._order, self._order_sought = worklist.given_order(self), True
-
-    def _build_work_list(self, lanes: int) -> worklist.WorkList:
-        if lanes not in self._work:
-            self._work[lanes] = self.arranged(worklist.plan_of(self, lanes, self._order is not None))
-        return self._work[lanes]
-
-    def arranged(self, plan: worklist.Plan) -> worklist.WorkList:
-        """A work list of this plan: one that is there, or a new one, which is not kept."""
-        for other in self._work.values():
-            if other.plan.arranges_as(plan):
-                return other._replace(plan=plan)
-        with torch.inference_mode(False), torch.no_grad():
-            return worklist.build(self, plan, self._order)
-
-    def work_arrays(self) -> list[Tensor]:
-        """The tensors of all lists, and of the order."""
-        lists = [*self._work.values(), *self._retired]
-        return [a for work in lists for a in work[:3]] + ([] if self._order is None else [self._order])
-
-    def adopt(self, row_bytes: int, work: worklist.WorkList) -> None:
-        """Serve features of `row_bytes` by this list and its plan from now on."""
-        lanes = worklist.lanes_of(row_bytes)
-        if lanes in self._work:
-            self._retired.append(self._work[lanes])  # a captured CUDA graph reads lists by address alone
-        self._work[lanes] = work
+        self.tiling.decide(features, faster)
 
     def _forget_work(self) -> None:
-        self._work, self._retired, self._uses = {}, [], 0
-        self._tiling, self._scales = gate.Tiling(), {}
-        self._order, self._order_sought, self._reordered = None, False, None
+        self.work, self.tiling, self._scales = Work(), gate.Tiling(), {}
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "_work", "_retired", "_uses", "_tiling", "_scales"}
-        dropped |= {"_order", "_order_sought", "_reordered"}
+        dropped = {"_origin", "work", "tiling", "_scales"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 
     def __setstate__(self, state: dict) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList
 
 MODES = ("model", "measure", "off")
 _PAYS = 0.97  # of the time of what is there: less is noise
@@ -104,7 +104,7 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
         arrays = plain._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
         spmm_op(*arrays, x, weight, message, "sum", 0.0)
 
-    first = graph.arranged(_present(graph, row_bytes))
+    first = graph.work.arranged(graph, graph.work.plan(graph, row_bytes))
     run(first)  # a process's first call loads kernels
     search = _Search(graph, run, time.perf_counter() + budget_ms / 1e3)
     search.consider(first)
@@ -127,8 +127,8 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
 
 def adopt(graph: Graph, found: Tuned) -> None:
     """Let `graph` go by what was found, now or by an earlier process."""
-    if _present(graph, found.row_bytes) != found.plan:
-        graph.adopt(found.row_bytes, graph.arranged(found.plan))
+    if graph.work.plan(graph, found.row_bytes) != found.plan:
+        graph.work.adopt(found.row_bytes, graph.work.arranged(graph, found.plan))
     if found.tiled != graph.tiles_pay(found.num_feats):
         graph.decide_tiles(found.num_feats, found.tiled)
 
@@ -150,7 +150,7 @@ class _Search:
             self.out_of_time = True
             return
         same = self.best.plan.arranges_as(plan)
-        self.consider(self.best._replace(plan=plan) if same else self.graph.arranged(plan))
+        self.consider(self.best._replace(plan=plan) if same else self.graph.work.arranged(self.graph, plan))
 
     def consider(self, work: WorkList) -> None:
         time_ms = self.times[work.plan] = _time_ms(lambda: self.run(work))
@@ -176,10 +176,6 @@ def _call_times(function: Callable[[], object], calls: int) -> list[float]:
     return [begin.elapsed_time(end) for begin, end in marks]
 
 
-def _present(graph: Graph, row_bytes: int) -> Plan:
-    return graph._build_work_list(lanes_of(row_bytes)).plan
-
-
 def _slices(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:
     """Kernels, and how much of a row a worker has."""
     vectors = -(-row_bytes // 16)
@@ -196,7 +192,7 @@ def _lists(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:
     """Arrangements and cuts for the kernel that reads them, those near to what is there first."""
     if best.kernel is Kernel.BALANCED:
         best = best._replace(kernel=Kernel.ROWS, slice_lanes=min(best.slice_lanes, 16))
-    known = list(Arrangement) if graph.order is not None else [Arrangement.LENGTH]
+    known = list(Arrangement) if graph.work.order is not None else [Arrangement.LENGTH]
     for factor in (1, 2, 0.5, 4, 0.25):
         cap = int(best.cap * factor)
         if _CAPS[0] <= cap <= _CAPS[1]:

@@ -27,6 +27,7 @@ _LEAST_CAP = 64  # where most rows have as many: pieces of small graphs
 # Threads that a multiprocessor holds in the kernels that read the list, and how many lanes of 16 bytes rows of features
 # have, by which plans differ. Workers have 16 at most.
 _THREADS, LANES, _MOST_LANES = 1536, (4, 8, 16, 32, 64), 16
+THREADS = (64, 128, 256, 512)  # of a block that takes groups; cuda/spmm_groups.cu has 512 at most
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
@@ -50,27 +51,36 @@ class Kernel(IntEnum):
 
     ROWS = 0
     BALANCED = 1
+    GROUPS = 2
 
 
 class Plan(NamedTuple):
     """How a list is made for rows of one size, where rows are cut and their order, and what is to read it.
 
-    `slice_lanes`: how many lanes of 16 bytes a worker has, at most; 0: 16, or 32 where it is to stream.
+    `cap`: nonzeros of a piece of a long row, or of a group of neighbours. `slice_lanes`: how many lanes of 16 bytes a
+    worker has, at most (GNNAdvisor's dimension workers); 0, not with groups: 16, or 32 where it is to stream.
+    `threads`: of a block, with groups alone.
     """
 
     cap: int
     arrangement: Arrangement
     kernel: Kernel = Kernel.ROWS
     slice_lanes: int = 0
+    threads: int = 0
 
     def arranges_as(self, other: Plan) -> bool:
         """True if both make the same list."""
-        return self[:2] == other[:2]
+        return self[:2] == other[:2] and self.workers == other.workers
+
+    @property
+    def workers(self) -> int:
+        """Of a block that takes groups; 0 for other kernels."""
+        return self.threads // self.slice_lanes if self.kernel is Kernel.GROUPS else 0
 
     @property
     def code(self) -> int:
         """What the kernels are told, as one number: that torch.compile traces and autograd keeps."""
-        return int(self.clustered) | int(self.kernel) << 1 | self.slice_lanes << 3
+        return int(self.clustered) | int(self.kernel) << 1 | self.slice_lanes << 3 | self.workers << 9
 
     @property
     def clustered(self) -> bool:
@@ -78,22 +88,22 @@ class Plan(NamedTuple):
         return self.arrangement is not Arrangement.LENGTH
 
 
-def decode(code: int) -> tuple[bool, int, int]:
-    """Clustered, kernel, lanes of `Plan.code`."""
-    return bool(code & 1), code >> 1 & 3, code >> 3
+def decode(code: int) -> tuple[bool, int, int, int]:
+    """Clustered, kernel, lanes, workers of `Plan.code`."""
+    return bool(code & 1), code >> 1 & 3, code >> 3 & 63, code >> 9
 
 
 class WorkList(NamedTuple):
-    """Rows in the order in which they are to be worked on; see WorkList in cuda/kernels.h.
+    """Rows, or groups of neighbours, in the order in which they are to be worked on; see WorkList in cuda/kernels.h.
 
     Attributes
     ----------
     items : Tensor [num_items, 4], the graph's index dtype
-        Row, its first nonzero of this item, the row's end, 0 or 1 + number of the piece.
+        Row, its first nonzero of this item, the row's end (of groups: the group's), 0 or 1 + number of the piece.
     steps : Tensor [num_parts]
         From one run of a piece to its next.
     splits : Tensor [num_splits, 4]
-        Row, its first piece, number of pieces, degree.
+        Row, its first piece, number of pieces, degree. Of groups, a piece is what one block has of a row.
     plan : Plan
         How it was made.
     """
@@ -188,7 +198,8 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     ----------
     graph : Graph
     plan : Plan
-        Rows of more than `cap` nonzeros are cut into equal pieces of at most about that many.
+        Rows of more than `cap` nonzeros are cut into equal pieces of at most about that many, which lie interleaved, or
+        into groups of neighbours.
     order : Tensor [num_rows], int64
         Rows in an order with locality; None with Arrangement.LENGTH.
 
@@ -196,30 +207,47 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     -----
     Torch ops on the graph's device; synchronises twice and at the end, so that any stream may read the list.
     """
-    cap, arrangement = plan.cap, plan.arrangement
     index = graph.indptr.dtype
     indptr = graph.indptr.long()
     degree = indptr.diff()
-    rows = _arranged(degree, arrangement, order)
-    pieces = (degree[rows] + cap - 1).div(cap, rounding_mode="floor").clamp_(min=1)
+    rows = _arranged(degree, plan.arrangement, order)
+    pieces = (degree[rows] + plan.cap - 1).div(plan.cap, rounding_mode="floor").clamp_(min=1)
     ends = pieces.cumsum(0)
     place = torch.arange(rows.numel(), device=rows.device)
     place = place.repeat_interleave(pieces, output_size=int(ends[-1]) if rows.numel() else 0)  # of an item's row
     item_rows, count = rows[place], pieces[place]
     number = torch.arange(place.numel(), device=rows.device) - (ends - pieces)[place]
-    cut = count > 1
-    part = torch.where(cut, cut.cumsum(0), 0)
-    items = torch.stack([item_rows, indptr[item_rows] + PIECE_RUN * number, indptr[item_rows + 1], part], 1).to(index)
-    if arrangement is Arrangement.LENGTH:  # pieces among rows of their own length
+    if plan.kernel is Kernel.GROUPS:
+        begin, end = (indptr[item_rows] + (number + i) * degree[item_rows] // count for i in (0, 1))
+        pieces, part = _fragments(ends, pieces, place, plan.workers)
+    else:
+        begin, end = indptr[item_rows] + PIECE_RUN * number, indptr[item_rows + 1]
+        part = torch.where(count > 1, (count > 1).cumsum(0), 0)
+    items = torch.stack([item_rows, begin, end, part], 1).to(index)
+    if plan.arrangement is Arrangement.LENGTH and plan.kernel is not Kernel.GROUPS:  # pieces among rows of their length
         length = degree[item_rows].div(count, rounding_mode="floor")
         items = items[torch.argsort(length, descending=True, stable=True)]
-    steps = (PIECE_RUN * count[cut]).to(index)
     first = (pieces > 1).nonzero().flatten()
     long, num_pieces = rows[first], pieces[first]
+    stride = torch.ones_like(num_pieces) if plan.kernel is Kernel.GROUPS else num_pieces
+    steps = (PIECE_RUN * stride).repeat_interleave(num_pieces)
     splits = torch.stack([long, num_pieces.cumsum(0) - num_pieces, num_pieces, degree[long]], 1).to(index)
     if rows.is_cuda:
         torch.cuda.current_stream(rows.device).synchronize()
-    return WorkList(items.contiguous(), steps, splits.contiguous(), plan)
+    return WorkList(items.contiguous(), steps.to(index), splits.contiguous(), plan)
+
+
+def _fragments(ends: Tensor, groups: Tensor, place: Tensor, workers: int) -> tuple[Tensor, Tensor]:
+    """In how many blocks of `workers` groups each row lies, and of each group 0 or 1 + the number of its fragment.
+
+    ends, groups : Tensor [num_rows]
+        Groups of the rows so far, and of each row. place : Tensor [num_groups]: of a group's row.
+    """
+    first = (ends - groups).div(workers, rounding_mode="floor")
+    blocks = (ends - 1).div(workers, rounding_mode="floor") - first + 1
+    cut = torch.where(blocks > 1, blocks, 0)
+    own = torch.arange(place.numel(), device=place.device).div(workers, rounding_mode="floor") - first[place]
+    return blocks, torch.where(cut[place] > 0, (cut.cumsum(0) - cut)[place] + own + 1, 0)
 
 
 def _arranged(degree: Tensor, arrangement: Arrangement, order: Tensor | None) -> Tensor:

@@ -71,19 +71,22 @@ def split(args: tuple) -> tuple[Arrays, tuple]:
     return Arrays._make(args[:COUNT]), args[COUNT:]
 
 
-def arrays_of(graph: Graph, transposed: bool, *features: Tensor | None, listed: bool = True) -> Arrays:
+def arrays_of(
+    graph: Graph, transposed: bool, *features: Tensor | None, listed: bool = True, sums: bool = False
+) -> Arrays:
     """The arguments of a call on `graph` that gathers rows of the widest of `features`.
 
     The transposed half is there only if `transposed`: where a gradient will need it. Work lists only if `listed`: where
-    a kernel that reads them (for copied or scaled sources, or dot products) will run, forward or backward.
+    a kernel that reads them (for copied or scaled sources, or dot products) will run, forward or backward. `sums`: that
+    of sums and means, which may be of groups of neighbours.
     """
     nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
     if listed and graph.indptr.is_cuda:
         row_bytes = max((math.prod(x.shape[1:]) * x.element_size() for x in features if x is not None), default=0)
-        work = graph.work_list(row_bytes)
-        t_work = None if t is None else t.work_list(row_bytes)
+        work = graph.work_list(row_bytes, sums)
+        t_work = None if t is None else t.work_list(row_bytes, sums)
     return Arrays._make(
         (
             *(graph.indptr, graph.indices, graph.edge_ids),

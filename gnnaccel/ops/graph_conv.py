@@ -91,7 +91,7 @@ def graph_conv(
                 graph, x, weight, source_scale=source_scale, row_scale=row_scale, bias=bias, relu=relu
             )
         x = x.to_dense()
-    arrays = arrays_of(graph, needs_grad(x), x)
+    arrays = arrays_of(graph, needs_grad(x), x, sums=True)
     return _graph_conv_op(*arrays, x, weight, source_scale, row_scale, bias, relu)
 
 

@@ -1,0 +1,118 @@
+"""Settings of the kernel of neighbour groups: GNNAdvisor's model, and its evolutionary search.
+
+GNNAdvisor (Wang et al., OSDI 2021, section 7) ranks group size, threads of a block and dimension workers by a formula
+(`latency`, under two limits: `fits`), and looks for the best by crossing good ones (`search`). As printed, the formula
+knows little of the GPU; `tune` therefore times what it proposes, and docs/advisor.md says how far from the best it is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gnnaccel.graph.worklist import THREADS
+
+GROUP_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+LANES = (4, 8, 16, 32)
+_NUMBERS_OF_A_LANE = 4  # float32
+_ALPHA = 0.15, 0.3  # what the paper lets alpha be, the larger the more degrees deviate
+_MAX_THREADS = 1024  # max_tpb: of a block on any GPU
+_CAPABILITY = 1024  # of equation 3: products that a thread is given at most
+_SHARED_BYTES = 48 << 10  # memory_capacity of equation 4: what a block has without asking for more
+
+
+class Setting(NamedTuple):
+    """Of `Kernel.GROUPS`: neighbours of a group, threads of a block, 16-byte lanes of a worker."""
+
+    group_size: int
+    threads: int
+    lanes: int
+
+    @property
+    def dimension_workers(self) -> int:
+        """GNNAdvisor's name for the threads that share a group."""
+        return self.lanes
+
+
+class Size(NamedTuple):
+    """What the model knows of the input: the graph's rows, nonzeros and deviation of degrees, and float32 features."""
+
+    num_rows: int
+    nnz: int
+    degree_deviation: float
+    num_feats: int
+
+
+def settings(num_feats: int) -> Iterator[Setting]:
+    """All that differ for so many float32 features."""
+    vectors = math.ceil(num_feats / _NUMBERS_OF_A_LANE)
+    lanes = [n for n in LANES if n == LANES[0] or n < 2 * vectors]
+    return (Setting(gs, tpb, dw) for gs in GROUP_SIZES for tpb in THREADS for dw in lanes)
+
+
+def latency(setting: Setting, size: Size) -> float:
+    """Equation 2, in no unit: settings are compared by it."""
+    gs, tpb, dw = setting
+    spread = size.degree_deviation / max(1.0, size.nnz / max(1, size.num_rows))
+    alpha = _ALPHA[0] + (_ALPHA[1] - _ALPHA[0]) * min(1.0, spread)
+    work = size.nnz * size.num_feats / (gs * abs(dw - size.num_feats / 3) * abs(tpb - math.sqrt(_MAX_THREADS)))
+    return work * (1 + abs(gs - alpha * size.num_rows / max(1, size.nnz)))
+
+
+def fits(setting: Setting, size: Size) -> bool:
+    """Equations 3 and 4: what a thread is given, and what a block keeps in shared memory."""
+    gs, tpb, dw = setting
+    degree = max(1.0, size.nnz / max(1, size.num_rows))
+    return gs * size.num_feats / dw <= _CAPABILITY and tpb * gs / (degree * dw) * size.num_feats * 4 <= _SHARED_BYTES
+
+
+def search(
+    candidates: list[Setting],
+    cost: Callable[[Setting], float],
+    *,
+    population: int = 12,
+    rounds: int = 12,
+    seed: int = 0,
+) -> list[Setting]:
+    """The settings that an evolutionary search meets, best first.
+
+    Parameters
+    ----------
+    candidates : list of Setting
+        The space; what crossing makes outside of it is dropped.
+    cost : function of Setting
+        Less is better; each setting is asked about once.
+    population, rounds : int
+        The better half of a population is crossed, each parameter being of one parent or changed to a neighbouring
+        value; section 7.2 has 10 to 15 rounds enough.
+
+    Notes
+    -----
+    The same result for the same arguments.
+    """
+    rng = random.Random(seed)
+    space = set(candidates)
+    values = [sorted({each[i] for each in candidates}) for i in range(3)]
+    known: dict[Setting, float] = {}
+
+    def ranked(some: set[Setting]) -> list[Setting]:
+        for each in some:
+            if each not in known:
+                known[each] = cost(each)
+        return sorted(some, key=lambda each: (known[each], each))
+
+    def child(parents: list[Setting]) -> Setting:
+        genes = [rng.choice(parents)[i] for i in range(3)]
+        i = rng.randrange(3)
+        at = values[i].index(genes[i]) + rng.choice((-1, 0, 1))
+        genes[i] = values[i][min(max(at, 0), len(values[i]) - 1)]
+        return Setting(*genes)
+
+    alive = ranked(set(rng.sample(candidates, min(population, len(candidates)))))
+    for _ in range(rounds):
+        parents = alive[: max(1, len(alive) // 2)]
+        made = {child(parents) for _ in range(population)} & space
+        alive = ranked(set(parents) | made)[:population]
+    return ranked(set(known))

@@ -1,0 +1,127 @@
+"""What a graph keeps for the CUDA kernels: an order of its rows, and work lists by the size of a row of features."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph import louvain, reorder, worklist
+from gnnaccel.graph.worklist import Kernel, Plan, WorkList
+
+if TYPE_CHECKING:
+    from gnnaccel.graph.structure import Graph
+
+# A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
+# is gone.
+_LASTING_USES = 50
+
+
+class Work:
+    """The lists of one graph, which is given to each method that builds.
+
+    Attributes
+    ----------
+    lists : dict of WorkList
+        By lanes (`worklist.lanes_of`): the rows' lists, which every kernel can read.
+    groups : dict of WorkList
+        By lanes: lists of groups, which sums and means take instead where one is there.
+    order : Tensor [num_rows] or None
+        Rows in an order in which neighbours share sources, as given or found; None where none is known.
+    order_name : str or None
+        By which method `prepare` found that order; None where rows are as given.
+    """
+
+    def __init__(self) -> None:
+        self.lists: dict[int, WorkList] = {}
+        self.groups: dict[int, WorkList] = {}
+        self.order: Tensor | None = None
+        self.order_name: str | None = None
+        self._order_sought = False
+        self._method: str | None = None  # by which an order was sought last, whether or not one that pays was found
+        self._uses = 0  # -1: there is no memory for lists
+        # A captured CUDA graph reads lists by address alone, so they live as long as the graph.
+        self._retired: list[WorkList] = []
+
+    def of(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
+        """`Graph.work_list`."""
+        lanes = worklist.lanes_of(row_bytes)
+        found = (self.groups.get(lanes) if sums else None) or self.lists.get(lanes)
+        if found is not None or self._uses < 0:
+            return found
+        self._uses += 1
+        if self._uses <= _LASTING_USES or graph.nnz == 0 or torch.are_deterministic_algorithms_enabled():
+            return None
+        if graph.transient():
+            return None
+        graph.tiling.look(graph)
+        try:
+            self.seek_order(graph)
+            return self.rows_list(graph, lanes)
+        except torch.OutOfMemoryError:
+            self._uses = -1
+            logger = logging.getLogger("gnnaccel")
+            logger.warning("%s: no memory for a work list; its kernels do without, slower", graph)
+            return None
+
+    def prepare(self, graph: Graph, method: str | None, like: Graph | None) -> None:
+        """`Graph.prepare_work`."""
+        if method and self._method != method:
+            before = self.order_name is not None
+            same = like is not None and graph.num_rows == graph.num_cols and louvain.is_symmetric(graph)
+            with torch.inference_mode(False), torch.no_grad():
+                order = like.work.order if like is not None and same and like.reordered else None
+                order = reorder.order_by(graph, method) if order is None else order
+            self._method, self.order_name = method, None if order is None else method
+            if order is not None or before:
+                self.order, self._order_sought = order, order is not None
+                self._retired += [*self.lists.values(), *self.groups.values()]
+                self.lists, self.groups = {}, {}
+                graph.tiling.forget_measured()
+        self.seek_order(graph)
+        graph.tiling.look(graph)
+        for lanes in worklist.LANES:
+            self.rows_list(graph, lanes)
+
+    def seek_order(self, graph: Graph) -> None:
+        """Find out whether the rows as given are in an order with locality, unless that is known."""
+        if not self._order_sought:
+            with torch.inference_mode(False), torch.no_grad():
+                self.order, self._order_sought = worklist.given_order(graph), True
+
+    def rows_list(self, graph: Graph, lanes: int) -> WorkList:
+        """The rows' list, by rule if there is none yet."""
+        if lanes not in self.lists:
+            self.lists[lanes] = self.arranged(graph, worklist.plan_of(graph, lanes, self.order is not None))
+        return self.lists[lanes]
+
+    def plan(self, graph: Graph, row_bytes: int) -> Plan:
+        """By which sums of rows of `row_bytes` go."""
+        lanes = worklist.lanes_of(row_bytes)
+        return self.groups[lanes].plan if lanes in self.groups else self.rows_list(graph, lanes).plan
+
+    def arranged(self, graph: Graph, plan: Plan) -> WorkList:
+        """A list of this plan: one that is there, or a new one, which is not kept."""
+        for other in (*self.lists.values(), *self.groups.values()):
+            if other.plan.arranges_as(plan):
+                return other._replace(plan=plan)
+        with torch.inference_mode(False), torch.no_grad():
+            return worklist.build(graph, plan, self.order)
+
+    def adopt(self, row_bytes: int, work: WorkList) -> None:
+        """Serve features of `row_bytes` by this list and its plan from now on; by groups only their sums and means."""
+        lanes = worklist.lanes_of(row_bytes)
+        old = [self.groups.pop(lanes, None)]
+        if work.plan.kernel is Kernel.GROUPS:
+            self.groups[lanes] = work
+        else:
+            old.append(self.lists.get(lanes))
+            self.lists[lanes] = work
+        self._retired += [each for each in old if each is not None]
+
+    def arrays(self) -> list[Tensor]:
+        """The tensors of all lists, and of the order."""
+        lists = [*self.lists.values(), *self.groups.values(), *self._retired]
+        return [a for work in lists for a in work[:3]] + ([] if self.order is None else [self.order])
