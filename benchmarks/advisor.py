@@ -26,7 +26,7 @@ from timing import clocks_under_load, error_of, provenance, sample, save_table, 
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import tune
+from gnnaccel.graph import groups, tune
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
 from gnnaccel.ops import reference
@@ -38,6 +38,7 @@ GRAPHS = ("pubmed-like", "arxiv-like", "arxiv-like:sorted", "artist-like", "blog
 COLUMNS = ("graph", "nodes", "edges", "reorder", "width", "model_ms", "measured_ms", "best_ms", "best", "tiled_ms",
            "model_gap", "measured_gap", "measure_ms", "tried", "complete", "rel_error")  # fmt: skip
 CAPS = (32, 64, 128, 256, 512, 1024)
+GROUPS_NNZ = 3_000_000  # up to which groups of neighbours are in the grid; beyond they gain little (groups.py)
 
 
 def grid(graph: Graph, row_bytes: int) -> list[Plan]:
@@ -49,6 +50,9 @@ def grid(graph: Graph, row_bytes: int) -> list[Plan]:
 
     plans = [Plan(256, Arrangement.LENGTH, Kernel.BALANCED, lanes) for lanes in slices(32)]
     plans += [Plan(cap, a, Kernel.ROWS, lanes) for a in known for cap in CAPS for lanes in slices(16)]
+    if graph.nnz <= GROUPS_NNZ:
+        arrangement = graph.work.plan(graph, row_bytes).arrangement
+        plans += sorted((s.plan(arrangement) for s in groups.settings(row_bytes // 4)), key=lambda p: p.workers)
     return plans
 
 
@@ -57,15 +61,17 @@ def best_of(graph: Graph, x, weight, budget_ms: float, each: bool) -> tuple[floa
     found = (math.inf, "")
     works: dict = {}
     for plan in grid(graph, x.shape[1] * x.element_size()):
-        key = plan[:2]
+        key = (*plan[:2], plan.workers)
         if key not in works:
             works = {key: graph.work.arranged(graph, plan)}
         work = works[key]._replace(plan=plan)
         given = arrays._replace(items=work.items, steps=work.steps, splits=work.splits, plan=plan.code)
         ms = time_ms(lambda given=given: spmm_op(*given, x, weight, "mul", "sum", 0.0), budget_ms, 3, 20)[0]
         name = f"{plan.kernel.name.lower()} x{plan.slice_lanes}"
-        if plan.kernel is Kernel.ROWS:
+        if plan.kernel is not Kernel.BALANCED:
             name += f" {plan.arrangement.name.lower()} cap {plan.cap}"
+        if plan.kernel is Kernel.GROUPS:
+            name += f" threads {plan.threads}"
         if each:
             print(f"  {name}: {ms:.4g} ms")
         found = min(found, (ms, name))

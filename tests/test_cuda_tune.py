@@ -8,7 +8,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph import tune
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import LANES
+from gnnaccel.graph.worklist import LANES, Kernel
 
 if EMULATED:
     pytest.skip("nothing to measure without a GPU", allow_module_level=True)
@@ -40,6 +40,18 @@ def test_measured_plans_serve(reorder):
         assert graph.work.plan(graph, found.row_bytes) == found.plan
         check(graph, found.num_feats)
         check(graph.transposed, found.num_feats)
+
+
+def test_groups_serve_sums_alone():
+    graph = a_graph()
+    gnnaccel.prepare(graph)
+    kernels = [graph.work_list(64, sums).plan.kernel for sums in (True, False)]
+    assert kernels == [Kernel.GROUPS, Kernel.ROWS]
+    check(graph, 16)
+    rows = graph.work.arranged(graph, graph.work.plan(graph, 64, sums=False))
+    graph.work.adopt(64, rows)
+    assert graph.work_list(64, True).plan.kernel is Kernel.ROWS
+    check(graph, 16)
 
 
 def test_plans_from_disk(tmp_path):
@@ -105,7 +117,9 @@ def test_captured_graphs_outlive_new_plans():
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         out = ops.spmm(graph, x)
-    size = graph.work.lists[16].items.numel() * graph.work.lists[16].items.element_size()
+    items = graph.work_list(256, sums=True).items
+    size = items.numel() * items.element_size()
+    del items
     for lanes in LANES:  # all of them, as lists of one plan share their arrays
         plan = graph.work.lists[lanes].plan
         graph.work.adopt(16 * lanes, graph.work.arranged(graph, plan._replace(cap=plan.cap * 2)))

@@ -62,26 +62,34 @@ def test_every_nonzero_is_in_one_item(name, arrangement, index):
 @pytest.mark.parametrize("arrangement", list(Arrangement))
 @pytest.mark.parametrize("name", DEGREES)
 def test_every_nonzero_is_in_one_group(name, arrangement, index):
-    """Groups of a row follow each other; what a block has of a row that others have too is one part of it."""
+    """Groups of a row follow each other, in one block if they fit; what a block has of a longer row is a part of it."""
     graph, workers = graph_of(DEGREES[name], index), 8
     plan = Plan(16, arrangement, Kernel.GROUPS, 4, 4 * workers)
     list_ = worklist.build(graph, plan, torch.arange(graph.num_rows).flip(0))
     assert {t.dtype for t in (list_.items, list_.steps, list_.splits)} == {index} and plan.workers == workers
-    indptr, seen, blocks = graph.indptr.tolist(), [], {}
+    indptr, seen, blocks, before = graph.indptr.tolist(), [], {}, (-1, 0)
     for i, (row, begin, end, part) in enumerate(list_.items.tolist()):
-        before = list_.items[i - 1].tolist() if i else [-1, 0, 0, 0]
-        assert begin == (before[2] if before[0] == row else indptr[row])
-        assert 0 < end - begin <= 16 or end == begin == indptr[row + 1]
+        assert begin == (before[1] if before[0] == row else indptr[row])
+        empty = begin == end == indptr[row + 1]
+        assert 0 < end - begin <= 16 or (empty and (indptr[row] == end or (before[0] == row and i % workers)))
         seen += range(begin, end)
         assert nonzeros_of((row, begin, end, part), list_.steps) == list(range(begin, end))
         blocks.setdefault(row, {}).setdefault(i // workers, set()).add(part)
-    assert sorted(seen) == list(range(graph.nnz))
-    assert sorted(blocks) == list(range(graph.num_rows))
+        before = row, end
+    assert sorted(seen) == list(range(graph.nnz)) and sorted(blocks) == list(range(graph.num_rows))
+    assert len(list_.items) % workers == 0
     for row, first, count, degree in list_.splits.tolist():
         assert list(blocks.pop(row).values()) == [{first + 1 + j} for j in range(count)] and count > 1
-        assert degree == indptr[row + 1] - indptr[row]
+        assert degree == indptr[row + 1] - indptr[row] > 16 * workers
     assert all(list(parts.values()) == [{0}] for parts in blocks.values())
     assert list_.steps.numel() == sum(list_.splits[:, 2].tolist())
+
+
+def test_blocks_are_full_where_they_can_be():
+    """Rows of 5, 5, 3 groups in blocks of 8: the second begins the second block, where the third fits too."""
+    plan = Plan(16, Arrangement.CLUSTERS, Kernel.GROUPS, 4, 32)
+    items = worklist.build(graph_of([80, 80, 48]), plan, torch.arange(3)).items
+    assert items[:, 0].tolist() == [0] * 8 + [1] * 5 + [2] * 3
 
 
 @pytest.mark.parametrize(
@@ -133,6 +141,6 @@ def test_plans():
 
 def test_copies_and_pickles_leave_the_lists_behind():
     graph = graph_of([3, 0, 70])
-    graph.work.rows_list(graph, 4)
+    graph.work.build(graph, 4)
     for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert graph.work.lists and not other.work.lists and torch.equal(other.indptr, graph.indptr)

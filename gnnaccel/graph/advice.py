@@ -150,7 +150,16 @@ def _advised(graph: Graph, width: int, clustered: bool, tiles: float) -> Advised
         return Advised(
             width, "tiles on tensor cores", f"a column of 16 rows serves {tiles:.1f} edges, {PAYS_FROM:g} pay"
         )
-    plan = worklist.plan_of(graph, worklist.lanes_of(4 * width), clustered)
+    lanes = worklist.lanes_of(4 * width)
+    plan = worklist.plan_of(graph, lanes, clustered)
+    if worklist.groups_pay(graph, lanes, plan):
+        groups = worklist.groups_of(graph, lanes, plan.arrangement)
+        whole = graph.longest_row <= groups.cap * groups.workers
+        kernel = (
+            f"groups of {groups.cap} neighbours, {groups.workers} to a block, {groups.slice_lanes} lanes of 16 bytes"
+        )
+        why = "in one launch" if whole else "so that all workers on the chip have some"
+        return Advised(width, kernel, f"the longest row, {graph.longest_row} nonzeros, is shared by workers, {why}")
     if plan.kernel is Kernel.BALANCED:
         kernel = f"equal nonzeros for each worker, {plan.slice_lanes} lanes of 16 bytes"
         return Advised(width, kernel, _why_balanced(plan))

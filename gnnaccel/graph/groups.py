@@ -1,20 +1,21 @@
 """Settings of the kernel of neighbour groups: GNNAdvisor's model, and its evolutionary search.
 
 GNNAdvisor (Wang et al., OSDI 2021, section 7) ranks group size, threads of a block and dimension workers by a formula
-(`latency`, under two limits: `fits`), and looks for the best by crossing good ones (`search`). As printed, the formula
-knows little of the GPU; `tune` therefore times what it proposes, and docs/advisor.md says how far from the best it is.
+(`latency`, under two limits: `fits`), and looks for the best by crossing good ones (`search`). What the formula puts
+first takes 1.4 to 1.5 times as long as the best on an H200 (docs/advisor.md), so without measuring
+`worklist.groups_of` decides; `tune` lets the search begin with both, and has it judge by times.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gnnaccel.graph.worklist import THREADS
+from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.worklist import GROUP_SIZES, THREADS, Arrangement, Kernel, Plan
 
-GROUP_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 LANES = (4, 8, 16, 32)
 _NUMBERS_OF_A_LANE = 4  # float32
 _ALPHA = 0.15, 0.3  # what the paper lets alpha be, the larger the more degrees deviate
@@ -24,16 +25,20 @@ _SHARED_BYTES = 48 << 10  # memory_capacity of equation 4: what a block has with
 
 
 class Setting(NamedTuple):
-    """Of `Kernel.GROUPS`: neighbours of a group, threads of a block, 16-byte lanes of a worker."""
+    """Of `Kernel.GROUPS`: neighbours of a group, threads of a block, 16-byte lanes (dimension workers) of a worker."""
 
     group_size: int
     threads: int
     lanes: int
 
-    @property
-    def dimension_workers(self) -> int:
-        """GNNAdvisor's name for the threads that share a group."""
-        return self.lanes
+    def plan(self, arrangement: Arrangement) -> Plan:
+        """Groups of this setting."""
+        return Plan(self.group_size, arrangement, Kernel.GROUPS, self.lanes, self.threads)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Setting:
+        """That of a plan of groups."""
+        return cls(plan.cap, plan.threads, plan.slice_lanes)
 
 
 class Size(NamedTuple):
@@ -44,12 +49,17 @@ class Size(NamedTuple):
     degree_deviation: float
     num_feats: int
 
+    @classmethod
+    def of(cls, graph: Graph, num_feats: int) -> Size:
+        """Synchronises."""
+        return cls(graph.num_rows, graph.nnz, float(graph.indptr.diff().double().std(correction=0)), num_feats)
 
-def settings(num_feats: int) -> Iterator[Setting]:
+
+def settings(num_feats: int) -> list[Setting]:
     """All that differ for so many float32 features."""
     vectors = math.ceil(num_feats / _NUMBERS_OF_A_LANE)
     lanes = [n for n in LANES if n == LANES[0] or n < 2 * vectors]
-    return (Setting(gs, tpb, dw) for gs in GROUP_SIZES for tpb in THREADS for dw in lanes)
+    return [Setting(gs, tpb, dw) for gs in GROUP_SIZES for tpb in THREADS for dw in lanes]
 
 
 def latency(setting: Setting, size: Size) -> float:
@@ -68,8 +78,15 @@ def fits(setting: Setting, size: Size) -> bool:
     return gs * size.num_feats / dw <= _CAPABILITY and tpb * gs / (degree * dw) * size.num_feats * 4 <= _SHARED_BYTES
 
 
+def by_formula(size: Size) -> list[Setting]:
+    """The settings that equations 3 and 4 allow, or all if they allow none, the best by equation 2 first."""
+    every = settings(size.num_feats)
+    return sorted([s for s in every if fits(s, size)] or every, key=lambda s: latency(s, size))
+
+
 def search(
-    candidates: list[Setting],
+    space: Sequence[Setting],
+    start: Sequence[Setting],
     cost: Callable[[Setting], float],
     *,
     population: int = 12,
@@ -80,8 +97,10 @@ def search(
 
     Parameters
     ----------
-    candidates : list of Setting
-        The space; what crossing makes outside of it is dropped.
+    space : sequence of Setting
+        What crossing makes outside of it is dropped.
+    start : sequence of Setting
+        The first population.
     cost : function of Setting
         Less is better; each setting is asked about once.
     population, rounds : int
@@ -93,14 +112,13 @@ def search(
     The same result for the same arguments.
     """
     rng = random.Random(seed)
-    space = set(candidates)
-    values = [sorted({each[i] for each in candidates}) for i in range(3)]
+    inside = set(space)
+    values = [sorted({each[i] for each in space}) for i in range(3)]
     known: dict[Setting, float] = {}
 
     def ranked(some: set[Setting]) -> list[Setting]:
-        for each in some:
-            if each not in known:
-                known[each] = cost(each)
+        for each in sorted(some - known.keys()):
+            known[each] = cost(each)
         return sorted(some, key=lambda each: (known[each], each))
 
     def child(parents: list[Setting]) -> Setting:
@@ -110,9 +128,9 @@ def search(
         genes[i] = values[i][min(max(at, 0), len(values[i]) - 1)]
         return Setting(*genes)
 
-    alive = ranked(set(rng.sample(candidates, min(population, len(candidates)))))
+    alive = ranked(set(start))
     for _ in range(rounds):
         parents = alive[: max(1, len(alive) // 2)]
-        made = {child(parents) for _ in range(population)} & space
+        made = {child(parents) for _ in range(population)} & inside
         alive = ranked(set(parents) | made)[:population]
     return ranked(set(known))

@@ -25,7 +25,7 @@ LEAST_GAIN = 0.1
 # more, and saves a fifth of some 25 microseconds. Rows of a small graph are in L2 anyway (fb15k237.npz, by rule: 10 to
 # 15 % slower).
 REPAID_EDGES = 500_000
-_WINDOW = 8192  # nonzeros that the warps of one multiprocessor work on at a time
+WINDOW = 8192  # nonzeros that the warps of one multiprocessor work on at a time
 
 
 def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | None = LEAST_GAIN) -> Tensor | None:
@@ -135,7 +135,7 @@ def _cuthill_mckee(graph: Graph) -> Tensor | None:
     return torch.from_numpy(order.astype(np.int64)).to(graph.device)
 
 
-def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> float:
+def reuse(graph: Graph, order: Tensor | None = None, *, window: int = WINDOW, samples: int = 256) -> float:
     """Share of nonzeros whose column an earlier nonzero of the same window of consecutive nonzeros has read.
 
     reuse = 1 - (distinct columns) / nonzeros, mean over windows: the share of gathers that a small cache can save.
@@ -159,7 +159,7 @@ def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, s
     return float(shares.mean()) if shares.numel() else 0.0
 
 
-def reuse_of_windows(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> Tensor:
+def reuse_of_windows(graph: Graph, order: Tensor | None = None, *, window: int = WINDOW, samples: int = 256) -> Tensor:
     """The same of each window: [at most samples], float64."""
     nnz = graph.nnz
     if nnz == 0:
@@ -180,7 +180,7 @@ def reuse_of_windows(graph: Graph, order: Tensor | None = None, *, window: int =
 
 def _fewest_reads(graph: Graph) -> float:
     """What no order can fall below: each column that occurs is read once, and one window is all of a small graph."""
-    if graph.nnz <= _WINDOW:
+    if graph.nnz <= WINDOW:
         return 1.0
     seen = torch.zeros(graph.num_cols, dtype=torch.bool, device=graph.device)
     seen[graph.indices] = True

@@ -189,6 +189,11 @@ class Graph:
         """True if every row has a nonzero. Found on first use, which synchronises, and kept."""
         return bool((self.indptr.diff() > 0).all())
 
+    @functools.cached_property
+    def longest_row(self) -> int:
+        """The most nonzeros of a row. As `no_empty_rows`."""
+        return int(self.indptr.diff().max()) if self.num_rows else 0
+
     @property
     def device(self) -> torch.device:
         """Device of the structure."""

@@ -1,9 +1,9 @@
 """Which kernel, and with which parameters, serves the sums over a graph on CUDA, measured on the graph itself.
 
-The rules that hold without this are the model: `worklist.plan_of` cuts and arranges rows, the ladder of cuda/spmm.cu
-picks kernel and slice, `gate` says where tiles pay. `measure` starts from what they say and tries, while there is
-time: kernels and slices, then arrangements and cuts, then slices again. GNNAdvisor (Wang et al., OSDI 2021) ranks
-settings by a model, and tries the best.
+The rules that hold without this are the model: `worklist.plan_of` and `groups_of` cut and arrange rows and pick kernel
+and slice, `gate` says where tiles pay. `measure` starts from what they say and tries, while there is time: groups of
+neighbours by GNNAdvisor's search (Wang et al., OSDI 2021), beginning with the rule's and the formula's; kernels and
+slices for whole rows, then arrangements and cuts, then slices again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from dataclasses import dataclass
 
 import torch
 
+from gnnaccel.graph.groups import Setting, Size, by_formula, settings
+from gnnaccel.graph.groups import search as evolve
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList, groups_of, lanes_of
 
 MODES = ("model", "measure", "off")
 _PAYS = 0.97  # of the time of what is there: less is noise
 _CALLS, _FEW_CALLS, _LONG_MS = 5, 2, 5.0  # the median of which is a plan's time; of calls that take long
 _HEAD_START = 200_000  # cycles that the device spins while the host queues a call
 _CAPS = (32, 2048)
+_GROUPS_NNZ = 20_000_000  # beyond, whole rows have always been faster
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,12 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
     if tiles:
         tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
         model_ms = tiled_ms if tiled else model_ms
+    rows = graph.work.plan(graph, row_bytes, sums=False)
+    if graph.nnz <= _GROUPS_NNZ:
+        _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
     for stage in (_slices, _lists, _slices):
-        for plan in stage(search.best.plan, graph, row_bytes):
-            search.consider_plan(plan)
+        for plan in stage(search.best_of_rows(rows), graph, row_bytes):
+            search.time(plan)
     best = search.best if search.best_ms <= _PAYS * listed_ms else first
     best_ms = min(search.best_ms, tiled_ms)
     if tiles and best_ms <= _PAYS * model_ms:
@@ -141,21 +147,29 @@ class _Search:
         self.times: dict[Plan, float] = {}
         self.best_ms = float("inf")
         self.best: WorkList
+        self.last: WorkList  # whose list the next plan may share
         self.out_of_time = False
 
-    def consider_plan(self, plan: Plan) -> None:
-        if plan in self.times:
-            return
-        if time.perf_counter() > self.deadline:
-            self.out_of_time = True
-            return
-        same = self.best.plan.arranges_as(plan)
-        self.consider(self.best._replace(plan=plan) if same else self.graph.work.arranged(self.graph, plan))
+    def time(self, plan: Plan) -> float:
+        """Milliseconds of `plan`; infinitely many when there is no time left to measure it."""
+        if plan not in self.times:
+            if time.perf_counter() > self.deadline:
+                self.out_of_time = True
+                return math.inf
+            same = self.last.plan.arranges_as(plan)
+            self.consider(self.last._replace(plan=plan) if same else self.graph.work.arranged(self.graph, plan))
+        return self.times[plan]
 
     def consider(self, work: WorkList) -> None:
+        self.last = work
         time_ms = self.times[work.plan] = _time_ms(lambda: self.run(work))
         if time_ms < self.best_ms:
             self.best_ms, self.best = time_ms, work
+
+    def best_of_rows(self, otherwise: Plan) -> Plan:
+        """The best so far of those that are not of groups."""
+        plans = [plan for plan in self.times if plan.kernel is not Kernel.GROUPS]
+        return min(plans, key=self.times.__getitem__, default=otherwise)
 
 
 def _time_ms(function: Callable[[], object]) -> float:
@@ -174,6 +188,12 @@ def _call_times(function: Callable[[], object], calls: int) -> list[float]:
         end.record()
     torch.cuda.synchronize()
     return [begin.elapsed_time(end) for begin, end in marks]
+
+
+def _try_groups(search: _Search, graph: Graph, num_feats: int, row_bytes: int, arrangement: Arrangement) -> None:
+    rule = Setting.of(groups_of(graph, lanes_of(row_bytes), arrangement))
+    start = [rule, *by_formula(Size.of(graph, num_feats))[:2]]
+    evolve(settings(num_feats), start, lambda s: search.time(s.plan(arrangement)), population=6, rounds=4)
 
 
 def _slices(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:

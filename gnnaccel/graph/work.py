@@ -59,12 +59,13 @@ class Work:
         graph.tiling.look(graph)
         try:
             self.seek_order(graph)
-            return self.rows_list(graph, lanes)
+            rows = self.build(graph, lanes)
         except torch.OutOfMemoryError:
             self._uses = -1
             logger = logging.getLogger("gnnaccel")
             logger.warning("%s: no memory for a work list; its kernels do without, slower", graph)
             return None
+        return self.groups.get(lanes, rows) if sums else rows
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None) -> None:
         """`Graph.prepare_work`."""
@@ -83,7 +84,7 @@ class Work:
         self.seek_order(graph)
         graph.tiling.look(graph)
         for lanes in worklist.LANES:
-            self.rows_list(graph, lanes)
+            self.build(graph, lanes)
 
     def seek_order(self, graph: Graph) -> None:
         """Find out whether the rows as given are in an order with locality, unless that is known."""
@@ -91,16 +92,21 @@ class Work:
             with torch.inference_mode(False), torch.no_grad():
                 self.order, self._order_sought = worklist.given_order(graph), True
 
-    def rows_list(self, graph: Graph, lanes: int) -> WorkList:
-        """The rows' list, by rule if there is none yet."""
+    def build(self, graph: Graph, lanes: int) -> WorkList:
+        """The rows' list, and that of groups where these pay: by rule, if there are none yet."""
         if lanes not in self.lists:
-            self.lists[lanes] = self.arranged(graph, worklist.plan_of(graph, lanes, self.order is not None))
+            plan = worklist.plan_of(graph, lanes, self.order is not None)
+            made = self.arranged(graph, plan)
+            if worklist.groups_pay(graph, lanes, plan):
+                self.groups[lanes] = self.arranged(graph, worklist.groups_of(graph, lanes, plan.arrangement))
+            self.lists[lanes] = made
         return self.lists[lanes]
 
-    def plan(self, graph: Graph, row_bytes: int) -> Plan:
-        """By which sums of rows of `row_bytes` go."""
+    def plan(self, graph: Graph, row_bytes: int, sums: bool = True) -> Plan:
+        """By which rows of `row_bytes` go, or their sums and means."""
         lanes = worklist.lanes_of(row_bytes)
-        return self.groups[lanes].plan if lanes in self.groups else self.rows_list(graph, lanes).plan
+        rows = self.build(graph, lanes)
+        return (self.groups.get(lanes, rows) if sums else rows).plan
 
     def arranged(self, graph: Graph, plan: Plan) -> WorkList:
         """A list of this plan: one that is there, or a new one, which is not kept."""

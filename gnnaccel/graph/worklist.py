@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.graph.reorder import reuse
+from gnnaccel.graph.reorder import WINDOW, reuse
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
@@ -27,12 +27,17 @@ _LEAST_CAP = 64  # where most rows have as many: pieces of small graphs
 # Threads that a multiprocessor holds in the kernels that read the list, and how many lanes of 16 bytes rows of features
 # have, by which plans differ. Workers have 16 at most.
 _THREADS, LANES, _MOST_LANES = 1536, (4, 8, 16, 32, 64), 16
-THREADS = (64, 128, 256, 512)  # of a block that takes groups; cuda/spmm_groups.cu has 512 at most
+# Of groups of neighbours: threads of a block (cuda/spmm_groups.cu has 512 at most), neighbours of a group; where both
+# start by rule; lanes of all nonzeros for each thread on the chip, up to which saving a launch is worth it.
+THREADS, GROUP_SIZES = (64, 128, 256, 512), (4, 8, 16, 32, 64, 128, 256, 512)
+_LEAST_GROUP, _GROUP_WORKERS, _SMALL = 8, 16, 200
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
 _SHORT, _DENSE, _MANY = 8, 256, 1_000_000  # mean degrees; nonzeros
 _L2_BYTES = 50 << 20  # of an H200
+_ON_HOST = 20_000  # rows
+_WINDOWS = 4  # of `reorder.reuse`; a graph of fewer lies in the caches whatever its order
 _BLOCK = 256  # rows that a graph given in a good order keeps together
 _LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read
 
@@ -137,6 +142,38 @@ def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
     return Plan(cap, _arrangement_of(graph, lanes, share, clustered), *_kernel_of(graph, lanes, wide, cache, clustered))
 
 
+def groups_of(graph: Graph, lanes: int, arrangement: Arrangement) -> Plan:
+    """The same for groups of neighbours: as small as leaves every worker on the chip something to do.
+
+    Where the longest row needs no more than four times that, groups and blocks grow until a block has all groups of a
+    row: then no part of a row is left to a second kernel.
+    """
+    width = min(lanes, _MOST_LANES)
+    processors, _ = _chip(graph)
+    share = graph.nnz * width / (processors * _THREADS)
+    least = max(_LEAST_GROUP, 1 << round(math.log2(max(1, share))))
+    least = size = min(least, GROUP_SIZES[-1])
+    workers, most, largest = _GROUP_WORKERS, THREADS[-1] // width, min(4 * least, GROUP_SIZES[-1])
+    while size * workers < graph.longest_row and (size < largest or workers < most):
+        if workers < most and (4 * workers <= size or size == largest):
+            workers *= 2
+        else:
+            size *= 2
+    if size * workers < graph.longest_row:
+        size, workers = least, _GROUP_WORKERS
+    return Plan(size, arrangement, Kernel.GROUPS, width, workers * width)
+
+
+def groups_pay(graph: Graph, lanes: int, plan: Plan) -> bool:
+    """True if groups of neighbours are to serve the sums that `plan`, of whole rows, would cut rows for.
+
+    A second launch takes a third of the time of a sum over a small graph.
+    """
+    processors, _ = _chip(graph)
+    small = graph.nnz * lanes <= _SMALL * processors * _THREADS
+    return small and plan.kernel is Kernel.ROWS and graph.longest_row > plan.cap
+
+
 def _arrangement_of(graph: Graph, lanes: int, share: float, clustered: bool) -> Arrangement:
     if not clustered:
         return Arrangement.LENGTH
@@ -183,8 +220,12 @@ def _chip(graph: Graph) -> tuple[int, int]:
 def given_order(graph: Graph) -> Tensor | None:
     """The rows as given, each block of a few hundred by falling length, if neighbours share sources; else None.
 
+    None also of a small graph.
+
     Synchronises: it counts sources in a sample (`reorder.reuse`).
     """
+    if graph.nnz < _WINDOWS * WINDOW:
+        return None
     by_length = graph.indptr.diff().argsort(descending=True, stable=True)
     in_blocks = by_length[torch.argsort(by_length // _BLOCK, stable=True)]
     local = 1 - reuse(graph, in_blocks) <= _LOCAL * (1 - reuse(graph, by_length))
@@ -205,49 +246,89 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
 
     Notes
     -----
-    Torch ops on the graph's device; synchronises twice and at the end, so that any stream may read the list.
+    Torch ops on the graph's device, of a few rows on the host, where they take less time than to be launched.
+    Synchronises, so that any stream may read the list.
     """
-    index = graph.indptr.dtype
     indptr = graph.indptr.long()
+    if graph.num_rows <= _ON_HOST:
+        indptr, order = indptr.cpu(), None if order is None else order.cpu()
+    rows = _arranged(indptr.diff(), plan.arrangement, order)
+    made = (_groups if plan.kernel is Kernel.GROUPS else _pieces)(indptr, rows, plan)
+    items, steps, splits = (t.to(graph.device, graph.indptr.dtype).contiguous() for t in made)
+    if graph.indptr.is_cuda:
+        torch.cuda.current_stream(graph.device).synchronize()
+    return WorkList(items, steps, splits, plan)
+
+
+def _pieces(indptr: Tensor, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """Items, steps and splits of whole rows and interleaved pieces."""
     degree = indptr.diff()
-    rows = _arranged(degree, plan.arrangement, order)
-    pieces = (degree[rows] + plan.cap - 1).div(plan.cap, rounding_mode="floor").clamp_(min=1)
+    pieces = _ceil_div(degree[rows], plan.cap).clamp_(min=1)
     ends = pieces.cumsum(0)
     place = torch.arange(rows.numel(), device=rows.device)
     place = place.repeat_interleave(pieces, output_size=int(ends[-1]) if rows.numel() else 0)  # of an item's row
     item_rows, count = rows[place], pieces[place]
     number = torch.arange(place.numel(), device=rows.device) - (ends - pieces)[place]
-    if plan.kernel is Kernel.GROUPS:
-        begin, end = (indptr[item_rows] + (number + i) * degree[item_rows] // count for i in (0, 1))
-        pieces, part = _fragments(ends, pieces, place, plan.workers)
-    else:
-        begin, end = indptr[item_rows] + PIECE_RUN * number, indptr[item_rows + 1]
-        part = torch.where(count > 1, (count > 1).cumsum(0), 0)
-    items = torch.stack([item_rows, begin, end, part], 1).to(index)
-    if plan.arrangement is Arrangement.LENGTH and plan.kernel is not Kernel.GROUPS:  # pieces among rows of their length
+    part = torch.where(count > 1, (count > 1).cumsum(0), 0)
+    items = torch.stack([item_rows, indptr[item_rows] + PIECE_RUN * number, indptr[item_rows + 1], part], 1)
+    if plan.arrangement is Arrangement.LENGTH:  # pieces among rows of their own length
         length = degree[item_rows].div(count, rounding_mode="floor")
         items = items[torch.argsort(length, descending=True, stable=True)]
-    first = (pieces > 1).nonzero().flatten()
-    long, num_pieces = rows[first], pieces[first]
-    stride = torch.ones_like(num_pieces) if plan.kernel is Kernel.GROUPS else num_pieces
-    steps = (PIECE_RUN * stride).repeat_interleave(num_pieces)
-    splits = torch.stack([long, num_pieces.cumsum(0) - num_pieces, num_pieces, degree[long]], 1).to(index)
-    if rows.is_cuda:
-        torch.cuda.current_stream(rows.device).synchronize()
-    return WorkList(items.contiguous(), steps.to(index), splits.contiguous(), plan)
+    return items, PIECE_RUN * count[count > 1], _splits(degree, rows, pieces)
 
 
-def _fragments(ends: Tensor, groups: Tensor, place: Tensor, workers: int) -> tuple[Tensor, Tensor]:
-    """In how many blocks of `workers` groups each row lies, and of each group 0 or 1 + the number of its fragment.
+def _groups(indptr: Tensor, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """Items, steps and splits of groups of neighbours, `plan.workers` of them to a block.
 
-    ends, groups : Tensor [num_rows]
-        Groups of the rows so far, and of each row. place : Tensor [num_groups]: of a group's row.
+    Groups of a row are about equally long. A row lies in one block if its groups fit into one; else in chunks that fill
+    blocks, and the rest. A block that the next chunk does not fit into is filled up with empty groups of its last row.
     """
-    first = (ends - groups).div(workers, rounding_mode="floor")
-    blocks = (ends - 1).div(workers, rounding_mode="floor") - first + 1
-    cut = torch.where(blocks > 1, blocks, 0)
-    own = torch.arange(place.numel(), device=place.device).div(workers, rounding_mode="floor") - first[place]
-    return blocks, torch.where(cut[place] > 0, (cut.cumsum(0) - cut)[place] + own + 1, 0)
+    degree, workers, device = indptr.diff(), plan.workers, rows.device
+    groups = _ceil_div(degree[rows], plan.cap).clamp_(min=1)
+    chunks = _ceil_div(groups, workers)
+    last = chunks.cumsum(0)  # chunks of all rows up to each
+    place = torch.arange(rows.numel(), device=device).repeat_interleave(chunks)  # of a chunk's row
+    number = torch.arange(place.numel(), device=device) - (last - chunks)[place]
+    size = (groups[place] - workers * number).clamp_(max=workers)
+    slots = _slots_of(size, workers)
+    count = int(slots[-1].div(workers, rounding_mode="floor") + 1) * workers if slots.numel() else 0
+    slot = torch.arange(count, device=device)
+    chunk = torch.searchsorted(slots, slot, right=True) - 1
+    row, of_row = rows[place[chunk]], groups[place[chunk]]
+    inside = torch.minimum(slot - slots[chunk], size[chunk])  # groups of the chunk before this one
+    first = workers * number[chunk] + inside
+    begin, end = (indptr[row] + g * degree[row] // of_row for g in (first, first + (inside < size[chunk])))
+    cut = chunks[place] > 1
+    part = torch.where(cut, cut.cumsum(0), 0)[chunk]
+    items = torch.stack([row, begin, end, part], 1)
+    splits = _splits(degree, rows, chunks)
+    return items, splits.new_full((int(splits[:, 2].sum()),), PIECE_RUN), splits
+
+
+def _slots_of(size: Tensor, workers: int) -> Tensor:
+    """Where chunks of up to `workers` groups begin, in blocks of that many, which none reaches out of."""
+    ends = size.cumsum(0)
+    begins = ends - size
+    # The chunk that the next block begins with, if a block begins with this one; then 2, 4, 8 ... blocks on.
+    jump = torch.cat([torch.searchsorted(ends, begins + workers, right=True), ends.new_tensor([ends.numel()])])
+    starts = jump.new_zeros(1)
+    for _ in range(max(1, size.numel()).bit_length()):
+        starts = torch.cat([starts, jump[starts]]).unique()
+        jump = jump[jump]
+    starts = starts[starts < size.numel()]
+    block = torch.searchsorted(starts, torch.arange(size.numel(), device=size.device), right=True) - 1
+    return block * workers + begins - begins[starts[block]]
+
+
+def _splits(degree: Tensor, rows: Tensor, pieces: Tensor) -> Tensor:
+    """Of `rows` in several pieces: row, first piece, number of pieces, degree."""
+    long = (pieces > 1).nonzero().flatten()
+    count, cut = pieces[long], rows[long]
+    return torch.stack([cut, count.cumsum(0) - count, count, degree[cut]], 1)
+
+
+def _ceil_div(a: Tensor, b: int) -> Tensor:
+    return (a + b - 1).div(b, rounding_mode="floor")
 
 
 def _arranged(degree: Tensor, arrangement: Arrangement, order: Tensor | None) -> Tensor:
