@@ -291,11 +291,12 @@ def _groups(indptr: Tensor, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor, T
     number = torch.arange(place.numel(), device=device) - (last - chunks)[place]
     size = (groups[place] - workers * number).clamp_(max=workers)
     slots = _slots_of(size, workers)
-    count = int(slots[-1].div(workers, rounding_mode="floor") + 1) * workers if slots.numel() else 0
-    slot = torch.arange(count, device=device)
-    chunk = torch.searchsorted(slots, slot, right=True) - 1
+    count = (int(slots[-1]) // workers + 1) * workers if slots.numel() else 0
+    room = torch.cat([slots, slots.new_tensor([count])]).diff()
+    chunk = torch.arange(slots.numel(), device=device).repeat_interleave(room, output_size=count)  # of a slot
     row, of_row = rows[place[chunk]], groups[place[chunk]]
-    inside = torch.minimum(slot - slots[chunk], size[chunk])  # groups of the chunk before this one
+    # Groups of the chunk before this one.
+    inside = torch.minimum(torch.arange(count, device=device) - slots[chunk], size[chunk])
     first = workers * number[chunk] + inside
     begin, end = (indptr[row] + g * degree[row] // of_row for g in (first, first + (inside < size[chunk])))
     cut = chunks[place] > 1
@@ -311,12 +312,13 @@ def _slots_of(size: Tensor, workers: int) -> Tensor:
     begins = ends - size
     # The chunk that the next block begins with, if a block begins with this one; then 2, 4, 8 ... blocks on.
     jump = torch.cat([torch.searchsorted(ends, begins + workers, right=True), ends.new_tensor([ends.numel()])])
-    starts = jump.new_zeros(1)
-    for _ in range(max(1, size.numel()).bit_length()):
+    starts, known = jump.new_zeros(1), 0
+    while starts.numel() > known:
+        known = starts.numel()
         starts = torch.cat([starts, jump[starts]]).unique()
         jump = jump[jump]
     starts = starts[starts < size.numel()]
-    block = torch.searchsorted(starts, torch.arange(size.numel(), device=size.device), right=True) - 1
+    block = torch.zeros_like(size).index_fill_(0, starts, 1).cumsum(0) - 1
     return block * workers + begins - begins[starts[block]]
 
 
