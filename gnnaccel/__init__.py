@@ -13,6 +13,7 @@ _WHERE = {
     "Graph": "gnnaccel.graph.structure",
     "as_graph": "gnnaccel.hosts",
     "prepare": "gnnaccel.hosts",
+    "renumber": "gnnaccel.hosts",
     "invalidate": "gnnaccel.hosts",
     "accelerate": "gnnaccel.hosts",
     "install": "gnnaccel.switch",
@@ -30,6 +31,7 @@ __all__ = [
     "nn",
     "ops",
     "prepare",
+    "renumber",
     "report",
     "uninstall",
 ]

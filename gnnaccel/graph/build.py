@@ -187,13 +187,19 @@ transpose = _operators.register(
 )
 
 
+def pairs_by_id(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the edges, int64, in the order of their ids."""
+    rows, cols = rows_of(indptr), indices.long()
+    if edge_ids is None:
+        return rows, cols
+    order = torch.argsort(edge_ids)
+    return rows[order], cols[order]
+
+
 def with_loops(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rows and columns of a square graph's edges in the order of their ids, and of a loop for each node without one."""
-    rows, cols = rows_of(indptr), indices.long()
+    rows, cols = pairs_by_id(indptr, indices, edge_ids)
     missing = torch.ones(indptr.numel() - 1, dtype=torch.bool, device=indptr.device)
     missing[cols[rows == cols]] = False
     loops = missing.nonzero().flatten()
-    if edge_ids is not None:
-        order = torch.argsort(edge_ids)
-        rows, cols = rows[order], cols[order]
     return torch.cat([rows, loops]), torch.cat([cols, loops])

@@ -1,0 +1,73 @@
+"""Nodes numbered anew, so that those which share neighbours lie side by side, in the graph and in memory.
+
+GNNAdvisor's node renumbering (Wang et al., OSDI 2021, section 6.1). `reorder` lets kernels take rows in such an order
+and leaves features where they are; this moves the features too, once, which the user has to know of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph import build
+from gnnaccel.graph.louvain import inverse
+from gnnaccel.graph.reorder import ORDERS, order_by
+from gnnaccel.graph.structure import Graph
+
+
+@dataclass(frozen=True)
+class Renumbering:
+    """What `gnnaccel.renumber` did.
+
+    Attributes
+    ----------
+    order : Tensor [num_nodes], int64
+        The old number of each node, by its new one.
+    place : Tensor [num_nodes], int64
+        The new number of each node, by its old one.
+    pays : bool
+        False if no order was found that gains anything; the numbers are the old ones then.
+    """
+
+    order: Tensor
+    place: Tensor
+    pays: bool
+
+    def features(self, x: Tensor) -> Tensor:
+        """Rows of nodes [num_nodes, *F] (features, labels, masks) in the new order."""
+        return self._rows(x, self.order)
+
+    def results(self, out: Tensor) -> Tensor:
+        """Rows of nodes in the new order [num_nodes, *F], such as a model's output, back in the old one."""
+        return self._rows(out, self.place)
+
+    def nodes(self, index: Tensor) -> Tensor:
+        """Numbers of nodes, of any shape (an edge_index, the nodes to train on), as the new ones."""
+        if index.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"Renumbering.nodes: index: expected int32 or int64, got {index.dtype}")
+        return self.place.to(index.device)[index.long()].to(index.dtype)
+
+    def _rows(self, x: Tensor, at: Tensor) -> Tensor:
+        if x.dim() == 0 or x.shape[0] != at.numel():
+            raise ValueError(f"Renumbering: expected a row for each of {at.numel()} nodes, got shape {tuple(x.shape)}")
+        return x.index_select(0, at.to(x.device))
+
+
+def renumbering(graph: Graph, method: str) -> Renumbering:
+    """New numbers for the nodes of a square graph; `method` as of `reorder.order_by`."""
+    if method not in ORDERS:
+        raise ValueError(f"renumber: method: expected one of {', '.join(ORDERS)}, got {method!r}")
+    if graph.num_rows != graph.num_cols:
+        raise ValueError(f"renumber: expected a graph whose sources and destinations are the same nodes, got {graph}")
+    with torch.inference_mode(False), torch.no_grad():
+        found = order_by(graph, method)
+        order = torch.arange(graph.num_rows, device=graph.device) if found is None else found
+        return Renumbering(order, inverse(order), found is not None)
+
+
+def renumbered(graph: Graph, new: Renumbering) -> Graph:
+    """`graph` with the new numbers; edges keep their ids."""
+    rows, cols = build.pairs_by_id(graph.indptr, graph.indices, graph.edge_ids)
+    return Graph.from_coo(new.nodes(rows), new.nodes(cols), num_rows=graph.num_rows, num_cols=graph.num_cols)

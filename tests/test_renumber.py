@@ -1,0 +1,105 @@
+"""`gnnaccel.renumber`: the same graph under other numbers, features along with it; results come back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dgl_compare import dgl
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import GCNConv
+
+import gnnaccel
+from gnnaccel.graph.reorder import reuse
+from gnnaccel.graph.structure import Graph
+
+METHODS = ["communities", "rcm", "degree"]
+
+
+def scattered(num_nodes=6000, width=8) -> torch.Tensor:
+    """Edges of a band under mixed node numbers, in mixed order."""
+    torch.manual_seed(0)
+    rows = torch.arange(num_nodes).repeat_interleave(12)
+    cols = (rows + torch.randint(1, width, rows.shape)) % num_nodes
+    name = torch.randperm(num_nodes)
+    return torch.stack([name[cols], name[rows]])[:, torch.randperm(rows.numel())]
+
+
+EDGES = scattered()
+N, E = 6000, EDGES.shape[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sums_come_back(method):
+    graph = Graph.from_coo(EDGES[1], EDGES[0], num_rows=N, num_cols=N)
+    new, numbers = gnnaccel.renumber(graph, method)
+    x, w = torch.rand(N, 7, dtype=torch.float64), torch.rand(E, dtype=torch.float64)
+    got = numbers.results(gnnaccel.ops.spmm(new, numbers.features(x), w))
+    torch.testing.assert_close(got, gnnaccel.ops.spmm(graph, x, w), rtol=1e-12, atol=1e-12)
+    assert numbers.pays and torch.equal(numbers.place[numbers.order], torch.arange(N))
+    assert method == "degree" or reuse(new) > reuse(graph) + 0.25
+    assert torch.equal(numbers.results(numbers.features(x)), x)
+    assert torch.equal(numbers.nodes(EDGES), gnnaccel.renumber(EDGES, method)[0])
+
+
+def test_pyg_data_trains_to_the_same():
+    data = Data(x=torch.rand(N, 5), edge_index=EDGES, y=torch.randint(3, (N,)), train_mask=torch.rand(N) < 0.3)
+    data.edge_weight, data.title, data.edge_label_index = torch.rand(E), "band", EDGES[:, :10]
+    new, numbers = gnnaccel.renumber(data)
+    assert isinstance(new, Data) and new.title == "band" and data.edge_index is EDGES
+    assert torch.equal(new.y, data.y[numbers.order]) and torch.equal(new.train_mask, data.train_mask[numbers.order])
+    assert new.edge_weight is data.edge_weight
+    assert torch.equal(new.edge_label_index, new.edge_index[:, :10])
+    conv = GCNConv(5, 4)
+    want = conv(data.x, data.edge_index, data.edge_weight)
+    torch.testing.assert_close(numbers.results(conv(new.x, new.edge_index, new.edge_weight)), want)
+
+
+def test_dgl_graphs():
+    g = dgl.graph((EDGES[0], EDGES[1]), num_nodes=N)
+    g.ndata["h"], g.edata["w"] = torch.rand(N, 3), torch.rand(E)
+    new, numbers = gnnaccel.renumber(g)
+    assert torch.equal(new.edata["w"], g.edata["w"]) and torch.equal(new.ndata["h"], g.ndata["h"][numbers.order])
+    assert torch.equal(torch.stack(new.edges(order="eid")), numbers.nodes(EDGES))
+    with pytest.raises(TypeError, match="batch of 2"):
+        gnnaccel.renumber(dgl.batch([g, g]))
+    with pytest.raises(TypeError, match="one kind"):
+        gnnaccel.renumber(dgl.heterograph({("a", "to", "b"): ([0], [0])}))
+
+
+def test_no_order_pays():
+    edges = torch.randint(3000, (2, 60_000))
+    new, numbers = gnnaccel.renumber(edges)
+    assert (
+        not numbers.pays and torch.equal(new, edges) and torch.equal(numbers.order, torch.arange(int(edges.max()) + 1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: HeteroData(), TypeError, "HeteroData"),
+        (lambda: Batch.from_data_list([Data(x=torch.rand(2, 1), edge_index=EDGES[:, :0])] * 2), TypeError, "Batch"),
+        (lambda: Data(x=torch.rand(3, 1)), TypeError, "edge_index"),
+        (
+            lambda: Data(edge_index=EDGES, num_nodes=N, train_idx=torch.arange(5)),
+            ValueError,
+            "train_idx holds integers",
+        ),
+        (lambda: Graph.from_coo(EDGES[1], EDGES[0], num_rows=N, num_cols=N + 1), ValueError, "same nodes"),
+        (lambda: EDGES.float().to_sparse(), TypeError, "got Tensor"),
+        (lambda: "cora", TypeError, "got str"),
+    ],
+)
+def test_refusals(make, error, match):
+    with pytest.raises(error, match=match):
+        gnnaccel.renumber(make())
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="expected one of communities, rcm, degree, got 'metis'"):
+        gnnaccel.renumber(EDGES, "metis")
+    numbers = gnnaccel.renumber(EDGES, "degree")[1]
+    with pytest.raises(ValueError, match="row for each of 6000"):
+        numbers.features(torch.rand(5, 2))
+    with pytest.raises(TypeError, match="int32 or int64"):
+        numbers.nodes(torch.rand(2))
