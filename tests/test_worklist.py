@@ -144,3 +144,16 @@ def test_copies_and_pickles_leave_the_lists_behind():
     graph.work.build(graph, 4)
     for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert graph.work.lists and not other.work.lists and torch.equal(other.indptr, graph.indptr)
+
+
+def test_a_transposed_graph_with_rows_as_long_shares_the_lists():
+    rows, cols = torch.arange(300).repeat_interleave(4), torch.randint(300, (1200,))
+    for pairs, shared in (((torch.cat([rows, cols]), torch.cat([cols, rows])), True), ((rows, cols), False)):
+        graph = Graph.from_coo(*pairs, num_rows=300, num_cols=300)
+        graph.prepare_work(reorder_rows=None)
+        graph.transposed.prepare_work(reorder_rows=None, like=graph)
+        for lanes in worklist.LANES:
+            own, other = graph.work.lists[lanes], graph.transposed.work.lists[lanes]
+            assert (own.items is other.items) is shared
+            alone = worklist.build(graph.transposed, other.plan)
+            assert torch.equal(other.items, alone.items)

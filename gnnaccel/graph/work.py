@@ -83,8 +83,16 @@ class Work:
                 graph.tiling.forget_measured()
         self.seek_order(graph)
         graph.tiling.look(graph)
+        twin = like.work if like is not None and self._has_rows_of(graph, like) else None
         for lanes in worklist.LANES:
-            self.build(graph, lanes)
+            self.build(graph, lanes, twin)
+
+    def _has_rows_of(self, graph: Graph, like: Graph) -> bool:
+        """True if lists of `like` serve `graph`: rows as long, in the same order."""
+        if graph.num_rows != like.num_rows or not torch.equal(graph.indptr, like.indptr):
+            return False
+        own, other = self.order, like.work.order
+        return own is other or (own is not None and other is not None and torch.equal(own, other))
 
     def seek_order(self, graph: Graph) -> None:
         """Find out whether the rows as given are in an order with locality, unless that is known."""
@@ -92,13 +100,17 @@ class Work:
             with torch.inference_mode(False), torch.no_grad():
                 self.order, self._order_sought = worklist.given_order(graph), True
 
-    def build(self, graph: Graph, lanes: int) -> WorkList:
-        """The rows' list, and that of groups where these pay: by rule, if there are none yet."""
+    def build(self, graph: Graph, lanes: int, twin: Work | None = None) -> WorkList:
+        """The rows' list, and that of groups where these pay: by rule, if there are none yet.
+
+        `twin`: of a graph whose lists may serve too.
+        """
         if lanes not in self.lists:
             plan = worklist.plan_of(graph, lanes, self.order is not None)
-            made = self.arranged(graph, plan)
+            made = self.arranged(graph, plan, twin)
             if worklist.groups_pay(graph, lanes, plan):
-                self.groups[lanes] = self.arranged(graph, worklist.groups_of(graph, lanes, plan.arrangement))
+                groups = worklist.groups_of(graph, lanes, plan.arrangement)
+                self.groups[lanes] = self.arranged(graph, groups, twin)
             self.lists[lanes] = made
         return self.lists[lanes]
 
@@ -108,11 +120,12 @@ class Work:
         rows = self.build(graph, lanes)
         return (self.groups.get(lanes, rows) if sums else rows).plan
 
-    def arranged(self, graph: Graph, plan: Plan) -> WorkList:
+    def arranged(self, graph: Graph, plan: Plan, twin: Work | None = None) -> WorkList:
         """A list of this plan: one that is there, or a new one, which is not kept."""
-        for other in (*self.lists.values(), *self.groups.values()):
-            if other.plan.arranges_as(plan):
-                return other._replace(plan=plan)
+        for work in (self, twin) if twin else (self,):
+            for other in (*work.lists.values(), *work.groups.values()):
+                if other.plan.arranges_as(plan):
+                    return other._replace(plan=plan)
         with torch.inference_mode(False), torch.no_grad():
             return worklist.build(graph, plan, self.order)
 
