@@ -77,12 +77,13 @@ def test_search_finds_the_best_and_asks_once():
 @pytest.mark.parametrize(
     ("degrees", "lanes", "want", "pays"),
     [  # group, workers of a block; whether they serve, on the GPU that a graph on the CPU is taken for
-        ([5] * 2000 + [100], 4, (8, 16), True),  # 8 x 16 hold the longest row
-        ([5] * 2000 + [500], 64, (32, 16), True),  # larger groups do
-        ([5] * 2000 + [900], 8, (32, 32), True),  # and larger blocks
-        ([5] * 2000 + [50_000], 16, (8, 16), True),  # nothing does
-        ([5] * 2000 + [20], 16, (8, 16), False),  # no row is cut
-        ([500] * 4000 + [3000], 4, (128, 32), True),  # from 32, as there are enough nonzeros
+        ([5] * 2000 + [100], 4, (16, 16), True),  # a block holds the longest row
+        ([5] * 20_000 + [500], 64, (32, 16), True),  # one of larger groups does
+        ([5] * 50_000 + [900], 8, (32, 32), True),  # of more workers too
+        ([5] * 2000 + [900], 8, (16, 16), True),  # there would be few blocks
+        ([5] * 2000 + [50_000], 16, (32, 16), True),  # none does
+        ([5] * 2000 + [20], 16, (16, 16), False),  # no row is cut
+        ([100] * 8000 + [3000], 4, (128, 32), True),  # rows are long themselves
         ([500] * 20_000 + [3000], 64, (512, 16), False),  # what a launch takes is little beside it
     ],
 )

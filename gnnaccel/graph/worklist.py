@@ -27,10 +27,11 @@ _LEAST_CAP = 64  # where most rows have as many: pieces of small graphs
 # Threads that a multiprocessor holds in the kernels that read the list, and how many lanes of 16 bytes rows of features
 # have, by which plans differ. Workers have 16 at most.
 _THREADS, LANES, _MOST_LANES = 1536, (4, 8, 16, 32, 64), 16
-# Of groups of neighbours: threads of a block (cuda/spmm_groups.cu has 512 at most), neighbours of a group; where both
-# start by rule; lanes of all nonzeros for each thread on the chip, up to which saving a launch is worth it.
+# Of groups of neighbours: threads of a block (cuda/spmm_groups.cu has 512 at most), neighbours of a group; by rule, the
+# power of two that these start from, and workers of a block; lanes of all nonzeros for each thread on the chip, up to
+# which saving a launch is worth it.
 THREADS, GROUP_SIZES = (64, 128, 256, 512), (4, 8, 16, 32, 64, 128, 256, 512)
-_LEAST_GROUP, _GROUP_WORKERS, _SMALL = 8, 16, 200
+_LEAST_GROUP, _GROUP_WORKERS, _SMALL = 4, 16, 200
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
@@ -143,23 +144,24 @@ def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
 
 
 def groups_of(graph: Graph, lanes: int, arrangement: Arrangement) -> Plan:
-    """The same for groups of neighbours: as small as leaves every worker on the chip something to do.
+    """The same for groups of neighbours: as long as most rows, or as leaves every worker on the chip something to do.
 
-    Where the longest row needs no more than four times that, groups and blocks grow until a block has all groups of a
-    row: then no part of a row is left to a second kernel.
+    Up to four times as long, and in larger blocks, if a block then has all groups of the longest row: no part of a row
+    is left to a second kernel. Not with fewer blocks than multiprocessors.
     """
     width = min(lanes, _MOST_LANES)
     processors, _ = _chip(graph)
-    share = graph.nnz * width / (processors * _THREADS)
-    least = max(_LEAST_GROUP, 1 << round(math.log2(max(1, share))))
-    least = size = min(least, GROUP_SIZES[-1])
-    workers, most, largest = _GROUP_WORKERS, THREADS[-1] // width, min(4 * least, GROUP_SIZES[-1])
+    share = round(math.log2(max(1, graph.nnz * width / (processors * _THREADS))))
+    usual = math.ceil(math.log2(max(1, graph.nnz / max(1, graph.num_rows))))
+    least = min(1 << max(_LEAST_GROUP, share, usual), GROUP_SIZES[-1])
+    size, workers = least, _GROUP_WORKERS
+    largest, most = min(4 * least, GROUP_SIZES[-1]), THREADS[-1] // width
     while size * workers < graph.longest_row and (size < largest or workers < most):
-        if workers < most and (4 * workers <= size or size == largest):
+        if workers < most and (2 * workers <= size or size == largest):
             workers *= 2
         else:
             size *= 2
-    if size * workers < graph.longest_row:
+    if size * workers < graph.longest_row or graph.nnz < processors * size * workers:
         size, workers = least, _GROUP_WORKERS
     return Plan(size, arrangement, Kernel.GROUPS, width, workers * width)
 
