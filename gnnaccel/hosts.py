@@ -140,8 +140,9 @@ def prepare(
         What "measure" is for: features of a row in float32. Rows of up to 64, 128, 256, 512 bytes, and longer ones,
         share a plan, whatever their dtype: of two numbers in one class the last one's stays.
     keep : bool or path
-        With "measure": keep plans on disk, in this folder or (True) the user's cache, and take them from there if they
-        are of this graph, order, GPU and version of gnnaccel; else they are measured again, and the step says why.
+        Keep the order that `reorder` found, and the plans of "measure", on disk, in this folder or (True) the user's
+        cache, and take them from there if they are of this graph and version of gnnaccel, plans also of this order and
+        GPU; else they are made again, and the step says why.
 
     Returns
     -------
@@ -152,9 +153,10 @@ def prepare(
     Raises
     ------
     TypeError, ValueError
-        As `as_graph`; ValueError for reorder, "measure" or keep on the CPU, and for another method or tune.
+        As `as_graph`; ValueError for reorder, "measure" or keep on the CPU, for keep with nothing to keep, and for
+        another method or tune.
     OSError
-        If plans cannot be written.
+        If orders or plans cannot be written.
 
     Notes
     -----

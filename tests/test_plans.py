@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.graph import plans, prepare, tune, worklist
+from gnnaccel.graph import disk, plans, prepare, tune, worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
@@ -57,14 +57,14 @@ def test_other_graphs_have_other_files(tmp_path, other):
 
 def test_fingerprints_see_order_and_every_entry():
     one = graph()
-    seen = {plans.fingerprint(one)}
+    seen = {disk.fingerprint(one)}
     for place in (0, 250, 499):
         indices = one.indices.clone()
         indices[place] = (indices[place] + 1) % 50
-        seen.add(plans.fingerprint(Graph(one.indptr, indices, None, 50)))
-    seen.add(plans.fingerprint(Graph(one.indptr, one.indices.flip(0), None, 50)))
+        seen.add(disk.fingerprint(Graph(one.indptr, indices, None, 50)))
+    seen.add(disk.fingerprint(Graph(one.indptr, one.indices.flip(0), None, 50)))
     assert len(seen) == 5
-    assert plans.fingerprint(Graph(one.indptr.long(), one.indices.long(), None, 50)) == plans.fingerprint(one)
+    assert disk.fingerprint(Graph(one.indptr.long(), one.indices.long(), None, 50)) == disk.fingerprint(one)
 
 
 def sign(content):
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_told_apart(tmp_path, name):
     path = plans.save(graph(), TUNED, tmp_path)
     text = path.read_text()
     path.write_text(damage(text, json.loads(text)["content"]))
-    with pytest.raises(plans.Stale, match=reason):
+    with pytest.raises(disk.Stale, match=reason):
         plans.load(graph(), tmp_path)
     plans.save(graph(), TUNED, tmp_path)
     assert plans.load(graph(), tmp_path) == TUNED
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_told_apart(tmp_path, name):
 
 def test_what_cannot_be_read_is_of_no_use(tmp_path):
     plans.path_of(graph(), tmp_path).mkdir()
-    with pytest.raises(plans.Stale, match="IsADirectoryError"):
+    with pytest.raises(disk.Stale, match="IsADirectoryError"):
         plans.load(graph(), tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_what_is_measured_once_for_both_directions(symmetric, monkeypatch):
     one = Graph.from_coo(*both, num_rows=30, num_cols=30)
     found, measured = replace(TUNED[0], tiled=False), []
     monkeypatch.setattr(tune, "measure", lambda graph, width, **options: measured.append(graph) or found)
-    tuned, step = prepare._plans([one, one.transposed], (64,), False, True)
+    tuned, step = prepare._plans([one, one.transposed], (64,), None, True)
     assert tuned == [found] and step == "plans measured"
     assert [g is one for g in measured] == ([True] if symmetric else [True, False])
     if symmetric:
@@ -154,7 +154,7 @@ def test_no_folder_to_write_to(tmp_path):
     [
         (dict(tune="best"), "tune: expected one of model, measure, off, got 'best'"),
         (dict(tune="measure"), "tune: expected a graph on CUDA"),
-        (dict(keep=True), "keep: plans on disk are measured ones, got tune='model'"),
+        (dict(keep=True), "keep: on disk are orders and measured plans"),
         (dict(keep="folder", tune="measure"), "tune: expected a graph on CUDA"),
         (dict(reorder="rabbit"), "reorder: expected True, False or one of communities, rcm, degree, got 'rabbit'"),
         (dict(reorder="rcm"), "reorder: expected a graph on CUDA"),

@@ -10,57 +10,26 @@ import contextlib
 import hashlib
 import json
 import math
-import os
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from gnnaccel import __version__
-from gnnaccel.graph.louvain import mixed
+from gnnaccel.graph import disk
+from gnnaccel.graph.disk import Stale
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
 from gnnaccel.graph.worklist import THREADS, Arrangement, Kernel, Plan
 
 FORMAT = 2
-_CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
 _MOST = 1 << 20  # of a cap, of features
-
-
-class Stale(Exception):
-    """A file that is there, but not of use; says why."""
-
-
-def folder_of(place: bool | str | os.PathLike) -> Path:
-    """The folder that is meant: the user's cache for True."""
-    if isinstance(place, bool):
-        import platformdirs  # here alone: nothing else wants it
-
-        return Path(platformdirs.user_cache_dir("gnnaccel")) / "plans"
-    return Path(place)
-
-
-def fingerprint(graph: Graph) -> str:
-    """A number in hex that differs for graphs whose arrays differ; one pass over them, and a synchronisation."""
-    sums = torch.stack([_hash(graph.indptr), _hash(graph.indices)]).tolist()
-    return hashlib.sha256(repr((graph.num_rows, graph.num_cols, graph.nnz, sums)).encode()).hexdigest()[:32]
-
-
-def _hash(values: Tensor) -> Tensor:
-    """A sum of hashes of values and places, modulo 2^64."""
-    total = torch.zeros((), dtype=torch.int64, device=values.device)
-    for start in range(0, values.numel(), _CHUNK):
-        part = values[start : start + _CHUNK].long()
-        total += mixed(mixed(torch.arange(start, start + part.numel(), device=part.device)) + part).sum()
-    return total
 
 
 def path_of(graph: Graph, folder: Path) -> Path:
     """Where the plans of `graph` on its GPU, in the order that its rows have, are kept."""
     gpu = hashlib.sha256(_device(graph).encode()).hexdigest()[:8]
-    return folder / f"{fingerprint(graph)}-{gpu}-{_order(graph)}.json"
+    return folder / f"{disk.fingerprint(graph)}-{gpu}-{_order(graph)}.json"
 
 
 def _order(graph: Graph) -> str:
@@ -96,22 +65,13 @@ def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
         Where the folder cannot be made or written; nothing is lost then.
     """
     path = path_of(graph, folder)
-    folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError, Stale):
         new = {t.num_feats for t in tuned}
         tuned = [t for t in load(graph, folder) if t.num_feats not in new] + tuned
     plans = [
         asdict(t) | {"plan": [t.plan.cap, t.plan.arrangement.name, t.plan.kernel.name, *t.plan[3:]]} for t in tuned
     ]
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(_signed(_about(graph) | {"plans": plans}) + "\n")
-        os.chmod(name, 0o644)  # others may read, as of any file; mkstemp lets nobody
-        os.replace(name, path)  # readers see the old file or the new one
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    disk.write(path, (_signed(_about(graph) | {"plans": plans}) + "\n").encode())
     return path
 
 

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from gnnaccel.graph import louvain, plans, tune
+from gnnaccel.graph import disk, louvain, plans, tune
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
@@ -68,6 +69,7 @@ def prepare(
     if not graph.indptr.is_cuda:
         _check_cpu(graph, reorder, mode)
     rows = ("communities" if graph.nnz >= REPAID_EDGES else None) if reorder is True else reorder or None
+    folder = None if keep is False else disk.folder_of(keep)
     steps, parts = ["structure"], [graph]
     if transposed:
         parts.append(graph.transposed)
@@ -75,10 +77,9 @@ def prepare(
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
     if graph.indptr.is_cuda and mode != "off":
         for part in parts:
-            part.prepare_work(reorder_rows=rows, like=None if part is graph else graph)
+            part.prepare_work(reorder_rows=rows, like=None if part is graph else graph, folder=folder)
         if reorder:
-            why = f"no {rows} that pay" if rows else f"an order is not repaid below {REPAID_EDGES:,} edges"
-            steps.append(_ORDERED[graph.work.order_name] if graph.work.order_name else f"rows as given ({why})")
+            steps.append(_order_step(graph, rows))
         steps.append("work lists")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
@@ -86,7 +87,7 @@ def prepare(
         steps.append("tiles")
     tuned: list[Tuned] = []
     if mode == "measure":
-        tuned, step = _plans(parts, num_feats, keep, tiles=method != "csr")
+        tuned, step = _plans(parts, num_feats, folder, tiles=method != "csr")
         steps.append(step)
     arrays += [a for part in parts for a in part.work.arrays()]
     if graph.indptr.is_cuda:
@@ -98,30 +99,36 @@ def prepare(
     return Prepared(graph, tuple(steps), time_ms, size, tiles, tuple(tuned))
 
 
-def _plans(
-    parts: list[Graph], num_feats: Sequence[int], keep: bool | str | os.PathLike, tiles: bool
-) -> tuple[list[Tuned], str]:
+def _order_step(graph: Graph, method: str | None) -> str:
+    why = f"no {method} that pay" if method else f"an order is not repaid below {REPAID_EDGES:,} edges"
+    step = _ORDERED[graph.work.order_name] if graph.work.order_name else f"rows as given ({why})"
+    return f"{step}, {graph.work.order_note}" if graph.work.order_note else step
+
+
+def _plans(parts: list[Graph], num_feats: Sequence[int], folder: Path | None, tiles: bool) -> tuple[list[Tuned], str]:
     """Plans of the first of `parts`, and how they were come by; those of all are with the graphs."""
     if torch.are_deterministic_algorithms_enabled():
         return [], "plans by rule (deterministic mode: what is measured may differ from run to run)"
     first, *others = parts
     if louvain.is_symmetric(first):  # its transposed has the same rows
-        tuned, source = _plans_of(first, num_feats, keep, tiles, _MEASURE_MS / len(num_feats))
+        tuned, source = _plans_of(first, num_feats, folder, tiles, _MEASURE_MS / len(num_feats))
         for part in others:
             for found in tuned:
                 tune.adopt(part, found)
         return tuned, f"plans {source}"
-    each = [_plans_of(part, num_feats, keep, tiles, _MEASURE_MS / len(parts) / len(num_feats)) for part in parts]
+    each = [_plans_of(part, num_feats, folder, tiles, _MEASURE_MS / len(parts) / len(num_feats)) for part in parts]
     return each[0][0], "plans " + "; ".join(dict.fromkeys(source for _, source in each))
 
 
-def _plans_of(graph: Graph, num_feats: Sequence[int], keep, tiles: bool, budget_ms: float) -> tuple[list[Tuned], str]:
+def _plans_of(
+    graph: Graph, num_feats: Sequence[int], folder: Path | None, tiles: bool, budget_ms: float
+) -> tuple[list[Tuned], str]:
     if graph.nnz == 0:
         return [], "by rule (no edges)"
     source = "measured"
-    if keep is not False:
+    if folder is not None:
         try:
-            known = {t.num_feats: t for t in plans.load(graph, plans.folder_of(keep))}
+            known = {t.num_feats: t for t in plans.load(graph, folder)}
             if known.keys() >= set(num_feats):
                 tuned = [known[width] for width in num_feats]
                 for found in tuned:
@@ -130,14 +137,14 @@ def _plans_of(graph: Graph, num_feats: Sequence[int], keep, tiles: bool, budget_
             source = "measured (those on disk are for other numbers of features)"
         except FileNotFoundError:
             pass
-        except plans.Stale as reason:
+        except disk.Stale as reason:
             source = f"measured (those on disk are of no use: {reason})"
     try:
         tuned = [tune.measure(graph, width, budget_ms=budget_ms, tiles=tiles) for width in num_feats]
     except torch.OutOfMemoryError:
         return [], "by rule where there was no memory to measure"
-    if keep is not False:
-        plans.save(graph, tuned, plans.folder_of(keep))
+    if folder is not None:
+        plans.save(graph, tuned, folder)
     return tuned, source
 
 
@@ -146,8 +153,10 @@ def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str
         raise ValueError(f"prepare: reorder: expected True, False or one of {', '.join(ORDERS)}, got {reorder!r}")
     if reorder and mode == "off":
         raise ValueError("prepare: reorder: an order is of work lists, which tune='off' leaves out")
-    if keep is not False and mode != "measure":
-        raise ValueError(f"prepare: keep: plans on disk are measured ones, got tune={mode!r}; pass tune='measure'")
+    if keep is not False and mode != "measure" and not reorder:
+        raise ValueError(
+            f"prepare: keep: on disk are orders and measured plans, got neither reorder nor tune='measure' but {mode!r}"
+        )
     if method not in METHODS:
         raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
     if mode not in tune.MODES:

@@ -7,6 +7,7 @@ edge features and SDDMM results are always in edge-id order.
 from __future__ import annotations
 
 import functools
+import pathlib
 import weakref
 
 import torch
@@ -318,13 +319,15 @@ class Graph:
         """
         return None if torch.compiler.is_compiling() else self.work.of(self, row_bytes, sums)
 
-    def prepare_work(self, *, reorder_rows: str | None, like: Graph | None = None) -> None:
+    def prepare_work(
+        self, *, reorder_rows: str | None, like: Graph | None = None, folder: pathlib.Path | None = None
+    ) -> None:
         """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
 
         `reorder_rows`: one of `reorder.ORDERS`. `like`: the transposed graph, prepared before. Where both hold the same
-        edges its order serves here too.
+        edges its order serves here too. `folder`: where orders are kept on disk.
         """
-        self.work.prepare(self, reorder_rows, like)
+        self.work.prepare(self, reorder_rows, like, folder)
 
     @property
     def reordered(self) -> bool:

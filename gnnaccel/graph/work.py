@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import louvain, reorder, worklist
+from gnnaccel.graph import disk, louvain, orders, reorder, worklist
 from gnnaccel.graph.worklist import Kernel, Plan, WorkList
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Work:
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
     order_name : str or None
         By which method `prepare` found that order; None where rows are as given.
+    order_note : str
+        How it came by it, if not by looking for it.
     """
 
     def __init__(self) -> None:
@@ -39,6 +42,7 @@ class Work:
         self.groups: dict[int, WorkList] = {}
         self.order: Tensor | None = None
         self.order_name: str | None = None
+        self.order_note = ""
         self._order_sought = False
         self._method: str | None = None  # by which an order was sought last, whether or not one that pays was found
         self._uses = 0  # -1: there is no memory for lists
@@ -67,14 +71,14 @@ class Work:
             return None
         return self.groups.get(lanes, rows) if sums else rows
 
-    def prepare(self, graph: Graph, method: str | None, like: Graph | None) -> None:
+    def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
         """`Graph.prepare_work`."""
         if method and self._method != method:
             before = self.order_name is not None
             same = like is not None and graph.num_rows == graph.num_cols and louvain.is_symmetric(graph)
             with torch.inference_mode(False), torch.no_grad():
                 order = like.work.order if like is not None and same and like.reordered else None
-                order = reorder.order_by(graph, method) if order is None else order
+                order = self._sought(graph, method, folder) if order is None else order
             self._method, self.order_name = method, None if order is None else method
             if order is not None or before:
                 self.order, self._order_sought = order, order is not None
@@ -86,6 +90,22 @@ class Work:
         twin = like.work if like is not None and self._has_rows_of(graph, like) else None
         for lanes in worklist.LANES:
             self.build(graph, lanes, twin)
+
+    def _sought(self, graph: Graph, method: str, folder: Path | None) -> Tensor | None:
+        """What `reorder.order_by` finds, or has found before and is in the folder."""
+        self.order_note = ""
+        if folder is not None:
+            try:
+                found, self.order_note = orders.load(graph, method, folder), "from disk"
+                return found
+            except FileNotFoundError:
+                pass
+            except disk.Stale as reason:
+                self.order_note = f"that on disk is of no use: {reason}"
+        order = reorder.order_by(graph, method)
+        if folder is not None:
+            orders.save(graph, method, order, folder)
+        return order
 
     def _has_rows_of(self, graph: Graph, like: Graph) -> bool:
         """True if lists of `like` serve `graph`: rows as long, in the same order."""

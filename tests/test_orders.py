@@ -1,0 +1,85 @@
+"""Orders on disk: found again by the same graph alone, and never trusted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gnnaccel.graph import disk, orders, reorder
+from gnnaccel.graph.structure import Graph
+
+
+def graph(seed=0) -> Graph:
+    """A band of 3000 nodes under mixed numbers."""
+    torch.manual_seed(seed)
+    rows = torch.arange(3000).repeat_interleave(12)
+    cols = (rows + torch.randint(1, 9, rows.shape)) % 3000
+    name = torch.randperm(3000)
+    return Graph.from_coo(name[rows], name[cols], num_rows=3000, num_cols=3000)
+
+
+ORDER = torch.randperm(3000)
+
+
+@pytest.mark.parametrize("order", [ORDER, None])
+def test_what_is_saved_is_found(tmp_path, order):
+    folder = tmp_path / "deep" / "er"
+    path = orders.save(graph(), "communities", order, folder)
+    assert list(folder.iterdir()) == [path]
+    found = orders.load(graph(), "communities", folder)
+    assert found is None if order is None else torch.equal(found, order)
+    for other, method in ((graph(1), "communities"), (graph(), "rcm")):
+        with pytest.raises(FileNotFoundError):
+            orders.load(other, method, folder)
+
+
+def resaved(path, **changes):
+    """Writes the file again with other arrays."""
+    with np.load(path) as found:
+        arrays = dict(found)
+    np.savez(path, **{**arrays, **{k: f(arrays[k]) for k, f in changes.items()}})
+
+
+def signed(order):
+    """About an order of `graph()` that is no order."""
+    return lambda old: np.array(orders._about(graph(), "communities", order))
+
+
+ONES = np.ones(3000, np.int64)
+DAMAGES = {
+    "cut short": (lambda p: p.write_bytes(p.read_bytes()[:500]), "not a file of an order"),
+    "one byte": (lambda p: p.write_bytes(p.read_bytes().replace(b"order", b"ordes")), "not a file of an order"),
+    "no zip": (lambda p: p.write_text("{}"), "not a file of an order"),
+    "folder": (lambda p: (p.unlink(), p.mkdir()), "not a file of an order"),
+    "other numbers": (lambda p: resaved(p, order=lambda o: o[::-1].copy()), "checksum"),
+    "version": (lambda p: resaved(p, about=lambda a: np.array(str(a).replace('"0.', '"9.'))), "version"),
+    "objects": (lambda p: resaved(p, order=lambda o: np.array([{}], dtype=object)), "not a file of an order"),
+    "floats": (lambda p: resaved(p, order=lambda o: o.astype(float)), "checksum"),
+    "no order": (lambda p: resaved(p, order=lambda o: ONES, about=signed(ONES)), "no order of the rows"),
+    "few rows": (lambda p: resaved(p, order=lambda o: ONES[:9], about=signed(ONES[:9])), "no order of the rows"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_does_not_fit_is_told_apart(tmp_path, name):
+    damage, reason = DAMAGES[name]
+    damage(orders.save(graph(), "communities", ORDER, tmp_path))
+    with pytest.raises(disk.Stale, match=reason):
+        orders.load(graph(), "communities", tmp_path)
+
+
+def test_prepare_looks_once(tmp_path, monkeypatch):
+    first = graph()
+    first.prepare_work(reorder_rows="communities", folder=tmp_path)
+    assert first.reordered and first.work.order_note == ""
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"")
+    stale = graph()
+    stale.prepare_work(reorder_rows="communities", folder=tmp_path)
+    assert "of no use" in stale.work.order_note and torch.equal(stale.work.order, first.work.order)
+    monkeypatch.setattr(reorder, "order_by", lambda *_: pytest.fail("looked for an order that is on disk"))
+    again = graph()
+    again.prepare_work(reorder_rows="communities", folder=tmp_path)
+    assert again.reordered and again.work.order_note == "from disk"
+    assert torch.equal(again.work.order, first.work.order)
