@@ -61,7 +61,7 @@ def best_of(graph: Graph, x, weight, budget_ms: float, each: bool) -> tuple[floa
     found = (math.inf, "")
     works: dict = {}
     for plan in grid(graph, x.shape[1] * x.element_size()):
-        key = (*plan[:2], plan.workers)
+        key = plan.list_key
         if key not in works:
             works = {key: graph.work.arranged(graph, plan)}
         work = works[key]._replace(plan=plan)

@@ -30,10 +30,10 @@ from groups import Cell
 from timing import clocks_under_load, provenance, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel.graph.groups import LANES, Setting
+from gnnaccel.graph.groups import Setting
 from gnnaccel.graph.reorder import reuse
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import THREADS
+from gnnaccel.graph.worklist import SLICES, THREADS
 
 GRAPHS = ("amazon0505-like", "artist-like", "blogcatalog-like")  # of the paper's third type
 COLUMNS = ("study", "graph", "model", "parameter", "value", "ms", "relative", "note")
@@ -63,7 +63,7 @@ def threads(given: Graph) -> Iterator[tuple]:
 
 
 def dimension_workers(given: Graph) -> Iterator[tuple]:
-    yield from swept(given, 128, "lanes", LANES)
+    yield from swept(given, 128, "lanes", SLICES)
 
 
 def blocks(given: Graph) -> Iterator[tuple]:

@@ -56,7 +56,7 @@ class Cell:
 
     def call(self, plan: Plan):
         """A function that sums by `plan`."""
-        key = (*plan[:2], plan.workers)
+        key = plan.list_key
         if key not in self._works:
             self._works = {key: self.graph.work.arranged(self.graph, plan)}
         work = self._works[key]

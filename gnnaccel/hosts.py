@@ -184,16 +184,21 @@ def prepare(
     )
 
 
-def renumber(graph_or_data: Any, method: str = "communities") -> tuple[Any, Renumbering]:
+def renumber(
+    graph_or_data: Any, method: str = "communities", *, num_nodes: int | None = None
+) -> tuple[Any, Renumbering]:
     """Number nodes anew, so that those which share neighbours lie side by side in memory; what `prepare` never does.
 
     Parameters
     ----------
     graph_or_data : Graph, DGLGraph, PyG Data, or edge_index [2, E]
-        Homogeneous. Features, labels, masks and other data of nodes, and node numbers in attributes that PyG takes for
-        such ("index" in the name, face), go along; data of edges stays, as edges keep their order.
+        Homogeneous. What PyG takes for data of nodes (features, labels, masks) goes along, and integers to which it
+        adds the number of nodes in a batch ("index" in the name, face, what `__inc__` says); data of edges stays, as
+        edges keep their order.
     method : {"communities", "rcm", "degree"}
         As `prepare` has them. The first two only if they gain a tenth of the reads; else the numbers stay.
+    num_nodes : int, optional
+        As `as_graph` has it.
 
     Returns
     -------
@@ -205,8 +210,8 @@ def renumber(graph_or_data: Any, method: str = "communities") -> tuple[Any, Renu
     TypeError
         For other objects, such as HeteroData, a Batch, or adjacency as a sparse tensor.
     ValueError
-        For a bipartite graph, a method that there is not, or integers in a Data of which it cannot be told whether
-        they are node numbers.
+        For a bipartite graph, a method that there is not, or what a Data holds of which it cannot be told whether it is
+        of nodes.
 
     Notes
     -----
@@ -222,6 +227,9 @@ def renumber(graph_or_data: Any, method: str = "communities") -> tuple[Any, Renu
     >>> torch.equal(numbers.nodes(edges), new)
     True
     """
+    is_edges = isinstance(graph_or_data, Tensor) and graph_or_data.layout is torch.strided
+    if num_nodes is not None and not is_edges:
+        raise ValueError("renumber: num_nodes: applies to an edge_index only")
     if _from_package(graph_or_data, "torch_geometric") and not isinstance(graph_or_data, Tensor):
         from gnnaccel.pyg_backend import renumber as of_pyg
 
@@ -233,8 +241,8 @@ def renumber(graph_or_data: Any, method: str = "communities") -> tuple[Any, Renu
     if isinstance(graph_or_data, Graph):
         new = renumbering(graph_or_data, method)
         return renumbered(graph_or_data, new), new
-    if isinstance(graph_or_data, Tensor) and graph_or_data.layout is torch.strided:
-        new = renumbering(as_graph(graph_or_data), method)
+    if is_edges:
+        new = renumbering(as_graph(graph_or_data, num_nodes), method)
         return new.nodes(graph_or_data.as_subclass(Tensor)), new
     raise TypeError(
         "renumber: graph_or_data: expected a Graph, DGLGraph, PyG Data or edge_index, got "

@@ -31,11 +31,19 @@ def test_settings_go_no_wider_than_the_features():
     ("setting", "size", "want"),
     [  # equation 2 by hand, with alpha = 0.15 for equal degrees and 0.3 for uneven ones
         ((16, 128, 16), (1000, 4000, 0.0, 64), 4000 * 64 / (16 * (64 / 3 - 16) * 96) * (1 + 16 - 0.15 / 4)),
+        ((4, 64, 32), (100, 1000, 20.0, 96), math.inf),
         ((4, 64, 32), (100, 1000, 20.0, 16), 1000 * 16 / (4 * (32 - 16 / 3) * 32) * (1 + 4 - 0.3 / 10)),
     ],
 )
 def test_latency(setting, size, want):
     assert math.isclose(groups.latency(Setting(*setting), Size(*size)), want)
+
+
+def test_every_number_of_features_has_a_formula():
+    for num_feats in range(1, 300):
+        size = Size(1000, 20_000, 3.0, num_feats)
+        best = groups.latency(groups.by_formula(size)[0], size)
+        assert math.isfinite(best) is (num_feats != 12)  # where four lanes are all there are, and a third of 12
 
 
 @pytest.mark.parametrize(
@@ -91,5 +99,5 @@ def test_rule(degrees, lanes, want, pays):
     graph = graph_of(degrees)
     plan = worklist.groups_of(graph, lanes, Arrangement.LENGTH)
     assert (plan.cap, plan.workers) == want and plan.kernel is Kernel.GROUPS and plan.slice_lanes == min(lanes, 16)
-    assert plan.threads == plan.workers * plan.slice_lanes <= worklist.THREADS[-1]
+    assert plan.threads in worklist.THREADS
     assert worklist.groups_pay(graph, lanes, worklist.plan_of(graph, lanes, False)) is pays

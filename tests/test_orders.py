@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -46,7 +48,7 @@ def signed(order):
     return lambda old: np.array(orders._about(graph(), "communities", order))
 
 
-ONES = np.ones(3000, np.int64)
+ONES = np.ones(3000, np.int32)
 DAMAGES = {
     "cut short": (lambda p: p.write_bytes(p.read_bytes()[:500]), "not a file of an order"),
     "one byte": (lambda p: p.write_bytes(p.read_bytes().replace(b"order", b"ordes")), "not a file of an order"),
@@ -69,6 +71,18 @@ def test_what_does_not_fit_is_told_apart(tmp_path, name):
         orders.load(graph(), "communities", tmp_path)
 
 
+def test_no_damage_is_fatal(tmp_path):
+    """Whatever bit of a file is another one, it is of no use, or it is what it was."""
+    few = Graph.from_coo(torch.arange(40), torch.arange(40).flip(0), num_rows=40, num_cols=40)
+    order = torch.randperm(40)
+    path = orders.save(few, "degree", order, tmp_path)
+    good = path.read_bytes()
+    for i in range(len(good)):
+        path.write_bytes(good[:i] + bytes([good[i] ^ (1 << i % 8)]) + good[i + 1 :])
+        with contextlib.suppress(disk.Stale):
+            assert torch.equal(orders.load(few, "degree", tmp_path), order)
+
+
 def test_prepare_looks_once(tmp_path, monkeypatch):
     first = graph()
     first.prepare_work(reorder_rows="communities", folder=tmp_path)
@@ -83,3 +97,12 @@ def test_prepare_looks_once(tmp_path, monkeypatch):
     again.prepare_work(reorder_rows="communities", folder=tmp_path)
     assert again.reordered and again.work.order_note == "from disk"
     assert torch.equal(again.work.order, first.work.order)
+    again.prepare_work(reorder_rows="communities")
+    assert again.work.order_note == ""
+
+
+def test_an_order_that_is_there_is_kept_too(tmp_path):
+    one = graph()
+    one.prepare_work(reorder_rows="degree")
+    one.prepare_work(reorder_rows="degree", folder=tmp_path)
+    assert torch.equal(orders.load(graph(), "degree", tmp_path), one.work.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from dgl_compare import dgl
@@ -66,6 +67,43 @@ def test_dgl_graphs():
         gnnaccel.renumber(dgl.heterograph({("a", "to", "b"): ([0], [0])}))
 
 
+def test_dgl_keeps_kinds_and_formats_do_not_matter():
+    g = dgl.heterograph({("user", "follows", "user"): (EDGES[0].int(), EDGES[1].int())}).formats("csc")
+    g.nodes["user"].data["h"] = torch.rand(N, 2, 2)
+    new, numbers = gnnaccel.renumber(g, "degree")
+    assert new.canonical_etypes == g.canonical_etypes and new.idtype == torch.int32
+    assert torch.equal(new.nodes["user"].data["h"], g.nodes["user"].data["h"][numbers.order])
+    ends = g.edges(order="srcdst")
+    want = set(zip(*(numbers.nodes(e).tolist() for e in ends), strict=True))
+    assert set(zip(*(e.tolist() for e in new.edges(order="eid")), strict=True)) == want
+
+
+class Rooted(Data):
+    def __inc__(self, key, value, *args, **kwargs):
+        return self.num_nodes if key == "roots" else super().__inc__(key, value, *args, **kwargs)
+
+
+def test_pyg_attributes_of_every_kind():
+    data = Rooted(x=torch.rand(N, 2), edge_index=EDGES.int(), num_nodes=N, roots=torch.arange(E) % N)
+    data.refractive_index, data.index_mask = torch.rand(4), torch.rand(N) < 0.5
+    data.names, data.pair, data.y = [str(i) for i in range(N)], tuple(range(N)), torch.tensor([3])
+    data.array, data.edge_label, data.edge_title = np.random.rand(N, 2), torch.arange(7), "w"
+    data.put_edge_index(EDGES, layout="coo", is_sorted=True, size=(N, N))
+    new, numbers = gnnaccel.renumber(data)
+    order = numbers.order.tolist()
+    assert torch.equal(new.roots, numbers.nodes(data.roots)) and new.y is data.y and new.edge_title == "w"
+    assert new.names == [data.names[i] for i in order] and new.pair == tuple(data.pair[i] for i in order)
+    assert isinstance(new.array, np.ndarray) and np.array_equal(new.array, data.array[order])
+    assert new.refractive_index is data.refractive_index and torch.equal(new.index_mask, data.index_mask[order])
+    assert new.edge_label is data.edge_label and not new.get_all_edge_attrs()[0].is_sorted
+    assert data.get_all_edge_attrs()[0].is_sorted
+
+
+def test_isolated_nodes():
+    numbers = gnnaccel.renumber(EDGES, num_nodes=N + 5)[1]
+    assert numbers.features(torch.rand(N + 5, 1)).shape == (N + 5, 1)
+
+
 def test_no_order_pays():
     edges = torch.randint(3000, (2, 60_000))
     new, numbers = gnnaccel.renumber(edges)
@@ -85,6 +123,14 @@ def test_no_order_pays():
             ValueError,
             "train_idx holds integers",
         ),
+        (lambda: Data(edge_index=EDGES, num_nodes=N, train_idx=np.arange(5)), ValueError, "train_idx holds int"),
+        (lambda: Data(edge_index=EDGES, num_nodes=N, parts=[torch.arange(5)]), TypeError, "list with arrays"),
+        (
+            lambda: Data(edge_index=EDGES, num_nodes=N, my_index=torch.tensor([-1])),
+            ValueError,
+            "my_index: expected node",
+        ),
+        (lambda: Data(edge_index=EDGES[:, :N], num_nodes=N, weight=torch.rand(N)), ValueError, "whose weight is"),
         (lambda: Graph.from_coo(EDGES[1], EDGES[0], num_rows=N, num_cols=N + 1), ValueError, "same nodes"),
         (lambda: EDGES.float().to_sparse(), TypeError, "got Tensor"),
         (lambda: "cora", TypeError, "got str"),
@@ -103,3 +149,8 @@ def test_wrong_arguments():
         numbers.features(torch.rand(5, 2))
     with pytest.raises(TypeError, match="int32 or int64"):
         numbers.nodes(torch.rand(2))
+    for wrong in (-1, 6000):
+        with pytest.raises(ValueError, match="node numbers from 0 to 5999"):
+            numbers.nodes(torch.tensor([0, wrong]))
+    with pytest.raises(ValueError, match="num_nodes: applies to an edge_index"):
+        gnnaccel.renumber(Graph.from_coo(EDGES[1], EDGES[0]), num_nodes=N)

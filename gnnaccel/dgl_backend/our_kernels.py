@@ -20,7 +20,8 @@ def spmm(graph: Graph, message: str, reduce: str, lhs, rhs, empty_value: float) 
     """out[r] = reduce over nonzeros (r, c, e) of message(lhs[c], rhs[e])."""
     if isinstance(lhs, CBSR):
         return ops.spmm(graph, lhs, rhs, message, reduce, empty_value=empty_value)
-    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs, sums=reduce in ("sum", "mean"))
+    sums = reduce in ("sum", "mean") and not needs_grad(rhs)  # as in ops.spmm
+    arrays = arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs, sums=sums)
     return aggregate(arrays, lhs, rhs, message, reduce, empty_value)
 
 

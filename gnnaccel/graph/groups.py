@@ -2,7 +2,7 @@
 
 GNNAdvisor (Wang et al., OSDI 2021, section 7) ranks group size, threads of a block and dimension workers by a formula
 (`latency`, under two limits: `fits`), and looks for the best by crossing good ones (`search`). What the formula puts
-first takes 1.4 to 1.5 times as long as the best on an H200 (docs/advisor.md), so without measuring
+first takes half as long again as the best on an H200 (docs/advisor.md), so without measuring
 `worklist.groups_of` decides; `tune` lets the search begin with both, and has it judge by times.
 """
 
@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import GROUP_SIZES, THREADS, Arrangement, Kernel, Plan
+from gnnaccel.graph.worklist import GROUP_SIZES, SLICES, THREADS, Arrangement, Kernel, Plan
 
-LANES = (4, 8, 16, 32)
 _NUMBERS_OF_A_LANE = 4  # float32
 _ALPHA = 0.15, 0.3  # what the paper lets alpha be, the larger the more degrees deviate
 _MAX_THREADS = 1024  # max_tpb: of a block on any GPU
@@ -58,17 +57,19 @@ class Size(NamedTuple):
 def settings(num_feats: int) -> list[Setting]:
     """All that differ for so many float32 features."""
     vectors = math.ceil(num_feats / _NUMBERS_OF_A_LANE)
-    lanes = [n for n in LANES if n == LANES[0] or n < 2 * vectors]
+    lanes = [n for n in SLICES if n == SLICES[0] or n < 2 * vectors]
     return [Setting(gs, tpb, dw) for gs in GROUP_SIZES for tpb in THREADS for dw in lanes]
 
 
 def latency(setting: Setting, size: Size) -> float:
-    """Equation 2, in no unit: settings are compared by it."""
+    """Equation 2, in no unit: settings are compared by it. Infinite where its denominator is 0."""
     gs, tpb, dw = setting
     spread = size.degree_deviation / max(1.0, size.nnz / max(1, size.num_rows))
     alpha = _ALPHA[0] + (_ALPHA[1] - _ALPHA[0]) * min(1.0, spread)
-    work = size.nnz * size.num_feats / (gs * abs(dw - size.num_feats / 3) * abs(tpb - math.sqrt(_MAX_THREADS)))
-    return work * (1 + abs(gs - alpha * size.num_rows / max(1, size.nnz)))
+    divisor = gs * abs(dw - size.num_feats / 3) * abs(tpb - math.sqrt(_MAX_THREADS))
+    if divisor == 0:
+        return math.inf
+    return size.nnz * size.num_feats / divisor * (1 + abs(gs - alpha * size.num_rows / max(1, size.nnz)))
 
 
 def fits(setting: Setting, size: Size) -> bool:

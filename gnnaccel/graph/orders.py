@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +31,10 @@ def path_of(graph: Graph, method: str, folder: Path) -> Path:
     return folder / f"{disk.fingerprint(graph)}-{method}.npz"
 
 
+def _dtype(graph: Graph) -> torch.dtype:
+    return torch.int32 if graph.num_rows < 1 << 31 else torch.int64
+
+
 def _about(graph: Graph, method: str, order: np.ndarray) -> str:
     size = [graph.num_rows, graph.num_cols, graph.nnz]
     digest = hashlib.sha256(order.tobytes()).hexdigest()
@@ -49,9 +51,9 @@ def save(graph: Graph, method: str, order: Tensor | None, folder: Path) -> Path:
     OSError
         Where the folder cannot be made or written; nothing is lost then.
     """
-    rows = np.empty(0, np.int64) if order is None else order.cpu().numpy().astype(np.int64)
+    rows = np.empty(0, np.int32) if order is None else order.to(_dtype(graph)).cpu().numpy()
     file = io.BytesIO()
-    np.savez_compressed(file, order=rows, about=np.array(_about(graph, method, rows)))
+    np.savez(file, order=rows, about=np.array(_about(graph, method, rows)))
     path = path_of(graph, method, folder)
     disk.write(path, file.getvalue())
     return path
@@ -70,12 +72,14 @@ def load(graph: Graph, method: str, folder: Path) -> Tensor | None:
             rows, about = found["order"], str(found["about"])
     except FileNotFoundError:
         raise
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # damaged bytes raise what zip files and NumPy can think of
         raise Stale(f"not a file of an order ({type(error).__name__}: {error})") from error
-    if rows.dtype != np.int64 or rows.ndim != 1 or about != _about(graph, method, rows):
+    if rows.dtype not in (np.int32, np.int64) or rows.ndim != 1 or about != _about(graph, method, rows):
         raise Stale("it is of another graph, method or version, or its checksum is not that of its content")
     if rows.size == 0:
         return None
-    if rows.size != graph.num_rows or not np.array_equal(np.sort(rows), np.arange(rows.size)):
+    order = torch.from_numpy(rows).to(graph.device).long()
+    places = torch.arange(order.numel(), device=order.device)
+    if order.numel() != graph.num_rows or not torch.equal(order.sort().values, places):
         raise Stale("it is no order of the rows")
-    return torch.from_numpy(rows).to(graph.device)
+    return order

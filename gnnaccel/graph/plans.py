@@ -20,7 +20,7 @@ from gnnaccel.graph import disk
 from gnnaccel.graph.disk import Stale
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
-from gnnaccel.graph.worklist import THREADS, Arrangement, Kernel, Plan
+from gnnaccel.graph.worklist import SLICES, THREADS, Arrangement, Kernel, Plan
 
 FORMAT = 2
 _MOST = 1 << 20  # of a cap, of features
@@ -105,8 +105,8 @@ def _tuned(entry: dict) -> Tuned:
         if type(values[name]) is not kind:
             raise ValueError(f"{name} is {values[name]!r}")
     plan = Plan(cap, Arrangement[arrangement], Kernel[kernel], lanes, threads)
-    fits = lanes in (4, 8, 16, 32) and threads in THREADS if plan.kernel is Kernel.GROUPS else threads == 0
-    if not 1 <= cap <= _MOST or lanes not in (0, 4, 8, 16, 32) or not fits:
+    fits = lanes in SLICES and threads in THREADS if plan.kernel is Kernel.GROUPS else threads == 0
+    if not 1 <= cap <= _MOST or lanes not in (0, *SLICES) or not fits:
         raise ValueError(f"no such plan: {entry['plan']}")
     if not 1 <= values["num_feats"] <= _MOST or values["row_bytes"] != 4 * values["num_feats"]:
         raise ValueError(f"no such features: {values['num_feats']}")

@@ -17,7 +17,7 @@ from gnnaccel.graph.reorder import ORDERS, order_by
 from gnnaccel.graph.structure import Graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Renumbering:
     """What `gnnaccel.renumber` did.
 
@@ -44,9 +44,18 @@ class Renumbering:
         return self._rows(out, self.place)
 
     def nodes(self, index: Tensor) -> Tensor:
-        """Numbers of nodes, of any shape (an edge_index, the nodes to train on), as the new ones."""
+        """Numbers of nodes, of any shape (an edge_index, the nodes to train on), as the new ones.
+
+        Raises
+        ------
+        TypeError
+            For other dtypes than int32 and int64. ValueError: for a number that no node has.
+        """
         if index.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"Renumbering.nodes: index: expected int32 or int64, got {index.dtype}")
+            raise TypeError(f"expected node numbers of int32 or int64, got {index.dtype}")
+        low, high = (int(end) for end in index.aminmax()) if index.numel() else (0, -1)
+        if low < 0 or high >= self.place.numel():
+            raise ValueError(f"expected node numbers from 0 to {self.place.numel() - 1}, got {low} to {high}")
         return self.place.to(index.device)[index.long()].to(index.dtype)
 
     def _rows(self, x: Tensor, at: Tensor) -> Tensor:

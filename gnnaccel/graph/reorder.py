@@ -120,7 +120,7 @@ def order_by(graph: Graph, method: str) -> Tensor | None:
 
 def _cuthill_mckee(graph: Graph) -> Tensor | None:
     if graph.num_rows != graph.num_cols:
-        raise ValueError(f"prepare: reorder: 'rcm' takes a graph with as many rows as columns, got {graph}")
+        raise ValueError(f"'rcm' takes a graph with as many rows as columns, got {graph}")
     if graph.nnz == 0:
         return None
     try:

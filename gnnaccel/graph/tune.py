@@ -1,9 +1,9 @@
 """Which kernel, and with which parameters, serves the sums over a graph on CUDA, measured on the graph itself.
 
 The rules that hold without this are the model: `worklist.plan_of` and `groups_of` cut and arrange rows and pick kernel
-and slice, `gate` says where tiles pay. `measure` starts from what they say and tries, while there is time: groups of
-neighbours by GNNAdvisor's search (Wang et al., OSDI 2021), beginning with the rule's and the formula's; kernels and
-slices for whole rows, then arrangements and cuts, then slices again.
+and slice, `gate` says where tiles pay. `measure` starts from what they say and tries, while there is time, for whole
+rows kernels and slices, then arrangements and cuts, then slices again; and groups of neighbours by GNNAdvisor's search
+(Wang et al., OSDI 2021), beginning with the rule's and the formula's: before the rows where the rule takes groups.
 """
 
 from __future__ import annotations
@@ -118,11 +118,14 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
         tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
         model_ms = tiled_ms if tiled else model_ms
     rows = graph.work.plan(graph, row_bytes, sums=False)
-    if graph.nnz <= _GROUPS_NNZ:
+    groups_first = first.plan.kernel is Kernel.GROUPS
+    if groups_first:
         _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
     for stage in (_slices, _lists, _slices):
         for plan in stage(search.best_of_rows(rows), graph, row_bytes):
             search.time(plan)
+    if not groups_first and graph.nnz <= _GROUPS_NNZ:
+        _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
     best = search.best if search.best_ms <= _PAYS * listed_ms else first
     best_ms = min(search.best_ms, tiled_ms)
     if tiles and best_ms <= _PAYS * model_ms:
@@ -156,7 +159,7 @@ class _Search:
             if time.perf_counter() > self.deadline:
                 self.out_of_time = True
                 return math.inf
-            same = self.last.plan.arranges_as(plan)
+            same = self.last.plan.list_key == plan.list_key
             self.consider(self.last._replace(plan=plan) if same else self.graph.work.arranged(self.graph, plan))
         return self.times[plan]
 

@@ -73,7 +73,11 @@ class Work:
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
         """`Graph.prepare_work`."""
-        if method and self._method != method:
+        self.order_note = ""
+        if method and self._method == method and folder is not None:
+            if not orders.path_of(graph, method, folder).exists():
+                orders.save(graph, method, self.order if self.order_name else None, folder)
+        elif method and self._method != method:
             before = self.order_name is not None
             same = like is not None and graph.num_rows == graph.num_cols and louvain.is_symmetric(graph)
             with torch.inference_mode(False), torch.no_grad():
@@ -93,7 +97,6 @@ class Work:
 
     def _sought(self, graph: Graph, method: str, folder: Path | None) -> Tensor | None:
         """What `reorder.order_by` finds, or has found before and is in the folder."""
-        self.order_note = ""
         if folder is not None:
             try:
                 found, self.order_note = orders.load(graph, method, folder), "from disk"
@@ -144,7 +147,7 @@ class Work:
         """A list of this plan: one that is there, or a new one, which is not kept."""
         for work in (self, twin) if twin else (self,):
             for other in (*work.lists.values(), *work.groups.values()):
-                if other.plan.arranges_as(plan):
+                if other.plan.list_key == plan.list_key:
                     return other._replace(plan=plan)
         with torch.inference_mode(False), torch.no_grad():
             return worklist.build(graph, plan, self.order)

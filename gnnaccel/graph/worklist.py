@@ -27,11 +27,12 @@ _LEAST_CAP = 64  # where most rows have as many: pieces of small graphs
 # Threads that a multiprocessor holds in the kernels that read the list, and how many lanes of 16 bytes rows of features
 # have, by which plans differ. Workers have 16 at most.
 _THREADS, LANES, _MOST_LANES = 1536, (4, 8, 16, 32, 64), 16
+SLICES = (4, 8, 16, 32)  # lanes that a worker can have; by rows 16 at most
 # Of groups of neighbours: threads of a block (cuda/spmm_groups.cu has 512 at most), neighbours of a group; by rule, the
-# power of two that these start from, and workers of a block; lanes of all nonzeros for each thread on the chip, up to
-# which saving a launch is worth it.
+# fewest of these, and workers of a block; lanes of all nonzeros for each thread on the chip, up to which saving a
+# launch is worth it.
 THREADS, GROUP_SIZES = (64, 128, 256, 512), (4, 8, 16, 32, 64, 128, 256, 512)
-_LEAST_GROUP, _GROUP_WORKERS, _SMALL = 4, 16, 200
+_LEAST_GROUP, _GROUP_WORKERS, _SMALL = 16, 16, 200
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _HUB, _FEW_HUBS = 4, 0.1  # times the mean degree; share of the nonzeros
@@ -74,9 +75,10 @@ class Plan(NamedTuple):
     slice_lanes: int = 0
     threads: int = 0
 
-    def arranges_as(self, other: Plan) -> bool:
-        """True if both make the same list."""
-        return self[:2] == other[:2] and self.workers == other.workers
+    @property
+    def list_key(self) -> tuple:
+        """The same for plans that make the same list."""
+        return self.cap, self.arrangement, self.workers
 
     @property
     def workers(self) -> int:
@@ -151,9 +153,9 @@ def groups_of(graph: Graph, lanes: int, arrangement: Arrangement) -> Plan:
     """
     width = min(lanes, _MOST_LANES)
     processors, _ = _chip(graph)
-    share = round(math.log2(max(1, graph.nnz * width / (processors * _THREADS))))
-    usual = math.ceil(math.log2(max(1, graph.nnz / max(1, graph.num_rows))))
-    least = min(1 << max(_LEAST_GROUP, share, usual), GROUP_SIZES[-1])
+    share = 1 << round(math.log2(max(1, graph.nnz * width / (processors * _THREADS))))
+    usual = 1 << math.ceil(math.log2(max(1, graph.nnz / max(1, graph.num_rows))))
+    least = min(max(_LEAST_GROUP, share, usual), GROUP_SIZES[-1])
     size, workers = least, _GROUP_WORKERS
     largest, most = min(4 * least, GROUP_SIZES[-1]), THREADS[-1] // width
     while size * workers < graph.longest_row and (size < largest or workers < most):

@@ -131,7 +131,9 @@ def spmm(
             raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=True)
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
-    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=adds)
+    # The gradient of a weight is a dot product of each edge, which reads the list of the rows.
+    sums = adds and not needs_grad(weight)
+    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from gnnaccel.graph.renumber import Renumbering, renumbering
 from gnnaccel.pyg_backend.graph import to_graph
+
+_OF_NODES = {"x", "y", "z", "pos", "batch", "n_id"}  # by PyG's custom, whatever their number
+_OF_GRAPHS = {"y"}
 
 
 def renumber(data, method: str) -> tuple[Data, Renumbering]:
@@ -19,33 +24,90 @@ def renumber(data, method: str) -> tuple[Data, Renumbering]:
             f"renumber: graph_or_data: of PyG expected a Data (no HeteroData, no Batch) or an edge_index, got "
             f"{type(data).__name__}"
         )
-    if data.edge_index is None or not isinstance(data.edge_index, Tensor) or data.edge_index.layout != torch.strided:
-        raise TypeError(
-            "renumber: graph_or_data: expected a Data with an edge_index; a sparse matrix has no edge order"
-        )
+    if not isinstance(data.edge_index, Tensor):
+        raise TypeError("renumber: graph_or_data: expected a Data with an edge_index, got none")
     kinds = {key: _kind(data, key, value) for key, value in data}
     new = renumbering(to_graph(data), method)
     out = copy.copy(data)
     for key, value in data:
         if kinds[key] == "numbers":
-            out[key] = new.nodes(value.as_subclass(Tensor))
+            out[key] = _numbers(new, key, value)
         elif kinds[key] == "rows":
-            out[key] = new.features(value) if isinstance(value, Tensor) else [value[i] for i in new.order.tolist()]
+            out[key] = _rows(new, value)
+    if hasattr(out, "_edge_attrs"):  # what a GraphStore was told of the order of the old edges
+        out._edge_attrs = {}
     return out, new
 
 
-def _kind(data: Data, key: str, value) -> str:
+def _kind(data: Data, key: str, value: Any) -> str:
     """What an attribute holds: "numbers" of nodes, "rows" of nodes, or "other" things that stay as they are."""
-    if isinstance(value, Tensor) and value.layout != torch.strided:
-        raise TypeError(f"renumber: graph_or_data: {key} is a sparse tensor, which is not understood; leave it out")
-    if isinstance(value, Tensor) and ("index" in key or key == "face"):  # Data.__inc__ says the same
-        return "numbers"
-    if data.is_node_attr(key):
+    if isinstance(value, (Tensor, np.ndarray)):
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise TypeError(f"renumber: graph_or_data: {key} is a sparse tensor, which is not understood; leave it out")
+        integers = value.dtype.kind in "iu" if isinstance(value, np.ndarray) else _integers(value)
+        if integers and "batch" not in key and _says_numbers(data, key, value):
+            return "numbers"
+        if data.is_node_attr(key):
+            known = key in _OF_NODES or key.endswith("mask")
+            if data.num_nodes == data.num_edges and not known:
+                raise ValueError(
+                    f"renumber: graph_or_data: there are as many edges as nodes, and whose {key} is cannot be told; "
+                    "leave it out, and map it by Renumbering.features if it is of nodes"
+                )
+            if data.__cat_dim__(key, value) % value.ndim != 0:
+                raise TypeError(f"renumber: graph_or_data: {key} has its nodes in another dimension than the first")
+            return "rows"
+        of_others = data.is_edge_attr(key) or key.startswith("edge_") or key in _OF_GRAPHS or value.ndim == 0
+        if integers and not of_others:
+            raise ValueError(
+                f"renumber: graph_or_data: {key} holds integers, as many as neither nodes nor edges: whether they are "
+                "node numbers cannot be told; leave it out, and map it by Renumbering.nodes if they are"
+            )
+        return "other"
+    if isinstance(value, (list, tuple)) and data.is_node_attr(key):
         return "rows"
-    integers = isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.dim() > 0
-    if integers and not data.is_edge_attr(key):
-        raise ValueError(
-            f"renumber: graph_or_data: {key} holds integers, as many as neither nodes nor edges: whether they are node "
-            "numbers cannot be told; leave it out, and map it by Renumbering.nodes if they are"
+    if _holds_arrays(value):
+        raise TypeError(
+            f"renumber: graph_or_data: {key} is a {type(value).__name__} with arrays, which is not understood; "
+            "leave it out"
         )
     return "other"
+
+
+def _integers(value: Tensor) -> bool:
+    return not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool)
+
+
+def _says_numbers(data: Data, key: str, value) -> bool:
+    """True if mini-batches would add the number of nodes to it."""
+    step = data.__inc__(key, value)
+    if isinstance(step, Tensor):
+        step = step.unique().tolist()
+        return step == [data.num_nodes]
+    return isinstance(step, int) and step == data.num_nodes
+
+
+def _numbers(new: Renumbering, key: str, value):
+    numbers = torch.from_numpy(value) if isinstance(value, np.ndarray) else value.as_subclass(Tensor)
+    try:
+        found = new.nodes(numbers)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"renumber: graph_or_data: {key}: {error}") from None
+    return found.numpy() if isinstance(value, np.ndarray) else found
+
+
+def _rows(new: Renumbering, value):
+    if isinstance(value, Tensor):
+        return new.features(value)
+    if isinstance(value, np.ndarray):
+        return value[new.order.cpu().numpy()]
+    return type(value)(value[i] for i in new.order.tolist())
+
+
+def _holds_arrays(value: Any) -> bool:
+    """True of containers of tensors, of torch_sparse's matrices and of TensorFrames."""
+    if isinstance(value, dict):
+        return any(map(_holds_arrays, value.values()))
+    if isinstance(value, (list, tuple, set)):
+        return any(map(_holds_arrays, value))
+    return isinstance(value, (Tensor, np.ndarray)) or type(value).__module__.startswith(("torch_sparse", "torch_frame"))
