@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gnnaccel.graph import groups, worklist
+from gnnaccel.graph import groups, rules, worklist
 from gnnaccel.graph.groups import Setting, Size
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.worklist import Arrangement, Kernel
@@ -97,7 +97,7 @@ def test_search_finds_the_best_and_asks_once():
 )
 def test_rule(degrees, lanes, want, pays):
     graph = graph_of(degrees)
-    plan = worklist.groups_of(graph, lanes, Arrangement.LENGTH)
+    plan = rules.groups_of(graph, lanes, Arrangement.LENGTH)
     assert (plan.cap, plan.workers) == want and plan.kernel is Kernel.GROUPS and plan.slice_lanes == min(lanes, 16)
     assert plan.threads in worklist.THREADS
-    assert worklist.groups_pay(graph, lanes, worklist.plan_of(graph, lanes, False)) is pays
+    assert rules.groups_pay(graph, lanes, rules.plan_of(graph, lanes, False)) is pays

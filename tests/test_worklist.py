@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from gnnaccel.graph import worklist
+from gnnaccel.graph import reorder, rules, worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.worklist import PIECE_RUN, Arrangement, Kernel, Plan
 
@@ -114,13 +114,13 @@ def test_a_given_order_with_locality_is_kept():
     cols = (rows // size * size).repeat_interleave(degree) + torch.randint(size, (rows.numel() * degree,))
     mixed = torch.randperm(rows.numel())
     anyhow = Graph.from_coo(mixed.repeat_interleave(degree), cols, num_rows=rows.numel(), num_cols=rows.numel())
-    assert worklist.given_order(anyhow) is None
+    assert reorder.given_order(anyhow) is None
     # All rows are of one length, so only a cut at random would lose the order: give them lengths.
     keep = torch.rand(cols.numel()) < (rows % 7 + 1).repeat_interleave(degree) / 7
     uneven = Graph.from_coo(
         rows.repeat_interleave(degree)[keep], cols[keep], num_rows=rows.numel(), num_cols=rows.numel()
     )
-    order = worklist.given_order(uneven)
+    order = reorder.given_order(uneven)
     assert order is not None and sorted(order.tolist()) == rows.tolist()
 
 
@@ -133,10 +133,10 @@ def test_lanes():
 def test_plans():
     graph = graph_of([40] * 3000)
     for lanes in worklist.LANES:
-        cap, arrangement, *_ = worklist.plan_of(graph, lanes, True)
+        cap, arrangement, *_ = rules.plan_of(graph, lanes, True)
         assert cap % 32 == 0 and 32 <= cap <= 1024 and arrangement is not Arrangement.LENGTH
-        assert worklist.plan_of(graph, lanes, False).arrangement is Arrangement.LENGTH
-    assert worklist.plan_of(graph_of([]), 4, False).cap == 32
+        assert rules.plan_of(graph, lanes, False).arrangement is Arrangement.LENGTH
+    assert rules.plan_of(graph_of([]), 4, False).cap == 32
 
 
 def test_copies_and_pickles_leave_the_lists_behind():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gnnaccel.graph import build, louvain, reorder, worklist
+from gnnaccel.graph import build, louvain, reorder, rules, worklist
 from gnnaccel.graph.gate import PAYS_EDGES, PAYS_FROM, reuse
 from gnnaccel.graph.gate import pays as tiles_pay
 from gnnaccel.graph.structure import Graph
@@ -112,7 +112,7 @@ def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
     order = reorder.row_order(graph, least_gain=None)
     assert order is not None  # without a least gain
     reused, in_communities = reorder.reuse(graph), reorder.reuse(graph, order)
-    given = worklist.given_order(graph) is not None
+    given = reorder.given_order(graph) is not None
     tiles = reuse(graph) if graph.nnz >= PAYS_EDGES else 0.0
     return Advice(
         communities=_communities(graph, louvain.communities(graph)),
@@ -151,9 +151,9 @@ def _advised(graph: Graph, width: int, clustered: bool, tiles: float) -> Advised
             width, "tiles on tensor cores", f"a column of 16 rows serves {tiles:.1f} edges, {PAYS_FROM:g} pay"
         )
     lanes = worklist.lanes_of(4 * width)
-    plan = worklist.plan_of(graph, lanes, clustered)
-    if worklist.groups_pay(graph, lanes, plan):
-        groups = worklist.groups_of(graph, lanes, plan.arrangement)
+    plan = rules.plan_of(graph, lanes, clustered)
+    if rules.groups_pay(graph, lanes, plan):
+        groups = rules.groups_of(graph, lanes, plan.arrangement)
         whole = graph.longest_row <= groups.cap * groups.workers
         kernel = (
             f"groups of {groups.cap} neighbours, {groups.workers} to a block, {groups.slice_lanes} lanes of 16 bytes"

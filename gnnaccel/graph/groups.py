@@ -3,7 +3,7 @@
 GNNAdvisor (Wang et al., OSDI 2021, section 7) ranks group size, threads of a block and dimension workers by a formula
 (`latency`, under two limits: `fits`), and looks for the best by crossing good ones (`search`). What the formula puts
 first takes half as long again as the best on an H200 (docs/advisor.md), so without measuring
-`worklist.groups_of` decides; `tune` lets the search begin with both, and has it judge by times.
+`rules.groups_of` decides; `tune` lets the search begin with both, and has it judge by times.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which kernel, and with which parameters, serves the sums over a graph on CUDA, measured on the graph itself.
 
-The rules that hold without this are the model: `worklist.plan_of` and `groups_of` cut and arrange rows and pick kernel
+The rules that hold without this are the model: `rules.plan_of` and `groups_of` cut and arrange rows and pick kernel
 and slice, `gate` says where tiles pay. `measure` starts from what they say and tries, while there is time, for whole
 rows kernels and slices, then arrangements and cuts, then slices again; and groups of neighbours by GNNAdvisor's search
 (Wang et al., OSDI 2021), beginning with the rule's and the formula's: before the rows where the rule takes groups.
@@ -18,8 +18,9 @@ import torch
 
 from gnnaccel.graph.groups import Setting, Size, by_formula, settings
 from gnnaccel.graph.groups import search as evolve
+from gnnaccel.graph.rules import groups_of
 from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList, groups_of, lanes_of
+from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
 
 MODES = ("model", "measure", "off")
 _PAYS = 0.97  # of the time of what is there: less is noise

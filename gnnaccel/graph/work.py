@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import disk, louvain, orders, reorder, worklist
+from gnnaccel.graph import disk, louvain, orders, reorder, rules, worklist
 from gnnaccel.graph.worklist import Kernel, Plan, WorkList
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Work:
         """Find out whether the rows as given are in an order with locality, unless that is known."""
         if not self._order_sought:
             with torch.inference_mode(False), torch.no_grad():
-                self.order, self._order_sought = worklist.given_order(graph), True
+                self.order, self._order_sought = reorder.given_order(graph), True
 
     def build(self, graph: Graph, lanes: int, twin: Work | None = None) -> WorkList:
         """The rows' list, and that of groups where these pay: by rule, if there are none yet.
@@ -129,10 +129,10 @@ class Work:
         `twin`: of a graph whose lists may serve too.
         """
         if lanes not in self.lists:
-            plan = worklist.plan_of(graph, lanes, self.order is not None)
+            plan = rules.plan_of(graph, lanes, self.order is not None)
             made = self.arranged(graph, plan, twin)
-            if worklist.groups_pay(graph, lanes, plan):
-                groups = worklist.groups_of(graph, lanes, plan.arrangement)
+            if rules.groups_pay(graph, lanes, plan):
+                groups = rules.groups_of(graph, lanes, plan.arrangement)
                 self.groups[lanes] = self.arranged(graph, groups, twin)
             self.lists[lanes] = made
         return self.lists[lanes]
