@@ -7,7 +7,7 @@ Sums of fp32 rows with one weight per edge, forward, on prepared graphs whose no
 milliseconds: medians of single calls (device time on CUDA, wall time on the CPU, which has no order of rows alone).
 
 - rows_ms: `gnnaccel.prepare(graph, reorder="communities")`, features where they are.
-- moved_ms: the graph of `gnnaccel.renumber`; its features are in the new order already.
+- moved_ms: the graph of `gnnaccel.renumber`; its features and weights are in the new order already.
 - planted_ms: the same graph as it was generated, communities side by side (":sorted").
 
 recovered: the share of what the planted order gains (given_ms - planted_ms) that the others do.
@@ -16,6 +16,7 @@ recovered: the share of what the planted order gains (given_ms - planted_ms) tha
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 
@@ -37,15 +38,18 @@ def generated(name: str, device: str) -> Graph:
     return Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
 
 
-def median_ms(call, device: str) -> float:
+def wall_ms(call) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def medians(calls: dict, device: str) -> dict[str, float]:
+    """Of each call by its name; on the CPU, which others use too, taken in turn."""
     if device == "cuda":
-        return time_ms(call, 40)[0]
-    times = []
-    for _ in range(8):
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times[1:])
+        return {name: time_ms(call, 40)[0] for name, call in calls.items()}
+    rounds = [{name: wall_ms(call) for name, call in calls.items()} for _ in range(16)][1:]
+    return {name: statistics.median(times[name] for times in rounds) for name in calls}
 
 
 def main() -> None:
@@ -74,16 +78,18 @@ def main() -> None:
         for width in options.widths:
             x = torch.rand(given.num_cols, width, device=given.device)
             weight = torch.rand(given.nnz, device=given.device)
-            features = {"moved": numbers.features(x)}
+            features, weights = {"moved": numbers.features(x)}, {"moved": numbers.edges(weight)}
             row = dict(graph=name, nodes=given.num_rows, edges=given.nnz, device=options.device, width=width)
-            for kind, graph in kinds.items():
-                y = features.get(kind, x)
-                row[f"{kind}_ms"] = median_ms(lambda g=graph, y=y, w=weight: ops.spmm(g, y, w), options.device)
+            calls = {
+                kind: functools.partial(ops.spmm, graph, features.get(kind, x), weights.get(kind, weight))
+                for kind, graph in kinds.items()
+            }
+            row |= {f"{kind}_ms": ms for kind, ms in medians(calls, options.device).items()}
             for kind in kinds.keys() - {"given", "planted"}:
                 gain = row["given_ms"] - row["planted_ms"]
                 row[f"{kind}_recovered"] = (row["given_ms"] - row[f"{kind}_ms"]) / gain
             row["renumber_ms"] = renumber_ms
-            got = numbers.results(ops.spmm(moved, features["moved"], weight))
+            got = numbers.results(ops.spmm(moved, features["moved"], weights["moved"]))
             row["rel_error"] = error_of(got, ops.spmm(given, x, weight).double())
             cells.append(shown(COLUMNS, row))
     if options.csv:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gnnaccel import maxk_models
 from gnnaccel.graph import prepare as _prepare
-from gnnaccel.graph.renumber import Renumbering, renumbered, renumbering
+from gnnaccel.graph.renumber import Renumbering, edge_index_of
+from gnnaccel.graph.renumber import renumber as _renumber
 from gnnaccel.graph.structure import Graph
 
 
@@ -193,8 +194,8 @@ def renumber(
     ----------
     graph_or_data : Graph, DGLGraph, PyG Data, or edge_index [2, E]
         Homogeneous. What PyG takes for data of nodes (features, labels, masks) goes along, and integers to which it
-        adds the number of nodes in a batch ("index" in the name, face, what `__inc__` says); data of edges stays, as
-        edges keep their order.
+        adds the number of nodes in a batch ("index" in the name, face, what `__inc__` says). Edges are brought into the
+        order of the new destinations, and their data with them.
     method : {"communities", "rcm", "degree"}
         As `prepare` has them. The first two only if they gain a tenth of the reads; else the numbers stay.
     num_nodes : int, optional
@@ -203,7 +204,8 @@ def renumber(
     Returns
     -------
     tuple of the same kind of object, new, and Renumbering
-        `features`, `results` and `nodes` of the latter take rows of nodes there and back, and node numbers.
+        `features` and `results` of the latter take rows of nodes there and back, `edges` rows of edges, `nodes` node
+        numbers. Where no order gains, all is as it was.
 
     Raises
     ------
@@ -222,9 +224,12 @@ def renumber(
     Examples
     --------
     >>> import torch, gnnaccel
-    >>> edges = torch.tensor([[0, 1, 2, 3], [2, 3, 0, 1]])
+    >>> edges = torch.tensor([[0, 1, 2, 3], [2, 3, 0, 3]])
     >>> new, numbers = gnnaccel.renumber(edges, "degree")
-    >>> torch.equal(numbers.nodes(edges), new)
+    >>> new
+    tensor([[0, 3, 2, 1],
+            [0, 0, 1, 2]])
+    >>> torch.equal(numbers.edges(numbers.nodes(edges).T).T, new)
     True
     """
     is_edges = isinstance(graph_or_data, Tensor) and graph_or_data.layout is torch.strided
@@ -239,11 +244,10 @@ def renumber(
 
         return of_dgl.renumber(graph_or_data, method)
     if isinstance(graph_or_data, Graph):
-        new = renumbering(graph_or_data, method)
-        return renumbered(graph_or_data, new), new
+        return _renumber(graph_or_data, method)
     if is_edges:
-        new = renumbering(as_graph(graph_or_data, num_nodes), method)
-        return new.nodes(graph_or_data.as_subclass(Tensor)), new
+        graph, new = _renumber(as_graph(graph_or_data, num_nodes), method)
+        return edge_index_of(graph, graph_or_data.dtype), new
     raise TypeError(
         "renumber: graph_or_data: expected a Graph, DGLGraph, PyG Data or edge_index, got "
         f"{type(graph_or_data).__name__}"

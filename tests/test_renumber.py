@@ -34,12 +34,15 @@ def test_sums_come_back(method):
     graph = Graph.from_coo(EDGES[1], EDGES[0], num_rows=N, num_cols=N)
     new, numbers = gnnaccel.renumber(graph, method)
     x, w = torch.rand(N, 7, dtype=torch.float64), torch.rand(E, dtype=torch.float64)
-    got = numbers.results(gnnaccel.ops.spmm(new, numbers.features(x), w))
+    got = numbers.results(gnnaccel.ops.spmm(new, numbers.features(x), numbers.edges(w)))
     torch.testing.assert_close(got, gnnaccel.ops.spmm(graph, x, w), rtol=1e-12, atol=1e-12)
     assert numbers.pays and torch.equal(numbers.place[numbers.order], torch.arange(N))
     assert method == "degree" or reuse(new) > reuse(graph) + 0.25
     assert torch.equal(numbers.results(numbers.features(x)), x)
-    assert torch.equal(numbers.nodes(EDGES), gnnaccel.renumber(EDGES, method)[0])
+    edges = gnnaccel.renumber(EDGES.int(), method)[0]
+    assert edges.dtype == torch.int32 and torch.equal(edges.long(), numbers.nodes(EDGES)[:, numbers.edge_order])
+    keys = edges[1].long() * N + edges[0]
+    assert (keys.diff() >= 0).all() and new.edge_ids is None  # by rows, then by sources
 
 
 def test_pyg_data_trains_to_the_same():
@@ -48,8 +51,8 @@ def test_pyg_data_trains_to_the_same():
     new, numbers = gnnaccel.renumber(data)
     assert isinstance(new, Data) and new.title == "band" and data.edge_index is EDGES
     assert torch.equal(new.y, data.y[numbers.order]) and torch.equal(new.train_mask, data.train_mask[numbers.order])
-    assert new.edge_weight is data.edge_weight
-    assert torch.equal(new.edge_label_index, new.edge_index[:, :10])
+    assert torch.equal(new.edge_weight, data.edge_weight[numbers.edge_order])
+    assert torch.equal(new.edge_label_index, numbers.nodes(EDGES[:, :10]))
     conv = GCNConv(5, 4)
     want = conv(data.x, data.edge_index, data.edge_weight)
     torch.testing.assert_close(numbers.results(conv(new.x, new.edge_index, new.edge_weight)), want)
@@ -59,8 +62,10 @@ def test_dgl_graphs():
     g = dgl.graph((EDGES[0], EDGES[1]), num_nodes=N)
     g.ndata["h"], g.edata["w"] = torch.rand(N, 3), torch.rand(E)
     new, numbers = gnnaccel.renumber(g)
-    assert torch.equal(new.edata["w"], g.edata["w"]) and torch.equal(new.ndata["h"], g.ndata["h"][numbers.order])
-    assert torch.equal(torch.stack(new.edges(order="eid")), numbers.nodes(EDGES))
+    assert torch.equal(new.edata["w"], numbers.edges(g.edata["w"])) and torch.equal(
+        new.ndata["h"], g.ndata["h"][numbers.order]
+    )
+    assert torch.equal(torch.stack(new.edges(order="eid")), numbers.nodes(EDGES)[:, numbers.edge_order])
     with pytest.raises(TypeError, match="batch of 2"):
         gnnaccel.renumber(dgl.batch([g, g]))
     with pytest.raises(TypeError, match="one kind"):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gnnaccel.graph.renumber import Renumbering, renumbering
+from gnnaccel.graph.renumber import Renumbering, edge_index_of
+from gnnaccel.graph.renumber import renumber as of_graph
 from gnnaccel.pyg_backend.graph import to_graph
 
 _OF_NODES = {"x", "y", "z", "pos", "batch", "n_id"}  # by PyG's custom, whatever their number
@@ -26,21 +27,24 @@ def renumber(data, method: str) -> tuple[Data, Renumbering]:
         )
     if not isinstance(data.edge_index, Tensor):
         raise TypeError("renumber: graph_or_data: expected a Data with an edge_index, got none")
-    kinds = {key: _kind(data, key, value) for key, value in data}
-    new = renumbering(to_graph(data), method)
+    kinds = {key: _kind(data, key, value) for key, value in data if key != "edge_index"} | {"edge_index": "other"}
+    graph, new = of_graph(to_graph(data), method)
     out = copy.copy(data)
+    if not new.pays:
+        return out, new
     for key, value in data:
         if kinds[key] == "numbers":
             out[key] = _numbers(new, key, value)
-        elif kinds[key] == "rows":
-            out[key] = _rows(new, value)
+        elif kinds[key] != "other":
+            out[key] = _taken(value, new.order if kinds[key] == "nodes" else new.edge_order)
+    out.edge_index = edge_index_of(graph, data.edge_index.dtype)
     if hasattr(out, "_edge_attrs"):  # what a GraphStore was told of the order of the old edges
         out._edge_attrs = {}
     return out, new
 
 
 def _kind(data: Data, key: str, value: Any) -> str:
-    """What an attribute holds: "numbers" of nodes, "rows" of nodes, or "other" things that stay as they are."""
+    """What an attribute holds: "numbers" of nodes, rows of "nodes" or "edges", or "other" things that stay."""
     if isinstance(value, (Tensor, np.ndarray)):
         if isinstance(value, Tensor) and value.layout != torch.strided:
             raise TypeError(f"renumber: graph_or_data: {key} is a sparse tensor, which is not understood; leave it out")
@@ -54,10 +58,10 @@ def _kind(data: Data, key: str, value: Any) -> str:
                     f"renumber: graph_or_data: there are as many edges as nodes, and whose {key} is cannot be told; "
                     "leave it out, and map it by Renumbering.features if it is of nodes"
                 )
-            if data.__cat_dim__(key, value) % value.ndim != 0:
-                raise TypeError(f"renumber: graph_or_data: {key} has its nodes in another dimension than the first")
-            return "rows"
-        of_others = data.is_edge_attr(key) or key.startswith("edge_") or key in _OF_GRAPHS or value.ndim == 0
+            return _in_first(data, key, value, "nodes")
+        if data.is_edge_attr(key):
+            return _in_first(data, key, value, "edges")
+        of_others = key.startswith("edge_") or key in _OF_GRAPHS or value.ndim == 0
         if integers and not of_others:
             raise ValueError(
                 f"renumber: graph_or_data: {key} holds integers, as many as neither nodes nor edges: whether they are "
@@ -65,13 +69,21 @@ def _kind(data: Data, key: str, value: Any) -> str:
             )
         return "other"
     if isinstance(value, (list, tuple)) and data.is_node_attr(key):
-        return "rows"
+        return "nodes"
+    if isinstance(value, (list, tuple)) and data.is_edge_attr(key):
+        return "edges"
     if _holds_arrays(value):
         raise TypeError(
             f"renumber: graph_or_data: {key} is a {type(value).__name__} with arrays, which is not understood; "
             "leave it out"
         )
     return "other"
+
+
+def _in_first(data: Data, key: str, value, kind: str) -> str:
+    if data.__cat_dim__(key, value) % value.ndim != 0:
+        raise TypeError(f"renumber: graph_or_data: {key} has its {kind} in another dimension than the first")
+    return kind
 
 
 def _integers(value: Tensor) -> bool:
@@ -96,12 +108,13 @@ def _numbers(new: Renumbering, key: str, value):
     return found.numpy() if isinstance(value, np.ndarray) else found
 
 
-def _rows(new: Renumbering, value):
+def _taken(value, at: Tensor):
+    """Rows of a tensor, an array, a list or a tuple."""
     if isinstance(value, Tensor):
-        return new.features(value)
+        return value.index_select(0, at.to(value.device))
     if isinstance(value, np.ndarray):
-        return value[new.order.cpu().numpy()]
-    return type(value)(value[i] for i in new.order.tolist())
+        return value[at.cpu().numpy()]
+    return type(value)(value[i] for i in at.tolist())
 
 
 def _holds_arrays(value: Any) -> bool:
