@@ -84,20 +84,22 @@ def test_search_finds_the_best_and_asks_once():
 
 @pytest.mark.parametrize(
     ("degrees", "lanes", "want", "pays"),
-    [  # group, workers of a block; whether they serve, on the GPU that a graph on the CPU is taken for
-        ([5] * 2000 + [100], 4, (16, 16), True),  # a block holds the longest row
-        ([5] * 20_000 + [500], 64, (32, 16), True),  # one of larger groups does
-        ([5] * 50_000 + [900], 8, (32, 32), True),  # of more workers too
-        ([5] * 2000 + [900], 8, (16, 16), True),  # there would be few blocks
-        ([5] * 2000 + [50_000], 16, (32, 16), True),  # none does
-        ([5] * 2000 + [20], 16, (16, 16), False),  # no row is cut
-        ([100] * 8000 + [3000], 4, (128, 32), True),  # rows are long themselves
-        ([500] * 20_000 + [3000], 64, (512, 16), False),  # what a launch takes is little beside it
+    [  # group, workers of a block, their lanes; whether they serve, on the GPU that a graph on the CPU is taken for
+        ([5] * 2000 + [100], 4, (16, 16, 4), True),  # a block holds the longest row
+        ([5] * 20_000 + [500], 16, (32, 16, 16), True),  # one of larger groups does
+        ([5] * 20_000 + [500], 64, (64, 8, 32), True),  # by warps that take half a row
+        ([5] * 2000 + [100], 64, (16, 16, 16), True),  # too little work for those
+        ([5] * 50_000 + [900], 8, (32, 32, 8), True),  # of more workers too
+        ([5] * 2000 + [900], 8, (16, 16, 8), True),  # there would be few blocks
+        ([5] * 2000 + [50_000], 16, (32, 16, 16), True),  # none does
+        ([5] * 2000 + [20], 16, (16, 16, 16), False),  # no row is cut
+        ([100] * 8000 + [3000], 4, (128, 32, 4), True),  # rows are long themselves
+        ([500] * 20_000 + [3000], 64, (512, 8, 32), False),  # what a launch takes is little beside it
     ],
 )
 def test_rule(degrees, lanes, want, pays):
     graph = graph_of(degrees)
     plan = rules.groups_of(graph, lanes, Arrangement.LENGTH)
-    assert (plan.cap, plan.workers) == want and plan.kernel is Kernel.GROUPS and plan.slice_lanes == min(lanes, 16)
+    assert (plan.cap, plan.workers, plan.slice_lanes) == want and plan.kernel is Kernel.GROUPS
     assert plan.threads in worklist.THREADS
     assert rules.groups_pay(graph, lanes, rules.plan_of(graph, lanes, False)) is pays

@@ -111,12 +111,12 @@ def _plans(parts: list[Graph], num_feats: Sequence[int], folder: Path | None, ti
         return [], "plans by rule (deterministic mode: what is measured may differ from run to run)"
     first, *others = parts
     if louvain.is_symmetric(first):  # its transposed has the same rows
-        tuned, source = _plans_of(first, num_feats, folder, tiles, _MEASURE_MS / len(num_feats))
+        tuned, source = _plans_of(first, num_feats, folder, tiles, _MEASURE_MS)
         for part in others:
             for found in tuned:
                 tune.adopt(part, found)
         return tuned, f"plans {source}"
-    each = [_plans_of(part, num_feats, folder, tiles, _MEASURE_MS / len(parts) / len(num_feats)) for part in parts]
+    each = [_plans_of(part, num_feats, folder, tiles, _MEASURE_MS / len(parts)) for part in parts]
     return each[0][0], "plans " + "; ".join(dict.fromkeys(source for _, source in each))
 
 
@@ -140,7 +140,7 @@ def _plans_of(
         except disk.Stale as reason:
             source = f"measured (those on disk are of no use: {reason})"
     try:
-        tuned = [tune.measure(graph, width, budget_ms=budget_ms, tiles=tiles) for width in num_feats]
+        tuned = tune.measure_each(graph, num_feats, budget_ms=budget_ms, tiles=tiles)
     except torch.OutOfMemoryError:
         return [], "by rule where there was no memory to measure"
     if folder is not None:

@@ -21,6 +21,8 @@ _THREADS, _MOST_LANES = 1536, 16  # that a multiprocessor holds in these kernels
 # Of groups of neighbours: the fewest in one, and workers of a block, from which they start; lanes of all nonzeros for
 # each thread on the chip, up to which saving a launch is worth it.
 _LEAST_GROUP, _GROUP_WORKERS, _SMALL = 16, 16, 200
+# The same where a warp takes half of a long row, which pays where each on the chip has something to do.
+_LEAST_OF_WARP, _WARPS = 64, 4
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _FEW_HUBS = 0.1  # share of the nonzeros
@@ -49,12 +51,14 @@ def groups_of(graph: Graph, lanes: int, arrangement: Arrangement) -> Plan:
     Up to four times as long, and in larger blocks, if a block then has all groups of the longest row: no part of a row
     is left to a second kernel. Not with fewer blocks than multiprocessors.
     """
-    width = min(lanes, _MOST_LANES)
+    width, shortest, few = min(lanes, _MOST_LANES), _LEAST_GROUP, _GROUP_WORKERS
     processors, _ = _chip(graph)
     share = 1 << round(math.log2(max(1, graph.nnz * width / (processors * _THREADS))))
+    if lanes > 2 * _MOST_LANES and share > 1:
+        width, shortest, few, share = 2 * _MOST_LANES, _LEAST_OF_WARP, _WARPS, 4 * share
     usual = 1 << math.ceil(math.log2(max(1, graph.nnz / max(1, graph.num_rows))))
-    least = min(max(_LEAST_GROUP, share, usual), GROUP_SIZES[-1])
-    size, workers = least, _GROUP_WORKERS
+    least = min(max(shortest, share, usual), GROUP_SIZES[-1])
+    size, workers = least, few
     largest, most = min(4 * least, GROUP_SIZES[-1]), THREADS[-1] // width
     while size * workers < graph.longest_row and (size < largest or workers < most):
         if workers < most and (2 * workers <= size or size == largest):
@@ -62,7 +66,7 @@ def groups_of(graph: Graph, lanes: int, arrangement: Arrangement) -> Plan:
         else:
             size *= 2
     if size * workers < graph.longest_row or graph.nnz < processors * size * workers:
-        size, workers = least, _GROUP_WORKERS
+        size, workers = least, few
     return Plan(size, arrangement, Kernel.GROUPS, width, workers * width)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +76,7 @@ def measure(
     num_feats : int
         The plan serves all rows of as many lanes as `worklist.lanes_of` says, whatever their dtype.
     budget_ms : float
-        Wall time after which no other plan is tried.
+        Wall time; no plan is begun that would end later, if it took as long as the longest one so far.
     weighted : bool
         One weight per edge.
     tiles : bool
@@ -135,6 +135,16 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
     return Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
 
 
+def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles: bool = True) -> list[Tuned]:
+    """`measure` for each of these numbers of features, all together in this wall time: what one leaves the others get."""
+    deadline = time.perf_counter() + budget_ms / 1e3
+    found = []
+    for i, width in enumerate(widths):
+        left_ms = (deadline - time.perf_counter()) * 1e3 / (len(widths) - i)
+        found.append(measure(graph, width, budget_ms=left_ms, tiles=tiles))
+    return found
+
+
 def adopt(graph: Graph, found: Tuned) -> None:
     """Let `graph` go by what was found, now or by an earlier process."""
     if graph.work.plan(graph, found.row_bytes) != found.plan:
@@ -152,16 +162,19 @@ class _Search:
         self.best_ms = float("inf")
         self.best: WorkList
         self.last: WorkList  # whose list the next plan may share
+        self.longest = 0.0  # seconds that a plan has taken, list and calls
         self.out_of_time = False
 
     def time(self, plan: Plan) -> float:
         """Milliseconds of `plan`; infinitely many when there is no time left to measure it."""
         if plan not in self.times:
-            if time.perf_counter() > self.deadline:
+            if time.perf_counter() + self.longest > self.deadline:
                 self.out_of_time = True
                 return math.inf
+            start = time.perf_counter()
             same = self.last.plan.list_key == plan.list_key
             self.consider(self.last._replace(plan=plan) if same else self.graph.work.arranged(self.graph, plan))
+            self.longest = max(self.longest, time.perf_counter() - start)
         return self.times[plan]
 
     def consider(self, work: WorkList) -> None:
