@@ -227,6 +227,13 @@ void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, 
         "scatter_arg");
 }
 
+void edge_order(Address edge_ids, Address in, Address out, int64_t num_edges, int64_t edge_bytes, bool by_id,
+                int index_type, Address stream) {
+  check(cuda::edge_order(at(edge_ids), at(in), at(out), num_edges, edge_bytes, by_id,
+                         static_cast<IndexType>(index_type), on(stream)),
+        "edge_order");
+}
+
 void coo_in_order(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
                   Address indptr, Address indices, int out_type, Address state, Address stream) {
   check(cuda::coo_in_order(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<IndexType>(in_type), at(indptr),
@@ -400,6 +407,7 @@ void bind_cuda(pybind11::module_& module) {
   module.def("head_dots_backward_cuda", &head_dots_backward, Unlocked());
   module.def("head_dots_backward_cuda_workspace_bytes", &head_dots_backward_workspace_bytes);
   module.def("scatter_arg_cuda", &scatter_arg, Unlocked());
+  module.def("edge_order_cuda", &edge_order, Unlocked());
   module.def("coo_in_order_cuda", &coo_in_order, Unlocked());
   module.def("coo_to_csr_cuda_workspace_bytes", &coo_to_csr_workspace_bytes);
   module.def("coo_to_csr_cuda", &coo_to_csr, Unlocked());

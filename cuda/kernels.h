@@ -110,6 +110,9 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
                         int64_t len, int64_t div, bool rows_disjoint, IndexType index_type, DType dtype,
                         cudaStream_t stream);
 
+cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes,
+                       bool by_id, IndexType index_type, cudaStream_t stream);
+
 // Checks pairs, and makes their CSR if rows ascend. state: two int64 on the device that receive 0 or nnz minus the
 // position of the first pair out of range, and 0 or 1 where rows do not ascend; if either, the CSR is worth nothing.
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,

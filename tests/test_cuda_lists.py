@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 
 import pytest
@@ -13,8 +14,10 @@ from gnnaccel import ops
 from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
-from gnnaccel.ops import reference
+from gnnaccel.ops import _edge_order, reference
+from gnnaccel.ops._arrays import Arrays
 
+SPMM = importlib.import_module("gnnaccel.ops.spmm")  # the module, not the function of that name
 KERNELS = [None, *Arrangement]
 OF_SUMS = [*KERNELS, Kernel.GROUPS]
 # Features of x and of the weight: every lane count, lanes without features, widths that no vector fits.
@@ -107,6 +110,87 @@ def test_sums_by_plan(kernel, lanes, dtype):
         assert_close(ops.spmm(graph, x, w), want, dtype, f"{kernel} {lanes} {width}", scale)
         top = reference.spmm(graph, *args, "mul", "max")
         assert_close(ops.spmm(graph, x, w, reduce="max"), top, dtype, f"max {kernel} {lanes} {width}", top.abs())
+
+
+@pytest.fixture
+def in_order(monkeypatch):
+    """Sets whether values of edges are brought into the order of the nonzeros first, where an op can."""
+
+    def choose(yes: bool) -> None:
+        for op in ("spmm", "sddmm", "edge_softmax", "gatv2", "dot_attention"):
+            module = importlib.import_module(f"gnnaccel.ops.{op}")
+            name = "brings_in_order" if op == "spmm" else "pays"
+            monkeypatch.setattr(module, name, lambda given, *_: yes and getattr(given, "edge_ids", given) is not None)
+
+    return choose
+
+
+@every_kernel_of_sums
+def test_values_in_order_first(kernel, dtype, index, in_order):
+    """Which changes no bit of what an op makes of values of edges, or for them."""
+    for name, make in GRAPHS.items():
+        graph = fixed(make(index), kernel)
+        for heads, feats in ((1, 4), (1, 33), (3, 8), (4, 130), (8, 8)):
+            x, y = (rand(n, heads, feats, dtype=dtype).requires_grad_() for n in (graph.num_cols, graph.num_rows))
+            w = rand(graph.nnz, heads, dtype=dtype)
+            vectors, upstream = rand(heads, feats, dtype=dtype), rand(graph.num_rows, heads, feats, dtype=dtype)
+            per_edge = rand(graph.nnz, heads, dtype=dtype)
+
+            def results(graph=graph, x=x, y=y, w=w, vectors=vectors, upstream=upstream, per_edge=per_edge):
+                for reduce in ("sum", "mean"):
+                    out = ops.spmm(graph, x, w, reduce=reduce)
+                    yield from (out, *torch.autograd.grad(out, x, upstream))
+                for out in (
+                    ops.sddmm(graph, x, y, "dot", "u", "v").squeeze(-1),
+                    ops.sddmm(graph, x[..., 0], y[..., 0], "sub", "u", "v"),
+                    ops.gatv2_scores(graph, x, y, vectors),
+                ):
+                    yield from (out, *torch.autograd.grad(out, (x, y), per_edge))
+                scores = w.clone().requires_grad_()
+                out = ops.edge_softmax(graph, scores)
+                yield from (out, *torch.autograd.grad(out, scores, per_edge))
+                yield ops.edge_attention(graph, w, x.detach())
+
+            in_order(False)
+            want = list(results())
+            in_order(True)
+            for i, (got, exact) in enumerate(zip(results(), want, strict=True)):
+                assert torch.equal(got, exact), f"{name} {heads} {feats}: {i}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", INDEX)
+def test_order_of_edges(index, dtype):
+    edge_ids = torch.randperm(3001, device=DEVICE).to(index)
+    for shape in ((), (1,), (2,), (3,), (4,), (2, 4), (5,), (16,)):
+        x = rand(3001, *shape, dtype=dtype)
+        assert torch.equal(_edge_order.in_order(x, edge_ids), x[edge_ids.long()])
+        assert torch.equal(_edge_order.by_id(x[edge_ids.long()], edge_ids), x)
+        odd = rand(3002, *shape, dtype=dtype)[1:]  # an address that only a value divides
+        assert torch.equal(_edge_order.in_order(odd, edge_ids), odd[edge_ids.long()])
+
+
+@pytest.mark.parametrize(
+    ("nnz", "heads", "feats", "plan", "want"),
+    [
+        (2_000_000, 1, 256, None, True),  # in four slices
+        (900_000, 1, 256, None, False),  # of few edges
+        (2_000_000, 1, 64, None, False),  # in one
+        (2_000_000, 1, 64, Plan(32, Arrangement.LENGTH, Kernel.ROWS, 8), True),  # unless the plan says two
+        (2_000_000, 4, 64, None, True),  # heads
+        (2_000_000, 16, 64, None, False),  # too many
+        (2_000_000, 4, 4, None, False),  # a weight for each feature
+        (5_000_000, 1, 32, None, True),  # narrow
+        (5_000_000, 1, 33, None, False),
+        (3_000_000, 1, 16, None, False),
+    ],
+)
+def test_when_weights_are_brought_in_order(nnz, heads, feats, plan, want):
+    edge_ids = torch.empty(0, device=DEVICE)
+    arrays = Arrays(torch.empty(1), edge_ids=edge_ids, nnz=nnz, plan=plan.code if plan else 0)
+    weight = torch.empty(1, heads).expand(nnz, heads)
+    assert SPMM.brings_in_order(arrays, weight, feats) is want
+    assert not SPMM.brings_in_order(arrays._replace(edge_ids=None), weight, feats)
 
 
 def few(*shape, dtype):

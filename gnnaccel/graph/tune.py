@@ -136,7 +136,7 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
 
 
 def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles: bool = True) -> list[Tuned]:
-    """`measure` for each of these numbers of features, all together in this wall time: what one leaves the others get."""
+    """`measure` for each of these numbers of features, all in this wall time: what one leaves the others get."""
     deadline = time.perf_counter() + budget_ms / 1e3
     found = []
     for i, width in enumerate(widths):

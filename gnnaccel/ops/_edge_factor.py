@@ -23,6 +23,10 @@ class EdgeFactor(NamedTuple):
     seed: Tensor | None
     dropout: float
 
+    @property
+    def is_one(self) -> bool:
+        return self.scale is None and self.seed is None
+
     def pointers(self) -> tuple[int, int, float]:
         """As the binary takes it (types.h: EdgeFactor)."""
         return lib.pointer(self.scale), lib.pointer(self.seed), self.dropout

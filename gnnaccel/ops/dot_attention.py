@@ -11,6 +11,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
+from gnnaccel.ops._edge_order import in_order, pays
 from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.attention import FUSED_DTYPES, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
@@ -183,6 +184,10 @@ def _impl(*args):
     if arrays.num_rows * inputs[2].shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(arrays.num_rows, inputs[0], inputs[2]))
     given, factor = _contiguous(*inputs)
+    bias = given["edge_bias"]
+    # Factors are named by edge ids: a dropout is of an edge.
+    if bias is not None and factor.is_one and pays(arrays.edge_ids, bias):
+        given["edge_bias"], arrays = in_order(bias, arrays.edge_ids), arrays._replace(edge_ids=None)
     out, stats = _outputs(arrays.num_rows, given["query"], given["value"])
     _launch(arrays, scale, factor=factor, **given, out=out, stats=stats)
     return unpadded(out, feats), stats

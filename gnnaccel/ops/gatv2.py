@@ -10,6 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops._edge_order import by_id, in_order, pays
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm
 
@@ -78,11 +79,15 @@ def _scores_impl(*args):
     out = x.new_empty(arrays.nnz, x.shape[1])
     if x.shape[2] == 0:
         return out.zero_()
-    if out.numel():
-        x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
-        pointers = (lib.pointer(t) for t in (x, y, vectors, out))
-        lib.launch("gatv2_scores", x.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(x))
-    return out
+    if out.numel() == 0:
+        return out
+    edge_ids = None
+    if pays(arrays.edge_ids, out):
+        edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
+    x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
+    pointers = (lib.pointer(t) for t in (x, y, vectors, out))
+    lib.launch("gatv2_scores", x.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(x))
+    return out if edge_ids is None else by_id(out, edge_ids)
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
@@ -101,6 +106,8 @@ def _sums_impl(*args):
         return tuple(t.zero_() for t in _sums_fake(*args))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     weights = weights.contiguous()
+    if pays(arrays.edge_ids, weights):
+        weights, arrays = in_order(weights, arrays.edge_ids), arrays._replace(edge_ids=None)
     outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
     lib.launch("gatv2_sums", y.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(y))

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
+from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._edge_order import in_order, pays
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
@@ -191,6 +193,9 @@ def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around
     given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
+    if message == "mul" and reduce in ("sum", "mean") and brings_in_order(arrays, rhs, math.prod(full)):
+        rhs, arrays = in_order(rhs, arrays.edge_ids), arrays._replace(edge_ids=None)
+        rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
     operands = (*arrays.matrix(), *arrays.work_list(), *lhs_operand, *rhs_operand)
     lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, around)
@@ -289,6 +294,22 @@ def scales_first(arrays: Arrays, x: Tensor) -> bool:
     CPU, and for 16-bit features, which it would round, it is always looked up.
     """
     return x.is_cuda and x.element_size() > 2 and arrays.nnz > _DENSE * arrays.num_cols
+
+
+_LANES = 16  # of 16 bytes that a slice has, unless the plan says
+# Rows of so many bytes in one slice do not hide a look-up behind reading the source, from so many nonzeros on.
+_NARROW_BYTES, _NARROW = 128, 4_000_000
+
+
+def brings_in_order(arrays: Arrays, weight: Tensor, num_feats: int) -> bool:
+    """True if weights should be brought into the order of the nonzeros before a sum on CUDA: where they are looked up
+    for more than one slice of the features, or for several heads, or for narrow rows."""
+    width = _width(weight)
+    if width == num_feats or not pays(arrays.edge_ids, weight):
+        return False
+    row_bytes = num_feats * weight.element_size()
+    lanes = worklist.decode(arrays.plan)[2] or _LANES
+    return row_bytes > 16 * lanes or width > 1 or (row_bytes <= _NARROW_BYTES and weight.shape[0] >= _NARROW)
 
 
 def _mean_gradient_impl(*args):

@@ -1,0 +1,46 @@
+"""Values of edges in the order of the nonzeros, for kernels that would look each of them up by its edge id.
+
+On CUDA such a look-up fetches, or on its way out rewrites, 32 bytes for 4, once for every slice of the features, and in
+the order in which rows are worked on. One pass over the nonzeros as they lie moves less (cuda/edge_order.cu). Times:
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+
+LEAST = 1_000_000  # nonzeros: with fewer the values stay in L2, and the pass is one more launch
+MOST_BYTES = 32  # of an edge: a sector, of which nothing is wasted
+
+
+def pays(edge_ids: Tensor | None, x: Tensor) -> bool:
+    """True if x [nnz, ...] should be brought into the other order by a pass of its own."""
+    if edge_ids is None or not edge_ids.is_cuda or x.shape[0] < LEAST:
+        return False
+    return 0 < _edge_bytes(x) <= MOST_BYTES
+
+
+def in_order(x: Tensor, edge_ids: Tensor) -> Tensor:
+    """x [nnz, ...] by edge id -> [nnz, ...] by nonzero: out[k] = x[edge_ids[k]]."""
+    return _moved(x.contiguous(), edge_ids, False)
+
+
+def by_id(x: Tensor, edge_ids: Tensor) -> Tensor:
+    """x [nnz, ...] by nonzero -> [nnz, ...] by edge id: out[edge_ids[k]] = x[k]."""
+    return _moved(x.contiguous(), edge_ids, True)
+
+
+def _moved(x: Tensor, edge_ids: Tensor, by_id: bool) -> Tensor:
+    out = torch.empty_like(x)
+    pointers = (edge_ids.data_ptr(), x.data_ptr(), out.data_ptr())
+    lib.launch("edge_order", x.device, *pointers, x.shape[0], _edge_bytes(x), by_id, lib.INDEX_TYPES[edge_ids.dtype])
+    return out
+
+
+def _edge_bytes(x: Tensor) -> int:
+    return math.prod(x.shape[1:]) * x.element_size()
