@@ -177,9 +177,9 @@ def test_order_of_edges(index, dtype):
         (900_000, 1, 256, None, False),  # of few edges
         (2_000_000, 1, 64, None, False),  # in one
         (2_000_000, 1, 64, Plan(32, Arrangement.LENGTH, Kernel.ROWS, 8), True),  # unless the plan says two
-        (2_000_000, 4, 64, None, True),  # heads
-        (2_000_000, 16, 64, None, False),  # too many
-        (2_000_000, 4, 4, None, False),  # a weight for each feature
+        (2_000_000, 8, 256, None, True),  # heads
+        (2_000_000, 16, 256, None, False),  # too many
+        (5_000_000, 4, 4, None, False),  # a weight for each feature
         (5_000_000, 1, 32, None, True),  # narrow
         (5_000_000, 1, 33, None, False),
         (3_000_000, 1, 16, None, False),

@@ -14,15 +14,37 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 
-LEAST = 1_000_000  # nonzeros: with fewer the values stay in L2, and the pass is one more launch
+_SLICE_BYTES = 256  # of features that a worker takes at a time, unless a plan says
+_LEAST, _MANY = 1_000_000, 4_000_000  # nonzeros; with fewer the values stay in L2, and the pass is one more launch
 MOST_BYTES = 32  # of an edge: a sector, of which nothing is wasted
+_DENSE = 128  # nonzeros of a row
 
 
-def pays(edge_ids: Tensor | None, x: Tensor) -> bool:
-    """True if x [nnz, ...] should be brought into the other order by a pass of its own."""
-    if edge_ids is None or not edge_ids.is_cuda or x.shape[0] < LEAST:
+def pays(edge_ids: Tensor | None, x: Tensor, row_bytes: int, alone: bool, slice_bytes: int = 0) -> bool:
+    """True if x [nnz, ...] should be brought into the other order by a pass of its own.
+
+    Parameters
+    ----------
+    edge_ids : Tensor [nnz] or None
+    x : Tensor [nnz, ...]
+    row_bytes : int
+        Of a row of features: a kernel looks each value up once for every slice of it.
+    alone : bool
+        True if one look-up is enough for a pass to pay, on a graph of many nonzeros. By op and measured
+        (benchmarks/edge_order.py).
+    slice_bytes : int
+        If the kernel's are not the usual ones.
+    """
+    if edge_ids is None or not edge_ids.is_cuda or not 0 < _edge_bytes(x) <= MOST_BYTES:
         return False
-    return 0 < _edge_bytes(x) <= MOST_BYTES
+    if row_bytes > (slice_bytes or _SLICE_BYTES):
+        return x.shape[0] >= _LEAST
+    return alone and x.shape[0] >= _MANY
+
+
+def dense(nnz: int, num_rows: int) -> bool:
+    """True of graphs whose rows are so long that the edges of a row lie far apart."""
+    return nnz >= _DENSE * num_rows
 
 
 def in_order(x: Tensor, edge_ids: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
-from gnnaccel.ops._edge_order import in_order, pays
+from gnnaccel.ops._edge_order import dense, in_order, pays
 from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.attention import FUSED_DTYPES, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
@@ -184,13 +186,20 @@ def _impl(*args):
     if arrays.num_rows * inputs[2].shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(arrays.num_rows, inputs[0], inputs[2]))
     given, factor = _contiguous(*inputs)
-    bias = given["edge_bias"]
-    # Factors are named by edge ids: a dropout is of an edge.
-    if bias is not None and factor.is_one and pays(arrays.edge_ids, bias):
-        given["edge_bias"], arrays = in_order(bias, arrays.edge_ids), arrays._replace(edge_ids=None)
+    if _moves(arrays, given["edge_bias"], given["value"], factor):
+        edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
+        given["edge_bias"] = in_order(given["edge_bias"], edge_ids)
     out, stats = _outputs(arrays.num_rows, given["query"], given["value"])
     _launch(arrays, scale, factor=factor, **given, out=out, stats=stats)
     return unpadded(out, feats), stats
+
+
+def _moves(arrays: Arrays, bias: Tensor | None, value: Tensor, factor: EdgeFactor) -> bool:
+    """True if scores are to be brought in order; not beside factors, which go by edge ids: a dropout is of an edge."""
+    if bias is None or not factor.is_one:
+        return False
+    row_bytes = math.prod(value.shape[1:]) * value.element_size()
+    return pays(arrays.edge_ids, bias, row_bytes, bias.shape[1] == 1 or dense(arrays.nnz, arrays.num_rows))
 
 
 def _outputs(num_rows: int, query: Tensor | None, value: Tensor) -> tuple[Tensor, Tensor]:

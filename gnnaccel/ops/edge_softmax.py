@@ -10,7 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Arrays
-from gnnaccel.ops._edge_order import by_id, in_order, pays
+from gnnaccel.ops._edge_order import by_id, dense, in_order, pays
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -56,7 +56,7 @@ def _launch(name: str, indptr: Tensor, edge_ids: Tensor | None, nnz: int, *input
     out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out
-    moved = edge_ids if pays(edge_ids, out) else None
+    moved = edge_ids if pays(edge_ids, out, 0, dense(nnz, indptr.numel() - 1)) else None
     inputs = tuple(t.contiguous() if moved is None else in_order(t, moved) for t in inputs)
     matrix = lib.csr(indptr, None, edge_ids if moved is None else None, 0, nnz)
     pointers = (t.data_ptr() for t in (*inputs, out))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,8 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, reference
-from gnnaccel.ops._arrays import arrays_of, needs_grad
-from gnnaccel.ops._edge_order import by_id, in_order, pays
+from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._edge_order import by_id, dense, in_order, pays
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm
 
@@ -82,12 +84,17 @@ def _scores_impl(*args):
     if out.numel() == 0:
         return out
     edge_ids = None
-    if pays(arrays.edge_ids, out):
+    if _moves(arrays, x, out):
         edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     pointers = (lib.pointer(t) for t in (x, y, vectors, out))
     lib.launch("gatv2_scores", x.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(x))
     return out if edge_ids is None else by_id(out, edge_ids)
+
+
+def _moves(arrays: Arrays, x: Tensor, edges: Tensor) -> bool:
+    row_bytes = math.prod(x.shape[1:]) * x.element_size()
+    return pays(arrays.edge_ids, edges, row_bytes, x.shape[1] == 1 and dense(arrays.nnz, arrays.num_rows))
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
@@ -106,7 +113,7 @@ def _sums_impl(*args):
         return tuple(t.zero_() for t in _sums_fake(*args))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     weights = weights.contiguous()
-    if pays(arrays.edge_ids, weights):
+    if _moves(arrays, x, weights):
         weights, arrays = in_order(weights, arrays.edge_ids), arrays._replace(edge_ids=None)
     outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))

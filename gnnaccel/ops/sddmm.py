@@ -116,7 +116,9 @@ def _sddmm_impl(*args):
     if out.numel() == 0:
         return out
     edge_ids = None
-    if "e" not in (lhs_target, rhs_target) and pays(arrays.edge_ids, out):
+    one = math.prod(out.shape[1:]) == 1
+    dots = op == "dot" and {lhs_target, rhs_target} == {"u", "v"}
+    if dots and pays(arrays.edge_ids, out, math.prod(full) * out.element_size(), one):
         edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)

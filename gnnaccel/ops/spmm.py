@@ -296,20 +296,15 @@ def scales_first(arrays: Arrays, x: Tensor) -> bool:
     return x.is_cuda and x.element_size() > 2 and arrays.nnz > _DENSE * arrays.num_cols
 
 
-_LANES = 16  # of 16 bytes that a slice has, unless the plan says
-# Rows of so many bytes in one slice do not hide a look-up behind reading the source, from so many nonzeros on.
-_NARROW_BYTES, _NARROW = 128, 4_000_000
+_NARROW_BYTES = 128  # of a row whose reading does not hide that its weight is looked up
 
 
 def brings_in_order(arrays: Arrays, weight: Tensor, num_feats: int) -> bool:
-    """True if weights should be brought into the order of the nonzeros before a sum on CUDA: where they are looked up
-    for more than one slice of the features, or for several heads, or for narrow rows."""
-    width = _width(weight)
-    if width == num_feats or not pays(arrays.edge_ids, weight):
-        return False
+    """True if weights should be brought into the order of the nonzeros before a sum on CUDA."""
     row_bytes = num_feats * weight.element_size()
-    lanes = worklist.decode(arrays.plan)[2] or _LANES
-    return row_bytes > 16 * lanes or width > 1 or (row_bytes <= _NARROW_BYTES and weight.shape[0] >= _NARROW)
+    if _width(weight) == num_feats:  # a value of its own for each feature
+        return False
+    return pays(arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2])
 
 
 def _mean_gradient_impl(*args):
