@@ -18,13 +18,13 @@ using gnnaccel::at;
 using gnnaccel::csr;
 
 void spmm(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-          int index_type, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len, int64_t rhs_div,
-          Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats, int message, int reduce, int dtype,
-          double empty_value, const pybind11::tuple& around, int threads) {
+          int index_type, Address out_rows, Address lhs, int64_t lhs_len, int64_t lhs_div, Address rhs, int64_t rhs_len,
+          int64_t rhs_div, Address out, Address arg_lhs, Address arg_rhs, int64_t num_feats, int message, int reduce,
+          int dtype, double empty_value, const pybind11::tuple& around, int threads) {
   const gnnaccel::Fused given = gnnaccel::fused(around);
   const pybind11::gil_scoped_release unlocked;
-  gnnaccel::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), {at(lhs), lhs_len, lhs_div},
-                 {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs), num_feats,
+  gnnaccel::spmm(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(out_rows),
+                 {at(lhs), lhs_len, lhs_div}, {at(rhs), rhs_len, rhs_div}, at(out), at(arg_lhs), at(arg_rhs), num_feats,
                  static_cast<gnnaccel::Message>(message), static_cast<gnnaccel::Reduce>(reduce),
                  static_cast<gnnaccel::DType>(dtype), empty_value, given, threads);
 }

@@ -66,10 +66,11 @@ const Set chosen = pick();
 
 const char* isa() { return chosen.name; }
 
-void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
-          int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, const Fused& fused,
-          int threads) {
-  chosen.spmm({graph, lhs, rhs, out, arg_lhs, arg_rhs, num_feats, message, reduce, dtype, empty_value, fused, threads});
+void spmm(const Csr& graph, const void* out_rows, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs,
+          void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value,
+          const Fused& fused, int threads) {
+  chosen.spmm({graph, out_rows, lhs, rhs, out, arg_lhs, arg_rhs, num_feats, message, reduce, dtype, empty_value, fused,
+               threads});
 }
 
 void spmm_backward(const Csr& transposed, const void* x, const void* weight, const void* grad_out, void* grad_x,

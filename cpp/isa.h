@@ -7,6 +7,7 @@ namespace gnnaccel {
 
 struct SpmmArgs {
   const Csr& graph;
+  const void* out_rows;
   const Operand& lhs;
   const Operand& rhs;
   void* out;

@@ -15,9 +15,11 @@ namespace gnnaccel {
 //   of a max or min (the first in row order), -1 in an empty row. NaN wins, as in torch.
 //   empty_value is what the sum of a row without nonzeros counts as.
 //   fused: for sums of copy_lhs, and of mul with one weight per edge, alone.
-void spmm(const Csr& graph, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs, void* arg_rhs,
-          int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value, const Fused& fused,
-          int threads);
+//   out_rows [num_rows] of the index type, or null: row i of the graph is row out_rows[i] of the results (and of
+//   fused), a permutation. CPU only: what a work list is on CUDA.
+void spmm(const Csr& graph, const void* out_rows, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs,
+          void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value,
+          const Fused& fused, int threads);
 
 // Gradients of out[r] = sum over nonzeros (r, c, e) of weight[e, h] * x[c] per head h, for the transposed matrix
 // (its rows are the columns c). CPU only: CUDA composes it of spmm and sddmm.

@@ -67,7 +67,7 @@ int64_t row_of(const CsrOf<I>& g, int64_t k) {
 // range of slow rows does not hold the rest up.
 template <class I, class Body>
 void for_row_ranges(const CsrOf<I>& g, int threads, const Body& body) {
-  const int64_t tasks = threads <= 1 ? 1 : threads * int64_t{8};
+  const int64_t tasks = threads <= 1 ? 1 : threads * int64_t{32};
   const int64_t cost = g.nnz + g.num_rows;
   parallel_for(tasks, threads, [&](int64_t t) {
     const int64_t first = t == 0 ? 0 : row_at_cost(g, cost * t / tasks);

@@ -26,6 +26,7 @@ enum class Rhs { none, scalar, group, full, source };  // source: Fused's scale 
 template <class T, class I>
 struct Problem {
   CsrOf<I> graph;
+  const I* out_rows;  // one for each row of the graph; null: the same
   Operand lhs, rhs;
   T* out;
   I* arg_lhs;
@@ -36,6 +37,7 @@ struct Problem {
   double empty_value;
   Fused fused;
 
+  int64_t row_at(int64_t i) const { return out_rows ? static_cast<int64_t>(out_rows[i]) : i; }
   const T* lhs_data() const { return static_cast<const T*>(lhs.data); }
   const T* rhs_data() const { return static_cast<const T*>(rhs.data); }
 };
@@ -282,9 +284,8 @@ void empty_row(const Problem<T, I>& p, int64_t row) {
 }
 
 template <class T, class I>
-void combine_pieces(const Problem<T, I>& p, int64_t row, const Partial<Acc<T>>& pieces, int64_t count) {
+void combine_pieces(const Problem<T, I>& p, int64_t row, int64_t degree, const Partial<Acc<T>>& pieces, int64_t count) {
   const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
-  const int64_t degree = p.graph.indptr[row + 1] - p.graph.indptr[row];
   for (int64_t d = 0; d < p.num_feats; ++d) {
     Acc<T> acc = pieces.value[d];
     int64_t winner = extreme ? pieces.winner[d] : 0;
@@ -303,8 +304,8 @@ void combine_pieces(const Problem<T, I>& p, int64_t row, const Partial<Acc<T>>& 
 }
 
 template <class T, class I, class Row>
-void row_in_pieces(const Problem<T, I>& p, int64_t row, int threads, const Row& one_row) {
-  const int64_t begin = p.graph.indptr[row], end = p.graph.indptr[row + 1];
+void row_in_pieces(const Problem<T, I>& p, int64_t i, int threads, const Row& one_row) {
+  const int64_t begin = p.graph.indptr[i], end = p.graph.indptr[i + 1], row = p.row_at(i);
   const int64_t count = (end - begin + kPiece - 1) / kPiece;
   const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
   const Buffer<Acc<T>> values(count * p.num_feats);
@@ -312,11 +313,11 @@ void row_in_pieces(const Problem<T, I>& p, int64_t row, int threads, const Row& 
   const auto piece_at = [&](int64_t i) {
     return Partial<Acc<T>>{values.get() + i * p.num_feats, extreme ? winners.get() + i * p.num_feats : nullptr};
   };
-  parallel_for(count, threads, [&](int64_t i) {
-    const Partial<Acc<T>> piece = piece_at(i);
-    one_row(row, begin + i * kPiece, std::min(end, begin + (i + 1) * kPiece), &piece);
+  parallel_for(count, threads, [&](int64_t j) {
+    const Partial<Acc<T>> piece = piece_at(j);
+    one_row(row, begin + j * kPiece, std::min(end, begin + (j + 1) * kPiece), &piece);
   });
-  combine_pieces(p, row, piece_at(0), count);
+  combine_pieces(p, row, end - begin, piece_at(0), count);
 }
 
 template <class T, class I, class Row>
@@ -324,19 +325,19 @@ void walk(const Problem<T, I>& p, int threads, const Row& one_row) {
   const auto& g = p.graph;
   const bool exact = p.reduce == Reduce::max || p.reduce == Reduce::min;
   for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t begin = g.indptr[i], end = g.indptr[i + 1];
       if (begin == end)
-        empty_row(p, row);
+        empty_row(p, p.row_at(i));
       else if (end - begin <= (exact ? kHubRow : kPiece))
-        one_row(row, begin, end, nullptr);
+        one_row(p.row_at(i), begin, end, nullptr);
       else if (end - begin <= kHubRow)
-        row_in_pieces(p, row, 1, one_row);
+        row_in_pieces(p, i, 1, one_row);
     }
   });
   if (g.nnz <= kHubRow) return;
-  for (int64_t row = 0; row < g.num_rows; ++row)
-    if (g.indptr[row + 1] - g.indptr[row] > kHubRow) row_in_pieces(p, row, threads, one_row);
+  for (int64_t i = 0; i < g.num_rows; ++i)
+    if (g.indptr[i + 1] - g.indptr[i] > kHubRow) row_in_pieces(p, i, threads, one_row);
 }
 
 template <class K, class T, class I>
@@ -386,6 +387,7 @@ bool run_fast(const Problem<T, I>& p, int threads) {
 template <class T, class I>
 void run(const SpmmArgs& a) {
   const Problem<T, I> p{CsrOf<I>(a.graph),
+                        static_cast<const I*>(a.out_rows),
                         a.lhs,
                         a.rhs,
                         static_cast<T*>(a.out),

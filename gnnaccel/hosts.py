@@ -125,11 +125,12 @@ def prepare(
     transposed : bool
         Also build the reversed structure, which the backward pass reads. Pass False for inference.
     reorder : bool or {"communities", "rcm", "degree"}
-        CUDA only: also look for an order of the rows in which neighbours share sources, and let the kernels take them
-        so, if they read a tenth less (docs/advisor.md). "communities": on the GPU, a third of a second for 100 million
-        edges. True: the same, from 500,000 edges on, below which an order is not repaid within a thousand epochs.
-        "rcm": reverse Cuthill-McKee, by SciPy on the host. "degree": rows by falling degree, in any case.
-        Features and results keep their order.
+        Also look for an order of the rows in which neighbours share sources, and let the kernels take them so, if they
+        read a tenth less (docs/advisor.md). "communities": on a GPU a third of a second for 100 million edges, on two
+        cores a second for two million. True: the same, from 500,000 edges on, below which an order is not repaid
+        within a thousand epochs. "rcm": reverse Cuthill-McKee, by SciPy on the host. "degree": rows by falling degree,
+        in any case. Features and results keep their order. On the CPU sums, means and extremes read a copy of the edges
+        in it, for numbers of features with which that proves faster: calls are timed at once, for about a second.
     method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
         method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
@@ -138,8 +139,9 @@ def prepare(
         on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules all
         the same. "off": no work lists either, the graph earns them by use.
     num_feats : sequence of int
-        What "measure" is for: features of a row in float32. Rows of up to 64, 128, 256, 512 bytes, and longer ones,
-        share a plan, whatever their dtype: of two numbers in one class the last one's stays.
+        What is timed, by "measure" and for an order on the CPU: features of a row in float32. Rows of up to 64, 128,
+        256, 512 bytes, and longer ones, share a plan, whatever their dtype: of two numbers in one class the last
+        one's stays.
     keep : bool or path
         Keep the order that `reorder` found, and the plans of "measure", on disk, in this folder or (True) the user's
         cache, and take them from there if they are of this graph and version of gnnaccel, plans also of this order and
@@ -154,7 +156,7 @@ def prepare(
     Raises
     ------
     TypeError, ValueError
-        As `as_graph`; ValueError for reorder, "measure" or keep on the CPU, for keep with nothing to keep, and for
+        As `as_graph`; ValueError for "measure" on the CPU, for keep with nothing to keep, and for
         another method or tune.
     OSError
         If orders or plans cannot be written.

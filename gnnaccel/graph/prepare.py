@@ -1,4 +1,4 @@
-"""What is done to a graph ahead of time, on one screen: structure, transpose; on CUDA order, lists, tiles, plans."""
+"""What is done to a graph ahead of time, on one screen: structure, transpose, order; on CUDA lists, tiles, plans."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def prepare(
     _check(method, mode, num_feats, reorder, keep)
     start = time.perf_counter()
     graph = build()
-    if not graph.indptr.is_cuda:
-        _check_cpu(graph, reorder, mode)
+    if mode == "measure" and not graph.indptr.is_cuda:
+        raise ValueError(f"prepare: tune: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")
     rows = ("communities" if graph.nnz >= REPAID_EDGES else None) if reorder is True else reorder or None
     folder = None if keep is False else disk.folder_of(keep)
     steps, parts = ["structure"], [graph]
@@ -75,12 +75,16 @@ def prepare(
         parts.append(graph.transposed)
         steps.append("transposed")
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
-    if graph.indptr.is_cuda and mode != "off":
+    if mode != "off" and (graph.indptr.is_cuda or reorder):
         for part in parts:
             part.prepare_work(reorder_rows=rows, like=None if part is graph else graph, folder=folder)
         if reorder:
             steps.append(_order_step(graph, rows))
-        steps.append("work lists")
+        if graph.indptr.is_cuda:
+            steps.append("work lists")
+        elif graph.reordered:
+            serves, *_ = [tune.choose_order(part, num_feats, budget_ms=_MEASURE_MS / len(parts)) for part in parts]
+            steps.append(f"measured: faster so with {' '.join(map(str, serves)) or 'no'} features")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
         arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
@@ -163,13 +167,3 @@ def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str
         raise ValueError(f"prepare: tune: expected one of {', '.join(tune.MODES)}, got {mode!r}")
     if not num_feats or not all(isinstance(n, int) and n > 0 for n in num_feats):
         raise ValueError(f"prepare: num_feats: expected numbers of features, at least one, got {num_feats!r}")
-
-
-def _check_cpu(graph: Graph, reorder: bool | str, mode: str) -> None:
-    """On the CPU there is nothing to order or to measure yet."""
-    if reorder:
-        raise ValueError(
-            f"prepare: reorder: expected a graph on CUDA, got {graph.device}; only CUDA kernels use the order"
-        )
-    if mode == "measure":
-        raise ValueError(f"prepare: tune: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")

@@ -310,8 +310,10 @@ class Graph:
         held += [] if turned is None else [turned.indptr, turned.indices, turned.edge_ids]
         return [tensor for tensor in held if tensor is not None]
 
-    def work_list(self, row_bytes: int, sums: bool = False) -> worklist.WorkList | None:
-        """The order in which CUDA kernels take the rows for features of `row_bytes`; None before it is worth its cost.
+    def work_list(self, row_bytes: int, sums: bool = False) -> worklist.WorkList | worklist.Ordered | None:
+        """The order in which kernels take the rows for features of `row_bytes`; None before it is worth its cost.
+
+        On the CPU: that of `prepare(reorder=)`, for sums, means and extremes. On CUDA:
 
         Built on the device when the graph has proved to last, then kept. Not in deterministic mode, where all calls are
         to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises; nor

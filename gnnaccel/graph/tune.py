@@ -145,6 +145,35 @@ def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles
     return found
 
 
+def choose_order(graph: Graph, widths: Sequence[int], *, budget_ms: float) -> list[int]:
+    """On the CPU: for which of `widths` sums over `graph` are faster in the order that `prepare` found than as given.
+
+    The others are served as given from now on. Calls in turn, as others may use the CPU too, each at least twice.
+    Chunks, slices of features and fewer threads are not tried: no graph gained by them (docs/advisor.md).
+    """
+    from gnnaccel.ops._arrays import arrays_of
+    from gnnaccel.ops.spmm import spmm_op
+
+    graph.work.as_given.clear()
+    serves = []
+    for width in widths:
+        x = torch.zeros(graph.num_cols, width)
+        ways = [arrays_of(graph, False, x, listed=listed) for listed in (False, True)]
+        times: tuple[list[float], list[float]] = ([], [])
+        deadline = time.perf_counter() + budget_ms / 1e3 / len(widths)
+        while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < deadline):
+            for arrays, way in zip(ways, times, strict=True):
+                start = time.perf_counter()
+                spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
+                way.append(time.perf_counter() - start)
+        given, ordered = (statistics.median(way[1:]) for way in times)  # the first reads what is in no cache yet
+        if ordered < _PAYS * given:
+            serves.append(width)
+        else:
+            graph.work.as_given.add(lanes_of(width * x.element_size()))
+    return serves
+
+
 def adopt(graph: Graph, found: Tuned) -> None:
     """Let `graph` go by what was found, now or by an earlier process."""
     if graph.work.plan(graph, found.row_bytes) != found.plan:

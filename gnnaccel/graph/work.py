@@ -1,4 +1,4 @@
-"""What a graph keeps for the CUDA kernels: an order of its rows, and work lists by the size of a row of features."""
+"""What a graph keeps for the kernels: an order of its rows; for CUDA work lists by the size of a row of features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import disk, louvain, orders, reorder, rules, worklist
-from gnnaccel.graph.worklist import Kernel, Plan, WorkList
+from gnnaccel.graph.worklist import Kernel, Ordered, Plan, WorkList
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
@@ -29,6 +29,10 @@ class Work:
         By lanes (`worklist.lanes_of`): the rows' lists, which every kernel can read.
     groups : dict of WorkList
         By lanes: lists of groups, which sums and means take instead where one is there.
+    ordered : Ordered or None
+        On the CPU: the graph in the order that `prepare` found.
+    as_given : set of int
+        Lanes of features for which `ordered` does not serve, as measured.
     order : Tensor [num_rows] or None
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
     order_name : str or None
@@ -40,6 +44,8 @@ class Work:
     def __init__(self) -> None:
         self.lists: dict[int, WorkList] = {}
         self.groups: dict[int, WorkList] = {}
+        self.ordered: Ordered | None = None
+        self.as_given: set[int] = set()
         self.order: Tensor | None = None
         self.order_name: str | None = None
         self.order_note = ""
@@ -49,9 +55,11 @@ class Work:
         # A captured CUDA graph reads lists by address alone, so they live as long as the graph.
         self._retired: list[WorkList] = []
 
-    def of(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
+    def of(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | Ordered | None:
         """`Graph.work_list`."""
         lanes = worklist.lanes_of(row_bytes)
+        if not graph.indptr.is_cuda:
+            return None if lanes in self.as_given else self.ordered
         found = (self.groups.get(lanes) if sums else None) or self.lists.get(lanes)
         if found is not None or self._uses < 0:
             return found
@@ -89,6 +97,11 @@ class Work:
                 self._retired += [*self.lists.values(), *self.groups.values()]
                 self.lists, self.groups = {}, {}
                 graph.tiling.forget_measured()
+        if not graph.indptr.is_cuda:
+            with torch.inference_mode(False), torch.no_grad():
+                self.ordered = None if self.order is None else worklist.ordered(graph, self.order)
+            self.as_given = set()
+            return
         self.seek_order(graph)
         graph.tiling.look(graph)
         twin = like.work if like is not None and self._has_rows_of(graph, like) else None
@@ -166,4 +179,5 @@ class Work:
     def arrays(self) -> list[Tensor]:
         """The tensors of all lists, and of the order."""
         lists = [*self.lists.values(), *self.groups.values(), *self._retired]
-        return [a for work in lists for a in work[:3]] + ([] if self.order is None else [self.order])
+        held = [a for work in (*lists, *([self.ordered] if self.ordered else [])) for a in work[:3]]
+        return held + ([] if self.order is None else [self.order])

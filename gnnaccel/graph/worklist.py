@@ -1,4 +1,4 @@
-"""Work lists: in what order the CUDA kernels take the rows of a graph, and how they cut the long ones.
+"""Work lists: in what order the kernels take the rows of a graph, and how those of CUDA cut the long ones.
 
 Rows of equal length side by side keep the workers of a multiprocessor in step: they run through their sorted
 sources together and find each other's in L1 and L2 (cuda/spmm_rows.cu). Rows of one community share sources
@@ -103,6 +103,42 @@ class WorkList(NamedTuple):
     steps: Tensor
     splits: Tensor
     plan: Plan
+
+    @property
+    def code(self) -> int:
+        """That of the plan."""
+        return self.plan.code
+
+
+class Ordered(NamedTuple):
+    """What a work list is on CUDA, on the CPU: the same nonzeros with their rows in another order, one after the other.
+
+    Attributes
+    ----------
+    rows : Tensor [num_rows], the graph's index dtype
+        Of the graph, one for each row here.
+    indptr : Tensor [num_rows + 1]
+    edges : Tensor [2, nnz]
+        Source and edge id of each nonzero.
+    """
+
+    rows: Tensor
+    indptr: Tensor
+    edges: Tensor
+    code: int = 0
+
+
+def ordered(graph: Graph, order: Tensor) -> Ordered:
+    """`graph`, on the CPU, with its rows in `order` [num_rows], int64."""
+    indptr = graph.indptr.long()
+    degree = indptr.diff()[order]
+    starts = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    nonzeros = (indptr[order] - starts[:-1]).repeat_interleave(degree) + torch.arange(graph.nnz)
+    ids = nonzeros if graph.edge_ids is None else graph.edge_ids[nonzeros]
+    kind = graph.indptr.dtype
+    edges = torch.empty(2, graph.nnz, dtype=kind)
+    edges[0], edges[1] = graph.indices[nonzeros], ids
+    return Ordered(order.to(kind), starts.to(kind), edges)
 
 
 def lanes_of(row_bytes: int) -> int:

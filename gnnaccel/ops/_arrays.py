@@ -20,7 +20,10 @@ SCHEMA = (
 
 
 class Arrays(NamedTuple):
-    """A graph and, where a gradient runs over it, its transposed; and on CUDA the work list that each has, if any."""
+    """A graph and, where a gradient runs over it, its transposed; and the order of the rows of each, if it has one.
+
+    items, steps, splits: of a work list on CUDA; on the CPU rows, indptr and edges of `worklist.Ordered`.
+    """
 
     indptr: Tensor
     indices: Tensor | None = None
@@ -51,6 +54,15 @@ class Arrays(NamedTuple):
     def matrix(self) -> tuple:
         """The binary's description of the graph (types.h: Csr)."""
         return lib.csr(self.indptr, self.indices, self.edge_ids, self.num_cols, self.nnz)
+
+    def walked(self) -> tuple:
+        """The same with the order in which its rows are taken: on the CPU they lie in it (cpp/kernels.h: spmm)."""
+        if self.indptr.is_cuda:
+            return *self.matrix(), *self.work_list()
+        if self.items is None or self.steps is None or self.splits is None:
+            return *self.matrix(), 0
+        sources, edge_ids = self.splits.unbind()
+        return *lib.csr(self.steps, sources, edge_ids, self.num_cols, self.nnz), self.items.data_ptr()
 
     def work_list(self) -> tuple:
         """What the CUDA kernels take after the graph (cuda/bindings.cpp: work_list), in a tuple; nothing on the CPU."""
@@ -83,7 +95,7 @@ def arrays_of(
     nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
-    if listed and graph.indptr.is_cuda:
+    if listed:
         row_bytes = max((math.prod(x.shape[1:]) * x.element_size() for x in features if x is not None), default=0)
         work = graph.work_list(row_bytes, sums)
         t_work = None if t is None else t.work_list(row_bytes, sums)
@@ -94,7 +106,7 @@ def arrays_of(
             *(nothing if work is None else work[:3]),
             *(nothing if t_work is None else t_work[:3]),
             *(graph.num_cols, graph.indices.numel()),
-            *(0 if w is None else w.plan.code for w in (work, t_work)),
+            *(0 if w is None else w.code for w in (work, t_work)),
         )
     )
 

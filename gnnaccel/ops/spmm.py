@@ -133,9 +133,11 @@ def spmm(
             raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=True)
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
-    # The gradient of a weight is a dot product of each edge, which reads the list of the rows.
+    # The gradient of a weight is a dot product of each edge, which reads the list of the rows. On the CPU an order of
+    # the rows costs more than it gains where it takes weights out of theirs.
     sums = adds and not needs_grad(weight)
-    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
+    listed = message in ("copy_lhs", "mul") and (weight is None or weight.is_cuda or graph.edge_ids is not None)
+    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=listed, sums=sums)
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
 
 
@@ -197,7 +199,7 @@ def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around
         rhs, arrays = in_order(rhs, arrays.edge_ids), arrays._replace(edge_ids=None)
         rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
-    operands = (*arrays.matrix(), *arrays.work_list(), *lhs_operand, *rhs_operand)
+    operands = (*arrays.walked(), *lhs_operand, *rhs_operand)
     lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, around)
 
 

@@ -1,0 +1,134 @@
+"""Rows in another order on the CPU: no bit of a result changes, and what was measured is what serves."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import gnnaccel
+from gnnaccel import ops
+from gnnaccel.graph import reorder, tune, worklist
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops._arrays import split
+
+INDEX = [torch.int32, torch.int64]
+SHAPES = [((16,), None), ((33,), ()), ((2, 8), (2,)), ((5,), (5,)), ((3, 1), (1, 4)), ((2, 3), (1, 3))]
+# Empty rows at both ends, rows that are summed in pieces, and one whose pieces run in parallel.
+DEGREES = [0, 3, 1500, 0, 7, 17_000, 1, *[4] * 50, 2, 0]
+
+
+def graph(index=torch.int32, permuted=True) -> Graph:
+    generator = torch.Generator().manual_seed(0)
+    degrees = torch.tensor(DEGREES)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.long), degrees.cumsum(0)])
+    nnz = int(indptr[-1])
+    indices = torch.randint(40, (nnz,), generator=generator)
+    edge_ids = torch.randperm(nnz, generator=generator).to(index) if permuted else None
+    return Graph.from_csr(indptr.to(index), indices.to(index), edge_ids, num_cols=40)
+
+
+def in_order(one: Graph) -> Graph:
+    """`one` with its rows, and those of its transposed, in an order of chance."""
+    generator = torch.Generator().manual_seed(1)
+    for part in (one, one.transposed):
+        part.work.ordered = worklist.ordered(part, torch.randperm(part.num_rows, generator=generator))
+    return one
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("permuted", [True, False])
+@pytest.mark.parametrize("index", INDEX)
+def test_no_bit_changes(index, permuted, dtype):
+    given, other = graph(index, permuted), in_order(graph(index, permuted))
+    for x_shape, w_shape in SHAPES:
+        x = torch.randn(40, *x_shape).to(dtype).requires_grad_()
+        w = None if w_shape is None else torch.randn(given.nnz, *w_shape).to(dtype)
+
+        def results(g, x=x, w=w):
+            for reduce in ("sum", "mean", "max", "min"):
+                for message in ("copy_lhs",) if w is None else ("mul", "add", "copy_rhs"):
+                    result = ops.spmm(g, x, w, message, reduce, empty_value=2.5, return_arg=True)
+                    yield from result
+                    if message != "copy_rhs":
+                        yield from torch.autograd.grad(result[0].float().square().sum(), x)
+
+        for i, (got, want) in enumerate(zip(results(other), results(given), strict=True)):
+            assert torch.equal(got, want), f"{x_shape} {w_shape} {i}"
+
+
+@pytest.mark.parametrize("index", INDEX)
+def test_fused_sums(index):
+    given, other = graph(index), in_order(graph(index))
+    x, weight = torch.randn(40, 24, requires_grad=True), torch.rand(given.nnz)
+    bias, row_scale, source_scale = torch.randn(24), torch.rand(len(DEGREES)), torch.rand(40)
+    kinds = dict(weight=weight, bias=bias, row_scale=row_scale, source_scale=source_scale, relu=True)
+    got, want = (ops.graph_conv(g, x, **kinds) for g in (other, given))
+    assert torch.equal(got, want)
+    for a, b in zip(*(torch.autograd.grad(out.sum(), x) for out in (got, want)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_gradients_of_weights_and_dots():
+    """Which go by the rows as given, beside sums that do not."""
+    given, other = graph(), in_order(graph())
+    for reduce in ("sum", "mean"):
+        found = []
+        for g in (other, given):
+            x, w = (torch.randn(*s, generator=torch.Generator().manual_seed(2)) for s in ((40, 3, 5), (g.nnz, 3)))
+            x, w = x.requires_grad_(), w.requires_grad_()
+            y = ops.spmm(g, x, w, reduce=reduce)
+            dots = ops.sddmm(g, x, y, "dot", "u", "v")
+            found.append((dots, *torch.autograd.grad(dots.square().mean(), (x, w))))
+        for a, b in zip(*found, strict=True):
+            assert torch.equal(a, b)
+
+
+def planted(nodes=20_000, size=20, edges=600_000) -> Graph:
+    """Communities of `size` nodes with scattered numbers."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(nodes, (edges,), generator=generator)
+    target = source // size * size + torch.randint(size, (edges,), generator=generator)
+    numbers = torch.randperm(nodes, generator=generator)
+    return Graph.from_coo(numbers[source], numbers[target], num_rows=nodes, num_cols=nodes)
+
+
+@pytest.mark.parametrize("method", [True, "communities", "rcm", "degree"])
+def test_prepare(method):
+    one = planted()
+    x = torch.randn(one.num_cols, 8)
+    want = ops.spmm(one, x)
+    done = gnnaccel.prepare(one, reorder=method)
+    assert one.reordered and one.work.ordered is not None and one.transposed.work.ordered is not None
+    assert done.steps[2].startswith("rows ") and done.steps[3].startswith("measured: faster so with ")
+    assert done.workspace_bytes >= sum(t.numel() * t.element_size() for t in one.work.ordered[:3])
+    assert torch.equal(ops.spmm(one, x), want)
+    rows = one.work.ordered.rows.long()
+    assert torch.equal(rows, one.work.order) and not torch.equal(rows, torch.arange(rows.numel()))
+    gnnaccel.prepare(one, reorder="degree")  # another one takes its place
+    assert torch.equal(one.work.ordered.rows.long(), reorder.order_by(one, "degree"))
+    assert torch.equal(ops.spmm(one, x), want)
+
+
+def test_few_edges_stay_as_given():
+    one = graph()
+    assert "not repaid" in gnnaccel.prepare(one, reorder=True).steps[-1] and one.work.ordered is None
+
+
+def test_measuring_decides_by_features(monkeypatch):
+    one = planted()
+    now = 0.0
+
+    def timed(*args):
+        """Half the time in the order, but of 64 features twice."""
+        nonlocal now
+        (arrays, (x, *_)) = split(args)
+        now += 1.0 if arrays.items is None else 2.0 if x.shape[1] == 64 else 0.5
+
+    monkeypatch.setattr(importlib.import_module("gnnaccel.ops.spmm"), "spmm_op", timed)
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
+    done = gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64))
+    assert done.steps[-1] == "measured: faster so with 16 features"
+    for part in (one, one.transposed):
+        assert part.work_list(4 * 16) is part.work.ordered and part.work_list(4 * 64) is None
