@@ -6,8 +6,8 @@
 
 - group-size, threads, dimension-workers (Figure 11): a weighted sum by groups of neighbours, 64 features of fp32 (128
   for dimension workers), one parameter changed, the others 32 neighbours, 256 threads, 16 lanes of 16 bytes.
-- renumbering (12a, b): a training step of GCN and GIN, hidden 64, rows as given and in communities; in `note` the share
-  of distinct sources in windows of 8192 edges, by which fewer are fetched.
+- renumbering (12a, b): a training step of GCN and GIN, hidden 512, rows as given and in communities; in `note` the
+  share of distinct sources in windows of 8192 edges, by which fewer are fetched.
 - blocks (12c): the same sum with one worker to a block, which is without a leader and shared memory, and with as many
   as 256 threads make; in `note` the bytes of parts of rows that go through memory instead.
 - hidden (13a, b): a training step of GCN and GIN by the number of hidden features.
@@ -101,7 +101,7 @@ def renumbering(given: Graph) -> Iterator[tuple]:
             gnnaccel.prepare(graph, reorder=order)
             distinct = 1 - reuse(graph, graph.work.order if order and graph.reordered else None)
             note = f"{distinct:.0%} distinct" if graph.reordered or not order else "no order pays"
-            yield name, order or "as given", step_ms(graph, name, 64), note
+            yield name, order or "as given", step_ms(graph, name, 512), note
 
 
 def hidden(given: Graph) -> Iterator[tuple]:

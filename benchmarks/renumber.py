@@ -3,8 +3,8 @@
     python benchmarks/renumber.py --csv out.csv
     python benchmarks/renumber.py --device cpu --graphs arxiv-like amazon0505-like --widths 64
 
-Sums of fp32 rows with one weight per edge, forward, on prepared graphs whose nodes have scattered numbers, in
-milliseconds: medians of single calls (device time on CUDA, wall time on the CPU).
+Sums of fp32 rows, with one weight per edge unless told otherwise, forward, on prepared graphs whose nodes have
+scattered numbers, in milliseconds: medians of single calls (device time on CUDA, wall time on the CPU).
 
 - rows_ms: `gnnaccel.prepare(graph, reorder="communities")`, features where they are.
 - moved_ms: the graph of `gnnaccel.renumber`; its features and weights are in the new order already.
@@ -56,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=GRAPHS, help="names of graphs.py that it also has sorted")
     parser.add_argument("--widths", nargs="+", type=int, default=[16, 64, 256])
+    parser.add_argument("--unweighted", action="store_true", help="sums without weights")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--commit")
     parser.add_argument("--csv")
@@ -76,8 +77,9 @@ def main() -> None:
             gnnaccel.prepare(graph, transposed=False, reorder="communities" if kind == "rows" else False)
         for width in options.widths:
             x = torch.rand(given.num_cols, width, device=given.device)
-            weight = torch.rand(given.nnz, device=given.device)
-            features, weights = {"moved": numbers.features(x)}, {"moved": numbers.edges(weight)}
+            weight = None if options.unweighted else torch.rand(given.nnz, device=given.device)
+            moved_weight = None if weight is None else numbers.edges(weight)
+            features, weights = {"moved": numbers.features(x)}, {"moved": moved_weight}
             row = dict(graph=name, nodes=given.num_rows, edges=given.nnz, device=options.device, width=width)
             calls = {
                 kind: functools.partial(ops.spmm, graph, features.get(kind, x), weights.get(kind, weight))
@@ -88,7 +90,7 @@ def main() -> None:
                 gain = row["given_ms"] - row["planted_ms"]
                 row[f"{kind}_recovered"] = (row["given_ms"] - row[f"{kind}_ms"]) / gain
             row["renumber_ms"] = renumber_ms
-            got = numbers.results(ops.spmm(moved, features["moved"], weights["moved"]))
+            got = numbers.results(ops.spmm(moved, features["moved"], moved_weight))
             row["rel_error"] = error_of(got, ops.spmm(given, x, weight).double())
             cells.append(shown(COLUMNS, row))
     if options.csv:

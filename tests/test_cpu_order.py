@@ -33,6 +33,7 @@ def in_order(one: Graph) -> Graph:
     """`one` with its rows, and those of its transposed, in an order of chance."""
     generator = torch.Generator().manual_seed(1)
     for part in (one, one.transposed):
+        part.work.order_name = "chance"
         part.work.ordered = worklist.ordered(part, torch.randperm(part.num_rows, generator=generator))
     return one
 
@@ -92,6 +93,13 @@ def planted(nodes=20_000, size=20, edges=600_000) -> Graph:
     target = source // size * size + torch.randint(size, (edges,), generator=generator)
     numbers = torch.randperm(nodes, generator=generator)
     return Graph.from_coo(numbers[source], numbers[target], num_rows=nodes, num_cols=nodes)
+
+
+def test_compiled():
+    other = in_order(graph())
+    x = torch.randn(40, 8)
+    step = torch.compile(lambda x: ops.spmm(other, x).relu(), backend="eager", fullgraph=True)
+    assert torch.equal(step(x), ops.spmm(graph(), x).relu())
 
 
 @pytest.mark.parametrize("method", [True, "communities", "rcm", "degree"])

@@ -95,8 +95,11 @@ def arrays_of(
     nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
-    if listed:
-        row_bytes = max((math.prod(x.shape[1:]) * x.element_size() for x in features if x is not None), default=0)
+    if listed and (graph.indptr.is_cuda or graph.reordered):
+        row_bytes = 0
+        for x in features:
+            if x is not None:
+                row_bytes = max(row_bytes, math.prod(x.shape[1:]) * x.element_size())
         work = graph.work_list(row_bytes, sums)
         t_work = None if t is None else t.work_list(row_bytes, sums)
     return Arrays._make(

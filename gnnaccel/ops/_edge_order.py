@@ -2,7 +2,7 @@
 
 On CUDA such a look-up fetches, or on its way out rewrites, 32 bytes for 4, once for every slice of the features, and in
 the order in which rows are worked on. One pass over the nonzeros as they lie moves less (cuda/edge_order.cu). Times:
-docs/performance.md.
+docs/advisor.md.
 """
 
 from __future__ import annotations
