@@ -138,5 +138,7 @@ def test_measuring_decides_by_features(monkeypatch):
     monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
     done = gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64))
     assert done.steps[-1] == "measured: faster so with 16 features"
+    monkeypatch.undo()
+    assert gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64)).steps[-1] == done.steps[-1]
     for part in (one, one.transposed):
         assert part.work_list(4 * 16) is part.work.ordered and part.work_list(4 * 64) is None

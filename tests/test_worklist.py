@@ -148,13 +148,13 @@ def test_copies_and_pickles_leave_the_lists_behind():
 
 def test_groups_serve_sums_alone():
     graph = graph_of([3] * 400 + [100])
-    graph.prepare_work(reorder_rows=None)
-    sums, rows = (graph.work_list(64, sums) for sums in (True, False))
+    graph.work.build_all(graph)
+    sums, rows = (graph.work.on_cuda(graph, 64, sums) for sums in (True, False))
     assert (sums.plan.kernel, rows.plan.kernel) == (Kernel.GROUPS, Kernel.ROWS)
     assert graph.work.plan(graph, 64) == sums.plan and graph.work.plan(graph, 64, sums=False) == rows.plan
     other = graph.work.arranged(graph, rows.plan._replace(cap=64))
     graph.work.adopt(64, other)
-    assert graph.work_list(64, True) is graph.work_list(64, False) is other
+    assert graph.work.on_cuda(graph, 64, True) is graph.work.on_cuda(graph, 64, False) is other
     kept = {id(a) for a in graph.work.arrays()}
     assert {id(a) for work in (sums, rows) for a in work[:3]} <= kept, "captured CUDA graphs read them by address"
 
@@ -163,8 +163,8 @@ def test_a_transposed_graph_with_rows_as_long_shares_the_lists():
     rows, cols = torch.arange(300).repeat_interleave(4), torch.randint(300, (1200,))
     for pairs, shared in (((torch.cat([rows, cols]), torch.cat([cols, rows])), True), ((rows, cols), False)):
         graph = Graph.from_coo(*pairs, num_rows=300, num_cols=300)
-        graph.prepare_work(reorder_rows=None)
-        graph.transposed.prepare_work(reorder_rows=None, like=graph)
+        graph.work.build_all(graph)
+        graph.transposed.work.build_all(graph.transposed, graph)
         for lanes in worklist.LANES:
             own, other = graph.work.lists[lanes], graph.transposed.work.lists[lanes]
             assert (own.items is other.items) is shared

@@ -319,7 +319,9 @@ class Graph:
         to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises; nor
         under a transform of torch.func. torch.compile traces the calls without a list. `sums`: for sums and means.
         """
-        return None if torch.compiler.is_compiling() else self.work.of(self, row_bytes, sums)
+        if torch.compiler.is_compiling():
+            return None
+        return self.work.on_cuda(self, row_bytes, sums) if self.indptr.is_cuda else self.work.on_cpu(row_bytes)
 
     def prepare_work(
         self, *, reorder_rows: str | None, like: Graph | None = None, folder: pathlib.Path | None = None

@@ -148,15 +148,17 @@ def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles
 def choose_order(graph: Graph, widths: Sequence[int], *, budget_ms: float) -> list[int]:
     """On the CPU: for which of `widths` sums over `graph` are faster in the order that `prepare` found than as given.
 
-    The others are served as given from now on. Calls in turn, as others may use the CPU too, each at least twice.
+    The others are served as given from now on. Calls in turn, as others may use the CPU too, each at least twice; what
+    was found before stays.
     Chunks, slices of features and fewer threads are not tried: no graph gained by them (docs/advisor.md).
     """
     from gnnaccel.ops._arrays import arrays_of
     from gnnaccel.ops.spmm import spmm_op
 
-    graph.work.as_given.clear()
-    serves = []
+    faster = graph.work.faster
     for width in widths:
+        if lanes_of(4 * width) in faster:
+            continue
         x = torch.zeros(graph.num_cols, width)
         ways = [arrays_of(graph, False, x, listed=listed) for listed in (False, True)]
         times: tuple[list[float], list[float]] = ([], [])
@@ -167,11 +169,8 @@ def choose_order(graph: Graph, widths: Sequence[int], *, budget_ms: float) -> li
                 spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
                 way.append(time.perf_counter() - start)
         given, ordered = (statistics.median(way[1:]) for way in times)  # the first reads what is in no cache yet
-        if ordered < _PAYS * given:
-            serves.append(width)
-        else:
-            graph.work.as_given.add(lanes_of(width * x.element_size()))
-    return serves
+        faster[lanes_of(4 * width)] = ordered < _PAYS * given
+    return [width for width in widths if faster[lanes_of(4 * width)]]
 
 
 def adopt(graph: Graph, found: Tuned) -> None:

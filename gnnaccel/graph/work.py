@@ -31,8 +31,8 @@ class Work:
         By lanes: lists of groups, which sums and means take instead where one is there.
     ordered : Ordered or None
         On the CPU: the graph in the order that `prepare` found.
-    as_given : set of int
-        Lanes of features for which `ordered` does not serve, as measured.
+    faster : dict of bool
+        By lanes: whether sums are faster so than as given, as measured (`tune.choose_order`).
     order : Tensor [num_rows] or None
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
     order_name : str or None
@@ -45,7 +45,7 @@ class Work:
         self.lists: dict[int, WorkList] = {}
         self.groups: dict[int, WorkList] = {}
         self.ordered: Ordered | None = None
-        self.as_given: set[int] = set()
+        self.faster: dict[int, bool] = {}
         self.order: Tensor | None = None
         self.order_name: str | None = None
         self.order_note = ""
@@ -55,11 +55,13 @@ class Work:
         # A captured CUDA graph reads lists by address alone, so they live as long as the graph.
         self._retired: list[WorkList] = []
 
-    def of(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | Ordered | None:
-        """`Graph.work_list`."""
+    def on_cpu(self, row_bytes: int) -> Ordered | None:
+        """`Graph.work_list` on the CPU."""
+        return self.ordered if self.faster.get(worklist.lanes_of(row_bytes), True) else None
+
+    def on_cuda(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
+        """The same on CUDA."""
         lanes = worklist.lanes_of(row_bytes)
-        if not graph.indptr.is_cuda:
-            return None if lanes in self.as_given else self.ordered
         found = (self.groups.get(lanes) if sums else None) or self.lists.get(lanes)
         if found is not None or self._uses < 0:
             return found
@@ -95,13 +97,16 @@ class Work:
             if order is not None or before:
                 self.order, self._order_sought = order, order is not None
                 self._retired += [*self.lists.values(), *self.groups.values()]
-                self.lists, self.groups = {}, {}
+                self.lists, self.groups, self.ordered, self.faster = {}, {}, None, {}
                 graph.tiling.forget_measured()
-        if not graph.indptr.is_cuda:
+        if graph.indptr.is_cuda:
+            self.build_all(graph, like)
+        elif self.order is not None and self.ordered is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.ordered = None if self.order is None else worklist.ordered(graph, self.order)
-            self.as_given = set()
-            return
+                self.ordered = worklist.ordered(graph, self.order)
+
+    def build_all(self, graph: Graph, like: Graph | None = None) -> None:
+        """Lists of every size, by rule. `like`: the transposed graph, whose lists may serve too."""
         self.seek_order(graph)
         graph.tiling.look(graph)
         twin = like.work if like is not None and self._has_rows_of(graph, like) else None
