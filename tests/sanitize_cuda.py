@@ -13,6 +13,7 @@ from gnnaccel.graph import work
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import Tiles
 from gnnaccel.graph.worklist import LANES, Arrangement, Kernel, Plan
+from gnnaccel.ops import _edge_order
 
 
 def build(degrees, num_cols: int, index: torch.dtype) -> Graph:
@@ -65,6 +66,8 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))
         results += [ops.spmm(graph, x, full, "add", reduce), ops.spmm(graph, None, full, "copy_rhs", reduce)]
     sum(r.float().square().sum() for r in results).backward()
+    for values in (scalar.detach(), full.detach()):
+        _edge_order.by_id(_edge_order.in_order(values, graph.edge_ids), graph.edge_ids)
 
 
 def run_kept(graph: Graph) -> None:
