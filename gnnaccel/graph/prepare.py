@@ -83,8 +83,7 @@ def prepare(
         if graph.indptr.is_cuda:
             steps.append("work lists")
         elif graph.reordered:
-            serves, *_ = [tune.choose_order(part, num_feats, budget_ms=_MEASURE_MS / len(parts)) for part in parts]
-            steps.append(f"measured: faster so with {' '.join(map(str, serves)) or 'no'} features")
+            steps.append(_order_on_cpu(parts, num_feats))
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
         arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
@@ -107,6 +106,18 @@ def _order_step(graph: Graph, method: str | None) -> str:
     why = f"no {method} that pay" if method else f"an order is not repaid below {REPAID_EDGES:,} edges"
     step = _ORDERED[graph.work.order_name] if graph.work.order_name else f"rows as given ({why})"
     return f"{step}, {graph.work.order_note}" if graph.work.order_note else step
+
+
+def _order_on_cpu(parts: list[Graph], num_feats: Sequence[int]) -> str:
+    """For which numbers of features the order serves, by timing both."""
+    first, *others = parts
+    serves = tune.choose_order(first, num_feats, budget_ms=_MEASURE_MS / len(parts))
+    for part in others:
+        if part.work.order is first.work.order:  # of a symmetric graph, whose transposed has the same rows
+            part.work.faster = first.work.faster
+        else:
+            tune.choose_order(part, num_feats, budget_ms=_MEASURE_MS / len(parts))
+    return f"measured: faster so with {' '.join(map(str, serves)) or 'no'} features"
 
 
 def _plans(parts: list[Graph], num_feats: Sequence[int], folder: Path | None, tiles: bool) -> tuple[list[Tuned], str]:
