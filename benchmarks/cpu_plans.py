@@ -1,0 +1,101 @@
+"""What could be tuned of sums on the CPU, beside what the kernels do: slices of features, and numbers of threads.
+
+    python benchmarks/cpu_plans.py --csv out.csv
+    python benchmarks/cpu_plans.py --graphs DATA/cora.npz arxiv-like --widths 64
+
+Sums of fp32 rows without weights, forward, on graphs of graphs.py and .npz files. Wall time, milliseconds: medians of
+calls taken in turn. slices: the features cut into contiguous parts of so many, which are summed one after the other;
+threads: with so many for torch. gain: how many times as fast as the plain call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import graphs
+import torch
+from timing import provenance, save_table, shown
+
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+
+GRAPHS = ("arxiv-like", "amazon0505-like", "blogcatalog-like")
+SLICES = (32, 64, 128)
+COLUMNS = ("graph", "nodes", "edges", "width", "plain_ms", "way", "ms", "gain")
+
+
+def load(name: str) -> Graph:
+    if name.endswith(".npz"):
+        return Graph.load(name)
+    made = graphs.generate(name, device="cpu")
+    return Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
+
+
+def sliced(graph: Graph, parts: list[torch.Tensor]) -> None:
+    for part in parts:
+        ops.spmm(graph, part)
+
+
+def threaded(graph: Graph, x: torch.Tensor, threads: int, usual: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        ops.spmm(graph, x)
+    finally:
+        torch.set_num_threads(usual)
+
+
+def ways(graph: Graph, width: int) -> dict[str, Callable[[], object]]:
+    x, usual = torch.rand(graph.num_cols, width), torch.get_num_threads()
+    found: dict[str, Callable[[], object]] = {"plain": functools.partial(ops.spmm, graph, x)}
+    for size in SLICES:
+        if size < width:
+            parts = [part.contiguous() for part in x.split(size, 1)]
+            found[f"slices of {size}"] = functools.partial(sliced, graph, parts)
+    threads = usual // 2
+    while threads >= 1:
+        found[f"threads {threads}"] = functools.partial(threaded, graph, x, threads, usual)
+        threads //= 2
+    return found
+
+
+def measure(graph: Graph, width: int, rounds: int) -> list[dict]:
+    calls = ways(graph, width)
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    for _ in range(rounds + 1):
+        for way, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[way].append((time.perf_counter() - start) * 1e3)
+    ms = {way: statistics.median(each[1:]) for way, each in times.items()}  # the first is to warm up
+    plain = ms.pop("plain")
+    return [dict(width=width, plain_ms=plain, way=way, ms=each, gain=plain / each) for way, each in ms.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", nargs="+", default=GRAPHS, help="names of graphs.py, or .npz files")
+    parser.add_argument("--widths", nargs="+", type=int, default=[16, 64, 256])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--commit")
+    parser.add_argument("--csv")
+    options = parser.parse_args()
+    head = provenance(options.commit, f"{torch.get_num_threads()} threads")
+    print(*head, sep="\n")
+    cells = []
+    for name in options.graphs:
+        graph = load(name)
+        for width in options.widths:
+            for row in measure(graph, width, options.rounds):
+                row |= dict(graph=Path(name).stem, nodes=graph.num_rows, edges=graph.nnz)
+                cells.append(shown(COLUMNS, row))
+    if options.csv:
+        save_table(options.csv, head, COLUMNS, cells)
+
+
+if __name__ == "__main__":
+    main()
