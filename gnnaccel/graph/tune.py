@@ -149,8 +149,7 @@ def choose_order(graph: Graph, widths: Sequence[int], *, budget_ms: float) -> li
     """On the CPU: for which of `widths` sums over `graph` are faster in the order that `prepare` found than as given.
 
     The others are served as given from now on. Calls in turn, as others may use the CPU too, each at least twice; what
-    was found before stays. Chunks of rows, slices of features and fewer threads are not tried: no graph gained by them
-    (docs/advisor.md).
+    was found before stays.
     """
     from gnnaccel.ops._arrays import arrays_of
     from gnnaccel.ops.spmm import spmm_op
