@@ -2,16 +2,21 @@
 
     python benchmarks/cpu_plans.py --csv out.csv
     python benchmarks/cpu_plans.py --graphs DATA/cora.npz arxiv-like --widths 64
+    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 python benchmarks/cpu_plans.py --csv kept.csv
 
 Sums of fp32 rows without weights, forward, on graphs of graphs.py and .npz files. Wall time, milliseconds: medians of
-calls taken in turn. slices: the features cut into contiguous parts of so many, which are summed one after the other;
-threads: with so many for torch. gain: how many times as fast as the plain call.
+calls taken in turn. slices: the features cut into contiguous parts of so many, which are summed one after the other,
+without the time of cutting; copied: with it, and with putting the results together; threads: with so many for torch.
+gain: how many times as fast as the plain call. faults: pages that the system had to give during a call, median; by the
+third command glibc keeps the memory of freed tensors, and there are next to none.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -26,7 +31,7 @@ from gnnaccel.graph.structure import Graph
 
 GRAPHS = ("arxiv-like", "amazon0505-like", "blogcatalog-like")
 SLICES = (32, 64, 128)
-COLUMNS = ("graph", "nodes", "edges", "width", "plain_ms", "way", "ms", "gain")
+COLUMNS = ("graph", "nodes", "edges", "width", "way", "ms", "gain", "faults")
 
 
 def load(name: str) -> Graph:
@@ -39,6 +44,10 @@ def load(name: str) -> Graph:
 def sliced(graph: Graph, parts: list[torch.Tensor]) -> None:
     for part in parts:
         ops.spmm(graph, part)
+
+
+def copied(graph: Graph, x: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([ops.spmm(graph, part.contiguous()) for part in x.split(size, 1)], 1)
 
 
 def threaded(graph: Graph, x: torch.Tensor, threads: int, usual: int) -> None:
@@ -56,6 +65,7 @@ def ways(graph: Graph, width: int) -> dict[str, Callable[[], object]]:
         if size < width:
             parts = [part.contiguous() for part in x.split(size, 1)]
             found[f"slices of {size}"] = functools.partial(sliced, graph, parts)
+            found[f"slices of {size} copied"] = functools.partial(copied, graph, x, size)
     threads = usual // 2
     while threads >= 1:
         found[f"threads {threads}"] = functools.partial(threaded, graph, x, threads, usual)
@@ -63,17 +73,25 @@ def ways(graph: Graph, width: int) -> dict[str, Callable[[], object]]:
     return found
 
 
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def measure(graph: Graph, width: int, rounds: int) -> list[dict]:
     calls = ways(graph, width)
     times: dict[str, list[float]] = {way: [] for way in calls}
-    for _ in range(rounds + 1):
+    faults: dict[str, list[int]] = {way: [] for way in calls}
+    for _ in range(rounds + 1):  # the first is to warm up
         for way, call in calls.items():
-            start = time.perf_counter()
+            before, start = page_faults(), time.perf_counter()
             call()
             times[way].append((time.perf_counter() - start) * 1e3)
-    ms = {way: statistics.median(each[1:]) for way, each in times.items()}  # the first is to warm up
-    plain = ms.pop("plain")
-    return [dict(width=width, plain_ms=plain, way=way, ms=each, gain=plain / each) for way, each in ms.items()]
+            faults[way].append(page_faults() - before)
+    ms = {way: statistics.median(each[1:]) for way, each in times.items()}
+    return [
+        dict(width=width, way=way, ms=ms[way], gain=ms["plain"] / ms[way], faults=statistics.median(faults[way][1:]))
+        for way in calls
+    ]
 
 
 def main() -> None:
@@ -84,7 +102,8 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--csv")
     options = parser.parse_args()
-    head = provenance(options.commit, f"{torch.get_num_threads()} threads")
+    glibc = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_"))
+    head = provenance(options.commit, " ".join((f"{torch.get_num_threads()} threads", *glibc)))
     print(*head, sep="\n")
     cells = []
     for name in options.graphs:
