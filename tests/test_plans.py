@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.graph import disk, plans, prepare, tune, worklist
+from gnnaccel.graph import disk, plans, tune, worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
@@ -134,8 +134,8 @@ def test_what_is_measured_once_for_both_directions(symmetric, monkeypatch):
     one = Graph.from_coo(*both, num_rows=30, num_cols=30)
     found, measured = replace(TUNED[0], tiled=False), []
     monkeypatch.setattr(tune, "measure", lambda graph, width, **options: measured.append(graph) or found)
-    tuned, step = prepare._plans([one, one.transposed], (64,), None, True)
-    assert tuned == [found] and step == "plans measured"
+    tuned, source = plans.obtain([one, one.transposed], (64,), None, tiles=True, budget_ms=1.0)
+    assert tuned == [found] and source == "measured"
     assert [g is one for g in measured] == ([True] if symmetric else [True, False])
     if symmetric:
         assert one.transposed.work.plan(one.transposed, 256) == found.plan

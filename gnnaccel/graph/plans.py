@@ -1,4 +1,4 @@
-"""Plans on disk: what `tune` measured of a graph, for the processes that come.
+"""Measured plans, and their files: what `tune` found out about a graph, for the processes that come.
 
 A file is of one graph, by a fingerprint of its arrays, of one GPU and of one version of gnnaccel; it says all that, and
 ends in a checksum. One that does not fit in every respect is not used, with the reason, and written anew.
@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 
 from gnnaccel import __version__
-from gnnaccel.graph import disk
+from gnnaccel.graph import disk, louvain, tune
 from gnnaccel.graph.disk import Stale
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
@@ -24,6 +25,57 @@ from gnnaccel.graph.worklist import SLICES, THREADS, Arrangement, Kernel, Plan
 
 FORMAT = 2
 _MOST = 1 << 20  # of a cap, of features
+
+
+def obtain(
+    parts: Sequence[Graph], num_feats: Sequence[int], folder: Path | None, *, tiles: bool, budget_ms: float
+) -> tuple[list[Tuned], str]:
+    """Let the graphs go by measured plans, from `folder` where it has them, else kept there.
+
+    Returns
+    -------
+    list of Tuned, str
+        Plans of the first of `parts`, and how those of all were come by.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return [], "by rule (deterministic mode: what is measured may differ from run to run)"
+    first, *others = parts
+    if louvain.is_symmetric(first):  # its transposed has the same rows
+        tuned, source = _obtain(first, num_feats, folder, tiles, budget_ms)
+        for part in others:
+            for found in tuned:
+                tune.adopt(part, found)
+        return tuned, source
+    each = [_obtain(part, num_feats, folder, tiles, budget_ms / len(parts)) for part in parts]
+    return each[0][0], "; ".join(dict.fromkeys(source for _, source in each))
+
+
+def _obtain(
+    graph: Graph, num_feats: Sequence[int], folder: Path | None, tiles: bool, budget_ms: float
+) -> tuple[list[Tuned], str]:
+    if graph.nnz == 0:
+        return [], "by rule (no edges)"
+    source = "measured"
+    if folder is not None:
+        try:
+            known = {t.num_feats: t for t in load(graph, folder)}
+            if known.keys() >= set(num_feats):
+                tuned = [known[width] for width in num_feats]
+                for found in tuned:
+                    tune.adopt(graph, found)
+                return tuned, "from disk"
+            source = "measured (those on disk are for other numbers of features)"
+        except FileNotFoundError:
+            pass
+        except Stale as reason:
+            source = f"measured (those on disk are of no use: {reason})"
+    try:
+        tuned = tune.measure_each(graph, num_feats, budget_ms=budget_ms, tiles=tiles)
+    except torch.OutOfMemoryError:
+        return [], "by rule where there was no memory to measure"
+    if folder is not None:
+        save(graph, tuned, folder)
+    return tuned, source
 
 
 def path_of(graph: Graph, folder: Path) -> Path:

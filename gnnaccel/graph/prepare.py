@@ -6,11 +6,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from gnnaccel.graph import disk, louvain, plans, tune
+from gnnaccel.graph import disk, plans, tune
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
@@ -83,15 +82,16 @@ def prepare(
         if graph.indptr.is_cuda:
             steps.append("work lists")
         elif graph.reordered:
-            steps.append(_order_on_cpu(parts, num_feats))
+            serves = tune.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)
+            steps.append(f"measured: faster so with {' '.join(map(str, serves)) or 'no'} features")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
         arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
         steps.append("tiles")
     tuned: list[Tuned] = []
     if mode == "measure":
-        tuned, step = _plans(parts, num_feats, folder, tiles=method != "csr")
-        steps.append(step)
+        tuned, source = plans.obtain(parts, num_feats, folder, tiles=method != "csr", budget_ms=_MEASURE_MS)
+        steps.append(f"plans {source}")
     arrays += [a for part in parts for a in part.work.arrays()]
     if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
@@ -106,61 +106,6 @@ def _order_step(graph: Graph, method: str | None) -> str:
     why = f"no {method} that pay" if method else f"an order is not repaid below {REPAID_EDGES:,} edges"
     step = _ORDERED[graph.work.order_name] if graph.work.order_name else f"rows as given ({why})"
     return f"{step}, {graph.work.order_note}" if graph.work.order_note else step
-
-
-def _order_on_cpu(parts: list[Graph], num_feats: Sequence[int]) -> str:
-    """For which numbers of features the order serves, by timing both."""
-    first, *others = parts
-    serves = tune.choose_order(first, num_feats, budget_ms=_MEASURE_MS / len(parts))
-    for part in others:
-        if part.work.order is first.work.order:  # of a symmetric graph, whose transposed has the same rows
-            part.work.faster = first.work.faster
-        else:
-            tune.choose_order(part, num_feats, budget_ms=_MEASURE_MS / len(parts))
-    return f"measured: faster so with {' '.join(map(str, serves)) or 'no'} features"
-
-
-def _plans(parts: list[Graph], num_feats: Sequence[int], folder: Path | None, tiles: bool) -> tuple[list[Tuned], str]:
-    """Plans of the first of `parts`, and how they were come by; those of all are with the graphs."""
-    if torch.are_deterministic_algorithms_enabled():
-        return [], "plans by rule (deterministic mode: what is measured may differ from run to run)"
-    first, *others = parts
-    if louvain.is_symmetric(first):  # its transposed has the same rows
-        tuned, source = _plans_of(first, num_feats, folder, tiles, _MEASURE_MS)
-        for part in others:
-            for found in tuned:
-                tune.adopt(part, found)
-        return tuned, f"plans {source}"
-    each = [_plans_of(part, num_feats, folder, tiles, _MEASURE_MS / len(parts)) for part in parts]
-    return each[0][0], "plans " + "; ".join(dict.fromkeys(source for _, source in each))
-
-
-def _plans_of(
-    graph: Graph, num_feats: Sequence[int], folder: Path | None, tiles: bool, budget_ms: float
-) -> tuple[list[Tuned], str]:
-    if graph.nnz == 0:
-        return [], "by rule (no edges)"
-    source = "measured"
-    if folder is not None:
-        try:
-            known = {t.num_feats: t for t in plans.load(graph, folder)}
-            if known.keys() >= set(num_feats):
-                tuned = [known[width] for width in num_feats]
-                for found in tuned:
-                    tune.adopt(graph, found)
-                return tuned, "from disk"
-            source = "measured (those on disk are for other numbers of features)"
-        except FileNotFoundError:
-            pass
-        except disk.Stale as reason:
-            source = f"measured (those on disk are of no use: {reason})"
-    try:
-        tuned = tune.measure_each(graph, num_feats, budget_ms=budget_ms, tiles=tiles)
-    except torch.OutOfMemoryError:
-        return [], "by rule where there was no memory to measure"
-    if folder is not None:
-        plans.save(graph, tuned, folder)
-    return tuned, source
 
 
 def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str, keep) -> None:

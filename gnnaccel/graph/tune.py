@@ -145,12 +145,23 @@ def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles
     return found
 
 
-def choose_order(graph: Graph, widths: Sequence[int], *, budget_ms: float) -> list[int]:
-    """On the CPU: for which of `widths` sums over `graph` are faster in the order that `prepare` found than as given.
+def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> list[int]:
+    """On the CPU: for which of `widths` sums over the first of `parts` are faster in the order that `prepare` found.
 
-    The others are served as given from now on. Calls in turn, as others may use the CPU too, each at least twice; what
-    was found before stays.
+    The others are served as given from now on, and likewise those over the rest of `parts`. Calls in turn, as others
+    may use the CPU too, each at least twice; what was found before stays.
     """
+    first, *others = parts
+    serves = _choose_order(first, widths, budget_ms / len(parts))
+    for part in others:
+        if part.work.order is first.work.order:  # of a symmetric graph, whose transposed has the same rows
+            part.work.faster = first.work.faster
+        else:
+            _choose_order(part, widths, budget_ms / len(parts))
+    return serves
+
+
+def _choose_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> list[int]:
     from gnnaccel.ops._arrays import arrays_of
     from gnnaccel.ops.spmm import spmm_op
 

@@ -32,7 +32,7 @@ class Work:
     ordered : Ordered or None
         On the CPU: the graph in the order that `prepare` found.
     faster : dict of bool
-        By lanes: whether sums are faster so than as given, as measured (`tune.choose_order`).
+        By lanes: whether sums are faster so than as given, as measured (`tune.choose_orders`).
     order : Tensor [num_rows] or None
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
     order_name : str or None
