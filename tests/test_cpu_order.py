@@ -33,8 +33,8 @@ def in_order(one: Graph) -> Graph:
     """`one` with its rows, and those of its transposed, in an order of chance."""
     generator = torch.Generator().manual_seed(1)
     for part in (one, one.transposed):
-        part.work.order_name = "chance"
-        part.work.ordered = worklist.ordered(part, torch.randperm(part.num_rows, generator=generator))
+        part.work.order, part.work.order_name = torch.randperm(part.num_rows, generator=generator), "chance"
+        part.work.adopt_order(part, dict.fromkeys(worklist.LANES, True))
     return one
 
 
@@ -103,13 +103,15 @@ def test_compiled():
 
 
 @pytest.mark.parametrize("method", [True, "communities", "rcm", "degree"])
-def test_prepare(method):
+def test_prepare(method, monkeypatch):
+    monkeypatch.setattr(tune, "_PAYS", 1e9)  # all that is measured is faster
+    monkeypatch.setattr(importlib.import_module("gnnaccel.graph.prepare"), "_MEASURE_MS", 20.0)
     one = planted()
     x = torch.randn(one.num_cols, 8)
     want = ops.spmm(one, x)
     done = gnnaccel.prepare(one, reorder=method)
     assert one.reordered and one.work.ordered is not None and one.transposed.work.ordered is not None
-    assert done.steps[2].startswith("rows ") and done.steps[3].startswith("measured: faster so with ")
+    assert done.steps[2].startswith("rows ") and done.steps[3] == "measured: faster so with 16 32 64 128 256 features"
     assert done.workspace_bytes >= sum(t.numel() * t.element_size() for t in one.work.ordered[:3])
     assert torch.equal(ops.spmm(one, x), want)
     rows = one.work.ordered.rows.long()
@@ -117,6 +119,17 @@ def test_prepare(method):
     gnnaccel.prepare(one, reorder="degree")  # another one takes its place
     assert torch.equal(one.work.ordered.rows.long(), reorder.order_by(one, "degree"))
     assert torch.equal(ops.spmm(one, x), want)
+
+
+def test_nothing_is_kept_that_serves_nothing(monkeypatch):
+    monkeypatch.setattr(tune, "_PAYS", 0.0)
+    one = planted()
+    plain = gnnaccel.prepare(planted())
+    done = gnnaccel.prepare(one, reorder="degree", num_feats=(16,))
+    assert done.steps[-1] == "measured: faster so with no features"
+    orders = [part.work.order for part in (one, one.transposed)]
+    assert done.workspace_bytes == plain.workspace_bytes + sum(o.numel() * o.element_size() for o in orders)
+    assert one.work.ordered is None and one.work_list(64) is None
 
 
 def test_few_edges_stay_as_given():
@@ -141,4 +154,5 @@ def test_measuring_decides_by_features(monkeypatch):
     monkeypatch.undo()
     assert gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64)).steps[-1] == done.steps[-1]
     for part in (one, one.transposed):
-        assert part.work_list(4 * 16) is part.work.ordered and part.work_list(4 * 64) is None
+        assert part.work_list(4 * 16) is part.work.ordered is not None
+        assert part.work_list(4 * 64) is None and part.work_list(4 * 256) is None  # slower; not measured

@@ -148,39 +148,42 @@ def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles
 def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> list[int]:
     """On the CPU: for which of `widths` sums over the first of `parts` are faster in the order that `prepare` found.
 
-    The others are served as given from now on, and likewise those over the rest of `parts`. Calls in turn, as others
-    may use the CPU too, each at least twice; what was found before stays.
+    Those are served in it from now on, and likewise those over the rest of `parts`. Calls in turn, as others may use
+    the CPU too, each at least twice; what was found before stays.
     """
     first, *others = parts
-    serves = _choose_order(first, widths, budget_ms / len(parts))
+    faster = _faster_in_order(first, widths, budget_ms / len(parts))
+    first.work.adopt_order(first, faster)
     for part in others:
-        if part.work.order is first.work.order:  # of a symmetric graph, whose transposed has the same rows
-            part.work.faster = first.work.faster
-        else:
-            _choose_order(part, widths, budget_ms / len(parts))
-    return serves
+        same = part.work.order is first.work.order  # of a symmetric graph, whose transposed has the same rows
+        part.work.adopt_order(part, faster if same else _faster_in_order(part, widths, budget_ms / len(parts)))
+    return [width for width in widths if faster[lanes_of(4 * width)]]
 
 
-def _choose_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> list[int]:
+def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> dict[int, bool]:
+    """`Work.faster` with all of `widths`."""
     from gnnaccel.ops._arrays import arrays_of
     from gnnaccel.ops.spmm import spmm_op
 
-    faster = graph.work.faster
-    for width in widths:
-        if lanes_of(4 * width) in faster:
-            continue
+    faster = dict(graph.work.faster)
+    new = {lanes_of(4 * width): width for width in widths if lanes_of(4 * width) not in faster}
+    if not new:
+        return faster
+    given = arrays_of(graph, False, listed=False)
+    items, steps, splits, _ = graph.work.in_order(graph)
+    ways = (given, given._replace(items=items, steps=steps, splits=splits))
+    for lanes, width in new.items():
         x = torch.zeros(graph.num_cols, width)
-        ways = [arrays_of(graph, False, x, listed=listed) for listed in (False, True)]
         times: tuple[list[float], list[float]] = ([], [])
-        deadline = time.perf_counter() + budget_ms / 1e3 / len(widths)
+        deadline = time.perf_counter() + budget_ms / 1e3 / len(new)
         while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < deadline):
             for arrays, way in zip(ways, times, strict=True):
                 start = time.perf_counter()
                 spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
                 way.append(time.perf_counter() - start)
-        given, ordered = (statistics.median(way[1:]) for way in times)  # the first reads what is in no cache yet
-        faster[lanes_of(4 * width)] = ordered < _PAYS * given
-    return [width for width in widths if faster[lanes_of(4 * width)]]
+        as_given, ordered = (statistics.median(way[1:]) for way in times)  # the first reads what is in no cache yet
+        faster[lanes] = ordered < _PAYS * as_given
+    return faster
 
 
 def adopt(graph: Graph, found: Tuned) -> None:

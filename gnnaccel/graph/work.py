@@ -30,9 +30,9 @@ class Work:
     groups : dict of WorkList
         By lanes: lists of groups, which sums and means take instead where one is there.
     ordered : Ordered or None
-        On the CPU: the graph in the order that `prepare` found.
+        On the CPU: the graph in the order that `prepare` found, if anything is served by it.
     faster : dict of bool
-        By lanes: whether sums are faster so than as given, as measured (`tune.choose_orders`).
+        By lanes: whether sums are faster so than as given; not there where that has not been measured.
     order : Tensor [num_rows] or None
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
     order_name : str or None
@@ -57,7 +57,7 @@ class Work:
 
     def on_cpu(self, row_bytes: int) -> Ordered | None:
         """`Graph.work_list` on the CPU."""
-        return self.ordered if self.faster.get(worklist.lanes_of(row_bytes), True) else None
+        return self.ordered if self.faster.get(worklist.lanes_of(row_bytes)) else None
 
     def on_cuda(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
         """The same on CUDA."""
@@ -101,9 +101,17 @@ class Work:
                 graph.tiling.forget_measured()
         if graph.indptr.is_cuda:
             self.build_all(graph, like)
-        elif self.order is not None and self.ordered is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self.ordered = worklist.ordered(graph, self.order)
+
+    def in_order(self, graph: Graph) -> Ordered:
+        """On the CPU: `graph` in the order that was found; the copy that is there, or a new one, which is not kept."""
+        assert self.order is not None
+        with torch.inference_mode(False), torch.no_grad():
+            return self.ordered or worklist.ordered(graph, self.order)
+
+    def adopt_order(self, graph: Graph, faster: dict[int, bool]) -> None:
+        """On the CPU: serve rows by the order that was found where that is faster, by lanes."""
+        self.faster = faster
+        self.ordered = self.in_order(graph) if any(faster.values()) else None
 
     def build_all(self, graph: Graph, like: Graph | None = None) -> None:
         """Lists of every size, by rule. `like`: the transposed graph, whose lists may serve too."""
