@@ -132,6 +132,19 @@ def test_nothing_is_kept_that_serves_nothing(monkeypatch):
     assert one.work.ordered is None and one.work_list(64) is None
 
 
+@pytest.mark.parametrize("default", [torch.float16, torch.float64, torch.device("meta")], ids=str)
+def test_whatever_torchs_defaults_are(default, monkeypatch):
+    monkeypatch.setattr(tune, "_PAYS", 1e9)
+    one, dtype = graph(), torch.get_default_dtype()
+    torch.set_default_device(default) if isinstance(default, torch.device) else torch.set_default_dtype(default)
+    try:
+        done = gnnaccel.prepare(one, reorder="degree", num_feats=(16,))
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(dtype)
+    assert done.steps[-1] == "measured: faster so with 16 features" and one.work_list(4 * 16) is one.work.ordered
+
+
 def test_few_edges_stay_as_given():
     one = graph()
     assert "not repaid" in gnnaccel.prepare(one, reorder=True).steps[-1] and one.work.ordered is None

@@ -98,8 +98,8 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
     from gnnaccel.ops.spmm import spmm_op
     from gnnaccel.ops.tiled import spmm_tiled
 
-    x = torch.zeros(graph.num_cols, num_feats, device=graph.device)
-    weight = torch.zeros(graph.nnz, 1, device=graph.device) if weighted else None
+    x = torch.zeros(graph.num_cols, num_feats, dtype=torch.float32, device=graph.device)
+    weight = torch.zeros(graph.nnz, 1, dtype=torch.float32, device=graph.device) if weighted else None
     row_bytes = num_feats * x.element_size()
     plain: Arrays = arrays_of(graph, False, listed=False)
     message = "mul" if weighted else "copy_lhs"
@@ -173,7 +173,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
     items, steps, splits, _ = graph.work.in_order(graph)
     ways = (given, given._replace(items=items, steps=steps, splits=splits))
     for lanes, width in new.items():
-        x = torch.zeros(graph.num_cols, width)
+        x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
         times: tuple[list[float], list[float]] = ([], [])
         deadline = time.perf_counter() + budget_ms / 1e3 / len(new)
         while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < deadline):

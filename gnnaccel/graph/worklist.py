@@ -133,10 +133,10 @@ def ordered(graph: Graph, order: Tensor) -> Ordered:
     indptr = graph.indptr.long()
     degree = indptr.diff()[order]
     starts = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    nonzeros = (indptr[order] - starts[:-1]).repeat_interleave(degree) + torch.arange(graph.nnz)
+    nonzeros = (indptr[order] - starts[:-1]).repeat_interleave(degree) + torch.arange(graph.nnz, device=order.device)
     ids = nonzeros if graph.edge_ids is None else graph.edge_ids[nonzeros]
     kind = graph.indptr.dtype
-    edges = torch.empty(2, graph.nnz, dtype=kind)
+    edges = torch.empty(2, graph.nnz, dtype=kind, device=order.device)
     edges[0], edges[1] = graph.indices[nonzeros], ids
     return Ordered(order.to(kind), starts.to(kind), edges)
 
