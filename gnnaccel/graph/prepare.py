@@ -81,9 +81,8 @@ def prepare(
             steps.append(_order_step(graph, rows))
         if graph.indptr.is_cuda:
             steps.append("work lists")
-        elif graph.reordered:
-            serves = tune.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)
-            steps.append(f"measured: faster so with {' '.join(map(str, serves)) or 'no'} features")
+        elif any(part.reordered for part in parts):
+            steps.append(f"measured: {tune.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
     if translated:
         arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]

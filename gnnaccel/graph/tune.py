@@ -145,23 +145,42 @@ def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles
     return found
 
 
-def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> list[int]:
-    """On the CPU: for which of `widths` sums over the first of `parts` are faster in the order that `prepare` found.
+def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> str:
+    """On the CPU: find out for which of `widths` sums over `parts` are faster in the orders that `prepare` found.
 
-    Those are served in it from now on, and likewise those over the rest of `parts`. Calls in turn, as others may use
-    the CPU too, each at least twice; what was found before stays.
+    Those are served so from now on, all others as given. What was found before stays. Widths for which there is no time
+    or no memory are not timed; the first of a graph gets its time all the same.
+
+    Returns
+    -------
+    str
+        What was found of each of `parts`.
     """
-    first, *others = parts
-    faster = _faster_in_order(first, widths, budget_ms / len(parts))
-    first.work.adopt_order(first, faster)
-    for part in others:
-        same = part.work.order is first.work.order  # of a symmetric graph, whose transposed has the same rows
-        part.work.adopt_order(part, faster if same else _faster_in_order(part, widths, budget_ms / len(parts)))
-    return [width for width in widths if faster[lanes_of(4 * width)]]
+    found: list[tuple[Graph, str]] = []
+    for part in parts:
+        twin = next((other for other, _ in found if other.work.order is part.work.order), None)
+        if twin is not None:  # a symmetric graph, whose transposed has the same rows
+            part.work.adopt_order(part, dict(twin.work.faster))
+        elif part.work.order is not None:
+            part.work.adopt_order(part, _faster_in_order(part, widths, budget_ms / len(parts)))
+        found.append((part, _said(part, widths)))
+    texts = list(dict.fromkeys(text for _, text in found))
+    return texts[0] if len(texts) == 1 else f"{texts[0]}; transposed: {texts[1]}"
+
+
+def _said(graph: Graph, widths: Sequence[int]) -> str:
+    if graph.work.order is None:
+        return "as given"
+
+    def those(verdict: bool | None) -> str:
+        return " ".join(str(width) for width in widths if graph.work.faster.get(lanes_of(4 * width)) is verdict)
+
+    untimed = those(None)
+    return f"faster so with {those(True) or 'no'} features" + (f", not timed with {untimed}" if untimed else "")
 
 
 def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> dict[int, bool]:
-    """`Work.faster` with all of `widths`."""
+    """`Work.faster` with as many of `widths` as there is time for. Calls in turn, as others may use the CPU too."""
     from gnnaccel.ops._arrays import arrays_of
     from gnnaccel.ops.spmm import spmm_op
 
@@ -172,17 +191,25 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
     given = arrays_of(graph, False, listed=False)
     items, steps, splits, _ = graph.work.in_order(graph)
     ways = (given, given._replace(items=items, steps=steps, splits=splits))
-    for lanes, width in new.items():
-        x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
+    start = time.perf_counter()
+    for i, (lanes, width) in enumerate(new.items(), 1):
         times: tuple[list[float], list[float]] = ([], [])
-        deadline = time.perf_counter() + budget_ms / 1e3 / len(new)
-        while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < deadline):
-            for arrays, way in zip(ways, times, strict=True):
-                start = time.perf_counter()
-                spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
-                way.append(time.perf_counter() - start)
+        until = start + budget_ms / 1e3 * i / len(new)
+        try:
+            x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
+            while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < until):
+                for arrays, way in zip(ways, times, strict=True):
+                    begin = time.perf_counter()
+                    spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
+                    way.append(time.perf_counter() - begin)
+        except RuntimeError as error:  # what torch raises on the CPU
+            if "allocate memory" not in str(error):
+                raise
+            break
         as_given, ordered = (statistics.median(way[1:]) for way in times)  # the first reads what is in no cache yet
         faster[lanes] = ordered < _PAYS * as_given
+        if time.perf_counter() >= start + budget_ms / 1e3:
+            break
     return faster
 
 

@@ -55,11 +55,12 @@ class Arrays(NamedTuple):
         """The binary's description of the graph (types.h: Csr)."""
         return lib.csr(self.indptr, self.indices, self.edge_ids, self.num_cols, self.nnz)
 
-    def walked(self) -> tuple:
-        """The same with the order in which its rows are taken: on the CPU they lie in it (cpp/kernels.h: spmm)."""
+    def walked(self, in_order: bool) -> tuple:
+        """The same with the order in which its rows are taken: on the CPU they lie in it (cpp/kernels.h: spmm), where
+        they are to be `in_order`."""
         if self.indptr.is_cuda:
             return *self.matrix(), *self.work_list()
-        if self.items is None or self.steps is None or self.splits is None:
+        if not in_order or self.items is None or self.steps is None or self.splits is None:
             return *self.matrix(), 0
         sources, edge_ids = self.splits.unbind()
         return *lib.csr(self.steps, sources, edge_ids, self.num_cols, self.nnz), self.items.data_ptr()
@@ -95,7 +96,7 @@ def arrays_of(
     nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
-    if listed and (graph.indptr.is_cuda or graph.reordered):
+    if listed and (graph.indptr.is_cuda or any(g is not None and g.work.ordered for g in (graph, t))):
         row_bytes = 0
         for x in features:
             if x is not None:

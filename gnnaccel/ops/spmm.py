@@ -133,11 +133,9 @@ def spmm(
             raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=True)
     # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
-    # The gradient of a weight is a dot product of each edge, which reads the list of the rows. On the CPU an order of
-    # the rows costs more than it gains where it takes weights out of theirs.
+    # The gradient of a weight is a dot product of each edge, which reads the list of the rows.
     sums = adds and not needs_grad(weight)
-    listed = message in ("copy_lhs", "mul") and (weight is None or weight.is_cuda or graph.edge_ids is not None)
-    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=listed, sums=sums)
+    arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
 
 
@@ -190,6 +188,9 @@ def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, r
     return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
 
 
+_SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
+
+
 def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around=()):
     """Run the kernel. `results`: addresses of out, arg_lhs, arg_rhs; `full`: features of out; `around`: of `fused`."""
     given = rhs if lhs is None else lhs
@@ -199,7 +200,10 @@ def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around
         rhs, arrays = in_order(rhs, arrays.edge_ids), arrays._replace(edge_ids=None)
         rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
-    operands = (*arrays.walked(), *lhs_operand, *rhs_operand)
+    # An order of the rows brings their sources together, and takes the edges out of theirs.
+    edge_feats = 0 if rhs is None else rhs_operand[1]
+    sources_matter = lhs is not None and _SOURCES_MATTER * edge_feats <= math.prod(full)
+    operands = (*arrays.walked(sources_matter), *lhs_operand, *rhs_operand)
     lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, around)
 
 
