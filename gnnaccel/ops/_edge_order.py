@@ -7,6 +7,8 @@ docs/advisor.md.
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 
 import torch
@@ -47,18 +49,31 @@ def dense(nnz: int, num_rows: int) -> bool:
     return nnz >= _DENSE * num_rows
 
 
-def in_order(x: Tensor, edge_ids: Tensor) -> Tensor:
-    """x [nnz, ...] by edge id -> [nnz, ...] by nonzero: out[k] = x[edge_ids[k]]."""
-    return _moved(x.contiguous(), edge_ids, False)
+def room(x: Tensor, count: int = 1) -> list[Tensor]:
+    """`count` contiguous tensors as large as x to have values in order in; none where there is no memory for them."""
+    try:
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)]
+    except torch.OutOfMemoryError:
+        _say_once()
+        return []
 
 
-def by_id(x: Tensor, edge_ids: Tensor) -> Tensor:
-    """x [nnz, ...] by nonzero -> [nnz, ...] by edge id: out[edge_ids[k]] = x[k]."""
-    return _moved(x.contiguous(), edge_ids, True)
+@functools.cache
+def _say_once() -> None:
+    logging.getLogger("gnnaccel").warning("no memory to bring values of edges in order; kernels look them up, slower")
 
 
-def _moved(x: Tensor, edge_ids: Tensor, by_id: bool) -> Tensor:
-    out = torch.empty_like(x)
+def in_order(x: Tensor, edge_ids: Tensor, out: Tensor) -> Tensor:
+    """x [nnz, ...] by edge id -> out [nnz, ...], contiguous, by nonzero: out[k] = x[edge_ids[k]]."""
+    return _moved(x.contiguous(), edge_ids, out, False)
+
+
+def by_id(x: Tensor, edge_ids: Tensor, out: Tensor) -> Tensor:
+    """x [nnz, ...] by nonzero -> out [nnz, ...], contiguous, by edge id: out[edge_ids[k]] = x[k]."""
+    return _moved(x.contiguous(), edge_ids, out, True)
+
+
+def _moved(x: Tensor, edge_ids: Tensor, out: Tensor, by_id: bool) -> Tensor:
     pointers = (edge_ids.data_ptr(), x.data_ptr(), out.data_ptr())
     lib.launch("edge_order", x.device, *pointers, x.shape[0], _edge_bytes(x), by_id, lib.INDEX_TYPES[edge_ids.dtype])
     return out

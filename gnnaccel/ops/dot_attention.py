@@ -13,7 +13,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
-from gnnaccel.ops._edge_order import dense, in_order, pays
+from gnnaccel.ops._edge_order import dense, in_order, pays, room
 from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.attention import FUSED_DTYPES, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
@@ -186,9 +186,9 @@ def _impl(*args):
     if arrays.num_rows * inputs[2].shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(arrays.num_rows, inputs[0], inputs[2]))
     given, factor = _contiguous(*inputs)
-    if _moves(arrays, given["edge_bias"], given["value"], factor):
-        edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
-        given["edge_bias"] = in_order(given["edge_bias"], edge_ids)
+    if _moves(arrays, given["edge_bias"], given["value"], factor) and (ordered := room(given["edge_bias"])):
+        given["edge_bias"] = in_order(given["edge_bias"], arrays.edge_ids, *ordered)
+        arrays = arrays._replace(edge_ids=None)
     out, stats = _outputs(arrays.num_rows, given["query"], given["value"])
     _launch(arrays, scale, factor=factor, **given, out=out, stats=stats)
     return unpadded(out, feats), stats

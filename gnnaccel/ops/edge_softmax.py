@@ -10,7 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Arrays
-from gnnaccel.ops._edge_order import by_id, dense, in_order, pays
+from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -56,12 +56,19 @@ def _launch(name: str, indptr: Tensor, edge_ids: Tensor | None, nnz: int, *input
     out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out
-    moved = edge_ids if pays(edge_ids, out, 0, dense(nnz, indptr.numel() - 1)) else None
-    inputs = tuple(t.contiguous() if moved is None else in_order(t, moved) for t in inputs)
-    matrix = lib.csr(indptr, None, edge_ids if moved is None else None, 0, nnz)
+    moves = pays(edge_ids, out, 0, dense(nnz, indptr.numel() - 1))
+    if edge_ids is not None and moves and (by_row := room(out, len(inputs))):
+        *ordered, made = out, *by_row  # out is free until the end
+        inputs = tuple(in_order(t, edge_ids, to) for t, to in zip(inputs, ordered, strict=True))
+        _run(name, lib.csr(indptr, None, None, 0, nnz), inputs, made)
+        return by_id(made, edge_ids, out)
+    _run(name, lib.csr(indptr, None, edge_ids, 0, nnz), tuple(t.contiguous() for t in inputs), out)
+    return out
+
+
+def _run(name: str, matrix: tuple, inputs: tuple[Tensor, ...], out: Tensor) -> None:
     pointers = (t.data_ptr() for t in (*inputs, out))
-    lib.launch(name, out.device, *matrix, *pointers, out.numel() // nnz, lib.DTYPES[out.dtype])
-    return out if moved is None else by_id(out, moved)
+    lib.launch(name, out.device, *matrix, *pointers, out[0].numel(), lib.DTYPES[out.dtype])
 
 
 def _impl(indptr, edge_ids, scores, nnz):

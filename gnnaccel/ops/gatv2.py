@@ -12,7 +12,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops._edge_order import by_id, dense, in_order, pays
+from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm
 
@@ -83,13 +83,13 @@ def _scores_impl(*args):
         return out.zero_()
     if out.numel() == 0:
         return out
-    edge_ids = None
-    if _moves(arrays, x, out):
-        edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
+    by_row = room(out) if _moves(arrays, x, out) else []
+    edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None) if by_row else arrays
+    made = (*by_row, out)[0]
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
-    pointers = (lib.pointer(t) for t in (x, y, vectors, out))
+    pointers = (lib.pointer(t) for t in (x, y, vectors, made))
     lib.launch("gatv2_scores", x.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(x))
-    return out if edge_ids is None else by_id(out, edge_ids)
+    return by_id(made, edge_ids, out) if by_row else out
 
 
 def _moves(arrays: Arrays, x: Tensor, edges: Tensor) -> bool:
@@ -113,8 +113,8 @@ def _sums_impl(*args):
         return tuple(t.zero_() for t in _sums_fake(*args))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     weights = weights.contiguous()
-    if _moves(arrays, x, weights):
-        weights, arrays = in_order(weights, arrays.edge_ids), arrays._replace(edge_ids=None)
+    if _moves(arrays, x, weights) and (ordered := room(weights)):
+        weights, arrays = in_order(weights, arrays.edge_ids, *ordered), arrays._replace(edge_ids=None)
     outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
     lib.launch("gatv2_sums", y.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(y))

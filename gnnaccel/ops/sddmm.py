@@ -12,7 +12,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops._edge_order import by_id, pays
+from gnnaccel.ops._edge_order import by_id, pays, room
 from gnnaccel.ops._features import operand, reduce_to, result_features
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
@@ -115,19 +115,20 @@ def _sddmm_impl(*args):
         return out.zero_()
     if out.numel() == 0:
         return out
-    edge_ids = None
     one = math.prod(out.shape[1:]) == 1
     dots = op == "dot" and {lhs_target, rhs_target} == {"u", "v"}
-    if dots and pays(arrays.edge_ids, out, math.prod(full) * out.element_size(), one):
-        edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None)
+    moves = dots and pays(arrays.edge_ids, out, math.prod(full) * out.element_size(), one)
+    by_row = room(out) if moves else []
+    edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None) if by_row else arrays
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     lhs_operand, rhs_operand = (*lhs_operand, lib.TARGETS[lhs_target]), (*rhs_operand, lib.TARGETS[rhs_target])
     matrix = (*arrays.matrix(), *arrays.work_list())
     sizes = (math.prod(out.shape[1:]), full[-1] if op == "dot" else 1)
     codes = (lib.EDGE_OPS[op], lib.DTYPES[out.dtype])
-    lib.launch("sddmm", out.device, *matrix, *lhs_operand, *rhs_operand, out.data_ptr(), *sizes, *codes)
-    return out if edge_ids is None else by_id(out, edge_ids)
+    made = (*by_row, out)[0]
+    lib.launch("sddmm", out.device, *matrix, *lhs_operand, *rhs_operand, made.data_ptr(), *sizes, *codes)
+    return by_id(made, edge_ids, out) if by_row else out
 
 
 def _sddmm_fake(*args):

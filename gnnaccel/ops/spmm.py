@@ -14,7 +14,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
-from gnnaccel.ops._edge_order import in_order, pays
+from gnnaccel.ops._edge_order import in_order, pays, room
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
@@ -196,8 +196,9 @@ def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around
     given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
-    if message == "mul" and reduce in ("sum", "mean") and brings_in_order(arrays, rhs, math.prod(full)):
-        rhs, arrays = in_order(rhs, arrays.edge_ids), arrays._replace(edge_ids=None)
+    moves = message == "mul" and reduce in ("sum", "mean") and brings_in_order(arrays, rhs, math.prod(full))
+    if moves and (ordered := room(rhs)):
+        rhs, arrays = in_order(rhs, arrays.edge_ids, *ordered), arrays._replace(edge_ids=None)
         rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
     # An order of the rows brings their sources together, and takes the edges out of theirs.
