@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import resource
 import statistics
 import time
@@ -102,8 +101,7 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--csv")
     options = parser.parse_args()
-    glibc = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_"))
-    head = provenance(options.commit, " ".join((f"{torch.get_num_threads()} threads", *glibc)))
+    head = provenance(options.commit, f"{torch.get_num_threads()} threads")
     print(*head, sep="\n")
     cells = []
     for name in options.graphs:

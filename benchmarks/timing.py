@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -102,6 +103,8 @@ def provenance(commit: str | None = None, *notes: str) -> list[str]:
     if torch.cuda.is_available():
         driver = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         where = f"{torch.cuda.get_device_name()}, driver {driver}"
+    glibc = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")]
+    notes += (" ".join(glibc),) if glibc else ()
     return [
         f"# {where}, torch {torch.__version__}, commit {commit}",
         f"# python {' '.join(a if '/' not in a or a == sys.argv[0] else a.rpartition('/')[2] for a in sys.argv)}",
