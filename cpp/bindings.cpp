@@ -203,6 +203,12 @@ void scatter_arg(Address arg, Address values, Address target, int64_t num_rows, 
                         static_cast<gnnaccel::IndexType>(index_type), static_cast<gnnaccel::DType>(dtype), threads);
 }
 
+void edge_order(Address edge_ids, Address in, Address out, int64_t num_edges, int64_t edge_bytes, bool by_id,
+                int index_type, int threads) {
+  gnnaccel::edge_order(at(edge_ids), at(in), at(out), num_edges, edge_bytes, by_id,
+                       static_cast<gnnaccel::IndexType>(index_type), threads);
+}
+
 int64_t coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, int64_t num_cols, int in_type,
                    Address indptr, Address indices, Address edge_ids, int out_type, int threads) {
   return gnnaccel::coo_to_csr(at(rows), at(cols), nnz, num_rows, num_cols, static_cast<gnnaccel::IndexType>(in_type),
@@ -246,6 +252,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("expand", &expand);
   module.def("collect", &collect);
   module.def("scatter_arg", &scatter_arg, Unlocked());
+  module.def("edge_order", &edge_order, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());
 #ifdef GNNACCEL_WITH_CUDA

@@ -160,6 +160,11 @@ void sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void
 void scatter_arg(const void* arg, const void* values, void* target, int64_t num_rows, int64_t num_feats, int64_t len,
                  int64_t div, bool rows_disjoint, IndexType index_type, DType dtype, int threads);
 
+// Values of edges, `edge_bytes` each (an even number), between the order of edge ids and that of the nonzeros k:
+// out[k] = in[edge_ids[k]]; by_id: out[edge_ids[k]] = in[k]. edge_ids [num_edges] is a permutation.
+void edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes, bool by_id,
+                IndexType index_type, int threads);
+
 // Stable counting sort of COO pairs by row: indptr [num_rows + 1], indices and edge_ids [nnz]. rows and cols
 // are int64 or int32 (in_type); outputs are of out_type. Returns 0, or 1 + the position of the first pair
 // outside [0, num_rows) x [0, num_cols), in which case the outputs are undefined.

@@ -110,8 +110,6 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
                         int64_t len, int64_t div, bool rows_disjoint, IndexType index_type, DType dtype,
                         cudaStream_t stream);
 
-// Values of edges, `edge_bytes` each (an even number), between the order of edge ids and that of the nonzeros k:
-// out[k] = in[edge_ids[k]]; by_id: out[edge_ids[k]] = in[k]. edge_ids [num_edges] is a permutation.
 cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes,
                        bool by_id, IndexType index_type, cudaStream_t stream);
 

@@ -12,6 +12,7 @@ from gnnaccel import _library as lib
 from gnnaccel import ops
 from gnnaccel.graph import reorder, tune, worklist
 from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import _edge_order
 from gnnaccel.ops._arrays import split
 
 pipeline = importlib.import_module("gnnaccel.graph.prepare")  # the package has a function of that name
@@ -86,6 +87,31 @@ def test_gradients_of_weights_and_dots():
             found.append((dots, *torch.autograd.grad(dots.square().mean(), (x, w))))
         for a, b in zip(*found, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("index", INDEX)
+def test_values_of_edges_in_order(index, dtype):
+    """The twin of CUDA's pass, which no op of the CPU takes."""
+    edge_ids = torch.randperm(301).to(index)
+    for shape in ((), (1,), (3,), (2, 4), (16,)):
+        x = torch.randn(301, *shape).to(dtype)
+        ordered, back = _edge_order.room(x, 2)
+        assert torch.equal(_edge_order.in_order(x, edge_ids, ordered), x[edge_ids.long()])
+        assert torch.equal(_edge_order.by_id(ordered, edge_ids, back), x)
+
+
+def test_no_room_for_another_order(monkeypatch, caplog):
+    def refused(*args, **options):
+        raise torch.OutOfMemoryError
+
+    _edge_order._say_once.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", refused)
+        assert _edge_order.room(torch.zeros(3)) == _edge_order.room(torch.zeros(3), 2) == []
+    assert [r.message for r in caplog.records] == [
+        "no memory to bring values of edges in order; kernels look them up, slower"
+    ]
 
 
 def planted(nodes=20_000, size=20, edges=600_000) -> Graph:
