@@ -130,7 +130,8 @@ def prepare(
         cores a second for two million. True: the same, from 500,000 edges on, below which an order is not repaid
         within a thousand epochs. "rcm": reverse Cuthill-McKee, by SciPy on the host. "degree": rows by falling degree,
         in any case. Features and results keep their order. On the CPU sums, means and extremes read a copy of the edges
-        in it, for numbers of features with which that proves faster: calls are timed at once, for about a second.
+        in it, for numbers of features with which that proves faster (others are served as given): calls are timed at
+        once, for about a second, or as long as those of one width take.
     method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
         method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
