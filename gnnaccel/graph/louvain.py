@@ -14,12 +14,14 @@ on each run. Edges count in both directions. A rectangular graph is taken as a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from gnnaccel.graph import progress
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
@@ -201,29 +203,33 @@ def hierarchy(graph: Graph, max_size: int, *, nested: bool = True) -> tuple[list
     """
     if max_size < 1:
         raise ValueError(f"communities: max_size: expected at least 1, got {max_size}")
-    network, place = _network(graph)
-    gamma = max(1.0, network.num_nodes / max_size)
-    levels: list[Tensor] = []
-    while network.num_nodes > 1 and network.cols.numel():
-        label, count = _local_moves(network, gamma)
-        if network.num_nodes - count > _WORTH_A_LEVEL * network.num_connected:
-            network = _merged(network, label, count)
-            levels.append(label)
-        elif gamma == 1.0 or not nested:
-            break
-        if nested:
-            gamma = max(1.0, gamma / _GAMMA_STEP)
+    with progress.shown(f"communities of {graph}") as say:
+        network, place = _network(graph)
+        gamma = max(1.0, network.num_nodes / max_size)
+        levels: list[Tensor] = []
+        while network.num_nodes > 1 and network.cols.numel():
+            level = f"level {len(levels) + 1}, {network.num_nodes:,} nodes"
+            label, count = _local_moves(network, gamma, say, level)
+            if network.num_nodes - count > _WORTH_A_LEVEL * network.num_connected:
+                say(f"{level}, merging")
+                network = _merged(network, label, count)
+                levels.append(label)
+            elif gamma == 1.0 or not nested:
+                break
+            if nested:
+                gamma = max(1.0, gamma / _GAMMA_STEP)
     return levels, place.long()
 
 
-def _local_moves(network: _Network, gamma: float) -> tuple[Tensor, int]:
+def _local_moves(network: _Network, gamma: float, say: Callable[[str], None], level: str) -> tuple[Tensor, int]:
     """Labels 0..count-1 after passes of moves, starting with each node by itself; and their count."""
     n, few = network.num_nodes, int(_SETTLED * network.num_connected)
     label = torch.arange(n, device=network.cols.device)
     chunks = list(_chunks(network.indptr, min(_CHUNKS, n)))
     for turn in range(_MAX_PASSES):
         before = label.clone()
-        for chunk in chunks:
+        for done, chunk in enumerate(chunks):
+            say(f"{level}, pass {turn + 1} of at most {_MAX_PASSES}, {done / len(chunks):.0%}")
             _move(network, label, chunk, gamma, turn)
         if int((label != before).sum()) <= few:
             break
