@@ -216,6 +216,67 @@ int64_t coo_to_csr(Address rows, Address cols, int64_t nnz, int64_t num_rows, in
                               threads);
 }
 
+// The members of Network, and of Members, in their order.
+gnnaccel::Network network_of(const pybind11::tuple& given) {
+  auto address = [&](int i) { return at(given[i].cast<Address>()); };
+  auto type = [&](int i) { return static_cast<gnnaccel::IndexType>(given[i].cast<int>()); };
+  return {at<int64_t>(given[0].cast<Address>()),
+          address(1),
+          address(2),
+          at<int64_t>(given[3].cast<Address>()),
+          given[4].cast<int64_t>(),
+          type(5),
+          type(6)};
+}
+
+gnnaccel::Members members_of(const pybind11::tuple& given) {
+  auto address = [&](int i) { return at<int64_t>(given[i].cast<Address>()); };
+  return {at(given[0].cast<Address>()), address(1), address(2), address(3), given[4].cast<int64_t>()};
+}
+
+int64_t edge_skew(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                  int index_type, Address hashes, int threads) {
+  return gnnaccel::edge_skew(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at<int64_t>(hashes),
+                             threads);
+}
+
+void network_degrees(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                     int index_type, int64_t first_row, int64_t first_col, Address place, Address degree, int type,
+                     int threads) {
+  gnnaccel::network_degrees(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), first_row, first_col,
+                            at(place), at<int64_t>(degree), static_cast<gnnaccel::IndexType>(type), threads);
+}
+
+void network_edges(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
+                   int index_type, int64_t first_row, int64_t first_col, Address place, Address next, Address cols,
+                   int type, int threads) {
+  gnnaccel::network_edges(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), first_row, first_col,
+                          at(place), at<int64_t>(next), at(cols), static_cast<gnnaccel::IndexType>(type), threads);
+}
+
+void community_moves(const pybind11::tuple& network, Address label, Address volume, int64_t first, int64_t last,
+                     double scale, int allowed, int threads) {
+  const gnnaccel::Network given = network_of(network);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::community_moves(given, at(label), at<int64_t>(volume), first, last, scale,
+                            static_cast<gnnaccel::Moves>(allowed), threads);
+}
+
+void community_degrees(const pybind11::tuple& network, const pybind11::tuple& members, Address degree, int threads) {
+  const gnnaccel::Network given = network_of(network);
+  const gnnaccel::Members nodes = members_of(members);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::community_degrees(given, nodes, at<int64_t>(degree), threads);
+}
+
+void community_edges(const pybind11::tuple& network, const pybind11::tuple& members, Address indptr, Address cols,
+                     Address weights, int threads) {
+  const gnnaccel::Network given = network_of(network);
+  const gnnaccel::Members nodes = members_of(members);
+  const pybind11::gil_scoped_release unlocked;
+  gnnaccel::community_edges(given, nodes, at<int64_t>(indptr), at(cols), at(weights), threads);
+}
+
 void transpose(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
                int index_type, Address t_indptr, Address t_indices, Address t_edge_ids, int threads) {
   gnnaccel::transpose(csr(indptr, indices, edge_ids, num_rows, num_cols, nnz, index_type), at(t_indptr), at(t_indices),
@@ -255,6 +316,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("edge_order", &edge_order, Unlocked());
   module.def("coo_to_csr", &coo_to_csr, Unlocked());
   module.def("transpose", &transpose, Unlocked());
+  module.def("edge_skew", &edge_skew, Unlocked());
+  module.def("network_degrees", &network_degrees, Unlocked());
+  module.def("network_edges", &network_edges, Unlocked());
+  module.def("community_moves", &community_moves);
+  module.def("community_degrees", &community_degrees);
+  module.def("community_edges", &community_edges);
 #ifdef GNNACCEL_WITH_CUDA
   module.attr("HAS_CUDA") = true;
   bind_cuda(module);

@@ -171,6 +171,58 @@ void edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edg
 int64_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                    IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, int threads);
 
+// An undirected graph of weighted edges. What finds communities in it, down to community_edges, is of the CPU alone
+// (gnnaccel/graph/network.py).
+struct Network {
+  const int64_t* indptr;    // [num_nodes + 1]
+  const void* cols;         // [indptr[num_nodes]], of col_type: neighbours, each node's own number not among them
+  const void* weights;      // as many, of weight_type; null: ones
+  const int64_t* strength;  // [num_nodes]: what each node weighs
+  int64_t num_nodes;
+  IndexType col_type;
+  IndexType weight_type;
+};
+
+// Sum over the nonzeros (r, c) of a[r] b[c] - b[r] a[c], wrapping around; a and b [num_rows] of a square graph
+// alternate in `hashes`. With random numbers there it is 0 where each edge is there as often the other way round, and
+// almost nowhere else.
+int64_t edge_skew(const Csr& graph, const int64_t* hashes, int threads);
+
+// The two halves of making a network: how many neighbours a graph's rows have, and which. Row r is the network's node
+// place[first_row + r], column c its node place[first_col + c]; what is its own neighbour does not count.
+//   degree [num_nodes] is added to. next [num_nodes], where each node's neighbours go in cols, moves on with them;
+//   place and cols are of `type`.
+void network_degrees(const Csr& graph, int64_t first_row, int64_t first_col, const void* place, int64_t* degree,
+                     IndexType type, int threads);
+void network_edges(const Csr& graph, int64_t first_row, int64_t first_col, const void* place, int64_t* next, void* cols,
+                   IndexType type, int threads);
+
+// The nodes of each of `count` communities.
+struct Members {
+  const void* label;      // [num_nodes], of col_type: community of each node
+  const int64_t* nodes;   // [num_nodes]: community by community
+  const int64_t* bounds;  // [count + 1]: first of each in nodes
+  const int64_t* edges;   // [count + 1]: edges of the communities before each
+  int64_t count;
+};
+
+// Which labels a node may take: any, or none above or below its own.
+enum class Moves : int { any = 0, down = 1, up = 2 };
+
+// Nodes [first, last) each take the label of the best community among their neighbours' and their own, all at once.
+//   label [num_nodes], of col_type, and volume [num_nodes]: community of each node, sum of strength over each
+//   community; both are brought up to date. scale: what a product of strengths costs.
+void community_moves(const Network& network, void* label, int64_t* volume, int64_t first, int64_t last, double scale,
+                     Moves allowed, int threads);
+
+// degree [count] receives to how many others each community has edges.
+void community_degrees(const Network& network, const Members& members, int64_t* degree, int threads);
+
+// The network of communities, from the indptr [count + 1] of their degrees: cols, ascending in a row, and weights, sums
+// over the edges between two, both of the network's types.
+void community_edges(const Network& network, const Members& members, const int64_t* indptr, void* cols, void* weights,
+                     int threads);
+
 // The transposed matrix: t_indptr [num_cols + 1], t_indices (rows of `graph`) and t_edge_ids [nnz], with
 // edge ids carried along. Columns keep ascending row order.
 void transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, int threads);

@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from gnnaccel.graph import louvain, reorder
+from gnnaccel.graph import louvain, network, reorder
 from gnnaccel.graph.structure import Graph
 
 GROUP = 40  # nodes of a planted community
@@ -119,7 +119,7 @@ def test_cuthill_mckee_finds_a_band(directed, device):
     order = reorder.order_by(graph, "rcm")
     assert order is not None and order.device == graph.device and is_permutation(order, graph.num_rows)
     assert 1 - reorder.reuse(graph, order) < 0.3 * (1 - reorder.reuse(graph))
-    at = louvain.inverse(order)
+    at = network.inverse(order)
     rows = torch.repeat_interleave(at, graph.indptr.diff())
     assert int((rows - at[graph.indices.long()]).abs().max()) < 40
     assert reorder.order_by(planted(num_nodes=400)[0].to(device), "rcm") is None
@@ -148,7 +148,7 @@ def test_max_size_bounds_communities(device):
 
 def test_keeps_an_order_that_is_good_already(device):
     graph, community = planted(num_nodes=6000, inside=1.0)
-    place = louvain.inverse(community.argsort(stable=True))
+    place = network.inverse(community.argsort(stable=True))
     rows = torch.repeat_interleave(place, graph.indptr.diff())
     ordered = Graph.from_coo(rows, place[graph.indices.long()], num_rows=6000, num_cols=6000).to(device)
     assert reorder.row_order(graph.to(device)) is not None
@@ -181,7 +181,7 @@ def test_sides_of_a_bipartite_graph_are_apart(device):
     ],
 )
 def test_is_symmetric(edges, expected, device):
-    assert louvain.is_symmetric(Graph.from_coo(*edges).to(device)) is expected
+    assert network.is_symmetric(Graph.from_coo(*edges).to(device)) is expected
 
 
 def test_reuse(device):
@@ -208,30 +208,78 @@ def test_pairs_do_not_swap_for_ever(device):
     assert label.max() == 9_999
 
 
-def dense_of(network):
-    n = network.num_nodes
-    at = torch.repeat_interleave(torch.arange(n), network.indptr.diff().cpu()), network.cols.long().cpu()
-    weights = torch.ones_like(at[0]) if network.weights is None else network.weights.long().cpu()
+def dense_of(made):
+    n = made.num_nodes
+    at = torch.repeat_interleave(torch.arange(n), made.indptr.diff().cpu()), made.cols.long().cpu()
+    weights = torch.ones_like(at[0]) if made.weights is None else made.weights.long().cpu()
     return torch.zeros(n, n, dtype=torch.int64).index_put_(at, weights, accumulate=True)
 
 
 def test_levels_hold_the_sums_of_a_dense_product(monkeypatch, device):
     """In tiny chunks: rows longer than one, communities that end inside one."""
-    monkeypatch.setattr(louvain, "_CHUNK_EDGES", 50)
+    monkeypatch.setattr(network, "_CHUNK_EDGES", 50)
     graph = graphs.make("power_law").to(device)
-    network, place = louvain._network(graph)
+    made, place = network.network_of(graph)
     place = place.long().cpu()
     rows = torch.repeat_interleave(torch.arange(graph.num_rows), graph.indptr.diff().cpu())
     row, col, one = place[rows], place[graph.indices.long().cpu()], torch.ones_like(rows)
     expected = torch.zeros(graph.num_rows, graph.num_rows, dtype=torch.int64)
     expected.index_put_((row, col), one, accumulate=True).index_put_((col, row), one, accumulate=True)
     expected.fill_diagonal_(0)
-    assert torch.equal(dense_of(network), expected)
-    assert torch.equal(network.strength.cpu(), expected.sum(1))
+    assert torch.equal(dense_of(made), expected)
+    assert torch.equal(made.strength.cpu(), expected.sum(1))
     for groups in (40, 9, 1):
-        label = torch.randperm(network.num_nodes).remainder(groups).to(device)
-        network = louvain._merged(network, label, groups)
+        label = torch.randperm(made.num_nodes).remainder(groups).to(device)
+        made = network.merged(made, label, groups)
         member = torch.nn.functional.one_hot(label.cpu(), groups)
         expected = (member.T @ expected @ member).fill_diagonal_(0)
-        assert torch.equal(dense_of(network), expected)
-        assert int(network.strength.sum()) == network.total
+        assert torch.equal(dense_of(made), expected)
+        assert int(made.strength.sum()) == made.total
+
+
+# The steps as CUDA takes them, in place of those in C++.
+BY_CHUNKS = {"_nodes_of": "_chunks_of", "_move_nodes": "_move_chunk", "_merged_nodes": "_merged_chunks"}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_nodes_and_chunks_give_the_same_bits(case, threads, monkeypatch):
+    monkeypatch.setattr(network, "_CHUNK_EDGES", 1000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        graph = CASES[case]()
+        by_nodes, first = louvain.hierarchy(graph, 64), network.network_of(graph)[0]
+        for name, other in BY_CHUNKS.items():
+            monkeypatch.setattr(network, name, getattr(network, other))
+        by_chunks, again = louvain.hierarchy(graph, 64), network.network_of(graph)[0]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(first.strength, again.strength)
+    assert torch.equal(dense_of(first), dense_of(again))
+    assert torch.equal(by_nodes[1], by_chunks[1])
+    assert len(by_nodes[0]) == len(by_chunks[0])
+    for mine, other in zip(by_nodes[0], by_chunks[0], strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_merging_nodes_and_chunks(large):
+    """Weights beyond 32 bits, and labels of any kind."""
+    graph = planted(num_nodes=600)[0]
+    made = network.network_of(graph)[0]
+    weights = torch.randint(1, 1000, (made.cols.numel(),), dtype=torch.int64 if large else torch.int32)
+    made = network.Network(made.indptr, made.cols, weights * 2**32 if large else weights, made.strength, made.total)
+    if large:
+        made.total = 2.0**40
+    for count in (1, 2, 77, 600):
+        label = torch.randint(0, count, (600,))
+        label[:count] = torch.arange(count)
+        order, ends = label.argsort(stable=True), torch.bincount(label, minlength=count).cumsum(0)
+        ends = torch.cat([ends.new_zeros(1), ends])
+        edges = torch.cat([ends.new_zeros(1), made.indptr.diff()[order].cumsum(0)])[ends]
+        results = [f(made, label, order, ends, edges) for f in (network._merged_nodes, network._merged_chunks)]
+        for mine, other in zip(*results, strict=True):
+            assert mine.dtype == other.dtype
+            assert torch.equal(mine, other)
+        assert bool((results[0][2].long() > 2**32).any()) is (large and count > 1)

@@ -19,7 +19,7 @@ from gnnaccel.cli.output import console, number
 from gnnaccel.graph.advice import Advice, advise
 from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.gate import PAYS_EDGES, PAYS_FROM
-from gnnaccel.graph.louvain import inverse
+from gnnaccel.graph.network import inverse
 from gnnaccel.graph.properties import Properties, properties
 from gnnaccel.graph.reorder import reuse_of_windows
 from gnnaccel.graph.structure import Graph

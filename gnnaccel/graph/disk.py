@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gnnaccel.graph.louvain import mixed
+from gnnaccel.graph.network import mixed
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from gnnaccel import __version__
-from gnnaccel.graph import disk, louvain, tune
+from gnnaccel.graph import disk, network, tune
 from gnnaccel.graph.disk import Stale
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
@@ -40,7 +40,7 @@ def obtain(
     if torch.are_deterministic_algorithms_enabled():
         return [], "by rule (deterministic mode: what is measured may differ from run to run)"
     first, *others = parts
-    if louvain.is_symmetric(first):  # its transposed has the same rows
+    if network.is_symmetric(first):  # its transposed has the same rows
         tuned, source = _obtain(first, num_feats, folder, tiles, budget_ms)
         for part in others:
             for found in tuned:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import build
-from gnnaccel.graph.louvain import inverse
+from gnnaccel.graph.network import inverse
 from gnnaccel.graph.reorder import ORDERS, order_by
 from gnnaccel.graph.structure import Graph
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.graph.louvain import hierarchy, inverse, pairs
+from gnnaccel.graph.louvain import hierarchy
+from gnnaccel.graph.network import inverse, pairs
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
@@ -210,10 +211,13 @@ def _second_side(graph: Graph) -> int | None:
     n = graph.num_rows
     if n != graph.num_cols:
         return None
-    low, high = graph.indptr.new_full((), -1), graph.indptr.new_full((), n)
+    lowest, highest = -1, n
     for row, col in pairs(graph):
         loop = row == col
-        low = torch.maximum(low, torch.minimum(row, col).masked_fill_(loop, -1).max())
-        high = torch.minimum(high, torch.maximum(row, col).masked_fill_(loop, n).min())
-    lowest, highest = torch.stack([low, high]).tolist()
+        low = torch.minimum(row, col).masked_fill_(loop, -1).max()
+        high = torch.maximum(row, col).masked_fill_(loop, n).min()
+        low, high = torch.stack([low, high]).tolist()
+        lowest, highest = max(lowest, low), min(highest, high)
+        if lowest >= highest:  # as in most graphs, found in the first chunk
+            return None
     return highest if 0 <= lowest < highest < n else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import disk, louvain, orders, reorder, rules, worklist
+from gnnaccel.graph import disk, network, orders, reorder, rules, worklist
 from gnnaccel.graph.worklist import Kernel, Ordered, Plan, WorkList
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Work:
                 orders.save(graph, method, self.order if self.order_name else None, folder)
         elif method and self._method != method:
             before = self.order_name is not None
-            same = like is not None and graph.num_rows == graph.num_cols and louvain.is_symmetric(graph)
+            same = like is not None and graph.num_rows == graph.num_cols and network.is_symmetric(graph)
             with torch.inference_mode(False), torch.no_grad():
                 order = like.work.order if like is not None and same and like.reordered else None
                 order = self._sought(graph, method, folder) if order is None else order
