@@ -61,9 +61,10 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
 
     Notes
     -----
-    Deterministic. Each level sorts its edges up to five times, in chunks with one synchronisation each; the first level
-    is most of the cost. Some 30 bytes per edge beside the graph, and twice that unless it is symmetric, which
-    also needs the transposed. Graphs that no order can help return at once.
+    Deterministic. Each level reads its edges up to six times (on CUDA it sorts them, in chunks with one synchronisation
+    each); the first level is most of the cost. Memory beside the graph: on the CPU some 8 bytes per edge, on CUDA 30; as
+    much again unless the graph is symmetric, which also needs the transposed. Graphs that no order can help return at
+    once. Times: benchmarks/communities.py.
 
     Example
     -------
