@@ -1,6 +1,6 @@
 // Communities on the CPU: the steps of parallel Louvain that read every edge, node by node. Same bits as those of CUDA,
-// in torch, beside which they are called (gnnaccel/graph/network.py); hence compiled without contraction of products into
-// sums.
+// in torch, beside which they are called (gnnaccel/graph/network.py); hence compiled without contraction of products
+// into sums.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -98,9 +98,9 @@ void count_neighbours(const Csr& graph, int64_t first_row, int64_t first_col, co
   const CsrOf<I> g(graph);
   for_row_ranges(g, useful_threads(g.nnz, threads), [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r)
-      degree[place[first_row + r]] += g.indptr[r + 1] - g.indptr[r] -
-                                      std::count(g.indices + g.indptr[r], g.indices + g.indptr[r + 1],
-                                                 static_cast<I>(first_row + r - first_col));
+      degree[place[first_row + r]] +=
+          g.indptr[r + 1] - g.indptr[r] -
+          std::count(g.indices + g.indptr[r], g.indices + g.indptr[r + 1], static_cast<I>(first_row + r - first_col));
   });
 }
 
@@ -133,11 +133,12 @@ struct NetworkOf {
         weights(static_cast<const W*>(g.weights)),
         num_nodes(g.num_nodes) {}
 
-  // add(community, weight) for edges [begin, end), by their neighbours' labels.
+  // add(community, weight) for edges [begin, end), by their neighbours' labels; those up to `limit` are asked for
+  // ahead.
   template <class Add>
-  void for_edges(int64_t begin, int64_t end, const I* label, const Add& add) const {
+  void for_edges(int64_t begin, int64_t end, int64_t limit, const I* label, const Add& add) const {
     for (int64_t e = begin; e < end; ++e) {
-      if (e + kAhead < end) __builtin_prefetch(label + cols[e + kAhead]);
+      if (e + kAhead < limit) __builtin_prefetch(label + cols[e + kAhead]);
       add(label[cols[e]], weights ? weights[e] : 1);
     }
   }
@@ -169,8 +170,8 @@ int64_t packed(double value, int64_t label) {
 }
 
 template <class I, class W>
-void moves(const Network& network, I* label, int64_t* volume, int64_t first, int64_t last, double scale,
-           Moves allowed, int threads) {
+void moves(const Network& network, I* label, int64_t* volume, int64_t first, int64_t last, double scale, Moves allowed,
+           int threads) {
   const NetworkOf<I, W> g(network);
   std::vector<I> chosen(static_cast<size_t>(last - first));
   for_ranges(g.indptr, first, last, threads, [&](int64_t begin, int64_t end) {
@@ -180,7 +181,7 @@ void moves(const Network& network, I* label, int64_t* volume, int64_t first, int
       const auto k = static_cast<double>(strength);
       int64_t best = packed(-scale * (k * static_cast<double>(volume[own] - strength)), own);
       sums.reserve(std::min(g.indptr[v + 1] - g.indptr[v], g.num_nodes));
-      g.for_edges(g.indptr[v], g.indptr[v + 1], label, [&](int64_t community, int64_t weight) {
+      g.for_edges(g.indptr[v], g.indptr[v + 1], g.indptr[g.num_nodes], label, [&](int64_t community, int64_t weight) {
         if (sums.add(community, weight)) __builtin_prefetch(volume + community);
       });
       sums.drain([&](int64_t community, int64_t sum) {
@@ -217,7 +218,7 @@ void sum_members(const Network& network, const Members& members, int threads, co
         const int64_t left = members.bounds[c + 1] - i;  // members lie anywhere: their edges are asked for ahead
         if (left > 8) __builtin_prefetch(g.indptr + members.nodes[i + 8]);
         if (left > 4) prefetch<256>(g.cols + g.indptr[members.nodes[i + 4]]);
-        g.for_edges(g.indptr[v], g.indptr[v + 1], label, [&](int64_t community, int64_t weight) {
+        g.for_edges(g.indptr[v], g.indptr[v + 1], g.indptr[v + 1], label, [&](int64_t community, int64_t weight) {
           if (community != c) sums.add(community, weight);
         });
       }
