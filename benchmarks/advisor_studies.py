@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -81,7 +81,7 @@ def blocks(given: Graph) -> Iterator[tuple]:
         )
 
 
-def step_ms(graph: Graph, name: str, hidden: int) -> float:
+def training_step(graph: Graph, name: str, hidden: int) -> Callable[[], None]:
     make, layers = MODELS[name]
     torch.manual_seed(0)
     model = make(96, hidden, 22, num_layers=layers).to(graph.device)
@@ -91,7 +91,11 @@ def step_ms(graph: Graph, name: str, hidden: int) -> float:
         model.zero_grad(set_to_none=True)
         model(graph, x).sum().backward()
 
-    return time_ms(step, 60)[0]
+    return step
+
+
+def step_ms(graph: Graph, name: str, hidden: int) -> float:
+    return time_ms(training_step(graph, name, hidden), 60)[0]
 
 
 def renumbering(given: Graph) -> Iterator[tuple]:

@@ -89,8 +89,9 @@ def main() -> None:
     print(*head, sep="\n")
     cells = []
     for name in options.graphs:
-        made = graphs.generate(name, device=options.device)
+        made = graphs.generate(name, device="cuda" if torch.cuda.is_available() else "cpu")
         graph = Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
+        graph = graph.to(options.device)
         del made
         rows = []
         for threads in options.threads:
