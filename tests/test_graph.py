@@ -14,6 +14,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from oracle import rand
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gnnaccel import _library, ops
 from gnnaccel.graph.structure import Graph
@@ -164,6 +165,34 @@ def test_graph_made_under_inference_mode_can_train():
         x = torch.ones(each.num_cols, 3, requires_grad=True)
         ops.spmm(each, x, torch.ones(each.nnz, requires_grad=True)).sum().backward()
         assert x.grad.shape == x.shape
+
+
+def under_grad(use):
+    """A transform of torch.func wraps what is made inside it."""
+    torch.func.grad(lambda t: [use(), t.sum()][1])(torch.ones(2))
+
+
+def under_fake_tensors(use):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        use()
+
+
+@pytest.mark.parametrize("mode", [under_grad, under_fake_tensors])
+@pytest.mark.parametrize("given_ids", [True, False])
+def test_what_a_mode_made_does_not_outlive_it(mode, given_ids):
+    graph = Graph.from_csr([0, 2, 3], [1, 0, 1], [2, 0, 1] if given_ids else None)
+    mode(lambda: (graph.transposed, graph.incidence))
+    assert edges(graph.transposed) == [pair[::-1] for pair in edges(graph)]
+    x, w = rand(2, 3).requires_grad_(), rand(3, 3).requires_grad_()
+    (ops.spmm(graph, x) + ops.spmm(graph, None, w, "copy_rhs")).sum().backward()
+    assert torch.equal(x.grad, torch.tensor([[1.0], [2.0]]).expand(2, 3).to(x.dtype)) and torch.all(w.grad == 1)
+
+
+def test_a_graph_made_inside_a_transform_serves_outside():
+    made = []
+    under_grad(lambda: made.append(Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1]))))
+    assert edges(made[0]) == [[0, 1], [1, 0], [1, 1]]
+    assert torch.equal(ops.spmm(made[0], torch.ones(2, 1)), torch.tensor([[1.0], [2.0]]))
 
 
 def test_results_do_not_depend_on_threads():

@@ -19,8 +19,13 @@ from gnnaccel.graph.work import Work
 
 
 def _lasting(tensor: Tensor) -> Tensor:
-    """`tensor`, or a copy of it that autograd accepts if it was made under torch.inference_mode."""
-    if torch.compiler.is_compiling() or not tensor.is_inference():
+    """`tensor` for use outside the modes it was made in: out of the wrappers of torch.func's transforms, which die with
+    these and have nothing to say of integers, and a copy that autograd accepts if made under torch.inference_mode."""
+    if torch.compiler.is_compiling():
+        return tensor
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
         return tensor.clone()
@@ -213,9 +218,7 @@ class Graph:
             return self._keep_transposed(Graph(indptr, indices, edge_ids, self.num_rows))
         indptr, indices, edge_ids = build.transpose(self.indptr, self.indices, self.edge_ids, self.num_cols)
         other = Graph(indptr, indices, edge_ids, self.num_rows)
-        if self.indptr.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
-            return other  # its arrays hold nothing before the captured graph is replayed
-        return self._keep_transposed(other)
+        return other if self._hollow() else self._keep_transposed(other)
 
     def _keep_transposed(self, other: Graph) -> Graph:
         """Keep `other`, which holds the same edges reversed, as the transposed graph; returns it."""
@@ -253,7 +256,10 @@ class Graph:
                 edge_ids = self.edge_ids
                 if edge_ids is None:
                     edge_ids = torch.arange(self.nnz, dtype=self.indptr.dtype, device=self.device)
-                self._incidence = Graph(self.indptr, edge_ids, edge_ids, self.nnz)
+                found = Graph(self.indptr, edge_ids, edge_ids, self.nnz)
+            if self._hollow():
+                return found
+            self._incidence = found
         return self._incidence
 
     def gcn_scale(self, dtype: torch.dtype) -> Tensor:
@@ -279,10 +285,17 @@ class Graph:
 
     def transient(self) -> bool:
         """True where what is made now must not be kept: while torch.compile or a transform traces, as it would be the
-        tracer's, and while a CUDA graph is captured, as it holds nothing before that is replayed."""
+        tracer's, and where it holds nothing."""
         if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
             return True
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        return torch._C._functorch.peek_interpreter_stack() is not None or self._hollow()
+
+    def _hollow(self) -> bool:
+        """True where tensors that are made now hold nothing: under torch's FakeTensorMode, and, before that is
+        replayed, while a CUDA graph is captured. torch.compile makes them itself when its code runs."""
+        if torch.compiler.is_compiling():
+            return False
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return True
         return self.indptr.is_cuda and torch.cuda.is_current_stream_capturing()
 
