@@ -128,30 +128,38 @@ AXES = {
 }
 
 
-def plot(table: str, out: Path) -> None:
-    """A chart of each study of a table."""
+def read_table(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def chart(lines: dict[str, list[tuple[str, float]]], xlabel: str, ylabel: str, path: Path) -> None:
+    """One line for each label, by its points; from 0 up."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "studies", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
-    with open(table, newline="") as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for label, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def plot(table: str, out: Path) -> None:
+    """A chart of each study of a table."""
     lines: dict = defaultdict(lambda: defaultdict(list))
-    for row in rows:
+    for row in read_table(table):
         label = row["graph"] if row["model"] == "sum" else f"{row['graph']}, {row['model']}"
         lines[row["study"]][label].append((row["value"], float(row["relative"])))
-    out.mkdir(parents=True, exist_ok=True)
     for study, of in lines.items():
-        figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
-        for label, points in of.items():
-            axes.plot(*zip(*points, strict=True), marker="o", label=label)
-        axes.set(xlabel=AXES[study], ylabel="time, relative to the first")
-        axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
-        figure.savefig(out / f"{study}.svg", metadata={"Date": None})
-        plt.close(figure)
+        chart(of, AXES[study], "time, relative to the first", out / f"{study}.svg")
 
 
 def main() -> None:

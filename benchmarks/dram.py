@@ -1,6 +1,7 @@
 """Bytes that training steps move to and from the GPU, rows as given and in communities (GNNAdvisor, Figure 12b).
 
     python benchmarks/dram.py --csv out.csv      # needs ncu (Nsight Compute) and leave to read the counters
+    python benchmarks/dram.py --plot out.csv --out docs/figures/dram.svg      # a chart of the sums, without a GPU
 
 One step each of the models of `advisor_studies.py renumbering`, kernel by kernel under ncu, which restores the memory
 that a kernel changed but leaves the caches as the kernel before left them; clocks stay free.
@@ -17,6 +18,7 @@ import csv
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,13 +80,26 @@ def counted(names: list[str]) -> list[list[dict[str, str]]]:
     return steps
 
 
+def plot(table: str, out: Path) -> None:
+    lines = defaultdict(list)
+    for row in advisor_studies.read_table(table):
+        if row["kernels"] == "sums":
+            lines[f"{row['graph']}, {row['model']}"].append((row["order"], float(row["relative"])))
+    advisor_studies.chart(lines, "order of the rows", "bytes, relative to rows as given", out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=advisor_studies.GRAPHS)
     parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--commit")
     parser.add_argument("--csv")
+    parser.add_argument("--plot", metavar="CSV", help="draw this table instead")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures/dram.svg"))
     options = parser.parse_args()
+    if options.plot:
+        plot(options.plot, options.out)
+        return
     if options.profiled:
         profiled(options.graphs)
         return
