@@ -6,7 +6,7 @@
 One step each of the models of `advisor_studies.py renumbering`, kernel by kernel under ncu, which restores the memory
 that a kernel changed but leaves the caches as the kernel before left them; clocks stay free.
 
-- kernels: "sums" are those of gnnaccel, all others are torch's linear maps and what is around them.
+- kernels: "all" of the step, torch's linear maps included, or "sums": gnnaccel's.
 - read_mb, written_mb: dram__bytes_read.sum and dram__bytes_write.sum, in 10^6 bytes; relative: of both together, to
   rows as given.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,8 @@ def main() -> None:
     if options.profiled:
         profiled(options.graphs)
         return
+    if shutil.which("ncu") is None:
+        parser.error("needs ncu (Nsight Compute) in PATH")
     head = provenance(options.commit)
     print(*head, sep="\n")
     steps = counted(options.graphs)

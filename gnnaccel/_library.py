@@ -75,8 +75,16 @@ _warn_of_missing_cuda()
 
 
 def pointer(tensor: Tensor | None) -> int:
-    """Address of a contiguous tensor's data; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()
+    """Address of a contiguous tensor's data; 0 for None.
+
+    Raises RuntimeError for a tensor without memory: one on the meta device, or of FakeTensorMode or a transform.
+    """
+    if tensor is None:
+        return 0
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise RuntimeError(f"expected a tensor with memory, got a {type(tensor).__name__} of {tuple(tensor.shape)}")
+    return address
 
 
 def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int) -> tuple:

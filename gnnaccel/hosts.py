@@ -159,6 +159,8 @@ def prepare(
     TypeError, ValueError
         As `as_graph`; ValueError for "measure" on the CPU, for keep with nothing to keep, and for
         another method or tune.
+    RuntimeError
+        Inside a transform of torch.func, under FakeTensorMode and torch.export.
     OSError
         If orders or plans cannot be written.
 
@@ -217,6 +219,8 @@ def renumber(
     ValueError
         For a bipartite graph, a method that there is not, or what a Data holds of which it cannot be told whether it is
         of nodes.
+    RuntimeError
+        As `prepare`.
 
     Notes
     -----

@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gnnaccel.graph.cache import TensorCache, derived, invalidate
 
@@ -88,6 +89,13 @@ def test_inference_tensors_are_not_kept(cache):
     cache.put((a,), "x", 1)
     assert cache.get((a,), "x") is None
     assert len(cache) == 0
+
+
+def test_what_fake_tensors_gave_is_not_kept(cache):
+    a = torch.arange(4)
+    with FakeTensorMode():
+        cache.put((a,), "x", 1)
+    assert cache.get((a,), "x") is None
 
 
 def test_invalidate(cache):

@@ -16,7 +16,9 @@ import torch
 from oracle import rand
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import gnnaccel
 from gnnaccel import _library, ops
+from gnnaccel.graph.advice import advise
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import reference
 
@@ -172,12 +174,32 @@ def under_grad(use):
     torch.func.grad(lambda t: [use(), t.sum()][1])(torch.ones(2))
 
 
+def under_jvp(use):
+    torch.func.jvp(lambda t: [use(), t.sum()][1], (torch.ones(2),), (torch.ones(2),))
+
+
+def inferring_under_grad(use):
+    under_grad(torch.inference_mode()(use))
+
+
 def under_fake_tensors(use):
     with FakeTensorMode(allow_non_fake_inputs=True):
         use()
 
 
-@pytest.mark.parametrize("mode", [under_grad, under_fake_tensors])
+def under_export(use):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            use()
+            return x + 1
+
+    torch.export.export(Module(), (torch.ones(2),), strict=False)
+
+
+MODES = [under_grad, under_jvp, inferring_under_grad, under_fake_tensors, under_export]
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("given_ids", [True, False])
 def test_what_a_mode_made_does_not_outlive_it(mode, given_ids):
     graph = Graph.from_csr([0, 2, 3], [1, 0, 1], [2, 0, 1] if given_ids else None)
@@ -188,11 +210,28 @@ def test_what_a_mode_made_does_not_outlive_it(mode, given_ids):
     assert torch.equal(x.grad, torch.tensor([[1.0], [2.0]]).expand(2, 3).to(x.dtype)) and torch.all(w.grad == 1)
 
 
-def test_a_graph_made_inside_a_transform_serves_outside():
+@pytest.mark.parametrize("mode", MODES[:3])
+def test_a_graph_made_inside_a_transform_serves_outside(mode):
     made = []
-    under_grad(lambda: made.append(Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1]))))
+    mode(lambda: made.append(Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1]))))
     assert edges(made[0]) == [[0, 1], [1, 0], [1, 1]]
     assert torch.equal(ops.spmm(made[0], torch.ones(2, 1)), torch.tensor([[1.0], [2.0]]))
+
+
+@pytest.mark.parametrize("mode", [under_grad, under_fake_tensors, under_export])
+@pytest.mark.parametrize("call", [gnnaccel.prepare, lambda g: gnnaccel.prepare(g, reorder="communities"),
+                                  gnnaccel.renumber, advise])  # fmt: skip
+def test_graphs_are_prepared_outside_such_modes(mode, call):
+    graph = Graph.from_csr([0, 2, 3], [1, 0, 1])
+    with pytest.raises(RuntimeError, match=r"call it outside torch\.func's transforms"):
+        mode(lambda: call(graph))
+    call(graph)
+
+
+def test_a_kernel_needs_memory():
+    with pytest.raises(RuntimeError, match=r"expected a tensor with memory, got a Tensor of \(3,\)"):
+        _library.pointer(torch.empty(3, device="meta"))
+    assert _library.pointer(torch.empty(0)) == 0
 
 
 def test_results_do_not_depend_on_threads():

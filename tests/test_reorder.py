@@ -241,26 +241,46 @@ def test_levels_hold_the_sums_of_a_dense_product(monkeypatch, device):
 BY_CHUNKS = {"_nodes_of": "_chunks_of", "_move_nodes": "_move_chunk", "_merged_nodes": "_merged_chunks"}
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+def assert_same_hierarchy(found, wanted):
+    assert torch.equal(found[1], wanted[1])
+    for mine, other in zip(found[0], wanted[0], strict=True):
+        assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_nodes_and_chunks_give_the_same_bits(case, threads, monkeypatch):
+def test_nodes_and_chunks_give_the_same_bits(case, monkeypatch):
     monkeypatch.setattr(network, "_CHUNK_EDGES", 1000)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        graph = CASES[case]()
-        by_nodes, first = louvain.hierarchy(graph, 64), network.network_of(graph)[0]
-        for name, other in BY_CHUNKS.items():
-            monkeypatch.setattr(network, name, getattr(network, other))
-        by_chunks, again = louvain.hierarchy(graph, 64), network.network_of(graph)[0]
-    finally:
-        torch.set_num_threads(before)
+    graph = CASES[case]()
+    by_nodes, first = louvain.hierarchy(graph, 64), network.network_of(graph)[0]
+    for name, other in BY_CHUNKS.items():
+        monkeypatch.setattr(network, name, getattr(network, other))
+    again = network.network_of(graph)[0]
     assert torch.equal(first.strength, again.strength)
     assert torch.equal(dense_of(first), dense_of(again))
-    assert torch.equal(by_nodes[1], by_chunks[1])
-    assert len(by_nodes[0]) == len(by_chunks[0])
-    for mine, other in zip(by_nodes[0], by_chunks[0], strict=True):
-        assert torch.equal(mine, other)
+    assert_same_hierarchy(by_nodes, louvain.hierarchy(graph, 64))
+
+
+@pytest.mark.parametrize("kind", ["directed", "rectangular"])
+def test_threads_give_the_same_bits(kind, monkeypatch):
+    """Of a graph with work for several in each step."""
+    graph = planted(num_nodes=40_000, degree=12, **{kind: True})[0]
+    found = []
+    for threads in (1, 3, 4):
+        torch.set_num_threads(threads)
+        found.append(louvain.hierarchy(graph, 64))
+    for name, other in BY_CHUNKS.items():
+        monkeypatch.setattr(network, name, getattr(network, other))
+    wanted = louvain.hierarchy(graph, 64)
+    for each in found:
+        assert_same_hierarchy(each, wanted)
+
+
+@pytest.mark.parametrize("case", ["planted", "rectangular"])
+def test_another_default_device(case):
+    graph = CASES[case]()
+    want = reorder.row_order(graph, least_gain=None)
+    with torch.device("meta"):
+        assert torch.equal(reorder.row_order(graph, least_gain=None), want)
 
 
 @pytest.mark.parametrize("large", [False, True])

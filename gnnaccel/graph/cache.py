@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.graph import modes
+
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
@@ -75,7 +77,10 @@ class TensorCache:
         return entry.value
 
     def put(self, owners: tuple[Tensor, ...], key: Hashable, value: Any) -> None:
-        """Store `value`, which was derived from `owners`; not stored where a later change could not be noticed."""
+        """Store `value`, which was derived from `owners`; not stored where a later change could not be noticed, nor
+        where it holds nothing."""
+        if modes.faking():
+            return
         stamps = tuple(stamp(owner) for owner in owners)
         if None in stamps:
             return

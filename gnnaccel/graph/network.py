@@ -270,13 +270,13 @@ def _merged_nodes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """indptr, cols and weights of the merged network, community by community, in C++."""
     count = ends.numel() - 1
-    degree = torch.empty(count, dtype=torch.int64)
+    degree = torch.empty_like(ends[1:])
     narrow = label.to(network.label_type)
     members = (*map(lib.pointer, (narrow, order, ends, edges)), count)
     lib.launch("community_degrees", label.device, network.description(), members, lib.pointer(degree))
     indptr = _from_zero(degree)
     cols = network.cols.new_empty(int(indptr[-1]))
-    weights = torch.empty(cols.numel(), dtype=network.weight_type)
+    weights = cols.new_empty(cols.numel(), dtype=network.weight_type)
     out = map(lib.pointer, (indptr, cols, weights))
     lib.launch("community_edges", label.device, network.description(), members, *out)
     return indptr, cols, weights

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.graph import disk, plans, tune
+from gnnaccel.graph import disk, modes, plans, tune
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
@@ -62,6 +62,7 @@ def prepare(
     keep: bool | str | os.PathLike = False,
 ) -> Prepared:
     """Run the stages that the first steps of training would run; see `gnnaccel.prepare`, whose `tune` is `mode`."""
+    modes.refuse("prepare")
     _check(method, mode, num_feats, reorder, keep)
     start = time.perf_counter()
     graph = build()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import build
+from gnnaccel.graph import build, modes
 from gnnaccel.graph.network import inverse
 from gnnaccel.graph.reorder import ORDERS, order_by
 from gnnaccel.graph.structure import Graph
@@ -75,6 +75,7 @@ def _rows(x: Tensor, at: Tensor, what: str) -> Tensor:
 
 def renumber(graph: Graph, method: str) -> tuple[Graph, Renumbering]:
     """A square graph with new numbers, whose edges have their ids by rows; `method` as of `reorder.order_by`."""
+    modes.refuse("renumber")
     if method not in ORDERS:
         raise ValueError(f"renumber: method: expected one of {', '.join(ORDERS)}, got {method!r}")
     if graph.num_rows != graph.num_cols:

@@ -61,10 +61,10 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
 
     Notes
     -----
-    Deterministic. Each level reads its edges up to six times (on CUDA it sorts them, in chunks with one
-    synchronisation each); the first level is most of the cost. Memory beside the graph: on the CPU some 8 bytes per
-    edge, on CUDA 30; as much again unless the graph is symmetric, which also needs the transposed. Graphs that no
-    order can help return at once. Times: benchmarks/communities.py.
+    Deterministic. Each level reads its edges seven times (on CUDA it sorts them, in chunks that synchronise); the
+    first level is most of the cost. Memory beside the graph: on the CPU 4 to 16 bytes per edge and some 300 per node,
+    on CUDA 30 per edge; twice as much and more unless the graph is symmetric, which also needs the transposed. Graphs
+    that no order can help return at once. Times and memory: benchmarks/communities.py.
 
     Example
     -------

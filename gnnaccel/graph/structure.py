@@ -14,21 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gnnaccel.graph import build, gate, load, translate, worklist
+from gnnaccel.graph import build, gate, load, modes, translate, worklist
 from gnnaccel.graph.work import Work
-
-
-def _lasting(tensor: Tensor) -> Tensor:
-    """`tensor` for use outside the modes it was made in: out of the wrappers of torch.func's transforms, which die with
-    these and have nothing to say of integers, and a copy that autograd accepts if made under torch.inference_mode."""
-    if torch.compiler.is_compiling():
-        return tensor
-    while torch._C._functorch.is_gradtrackingtensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
 
 
 def _scipy_arrays(matrix, rows: int) -> tuple:
@@ -67,9 +54,9 @@ class Graph:
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
         # A graph outlives the mode it was made in, and autograd refuses to save inference tensors.
-        self.indptr = _lasting(indptr)
-        self.indices = _lasting(indices)
-        self.edge_ids = None if edge_ids is None else _lasting(edge_ids)
+        self.indptr = modes.lasting(indptr)
+        self.indices = modes.lasting(indices)
+        self.edge_ids = None if edge_ids is None else modes.lasting(edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
         self._forget_work()
@@ -288,16 +275,14 @@ class Graph:
         tracer's, and where it holds nothing."""
         if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
             return True
-        return torch._C._functorch.peek_interpreter_stack() is not None or self._hollow()
+        return modes.transforming() or self._hollow()
 
     def _hollow(self) -> bool:
-        """True where tensors that are made now hold nothing: under torch's FakeTensorMode, and, before that is
-        replayed, while a CUDA graph is captured. torch.compile makes them itself when its code runs."""
-        if torch.compiler.is_compiling():
-            return False
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        """True where tensors that are made now hold nothing: fake ones, and those of a CUDA graph that is captured,
+        before that is replayed. torch.compile makes them itself when its code runs."""
+        if modes.faking():
             return True
-        return self.indptr.is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.indptr.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
     def with_self_loops(self) -> Graph:
         """This graph with an edge from each node to itself, once: loops that it has are kept and not doubled.

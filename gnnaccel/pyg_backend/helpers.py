@@ -21,6 +21,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
 from gnnaccel import ops
+from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.pyg_backend import blocks, lazy_rules  # noqa: F401 (fills lazy.RULES)
 from gnnaccel.pyg_backend.call import current
@@ -63,7 +64,7 @@ def memoised(original: Callable) -> Callable:
 
 
 def _can_remember(edges, values, rest) -> bool:
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+    if modes.transforming() or torch._C._get_tracing_state() is not None:
         return False  # a trace would hold what is remembered as a constant
     if not isinstance(edges, Tensor) or (edges.is_floating_point() and edges.requires_grad):
         return False

@@ -16,6 +16,7 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report
+from gnnaccel.graph import modes
 from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.call import Call
@@ -50,7 +51,7 @@ def obstacle(conv) -> str | None:
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
     if torch.jit.is_tracing():
         return "torch.jit.trace"
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if modes.transforming() or forward_ad._current_level >= 0:
         return "a torch.func transform or forward-mode differentiation"
     return None
 

@@ -1,0 +1,45 @@
+"""Modes of torch in which tensors are not what they seem: what is kept from them, and what is refused in them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def transforming() -> bool:
+    """True inside a transform of torch.func, which wraps the tensors that are made in it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def faking() -> bool:
+    """True under torch's FakeTensorMode, as torch.export has it: tensors that are made now hold nothing.
+
+    Not while torch.compile reads the code, which makes the tensors when what it compiled runs.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def lasting(tensor: Tensor) -> Tensor:
+    """`tensor` for use outside the modes it was made in: out of the wrappers of torch.func's derivatives, which die
+    with these and have nothing to say of integers, and a copy that autograd accepts if made under inference mode."""
+    if torch.compiler.is_compiling():
+        return tensor
+    tensor = _unwrapped(tensor)
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return _unwrapped(tensor.clone())
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def refuse(who: str) -> None:
+    """Raise RuntimeError in a mode in which a graph cannot be read."""
+    if not torch.compiler.is_dynamo_compiling() and (transforming() or faking()):
+        raise RuntimeError(f"{who}: call it outside torch.func's transforms, FakeTensorMode and torch.export")
