@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     _hide_launcher()
     sys.argv[:] = program
     if options.module is not None:
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = os.getcwd()  # as python -m has it; the command's own folder is there else
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
         _run_script(program[0])

@@ -116,6 +116,7 @@ def prepare(
     tune: str = "model",
     num_feats: Sequence[int] = _prepare.WIDTHS,
     keep: bool | str | os.PathLike = False,
+    num_nodes: int | None = None,
 ) -> _prepare.Prepared:
     """Do ahead of time what the first steps of training would do: build the structure, its transpose, its work lists.
 
@@ -145,8 +146,11 @@ def prepare(
         one's stays.
     keep : bool or path
         Keep the order that `reorder` found, and the plans of "measure", on disk, in this folder or (True) the user's
-        cache, and take them from there if they are of this graph and version of gnnaccel, plans also of this order and
+        cache (gnnaccel/plans in it: on Linux ~/.cache/gnnaccel/plans), and take them from there if they are of this graph and version of gnnaccel, plans also of this order and
         GPU; else they are made again, and the step says why.
+
+    num_nodes : int, optional
+        As `as_graph` has it: for an edge_index whose last nodes have no edges.
 
     Returns
     -------
@@ -170,7 +174,8 @@ def prepare(
     whose sums may differ from those before it in the last bits. Not in deterministic mode, under torch.compile or
     while a CUDA graph is captured: there (but for torch.compile) the lists that are there are used. Kept with a DGL
     graph, a `Graph` and, once PyG is imported, its tensors, for as long as they live. The Graph made
-    of other objects lives in the result alone.
+    of other objects lives in the result alone. PyG's layers that add self-loops (GCNConv, GATConv) make a graph of
+    their own at their first call; it has what was prepared before that of the one it is made of.
 
     Examples
     --------
@@ -180,7 +185,7 @@ def prepare(
     ('structure', 'transposed')
     """
     return _prepare.prepare(
-        lambda: as_graph(graph_or_data),
+        lambda: as_graph(graph_or_data, num_nodes),
         transposed=transposed,
         reorder=reorder,
         method=method,
@@ -200,7 +205,8 @@ def renumber(
     graph_or_data : Graph, DGLGraph, PyG Data, or edge_index [2, E]
         Homogeneous. What PyG takes for data of nodes (features, labels, masks) goes along, and integers to which it
         adds the number of nodes in a batch ("index" in the name, face, what `__inc__` says). Edges are brought into the
-        order of the new destinations, and their data with them.
+        order of the new destinations, and their data with them. Single numbers and integers of each node (labels) keep
+        their values.
     method : {"communities", "rcm", "degree"}
         As `prepare` has them. The first two only if they gain a tenth of the reads; else the numbers stay.
     num_nodes : int, optional
@@ -242,7 +248,7 @@ def renumber(
     is_edges = isinstance(graph_or_data, Tensor) and graph_or_data.layout is torch.strided
     if num_nodes is not None and not is_edges:
         raise ValueError("renumber: num_nodes: applies to an edge_index only")
-    if _from_package(graph_or_data, "torch_geometric") and not isinstance(graph_or_data, Tensor):
+    if _from_package(graph_or_data, "torch_geometric") and num_nodes is None:
         from gnnaccel.pyg_backend import renumber as of_pyg
 
         return of_pyg.renumber(graph_or_data, method)

@@ -8,6 +8,7 @@ import sys
 from importlib import util
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import ROOT, TORCH, command
 
@@ -65,6 +66,17 @@ def test_run_passes_arguments_and_exit_code_through(before, after, flag, tmp_pat
     done = command("run", *before, name, *after, cwd=tmp_path)
     assert done.stdout == f"{after} {flag} __main__\n", done.stderr
     assert done.returncode == int(after[0])
+
+
+def test_run_finds_modules_of_the_folder_it_is_called_in(tmp_path):
+    """The installed command has its own folder in sys.path, where python -m has the current one."""
+    (tmp_path / "script.py").write_text("import sys; print(sys.path[0])")
+    call = (
+        "import sys; sys.path[0] = '/nowhere'; from gnnaccel.cli import main; sys.exit(main(['run', '-m', 'script']))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == f"{tmp_path}\n", done.stderr
 
 
 def test_run_writes_the_profile_where_asked(tmp_path):
@@ -219,6 +231,20 @@ def test_inspect_prints_and_draws(capsys, tmp_path):
     advice = found["advice"]
     assert [a["num_feats"] for a in advice["advised"]] == [16, 64, 256] and all(a["reason"] for a in advice["advised"])
     assert 0 < advice["reuse"] < advice["reuse_in_communities"] < 1 and 0.7 < advice["communities"]["modularity"] < 0.9
+
+
+@pytest.mark.parametrize("edges", [[[], []], [[0, 1, 2], [1, 2, 0]]])
+def test_inspect_draws_small_graphs(edges, tmp_path):
+    np.savez(tmp_path / "own.npz", edge_index=np.array(edges, dtype=np.int64).reshape(2, -1))
+    assert main(["inspect", str(tmp_path / "own.npz"), "--png", str(tmp_path / "own.png")]) == 0
+    assert (tmp_path / "own.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("png", ["", "own", "own.jpg", "nowhere/own.png"])
+def test_inspect_looks_at_where_to_draw_first(png, capsys, tmp_path):
+    assert main(["inspect", "cora", "--png", str(tmp_path / png)]) == 1
+    said = capsys.readouterr()
+    assert "a name that ends in .png" in said.err and not said.out and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["nowhere.npz", "nowhere.mtx", "nowhere"])

@@ -161,6 +161,9 @@ def test_no_folder_to_write_to(tmp_path):
         (dict(num_feats=()), "num_feats: expected numbers"),
         (dict(num_feats=(16, 0)), "num_feats: expected numbers"),
         (dict(num_feats=("16",)), "num_feats: expected numbers"),
+        (dict(num_feats=16), "num_feats: expected numbers"),
+        (dict(keep=""), "keep: expected True, False or a folder, got ''"),
+        (dict(keep=None), "keep: expected True, False or a folder, got None"),
     ],
 )
 def test_prepare_refuses(options, message):

@@ -12,8 +12,10 @@ from torch_geometric import EdgeIndex, nn, utils
 from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
+import gnnaccel
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
+from gnnaccel.graph.structure import Graph
 
 
 def sparse(layout):
@@ -60,6 +62,30 @@ def test_structure_is_derived_once_and_dies_with_the_edges():
         last(first(x, index), index).sum().backward()
     assert len(derived) == count
     del index
+    gc.collect()
+    assert len(derived) == 0
+
+
+@pytest.mark.parametrize("conv", [nn.GCNConv, nn.GATConv, nn.SAGEConv])
+def test_graphs_with_self_loops_are_prepared_as_the_edges_were(conv):
+    nodes = 600
+    index = torch.stack([torch.arange(nodes).repeat(6) // 6 * 37 % nodes, torch.arange(6 * nodes) * 37 % nodes])
+    index = torch.cat([index, index.flip(0)], 1)
+    plain = conv(D, 64)
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x = rand(nodes, D, grad=True)
+    derived.invalidate()
+    done = gnnaccel.prepare(index, reorder="degree", num_nodes=nodes)
+    done.graph.work.adopt_order(done.graph, {16: True})  # whatever proved faster here
+    got, want = layer(x, index), plain(x, index)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (got, want)))
+    graphs = [entry.value for entry in derived._entries.values() if isinstance(entry.value, Graph)]
+    assert len(graphs) == 1 + (conv is not nn.SAGEConv)
+    for graph in graphs:
+        assert graph.reordered and graph.transposed.reordered
+        assert graph.work.ordered is not None and graph.work.faster == {16: True}
+    del index, done
     gc.collect()
     assert len(derived) == 0
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dgl_compare import dgl
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GCNConv
 
@@ -104,6 +105,12 @@ def test_pyg_attributes_of_every_kind():
     assert data.get_all_edge_attrs()[0].is_sorted
 
 
+def test_pyg_edge_index_stays_one():
+    new, numbers = gnnaccel.renumber(EdgeIndex(EDGES, sparse_size=(N, N)))
+    assert type(new) is EdgeIndex and new.sparse_size() == (N, N)
+    assert torch.equal(new.as_tensor(), gnnaccel.renumber(EDGES, num_nodes=N)[0]) and numbers.pays
+
+
 def test_isolated_nodes():
     numbers = gnnaccel.renumber(EDGES, num_nodes=N + 5)[1]
     assert numbers.features(torch.rand(N + 5, 1)).shape == (N + 5, 1)
@@ -129,6 +136,8 @@ def test_no_order_pays():
             "train_idx holds integers",
         ),
         (lambda: Data(edge_index=EDGES, num_nodes=N, train_idx=np.arange(5)), ValueError, "train_idx holds int"),
+        (lambda: Data(edge_index=EDGES, num_nodes=N, train=[0, 1]), ValueError, "train has lists of integers"),
+        (lambda: Data(edge_index=EDGES, num_nodes=N, split={"a": (0,)}), ValueError, "split has lists of integers"),
         (lambda: Data(edge_index=EDGES, num_nodes=N, parts=[torch.arange(5)]), TypeError, "list with arrays"),
         (
             lambda: Data(edge_index=EDGES, num_nodes=N, my_index=torch.tensor([-1])),

@@ -170,3 +170,17 @@ def test_a_transposed_graph_with_rows_as_long_shares_the_lists():
             assert (own.items is other.items) is shared
             alone = worklist.build(graph.transposed, other.plan)
             assert torch.equal(other.items, alone.items)
+
+
+def test_a_graph_inherits_lists_for_its_own_rows():
+    parent, heir = graph_of(DEGREES["ordinary"]), graph_of([d + 1 for d in DEGREES["ordinary"]])
+    parent.work.order = torch.arange(parent.num_rows).flip(0)
+    parent.work.adopt(256, worklist.build(parent, Plan(cap=64, arrangement=Arrangement.CLUSTERS), parent.work.order))
+    heir.inherit(parent)
+    assert heir.work.lists.keys() == parent.work.lists.keys() == {worklist.lanes_of(256)}
+    made = heir.work.lists[worklist.lanes_of(256)]
+    assert made.plan == parent.work.lists[worklist.lanes_of(256)].plan
+    want = worklist.build(heir, made.plan, parent.work.order)
+    assert torch.equal(made.items, want.items)
+    walked = sorted(k for item in made.items.tolist() for k in nonzeros_of(item, made.steps))
+    assert walked == list(range(heir.nnz))

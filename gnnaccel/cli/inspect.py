@@ -27,6 +27,10 @@ from gnnaccel.graph.structure import Graph
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
     """Print the properties of the graph called `dataset`; exit code 1 if there is none, with the reason."""
+    if png is not None and (png.suffix != ".png" or not png.parent.is_dir()):
+        print(f"gnnaccel inspect: --png: expected a file in a folder that is there, with a name that ends in .png, got "
+              f"{str(png)!r}", file=sys.stderr)  # fmt: skip
+        return 1
     try:
         named = Path(dataset).suffix in ("", ".npz")  # else a file of another kind
         graph = Graph.load(data.find(dataset) if named else dataset)
@@ -99,7 +103,8 @@ def _draw(path: Path, graph: Graph, name: str, known: Properties, advice: Advice
     counts = torch.bincount(graph.indptr.diff().long())
     present = counts.nonzero().flatten()
     degrees.scatter(present + 1, counts[present], s=8)  # + 1: no edges, on a logarithmic axis
-    degrees.set(xscale="log", yscale="log", xlabel="in-edges + 1", ylabel="nodes", title="degrees")
+    scale = "log" if graph.num_rows else "linear"
+    degrees.set(xscale=scale, yscale=scale, xlabel="in-edges + 1", ylabel="nodes", title="degrees")
     rows, cols = rows_of(graph.indptr), graph.indices.long()
     _draw_edges(matrix, graph, rows, cols, "edges")
     place = inverse(advice.order)
@@ -126,7 +131,7 @@ def _draw_edges(axes: Any, graph: Graph, rows: Tensor, cols: Tensor, title: str)
 
     bins = min(256, max(graph.num_rows, 1))
     extent = [(0, max(n, 1)) for n in (graph.num_cols, graph.num_rows)]
-    axes.hist2d(cols.numpy(), rows.numpy(), bins=bins, range=extent, norm=LogNorm() if graph.nnz else None)
+    axes.hist2d(cols.numpy(), rows.numpy(), bins=bins, range=extent, norm=LogNorm(vmin=0.5) if graph.nnz else None)
     axes.set(xlabel="source", ylabel="destination", title=title)
     axes.invert_yaxis()
     axes.xaxis.get_major_locator().set_params(nbins=5, integer=True)

@@ -74,6 +74,10 @@ class Tiling:
         """Serve sums of rows of so many features by tiles from now on, or not."""
         self._measured[features] = faster
 
+    def inherit(self, other: Tiling) -> None:
+        """What is known of a graph with nearly the same edges holds here too; tiles are translated when needed."""
+        self._measured, self._reuse = dict(other._measured), other._reuse
+
     def forget_measured(self) -> None:
         """What was measured was beside work lists that are gone."""
         self._measured = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
 
 _LISTS = (".txt", ".tsv", ".csv", ".edges", ".el")
-_ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices"))  # what archives name their edges
+_ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices", "shape"))  # what archives name their edges
 
 
 def load(path: str | os.PathLike) -> Graph:
@@ -68,7 +69,10 @@ def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
     if nodes is None:
         nodes = 1 + max((int(end.max()) for end in ends if end.size), default=-1)
     sources, destinations = (end.astype(np.int64) for end in ends)
-    return Graph.from_coo(destinations, sources, num_rows=nodes, num_cols=nodes)
+    try:
+        return Graph.from_coo(destinations, sources, num_rows=nodes, num_cols=nodes)
+    except RuntimeError as error:  # torch's words for no memory on the CPU
+        raise ValueError(f"no memory for {nodes:,} nodes, which the largest number or num_nodes asks for") from error
 
 
 def _matrix_market(path: Path) -> Graph:
@@ -78,12 +82,21 @@ def _matrix_market(path: Path) -> Graph:
         raise ImportError("Graph.load: Matrix Market files need SciPy; install scipy") from error
     from gnnaccel.graph.structure import Graph
 
-    return Graph.from_scipy(mmread(path).tocsr())
+    matrix = mmread(path)
+    if isinstance(matrix, np.ndarray):
+        raise ValueError("a dense matrix, expected one in coordinate format")
+    return Graph.from_scipy(matrix.tocsr())
 
 
 def _edge_list(path: Path) -> Graph:
     opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8") as file:
+    with opened(path, "rt", encoding="utf-8-sig") as file, warnings.catch_warnings():
+        warnings.filterwarnings("error", "loadtxt: input contained no data")
         lines = (line.replace(",", " ") for line in file)
-        pairs = np.loadtxt(lines, dtype=np.int64, comments=("#", "%"), usecols=(0, 1), ndmin=2)
+        try:
+            pairs = np.loadtxt(lines, dtype=np.int64, comments=("#", "%"), usecols=(0, 1), ndmin=2)
+        except UserWarning:
+            raise ValueError("no edges in it") from None
+        except ValueError as error:
+            raise ValueError(f"{error}; a line that is no edge begins with # or %") from error
     return _of_pairs(pairs[:, 0], pairs[:, 1], None)

@@ -113,6 +113,8 @@ def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str
         raise ValueError(f"prepare: reorder: expected True, False or one of {', '.join(ORDERS)}, got {reorder!r}")
     if reorder and mode == "off":
         raise ValueError("prepare: reorder: an order is of work lists, which tune='off' leaves out")
+    if keep is None or keep == "":
+        raise ValueError(f"prepare: keep: expected True, False or a folder, got {keep!r}")
     if keep is not False and mode != "measure" and not reorder:
         raise ValueError(
             f"prepare: keep: on disk are orders and measured plans, got neither reorder nor tune='measure' but {mode!r}"
@@ -121,5 +123,5 @@ def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str
         raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
     if mode not in tune.MODES:
         raise ValueError(f"prepare: tune: expected one of {', '.join(tune.MODES)}, got {mode!r}")
-    if not num_feats or not all(isinstance(n, int) and n > 0 for n in num_feats):
+    if not isinstance(num_feats, Sequence) or not num_feats or not all(isinstance(n, int) and n > 0 for n in num_feats):
         raise ValueError(f"prepare: num_feats: expected numbers of features, at least one, got {num_feats!r}")

@@ -331,6 +331,17 @@ class Graph:
         """
         self.work.prepare(self, reorder_rows, like, folder)
 
+    def inherit(self, other: Graph) -> None:
+        """Have this new graph prepared as `other` is: one of the same nodes and nearly the same edges.
+
+        Where lists, orders and plans of `other` were found for its edges, they serve these as well.
+        """
+        self.work.inherit(self, other.work)
+        self.tiling.inherit(other.tiling)
+        if other._transposed is not None:
+            self.transposed.work.inherit(self.transposed, other._transposed.work)
+            self.transposed.tiling.inherit(other._transposed.tiling)
+
     @property
     def reordered(self) -> bool:
         """True if `prepare` found an order of the rows that pays."""

@@ -102,6 +102,20 @@ class Work:
         if graph.indptr.is_cuda:
             self.build_all(graph, like)
 
+    def inherit(self, graph: Graph, other: Work) -> None:
+        """Be as `other` was prepared, or has earned it by use: that of a graph of the same nodes and nearly its
+        edges."""
+        self.order, self.order_name, self.faster = other.order, other.order_name, dict(other.faster)
+        self._method, self._order_sought = other._method, other._order_sought
+        try:
+            if any(self.faster.values()):
+                self.ordered = self.in_order(graph)
+            for mine, given in ((self.lists, other.lists), (self.groups, other.groups)):
+                for lanes, work in given.items():
+                    mine[lanes] = self.arranged(graph, work.plan)
+        except torch.OutOfMemoryError:
+            vars(self).update(vars(Work()))  # lists are earned by use, where there is memory then
+
     def in_order(self, graph: Graph) -> Ordered:
         """On the CPU: `graph` in the order that was found; the copy that is there, or a new one, which is not kept."""
         assert self.order is not None

@@ -6,6 +6,8 @@ matrices transposed: rows of ``adj_t`` are destinations. Both become a Graph who
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -51,8 +53,25 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
         with torch.inference_mode(False), torch.no_grad():
             data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
             graph = Graph.from_coo(data[i], data[j], num_rows=num_dst, num_cols=num_src)
+            _inherit(graph, owners, key)
         derived.put(owners, key, graph)
     return graph
+
+
+def note_origin(edges: Tensor, origin: tuple[Tensor, ...]) -> None:
+    """Remember that a layer made `edges` of those whose owners are `origin`, by adding or removing self-loops."""
+    derived.put(owners_of(edges), "origin", tuple(map(weakref.ref, origin)))
+
+
+def _inherit(graph: Graph, owners: tuple[Tensor, ...], key: tuple) -> None:
+    """Prepare the new `graph` as the user has prepared what its edges were made of, if that was prepared."""
+    while (refs := derived.get(owners, "origin")) is not None:
+        owners = tuple(ref() for ref in refs)
+        if any(owner is None for owner in owners):
+            return
+        prepared = derived.get(owners, key)
+        if prepared is not None:
+            return graph.inherit(prepared)
 
 
 def from_sparse(adj) -> Graph:

@@ -26,7 +26,7 @@ from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.pyg_backend import blocks, lazy_rules  # noqa: F401 (fills lazy.RULES)
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import NARROW
-from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, owners_of, values_of
+from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of
 from gnnaccel.pyg_backend.lazy import Lazy, lift
 from gnnaccel.pyg_backend.reduce import exponent, takes
 
@@ -93,6 +93,8 @@ def _remember(original, owners, args, key):
     # Outside inference mode, or the result could not be used in a later training step.
     with torch.inference_mode(False), torch.no_grad():
         found = tuple(original(*args))
+    if found[0] is not owners[0]:
+        note_origin(found[0], owners)
     # An owner inside its own entry would keep itself alive.
     kept = tuple(_OWNER if item is owners[0] else item for item in found)
     derived.put(owners, key, (kept, tuple(stamp(item) if isinstance(item, Tensor) else None for item in kept)))

@@ -1,4 +1,4 @@
-"""`gnnaccel.renumber` of PyG's Data."""
+"""`gnnaccel.renumber` of PyG's Data and EdgeIndex."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
@@ -18,8 +19,14 @@ _OF_NODES = {"x", "y", "z", "pos", "batch", "n_id"}  # by PyG's custom, whatever
 _OF_GRAPHS = {"y"}
 
 
-def renumber(data, method: str) -> tuple[Data, Renumbering]:
+def renumber(data, method: str) -> tuple[Data | EdgeIndex, Renumbering]:
     """A copy of `data` with nodes numbered anew."""
+    if isinstance(data, EdgeIndex):
+        graph, new = of_graph(to_graph(data), method)
+        if not new.pays:
+            return data, new
+        size = (graph.num_cols, graph.num_rows)
+        return EdgeIndex(edge_index_of(graph, data.dtype), sparse_size=size), new
     if not isinstance(data, Data) or isinstance(data, Batch):
         raise TypeError(
             f"renumber: graph_or_data: of PyG expected a Data (no HeteroData, no Batch) or an edge_index, got "
@@ -72,6 +79,11 @@ def _kind(data: Data, key: str, value: Any) -> str:
         return "nodes"
     if isinstance(value, (list, tuple)) and data.is_edge_attr(key):
         return "edges"
+    if _lists_integers(value):
+        raise ValueError(
+            f"renumber: graph_or_data: {key} has lists of integers: whether they are node numbers cannot be told; "
+            "leave it out, and map them by Renumbering.nodes if they are"
+        )
     if _holds_arrays(value):
         raise TypeError(
             f"renumber: graph_or_data: {key} is a {type(value).__name__} with arrays, which is not understood; "
@@ -115,6 +127,15 @@ def _taken(value, at: Tensor):
     if isinstance(value, np.ndarray):
         return value[at.cpu().numpy()]
     return type(value)(value[i] for i in at.tolist())
+
+
+def _lists_integers(value: Any) -> bool:
+    """True of lists, tuples and sets with integers in them, also in dictionaries."""
+    if isinstance(value, dict):
+        return any(map(_lists_integers, value.values()))
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return False
+    return any(_lists_integers(item) or (isinstance(item, int) and not isinstance(item, bool)) for item in value)
 
 
 def _holds_arrays(value: Any) -> bool:
