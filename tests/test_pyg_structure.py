@@ -66,11 +66,21 @@ def test_structure_is_derived_once_and_dies_with_the_edges():
     assert len(derived) == 0
 
 
+def as_csr(index, nodes):
+    return utils.to_torch_csr_tensor(utils.coalesce(index.flip(0)), size=(nodes, nodes))
+
+
+def as_sparse_tensor(index, nodes):
+    torch_sparse = pytest.importorskip("torch_sparse")
+    return torch_sparse.SparseTensor.from_edge_index(utils.coalesce(index.flip(0)), sparse_sizes=(nodes, nodes))
+
+
+@pytest.mark.parametrize("form", [lambda index, nodes: index, as_csr, as_sparse_tensor])
 @pytest.mark.parametrize("conv", [nn.GCNConv, nn.GATConv, nn.SAGEConv])
-def test_graphs_with_self_loops_are_prepared_as_the_edges_were(conv):
+def test_graphs_with_self_loops_are_prepared_as_the_edges_were(conv, form):
     nodes = 600
     index = torch.stack([torch.arange(nodes).repeat(6) // 6 * 37 % nodes, torch.arange(6 * nodes) * 37 % nodes])
-    index = torch.cat([index, index.flip(0)], 1)
+    index = form(torch.cat([index, index.flip(0)], 1), nodes)
     plain = conv(D, 64)
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     x = rand(nodes, D, grad=True)

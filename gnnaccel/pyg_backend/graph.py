@@ -58,7 +58,7 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
     return graph
 
 
-def note_origin(edges: Tensor, origin: tuple[Tensor, ...]) -> None:
+def note_origin(edges, origin: tuple[Tensor, ...]) -> None:
     """Remember that a layer made `edges` of those whose owners are `origin`, by adding or removing self-loops."""
     derived.put(owners_of(edges), "origin", tuple(map(weakref.ref, origin)))
 
@@ -92,6 +92,7 @@ def from_sparse(adj) -> Graph:
     if graph is None:
         with torch.inference_mode(False), torch.no_grad():
             graph = _build_sparse(adj)
+            _inherit(graph, owners, key)
         derived.put(owners, key, graph)
     return graph
 

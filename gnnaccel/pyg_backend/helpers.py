@@ -123,6 +123,8 @@ def once_per_matrix(original: Callable, other: Callable | None = None) -> Callab
         if found is None or tuple(map(stamp, found.parts)) != found.stamps:
             with torch.inference_mode(False), torch.no_grad():
                 found = _Matrix.of(original(*args, **kwargs), adj)
+            if found.made is not None:
+                note_origin(found.made, owners_of(adj))
             derived.put(owners, key, found)
         return found.matrix(adj)
 
