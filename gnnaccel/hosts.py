@@ -146,9 +146,9 @@ def prepare(
         one's stays.
     keep : bool or path
         Keep the order that `reorder` found, and the plans of "measure", on disk, in this folder or (True) the user's
-        cache (gnnaccel/plans in it: on Linux ~/.cache/gnnaccel/plans), and take them from there if they are of this graph and version of gnnaccel, plans also of this order and
-        GPU; else they are made again, and the step says why.
-
+        cache (gnnaccel/plans in it: on Linux ~/.cache/gnnaccel/plans), and take them from there if they are of this
+        graph and version of gnnaccel, plans also of this order and GPU; else they are made again, and the step says
+        why.
     num_nodes : int, optional
         As `as_graph` has it: for an edge_index whose last nodes have no edges.
 
