@@ -71,7 +71,9 @@ def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
     sources, destinations = (end.astype(np.int64) for end in ends)
     try:
         return Graph.from_coo(destinations, sources, num_rows=nodes, num_cols=nodes)
-    except RuntimeError as error:  # torch's words for no memory on the CPU
+    except RuntimeError as error:
+        if "allocate" not in str(error):  # torch has no type for no memory on the CPU
+            raise
         raise ValueError(f"no memory for {nodes:,} nodes, which the largest number or num_nodes asks for") from error
 
 
