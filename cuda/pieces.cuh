@@ -1,6 +1,8 @@
 // Long rows whose pieces left their results in a workspace, merged in order.
 #pragma once
 
+#include <type_traits>
+
 #include "rows.cuh"
 
 namespace gnnaccel {
@@ -50,6 +52,28 @@ cudaError_t merge_pieces(const Rows<I>& rows, int64_t width, const Job& job, cud
                   static_cast<unsigned>(ceil_div(width, 32)));
   merge_kernel<<<grid, kMergeThreads, 0, stream>>>(rows, width, job);
   return cudaGetLastError();
+}
+
+// The Job of sums: adds up what the pieces of a row left in p.parts, `width` numbers each, for p.write.
+template <typename P>
+struct SumsOfPieces {
+  P p;
+  int64_t width;
+  struct State {
+    std::remove_pointer_t<decltype(P::parts)> value;
+    __device__ __forceinline__ void clear() { value = 0; }
+  };
+  __device__ __forceinline__ State read(int64_t piece, int64_t d) const { return {p.parts[piece * width + d]}; }
+  __device__ __forceinline__ void add(State& state, const State& other) const { state.value += other.value; }
+  template <typename I>
+  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d, const State& state) const {
+    p.write(pieces.row, d, state.value);
+  }
+};
+
+template <typename P>
+cudaError_t merge_sums(const P& p, int64_t width, cudaStream_t stream) {
+  return merge_pieces(p.rows, width, SumsOfPieces<P>{p, width}, stream);
 }
 
 }  // namespace cuda

@@ -32,6 +32,10 @@ struct Params {
   int k;
   int num_feats;
   bool fours;  // rows of out are whole fours of features, aligned
+
+  __device__ __forceinline__ void write(int64_t row, int64_t feature, Acc<T> sum) const {
+    out[row * num_feats + feature] = narrow<T>(epilogue(sum, row, feature));
+  }
 };
 
 // Adds weight times N entries of one source to a worker's row.
@@ -127,26 +131,11 @@ __global__ void __launch_bounds__(kCompressedThreads, sizeof(T) <= 4 ? 4 : 2) sp
       if (span.part >= 0) {
         p.parts[part_at + feature] = sum;
       } else {
-        p.out[row_at + feature] = narrow<T>(p.epilogue(sum, span.row, feature));
+        p.write(span.row, feature, sum);
       }
     });
   }
 }
-
-// Of pieces.cuh: adds up the pieces of a row.
-template <typename T, typename I>
-struct SumOfPieces {
-  Params<T, I> p;
-  struct State {
-    Acc<T> value;
-    __device__ __forceinline__ void clear() { value = 0; }
-  };
-  __device__ __forceinline__ State read(int64_t piece, int64_t d) const { return {p.parts[piece * p.num_feats + d]}; }
-  __device__ __forceinline__ void add(State& state, const State& other) const { state.value += other.value; }
-  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d, const State& state) const {
-    p.out[pieces.row * p.num_feats + d] = narrow<T>(p.epilogue(state.value, pieces.row, d));
-  }
-};
 
 template <typename T, typename I>
 cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
@@ -166,7 +155,7 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
       return p.weight ? run(spgemm_kernel<T, I, P, S, true>) : run(spgemm_kernel<T, I, P, S, false>);
     });
   });
-  return status == cudaSuccess ? merge_pieces(p.rows, p.num_feats, SumOfPieces<T, I>{p}, stream) : status;
+  return status == cudaSuccess ? merge_sums(p, p.num_feats, stream) : status;
 }
 
 }  // namespace

@@ -32,6 +32,10 @@ struct Params {
   int k;
   int num_feats;
   bool fours;  // rows of grad are whole fours of features, aligned
+
+  __device__ __forceinline__ void write(int64_t source, int64_t entry, Acc<T> sum) const {
+    out[source * k + entry] = sum;
+  }
 };
 
 // Adds N values to N that lie 4 N bytes aligned. Their old values are not asked for.
@@ -202,21 +206,6 @@ __global__ void __launch_bounds__(kCompressedThreads) by_source_kernel(const Par
   }
 }
 
-// Of pieces.cuh: adds up the pieces of a source.
-template <typename T, typename I>
-struct SumOfPieces {
-  Params<T, I> p;
-  struct State {
-    Acc<T> value;
-    __device__ __forceinline__ void clear() { value = 0; }
-  };
-  __device__ __forceinline__ State read(int64_t piece, int64_t d) const { return {p.parts[piece * p.k + d]}; }
-  __device__ __forceinline__ void add(State& state, const State& other) const { state.value += other.value; }
-  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d, const State& state) const {
-    p.out[pieces.row * p.k + d] = state.value;
-  }
-};
-
 template <typename T, typename I>
 cudaError_t launch_outer(const Params<T, I>& p, cudaStream_t stream) {
   const Block block = block_of(p.columns, sizeof(Acc<T>));
@@ -276,7 +265,7 @@ cudaError_t launch_by_source(const Params<T, I>& p, cudaStream_t stream) {
     if (p.k <= 2 * kLanes) return run(std::integral_constant<int, 2>{});
     return run(std::integral_constant<int, kMaxOwn>{});
   });
-  return status == cudaSuccess ? merge_pieces(p.rows, p.k, SumOfPieces<T, I>{p}, stream) : status;
+  return status == cudaSuccess ? merge_sums(p, p.k, stream) : status;
 }
 
 }  // namespace

@@ -227,7 +227,8 @@ def test_inspect_prints_and_draws(capsys, tmp_path):
     assert main(["inspect", str(edges), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes"] == 3
     assert "neighbour similarity" in shown and "16 x 8" in shown and "are needed for tiles to pay" in shown
-    assert "communities of" in shown and "modularity" in shown and "64 features: groups of 16" in shown
+    assert "communities of" in shown and "modularity" in shown and "64 float32 features: groups of 16" in shown
+    assert "CPU: rows as they lie, in parts of equal work\n" in shown
     advice = found["advice"]
     assert [a["num_feats"] for a in advice["advised"]] == [16, 64, 256] and all(a["reason"] for a in advice["advised"])
     assert 0 < advice["reuse"] < advice["reuse_in_communities"] < 1 and 0.7 < advice["communities"]["modularity"] < 0.9

@@ -139,7 +139,7 @@ def test_prepare(method, monkeypatch):
     want = ops.spmm(one, x)
     done = gnnaccel.prepare(one, reorder=method)
     assert one.reordered and one.work.ordered is not None and one.transposed.work.ordered is not None
-    assert done.steps[2].startswith("rows ") and done.steps[3].startswith("measured: faster so with 16 ")
+    assert done.steps[2].startswith("rows ") and done.steps[3].startswith("measured: this order is faster with 16 ")
     assert done.workspace_bytes >= sum(t.numel() * t.element_size() for t in one.work.ordered[:3])
     assert torch.equal(ops.spmm(one, x), want)
     rows = one.work.ordered.rows.long()
@@ -154,7 +154,7 @@ def test_nothing_is_kept_that_serves_nothing(monkeypatch):
     one = planted()
     plain = gnnaccel.prepare(planted())
     done = gnnaccel.prepare(one, reorder="degree", num_feats=(16,))
-    assert done.steps[-1] == "measured: faster so with no features"
+    assert done.steps[-1] == "measured: this order is no faster"
     orders = [part.work.order for part in (one, one.transposed)]
     assert done.workspace_bytes == plain.workspace_bytes + sum(o.numel() * o.element_size() for o in orders)
     assert one.work.ordered is None and one.work_list(64) is None
@@ -166,10 +166,10 @@ def test_no_time_left(monkeypatch):
     monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e-6)
     one = graph()
     step = gnnaccel.prepare(one, reorder="degree", num_feats=(16, 64)).steps[-1]
-    assert step == "measured: faster so with 16 features, not timed with 64"
+    assert step == "measured: this order is faster with 16 features, not timed with 64"
     assert one.work_list(4 * 16) is not None and one.work_list(4 * 64) is None
     step = gnnaccel.prepare(one, reorder="degree", num_feats=(16, 64)).steps[-1]
-    assert step == "measured: faster so with 16 64 features" and one.work_list(4 * 64) is one.work.ordered
+    assert step == "measured: this order is faster with 16 64 features" and one.work_list(4 * 64) is one.work.ordered
 
 
 def test_no_memory_to_time(monkeypatch):
@@ -180,7 +180,7 @@ def test_no_memory_to_time(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tune.torch, "zeros", refused)
         step = gnnaccel.prepare(one, reorder="degree", num_feats=(16,)).steps[-1]
-    assert step == "measured: faster so with no features, not timed with 16" and one.work_list(4 * 16) is None
+    assert step == "measured: this order is no faster, not timed with 16" and one.work_list(4 * 16) is None
 
 
 @pytest.mark.parametrize("turned", [True, False])
@@ -199,7 +199,7 @@ def test_an_order_of_one_direction_alone(turned, monkeypatch):
     assert found.count(True) == 1, "the graph is not what it is meant to be"
     for part, order in zip(parts, found, strict=True):
         assert (part.work_list(4 * 16) is not None) == order and bool(part.work.faster) == order
-    said = ["faster so with 16 features" if order else "as given" for order in found]
+    said = ["this order is faster with 16 features" if order else "as given" for order in found]
     assert done.steps[-1] == f"measured: {said[0]}; transposed: {said[1]}"
     x = torch.randn(nodes, 16, requires_grad=True)
     plain = Graph.from_coo(*pair, num_rows=nodes, num_cols=nodes)
@@ -217,7 +217,8 @@ def test_whatever_torchs_defaults_are(default, monkeypatch):
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(dtype)
-    assert done.steps[-1] == "measured: faster so with 16 features" and one.work_list(4 * 16) is one.work.ordered
+    assert done.steps[-1] == "measured: this order is faster with 16 features"
+    assert one.work_list(4 * 16) is one.work.ordered
 
 
 def test_few_edges_stay_as_given():
@@ -239,7 +240,7 @@ def test_measuring_decides_by_features(monkeypatch):
     monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
     monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e6)
     done = gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64))
-    assert done.steps[-1] == "measured: faster so with 16 features"
+    assert done.steps[-1] == "measured: this order is faster with 16 features"
     monkeypatch.undo()
     assert gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64)).steps[-1] == done.steps[-1]
     for part in (one, one.transposed):

@@ -79,7 +79,7 @@ def _print(name: str, known: Properties, advice: Advice) -> None:
         blocks.add_row(f"{count.height} x {count.width}", *map(str, cells))
     out.print(blocks)
     out.print(_tiles(known), soft_wrap=True)
-    out.print(f"on CUDA, of float32 features:\n{advice}", soft_wrap=True)
+    out.print(str(advice), soft_wrap=True)
 
 
 def _tiles(known: Properties) -> str:

@@ -1,4 +1,4 @@
-"""What the kernels would do with a graph on CUDA, and why, in words: communities, what an order gains, plans."""
+"""What the kernels would do with a graph, and why, in words: communities, what an order gains, plans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Communities:
 
 @dataclass(frozen=True)
 class Advised:
-    """How sums of rows of so many float32 features are computed, and why."""
+    """How sums of rows of so many float32 features are computed on CUDA, and why."""
 
     num_feats: int
     kernel: str
@@ -87,12 +87,16 @@ class Advice:
                 else "not worth an order of its own"
             ),
         ]
-        lines += [f"{a.num_feats} features: {a.kernel}; {a.reason}" for a in self.advised]
+        lines += [f"CUDA, {a.num_feats} float32 features: {a.kernel}; {a.reason}" for a in self.advised]
+        lines.append(
+            "CPU: rows as they lie, in parts of equal work"
+            + ("; with reorder=True prepare times sums in communities too, and keeps what is faster" * self.reorder)
+        )
         return "\n".join(lines)
 
 
 def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
-    """What `gnnaccel.prepare` would choose for `graph` on CUDA (an H200, if the graph is on the CPU), and why.
+    """What `gnnaccel.prepare` would choose for `graph`, on CUDA (an H200, if the graph is on the CPU) and on the CPU.
 
     Parameters
     ----------

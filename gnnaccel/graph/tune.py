@@ -175,8 +175,9 @@ def _said(graph: Graph, widths: Sequence[int]) -> str:
     def those(verdict: bool | None) -> str:
         return " ".join(str(width) for width in widths if graph.work.faster.get(lanes_of(4 * width)) is verdict)
 
-    untimed = those(None)
-    return f"faster so with {those(True) or 'no'} features" + (f", not timed with {untimed}" if untimed else "")
+    faster, untimed = those(True), those(None)
+    said = f"this order is faster with {faster} features" if faster else "this order is no faster"
+    return said + (f", not timed with {untimed}" if untimed else "")
 
 
 def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> dict[int, bool]:
