@@ -81,9 +81,12 @@ def prepare(name: str, data: str, model: str, device: str, threads: str) -> dict
     layers = importlib.import_module(f"{name}_layers")
     with np.load(data) as file:
         edge_index, num_nodes = torch.from_numpy(file["edge_index"]), len(file["y"])
-    tiny = torch.tensor([[0, 1], [1, 0]])
-    gnnaccel.prepare(layers.make_graph(tiny, 2, model, torch.device(device)))  # loads what is loaded once
-    done = gnnaccel.prepare(layers.make_graph(edge_index, num_nodes, model, torch.device(device)))
+
+    def prepared():
+        return gnnaccel.prepare(layers.make_graph(edge_index.clone(), num_nodes, model, torch.device(device)))
+
+    prepared()  # loads what is loaded once: on CUDA, the kernels that a graph of this size takes
+    done = prepared()
     return {"time_ms": done.time_ms, "workspace_bytes": done.workspace_bytes}
 
 
