@@ -23,7 +23,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 from gnnaccel import ops
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
-from gnnaccel.pyg_backend import blocks, lazy_rules  # noqa: F401 (fills lazy.RULES)
+from gnnaccel.pyg_backend import blocks, lazy_rules, norms  # noqa: F401 (fills lazy.RULES)
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import NARROW
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of
@@ -213,7 +213,10 @@ def _spmm(src, other, reduce):
         raise Unsupported("values")  # a gradient to a sparse matrix is a sparse matrix: PyG's
     if other.dim() != 2 or other.shape[0] != src.size(1):
         raise Unsupported("operands")
-    return ops.spmm(from_sparse(src), other, _unless_ones(src, values), reduce=reduce)
+    graph, values = from_sparse(src), _unless_ones(src, values)
+    if values is not None and reduce == "sum":
+        return norms.weighted_sum(graph, other, src, values)
+    return ops.spmm(graph, other, values, reduce=reduce)
 
 
 def _spmm_batched(adj, other: Tensor, reduce: str) -> Tensor:
@@ -237,8 +240,9 @@ def _unless_ones(src, values: Tensor | None) -> Tensor | None:
     return None if ones else values
 
 
+_noted_norm = norms.noted(gcn_norm)
 _OURS: dict[Callable, Callable] = {
-    gcn_norm: once_per_matrix(gcn_norm, memoised(gcn_norm)),
+    gcn_norm: once_per_matrix(_noted_norm, memoised(_noted_norm)),
     utils.add_self_loops: memoised(utils.add_self_loops),
     utils.remove_self_loops: memoised(utils.remove_self_loops),
     utils.add_remaining_self_loops: memoised(utils.add_remaining_self_loops),

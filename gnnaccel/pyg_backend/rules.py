@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import ops
 from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend import attention
+from gnnaccel.pyg_backend import attention, norms
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.reduce import takes
 
@@ -64,6 +64,8 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
             raise Unsupported("a weight that is not [E]")
         if weight.device != x.device:
             raise Unsupported("a weight on another device")
+    if weight is not None and reduce == "sum":
+        return norms.weighted_sum(graph, x, edges.edge_index, weight, edges.flow)
     return ops.spmm(graph, x, weight, reduce=reduce)
 
 

@@ -1,0 +1,87 @@
+"""The norm of a GCN as factors of the nodes: D^-1/2 A D^-1/2 x reads no weight per edge, where PyG has one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from gnnaccel import ops
+from gnnaccel.graph import modes
+from gnnaccel.graph.build import rows_of
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops.tiled import serves_sum
+
+# PyG rounds the norms of 16-bit features to these, and its results with them.
+_DTYPES = (torch.float32, torch.float64)
+_UNMADE, _NONE = object(), object()  # in place of factors that nobody has asked for, and of those that there are not
+
+
+def noted(gcn_norm: Callable) -> Callable:
+    """PyG's gcn_norm, which notes that the norms of edges without weights are products of two nodes' factors."""
+
+    @functools.wraps(gcn_norm)
+    def wrapper(
+        edge_index,
+        edge_weight=None,
+        num_nodes=None,
+        improved=False,
+        add_self_loops=True,
+        flow="source_to_target",
+        dtype=None,
+    ):
+        found = gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
+        weighted = edge_index.has_value() if isinstance(edge_index, SparseTensor) else edge_weight is not None
+        doubled = improved and add_self_loops  # loops weigh two
+        if not (weighted or doubled or modes.transforming()):
+            edges, norm = (found, found.storage.value()) if isinstance(found, SparseTensor) else found
+            derived.put(_owners(edges, norm), ("factors", flow), _UNMADE)
+        return found
+
+    return wrapper
+
+
+def _owners(edges: Any, norm: Any) -> tuple[Tensor, ...]:
+    """The tensors whose identity stands for the norms of `edges`: a torch.sparse matrix makes new values each time."""
+    if is_torch_sparse_tensor(edges):
+        return (edges,)
+    return norm, edges.storage.col() if isinstance(edges, SparseTensor) else edges
+
+
+def weighted_sum(graph: Graph, x: Tensor, edges, norm: Tensor, flow: str = "source_to_target") -> Tensor:
+    """Sum over edges (c, r) of norm[e] * x[c]: by the nodes' factors, if norms of PyG's for these edges have some.
+
+    Parameters
+    ----------
+    edges : Tensor [2, E], torch.sparse tensor or SparseTensor
+        What `graph` was made of, with flow `flow`.
+    norm : Tensor [nnz]
+        In edge-id order, of the dtype of x.
+    """
+    factors = None
+    if x.dtype in _DTYPES and not norm.requires_grad:
+        factors = derived.get(_owners(edges, norm), ("factors", flow))
+    if factors is None or factors is _NONE or (graph.tiles_pay() and serves_sum(graph, x, norm)):
+        return ops.spmm(graph, x, norm)
+    if factors is _UNMADE:
+        if graph.transient():
+            return ops.spmm(graph, x, norm)
+        with torch.inference_mode(False), torch.no_grad():
+            factors = graph.gcn_scale(norm.dtype).masked_fill(graph.indptr.diff() == 0, 0.0)
+            # A torch.sparse matrix always has values, and adding loops to it may have added up values.
+            if is_torch_sparse_tensor(edges) and not _is_product(graph, norm, factors):
+                factors = _NONE
+        derived.put(_owners(edges, norm), ("factors", flow), factors)
+        return weighted_sum(graph, x, edges, norm, flow)
+    return ops.graph_conv(graph, x, source_scale=factors, row_scale=factors)
+
+
+def _is_product(graph: Graph, norm: Tensor, factors: Tensor) -> bool:
+    expected = factors[rows_of(graph.indptr)] * factors[graph.indices]
+    return torch.allclose(norm if graph.edge_ids is None else norm[graph.edge_ids], expected, rtol=1e-6, atol=0.0)
