@@ -124,6 +124,15 @@ def test_norms_that_were_written_into_are_read(factored):
     assert len(factored) == 1
 
 
+def test_features_of_more_nodes_than_the_norms_had(factored):
+    plain, index = nn.GCNConv(D, 5, cached=True).double(), edges()
+    fast = gnnaccel.accelerate(copy.deepcopy(plain))
+    for nodes in (N, N + 3, N):
+        x = rand(nodes, D).double()
+        torch.testing.assert_close(fast(x, index), plain(x, index))
+    assert len(factored) == 2
+
+
 def test_second_derivatives():
     layer = gnnaccel.accelerate(nn.GCNConv(D, 5).double())
     assert torch.autograd.gradgradcheck(lambda x: layer(x, edges()), rand(N, D).double().requires_grad_())
