@@ -43,11 +43,11 @@ def factored(monkeypatch):
     return calls
 
 
-def compare(layer, given, *more, dtype=torch.float64, epochs=3) -> None:
+def compare(layer, given, *more, dtype=torch.float64, device="cpu", epochs=3) -> None:
     """Outputs and gradients of an accelerated layer and of the layer itself, in float64 to 1e-12."""
-    plain = layer.to(dtype)
+    plain, given = layer.to(device, dtype), given.to(device)
     fast = gnnaccel.accelerate(copy.deepcopy(plain))
-    x, near = rand(N, D).to(dtype), 1e-12 if dtype == torch.float64 else 1e-5
+    x, near = rand(N, D).to(device, dtype), 1e-12 if dtype == torch.float64 else 1e-5
 
     def run(model):
         leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in more]
@@ -77,14 +77,14 @@ def compare(layer, given, *more, dtype=torch.float64, epochs=3) -> None:
     ids=["GCN", "no loops", "cached", "SG", "APPNP", "LG", "TAG"],
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_same_results_by_factors(form, make, sums, dtype, factored):
+def test_same_results_by_factors(form, make, sums, dtype, device, factored):
     given = FORMATS[form](without_loops())
-    compare(make(), given.to(dtype) if form in ("csr", "coo") else given, dtype=dtype)
+    compare(make(), given.to(dtype) if form in ("csr", "coo") else given, dtype=dtype, device=device)
     assert len(factored) == 3 * sums
 
 
-def test_the_other_flow(factored):
-    compare(nn.GCNConv(D, 5, flow="target_to_source"), edges())
+def test_the_other_flow(device, factored):
+    compare(nn.GCNConv(D, 5, flow="target_to_source"), edges(), device=device)
     assert len(factored) == 3
 
 
