@@ -1,8 +1,9 @@
 // Which SpMM kernel serves a call.
 //
-// Copied or scaled sources, with 16-byte addresses throughout, are what training spends its time on. They go to
-// spmm_rows where the graph has a work list; else their sums and means go to spmm_balanced, which needs nothing. The
-// rest (max and min without a list, edge features, other broadcasts, odd widths) goes to spmm_general.
+// Copied or scaled sources are what training spends its time on. They go to spmm_rows where the graph has a work list;
+// else their sums and means go to spmm_balanced, which needs nothing. Both gather 16 bytes at a time: sources whose
+// rows are no whole number of these (41 classes) are padded first, in the workspace, where the graph reads enough of
+// them. The rest (max and min without a list, edge features, other broadcasts) goes to spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
 // up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/graph/rules.py:
@@ -25,9 +26,25 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 enum class Kernel { rows, groups, balanced, general };
 
 struct Choice {
+  SpmmCall call;  // as the kernel is to have it
   Kernel kernel;
   Slice slice;
+  int64_t padded_bytes;  // of the head of the workspace; 0: the call is as it was
 };
+
+// What the kernels but spmm_general want: a copied or scaled source, every address aligned to 16 bytes. No lanes: the
+// call is not for them.
+Slice slice_of(const SpmmCall& call, int max_lanes) {
+  const int n = 16 / size_of(call.dtype);
+  const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
+  if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
+  // One weight for all features of a lane; one for all features of the source where anything is fused.
+  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || !call.fused.empty())) return {0, 0};
+  const int64_t vectors = call.num_feats / n;
+  int lanes = 4;
+  while (lanes < max_lanes && lanes < vectors) lanes *= 2;
+  return {lanes, ceil_div(vectors, lanes)};
+}
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
@@ -41,9 +58,16 @@ Choice choose(const SpmmCall& call) {
   const int most = kernel == Kernel::rows ? kMaxLanes : kWideLanes;
   const int usual = kernel == Kernel::balanced && degree < kShortDegree ? kWideLanes : kMaxLanes;
   const bool meant = call.work.lanes && (kernel == Kernel::rows) == (wish == Wish::rows);  // for the kernel that serves
-  const Slice slice = slice_of(call, std::min(meant ? call.work.lanes : usual, most));
-  if (slice.lanes == 0 || call.graph.nnz == 0) kernel = Kernel::general;
-  return {kernel, slice};
+  const int lanes = std::min(meant ? call.work.lanes : usual, most);
+  Choice choice{call, kernel, slice_of(call, lanes), 0};
+  if (choice.slice.lanes == 0 && kernel != Kernel::general && aligned(call.out)) {
+    choice.call = padded(call, kernel != Kernel::balanced, choice.padded_bytes);
+    choice.slice = slice_of(choice.call, lanes);
+  }
+  if (kernel == Kernel::general || choice.slice.lanes == 0 || call.graph.nnz == 0) {
+    choice = {call, Kernel::general, {0, 0}, 0};
+  }
+  return choice;
 }
 
 SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
@@ -64,40 +88,41 @@ SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, con
   return call;
 }
 
-int64_t bytes_of(const SpmmCall& call, const Choice& choice) {
+int64_t bytes_of(const Choice& choice) {
   switch (choice.kernel) {
     case Kernel::rows:
-      return spmm_rows_workspace_bytes(call);
+      return choice.padded_bytes + spmm_rows_workspace_bytes(choice.call);
     case Kernel::groups:
-      return spmm_groups_workspace_bytes(call);
+      return choice.padded_bytes + spmm_groups_workspace_bytes(choice.call);
     case Kernel::balanced:
-      return spmm_balanced_workspace_bytes(call, choice.slice);
+      return choice.padded_bytes + spmm_balanced_workspace_bytes(choice.call, choice.slice);
     default:
-      return spmm_general_workspace_bytes(call);
+      return spmm_general_workspace_bytes(choice.call);
+  }
+}
+
+cudaError_t launch(const Choice& choice, cudaStream_t stream) {
+  switch (choice.kernel) {
+    case Kernel::rows:
+      return spmm_rows(choice.call, choice.slice, stream);
+    case Kernel::groups:
+      return spmm_groups(choice.call, choice.slice, stream);
+    case Kernel::balanced:
+      return spmm_balanced(choice.call, choice.slice, stream);
+    default:
+      return spmm_general(choice.call, stream);
   }
 }
 
 }  // namespace
 
-Slice slice_of(const SpmmCall& call, int max_lanes) {
-  const int n = 16 / size_of(call.dtype);
-  const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
-  if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
-  // One weight for all features of a lane; one for all features of the source where anything is fused.
-  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || !call.fused.empty())) return {0, 0};
-  const int64_t vectors = call.num_feats / n;
-  int lanes = 4;
-  while (lanes < max_lanes && lanes < vectors) lanes *= 2;
-  return {lanes, ceil_div(vectors, lanes)};
-}
-
 int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
                              const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype,
                              const Fused& fused) {
   if (graph.num_rows == 0 || num_feats == 0) return 0;
-  const SpmmCall call =
-      call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype, fused);
-  return bytes_of(call, choose(call));
+  SpmmCall call = call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype, fused);
+  call.workspace = reinterpret_cast<void*>(uintptr_t{256});  // of some address with the alignment of what comes
+  return bytes_of(choose(call));
 }
 
 cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
@@ -114,17 +139,11 @@ cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, con
   if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
   if (!fused.empty() && reduce != Reduce::sum) return cudaErrorInvalidValue;
   if (!fused.empty() && !scales_sources(message)) return cudaErrorInvalidValue;
-  if (workspace_bytes < bytes_of(call, choice)) return cudaErrorInvalidValue;
-  switch (choice.kernel) {
-    case Kernel::rows:
-      return spmm_rows(call, choice.slice, stream);
-    case Kernel::groups:
-      return spmm_groups(call, choice.slice, stream);
-    case Kernel::balanced:
-      return spmm_balanced(call, choice.slice, stream);
-    default:
-      return spmm_general(call, stream);
-  }
+  if (workspace_bytes < bytes_of(choice)) return cudaErrorInvalidValue;
+  if (choice.padded_bytes == 0) return launch(choice, stream);
+  cudaError_t status = spmm_pad(call, choice.call, stream);
+  if (status == cudaSuccess) status = launch(choice, stream);
+  return status == cudaSuccess ? spmm_unpad(call, choice.call, stream) : status;
 }
 
 }  // namespace cuda

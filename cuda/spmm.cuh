@@ -41,9 +41,6 @@ struct Slice {
   int64_t slices;  // of the features
 };
 
-// What the kernels below want: a copied or scaled source, every address aligned to 16 bytes.
-Slice slice_of(const SpmmCall& call, int max_lanes);
-
 inline Weight weight_of(const SpmmCall& call) {
   if (!call.fused.empty()) return Weight::fused;
   if (call.message == Message::copy_lhs) return Weight::none;
@@ -61,6 +58,14 @@ cudaError_t spmm_groups(const SpmmCall& call, Slice slice, cudaStream_t stream);
 // Equal nonzeros for every worker (spmm_balanced.cu).
 int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice);
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream);
+
+// A call as the kernels above are to have it whose features are no whole number of vectors for each weight
+// (spmm_pad.cu): padded, with the sources and results at the head of its workspace, where they take `bytes`; 0, and the
+// call as it is, if that would not pay. listed: by a work list. spmm_pad writes what the kernel reads, spmm_unpad takes
+// out what it wrote.
+SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes);
+cudaError_t spmm_pad(const SpmmCall& given, const SpmmCall& call, cudaStream_t stream);
+cudaError_t spmm_unpad(const SpmmCall& given, const SpmmCall& call, cudaStream_t stream);
 
 // Every message, reduction and alignment (spmm_general.cu).
 int64_t spmm_general_workspace_bytes(const SpmmCall& call);

@@ -65,7 +65,7 @@ def tensors(tree: Any) -> list[Tensor]:
 def backward(out: Any, seed: int = 9) -> None:
     """Backward of a loss that weighs every element of the outputs differently."""
     parts = [o for o in tensors(out) if o.requires_grad and o.layout is torch.strided]
-    sum((o.double() * rand(*o.shape, seed=seed).double()).sum() for o in parts).backward()
+    sum((o.double() * rand(*o.shape, seed=seed).to(o.device, torch.float64)).sum() for o in parts).backward()
 
 
 def train(model: torch.nn.Module, *args, **kwargs) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def main() -> None:
             run_kept(graph)
         run(short, (128,), torch.float32)
         run(cut, (33,), torch.float32)
+        run(cut, (131,), torch.float32)  # padded along a list
         run(cut, (64,), torch.float32)
         run(cut, (2, 16), torch.bfloat16)
         run(small, (2, 16), torch.float32)

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from cuda_cases import DEVICE, DTYPES, EXTREMES, INDEX, assert_close, build, first_winners, mixed, rand
+from cuda_cases import DEVICE, DTYPES, EMULATED, EXTREMES, INDEX, assert_close, build, first_winners, mixed, rand
 
 import gnnaccel
 from gnnaccel import ops
@@ -76,24 +76,85 @@ GRAPHS = {
 }
 
 
+# Features that no vector fits, of x and of the weight, on a graph that reads them often enough for a copy into some
+# that they fit (cuda/spmm_pad.cu); without a list that takes 32 MiB.
+PADDED = [((131,), None), ((131,), ()), ((5, 27), (5, 1)), ((3, 43), None)]
+PADDED_UNLISTED = [((701,), None), ((701,), ()), ((7, 101), (7, 1))]
+
+
+def read_often(index=torch.int32) -> Graph:
+    return build([0, 9000, 1, 33, 4000, 7, 0, 12_000, 300, 0], 90, index)
+
+
+def check_sums(graph, x_shape, w_shape, dtype, name):
+    x = rand(graph.num_cols, *x_shape, dtype=dtype)
+    w = None if w_shape is None else rand(graph.nnz, *w_shape, dtype=dtype)
+    wide = None if w is None else w.double().reshape(*w.shape, *(1,) * (x.dim() - w.dim()))
+    message = "copy_lhs" if w is None else "mul"
+    scale = reference.spmm(graph, x.double().abs(), None if wide is None else wide.abs(), message, "sum")
+    for reduce in ("sum", "mean"):
+        want = reference.spmm(graph, x.double(), wide, message, reduce)
+        want[graph.indptr.diff() == 0] = 2.5
+        got = ops.spmm(graph, x, w, reduce=reduce, empty_value=2.5)
+        bound = scale / (graph.indptr.diff().clamp(min=1).view(-1, *[1] * len(x_shape)) if reduce == "mean" else 1)
+        assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {reduce}", bound)
+
+
 @every_kernel_of_sums
 def test_sums(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
-        for x_shape, w_shape in SHAPES:
-            x = rand(graph.num_cols, *x_shape, dtype=dtype)
-            w = None if w_shape is None else rand(graph.nnz, *w_shape, dtype=dtype)
-            wide = None if w is None else w.double().reshape(*w.shape, *(1,) * (x.dim() - w.dim()))
-            message = "copy_lhs" if w is None else "mul"
-            scale = reference.spmm(graph, x.double().abs(), None if wide is None else wide.abs(), message, "sum")
-            for reduce in ("sum", "mean"):
-                want = reference.spmm(graph, x.double(), wide, message, reduce)
-                want[graph.indptr.diff() == 0] = 2.5
-                got = ops.spmm(graph, x, w, reduce=reduce, empty_value=2.5)
-                bound = scale / (
-                    graph.indptr.diff().clamp(min=1).view(-1, *[1] * len(x_shape)) if reduce == "mean" else 1
-                )
-                assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {reduce}", bound)
+        for shapes in SHAPES:
+            check_sums(graph, *shapes, dtype, name)
+
+
+def every_padded(test):
+    for name, values in (("index", INDEX), ("dtype", DTYPES), ("kernel", [Arrangement.LENGTH, Kernel.GROUPS, None])):
+        test = pytest.mark.parametrize(name, values)(test)
+    return test
+
+
+@every_padded
+def test_padded_sums(kernel, dtype, index):
+    for shapes in PADDED if kernel else PADDED_UNLISTED:
+        check_sums(fixed(read_often(index), kernel), *shapes, dtype, "read often")
+
+
+@pytest.mark.skipif(EMULATED, reason="asks CUDA for what it has allocated")
+@pytest.mark.parametrize(
+    ("degree", "x_shape", "w_shape", "kernel", "want"),
+    [
+        (12, (41,), None, Arrangement.LENGTH, True),
+        (12, (41,), (), None, True),
+        (12, (3,), None, Arrangement.LENGTH, True),
+        (12, (3, 7), (3, 1), Arrangement.LENGTH, True),
+        (12, (40,), None, Arrangement.LENGTH, False),  # vectors fit
+        (1, (41,), None, Arrangement.LENGTH, False),  # sources are hardly read more than once
+        (4, (3,), None, Arrangement.LENGTH, False),  # little is read
+        (12, (3,), None, None, False),
+        (12, (24, 1), (24, 1), None, False),  # most of each vector would be padding
+    ],
+)
+def test_what_is_padded(degree, x_shape, w_shape, kernel, want):
+    n = 40_000
+    graph = fixed(build([degree] * n, n), kernel)
+    x = rand(n, *x_shape)
+    w = None if w_shape is None else rand(graph.nnz, *w_shape)
+    ops.spmm(graph, x, w)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    ops.spmm(graph, x, w)
+    taken = torch.cuda.max_memory_allocated() - before
+    size = x.numel() * x.element_size()
+    assert size <= taken < 1.9 * size if not want else taken >= 3 * size
+
+
+def test_sums_of_features_at_an_odd_address():
+    graph = fixed(read_often(), Arrangement.LENGTH)
+    x = rand(graph.num_cols * 132 + 1)[1:].view(-1, 132)
+    want = reference.spmm(graph, x.double(), None, "copy_lhs", "sum")
+    scale = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum")
+    assert_close(ops.spmm(graph, x), want, torch.float32, "odd address", scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -206,25 +267,37 @@ def few(*shape, dtype):
     return torch.where(chance > 0.999, float("nan"), value).to(dtype)
 
 
+def check_extremes(graph, x_shape, w_shape, dtype, name):
+    x = few(graph.num_cols, *x_shape, dtype=dtype)
+    w = None if w_shape is None else few(graph.nnz, *w_shape, dtype=dtype)
+    for plain in (False, True):
+        if plain:  # ties and all of -inf, without a NaN that would win them
+            x = x.nan_to_num(0, neginf=-float("inf"), posinf=1)
+            w = None if w is None else torch.full_like(w, 0.5)
+        weight = None if w is None else w.reshape(*w.shape, *(1,) * (x.dim() - w.dim()))
+        for reduce in EXTREMES:
+            got = ops.spmm(graph, x, w, reduce=reduce, empty_value=2.5, return_arg=True)
+            want = first_winners(graph, x, weight, reduce, 2.5)
+            for what, a, b in zip(("value", "source", "edge"), got, want, strict=True):
+                if w is None and what == "edge":
+                    continue
+                where = f"{name} {x_shape} {w_shape} {reduce} {what}"
+                torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0, equal_nan=True, msg=where)
+
+
 @every_kernel
 def test_extremes(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
-        for (x_shape, w_shape), plain in itertools.product(SHAPES, (False, True)):
-            x = few(graph.num_cols, *x_shape, dtype=dtype)
-            w = None if w_shape is None else few(graph.nnz, *w_shape, dtype=dtype)
-            if plain:  # ties and all of -inf, without a NaN that would win them
-                x = x.nan_to_num(0, neginf=-float("inf"), posinf=1)
-                w = None if w is None else torch.full_like(w, 0.5)
-            weight = None if w is None else w.reshape(*w.shape, *(1,) * (x.dim() - w.dim()))
-            for reduce in EXTREMES:
-                got = ops.spmm(graph, x, w, reduce=reduce, empty_value=2.5, return_arg=True)
-                want = first_winners(graph, x, weight, reduce, 2.5)
-                for what, a, b in zip(("value", "source", "edge"), got, want, strict=True):
-                    if w is None and what == "edge":
-                        continue
-                    where = f"{name} {x_shape} {w_shape} {reduce} {what}"
-                    torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0, equal_nan=True, msg=where)
+        for shapes in SHAPES:
+            check_extremes(graph, *shapes, dtype, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", INDEX)
+def test_padded_extremes(dtype, index):
+    for shapes in PADDED:
+        check_extremes(fixed(read_often(index), Arrangement.LENGTH), *shapes, dtype, "read often")
 
 
 @every_kernel
@@ -239,6 +312,16 @@ def test_dots(kernel, dtype, index):
                 scale = reference.sddmm(graph, lhs.double().abs(), rhs.double().abs(), "dot", *targets)
                 got = ops.sddmm(graph, lhs, rhs, "dot", *targets)
                 assert_close(got, want, dtype, f"{name} {width} {targets}", scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padded_dots(dtype):
+    graph = fixed(read_often(), Arrangement.LENGTH)
+    for shape in ((701,), (3, 233)):
+        u, v = rand(graph.num_cols, *shape, dtype=dtype), rand(graph.num_rows, *shape, dtype=dtype)
+        want = reference.sddmm(graph, u.double(), v.double(), "dot", "u", "v")
+        scale = reference.sddmm(graph, u.double().abs(), v.double().abs(), "dot", "u", "v")
+        assert_close(ops.sddmm(graph, u, v), want, dtype, f"{shape}", scale)
 
 
 @pytest.mark.parametrize("kernel", OF_SUMS)
@@ -387,26 +470,36 @@ def test_many_short_rows():
             assert_close(ops.sddmm(graph, x, v), want, torch.float32, f"sddmm {listed} {width}", scale)
 
 
+def check_graph_conv(graph, x_shape, w_shape, given, dtype, name):
+    """With the source's scale, the row's and the bias, if `given` names them by u, r and b."""
+    x = rand(graph.num_cols, *x_shape, dtype=dtype)
+    w = rand(graph.nnz, dtype=dtype) if w_shape == () else None
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    u = rand(graph.num_cols, dtype=exact) if "u" in given else None
+    r = rand(graph.num_rows, dtype=exact) if "r" in given else None
+    bias = rand(*x_shape, dtype=dtype) if "b" in given else None
+    wide = [None if t is None else t.double() for t in (w, u, r, bias)]
+    scale = reference.graph_conv(graph, x.double().abs(), *(None if t is None else t.abs() for t in wide), False)
+    for relu in (False, True):
+        got = ops.graph_conv(graph, x, w, source_scale=u, row_scale=r, bias=bias, relu=relu)
+        want = reference.graph_conv(graph, x.double(), *wide, relu)
+        assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {given} {relu}", scale)
+
+
 @every_kernel_of_sums
 def test_graph_conv(kernel, dtype, index):
     """What is fused into a sum, with and without each part; its gradient is the same kernel over the transposed."""
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
-        for (x_shape, w_shape), given in zip(SHAPES, itertools.cycle(["urb", "u", "rb", "b", "ub", "r"]), strict=False):
-            x = rand(graph.num_cols, *x_shape, dtype=dtype)
-            w = rand(graph.nnz, dtype=dtype) if w_shape == () else None
-            exact = torch.float64 if dtype == torch.float64 else torch.float32
-            u = rand(graph.num_cols, dtype=exact) if "u" in given else None
-            r = rand(graph.num_rows, dtype=exact) if "r" in given else None
-            bias = rand(*x_shape, dtype=dtype) if "b" in given else None
-            wide = [None if t is None else t.double() for t in (w, u, r, bias)]
-            scale = reference.graph_conv(
-                graph, x.double().abs(), *(None if t is None else t.abs() for t in wide), False
-            )
-            for relu in (False, True):
-                got = ops.graph_conv(graph, x, w, source_scale=u, row_scale=r, bias=bias, relu=relu)
-                want = reference.graph_conv(graph, x.double(), *wide, relu)
-                assert_close(got, want, dtype, f"{name} {x_shape} {w_shape} {given} {relu}", scale)
+        for shapes, given in zip(SHAPES, itertools.cycle(["urb", "u", "rb", "b", "ub", "r"]), strict=False):
+            check_graph_conv(graph, *shapes, given, dtype, name)
+
+
+@every_padded
+def test_padded_graph_conv(kernel, dtype, index):
+    wide = 131 if kernel else 701
+    for shapes, given in zip([((wide,), None), ((wide,), ())], ["urb", "u"], strict=True):
+        check_graph_conv(fixed(read_often(index), kernel), *shapes, given, dtype, "read often")
 
 
 ATTENTION = [(1, 1), (1, 7), (1, 64), (1, 100), (1, 200), (2, 3), (3, 24), (4, 16), (8, 8), (2, 128), (20, 4), (5, 12)]

@@ -13,7 +13,7 @@ from gnnaccel.graph.translate import METHODS
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._edge_order import by_id, pays, room
-from gnnaccel.ops._features import operand, reduce_to, result_features
+from gnnaccel.ops._features import aligned_heads, operand, reduce_to, result_features
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
 
@@ -118,6 +118,9 @@ def _sddmm_impl(*args):
     one = math.prod(out.shape[1:]) == 1
     dots = op == "dot" and {lhs_target, rhs_target} == {"u", "v"}
     moves = dots and pays(arrays.edge_ids, out, math.prod(full) * out.element_size(), one)
+    if dots and _pays_padding(arrays, lhs, rhs):
+        lhs, rhs = aligned_heads(lhs), aligned_heads(rhs)
+        full = tuple(lhs.shape[1:])
     by_row = room(out) if moves else []
     edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None) if by_row else arrays
     lhs, lhs_operand = operand(lhs, full)
@@ -129,6 +132,18 @@ def _sddmm_impl(*args):
     made = (*by_row, out)[0]
     lib.launch("sddmm", out.device, *matrix, *lhs_operand, *rhs_operand, made.data_ptr(), *sizes, *codes)
     return by_id(made, edge_ids, out) if by_row else out
+
+
+_WORTH_PADDING = 16 << 20  # bytes of features that are read of either side
+
+
+def _pays_padding(arrays: Arrays, lhs: Tensor, rhs: Tensor) -> bool:
+    """True if features that no 16-byte vectors fit should be copied into some that they fit before a dot product."""
+    row_bytes = math.prod(lhs.shape[1:]) * lhs.element_size()
+    fits = lhs.shape[-1] * lhs.element_size() % 16 == 0
+    if not lhs.is_cuda or fits or lhs.shape[1:] != rhs.shape[1:]:
+        return False
+    return arrays.nnz * row_bytes >= _WORTH_PADDING and arrays.nnz >= lhs.shape[0] + rhs.shape[0]
 
 
 def _sddmm_fake(*args):
