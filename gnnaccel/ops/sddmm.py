@@ -134,16 +134,19 @@ def _sddmm_impl(*args):
     return by_id(made, edge_ids, out) if by_row else out
 
 
-_WORTH_PADDING = 16 << 20  # bytes of features that are read of either side
+_WORTH_PADDING = 16 << 20  # bytes of features that are read of either side ...
+_READ_OFTEN = 32  # ... and edges for each row of them: copies of both are a small part of the whole then
 
 
 def _pays_padding(arrays: Arrays, lhs: Tensor, rhs: Tensor) -> bool:
-    """True if features that no 16-byte vectors fit should be copied into some that they fit before a dot product."""
+    """True if features that no 16-byte vectors fit should be copied into some that they fit before a dot product.
+    H200, reddit-like: 2.4 ms with 41 features, 2.2 with 40; cuSPARSE 12.3 and 6.9."""
     row_bytes = math.prod(lhs.shape[1:]) * lhs.element_size()
     fits = lhs.shape[-1] * lhs.element_size() % 16 == 0
     if not lhs.is_cuda or fits or lhs.shape[1:] != rhs.shape[1:]:
         return False
-    return arrays.nnz * row_bytes >= _WORTH_PADDING and arrays.nnz >= lhs.shape[0] + rhs.shape[0]
+    often = arrays.nnz >= _READ_OFTEN * (lhs.shape[0] + rhs.shape[0])
+    return often and arrays.nnz * row_bytes >= _WORTH_PADDING
 
 
 def _sddmm_fake(*args):
