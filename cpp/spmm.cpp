@@ -214,26 +214,98 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
     store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : epilogue<N, T>(p.fused, acc[m] * scale, row, d + m * N));
 }
 
-// All features of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. The last block is moved back to end
-// with the row: recomputing a few features costs less than a partial vector. Vectors shorter than the machine's
+// The same for heads, or rows without any, of C features that no vector of four fits: M of them from d on, each value
+// by itself.
+template <class K, int C, int M, class T, class I>
+void narrow_block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d,
+                  const Partial<Acc<T>>* partial) {
+  using A = Acc<T>;
+  const A infinity = std::numeric_limits<A>::infinity();
+  const bool max = p.reduce == Reduce::max;
+  const int64_t head = K::kRhs == Rhs::group && d ? (d / C) % p.rhs.len : 0;
+  A acc[M * C];
+  int64_t winner[K::kExtreme ? M * C : 1];
+  for (int i = 0; i < M * C; ++i) {
+    acc[i] = !K::kExtreme ? A(0) : max ? -infinity : infinity;
+    if (K::kExtreme) winner[i] = k0;
+  }
+  for (int64_t k = k0; k < k1; ++k) {
+    prefetch_ahead<K, C * M* static_cast<int>(sizeof(T))>(p, k, d);
+    const bool needs_edge = K::kByEdge || (K::kRhs != Rhs::none && K::kRhs != Rhs::source);
+    const int64_t e = needs_edge ? p.graph.edge(k) : 0;
+    const T* x = K::kByEdge ? p.rhs_data() + e * p.num_feats + d
+                            : p.lhs_data() + static_cast<int64_t>(p.graph.indices[k]) * p.num_feats + d;
+    [[maybe_unused]] A weight = 1;
+    if constexpr (K::kRhs == Rhs::source) weight = source_scale(p, k);
+    if constexpr (K::kRhs == Rhs::scalar) weight = widen(p.rhs_data()[e]);
+#pragma GCC unroll 24
+    for (int i = 0; i < M * C; ++i) {
+      A value = widen(x[i]);
+      if constexpr (K::kRhs == Rhs::full) weight = widen(p.rhs_data()[e * p.num_feats + d + i]);
+      if constexpr (K::kRhs == Rhs::group) weight = widen(p.rhs_data()[e * p.rhs.len + head + i / C]);
+      if constexpr (K::kRhs != Rhs::none) value = K::kMessage == Message::mul ? value * weight : value + weight;
+      if constexpr (!K::kExtreme) {
+        acc[i] += value;
+      } else if (beats(value, acc[i], max)) {
+        acc[i] = value;
+        winner[i] = k;
+      }
+    }
+  }
+  const A scale = p.reduce == Reduce::mean && !partial ? A(1) / static_cast<A>(k1 - k0) : A(1);
+  for (int i = 0; i < M * C; ++i) {
+    if (partial)
+      partial->value[d + i] = acc[i];
+    else
+      write(p, row, d + i, acc[i] * scale);
+    if (K::kExtreme && partial) partial->winner[d + i] = winner[i];
+  }
+  if (K::kExtreme && !partial) write_winners(p, row * p.num_feats + d, 0, winner, M * C);
+}
+
+// Calls f with the largest of 8, 4, 2 and 1 that is at most `wanted`, as an integral constant.
+template <class F>
+inline void with_vectors(int64_t wanted, F f) {
+  if (wanted >= 8) return f(std::integral_constant<int, 8>{});
+  if (wanted >= 4) return f(std::integral_constant<int, 4>{});
+  if (wanted >= 2) return f(std::integral_constant<int, 2>{});
+  f(std::integral_constant<int, 1>{});
+}
+
+// Features first .. end of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. The last block is moved back to end
+// with them: recomputing a few features costs less than a partial vector. Vectors shorter than the machine's
 // are for rows that hold just one of them, unless heads bound them.
 template <class K, int N, class T, class I>
-void whole_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {
+void features(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t first, int64_t end,
+              const Partial<Acc<T>>* partial) {
   constexpr bool kOneVector = N < kLanes<T> && K::kRhs != Rhs::group;
-  const int64_t feats = p.num_feats;
-  for (int64_t d = 0; d < feats;) {
-    const int64_t vectors = (feats - d + N - 1) / N, fit = kOneVector ? 1 : feats / N;
+  for (int64_t d = first; d < end;) {
+    const int64_t vectors = (end - d + N - 1) / N, fit = kOneVector ? 1 : (end - first) / N;
     const int64_t wanted = vectors > 4 ? 8 : vectors > 2 ? 4 : vectors;
-    int64_t size = std::min(wanted, fit);
-    size = size >= 8 ? 8 : size >= 4 ? 4 : size >= 2 ? 2 : 1;
-    const int64_t start = std::min(d, feats - size * N);
-    d = start + size * N;
-    if constexpr (!kOneVector) {
-      if (size == 8) block<K, N, 8>(p, row, k0, k1, start, partial);
-      if (size == 4) block<K, N, 4>(p, row, k0, k1, start, partial);
-      if (size == 2) block<K, N, 2>(p, row, k0, k1, start, partial);
+    const auto one = [&](auto size) {
+      const int64_t start = std::min(d, end - size * N);
+      d = start + size * N;
+      block<K, N, size>(p, row, k0, k1, start, partial);
+    };
+    if constexpr (kOneVector) {
+      one(std::integral_constant<int, 1>{});
+    } else {
+      with_vectors(std::min(wanted, fit), one);
     }
-    if (size == 1) block<K, N, 1>(p, row, k0, k1, start, partial);
+  }
+}
+
+// All features of one row (or piece) by narrow_block. Weights of heads may repeat: a block does not go past the last.
+template <class K, int C, class T, class I>
+void narrow_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {
+  if constexpr (K::kRhs != Rhs::group) {
+    narrow_block<K, C, 1>(p, row, k0, k1, 0, partial);
+  } else {
+    for (int64_t h = 0; h < p.num_feats / C;)
+      with_vectors(p.rhs.len - h % p.rhs.len, [&](auto heads) {
+        narrow_block<K, C, heads>(p, row, k0, k1, h * C, partial);
+        h += heads;
+      });
   }
 }
 
@@ -341,47 +413,64 @@ void walk(const Problem<T, I>& p, int threads, const Row& one_row) {
 }
 
 template <class K, class T, class I>
-bool run_vector(const Problem<T, I>& p, int threads) {
+void run_vector(const Problem<T, I>& p, int threads) {
   constexpr int L = kLanes<T>;
-  // Vectors must not straddle heads, so a head's width bounds their size.
-  int64_t width = K::kRhs == Rhs::group ? (p.rhs.div & -p.rhs.div) : p.num_feats;
+  constexpr bool kHeads = K::kRhs == Rhs::group;
+  const int64_t head = kHeads ? p.rhs.div : p.num_feats;
+  const auto narrow = [&](auto count) {
+    walk(p, threads, [&](int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {
+      narrow_row<K, count>(p, row, k0, k1, partial);
+    });
+  };
+  if (head == 1) return narrow(std::integral_constant<int, 1>{});
+  if (head == 2) return narrow(std::integral_constant<int, 2>{});
+  if (head == 3) return narrow(std::integral_constant<int, 3>{});
+  // Vectors must not straddle heads. Where heads hold a whole number of some, the features are taken without regard to
+  // them; else head by head.
+  const int64_t whole = kHeads ? (head & -head) : head;
   const auto with = [&](auto lanes) {
     constexpr int N = decltype(lanes)::value;
+    const int64_t step = whole >= N ? p.num_feats : head;
     walk(p, threads, [&](int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {
-      whole_row<K, N>(p, row, k0, k1, partial);
+      for (int64_t d = 0; d < p.num_feats; d += step) features<K, N>(p, row, k0, k1, d, d + step, partial);
     });
-    return true;
   };
+  const int64_t width = whole >= 4 ? whole : head;
   if (width >= L) return with(std::integral_constant<int, L>{});
   if constexpr (L > 8)
     if (width >= 8) return with(std::integral_constant<int, 8>{});
-  if constexpr (L > 4)
-    if (width >= 4) return with(std::integral_constant<int, 4>{});
-  return false;
+  with(std::integral_constant<int, std::min(L, 4)>{});
 }
 
+// By vectors, if these serve what is asked for.
 template <class T, class I>
 bool run_fast(const Problem<T, I>& p, int threads) {
   using M = Message;
   const int64_t feats = p.num_feats;
   const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
   if (p.message != M::copy_rhs && p.lhs.len != feats) return false;
-  if (p.fused.scales_sources()) return run_vector<Kind<false, M::mul, Rhs::source, false>>(p, threads);
-  if (p.message == M::copy_lhs)
-    return extreme ? run_vector<Kind<false, M::copy_lhs, Rhs::none, true>>(p, threads)
-                   : run_vector<Kind<false, M::copy_lhs, Rhs::none, false>>(p, threads);
-  if (p.message == M::copy_rhs) {
+  if (p.fused.scales_sources()) {
+    run_vector<Kind<false, M::mul, Rhs::source, false>>(p, threads);
+  } else if (p.message == M::copy_lhs) {
+    extreme ? run_vector<Kind<false, M::copy_lhs, Rhs::none, true>>(p, threads)
+            : run_vector<Kind<false, M::copy_lhs, Rhs::none, false>>(p, threads);
+  } else if (p.message == M::copy_rhs) {
     if (p.rhs.len != feats) return false;
-    return extreme ? run_vector<Kind<true, M::copy_rhs, Rhs::none, true>>(p, threads)
-                   : run_vector<Kind<true, M::copy_rhs, Rhs::none, false>>(p, threads);
+    extreme ? run_vector<Kind<true, M::copy_rhs, Rhs::none, true>>(p, threads)
+            : run_vector<Kind<true, M::copy_rhs, Rhs::none, false>>(p, threads);
+  } else if (extreme) {
+    return false;
+  } else if (p.rhs.len == feats) {
+    p.message == M::mul ? run_vector<Kind<false, M::mul, Rhs::full, false>>(p, threads)
+                        : run_vector<Kind<false, M::add, Rhs::full, false>>(p, threads);
+  } else if (p.message == M::mul && p.rhs.len == 1) {
+    run_vector<Kind<false, M::mul, Rhs::scalar, false>>(p, threads);
+  } else if (p.message == M::mul && p.rhs.div > 1) {
+    run_vector<Kind<false, M::mul, Rhs::group, false>>(p, threads);
+  } else {
+    return false;
   }
-  if (extreme) return false;
-  if (p.rhs.len == feats)
-    return p.message == M::mul ? run_vector<Kind<false, M::mul, Rhs::full, false>>(p, threads)
-                               : run_vector<Kind<false, M::add, Rhs::full, false>>(p, threads);
-  if (p.message != M::mul) return false;
-  if (p.rhs.len == 1) return run_vector<Kind<false, M::mul, Rhs::scalar, false>>(p, threads);
-  return p.rhs.div > 1 && run_vector<Kind<false, M::mul, Rhs::group, false>>(p, threads);
+  return true;
 }
 
 template <class T, class I>

@@ -110,11 +110,33 @@ def test_spmm_widths(device, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("heads,width", [(1, 8), (2, 4), (3, 5), (4, 16), (8, 8), (7, 24), (3, 96)])
+@pytest.mark.parametrize(
+    "heads,width", [(1, 8), (2, 4), (3, 5), (4, 16), (8, 8), (7, 24), (3, 96), (4, 3), (11, 2), (5, 7), (3, 18), (2, 33)]
+)
 def test_spmm_heads(device, heads, width, dtype):
     graph = graph_on(device)
     for reduce in ("sum", "max"):
         check_spmm(graph, *spmm_inputs(graph, "mul", (heads, width), (heads,), dtype), "mul", reduce)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    "x_shape,w_shape",
+    [
+        ((1,), ()),
+        ((2,), (2,)),
+        ((3,), ()),
+        ((5, 3), (5,)),
+        ((4, 3, 2), (1, 3, 1)),  # the weights of three heads, four times
+        ((2, 3, 7), (1, 3, 1)),
+        ((3, 3), (1, 1)),
+    ],
+)
+def test_spmm_of_narrow_rows_and_heads(device, x_shape, w_shape, dtype):
+    """Those that no vector fits, on a row that is summed in pieces too."""
+    graph = graph_on(device, "one_hub")
+    for message, reduce in [("copy_lhs", "mean"), ("mul", "sum"), ("copy_lhs", "max"), ("copy_rhs", "min")]:
+        check_spmm(graph, *spmm_inputs(graph, message, x_shape, w_shape, dtype), message, reduce)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
