@@ -135,38 +135,44 @@ template <class K, int kBytes, class T, class I>
     prefetch<kBytes>(p.rhs_data() + static_cast<int64_t>(p.graph.edge_ids[next]) * p.num_feats + d);
 }
 
-// The element of `operand` for feature d and each N further on; N divides operand.div. One division per block: two
-// for each vector cost what several edges do.
-template <int M>
-void heads_of(const Operand& operand, int64_t d, int64_t step, int64_t (&head)[M]) {
+// Where the m-th of some vectors of N begins: side by side, but none after `last`.
+inline int64_t place_of(int m, int N, int64_t last) { return std::min<int64_t>(m * N, last); }
+
+// The element of `operand` for the vectors of N from feature d on, none of which straddles heads. One division per
+// block: two for each vector cost what several edges do.
+template <int N, int M>
+void heads_of(const Operand& operand, int64_t d, int64_t last, int64_t (&head)[M]) {
   int64_t h = d ? (d / operand.div) % operand.len : 0, rest = d ? d % operand.div : 0;
   for (int m = 0; m < M; ++m) {
     head[m] = h;
-    rest += step;
+    rest += place_of(m + 1, N, last) - place_of(m, N, last);
     if (rest < operand.div) continue;
     rest = 0;
     h = h + 1 == operand.len ? 0 : h + 1;
   }
 }
 
-// Features d .. d + N * M of nonzeros k0 .. k1 (at least one) of row `row`.
+// Features d .. d + last + N of nonzeros k0 .. k1 (at least one) of row `row`, in M vectors; more than half of M are
+// needed. Where they are more than the features, the last ones overlap, or are the same.
 template <class K, int N, int M, class T, class I>
-void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d, const Partial<Acc<T>>* partial) {
+void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t d, int64_t last,
+           const Partial<Acc<T>>* partial) {
   using A = Acc<T>;
   using V = Vec<A, N>;
   using Index = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
   using W = Vec<Index, N>;
   V acc[M];
   W winner[M];  // the first nonzero, unless another beats infinity
-  int64_t head[M];
+  int64_t head[M], place[M];
   const A infinity = std::numeric_limits<A>::infinity();
   const A start = !K::kExtreme ? A(0) : p.reduce == Reduce::max ? -infinity : infinity;
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     acc[m] = splat<N>(start);
     winner[m] = W{};
+    place[m] = m <= M / 2 - 1 ? m * N : place_of(m, N, last);
   }
-  if constexpr (K::kRhs == Rhs::group) heads_of(p.rhs, d, N, head);
+  if constexpr (K::kRhs == Rhs::group) heads_of<N>(p.rhs, d, last, head);
   for (int64_t k = k0; k < k1; ++k) {
     prefetch_ahead<K, N * M* static_cast<int>(sizeof(T))>(p, k, d);
     const bool needs_edge = K::kByEdge || (K::kRhs != Rhs::none && K::kRhs != Rhs::source);
@@ -177,13 +183,13 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
                             : p.lhs_data() + static_cast<int64_t>(p.graph.indices[k]) * p.num_feats + d;
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      V value = load<N>(x + m * N);
+      V value = load<N>(x + place[m]);
       if constexpr (K::kRhs != Rhs::none) {
         V w;
         if constexpr (K::kRhs == Rhs::source) {
           w = splat<N>(scale);
         } else {
-          w = edge_operand<K, N>(p, e, d + m * N, K::kRhs == Rhs::group ? head[m] : 0);
+          w = edge_operand<K, N>(p, e, d + place[m], K::kRhs == Rhs::group ? head[m] : 0);
         }
         value = K::kMessage == Message::mul ? value * w : value + w;
       }
@@ -196,22 +202,26 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   }
   const int64_t at = row * p.num_feats + d;
   if constexpr (K::kExtreme) {
-    Index won[M * N];
-    std::memcpy(won, winner, sizeof(won));
-    if (partial)
-      for (int i = 0; i < M * N; ++i) partial->winner[d + i] = k0 + won[i];
-    else
-      write_winners(p, at, k0, won, M * N);
+    Index won[N];
+    for (int m = 0; m < M; ++m) {
+      std::memcpy(won, &winner[m], sizeof(won));
+      if (partial)
+        for (int i = 0; i < N; ++i) partial->winner[d + place[m] + i] = k0 + won[i];
+      else
+        write_winners(p, at + place[m], k0, won, N);
+    }
   }
   if (partial) {
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) store<N>(partial->value + d + m * N, acc[m]);
+    for (int m = 0; m < M; ++m) store<N>(partial->value + d + place[m], acc[m]);
     return;
   }
   const A scale = p.reduce == Reduce::mean ? A(1) / static_cast<A>(k1 - k0) : A(1);
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-    store<N>(p.out + at + m * N, K::kExtreme ? acc[m] : epilogue<N, T>(p.fused, acc[m] * scale, row, d + m * N));
+  for (int m = 0; m < M; ++m) {
+    const V value = K::kExtreme ? acc[m] : epilogue<N, T>(p.fused, acc[m] * scale, row, d + place[m]);
+    store<N>(p.out + at + place[m], value);
+  }
 }
 
 // The same for heads, or rows without any, of C features that no vector of four fits: M of them from d on, each value
@@ -272,25 +282,29 @@ inline void with_vectors(int64_t wanted, F f) {
   f(std::integral_constant<int, 1>{});
 }
 
-// Features first .. end of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. The last block is moved back to end
-// with them: recomputing a few features costs less than a partial vector. Vectors shorter than the machine's
-// are for rows that hold just one of them, unless heads bound them.
+// Features first .. end, at least N, of one row (or piece), in blocks of 8, 4, 2 or 1 vectors. Recomputing some
+// features costs less than a partial vector or a second walk. Vectors shorter than the machine's are for rows that two
+// of them cover, unless heads bound them.
 template <class K, int N, class T, class I>
 void features(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t first, int64_t end,
               const Partial<Acc<T>>* partial) {
-  constexpr bool kOneVector = N < kLanes<T> && K::kRhs != Rhs::group;
+  constexpr bool kShort = N < kLanes<T> && K::kRhs != Rhs::group;
   for (int64_t d = first; d < end;) {
-    const int64_t vectors = (end - d + N - 1) / N, fit = kOneVector ? 1 : (end - first) / N;
-    const int64_t wanted = vectors > 4 ? 8 : vectors > 2 ? 4 : vectors;
+    const int64_t vectors = (end - d + N - 1) / N;
     const auto one = [&](auto size) {
-      const int64_t start = std::min(d, end - size * N);
+      const int64_t start = std::max(first, std::min(d, end - size * N));
+      block<K, N, size>(p, row, k0, k1, start, std::min<int64_t>((size - 1) * N, end - start - N), partial);
       d = start + size * N;
-      block<K, N, size>(p, row, k0, k1, start, partial);
     };
-    if constexpr (kOneVector) {
+    if (vectors == 1) {
       one(std::integral_constant<int, 1>{});
-    } else {
-      with_vectors(std::min(wanted, fit), one);
+    } else if (kShort || vectors == 2) {
+      one(std::integral_constant<int, 2>{});
+    } else if constexpr (!kShort) {
+      if (vectors <= 5)
+        one(std::integral_constant<int, 4>{});
+      else
+        one(std::integral_constant<int, 8>{});
     }
   }
 }
