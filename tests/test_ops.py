@@ -111,7 +111,8 @@ def test_spmm_widths(device, width, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
-    "heads,width", [(1, 8), (2, 4), (3, 5), (4, 16), (8, 8), (7, 24), (3, 96), (4, 3), (11, 2), (5, 7), (3, 18), (2, 33)]
+    "heads,width",
+    [(1, 8), (2, 4), (3, 5), (4, 16), (8, 8), (7, 24), (3, 96), (4, 3), (11, 2), (5, 7), (3, 18), (2, 33)],
 )
 def test_spmm_heads(device, heads, width, dtype):
     graph = graph_on(device)
