@@ -262,12 +262,11 @@ void narrow_block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, i
       }
     }
   }
-  const A scale = p.reduce == Reduce::mean && !partial ? A(1) / static_cast<A>(k1 - k0) : A(1);
   for (int i = 0; i < M * C; ++i) {
     if (partial)
       partial->value[d + i] = acc[i];
     else
-      write(p, row, d + i, acc[i] * scale);
+      write(p, row, d + i, p.reduce == Reduce::mean ? acc[i] / static_cast<A>(k1 - k0) : acc[i]);
     if (K::kExtreme && partial) partial->winner[d + i] = winner[i];
   }
   if (K::kExtreme && !partial) write_winners(p, row * p.num_feats + d, 0, winner, M * C);

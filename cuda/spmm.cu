@@ -60,7 +60,7 @@ Choice choose(const SpmmCall& call) {
   const bool meant = call.work.lanes && (kernel == Kernel::rows) == (wish == Wish::rows);  // for the kernel that serves
   const int lanes = std::min(meant ? call.work.lanes : usual, most);
   Choice choice{call, kernel, slice_of(call, lanes), 0};
-  if (choice.slice.lanes == 0 && kernel != Kernel::general && aligned(call.out)) {
+  if (choice.slice.lanes == 0 && kernel != Kernel::general && scales_sources(call.message) && aligned(call.out)) {
     choice.call = padded(call, kernel != Kernel::balanced, choice.padded_bytes);
     choice.slice = slice_of(choice.call, lanes);
   }

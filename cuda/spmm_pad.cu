@@ -1,5 +1,6 @@
-// Sums of features that are no whole number of 16-byte vectors (41 classes), for kernels that gather nothing else: each
-// head of the sources is padded to one in the workspace, the sum is taken there, and what is no padding goes to out.
+// Sums of features that are no whole number of 16-byte vectors (41 classes), or lie at other addresses, for kernels
+// that gather nothing else: each head of the sources is padded to one in the workspace, the sum is taken there, and
+// what is no padding goes to out.
 #include "spmm.cuh"
 
 namespace gnnaccel {
@@ -8,6 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kAlignment = 256;
+constexpr int64_t kMostBytes = int64_t{8} << 30;  // of copies, which a sum of less memory should not fail for
 
 int64_t round_up(int64_t count, int64_t multiple) { return ceil_div(count, multiple) * multiple; }
 
@@ -33,7 +35,7 @@ bool pays(const SpmmCall& call, bool listed) {
   const Csr& graph = call.graph;
   const int64_t size = size_of(call.dtype), kept = head_of(call), ends = graph.num_rows + graph.num_cols;
   const int64_t read = graph.nnz * call.lhs.len * size;
-  if (graph.nnz < ends) return false;
+  if (graph.nnz < ends || (weighs_heads(call) && padded_head(kept, size) > 2 * kept)) return false;
   if (listed) return read >= 4 << 20 && (graph.nnz >= 4 * ends || kept * size > 12);
   return read >= 32 << 20 && padded_head(kept, size) * size >= 32;
 }
@@ -117,7 +119,7 @@ SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes) {
   const int64_t size = size_of(given.dtype), kept = head_of(given), wide = padded_head(kept, size);
   bytes = 0;
   if (given.lhs.div != 1 || given.lhs.len % kept || given.num_feats % given.lhs.len) return given;
-  if (!pays(given, listed)) return given;
+  if (!pays(given, listed) || (weighs_heads(given) && !given.fused.empty())) return given;
   auto room = [&](int64_t wanted) {
     void* at = static_cast<char*>(given.workspace) + bytes;
     bytes += round_up(wanted, kAlignment);
@@ -138,7 +140,9 @@ SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes) {
   if (given.fused.bias) call.fused.bias = room(call.num_feats * size);
   if (scales_of(given).scales_sources()) call.fused.source_scale = call.fused.source_indptr = nullptr;
   call.workspace = room(0);
-  return call;
+  if (bytes <= kMostBytes) return call;
+  bytes = 0;
+  return given;
 }
 
 cudaError_t spmm_pad(const SpmmCall& given, const SpmmCall& call, cudaStream_t stream) {

@@ -120,7 +120,7 @@ def test_padded_sums(kernel, dtype, index):
         check_sums(fixed(read_often(index), kernel), *shapes, dtype, "read often")
 
 
-@pytest.mark.skipif(EMULATED, reason="asks CUDA for what it has allocated")
+@pytest.mark.skipif(bool(EMULATED), reason="asks CUDA for what it has allocated")
 @pytest.mark.parametrize(
     ("degree", "x_shape", "w_shape", "kernel", "want"),
     [
@@ -132,7 +132,8 @@ def test_padded_sums(kernel, dtype, index):
         (1, (41,), None, Arrangement.LENGTH, False),  # sources are hardly read more than once
         (4, (3,), None, Arrangement.LENGTH, False),  # little is read
         (12, (3,), None, None, False),
-        (12, (24, 1), (24, 1), None, False),  # most of each vector would be padding
+        (12, (24, 1), (24, 1), Arrangement.LENGTH, False),  # most of each vector would be padding
+        (12, (24,), (24,), Arrangement.LENGTH, False),
     ],
 )
 def test_what_is_padded(degree, x_shape, w_shape, kernel, want):
