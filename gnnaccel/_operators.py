@@ -110,7 +110,9 @@ def register(
         return lambda args: function.apply(args[:structure], *args[structure:])  # type: ignore[attr-defined]
 
     def needs_grad(args: tuple) -> bool:
-        return torch.is_grad_enabled() and any(args[k] is not None and args[k].requires_grad for k in features)
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return False
+        return any(args[k] is not None and args[k].requires_grad for k in features)
 
     def refuse_tangents(args: tuple) -> None:
         given = (args[k] for k in features if args[k] is not None)

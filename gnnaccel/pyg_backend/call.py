@@ -56,6 +56,11 @@ class Call:
     def __exit__(self, *exception) -> None:
         current.call = self._outer
 
+    def settle(self) -> None:
+        """To be called when nothing of the call is left but what somebody keeps."""
+        if self._trip is not None:
+            self._trip.settle()
+
     @property
     def lifted(self) -> bool:
         """True if the layer's code got a lazy feature."""

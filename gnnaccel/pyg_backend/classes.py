@@ -76,7 +76,7 @@ def _rebind(conv: MessagePassing) -> None:
     plain = vars(cls).get("_gnnaccel_plain", cls)
     ours = _subclasses.get(plain)
     known = [plain.__dict__.get("_jinja_propagate"), getattr(plain, "_orig_propagate", None)]
-    known += [vars(ours)["propagate"]] if ours is not None else []
+    known += [vars(ours)["propagate"], vars(ours)["_orig_propagate"]] if ours is not None else []
     if getattr(bound, "__func__", None) in [f for f in known if f is not None]:
         original = conv.explain or conv.decomposed_layers > 1
         function = cls._orig_propagate if original else cls._jinja_propagate

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,11 +29,17 @@ class Leaf:
     """One row of `value` [N, ...] per edge: of its source (side "u") or of its destination ("v").
 
     clean : rows that no edge reads hold what another row holds, so that a function of them is as finite as of those.
+    version : of the value, when it became one; None where torch counts none.
     """
 
     side: str
     value: Tensor
     clean: bool = False
+    version: int | None = None
+
+    def __post_init__(self):
+        if self.version is None:
+            object.__setattr__(self, "version", _version(self.value))
 
     @functools.cached_property
     def features(self) -> tuple[int, ...]:
@@ -46,16 +52,41 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """function(*args, **kwargs) edge by edge; args are Leaf, Apply, tensors [E, ...], broadcast tensors and numbers."""
+    """function(*args, **kwargs) edge by edge; args are Leaf, Apply, tensors [E, ...], broadcast tensors and numbers.
+
+    versions : of the tensors among the args, as a Leaf's.
+    """
 
     function: Callable
     args: tuple
     kwargs: dict
     features: tuple[int, ...]
     dtype: torch.dtype
+    versions: tuple = ()
+
+    def __post_init__(self):
+        if not self.versions:
+            found = tuple(_version(a) if isinstance(a, Tensor) else None for a in self.args)
+            object.__setattr__(self, "versions", found)
 
 
 Expression = Leaf | Apply
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def written(expression) -> Tensor | None:
+    """A tensor that was written into since the expression was made of it; None if its values are what they were."""
+    if isinstance(expression, Leaf):
+        return expression.value if expression.version != _version(expression.value) else None
+    if isinstance(expression, Apply):
+        for arg, version in zip(expression.args, expression.versions, strict=True):
+            found = arg if isinstance(arg, Tensor) and version != _version(arg) else written(arg)
+            if found is not None:
+                return found
+    return None
 
 
 def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
@@ -102,13 +133,12 @@ def tensors_of(expression) -> list[Tensor]:
 def detached(expression):
     """The same expression without a gradient."""
     if isinstance(expression, Leaf):
-        return Leaf(expression.side, expression.value.detach(), expression.clean)
+        return Leaf(expression.side, expression.value.detach(), expression.clean, expression.version)
     if isinstance(expression, Tensor):
         return expression.detach()
     if not isinstance(expression, Apply):
         return expression
-    args = tuple(detached(arg) for arg in expression.args)
-    return Apply(expression.function, args, expression.kwargs, expression.features, expression.dtype)
+    return replace(expression, args=tuple(detached(arg) for arg in expression.args))
 
 
 _SDDMM = {torch.add: "add", torch.sub: "sub", torch.mul: "mul", torch.div: "div"}

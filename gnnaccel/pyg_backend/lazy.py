@@ -6,13 +6,19 @@ nodes (each once, not once per edge), products and sums of both ends and of edge
 when an aggregation asks for them they become one SpMM, one SDDMM, or a loop over blocks of edges. An operation that
 is not known here gets the gathered rows and goes on with ordinary tensors. message() itself runs once, as
 it is written, whatever it does.
+
+The rows are those that PyG would have made when the feature was lifted: whoever asks for them, and in whichever mode,
+gets the values and the gradient of that moment. So what is kept beyond the call is gathered at its end, and a feature
+that was written into in between is an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,8 +30,10 @@ from gnnaccel.pyg_backend.expression import (
     NARROW,
     Expression,
     Leaf,
+    detached,
     gathered,
     tensors_of,
+    written,
 )
 
 RULES: dict[Any, Callable] = {}  # torch function -> rule(function, *args, **kwargs), filled by lazy_rules.py
@@ -38,10 +46,19 @@ class Trip:
 
     graph : rows are destinations.
     gathered : why one row per edge was stored after all, or None.
+    made : the features, as long as they live.
     """
 
     graph: Graph
     gathered: str | None = None
+    made: list[weakref.ref[Lazy]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Gather the rows of features that somebody keeps beyond the call, in which their nodes may change."""
+        for ref in self.made:
+            lazy = ref()
+            if lazy is not None:
+                lazy.rows("message() or update() keeps a lifted feature")
 
 
 class Lazy(Tensor):
@@ -50,11 +67,16 @@ class Lazy(Tensor):
     trip: Trip
     expression: Expression
     axis: int  # of the edges: 0 but for features [K, N, F] of stacks and time steps, whose expressions have it first
+    traced: bool  # a gradient goes through it; else its expression has none
+    inference: bool  # made under torch.inference_mode
     _value: Tensor | None
 
     @staticmethod
     def __new__(cls, trip: Trip, expression: Expression, axis: int = 0):
-        grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(expression))
+        grad = any(t.requires_grad for t in tensors_of(expression))
+        inference = torch.is_inference_mode_enabled()
+        if grad and (inference or not torch.is_grad_enabled()):
+            expression, grad = detached(expression), False
         self = Tensor._make_wrapper_subclass(
             cls,
             (*expression.features[:axis], trip.graph.nnz, *expression.features[axis:]),
@@ -63,6 +85,8 @@ class Lazy(Tensor):
             requires_grad=grad,
         )
         self.trip, self.expression, self.axis, self._value = trip, expression, axis, None
+        self.traced, self.inference = grad, inference
+        trip.made.append(weakref.ref(self))
         if grad:
             # Reached only where autograd took this object for an input of its own, so that its gradient would be lost.
             with torch._C.DisableTorchFunctionSubclass():
@@ -89,7 +113,7 @@ class Lazy(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if torch.is_grad_enabled() and any(isinstance(a, Lazy) and a.expression_requires_grad() for a in args):
+        if torch.is_grad_enabled() and any(isinstance(a, Lazy) and a.traced for a in args):
             _lost(None)
         args, kwargs = tree_map_only(Lazy, lambda x: x.rows(str(func)), (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -99,27 +123,38 @@ class Lazy(Tensor):
         """Dimensions of a row and one for the edges."""
         return len(self.expression.features) + 1
 
-    def expression_requires_grad(self) -> bool:
-        """True if a gradient goes to any tensor of the expression."""
-        return any(t.requires_grad for t in tensors_of(self.expression))
-
     @property
     def waiting(self) -> bool:
         """True as long as it is an expression: nobody has asked for (and perhaps written into) its rows."""
+        if self._value is None and (tensor := written(self.expression)) is not None:
+            raise RuntimeError(
+                f"gnnaccel: a tensor of shape {tuple(tensor.shape)} was written into after a message had been made of "
+                "it, in a way that gnnaccel does not recognise beforehand; call gnnaccel.uninstall() or do not "
+                "accelerate this layer, and please report it"
+            )
         return self._value is None
 
     @property
     def pending(self) -> bool:
         """True if it is waiting and has the edges in dimension 0."""
-        return self._value is None and self.axis == 0
+        return self.axis == 0 and self.waiting
 
     def rows(self, reason: str | None = None, always: bool = False) -> Tensor:
         """The rows, as an ordinary tensor; always the same one. `reason` is noted if they are wide (or `always`)."""
-        if self._value is None:
+        if self.waiting:
             if self.trip.gathered is None and (always or math.prod(self.expression.features) > NARROW):
                 self.trip.gathered = reason
-            self._value = gathered(self.trip.graph, self.expression).movedim(0, self.axis)
-        return self._value
+            with _as_made(self.traced, self.inference):
+                self._value = gathered(self.trip.graph, self.expression).movedim(0, self.axis)
+        return self._value  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _as_made(grad: bool, inference: bool) -> Iterator[None]:
+    """The modes a lazy feature was made in: the caller's may be others."""
+    other = inference != torch.is_inference_mode_enabled()
+    with torch.inference_mode(inference) if other else contextlib.nullcontext(), torch.set_grad_enabled(grad):
+        yield
 
 
 Lazy.__name__ = Lazy.__qualname__ = "Tensor"  # errors name the operands' types

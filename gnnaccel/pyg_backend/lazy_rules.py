@@ -32,8 +32,6 @@ def _hoist(x: Lazy, function, *args, **kwargs) -> Any:
 def _make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
     """An Apply as a Lazy; as an ordinary tensor where it is narrow and no product that an SpMM could take."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if not torch.is_grad_enabled():
-        expression = detached(expression)
     if function is not torch.mul and function is not reshaped and math.prod(features) <= NARROW:
         return blocks.edge_values(trip.graph, expression).movedim(0, axis)
     return Lazy(trip, expression, axis)
@@ -135,10 +133,12 @@ def _as_autocast(x: Lazy, function, *args, **kwargs) -> tuple[Expression, torch.
     return expression, dtype
 
 
-def _to(func, x, *args, **kwargs):
-    return (
-        _unary(func, x, *args) if len(args) == 1 and isinstance(args[0], torch.dtype) and not kwargs else NotImplemented
-    )
+def _cast(func, x, *args, **kwargs):
+    """float(), to(dtype) and the like: of a tensor of that dtype, the tensor itself."""
+    if not isinstance(x, Lazy) or not x.waiting or kwargs or not all(isinstance(a, torch.dtype) for a in args):
+        return NotImplemented
+    dtype = func(torch.empty(0, dtype=x.expression.dtype), *args).dtype
+    return x if dtype == x.expression.dtype else _unary(func, x, *args)
 
 
 def _divided_by(func, x, number):
@@ -210,9 +210,8 @@ def _squeeze(func, x, dim=None):
     if not isinstance(x, Lazy) or not x.pending or _dim(x, dim) is None:
         return NotImplemented
     at, features = _dim(x, dim) - 1, list(x.expression.features)
-    if features[at] != 1:
-        return x
-    del features[at]
+    if features[at] == 1:
+        del features[at]
     return _with_features(x, tuple(features))
 
 
@@ -222,6 +221,8 @@ def _flatten(func, x, start_dim=0, end_dim=-1):
     start, end = _dim(x, start_dim), _dim(x, end_dim)
     if start is None or end is None or end < start:
         return NotImplemented
+    if start == end:
+        return x
     f = x.expression.features
     return _with_features(x, (*f[: start - 1], math.prod(f[start - 1 : end]), *f[end:]))
 
@@ -346,9 +347,9 @@ def _rules() -> dict:
         "relu leaky_relu sigmoid tanh exp log log1p sqrt rsqrt abs neg clamp clamp_min clamp_max square sin cos"
     )
     elementwise += " pow __pow__ __neg__ softplus elu selu gelu silu mish reciprocal celu hardtanh hardswish"
-    elementwise += " logsigmoid softsign float double half bfloat16 erf expm1 nan_to_num"
+    elementwise += " logsigmoid softsign erf expm1 nan_to_num"
     put(_unary, *elementwise.split(), holders=(torch, Tensor, F, torch._C._nn))
-    put(_to, "to", holders=(Tensor,))
+    put(_cast, "to", "float", "double", "half", "bfloat16", holders=(Tensor,))
     put(_dropout, "dropout", holders=(F, torch))
     put(_detach, "detach", holders=(Tensor,))
     put(_same, "contiguous", holders=(Tensor,))

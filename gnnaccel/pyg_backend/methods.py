@@ -17,13 +17,13 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.forwards import FORWARDS
 from gnnaccel.pyg_backend.graph import Unsupported
 from gnnaccel.pyg_backend.helpers import bind, uses_helpers
-from gnnaccel.pyg_backend.propagate import make_entry
+from gnnaccel.pyg_backend.propagate import make_entry, make_original
 
 
 def make_methods(plain: Any) -> dict[str, Callable]:
     """What accelerated layers of class `plain` have in place of its own methods."""
     propagate = make_entry(plain, "propagate")
-    members = {"propagate": propagate, "_orig_propagate": propagate, "_jinja_propagate": propagate}
+    members = {"propagate": propagate, "_orig_propagate": make_original(plain), "_jinja_propagate": propagate}
     if plain.aggregate is MessagePassing.aggregate:
         members["aggregate"] = _make_aggregate(plain)
     if plain.edge_update is not MessagePassing.edge_update and _is_pygs(plain.edge_updater):

@@ -4,6 +4,7 @@ and our reductions inside, or left to PyG.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -63,13 +64,6 @@ def _note_compiled(kind: str) -> bool:
     return True
 
 
-def _original(conv, plain: Any, name: str) -> Callable:
-    """What PyG would run for this layer now."""
-    if name == "propagate" and (conv._explain or conv._decomposed_layers > 1):
-        return plain._orig_propagate
-    return getattr(plain, name)
-
-
 def _is_fused(conv, edges: Edges) -> bool:
     """True if PyG will call message_and_aggregate(): no lifted feature is then made."""
     given = edges.edge_index
@@ -100,11 +94,11 @@ def make_entry(plain: Any, name: str) -> Callable:
     def entry(self, edge_index, *args, **kwargs):
         if is_compiling():
             _note_compiled(kind)
-            return _original(self, plain, name)(self, edge_index, *args, **kwargs)
+            return getattr(plain, name)(self, edge_index, *args, **kwargs)
         reason = obstacle(self) or (f"positional arguments to {name}()" if args else None)
         if reason is not None:
             report.fallback(kind, reason)
-            return _original(self, plain, name)(self, edge_index, *args, **_settled(kwargs))
+            return getattr(plain, name)(self, edge_index, *args, **_settled(kwargs))
         named = dict(kwargs)
         size = named.pop("size", None)
         rule = rules.find(plain, name)
@@ -122,6 +116,20 @@ def make_entry(plain: Any, name: str) -> Callable:
     entry.__module__ = f"{plain.__module__}_{plain.__name__}_{name}"
     entry.__name__ = entry.__qualname__ = name
     return entry
+
+
+def make_original(plain: Any) -> Callable:
+    """The "_orig_propagate" of accelerated layers of class `plain`, which PyG gives to a layer that is explained or
+    decomposed: PyG's own, counted."""
+    kind = kind_of(plain)
+
+    @functools.wraps(plain._orig_propagate)
+    def propagate(self, edge_index, *args, **kwargs):
+        if not is_compiling():
+            report.fallback(kind, obstacle(self) or "PyG's general propagate() is bound to the layer")
+        return plain._orig_propagate(self, edge_index, *args, **_settled(kwargs))
+
+    return propagate
 
 
 def _edges(conv, plain: Any, name: str, edge_index, size) -> Edges:
@@ -147,6 +155,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
         out = function(conv, edge_index, **kwargs)
     if type(out) is not Tensor:
         out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+    call.settle()
     if not (call.used or (updating and call.lifted)):
         report.fallback(kind, reason or doubt or call.gathered or "its aggregation is none of sums, means and extrema")
     elif call.gathered or doubt not in (None, _FUSED):
