@@ -132,6 +132,20 @@ def _launch_cuda(name: str, device: torch.device, args: tuple):
     return entry(*args, torch._C._cuda_getCurrentRawStream(index))
 
 
+def entry(name: str, device: torch.device, args: tuple) -> tuple:
+    """Kernel `name` for `device` as `launch` calls it with `args`, and the bytes of scratch memory that it wants then
+    (0 on the CPU), for callers that keep them.
+
+    On the CPU it takes the number of threads after `args`; on CUDA, where it has to be the current device, an address
+    and the number of bytes of scratch memory, and the stream.
+    """
+    if device.type == "cpu":
+        return getattr(_C, name), 0
+    function, size_of = _cuda_entries(name)
+    assert size_of is not None
+    return function, size_of(*args)
+
+
 @functools.cache
 def _cuda_entries(name: str) -> tuple:
     """Kernel `name` for CUDA, and the function that tells its workspace, or None."""

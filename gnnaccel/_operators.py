@@ -22,7 +22,7 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size})
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """True if calls of ops have to be visible to the dispatcher."""
     modes = torch._C._len_torch_function_stack()
     if modes and (modes > 1 or type(torch._C._get_function_stack_at(0)) is not DeviceContext):
@@ -43,7 +43,7 @@ def plain(args: tuple, features: Iterable[int] = (), devices: tuple[str, ...] = 
     features : the positions of the tensors that may be lazy.
     """
     # In this order: torch.compile traces into this function, and knows the answer to the first question.
-    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, args)) or _watched():
+    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, args)) or watched():
         return False
     return args[0].device.type in devices and not any(_lazy(args[k]) for k in features)
 

@@ -305,11 +305,11 @@ def _negated(x):
 
 
 def test_a_default_device_is_nobody_who_listens():
-    assert not _operators._watched()
+    assert not _operators.watched()
     with torch.device("cpu"):
-        assert not _operators._watched()
+        assert not _operators.watched()
         with torch.device("cpu"):
-            assert _operators._watched()  # two modes are not told apart
+            assert _operators.watched()  # two modes are not told apart
 
 
 def test_tensors_without_memory():

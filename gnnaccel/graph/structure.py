@@ -50,6 +50,7 @@ class Graph:
     tiling: gate.Tiling
     work: Work
     _scales: dict[tuple[torch.dtype, float], Tensor]  # by the power of the degrees
+    ready: dict  # of gnnaccel.ops.ready
 
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
@@ -361,13 +362,14 @@ class Graph:
     def decide_tiles(self, features: int, faster: bool) -> None:
         """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
         self.tiling.decide(features, faster)
+        self.work.epoch += 1
 
     def _forget_work(self) -> None:
-        self.work, self.tiling, self._scales = Work(), gate.Tiling(), {}
+        self.work, self.tiling, self._scales, self.ready = Work(), gate.Tiling(), {}, {}
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "work", "tiling", "_scales"}
+        dropped = {"_origin", "work", "tiling", "_scales", "ready"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 
     def __setstate__(self, state: dict) -> None:

@@ -51,6 +51,7 @@ class Work:
         self.order_note = ""
         self._order_sought = False
         self._method: str | None = None  # by which an order was sought last, whether or not one that pays was found
+        self.epoch = 0  # counts changes of what the kernels are given
         self._uses = 0  # -1: there is no memory for lists
         # A captured CUDA graph reads lists by address alone, so they live as long as the graph.
         self._retired: list[WorkList] = []
@@ -81,8 +82,14 @@ class Work:
             return None
         return self.groups.get(lanes, rows) if sums else rows
 
+    def note_uses(self, count: int) -> None:
+        """Uses of a CUDA graph of which `on_cuda` has not been told."""
+        if self._uses >= 0:
+            self._uses += count
+
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
         """`Graph.prepare_work`."""
+        self.epoch += 1
         self.order_note = ""
         if method and self._method == method and folder is not None:
             if not orders.path_of(graph, method, folder).exists():
@@ -105,6 +112,7 @@ class Work:
     def inherit(self, graph: Graph, other: Work) -> None:
         """Be as `other` was prepared, or has earned it by use: that of a graph of the same nodes and nearly its
         edges."""
+        epoch = self.epoch
         self.order, self.order_name, self.faster = other.order, other.order_name, dict(other.faster)
         self._method, self._order_sought = other._method, other._order_sought
         try:
@@ -115,6 +123,7 @@ class Work:
                     mine[lanes] = self.arranged(graph, work.plan)
         except torch.OutOfMemoryError:
             vars(self).update(vars(Work()))  # lists are earned by use, where there is memory then
+        self.epoch = epoch + 1
 
     def in_order(self, graph: Graph) -> Ordered:
         """On the CPU: `graph` in the order that was found; the copy that is there, or a new one, which is not kept."""
@@ -124,6 +133,7 @@ class Work:
 
     def adopt_order(self, graph: Graph, faster: dict[int, bool]) -> None:
         """On the CPU: serve rows by the order that was found where that is faster, by lanes."""
+        self.epoch += 1
         self.faster = faster
         self.ordered = self.in_order(graph) if any(faster.values()) else None
 
@@ -175,6 +185,7 @@ class Work:
                 groups = rules.groups_of(graph, lanes, plan.arrangement)
                 self.groups[lanes] = self.arranged(graph, groups, twin)
             self.lists[lanes] = made
+            self.epoch += 1
         return self.lists[lanes]
 
     def plan(self, graph: Graph, row_bytes: int, sums: bool = True) -> Plan:
@@ -194,6 +205,7 @@ class Work:
 
     def adopt(self, row_bytes: int, work: WorkList) -> None:
         """Serve features of `row_bytes` by this list and its plan from now on; by groups only their sums and means."""
+        self.epoch += 1
         lanes = worklist.lanes_of(row_bytes)
         old = [self.groups.pop(lanes, None)]
         if work.plan.kernel is Kernel.GROUPS:

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
-from gnnaccel.ops import _arrays, _check
-from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops import _arrays, _check, ready
+from gnnaccel.ops._arrays import arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.spgemm import serves, sum_of_entries
-from gnnaccel.ops.spmm import fused, launch, scales_first, weight_gradient
+from gnnaccel.ops.spmm import launch, weight_gradient
 
 
 def graph_conv(
@@ -71,6 +71,10 @@ def graph_conv(
     tensor([[2.],
             [0.]])
     """
+    if weight is None and bias is None and not relu and source_scale is not None and row_scale is not None:
+        out = ready.sum_of(graph, x, _SCALED, source_scale, row_scale) if type(graph) is Graph else None
+        if out is not None:
+            return out
     _check.graph("graph_conv", graph)
     _check.feature("graph_conv", "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
     if weight is not None:
@@ -185,3 +189,10 @@ _graph_conv_op = _operators.register(
     backward=_backward,
     setup_context=_setup_context,
 )
+
+
+def _scaled_gradient(arrays, grad, source_scale, row_scale) -> Tensor:
+    return _graph_conv_op(*arrays.turned(), grad, None, row_scale, source_scale, None, False)
+
+
+_SCALED = ready.Form("scaled", _scaled_gradient)

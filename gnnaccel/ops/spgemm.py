@@ -9,10 +9,10 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _arrays, _check
-from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.expand import aligned, description, expand
-from gnnaccel.ops.spmm import fused, weight_gradient
+from gnnaccel.ops.spmm import weight_gradient
 
 _MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
 # Mean degree up to which the gradient goes by source on CUDA. H200, yeast-like (2.1), k = 16, 32, 64: 0.50, 0.65 and

@@ -12,8 +12,8 @@ from gnnaccel import _operators
 from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.translate import METHODS
-from gnnaccel.ops import _arrays, _check
-from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops import _arrays, _check, ready
+from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops._edge_order import in_order, pays, room
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops.cbsr import CBSR
@@ -91,6 +91,10 @@ def spmm(
     """
     if message is None:
         message = "copy_lhs" if weight is None else "mul"
+    if message == "copy_lhs" and reduce in _FORMS and method == "auto" and not return_arg and empty_value == 0:
+        out = ready.sum_of(graph, x, _FORMS[reduce]) if type(graph) is Graph else None
+        if out is not None:
+            return out
     _check.graph("spmm", graph)
     _check.one_of("spmm", "message", message, MESSAGES)
     _check.one_of("spmm", "reduce", reduce, REDUCES)
@@ -183,11 +187,6 @@ def _filled(arrays, lhs, rhs, message, reduce, empty_value, results):
     return results
 
 
-def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:
-    """The binary's description of what a sum does in the same pass (types.h: Fused), of contiguous tensors."""
-    return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
-
-
 _SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
 
 
@@ -255,9 +254,7 @@ def _backward_sum(ctx, grad):
     if ctx.reduce == "mean":
         if needs_lhs and not needs_rhs and _divides(arrays, rhs, grad):
             return reduce_to(_mean_gradient_op(*arrays.turned(), grad, rhs), lhs_features), None
-        # In fp32 at least: a count past 65504 has no fp16.
-        count = arrays.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
-        grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
+        grad = _divided(arrays, grad)
     if needs_lhs and needs_rhs and _fuses(lhs, rhs, grad):
         # Both gradients read the same rows of grad: one walk serves them.
         t_arrays = (arrays.t_indptr, arrays.t_indices, arrays.t_edge_ids, arrays.num_rows, arrays.nnz)
@@ -275,6 +272,13 @@ def _backward_sum(ctx, grad):
     return grad_lhs, grad_rhs
 
 
+def _divided(arrays: Arrays, grad: Tensor) -> Tensor:
+    """The gradient of a mean over the number of its row's nonzeros."""
+    # In fp32 at least: a count past 65504 has no fp16.
+    count = arrays.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
+    return (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
+
+
 def _fuses(lhs, rhs, grad) -> bool:
     """True if the CPU kernel for both gradients applies: one weight per edge or head, no second derivative."""
     if lhs is None or rhs is None or torch.is_grad_enabled() or grad.device.type != "cpu":
@@ -290,17 +294,6 @@ def _divides(arrays: Arrays, rhs, grad) -> bool:
     """True if the kernel of the sources' gradient divides by the row's count itself, which spares a read and a
     write of `grad`: no second derivative, at most one weight per edge."""
     return not torch.is_grad_enabled() and (rhs is None or _width(rhs) == 1) and not scales_first(arrays.turned(), grad)
-
-
-_DENSE = 40
-
-
-def scales_first(arrays: Arrays, x: Tensor) -> bool:
-    """True if a scale per source should be multiplied into x [num_cols, *F] first, instead of being looked up at every
-    nonzero. H200: looked up 1.07 to 1.2 times the time at mean degrees of 50 to 600, 0.5 to 1.0 at 2 to 32. On the
-    CPU, and for 16-bit features, which it would round, it is always looked up.
-    """
-    return x.is_cuda and x.element_size() > 2 and arrays.nnz > _DENSE * arrays.num_cols
 
 
 _NARROW_BYTES = 128  # of a row whose reading does not hide that its weight is looked up
@@ -434,3 +427,13 @@ _extremes_op = _operators.register(
     backward=_extremes_backward,
     setup_context=_setup_context,
 )
+
+
+def _sum_gradient(arrays: Arrays, grad: Tensor, *_scales) -> Tensor:
+    return spmm_op(*arrays.turned(), grad, None, "copy_lhs", "sum", 0.0)
+
+
+_FORMS = {
+    "sum": ready.Form("sum", _sum_gradient),
+    "mean": ready.Form("mean", lambda arrays, grad, *_: _sum_gradient(arrays, _divided(arrays, grad))),
+}

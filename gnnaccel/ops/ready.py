@@ -1,0 +1,215 @@
+"""Sums over a graph whose calls are made ready once.
+
+On a small graph an op is its way to the kernel: checks, argument lists, autograd's objects. A sum of copied sources
+that is asked for again, on the same graph with features of the same width and dtype, finds both of its calls here, of
+the forward pass and of the backward, as argument lists that lack nothing but the features and the result. Whatever is
+unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops._arrays import Arrays, arrays_of, fused, scales_first
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+_SEEN: Any = object()  # in place of a sum that was asked for once: a sampled graph may be gone the next time
+_MOST = 32  # sums of one graph
+_USES = 32  # of a sum on CUDA without a work list, after which the general way is asked whether there is one
+
+
+def sum_of(
+    graph: Graph, x: Any, form: Form, source_scale: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor | None:
+    """What op `form` gives for x [num_cols, num_feats] and constant scales, by a ready call.
+
+    Returns None where the general way is to be taken, with all its checks: nothing has been done then.
+    """
+    if type(x) not in _TENSORS or torch.compiler.is_compiling() or _operators.watched():
+        return None
+    if forward_ad._current_level >= 0 or x.dim() != 2 or x.shape[0] != graph.num_cols:
+        return None
+    key = (form.name, x.shape[1], x.dtype, id(source_scale), id(row_scale))
+    ready = graph.ready.get(key)
+    if ready is None:
+        if len(graph.ready) >= _MOST:
+            graph.ready.clear()
+        graph.ready[key] = _SEEN
+        return None
+    if ready is _SEEN or ready.stale(graph):
+        graph.ready[key] = _SEEN
+        if not _may_be_made(graph, x, source_scale, row_scale):
+            return None
+        ready = graph.ready[key] = Ready(graph, x, form, source_scale, row_scale)
+    if not ready.forward.takes(x):
+        return None
+    if not (x.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
+        return ready.forward(x)
+    return _Sum.apply(x, ready) if ready.backward is not None or ready.add_backward(graph, x) else None
+
+
+def _may_be_made(graph: Graph, x: Tensor, *scales: Tensor | None) -> bool:
+    """True where the arguments settle what is called."""
+    if not _operators.plain((x,), (0,)) or x.dtype not in lib.DTYPES or graph.transient() or graph.tiles_pay():
+        return False
+    if x.device != graph.device or (x.dtype == torch.float16 and not x.is_cuda):
+        return False
+    if not x.is_contiguous() or not x.numel() or not graph.num_rows or (x.is_cuda and x.data_ptr() % 16):
+        return False
+    wide = torch.promote_types(x.dtype, torch.float32)
+    given = [(s, n) for s, n in zip(scales, (graph.num_cols, graph.num_rows), strict=True) if s is not None]
+    return all(
+        type(s) is Tensor
+        and s.is_contiguous()
+        and not s.requires_grad
+        and (s.shape, s.dtype, s.device) == ((n,), wide, x.device)
+        for s, n in given
+    )
+
+
+class Form:
+    """A sum that can be made ready.
+
+    Parameters
+    ----------
+    name : str
+        "sum" or "mean" of copied sources, or "scaled": the sum with a scale for each source and one for each row.
+    gradient : callable
+        gradient(arrays, grad, source_scale, row_scale): the gradient of x by the registered ops, differentiable.
+    """
+
+    __slots__ = ("gradient", "name")
+
+    def __init__(self, name: str, gradient: Callable[..., Tensor]):
+        self.name, self.gradient = name, gradient
+
+
+class Ready:
+    """Both directions of a sum on one graph.
+
+    forward, backward : Kernel; no backward before it is needed.
+    scales : constants whose addresses the calls hold.
+    """
+
+    __slots__ = ("_arrays", "_epochs", "_form", "_left", "backward", "forward", "scales")
+
+    def __init__(self, graph: Graph, x: Tensor, form: Form, source_scale: Tensor | None, row_scale: Tensor | None):
+        arrays = arrays_of(graph, False, x, sums=True)
+        self._form, self._arrays, self.scales = form, arrays, (source_scale, row_scale)
+        around = fused(source_scale=source_scale, row_scale=row_scale) if form.name == "scaled" else ()
+        self.forward = Kernel(arrays, x, "mean" if form.name == "mean" else "sum", around)
+        self.backward: Kernel | None = None
+        self._left = _USES if x.is_cuda and arrays.items is None else -1
+        self._epochs = _epochs(graph)
+
+    def stale(self, graph: Graph) -> bool:
+        """True once `graph` may have other lists than it had."""
+        if self._left > 0:
+            self._left -= 1
+            if not self._left:
+                graph.work.note_uses(_USES)
+        return not self._left or self._epochs != _epochs(graph)
+
+    def add_backward(self, graph: Graph, x: Tensor) -> bool:
+        """Make the call of the backward pass ready too."""
+        self._arrays = arrays = arrays_of(graph, True, x, sums=True)
+        turned = arrays.turned()
+        source_scale, row_scale = self.scales
+        around: tuple = ()
+        if self._form.name == "scaled":
+            around = fused(source_scale=row_scale, row_scale=source_scale)
+        elif self._form.name == "mean":
+            around = fused(source_indptr=arrays.indptr)
+        if around and scales_first(turned, x):  # the gradient is multiplied before the sum
+            return False
+        self.backward = Kernel(turned, x.new_empty(turned.num_cols, x.shape[1]), "sum", around)
+        self._epochs = _epochs(graph)
+        return True
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """The gradient of x of any kind of gradient."""
+        usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
+        if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
+            return self.backward(grad)
+        return self._form.gradient(self._arrays, grad, *self.scales)
+
+
+def _epochs(graph: Graph) -> tuple:
+    turned = graph._transposed
+    return graph.work.epoch, None if turned is None else turned.work.epoch
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, ready):
+        ctx.ready = ready
+        if ready.scales[1] is not None:
+            ctx.save_for_backward(*ready.scales)
+        return ready.forward(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        _ = ctx.saved_tensors  # raises if a scale was written into
+        return ctx.ready.gradient(grad), None
+
+
+class Kernel:
+    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with what is `around` it, but for x and out.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        Kept, as the arguments are addresses.
+    x : Tensor [num_cols, num_feats]
+        Contiguous, of the width, dtype and device that the call is for.
+    reduce : "sum" or "mean"
+    around : tuple
+        Of `fused`.
+    """
+
+    __slots__ = ("_arrays", "_before", "_between", "_entry", "_index", "_keys", "_result", "_rows", "_size")
+
+    def __init__(self, arrays: Arrays, x: Tensor, reduce: str, around: tuple):
+        feats, rows = x.shape[1], arrays.num_rows
+        codes = (lib.MESSAGES["copy_lhs"], lib.REDUCES[reduce], lib.DTYPES[x.dtype], 0.0)
+        self._arrays, self._rows, self._keys = arrays, rows, _keys(x)
+        self._before = arrays.walked(in_order=True)
+        self._between = (feats, 1, 0, 1, 1)
+        self._result = (0, 0, feats, *codes, around)
+        self._index = x.device.index if x.is_cuda else None
+        out = x.new_empty(rows, feats)
+        args = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result)
+        self._entry, self._size = lib.entry("spmm", x.device, args)
+
+    def takes(self, x: Tensor) -> bool:
+        """True for a contiguous tensor that torch treats as the one the call was made for."""
+        if not x.is_contiguous() or _keys(x) != self._keys:
+            return False
+        if self._index is None:
+            return True
+        return x.device.index == self._index == torch.cuda.current_device() and x.data_ptr() % 16 == 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The sums [num_rows, num_feats] of an x that it takes."""
+        out = x.new_empty(self._rows, x.shape[1])
+        given = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result)
+        if self._index is None:
+            self._entry(*given, torch.get_num_threads())
+            return out
+        workspace = torch.empty(self._size, dtype=torch.uint8, device=x.device) if self._size else None
+        address = 0 if workspace is None else workspace.data_ptr()
+        self._entry(*given, address, self._size, torch._C._cuda_getCurrentRawStream(self._index))
+        return out
+
+
+def _keys(x: Tensor) -> int:
+    """A number that is the same for tensors that torch treats alike: device, layout, wrappers, lazy bits."""
+    return torch._C._dispatch_keys(x).raw_repr()

@@ -1,0 +1,196 @@
+"""Sums whose calls are kept: the same bits as the general way, in every mode, and never out of date."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from graphs import NAMES, make
+from oracle import check, rand
+from torch.utils.checkpoint import checkpoint
+
+import gnnaccel
+from gnnaccel import ops
+from gnnaccel.graph import worklist
+from gnnaccel.graph.structure import Graph
+from gnnaccel.ops import ready, reference
+
+CASES = ["sum", "mean", "scaled"]
+
+
+def scales(graph, dtype):
+    wide = torch.promote_types(dtype, torch.float32)
+    return [rand(n, dtype=wide, device=graph.device) for n in (graph.num_cols, graph.num_rows)]
+
+
+def op_of(case, graph, source, row):
+    if case == "scaled":
+        return lambda x: ops.graph_conv(graph, x, source_scale=source, row_scale=row)
+    return lambda x: ops.spmm(graph, x, reduce=case)
+
+
+def exact(case, graph, source, row):
+    if case == "scaled":
+        return lambda x: (
+            reference.spmm(graph, x * source.double()[:, None], None, "copy_lhs", "sum") * row.double()[:, None]
+        )
+    return lambda x: reference.spmm(graph, x, None, "copy_lhs", case)
+
+
+def kept(graph):
+    return [found for found in graph.ready.values() if isinstance(found, ready.Ready)]
+
+
+def again(graph):
+    """A graph of the same arrays that nothing is kept for."""
+    return Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_against_the_reference(name, case, dtype):
+    for index in (torch.int32, torch.int64):
+        graph = again(make(name, index))
+        source, row = scales(graph, dtype)
+        for width in (1, 7, 16):
+            x = rand(graph.num_cols, width, dtype=dtype)
+            for _ in range(3):  # as any, made ready, ready
+                out = check(op_of(case, graph, source, row), exact(case, graph, source, row), x)
+            assert torch.equal(out, op_of(case, again(graph), source, row)(x))
+        assert bool(kept(graph)) == (graph.num_rows > 0 and graph.num_cols > 0)
+
+
+@pytest.fixture
+def used():
+    """A graph with ready sums of 5 features, and their scales."""
+    graph = again(make("power_law"))
+    source, row = scales(graph, torch.float64)
+    for case in CASES:
+        for _ in range(3):
+            op_of(case, graph, source, row)(rand(graph.num_cols, 5).requires_grad_()).sum().backward()
+    assert len(kept(graph)) == 3
+    return graph, source, row
+
+
+def _view(x):
+    return torch.cat([x, x], 1)[:, 1:6]
+
+
+INPUTS = {
+    "a view": _view,
+    "an offset": lambda x: torch.cat([x.flatten(), x.new_zeros(1)])[1:].view_as(x),
+    "a parameter": torch.nn.Parameter,
+    "negated": lambda x: torch._neg_view(x),
+    "transposed": lambda x: x.t().contiguous().t(),
+    "float32": lambda x: x.float(),
+    "a subclass": lambda x: x.as_subclass(type("Mine", (torch.Tensor,), {})),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", INPUTS)
+def test_unusual_input(used, case, name):
+    graph, source, row = used
+    x = INPUTS[name](rand(graph.num_cols, 5))
+    if name == "float32":
+        source, row = source.float(), row.float()
+    plain = torch.Tensor(x.detach()) if name == "a subclass" else x.clone().contiguous()
+    got, want = op_of(case, graph, source, row)(x), op_of(case, again(graph), source, row)(plain)
+    torch.testing.assert_close(got.as_subclass(torch.Tensor), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_derivatives(used, case):
+    graph, source, row = used
+    op, x = op_of(case, graph, source, row), rand(graph.num_cols, 5).requires_grad_()
+    assert torch.autograd.gradcheck(op, (x,))
+    assert torch.autograd.gradgradcheck(op, (x,))
+    many = torch.eye(5).repeat(graph.num_rows, 1, 1).permute(1, 0, 2).contiguous().double()
+    (batched,) = torch.autograd.grad(op(x), x, many, is_grads_batched=True)
+    single = [torch.autograd.grad(op(x), x, each)[0] for each in many]
+    torch.testing.assert_close(batched, torch.stack(single))
+    expanded = torch.ones((), dtype=x.dtype).expand(graph.num_rows, 5)
+    torch.testing.assert_close(
+        torch.autograd.grad(op(x), x, expanded)[0], torch.autograd.grad(op(x), x, expanded.clone())[0]
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_modes(used, case):
+    graph, source, row = used
+    op, x = op_of(case, graph, source, row), rand(graph.num_cols, 5).requires_grad_()
+    want = op(x).detach()
+    with torch.no_grad():
+        out = op(x)
+    assert torch.equal(out, want) and not out.requires_grad
+    with torch.inference_mode():
+        out = op(x)
+        with torch.enable_grad():
+            assert not op(x).requires_grad
+    assert torch.equal(out, want) and out.is_inference()
+    with torch.autograd.graph.save_on_cpu():
+        torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x), torch.autograd.grad(op(x).sum(), x))
+    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), want)
+
+
+def test_a_forward_that_is_run_again_under_a_checkpoint():
+    """The first run went the general way, and the one in the backward pass is ready: both save the same."""
+    graph = make("power_law")
+    source, row = scales(graph, torch.float64)
+    x, upstream = rand(graph.num_cols, 5).requires_grad_(), rand(graph.num_rows, 5)
+    for case in CASES:
+        new = again(graph)
+        (want,) = torch.autograd.grad(op_of(case, new, source, row)(x), x, upstream)
+        op = op_of(case, again(graph), source, row)
+        for _ in range(3):
+            (got,) = torch.autograd.grad(checkpoint(op, x, use_reentrant=False), x, upstream)
+            assert torch.equal(got, want)
+
+
+def test_a_scale_that_was_written_into(used):
+    graph, source, row = used
+    x = rand(graph.num_cols, 5).requires_grad_()
+    out = ops.graph_conv(graph, x, source_scale=source, row_scale=row)
+    row.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_what_prepare_changes_is_seen(used):
+    """Rows in another order are other calls."""
+    graph, *_ = used
+    before = kept(graph)
+    gnnaccel.prepare(graph, reorder="degree")
+    assert graph.work.order is not None
+    graph.work.adopt_order(graph, dict.fromkeys(worklist.LANES, True))
+    x = rand(graph.num_cols, 5).requires_grad_()
+    for _ in range(2):
+        check(op_of("sum", graph, None, None), exact("sum", graph, None, None), x.detach())
+    assert kept(graph)[0] is not before[0]
+
+
+def test_errors_are_those_of_the_op(used):
+    graph, *_ = used
+    with pytest.raises(ValueError, match="spmm: x: expected 120 rows"):
+        ops.spmm(graph, rand(7, 5))
+    with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+        ops.spmm(graph, [1.0])
+    with pytest.raises(TypeError, match="expected a floating-point dtype"):
+        ops.spmm(graph, torch.ones(graph.num_cols, 5, dtype=torch.int64))
+
+
+def test_copies_and_pickles_have_none(used):
+    graph, *_ = used
+    for other in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
+        assert not other.ready
+        assert torch.equal(ops.spmm(other, torch.ones(120, 5)), ops.spmm(graph, torch.ones(120, 5)))
+
+
+def test_many_widths_do_not_pile_up():
+    graph = again(make("power_law"))
+    for width in range(1, 200):
+        for _ in range(2):
+            ops.spmm(graph, torch.ones(120, width))
+    assert len(graph.ready) <= 32
