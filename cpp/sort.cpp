@@ -1,7 +1,9 @@
 // Stable counting sorts: COO to CSR, and the transpose. Each task counts its own share of the nonzeros per
 // key; a prefix over (key, task) then gives every task its own places, so the result is that of one thread.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -10,18 +12,17 @@
 namespace gnnaccel {
 namespace {
 
-constexpr int64_t kNone = INT64_MAX;
-
 // Number of shares: each needs its own table of num_keys counters, which must stay small beside the nonzeros.
 int64_t num_shares(int64_t nnz, int64_t num_keys, int threads) {
   const int64_t affordable = num_keys ? nnz / num_keys + 1 : 1;
   return std::clamp<int64_t>(useful_threads(nnz, threads), 1, affordable);
 }
 
-// visit(share, body) calls body(k, key) for the share's nonzeros in ascending order; emit(k, place) gets the
-// place of nonzero k in the order of (key, k).
-template <class O, class Visit, class Emit>
-void counting_sort(int64_t num_keys, int64_t shares, int threads, O* indptr, const Visit& visit, const Emit& emit) {
+// visit(share, body) and again(share, body) call body(k, key) for the share's nonzeros in ascending order, with the
+// same keys both; emit(k, place) gets the place of nonzero k in the order of (key, k).
+template <class O, class Visit, class Again, class Emit>
+void counting_sort(int64_t num_keys, int64_t shares, int threads, O* indptr, const Visit& visit, const Again& again,
+                   const Emit& emit) {
   std::vector<O> counts(static_cast<size_t>(shares * num_keys), 0);
   parallel_for(shares, threads, [&](int64_t s) {
     O* mine = counts.data() + s * num_keys;
@@ -39,34 +40,50 @@ void counting_sort(int64_t num_keys, int64_t shares, int threads, O* indptr, con
   indptr[num_keys] = place;
   parallel_for(shares, threads, [&](int64_t s) {
     O* mine = counts.data() + s * num_keys;
-    visit(s, [mine, &emit](int64_t k, int64_t key) { emit(k, mine[key]++); });
+    again(s, [mine, &emit](int64_t k, int64_t key) { emit(k, mine[key]++); });
   });
+}
+
+// One read of memory that somebody else may be writing to: what is checked is what is used.
+template <class I>
+I read_once(const I* at) {
+  return *static_cast<const volatile I*>(at);
 }
 
 template <class I, class O>
 int64_t sort_coo(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, O* indptr, O* indices,
                  O* edge_ids, int threads) {
   const int64_t shares = num_shares(nnz, num_rows, threads);
-  std::vector<int64_t> bad(shares, kNone);
-  parallel_for(shares, threads, [&](int64_t s) {
-    for (int64_t k = nnz * s / shares; k < nnz * (s + 1) / shares; ++k)
-      if (rows[k] < 0 || rows[k] >= num_rows || cols[k] < 0 || cols[k] >= num_cols) {
-        bad[s] = k;
-        return;
-      }
-  });
-  const int64_t first_bad = *std::min_element(bad.begin(), bad.end());
-  if (first_bad != kNone) return first_bad + 1;
+  if (num_rows == 0 || num_cols == 0) {
+    std::fill_n(indptr, num_rows + 1, O{0});
+    return nnz ? 1 : 0;
+  }
+  std::atomic<int64_t> bad{0};
+  // Both visits must find the same rows: the first one writes them down, in half the bytes.
+  std::unique_ptr<O[]> keys(new O[static_cast<size_t>(nnz)]);
+  const auto begin = [&](int64_t s) { return nnz * s / shares; };
   counting_sort(
       num_rows, shares, threads, indptr,
       [&](int64_t s, const auto& body) {
-        for (int64_t k = nnz * s / shares; k < nnz * (s + 1) / shares; ++k) body(k, rows[k]);
+        for (int64_t k = begin(s), end = begin(s + 1); k < end; ++k) {
+          I row = read_once(rows + k);
+          if (row < 0 || row >= num_rows) {
+            bad.store(k + 1, std::memory_order_relaxed);
+            row = 0;
+          }
+          body(k, keys[k] = static_cast<O>(row));
+        }
+      },
+      [&](int64_t s, const auto& body) {
+        for (int64_t k = begin(s), end = begin(s + 1); k < end; ++k) body(k, keys[k]);
       },
       [&](int64_t k, O place) {
-        indices[place] = static_cast<O>(cols[k]);
+        const I col = read_once(cols + k);
+        if (col < 0 || col >= num_cols) bad.store(k + 1, std::memory_order_relaxed);
+        indices[place] = static_cast<O>(col);
         edge_ids[place] = static_cast<O>(k);
       });
-  return 0;
+  return bad.load();
 }
 
 template <class I>
@@ -84,15 +101,13 @@ void transpose_of(const Csr& graph, I* t_indptr, I* t_indices, I* t_edge_ids, in
       row_at[k] = static_cast<I>(row);
     }
   });
-  counting_sort(
-      graph.num_cols, shares, threads, t_indptr,
-      [&](int64_t s, const auto& body) {
-        for (int64_t k = g.nnz * s / shares; k < g.nnz * (s + 1) / shares; ++k) body(k, g.indices[k]);
-      },
-      [&](int64_t k, I place) {
-        t_indices[place] = row_at[k];
-        t_edge_ids[place] = static_cast<I>(g.edge(k));
-      });
+  const auto visit = [&](int64_t s, const auto& body) {
+    for (int64_t k = g.nnz * s / shares; k < g.nnz * (s + 1) / shares; ++k) body(k, g.indices[k]);
+  };
+  counting_sort(graph.num_cols, shares, threads, t_indptr, visit, visit, [&](int64_t k, I place) {
+    t_indices[place] = row_at[k];
+    t_edge_ids[place] = static_cast<I>(g.edge(k));
+  });
 }
 
 template <class I>

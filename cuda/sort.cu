@@ -14,11 +14,18 @@ using Key = std::conditional_t<sizeof(I) == 4, uint32_t, uint64_t>;
 template <typename I>
 using RowSorter = Sorter<Key<I>, I>;
 
+// An index below `limit`: others have been refused before, but somebody else may have written to the pairs since.
+template <typename In>
+__device__ __forceinline__ int64_t bounded(In index, int64_t limit) {
+  return index < 0 || static_cast<int64_t>(index) >= limit ? 0 : static_cast<int64_t>(index);
+}
+
 template <typename In, typename I>
-__global__ void __launch_bounds__(kThreads) keys_of_rows(const In* rows, int64_t nnz, Key<I>* keys, I* positions) {
+__global__ void __launch_bounds__(kThreads)
+    keys_of_rows(const In* rows, int64_t nnz, int64_t num_rows, Key<I>* keys, I* positions) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= nnz) return;
-  keys[i] = static_cast<Key<I>>(rows[i]);
+  keys[i] = static_cast<Key<I>>(bounded(rows[i], num_rows));
   positions[i] = static_cast<I>(i);
 }
 
@@ -57,12 +64,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename In, typename I>
 __global__ void __launch_bounds__(kThreads)
-    finish_pairs(const In* cols, const Key<I>* keys, const I* positions, int64_t nnz, int64_t num_rows, I* indptr,
-                 I* indices, I* edge_ids) {
+    finish_pairs(const In* cols, const Key<I>* keys, const I* positions, int64_t nnz, int64_t num_rows,
+                 int64_t num_cols, I* indptr, I* indices, I* edge_ids) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   write_start(keys, nnz, num_rows, i, indptr);
   if (i >= nnz) return;
-  indices[i] = static_cast<I>(cols[positions[i]]);
+  indices[i] = static_cast<I>(bounded(cols[positions[i]], num_cols));
   edge_ids[i] = positions[i];
 }
 
@@ -102,7 +109,7 @@ cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_
   });
 }
 
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t /* num_cols */,
+cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                        IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
                        void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
   if (workspace_bytes < coo_to_csr_workspace_bytes(nnz, num_rows, out_type)) return cudaErrorInvalidValue;
@@ -114,13 +121,13 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
       const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
       if (nnz) {
         keys_of_rows<In, I>
-            <<<blocks_for(nnz), kThreads, 0, stream>>>(from_rows, nnz, sorter.keys[0], sorter.positions[0]);
+            <<<blocks_for(nnz), kThreads, 0, stream>>>(from_rows, nnz, num_rows, sorter.keys[0], sorter.positions[0]);
         const cudaError_t status = sorter.sort(stream);
         if (status != cudaSuccess) return status;
       }
       const int64_t threads = nnz > num_rows + 1 ? nnz : num_rows + 1;
       finish_pairs<In, I><<<blocks_for(threads), kThreads, 0, stream>>>(
-          from_cols, sorter.keys[1], sorter.positions[1], nnz, num_rows, static_cast<I*>(indptr),
+          from_cols, sorter.keys[1], sorter.positions[1], nnz, num_rows, num_cols, static_cast<I*>(indptr),
           static_cast<I*>(indices), static_cast<I*>(edge_ids));
       return cudaGetLastError();
     });
@@ -141,7 +148,7 @@ cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t
     RowSorter<I> sorter(workspace, nnz, bits_of(graph.num_cols));
     if (nnz) {
       keys_of_rows<I, I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
-                                                                   sorter.keys[0], sorter.positions[0]);
+                                                                   graph.num_cols, sorter.keys[0], sorter.positions[0]);
       const cudaError_t status = sorter.sort(stream);
       if (status != cudaSuccess) return status;
     }

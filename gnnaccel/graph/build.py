@@ -144,8 +144,9 @@ def _sort(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
         pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])
         bad = lib.launch("coo_to_csr", device, *pairs, *pointers)
     if bad:
-        check_range("rows", rows, num_rows, "num_rows")
-        check_range("cols", cols, num_cols, "num_cols")
+        check_range("rows", rows.clone(), num_rows, "num_rows")  # of its own: somebody may still be writing
+        check_range("cols", cols.clone(), num_cols, "num_cols")
+        raise ValueError("Graph: rows, cols: they were written into while the graph was made of them")
     return indptr, indices, edge_ids
 
 

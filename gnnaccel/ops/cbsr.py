@@ -110,7 +110,12 @@ class CBSR(Tensor):
         return _Values.apply(self)
 
     def indices(self) -> Tensor:
-        """The feature of each entry [N, k], ascending in a row; uint8 for up to 256 features, else uint16."""
+        """A copy of the feature of each entry [N, k], ascending in a row; uint8 for up to 256 features, else uint16.
+        RuntimeError if it has been written into."""
+        return self.places().clone()
+
+    def places(self) -> Tensor:
+        """What `indices` copies: kernels trust it, so it is not to be written into."""
         if not self.is_compressed:
             raise RuntimeError("CBSR: it has been written into, and holds no entries any more; use .to_dense()")
         return self._parts.places
@@ -122,7 +127,7 @@ class CBSR(Tensor):
 
     def map_values(self, function) -> CBSR:
         """The CBSR whose entries are function(values), which keeps their shape and leaves 0 what is 0."""
-        out: CBSR = compressed(function(self.entries()), self.indices(), self.shape[1])
+        out: CBSR = compressed(function(self.entries()), self.places(), self.shape[1])
         return out
 
     @classmethod
@@ -325,7 +330,7 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.num_feats = x.shape[1]
-        places = x.indices()
+        places = x.places()
         ctx.save_for_backward(places)
         return x._kept_values.detach()
 
@@ -360,7 +365,7 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad_x = grad_weight = None
         if needs_x:
-            grad_x = compressed(collect(grad @ weight, x.indices()), x.indices(), x.shape[1])
+            grad_x = compressed(collect(grad @ weight, x.places()), x.places(), x.shape[1])
         if needs_weight:
             grad_weight = grad.t() @ x.to_dense()
         return grad_x, grad_weight, grad.sum(0) if needs_bias else None

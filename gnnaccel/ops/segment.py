@@ -61,6 +61,7 @@ def segment_reduce(
     if check and torch.compiler.is_compiling():  # a compiled graph cannot branch on data: assert inside it
         _check.traced_offsets("segment_reduce", offsets, rows)
     elif check:
+        offsets = offsets.clone()  # kernels trust them, those of the backward pass too, whatever becomes of the user's
         build.check_offsets("segment_reduce: offsets", offsets, rows)
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
     arrays = Arrays(offsets, nnz=rows)

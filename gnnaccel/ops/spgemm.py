@@ -94,7 +94,7 @@ def sum_of_entries(
     )
     # Of the weight's gradient the derivative runs over the transposed graph.
     arrays = arrays_of(graph, (by_source and needs_grad(values)) or needs_grad(weight), values)
-    return _spgemm_op(*arrays, values, x.indices(), x.shape[1], weight, row_scale, bias, relu, by_source)
+    return _spgemm_op(*arrays, values, x.places(), x.shape[1], weight, row_scale, bias, relu, by_source)
 
 
 def serves(x: CBSR) -> bool:
