@@ -1,5 +1,5 @@
-# make demo | test | test-sparse | soak | build | lint | format. Everything goes into .venv; nothing else on the machine
-# is touched.
+# make demo | test | test-sparse | soak | fuzz | build | lint | format. Everything goes into .venv; nothing else on the
+# machine is touched. `make soak` and `make fuzz` take MINUTES=10.
 # Needs Python 3.10 or later with its venv module, a C++17 compiler, and the package registry.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
 unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE
 
-.PHONY: demo test test-emulated test-sparse soak build lint format clean
+.PHONY: demo test test-emulated test-sparse soak fuzz build lint format clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gnnaccel needs Python 3.10 or later")'
@@ -84,6 +84,10 @@ test-sparse: build $(VENV)/sparse.done
 # A long run of mixed training that watches memory and fallbacks; not part of the tests.
 soak: build
 	$(BIN)/python scripts/soak.py --minutes $(or $(MINUTES),10)
+
+# Random cases against plain torch, PyG and DGL for as long as they are given; `make test` runs some of them.
+fuzz: build
+	$(BIN)/python tests/fuzz/run.py --minutes $(or $(MINUTES),10)
 
 SOURCES := $(shell git ls-files 'cpp/*.cpp' 'cpp/*.h' 'cuda/*.cpp' 'cuda/*.h' 'cuda/*.cu' 'cuda/*.cuh' 2>/dev/null)
 

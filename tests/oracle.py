@@ -16,14 +16,19 @@ def rand(*shape: int, dtype: torch.dtype = torch.float64, device="cpu") -> Tenso
     return (value * torch.where(torch.rand(shape) < 0.5, -1.0, 1.0)).to(device, dtype)
 
 
-def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype, what: str = "result") -> None:
-    """Assert that `got` is of `dtype` and equals the float64 `want` within TOLERANCE[dtype]."""
+def assert_close(
+    got: Tensor, want: Tensor, dtype: torch.dtype, what: str = "result", slack: float = 1.0, size: float = 0.0
+) -> None:
+    """Assert that `got` is of `dtype` and equals the float64 `want` within slack * TOLERANCE[dtype].
+
+    size : what `want` is a sum of, where its terms may cancel all through; by default its largest element.
+    """
     assert got.dtype == dtype, f"{what}: dtype {got.dtype}"
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if got.numel() == 0:
         return
     error = (got.double() - want).abs()
-    bound = TOLERANCE[dtype] * (want.abs() + want.abs().max())
+    bound = slack * TOLERANCE[dtype] * (want.abs() + want.abs().max().clamp(min=size))
     worst = int((error - bound).argmax())
     pair = f"{got.flatten()[worst].item()} for {want.flatten()[worst].item()}"
     assert bool((error <= bound).all()), f"{what}: {pair} at {worst} of {tuple(got.shape)}"

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("scipy")
 pytest.importorskip("torch_geometric")
 import scipy.sparse
-from fuzz_graph import one_input
+from fuzz.arrays import one_input
 
 from gnnaccel import Graph
 

@@ -1,0 +1,13 @@
+"""Fuzzers: programs that try random cases for as long as they are given, each repeatable by its number.
+
+    make fuzz MINUTES=10
+    python tests/fuzz/run.py --only ops --case 7
+
+A target is a module with ``case(seed)``, which does one thing that depends on the seed alone, and raises (an
+AssertionError that describes the case, or whatever a bug raises) if it went wrong. `TARGETS` lists them.
+"""
+
+TARGETS = (
+    "arrays",
+    "ops",
+)

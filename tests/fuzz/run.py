@@ -1,0 +1,88 @@
+"""Run the fuzz targets for a while, or one case again.
+
+    python tests/fuzz/run.py --minutes 10 [--seed S] [--only TARGET]
+    python tests/fuzz/run.py --only TARGET --case SEED
+
+The targets share the time. Each failure is printed with the command that repeats it; exit status 1 if there was any.
+Cases are numbered from 1,000,000 * S on. The number last printed says where to look after a crash of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # tests/, not the folder whose modules are called as ops
+
+import torch
+
+from fuzz import TARGETS
+
+CASES = 1_000_000  # of one seed
+_HANGS_S = 300  # after which a case is taken to hang: every thread's stack is printed, and the process ends
+_MOST_FAILURES = 20  # of one target: what is broken everywhere need not be printed a thousand times
+
+
+def run_case(target: str, seed: int) -> None:
+    """One case; what it set globally does not reach the next one."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(f"fuzz.{target}").case(seed)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(False)
+
+
+def run_target(target: str, seconds: float, seed: int) -> tuple[int, int]:
+    """(cases, failures) of one target in this time."""
+    end, shown, cases, failures = time.monotonic() + seconds, 0.0, 0, 0
+    while time.monotonic() < end and failures < _MOST_FAILURES:
+        number = seed * CASES + cases
+        if time.monotonic() > shown + 10:
+            shown = time.monotonic()
+            print(f"{target}: case {number}", flush=True)
+        faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+        try:
+            run_case(target, number)
+        except Exception:
+            failures += 1
+            traceback.print_exc(file=sys.stdout)
+            print(f"FAILED: python tests/fuzz/run.py --only {target} --case {number}", flush=True)
+        faulthandler.cancel_dump_traceback_later()
+        cases += 1
+    return cases, failures
+
+
+def main() -> int:
+    """Exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=TARGETS, metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--case", type=int, metavar="SEED", help="run this case of --only alone")
+    options = parser.parse_args()
+    faulthandler.enable()
+    if options.case is not None:
+        if options.only is None:
+            parser.error("--case needs --only TARGET")
+        run_case(options.only, options.case)
+        return 0
+    chosen = [options.only] if options.only else TARGETS
+    results = {t: run_target(t, 60 * options.minutes / len(chosen), options.seed) for t in chosen}
+    for target, (cases, failures) in results.items():
+        print(f"{target}: {cases} cases, {failures} failed")
+    return int(any(failures for _, failures in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
