@@ -10,4 +10,5 @@ AssertionError that describes the case, or whatever a bug raises) if it went wro
 TARGETS = (
     "arrays",
     "ops",
+    "layers",
 )

@@ -19,7 +19,8 @@ import warnings
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # tests/, not the folder whose modules are called as ops
+    _TESTS = Path(__file__).resolve().parent.parent
+    sys.path[:1] = [str(_TESTS), str(_TESTS.parent)]  # and not this folder, whose modules have others' names
 
 import torch
 
