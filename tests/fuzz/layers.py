@@ -33,6 +33,11 @@ pyg_cases.prepare_pyg()
 _WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
 _MODES = ("train", "train", "train", "no_grad", "inference", "eval", "checkpoint", "second")
 _SEARCH = ("DynamicEdgeConv", "GravNetConv")  # rounding decides which nodes are the nearest
+# Layers without maxima and minima, which zeros would tie: some of their inputs are 0, as after a ReLU.
+_ZEROS = (
+    "GATConv GATv2Conv AGNNConv FAConv SuperGATConv ResGatedGraphConv FeaStConv LEConv TransformerConv RGATConv HANConv "
+    "HGTConv GCNConv DNAConv TAGConv SGConv RGCNConv ChebConv"
+).split()
 _HYPEREDGES = 7
 # Errors by which torch says that it cannot do what PyG asks of it, where the plug-in asks for something else.
 _LIMITS = ("not implemented", "Inference tensors cannot be saved", "version_counter for inference tensor")
@@ -48,6 +53,7 @@ class Setup:
     draw: Draw
     arguments: str
     width: int
+    zeros: bool = False
     pair: bool = False  # features of sources and destinations apart
     form: str = "tensor"
     num_src: int = 0
@@ -77,7 +83,7 @@ class Setup:
         return (
             f"({self.arguments}), width {self.width}, {self.num_src} -> {self.num_dst} nodes, {self.edges.shape[1]} "
             f"edges as {self.form}, pair={self.pair}{' without x_dst' if self.none else ''}, optional {self.optional}, "
-            f"blocks={self.blocks}"
+            f"blocks={self.blocks}, zeros={self.zeros}"
         )
 
     def index(self, dtype: torch.dtype):
@@ -106,6 +112,8 @@ class Setup:
             name, _, width = word.partition(":")
             if name in ("x", "xx"):
                 x = leaf(nodes, int(width or self.width))
+                if self.zeros:
+                    x = torch.where(x > 0, x, 0.0).detach().requires_grad_(x.requires_grad)
                 pair = (x, None if self.none else leaf(self.num_dst, self.width))
                 made.append(pair if self.pair and name == "x" else x)
             elif name == "hetero":
@@ -262,7 +270,7 @@ def case(seed: int) -> None:
     except (AssertionError, ValueError):
         return  # options that PyG does not take together
     assert any(isinstance(module, MessagePassing) for module in layer.modules())
-    setup = Setup(draw, arguments, width)
+    setup = Setup(draw, arguments, width, name in _ZEROS and draw.chance(0.3))
     random = getattr(layer, "dropout", 0) or name == "SuperGATConv"  # drawn otherwise in other dtypes
     dtype = torch.float32 if draw.chance(0.25) and not random and name not in _SEARCH else torch.float64
     modes = (*_MODES[:-1], "autocast", "autocast") if dtype == torch.float32 else _MODES

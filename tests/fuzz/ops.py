@@ -158,6 +158,13 @@ def _heads(draw: Draw) -> tuple[int, int]:
     return draw.randint(1, 9), draw.pick((1, 2, 3, 4, 7, 8, 15, 16, 17, 32, 64, draw.width()))
 
 
+def _with_zeros(draw: Draw, inputs: list[Tensor]) -> list[Tensor]:
+    """Sometimes half of the values 0, as after a ReLU: sums that lie in the kink of leaky_relu."""
+    if draw.chance(0.6):
+        return inputs
+    return [t * (torch.rand(t.shape, generator=draw.generator) < 0.5) for t in inputs]
+
+
 def _factor(draw: Draw, graph: Graph, heads: int, dtype) -> tuple[dict, Tensor | None]:
     """Arguments that an op takes for a factor of the weights, and the factor in float64."""
     options, factor = {}, None
@@ -178,6 +185,7 @@ def _attention(draw: Draw, graph: Graph, dtype) -> Trial:
     options, factor = _factor(draw, graph, heads, dtype)
     slope = draw.pick((0.2, 0.0, 1.0, 0.01))
     inputs = _inputs(draw, dtype, (graph.num_cols, heads, width), (graph.num_cols, heads), (graph.num_rows, heads))
+    inputs[1:] = _with_zeros(draw, inputs[1:])
     call = lambda *t: ops.attention(graph, *t, negative_slope=slope, **options)  # noqa: E731
     what = f"attention slope={slope} {list(options)}"
     return Trial(what, call, lambda *t: reference.attention(graph, *t, slope, factor), inputs, 8)
@@ -218,6 +226,7 @@ def _gatv2_scores(draw: Draw, graph: Graph, dtype) -> Trial:
     inputs = _inputs(draw, dtype, *shapes)
     if dtype != torch.float64:  # sums far from where leaky_relu has its kink
         inputs[0] = inputs[0] * 4
+    inputs[:2] = _with_zeros(draw, inputs[:2])
     call = partial(ops.gatv2_scores, graph, negative_slope=slope)
     return Trial(f"gatv2_scores slope={slope}", call, lambda *t: reference.gatv2_scores(graph, *t, slope), inputs, 4)
 
