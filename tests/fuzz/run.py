@@ -78,7 +78,7 @@ def main() -> int:
             parser.error("--case needs --only TARGET")
         run_case(options.only, options.case)
         return 0
-    chosen = [options.only] if options.only else TARGETS
+    chosen = [options.only] if options.only else list(TARGETS)
     results = {t: run_target(t, 60 * options.minutes / len(chosen), options.seed) for t in chosen}
     for target, (cases, failures) in results.items():
         print(f"{target}: {cases} cases, {failures} failed")
