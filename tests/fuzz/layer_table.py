@@ -46,10 +46,11 @@ def _dropout(d: Draw) -> dict:
     return {"dropout": d.pick((0.0, 0.3, 0.6))} if d.chance(0.3) else {}
 
 
-def _edge_dim(d: Draw) -> tuple[dict, str]:
-    """Edge features, and how the call names them."""
+def _edge_dim(d: Draw, fills: bool = False) -> tuple[dict, str]:
+    """Edge features, and how the call names them; `fills`: with what self-loops that are added get."""
     width = d.randint(1, 5)
-    return ({"edge_dim": width}, f" attr {width}") if d.chance(0.4) else ({}, "")
+    fill = {"fill_value": d.pick(("mean", "add", "max", "min", 0.5))} if fills and d.chance(0.5) else {}
+    return ({"edge_dim": width, **fill}, f" attr {width}") if d.chance(0.4) else ({}, "")
 
 
 def _gcn(d, i, o):
@@ -65,7 +66,7 @@ def _sage(d, i, o):
 
 
 def _gat(d, i, o):
-    options, attr = _edge_dim(d)
+    options, attr = _edge_dim(d, True)
     options |= _heads(d) | _dropout(d) | _flags(d, "add_self_loops", "bias", "residual") | _flow(d)
     options["negative_slope"] = d.pick((0.2, 0.0, 1.0))
     both = attr or d.chance(0.5)
@@ -73,7 +74,7 @@ def _gat(d, i, o):
 
 
 def _gatv2(d, i, o):
-    options, attr = _edge_dim(d)
+    options, attr = _edge_dim(d, True)
     options |= _heads(d) | _dropout(d) | _flags(d, "add_self_loops", "bias", "share_weights", "residual") | _flow(d)
     return nn.GATv2Conv(i, o, **options), "x index" + attr
 

@@ -37,7 +37,7 @@ class Trial:
 def _graph(draw: Draw) -> Graph:
     num_rows, num_cols = draw.size(), draw.size()
     src, dst = draw.edges(num_cols, num_rows, most=draw.pick((20, 150, 150, 1500)))
-    if draw.chance(0.02) and num_rows and num_cols:
+    if draw.chance(0.006) and num_rows and num_cols:
         dst = torch.cat([dst, torch.full((_HUB_EDGES,), draw.randrange(num_rows))])
         src = torch.cat([src, torch.arange(_HUB_EDGES) % num_cols])
     graph = Graph.from_coo(dst, src, num_rows=num_rows, num_cols=num_cols)
@@ -357,11 +357,13 @@ def case(seed: int) -> None:
     exact = [t.detach().double().requires_grad_(w) for t, w in zip(trial.inputs, wanted, strict=True)]
     got, want = turned(trial.call(*leaves)), turned(trial.definition(*exact))
     slack = trial.slack * (100 if second else 4 if graph.nnz > _HUB_EDGES else 1)
-    assert_close(got, want, dtype, what, slack)
+    # Terms added up in an element, of which all may cancel: so many roundings, in 16 bits of the terms as well.
+    terms = max(1.0, graph.nnz / max(1, graph.num_rows)) ** (1.0 if dtype == torch.bfloat16 else 0.5)
+    assert_close(got, want, dtype, what, slack, size=terms if dtype == torch.float32 else 0.0)
     assert got.requires_grad == any(wanted), f"{what}: requires_grad {got.requires_grad}"
     if any(wanted):
         upstream = draw.values(*want.shape, dtype=dtype)
         pairs = _gradients(got, leaves, upstream, second), _gradients(want, exact, upstream.double(), second)
         for i, (a, b) in enumerate(zip(*pairs, strict=True)):
-            size = max(1.0, want.numel() / max(1, b.numel()))  # terms added up in an element; all may cancel
+            size = max(1.0, terms * want.numel() / max(1, b.numel()))
             assert_close(a, b, dtype, f"{what}: gradient {i}", slack, size)
