@@ -33,7 +33,8 @@ pyg_cases.prepare_pyg()
 _WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
 _MODES = ("train", "train", "train", "no_grad", "inference", "eval", "checkpoint", "second")
 _SEARCH = ("DynamicEdgeConv", "GravNetConv")  # rounding decides which nodes are the nearest
-# Layers without maxima and minima, which zeros would tie: some of their inputs are 0, as after a ReLU.
+# Layers without maxima and minima: some of their inputs are 0, as after a ReLU. A maximum of zeros ties, and torch's
+# scatter_reduce gives a share of its gradient to the zeros that it started from as well: n of n + 1 parts arrive.
 _ZEROS = {"GATConv", "GATv2Conv", "AGNNConv", "FAConv", "SuperGATConv", "FeaStConv", "LEConv", "TransformerConv"}
 _ZEROS |= {"ResGatedGraphConv", "RGATConv", "HANConv", "HGTConv", "GCNConv", "TAGConv", "SGConv", "RGCNConv"}
 _HYPEREDGES = 7
