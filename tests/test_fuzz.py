@@ -6,7 +6,8 @@ from fuzz import TARGETS
 from fuzz.run import run_case
 
 CHUNKS = 10  # tests of a target, so that a failure leaves the others' cases to run
-NEEDS = {"arrays": ("scipy", "torch_geometric"), "layers": ("torch_geometric",)}  # DGL's modules skip by themselves
+# DGL's modules skip by themselves.
+NEEDS = {"arrays": ("scipy", "torch_geometric"), "layers": ("torch_geometric",), "messages": ("torch_geometric",)}
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("torch_geometric")
 from pyg_compare import D, E, N, assert_equal, edges, rand, same, train
-from torch_geometric import nn
+from torch_geometric import EdgeIndex, nn
 from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 
@@ -291,3 +291,15 @@ def test_a_kept_feature_is_copied_and_saved(tmp_path):
     assert_equal(torch.load(tmp_path / "kept.pt"), expected)
     assert_equal(layer.kept.clone(), expected)
     assert layer.kept.numpy().shape == (E, WIDE)
+
+
+def test_an_edge_index_in_inference_mode():
+    """Self-loops of an EdgeIndex are made anew there: PyG cannot take one apart that was made outside."""
+
+    def program(wrap):
+        layer = wrap(nn.SimpleConv(aggr="sum", combine_root="self_loop"))
+        index = EdgeIndex(edges(), sparse_size=(N, N))
+        with torch.inference_mode():
+            return layer(rand(N, D), index), layer(rand(N, D), index)
+
+    same(program, accelerated=None)

@@ -66,6 +66,8 @@ def memoised(original: Callable) -> Callable:
 def _can_remember(edges, values, rest) -> bool:
     if modes.transforming() or torch._C._get_tracing_state() is not None:
         return False  # a trace would hold what is remembered as a constant
+    if isinstance(edges, EdgeIndex) and torch.is_inference_mode_enabled():
+        return False  # PyG takes one that was made outside that mode apart for an error
     if not isinstance(edges, Tensor) or (edges.is_floating_point() and edges.requires_grad):
         return False
     if not (values is None or isinstance(values, Tensor)):

@@ -322,7 +322,9 @@ def _run(layer, seed, width, arguments, grad, mode):
         seen += [t.detach() + 0 for t in kept]
     leaves = [x, *edges.values(), *layer.parameters()]
     seen += [torch.zeros(()) if t.grad is None else t.grad for t in leaves]
-    return [*seen, layer.total, *(t.detach() for t in edges.values())], flags
+    # What runs again in a checkpoint's backward is torch's choice: as far as it needs what was saved.
+    total = torch.zeros(()) if mode == "checkpoint" else layer.total
+    return [*seen, total, *(t.detach() for t in edges.values())], flags
 
 
 @contextlib.contextmanager
