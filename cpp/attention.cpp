@@ -49,14 +49,14 @@ void forward_scores(const AttentionArgs& a, const CsrOf<I>& g, int64_t v, int64_
 // plain f32 sum over a hub would lose two digits.
 template <int W, bool kProducts, class T>
 void add_columns(const T* a, const T* b, int64_t n, int64_t stride, T* out) {
-  Vec<T, W> sum{};
+  PieceSum<Vec<T, W>> sum;
   for (int64_t i0 = 0; i0 < n; i0 += kSumPiece * stride) {
     Vec<T, W> piece{};
     for (int64_t i = i0; i < std::min(n, i0 + kSumPiece * stride); i += stride)
       piece += kProducts ? load<W>(a + i) * load<W>(b + i) : load<W>(a + i);
-    sum += piece;
+    sum.add(piece);
   }
-  store<W>(out, sum);
+  store<W>(out, sum.total());
 }
 
 template <int N, bool kKeep, class T, class I>

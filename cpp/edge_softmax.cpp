@@ -46,7 +46,7 @@ void forward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* sco
 }
 
 template <int kHeads, class T, class I>
-void backward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* per_head) {
+void backward_row(const Problem<T, I>& p, int64_t begin, int64_t end, double* per_head) {
   const int64_t heads = kHeads ? kHeads : p.heads;
   for (int64_t h = 0; h < heads; ++h) per_head[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
@@ -55,11 +55,11 @@ void backward_row(const Problem<T, I>& p, int64_t begin, int64_t end, Acc<T>* pe
     prefetch_edge(p, p.out, k);
     const int64_t at = p.graph.edge(k) * heads;
     for (int64_t h = 0; h < heads; ++h) per_head[h] += widen(p.input[at + h]) * widen(p.grad_out[at + h]);
-  }
+  }  // in f64: of a hub it is the sum of millions
   for (int64_t k = begin; k < end; ++k) {
     const int64_t at = p.graph.edge(k) * heads;
     for (int64_t h = 0; h < heads; ++h)
-      narrow(widen(p.input[at + h]) * (widen(p.grad_out[at + h]) - per_head[h]), p.out + at + h);
+      narrow(widen(p.input[at + h]) * (widen(p.grad_out[at + h]) - static_cast<Acc<T>>(per_head[h])), p.out + at + h);
   }
 }
 
@@ -70,7 +70,8 @@ void run_heads(const Problem<T, I>& p, int threads) {
     int64_t longest = 0;
     for (int64_t row = first; row < last; ++row)
       longest = std::max<int64_t>(longest, static_cast<int64_t>(g.indptr[row + 1] - g.indptr[row]));
-    const Buffer<Acc<T>> scores(p.grad_out ? 0 : longest * p.heads), per_head(p.heads);
+    const Buffer<Acc<T>> scores(p.grad_out ? 0 : longest * p.heads);
+    const Buffer<double> per_head(p.heads);
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
       if (p.grad_out)

@@ -142,28 +142,34 @@ void add_to(T* out, const T* part, int64_t width) {
   for (int64_t d = 0; d < width; ++d) out[d] += part[d];
 }
 
-// The same with the sums added up in pieces; `part` has room for kSums rows.
+// The same with the sums added up in pieces, and kMany pieces on their own before; `part` has room for two times kSums
+// rows.
 template <int N, bool kDots, int kSums, class T, class I>
-void gather_long_row(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, T* dots, const Sum<T>* sums, T* part) {
-  gather_row<N, kDots, kSums>(p, row, k0, std::min(k1, k0 + kPiece), dots, sums);
-  for (int64_t k = k0 + kPiece; k < k1; k += kPiece) {
+void gather_long_row(const Gather<T, I>& p, int64_t row, int64_t k0, int64_t k1, T* dots, const Sum<T>* sums, T* part,
+                     int64_t length = kShortPiece * kMany) {
+  const auto some = [&](int64_t k, int64_t end, T* some_dots, const Sum<T>* into) {
+    if (length == kShortPiece) return gather_row<N, kDots, kSums>(p, row, k, end, some_dots, into);
+    gather_long_row<N, kDots, kSums>(p, row, k, end, some_dots, into, part + kSums * p.width, kShortPiece);
+  };
+  some(k0, std::min(k1, k0 + length), dots, sums);
+  for (int64_t k = k0 + length; k < k1; k += length) {
     const int64_t at = (k - k0) * p.heads;
     Sum<T> parts[kSums];
     for (int s = 0; s < kSums; ++s) parts[s] = {sums[s].weights + at, part + s * p.width};
-    gather_row<N, kDots, kSums>(p, row, k, std::min(k1, k + kPiece), kDots ? dots + at : dots, parts);
+    some(k, std::min(k1, k + length), kDots ? dots + at : dots, parts);
     for (int s = 0; s < kSums; ++s) add_to(sums[s].out, parts[s].out, p.width);
   }
 }
 
 // body(row, k0, k1, scratch, part): scratch for `arrays` values per head and nonzero of the longest row, part for
-// two rows of features.
+// four rows of features.
 template <class T, class I, class Body>
 void for_rows(const CsrOf<I>& g, int64_t heads, int64_t width, int arrays, int threads, const Body& body) {
   for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
     int64_t longest = 1;
     for (int64_t row = first; row < last; ++row)
       longest = std::max<int64_t>(longest, static_cast<int64_t>(g.indptr[row + 1] - g.indptr[row]));
-    const Buffer<T> scratch(longest * heads * arrays), part(2 * width);
+    const Buffer<T> scratch(longest * heads * arrays), part(4 * width);
     for (int64_t row = first; row < last; ++row)
       body(row, static_cast<int64_t>(g.indptr[row]), static_cast<int64_t>(g.indptr[row + 1]), scratch.get(),
            part.get());

@@ -3,7 +3,7 @@
 //   out[e, h]     = sum over the features f of head h of vectors[h, f] * l * k
 //   sums[r]       = vectors * sum over the row of weights[e, h] * k
 //   products[r]   = sum over the row of weights[e, h] * l * k
-// [nnz, width] exists nowhere. Rows longer than kPiece are summed in pieces, as in spmm.cpp.
+// [nnz, width] exists nowhere. Rows longer than kShortPiece are summed in pieces, as in spmm.cpp.
 #include <algorithm>
 #include <type_traits>
 
@@ -78,11 +78,15 @@ void sum_block(const Problem<T, I>& p, int64_t row, int64_t d) {
     head[m] = (d + m * N) / p.per_head;
   }
   const int64_t end = p.graph.indptr[row + 1];
-  for (int64_t first = p.graph.indptr[row]; first < end; first += kPiece) {
+  V many[M], many_product[M];  // of kMany pieces
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) many[m] = many_product[m] = V{};
+  int64_t pieces = 0;
+  for (int64_t first = p.graph.indptr[row]; first < end; first += kShortPiece) {
     V part[M], part_product[M];
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) part[m] = part_product[m] = V{};
-    for (int64_t k = first; k < std::min(end, first + kPiece); ++k) {
+    for (int64_t k = first; k < std::min(end, first + kShortPiece); ++k) {
       if (k + kPrefetchAhead < p.graph.nnz) prefetch<N * M * sizeof(T)>(p.source(k + kPrefetchAhead) + d);
       const T* x = p.source(k) + d;
       const T* weights = p.weights + p.graph.edge(k) * p.heads;
@@ -96,8 +100,15 @@ void sum_block(const Problem<T, I>& p, int64_t row, int64_t d) {
     }
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
-      sum[m] += part[m];
-      product[m] += part_product[m];
+      many[m] += part[m];
+      many_product[m] += part_product[m];
+    }
+    if (++pieces % kMany && first + kShortPiece < end) continue;
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      sum[m] += many[m];
+      product[m] += many_product[m];
+      many[m] = many_product[m] = V{};
     }
   }
 #pragma GCC unroll 4

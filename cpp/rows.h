@@ -11,6 +11,10 @@ namespace {
 
 // Nonzeros to one f32 accumulator: a longer row is summed in pieces, or a hub's sum would lose digits.
 constexpr int64_t kPiece = 1024;
+// The same where a piece takes no memory of its own.
+constexpr int64_t kShortPiece = 512;
+// Pieces to one f32 accumulator.
+constexpr int64_t kMany = 64;
 // The pieces of a row longer than this run in parallel, so that one hub does not hold a thread.
 constexpr int64_t kHubRow = 16384;
 // Nonzeros between asking for a gathered row and reading it; measured on Zen 3 and Ice Lake: 4 to 16 are within 5 %.

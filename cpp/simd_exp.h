@@ -28,6 +28,23 @@ inline void exp_all(float* x, int64_t n) {
   std::copy(rest, rest + (n - i), x + i);
 }
 
+// Sums of pieces, of which a hub has as many as others have nonzeros: kSumPiece at a time.
+template <class V>
+class PieceSum {
+ public:
+  void add(V piece) {
+    some_ += piece;
+    if (++count_ % kSumPiece) return;
+    all_ += some_;
+    some_ = V{};
+  }
+  V total() const { return all_ + some_; }
+
+ private:
+  V some_{}, all_{};
+  int64_t count_ = 0;
+};
+
 template <int W, class A>
 inline Vec<A, W> larger(Vec<A, W> a, Vec<A, W> b) {
   return a > b ? a : b;
@@ -44,19 +61,21 @@ void shifted_exp(A* x, int64_t n, int64_t stride, Vec<A, W>* top, Vec<A, W>* sum
     exp_all(x, n * W);
   else
     for (int64_t i = 0; i < n; ++i) exp_all(x + i * stride, W);
-  *sum = Vec<A, W>{};
+  PieceSum<Vec<A, W>> all;
   for (int64_t i0 = 0; i0 < n; i0 += kSumPiece) {  // a plain f32 sum over a hub would lose two digits
     Vec<A, W> piece{};
     for (int64_t i = i0; i < std::min(n, i0 + kSumPiece); ++i) piece += load<W>(x + i * stride);
-    *sum += piece;
+    all.add(piece);
   }
+  *sum = all.total();
 }
 
 // The same for one column without a stride, where the vectors lie along it.
 template <class A>
 void shifted_exp_flat(A* x, int64_t n, A* top, A* sum) {
   constexpr int W = kLanes<A>;
-  Vec<A, W> tops = splat<W>(-std::numeric_limits<A>::infinity()), sums{};
+  Vec<A, W> tops = splat<W>(-std::numeric_limits<A>::infinity());
+  PieceSum<Vec<A, W>> sums;
   const int64_t whole = n - n % W;
   for (int64_t i = 0; i < whole; i += W) tops = larger<W, A>(load<W>(x + i), tops);
   A best = tops[0];
@@ -67,10 +86,10 @@ void shifted_exp_flat(A* x, int64_t n, A* top, A* sum) {
   for (int64_t i0 = 0; i0 < whole; i0 += kSumPiece * W) {
     Vec<A, W> piece{};
     for (int64_t i = i0; i < std::min(whole, i0 + kSumPiece * W); i += W) piece += load<W>(x + i);
-    sums += piece;
+    sums.add(piece);
   }
   *top = best;
-  *sum = horizontal_sum<A, W>(sums);
+  *sum = horizontal_sum<A, W>(sums.total());
   for (int64_t i = whole; i < n; ++i) *sum += x[i];
 }
 

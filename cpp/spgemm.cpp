@@ -68,40 +68,45 @@ inline Vec<Acc<T>, 4> gather(const Place* place, const T* from) {
 
 // ---- Sums of rows into a buffer of `width`. ----
 
+// The sum of `count` pieces at `parts`, into the first of them: in f64, as of a hub there are many.
 template <class A>
-void add_to(A* sum, const A* part, int64_t width) {
-  for (int64_t d = 0; d < width; ++d) sum[d] += part[d];
+void add_up(A* parts, int64_t count, int64_t width) {
+  for (int64_t d = 0; d < width; ++d) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += parts[i * width + d];
+    parts[d] = static_cast<A>(sum);
+  }
 }
 
 // For every row finish(row, sum), where add(row, k0, k1, sum) has added the nonzeros k0 .. k1 to zeros.
 template <class A, class I, class Add, class Finish>
 void sum_rows(const CsrOf<I>& g, int64_t width, int threads, const Add& add, const Finish& finish) {
   for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
-    const Buffer<A> sum(width), part(width);
+    const Buffer<A> sums(2 * width);
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
       if (end - begin > kHubRow) continue;
-      std::fill(sum.get(), sum.get() + width, A(0));
-      add(row, begin, std::min(end, begin + kPiece), sum.get());
-      for (int64_t k = begin + kPiece; k < end; k += kPiece) {
-        std::fill(part.get(), part.get() + width, A(0));
-        add(row, k, std::min(end, k + kPiece), part.get());
-        add_to(sum.get(), part.get(), width);
+      std::fill(sums.get(), sums.get() + width, A(0));
+      add(row, begin, std::min(end, begin + kShortPiece), sums.get());
+      for (int64_t k = begin + kShortPiece; k < end; k += kShortPiece) {
+        std::fill(sums.get() + width, sums.get() + 2 * width, A(0));
+        add(row, k, std::min(end, k + kShortPiece), sums.get() + width);
+        add_up(sums.get(), 2, width);
       }
-      finish(row, sum.get());
+      finish(row, sums.get());
     }
   });
   if (g.nnz <= kHubRow) return;
   for (int64_t row = 0; row < g.num_rows; ++row) {
-    const int64_t begin = g.indptr[row], end = g.indptr[row + 1], count = (end - begin + kPiece - 1) / kPiece;
+    const int64_t begin = g.indptr[row], end = g.indptr[row + 1], count = (end - begin + kShortPiece - 1) / kShortPiece;
     if (end - begin <= kHubRow) continue;
     const Buffer<A> parts(count * width);
     parallel_for(count, threads, [&](int64_t i) {
       A* part = parts.get() + i * width;
       std::fill(part, part + width, A(0));
-      add(row, begin + i * kPiece, std::min(end, begin + (i + 1) * kPiece), part);
+      add(row, begin + i * kShortPiece, std::min(end, begin + (i + 1) * kShortPiece), part);
     });
-    for (int64_t i = 1; i < count; ++i) add_to(parts.get(), parts.get() + i * width, width);
+    add_up(parts.get(), count, width);
     finish(row, parts.get());
   }
 }
@@ -209,6 +214,53 @@ struct Table<float, uint8_t> {
 };
 #endif
 
+// Sums of sources of more than kShortPiece nonzeros, which lose digits in f32: whenever so many have been added to one,
+// what has come together goes on to a sum of pieces in f64.
+template <class A>
+class Pieces {
+ public:
+  // For the sources first .. last - 1 of k entries each; no sum is of more than `most` nonzeros.
+  Pieces(int64_t first, int64_t last, int64_t k, int64_t most)
+      : first_(first), k_(k), size_(most > kShortPiece && sizeof(A) == 4 ? last - first : 0), counts_(size_) {
+    std::fill_n(counts_.get(), size_, 0);
+  }
+  ~Pieces() {
+    for (int64_t i = 0; sums_ && i < size_; ++i) delete[] sums_[i];
+    delete[] sums_;
+  }
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
+
+  // One more nonzero has been added to `sum`, that of `source`.
+  void added(int64_t source, A* sum) {
+    if (size_ && ++counts_[source - first_] == kShortPiece) move(source - first_, sum);
+  }
+
+  // Adds the pieces to the sums of all sources.
+  void finish(A* sums) const {
+    for (int64_t i = 0; sums_ && i < size_; ++i)
+      for (int64_t j = 0; sums_[i] && j < k_; ++j) {
+        A& sum = sums[(first_ + i) * k_ + j];
+        sum = static_cast<A>(sums_[i][j] + sum);
+      }
+  }
+
+ private:
+  void move(int64_t i, A* sum) {
+    counts_[i] = 0;
+    if (!sums_) sums_ = new double*[static_cast<size_t>(size_)]();
+    if (!sums_[i]) sums_[i] = new double[static_cast<size_t>(k_)]();
+    for (int64_t j = 0; j < k_; ++j) {
+      sums_[i][j] += sum[j];
+      sum[j] = 0;
+    }
+  }
+
+  int64_t first_, k_, size_;
+  Buffer<int32_t> counts_;  // nonzeros in the present piece of each source
+  double** sums_ = nullptr;
+};
+
 template <class T, class I, class Place>
 struct Backward {
   CsrOf<I> graph;
@@ -253,23 +305,29 @@ struct Backward {
   }
 
   // By destination: what nonzero n of row `row` adds to its source. `next` is a nonzero that comes later.
-  void add_to_source(int64_t row, int64_t n, int64_t next, Table<Acc<T>, Place>& table) const {
+  void add_to_source(int64_t row, int64_t n, int64_t next, Table<Acc<T>, Place>& table, Pieces<Acc<T>>& pieces) const {
     const int64_t ahead = static_cast<int64_t>(graph.indices[next]) * k;
     prefetch_bytes(places + ahead, k * sizeof(Place));
     prefetch_bytes(grad_values + ahead, k * sizeof(Acc<T>));
     if (weight && graph.edge_ids) prefetch<1>(weight + graph.edge_ids[next]);
-    const int64_t at = static_cast<int64_t>(graph.indices[n]) * k;
+    const int64_t source = graph.indices[n], at = source * k;
     const T* from = grad + row * num_feats;
-    if (!table.serves(k)) return add_gathered(from, places + at, scale(n, row), grad_values + at);
-    table.fill(row, from, num_feats);
-    table.add_gathered(places + at, scale(n, row), grad_values + at, k);
+    if (table.serves(k)) {
+      table.fill(row, from, num_feats);
+      table.add_gathered(places + at, scale(n, row), grad_values + at, k);
+    } else {
+      add_gathered(from, places + at, scale(n, row), grad_values + at);
+    }
+    pieces.added(source, grad_values + at);
   }
 
-  void all_sources() const {
+  void all_sources(int64_t num_sources) const {
     Table<Acc<T>, Place> table;
+    Pieces<Acc<T>> pieces(0, num_sources, k, graph.nnz);
     for (int64_t row = 0; row < graph.num_rows; ++row)
       for (int64_t n = graph.indptr[row]; n < static_cast<int64_t>(graph.indptr[row + 1]); ++n)
-        add_to_source(row, n, std::min(n + kShortAhead, graph.nnz - 1), table);
+        add_to_source(row, n, std::min(n + kShortAhead, graph.nnz - 1), table, pieces);
+    pieces.finish(grad_values);
   }
 
   // The sources first .. last alone. Their nonzeros are collected without a branch on the source, which nothing could
@@ -279,10 +337,11 @@ struct Backward {
     const U span = static_cast<U>(last) - static_cast<U>(first);
     I nonzero[2 * kBatch], row_of[2 * kBatch];
     Table<Acc<T>, Place> table;
+    Pieces<Acc<T>> pieces(first, last, k, graph.nnz);
     int64_t count = 0;
     const auto work_off = [&] {
       for (int64_t i = 0; i < count; ++i)
-        add_to_source(row_of[i], nonzero[i], nonzero[std::min(i + kShortAhead, count - 1)], table);
+        add_to_source(row_of[i], nonzero[i], nonzero[std::min(i + kShortAhead, count - 1)], table, pieces);
       count = 0;
     };
     for (int64_t row = 0; row < graph.num_rows; ++row) {
@@ -297,6 +356,7 @@ struct Backward {
       }
     }
     work_off();
+    pieces.finish(grad_values);
   }
 };
 
@@ -316,7 +376,7 @@ void backward(const SspmmArgs& a, int threads) {
         p.graph, p.k, threads, [&](int64_t row, int64_t n0, int64_t n1, A* sum) { p.add(row, n0, n1, sum); },
         [&](int64_t row, const A* sum) { std::copy(sum, sum + p.k, p.grad_values + row * p.k); });
   const int64_t ranges = std::min<int64_t>(threads, kMaxRanges), sources = a.graph.num_cols;
-  if (ranges <= 1) return p.all_sources();
+  if (ranges <= 1) return p.all_sources(sources);
   parallel_for(ranges, threads, [&](int64_t i) {
     p.some_sources(static_cast<I>(sources * i / ranges), static_cast<I>(sources * (i + 1) / ranges));
   });

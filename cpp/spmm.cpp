@@ -374,16 +374,18 @@ void combine_pieces(const Problem<T, I>& p, int64_t row, int64_t degree, const P
   for (int64_t d = 0; d < p.num_feats; ++d) {
     Acc<T> acc = pieces.value[d];
     int64_t winner = extreme ? pieces.winner[d] : 0;
+    double sum = acc;  // of a hub there are as many pieces as nonzeros of others
     for (int64_t i = 1; i < count; ++i) {
       const Acc<T> next = pieces.value[i * p.num_feats + d];
       if (!extreme) {
-        acc += next;
+        sum += next;
       } else if (beats(next, acc, p.reduce == Reduce::max)) {
         acc = next;
         winner = pieces.winner[i * p.num_feats + d];
       }
     }
-    write(p, row, d, p.reduce == Reduce::mean ? acc / static_cast<Acc<T>>(degree) : acc);
+    if (!extreme) acc = static_cast<Acc<T>>(p.reduce == Reduce::mean ? sum / static_cast<double>(degree) : sum);
+    write(p, row, d, acc);
     if (extreme) write_winners(p, row * p.num_feats + d, 0, &winner, 1);
   }
 }

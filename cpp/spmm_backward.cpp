@@ -63,8 +63,11 @@ void hub_row(const Problem<T, I>& p, int64_t row, int threads) {
     piece<N>(p, row, k, std::min(end, k + kPiece), scratch.get(), parts.get() + i * width);
   });
   T* out = p.grad_x + row * width;
-  std::copy(parts.get(), parts.get() + width, out);
-  for (int64_t i = 1; i < count; ++i) add_to(out, parts.get() + i * width, width);
+  for (int64_t d = 0; d < width; ++d) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += parts[i * width + d];
+    out[d] = static_cast<T>(sum);
+  }
 }
 
 template <int N, class T, class I>

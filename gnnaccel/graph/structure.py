@@ -188,6 +188,11 @@ class Graph:
         """The most nonzeros of a row. As `no_empty_rows`."""
         return int(self.indptr.diff().max()) if self.num_rows else 0
 
+    @functools.cached_property
+    def busiest_source(self) -> int:
+        """The most nonzeros of a column. As `no_empty_rows`."""
+        return int(torch.bincount(self.indices, minlength=1).max())
+
     @property
     def device(self) -> torch.device:
         """Device of the structure."""
