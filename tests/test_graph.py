@@ -111,6 +111,63 @@ def test_from_scipy_keeps_duplicates_and_ignores_spare_room():
     assert Graph.from_scipy(matrix).indices.tolist() == [0, 1, 2]
 
 
+def _csr(make):
+    return [make([0, 3, 3, 3]), make([2, 0, 1]), make([1, 0, 2])]
+
+
+def _of_sparse(form):
+    """Index arrays of a sparse matrix of torch, which shares them, and the graph of it."""
+    make = getattr(torch, f"sparse_{form}_tensor")
+    arrays = _csr(torch.tensor)[:2]
+    return arrays, gnnaccel.as_graph(make(*arrays, torch.ones(3), (3, 3)))
+
+
+def _of_scipy(form):
+    matrix = getattr(sp, f"{form}_matrix")(([1.0, 2, 3], [2, 0, 1], [0, 3, 3, 3]), (3, 3))
+    return [matrix.indptr, matrix.indices], Graph.from_scipy(matrix)
+
+
+def _of(build, arrays, **options):
+    return arrays, build(*arrays, **options)
+
+
+USERS_ARRAYS = {
+    "csr, NumPy": lambda: _of(Graph.from_csr, _csr(np.array)),
+    "csr, tensors": lambda: _of(Graph.from_csr, _csr(torch.tensor)),
+    "csr, not checked": lambda: _of(Graph.from_csr, _csr(torch.tensor), check=False, num_cols=3),
+    "coo": lambda: _of(Graph.from_coo, [torch.tensor([0, 0, 1]), torch.tensor([2, 0, 1])], num_rows=3),
+    "edge_index": lambda: _of(gnnaccel.as_graph, [torch.tensor([[0, 0, 1], [2, 0, 1]])]),
+    "torch.sparse CSR": lambda: _of_sparse("csr"),
+    "torch.sparse CSC": lambda: _of_sparse("csc"),
+    "scipy CSR": lambda: _of_scipy("csr"),
+    "scipy CSC": lambda: _of_scipy("csc"),
+}
+
+
+@pytest.mark.parametrize("name", USERS_ARRAYS)
+def test_writes_into_the_users_arrays_do_not_reach_a_graph(name):
+    arrays, graph = USERS_ARRAYS[name]()
+    before = edges(graph), edges(graph.transposed)
+    for array in arrays:
+        array[...] = 99
+    assert (edges(graph), edges(graph.transposed)) == before
+
+
+@pytest.mark.parametrize("convert", [Graph.from_scipy, gnnaccel.as_graph])
+def test_scipy_that_sorts_in_place(convert):
+    matrix = sp.csr_matrix(([1.0, 0, 3], [2, 0, 1], [0, 3, 3, 3]), (3, 3))
+    graph = convert(matrix)
+    matrix.max()  # sorts
+    matrix.eliminate_zeros()  # shortens
+    assert graph.indices.tolist() == [2, 0, 1]
+
+
+def test_arrays_that_are_handed_over():
+    arrays = _csr(torch.tensor)
+    graph = Graph.from_csr(*arrays, copy=False)
+    assert [t.data_ptr() for t in (graph.indptr, graph.indices, graph.edge_ids)] == [t.data_ptr() for t in arrays]
+
+
 @pytest.mark.parametrize("name", graphs.NAMES)
 def test_transposed(name):
     graph = graphs.make(name)

@@ -43,8 +43,9 @@ class Graph:
     num_rows, num_cols : int
         Destinations and sources. They differ for bipartite graphs and mini-batch blocks.
 
-    The transposed structure is built on first use and kept. Do not write into the tensors: the graph would not
-    notice.
+    The transposed structure is built on first use and kept. The tensors are the graph's own: constructors that take
+    arrays of a user's copy them, so that a later write into those changes nothing. Do not write into the graph's: it
+    would not notice.
     """
 
     tiling: gate.Tiling
@@ -89,7 +90,9 @@ class Graph:
         return load.load(path)
 
     @classmethod
-    def from_csr(cls, indptr, indices, edge_ids=None, *, num_cols: int | None = None, check: bool = True) -> Graph:
+    def from_csr(
+        cls, indptr, indices, edge_ids=None, *, num_cols: int | None = None, check: bool = True, copy: bool = True
+    ) -> Graph:
         """Graph from CSR arrays by destination.
 
         Parameters
@@ -103,6 +106,9 @@ class Graph:
         check : bool
             Check the arrays (one pass, and one synchronisation on CUDA). Kernels trust a graph, so pass False
             only for arrays a library made.
+        copy : bool
+            Copy the arrays, before they are checked. Pass False only for arrays that nobody writes into from then on:
+            the graph is then made of them, and what is written into them goes past the check.
 
         Raises
         ------
@@ -114,6 +120,9 @@ class Graph:
         """
         indptr, indices = build.as_index("indptr", indptr), build.as_index("indices", indices)
         edge_ids = None if edge_ids is None else build.as_index("edge_ids", edge_ids)
+        if copy:
+            indptr, indices = indptr.clone(), indices.clone()
+            edge_ids = None if edge_ids is None else edge_ids.clone()
         indptr, indices, edge_ids = build.common_index_dtype(indptr, indices, edge_ids)
         if num_cols is None:
             top = int(indices.max()) + 1 if indices.numel() else 0

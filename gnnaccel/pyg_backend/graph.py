@@ -101,7 +101,7 @@ def _from_csr(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
     """Graph from a framework's CSR arrays: copies, with indices of half the bytes where they fit."""
     small = max(indptr.numel(), indices.numel(), num_cols) < 2**31
     indptr, indices = (t.to(torch.int32 if small else torch.int64, copy=True) for t in (indptr, indices))
-    return Graph.from_csr(indptr, indices, num_cols=num_cols)
+    return Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)
 
 
 def _build_sparse(adj) -> Graph:
