@@ -270,7 +270,8 @@ def renumber(
 def invalidate(obj: Any = None) -> None:
     """Forget what was prepared for `obj`, or for everything if it is None.
 
-    Needed only after a write that cannot be noticed, such as one through ``edge_index.numpy()`` or ``.data``.
+    Needed only after a write that cannot be noticed: one through ``edge_index.numpy()`` or ``.data``, or into the
+    tensors that a matrix of torch.sparse was made of.
 
     Parameters
     ----------

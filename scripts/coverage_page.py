@@ -72,6 +72,9 @@ PyG:
 - With an `edge_index` of int32, PyG's own gradients on the CPU are wrong in torch 2.13; ours equal those of int64.
 - Writing in place into the features after a layer whose edge weight needs a gradient (`x += conv(x, index, weight)`)
   raises torch's error: the features themselves are kept for the backward pass, where PyG keeps one copy per edge.
+- A write into the tensors that a torch.sparse matrix (CSR, CSC or COO) was made of goes unseen, as torch does not tell
+  of it: call `gnnaccel.invalidate(matrix)` after one. Writes into the matrix's own `col_indices()`, `indices()` and so
+  on are noticed, as are all into an `edge_index`, an EdgeIndex and what that was made of.
 """
 
 

@@ -55,7 +55,7 @@ def test_drops_with_any_owner(cache):
     del a
     gc.collect()
     assert len(cache) == 0
-    assert not cache._keys
+    assert not cache._owners
 
 
 def test_drops_chains(cache):
@@ -124,3 +124,33 @@ def test_nothing_is_written_on_the_tensor():
     before = dict(vars(a))
     derived.put((a,), "x", 1)
     assert vars(a) == before
+
+
+def test_tensors_swap_whatever_was_derived_from_them():
+    """Also where a value of another tensor's remembers one."""
+    a, b, other = torch.arange(4), torch.arange(4) + 4, torch.arange(3)
+    for tensor in (a, b):
+        derived.put((tensor,), "x", tensor[0].item())
+        derived.put((other, tensor), "x", 1)
+    derived.put((other,), "origin", (derived.owner(a), derived.owner(b)))
+    torch.utils.swap_tensors(a, b)
+    assert a[0] == 4 and b[0] == 0
+    assert derived.get((a,), "x") is derived.get((b,), "x") is derived.get((other, a), "x") is None
+    assert [held.ref() for held in derived.get((other,), "origin")] == [None, None]
+    derived.put((a,), "x", 2)
+    assert derived.get((a,), "x") == 2
+    torch.utils.swap_tensors(a, b)
+
+
+def test_load_state_dict_that_swaps():
+    module = torch.nn.Module()
+    module.register_buffer("edges", torch.arange(4))
+    derived.put((module.edges,), "x", 1)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        module.load_state_dict({"edges": torch.arange(4) + 1})
+        module.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    assert module.edges[0] == 1 and derived.get((module.edges,), "x") is None

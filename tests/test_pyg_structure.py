@@ -52,6 +52,54 @@ def test_sparse_values_changed_in_place():
     torch.testing.assert_close(layer(x, adj), plain(x, adj))
 
 
+_PARTS = {
+    torch.sparse_csr: (torch.sparse_csr_tensor, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.sparse_csc_tensor, torch.Tensor.row_indices),
+}
+
+
+def _matrix(layout):
+    """Three edges of three nodes: a matrix, the tensor of indices it was made of, and its own part of that."""
+    if layout is torch.sparse_coo:
+        index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        adj = torch.sparse_coo_tensor(index, torch.ones(3), (3, 3), is_coalesced=True)
+        return adj, index, adj.indices
+    build, part = _PARTS[layout]
+    index = torch.tensor([1, 2, 0])
+    adj = build(torch.arange(4), index, torch.ones(3), (3, 3))
+    return adj, index, lambda: part(adj)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo], ids=str)
+def test_writes_into_a_sparse_matrix(layout):
+    """Noticed where they are made through the matrix. Of one into what the matrix was made of torch does not tell."""
+    adj, index, part = _matrix(layout)
+    before = gnnaccel.as_graph(adj)
+    assert gnnaccel.as_graph(adj) is before
+    part()[..., 0] = 0
+    changed = gnnaccel.as_graph(adj)
+    assert changed is not before
+    kept = changed.indices.clone()
+    version = adj._version, part()._version
+    index[..., 0] = 2
+    assert part()[..., 0].eq(2).all() and (adj._version, part()._version) == version  # else: notice it, and say so
+    assert torch.equal(gnnaccel.as_graph(adj).indices, kept)  # the graph's own
+    gnnaccel.invalidate(adj)
+    assert not torch.equal(gnnaccel.as_graph(adj).indices, kept)
+
+
+@pytest.mark.parametrize("edges_of", [lambda index: index, lambda index: EdgeIndex(index, sparse_size=(3, 3))])
+def test_writes_into_edges(edges_of):
+    """Of a list of edges torch tells of any, also of those into what an EdgeIndex was made of."""
+    index = torch.tensor([[0, 1, 2], [0, 1, 2]])
+    given = edges_of(index)
+    assert gnnaccel.as_graph(given).indices.tolist() == [0, 1, 2]
+    for write, source in ((index, 1), (given, 2)):
+        write[0, 0] = source
+        assert gnnaccel.as_graph(given).indices.tolist() == [source, 1, 2]
+
+
 def test_structure_is_derived_once_and_dies_with_the_edges():
     derived.invalidate()
     first, last = pyg_backend.accelerate(nn.GCNConv(D, D)), pyg_backend.accelerate(nn.GATConv(D, 5))

@@ -19,8 +19,8 @@ _REVERSE, _ALL_ROWS = "gnnaccel.reverse", "gnnaccel.all_rows"
 def structure(gidx) -> Graph:
     """The Graph of an index with one edge type: destinations by rows, sharing DGL's arrays where it can.
 
-    Those are DGL's to keep as they are: `dgl.graph(("csc", ...))` and `adj_tensors` share them with the user as well, and
-    a write there changes the graph for DGL's own kernels too. Copies would cost every mini-batch block two.
+    Those are DGL's to keep as they are: `dgl.graph(("csc", ...))` and `adj_tensors` share them with the user too, and a
+    write there changes the graph for DGL's own kernels too. Copies would cost every mini-batch block two.
     """
     cell = _cell(gidx)
     if not cell:

@@ -9,10 +9,11 @@ tensor dies. So: a map keyed on the identity of the tensor objects, holding them
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +24,33 @@ from gnnaccel.graph import modes
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
+class Owner:
+    """A tensor that values were derived from, or None once it died or was to be forgotten.
+
+    The one weak reference to it that the cache and its values hold, so that there is one to give up: torch swaps the
+    contents of two tensors only where nobody refers to them weakly.
+    """
+
+    __slots__ = ("__weakref__", "keys", "ref")
+
+    def __init__(self, owner: Tensor, cache: weakref.ref[TensorCache]):
+        self.keys = keys = set[tuple]()  # of its entries
+
+        def died(_) -> None:
+            this = cache()
+            if this is None:
+                return
+            # An id may belong to a new tensor by now: only entries of this very owner go.
+            for full in tuple(keys):
+                entry = this._entries.get(full)
+                if entry is not None and any(held.keys is keys for held in entry.owners):
+                    this._drop(full)
+
+        self.ref: Callable[[], Tensor | None] = weakref.ref(owner, died)
+
+
 class _Entry(NamedTuple):
-    owners: tuple[weakref.ref, ...]
+    owners: tuple[Owner, ...]
     stamps: tuple
     value: Any
 
@@ -49,13 +75,14 @@ class TensorCache:
     Notes
     -----
     A value must not hold on to its owners or to views of them, or they would never die before they are
-    evicted. Writes through ``.numpy()`` or ``.data`` bump no version counter and go unseen: call `invalidate`.
+    evicted. Writes that bump no version counter of the owner go unseen, and need `invalidate`: through ``.numpy()``,
+    ``.data``, or the tensors that a matrix of torch.sparse was made of: its parts share their memory, not the counter.
     """
 
     def __init__(self, maxsize: int = 256):
         self._maxsize = maxsize
         self._entries: OrderedDict[tuple, _Entry] = OrderedDict()
-        self._keys: dict[int, set[tuple]] = {}  # id of an owner -> its entries
+        self._owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()  # by id
         # A collection inside the locked part may run the callback of a dying owner on the same thread.
         self._lock = threading.RLock()
 
@@ -68,8 +95,8 @@ class TensorCache:
         entry = self._entries.get(full)
         if entry is None:
             return None
-        for owner, ref, old in zip(owners, entry.owners, entry.stamps, strict=True):
-            if ref() is not owner or stamp(owner) != old:
+        for owner, held, old in zip(owners, entry.owners, entry.stamps, strict=True):
+            if held.ref() is not owner or stamp(owner) != old:
                 self._drop(full)
                 return None
         with contextlib.suppress(KeyError):  # another thread evicted it just now
@@ -86,51 +113,45 @@ class TensorCache:
             return
         full = (*map(id, owners), key)
         with self._lock:
-            refs = tuple(weakref.ref(owner, self._forget(id(owner))) for owner in owners)
-            self._entries[full] = _Entry(refs, stamps, value)
-            for owner in owners:
-                self._keys.setdefault(id(owner), set()).add(full)
+            held = tuple(map(self.owner, owners))
+            self._entries[full] = _Entry(held, stamps, value)
+            for one in held:
+                one.keys.add(full)
             while len(self._entries) > self._maxsize:
                 self._drop(next(iter(self._entries)))
+
+    def owner(self, tensor: Tensor) -> Owner:
+        """What a value may keep to find `tensor` again as long as that lives and is not invalidated."""
+        with self._lock:
+            found = self._owners.get(id(tensor))
+            if found is None or found.ref() is not tensor:
+                found = self._owners[id(tensor)] = Owner(tensor, weakref.ref(self))
+            return found
 
     def invalidate(self, *owners: Tensor) -> None:
         """Forget what was derived from `owners`, and from what was derived from them; everything if none is given."""
         if not owners:
             with self._lock:
                 self._entries.clear()
-                self._keys.clear()
             return
         for owner in owners:
-            for full in tuple(self._keys.get(id(owner), ())):
-                self._drop(full)
-
-    def _forget(self, owner_id: int):
-        """A weakref callback that drops the entries of a dead owner. It must not keep the cache alive."""
-        cache = weakref.ref(self)
-
-        def callback(ref: weakref.ref) -> None:
-            this = cache()
-            if this is None:
-                return
-            # The id may belong to a new tensor by now: only entries that hold this very reference go.
-            for full in tuple(this._keys.get(owner_id, ())):
-                entry = this._entries.get(full)
-                if entry is not None and any(ref is r for r in entry.owners):
-                    this._drop(full)
-
-        return callback
+            held = self._owners.pop(id(owner), None)
+            if held is not None and held.ref() is owner:
+                for full in tuple(held.keys):
+                    self._drop(full)
+                held.ref = _nobody
 
     def _drop(self, full: tuple) -> None:
         with self._lock:
             entry = self._entries.pop(full, None)
-            for owner_id in full[:-1]:
-                keys = self._keys.get(owner_id)
-                if keys is not None:
-                    keys.discard(full)
-                    if not keys:
-                        del self._keys[owner_id]
+            for held in () if entry is None else entry.owners:
+                held.keys.discard(full)
         # Freed outside the lock: it may own tensors whose death drops further entries.
         del entry
+
+
+def _nobody() -> None:
+    return None
 
 
 derived = TensorCache()
@@ -140,7 +161,7 @@ derived = TensorCache()
 def invalidate(*tensors: Tensor) -> None:
     """Forget everything that was derived from `tensors` (from all tensors if none is given).
 
-    Needed only after a write that torch cannot see, through ``.numpy()`` or ``.data``.
+    Needed only after a write that torch cannot see: see `TensorCache`.
 
     Raises
     ------
@@ -151,3 +172,20 @@ def invalidate(*tensors: Tensor) -> None:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"invalidate: expected torch.Tensor arguments, got {type(tensor).__name__}")
     derived.invalidate(*tensors)
+
+
+def _swapping(original: Callable) -> Callable:
+    """torch.utils.swap_tensors for tensors of the cache too: it refuses what anyone refers to weakly.
+
+    What was derived from them is forgotten. Module.load_state_dict() swaps buffers where torch.__future__ says so.
+    """
+
+    @functools.wraps(original)
+    def swap_tensors(t1, t2):
+        derived.invalidate(t1, t2)
+        return original(t1, t2)
+
+    return swap_tensors
+
+
+torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors)

@@ -6,8 +6,6 @@ matrices transposed: rows of ``adj_t`` are destinations. Both become a Graph who
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -60,13 +58,13 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
 
 def note_origin(edges, origin: tuple[Tensor, ...]) -> None:
     """Remember that a layer made `edges` of those whose owners are `origin`, by adding or removing self-loops."""
-    derived.put(owners_of(edges), "origin", tuple(map(weakref.ref, origin)))
+    derived.put(owners_of(edges), "origin", tuple(map(derived.owner, origin)))
 
 
 def _inherit(graph: Graph, owners: tuple[Tensor, ...], key: tuple) -> None:
     """Prepare the new `graph` as the user has prepared what its edges were made of, if that was prepared."""
-    while (refs := derived.get(owners, "origin")) is not None:
-        owners = tuple(ref() for ref in refs)
+    while (origin := derived.get(owners, "origin")) is not None:
+        owners = tuple(held.ref() for held in origin)
         if any(owner is None for owner in owners):
             return
         prepared = derived.get(owners, key)
