@@ -211,6 +211,6 @@ def test_files_that_are_no_npz(tmp_path, save):
     (tmp_path / "damaged.npz").write_bytes(good[:150] + b"\xff" * 40 + good[190:])
     for name in ("pickled", "text", "empty", "short", "array", "damaged"):
         path = pickled.with_stem(name)
-        with pytest.raises(ValueError, match=r"not a \.npz file of plain arrays") as error:
+        with pytest.raises(ValueError) as error:
             data.load(path)
         assert str(path) in str(error.value)

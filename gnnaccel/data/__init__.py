@@ -15,18 +15,21 @@ train_mask val_mask test_mask      bool [N], or [N, S] for S splits
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from gnnaccel.graph import files
 
 DATA = "GNNACCEL_DATA"  # a folder searched for NAME.npz after the package's own
 _HERE = Path(__file__).parent
 _SHIPPED = {"cora": "cora", "citeseer": "citeseer", "pubmed": "pubmed_nofeat"}
 _STAND_IN_FEATURES = 500
 _STAND_IN_DENSITY = 0.1
+_SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
 _MASKS = ("train_mask", "val_mask", "test_mask")
+_KEYS = ("edge_index", "num_nodes", "x", *_SPARSE, "y", *_MASKS)
 
 
 class UnknownDataset(ValueError):
@@ -118,43 +121,40 @@ def load(name: str | os.PathLike, split: int = 0) -> Dataset:
     (2708, 1433)
     """
     path = find(name)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile, EOFError) as error:  # TypeError: a single .npy array
-        raise ValueError(f"data: {path}: not a .npz file of plain arrays: {error}") from None
-    return _dataset(Path(path).stem if os.fspath(name).endswith(".npz") else os.fspath(name), path, arrays, split)
+    with files.reading("data", path):
+        return _dataset(Path(path).stem if os.fspath(name).endswith(".npz") else os.fspath(name), path, split)
 
 
-def _dataset(name: str, path: Path, arrays: dict[str, np.ndarray], split: int) -> Dataset:
+def _dataset(name: str, path: Path, split: int) -> Dataset:
+    arrays = files.arrays(path, _KEYS)
     missing = [key for key in ("edge_index", "y", *_MASKS) if key not in arrays]
     if missing:
         remedy = "; it has no labels or no split to train with" if "edge_index" in arrays else ""
-        raise ValueError(f"data: {path}: lacks {', '.join(missing)}{remedy}")
+        raise ValueError(f"lacks {', '.join(missing)}{remedy}")
     y = arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise ValueError(f"data: {path}: y: expected one integer label per node, got {y.dtype} {list(y.shape)}")
+        raise ValueError(f"y: expected one integer label per node, got {y.dtype} {list(y.shape)}")
     count = arrays.get("num_nodes", np.array(len(y)))
     if count.ndim or count.dtype.kind not in "iu":
-        raise ValueError(f"data: {path}: num_nodes: expected one integer, got {count.dtype} {list(count.shape)}")
+        raise ValueError(f"num_nodes: expected one integer, got {count.dtype} {list(count.shape)}")
     num_nodes = int(count)
     if len(y) != num_nodes:
-        raise ValueError(f"data: {path}: y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
+        raise ValueError(f"y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
     notes: list[str] = []
-    x = _features(path, arrays, num_nodes, notes)
-    masks = {key: _mask(path, key, arrays[key], num_nodes, split) for key in _MASKS}
+    x = _features(arrays, num_nodes, notes)
+    masks = {key: _mask(key, arrays[key], num_nodes, split) for key in _MASKS}
     if arrays["train_mask"].ndim == 2:
         notes.append(f"split {split} of {arrays['train_mask'].shape[1]}")
     if not masks["train_mask"].any():
-        raise ValueError(f"data: {path}: train_mask: no node to train on")
+        raise ValueError("train_mask: no node to train on")
     labelled = np.logical_or.reduce(list(masks.values()))
     if (y[labelled] < 0).any():
-        raise ValueError(f"data: {path}: y: unlabelled nodes (-1) in a mask")
+        raise ValueError("y: unlabelled nodes (-1) in a mask")
     return Dataset(
         name=name,
         num_nodes=num_nodes,
         num_classes=int(y.max()) + 1,
-        edge_index=_edges(path, arrays["edge_index"], num_nodes),
+        edge_index=_edges(arrays["edge_index"], num_nodes),
         x=x,
         y=y.astype(np.int64),
         notes=tuple(notes),
@@ -162,21 +162,21 @@ def _dataset(name: str, path: Path, arrays: dict[str, np.ndarray], split: int) -
     )
 
 
-def _edges(path: Path, edge_index: np.ndarray, num_nodes: int) -> np.ndarray:
+def _edges(edge_index: np.ndarray, num_nodes: int) -> np.ndarray:
     if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
         got = f"{edge_index.dtype} {list(edge_index.shape)}"
-        raise ValueError(f"data: {path}: edge_index: expected integers [2, E], got {got}")
+        raise ValueError(f"edge_index: expected integers [2, E], got {got}")
     if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < num_nodes:
         got = f"{edge_index.min()} to {edge_index.max()}"
-        raise ValueError(f"data: {path}: edge_index: expected nodes 0 to {num_nodes - 1}, got {got}")
+        raise ValueError(f"edge_index: expected nodes 0 to {num_nodes - 1}, got {got}")
     return np.ascontiguousarray(edge_index, dtype=np.int64)
 
 
-def _features(path: Path, arrays: dict[str, np.ndarray], num_nodes: int, notes: list[str]) -> np.ndarray:
+def _features(arrays: dict[str, np.ndarray], num_nodes: int, notes: list[str]) -> np.ndarray:
     if "x" in arrays:
         x = arrays["x"]
     elif "x_data" in arrays:
-        x = _dense(path, arrays)
+        x = _dense(arrays)
     else:
         notes.append(
             f"the features are stand-ins: {_STAND_IN_FEATURES} random ones per node, from a fixed seed; accuracy means "
@@ -186,37 +186,38 @@ def _features(path: Path, arrays: dict[str, np.ndarray], num_nodes: int, notes: 
         shape = (num_nodes, _STAND_IN_FEATURES)
         return (random.random(shape, np.float32) * (random.random(shape, np.float32) < _STAND_IN_DENSITY)).astype("f4")
     if x.ndim != 2 or len(x) != num_nodes or x.dtype.kind not in "fiub":
-        raise ValueError(f"data: {path}: x: expected numbers [{num_nodes}, F], got {x.dtype} {list(x.shape)}")
+        raise ValueError(f"x: expected numbers [{num_nodes}, F], got {x.dtype} {list(x.shape)}")
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
-def _dense(path: Path, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    missing = [key for key in ("x_indices", "x_indptr", "x_shape") if key not in arrays]
+def _dense(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    missing = [key for key in _SPARSE if key not in arrays]
     if missing:
-        raise ValueError(f"data: {path}: lacks {', '.join(missing)} of the sparse features")
-    for key in ("x_data", "x_indices", "x_indptr", "x_shape"):
+        raise ValueError(f"lacks {', '.join(missing)} of the sparse features")
+    for key in _SPARSE:
         array, kinds = arrays[key], "fiub" if key == "x_data" else "iu"
         if array.ndim != 1 or array.dtype.kind not in kinds or (key == "x_shape" and len(array) != 2):
             expected = {"x_data": "numbers [nnz]", "x_shape": "two integers"}.get(key, "integers on one axis")
             got = f"{array.dtype} {list(array.shape)}"
-            raise ValueError(f"data: {path}: {key}: expected {expected}, got {got}")
+            raise ValueError(f"{key}: expected {expected}, got {got}")
     data, indices = arrays["x_data"], arrays["x_indices"]
     indptr = arrays["x_indptr"].astype(np.int64)  # differences of unsigned numbers would wrap
     rows, cols = (int(n) for n in arrays["x_shape"])
     counts = np.diff(indptr)
     sound = len(indptr) == rows + 1 and len(data) == len(indices) == indptr[-1] and indptr[0] == 0
     if not sound or (counts < 0).any() or (len(indices) and not 0 <= indices.min() <= indices.max() < cols):
-        raise ValueError(f"data: {path}: x: the sparse features are no CSR matrix of shape {[rows, cols]}")
+        raise ValueError(f"x: the sparse features are no CSR matrix of shape {[rows, cols]}")
+    files.expect_memory(f"features {[rows, cols]}", rows * cols, 4)
     x = np.zeros((rows, cols), np.float32)
     x[np.repeat(np.arange(rows), counts), indices] = data
     return x
 
 
-def _mask(path: Path, key: str, mask: np.ndarray, num_nodes: int, split: int) -> np.ndarray:
+def _mask(key: str, mask: np.ndarray, num_nodes: int, split: int) -> np.ndarray:
     if mask.dtype != bool or mask.ndim not in (1, 2) or len(mask) != num_nodes:
         got = f"{mask.dtype} {list(mask.shape)}"
-        raise ValueError(f"data: {path}: {key}: expected bool [{num_nodes}] or [{num_nodes}, splits], got {got}")
+        raise ValueError(f"{key}: expected bool [{num_nodes}] or [{num_nodes}, splits], got {got}")
     splits = mask.shape[1] if mask.ndim == 2 else 1
     if not 0 <= split < splits:
-        raise ValueError(f"data: split: expected 0 to {splits - 1}, got {split}")
+        raise ValueError(f"split: expected 0 to {splits - 1}, got {split}")
     return np.ascontiguousarray(mask[:, split] if mask.ndim == 2 else mask)

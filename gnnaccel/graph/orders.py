@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from gnnaccel import __version__
-from gnnaccel.graph import disk
+from gnnaccel.graph import disk, files
 from gnnaccel.graph.disk import Stale
 
 if TYPE_CHECKING:
     from gnnaccel.graph.structure import Graph
 
 FORMAT = 1
+_AROUND = 1 << 16  # bytes of a file beside the order
 
 
 def path_of(graph: Graph, method: str, folder: Path) -> Path:
@@ -68,8 +69,8 @@ def load(graph: Graph, method: str, folder: Path) -> Tensor | None:
         If there is none. Stale: if it is not to be used, or cannot be read, with the reason.
     """
     try:
-        with np.load(path_of(graph, method, folder), allow_pickle=False) as found:
-            rows, about = found["order"], str(found["about"])
+        found = files.arrays(io.BytesIO(files.content(path_of(graph, method, folder), 8 * graph.num_rows + _AROUND)))
+        rows, about = found["order"], str(found["about"])
     except FileNotFoundError:
         raise
     except Exception as error:  # damaged bytes raise what zip files and NumPy can think of

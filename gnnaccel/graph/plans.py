@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 
 from gnnaccel import __version__
-from gnnaccel.graph import disk, network, tune
+from gnnaccel.graph import disk, files, network, tune
 from gnnaccel.graph.disk import Stale
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.tune import Tuned
 from gnnaccel.graph.worklist import SLICES, THREADS, Arrangement, Kernel, Plan
 
 FORMAT = 2
+_LARGEST = 1 << 24  # bytes of a file
 _MOST = 1 << 20  # of a cap, of features
 
 
@@ -136,7 +137,7 @@ def load(graph: Graph, folder: Path) -> list[Tuned]:
         If there are none. Stale: if they are not to be used, or cannot be read, with the reason.
     """
     try:
-        text = path_of(graph, folder).read_text(errors="replace")
+        text = files.content(path_of(graph, folder), _LARGEST).decode(errors="replace")
         content = json.loads(text)["content"]
         if _signed(content) != text.rstrip("\n"):
             raise Stale("the checksum is not that of the content")
