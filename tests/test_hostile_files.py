@@ -134,7 +134,7 @@ CRAFTED = {
     "rows that are not": archive(indptr=array([0, 1]), indices=array([0]), shape=array([9, 2])),
     "descending offsets": archive(indptr=array([0, 4, 1]), indices=array([0]), shape=array([2, 2])),
     "shape of one": archive(indptr=array([0, 1]), indices=array([0]), shape=array([1])),
-    "form of two words": archive(indptr=array([0, 1]), indices=array([0]), shape=array([1, 1]), format=array([b"csr"] * 2)),
+    "form of two": archive(indptr=array([0, 0]), indices=array([]), shape=array([1, 1]), format=array([b"csr", b""])),
 }
 MARKET = "%%MatrixMarket matrix coordinate real general\n"
 TEXTS = {
@@ -142,6 +142,10 @@ TEXTS = {
     "rows.mtx": MARKET + "99999999999999 3 1\n1 1 1\n",
     "columns.mtx": MARKET + "3 9223372036854775807 1\n1 1 1\n",
     "outside.mtx": MARKET + "3 3 1\n4 1 1\n",
+    "more entries.mtx": MARKET + "3 3 1\n1 1 1\n2 2 1\n",
+    "symmetric.mtx": MARKET.replace("general", "symmetric") + "3 2 1\n2 1 1\n",
+    "banner.mtx": "%%MatrixMarket\n3 3 1\n1 1 1\n",
+    "sizes.mtx": MARKET + "3 3\n",
     "zero.mtx": MARKET + "3 3 1\n0 1 1\n",
     "negative.mtx": MARKET + "-3 3 1\n1 1 1\n",
     "dense.mtx": "%%MatrixMarket matrix array real general\n999999 9999999\n1\n",
@@ -209,7 +213,7 @@ def test_only_files_are_opened(kind, make, tmp_path):
     path, read = kept(tmp_path)[kind]
     path.unlink()
     make(path)
-    with pytest.raises(Stale, match="regular file|directory"):
+    with pytest.raises(Stale, match=r"regular file|directory"):
         read()
 
 

@@ -81,3 +81,23 @@ def test_wrong_files(name, make, words, tmp_path):
 def test_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file"):
         Graph.load(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("form", ["general", "symmetric", "skew-symmetric"])
+@pytest.mark.parametrize("name", ["a.mtx", "a.mtx.gz"])
+def test_matrix_market_as_scipy_reads_it(form, name, tmp_path):
+    """With comments, entries that are there twice, values of any kind and empty lines at the end."""
+    text = f"%%MatrixMarket matrix coordinate real {form}\n% by hand\n4 4 4\n3 1 -1e9\n2 1 0\n3 1 2.5\n4 2 1\n\n"
+    if name.endswith("gz"):
+        gzipped(tmp_path / name, text)
+    else:
+        (tmp_path / name).write_text(text)
+    want, graph = scipy.io.mmread(tmp_path / name).tocsr(), Graph.load(tmp_path / name)
+    assert (graph.num_rows, graph.num_cols, graph.edge_ids) == (4, 4, None)
+    assert graph.indptr.tolist() == want.indptr.tolist() and graph.indices.tolist() == want.indices.tolist()
+
+
+def test_matrix_market_without_entries(tmp_path):
+    (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate pattern general\n2 3 0\n")
+    graph = Graph.load(tmp_path / "a.mtx")
+    assert (graph.num_rows, graph.num_cols, graph.nnz) == (2, 3, 0)

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 _COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-DEFLATED = 1032  # the most bytes that deflate makes of one
+_DEFLATED = 1032  # the most bytes that deflate makes of one
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def array_names(path: str | os.PathLike) -> set[str]:
 def _array(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarray:
     if info.compress_type not in _COMPRESSION:
         raise ValueError(f"{name}: compressed by method {info.compress_type}, expected stored or deflated")
-    if info.file_size > DEFLATED * (info.compress_size + 1):
+    if info.file_size > _DEFLATED * (info.compress_size + 1):
         raise ValueError(f"{name}: declares {info.file_size:,} bytes, which {info.compress_size:,} cannot hold")
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)

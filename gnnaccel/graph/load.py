@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _LISTS = (".txt", ".tsv", ".csv", ".edges", ".el")
 _ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices", "shape"))  # what archives name their edges
-_ENTRY = 4  # bytes of a Matrix Market file that an entry takes at least: two digits and what ends them
 
 
 def load(path: str | os.PathLike) -> Graph:
@@ -100,33 +99,64 @@ def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
 
 
 def _matrix_market(path: Path) -> Graph:
-    try:
-        from scipy.io import mminfo, mmread
-    except ImportError as error:
-        raise ImportError("Graph.load: Matrix Market files need SciPy; install scipy") from error
+    """Not by SciPy, whose reader crashes on some damaged files (1.17). Repeated entries are one, as in its matrices."""
     from gnnaccel.graph.structure import Graph
 
-    rows, cols, entries, form, *_ = mminfo(path)
-    if form != "coordinate":
-        raise ValueError("a dense matrix, expected one in coordinate format")
-    size = path.stat().st_size * (files.DEFLATED if path.name.lower().endswith(".gz") else 1)
-    if entries * _ENTRY > size:
-        raise ValueError(f"declares {entries:,} entries, which it has no room for")
-    files.expect_memory(f"{entries:,} entries", entries, 16)
+    with _opened(path) as file:
+        lines = files.text_lines(file)
+        words = next(lines, "").lower().split()
+        if words[:2] != ["%%matrixmarket", "matrix"] or len(words) != 5:
+            raise ValueError("expected a first line of %%MatrixMarket matrix coordinate FIELD SYMMETRY")
+        if words[2] != "coordinate":
+            raise ValueError(f"a dense matrix ({words[2]}), expected one in coordinate format")
+        sizes = next((line.split() for line in lines if line.strip() and not line.startswith("%")), [])
+        if len(sizes) != 3:
+            raise ValueError(f"expected a line of rows, columns and entries, got {' '.join(sizes)!r}")
+        rows, cols, entries = map(int, sizes)
+        if min(rows, cols, entries) < 0:
+            raise ValueError(f"expected a number of rows, columns and entries, got {' '.join(sizes)!r}")
+        pairs = _numbers(lines) if entries else np.empty((0, 2), np.int64)
+    if len(pairs) != entries:
+        raise ValueError(f"expected {entries:,} entries, got {len(pairs):,}")
     for nodes in (rows, cols):
         _expect_room(nodes)
-    return Graph.from_scipy(mmread(path).tocsr())
+    if entries and (pairs.min() < 1 or (pairs.max(0) > (rows, cols)).any()):
+        raise ValueError(f"expected entries within {rows} rows and {cols} columns, counted from 1")
+    pairs -= 1
+    if words[4] != "general":
+        pairs = np.concatenate([pairs, pairs[pairs[:, 0] != pairs[:, 1], ::-1]])
+        if rows != cols:
+            raise ValueError(f"{words[4]}, but of {rows} rows and {cols} columns")
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    first = np.ones(len(pairs), bool)
+    first[1:] = (pairs[1:] != pairs[:-1]).any(1)
+    destinations, sources = pairs[first].T
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=rows))])
+    small = max(len(sources), cols) < 2**31
+    indptr, sources = (array.astype(np.int32 if small else np.int64) for array in (indptr, sources))
+    return Graph.from_csr(indptr, sources, num_cols=cols, copy=False)
+
+
+def _opened(path: Path) -> IO[str]:
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    return opened(path, "rt", encoding="utf-8-sig")
+
+
+def _numbers(lines: Iterable[str]) -> np.ndarray:
+    """The first two numbers of each line, int64 [lines, 2]."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "loadtxt: input contained no data")
+        try:
+            return np.loadtxt(lines, dtype=np.int64, comments=("#", "%"), usecols=(0, 1), ndmin=2)
+        except UserWarning:
+            raise ValueError("no edges in it") from None
 
 
 def _edge_list(path: Path) -> Graph:
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8-sig") as file, warnings.catch_warnings():
-        warnings.filterwarnings("error", "loadtxt: input contained no data")
+    with _opened(path) as file:
         lines = (line.replace(",", " ") for line in files.text_lines(file))
         try:
-            pairs = np.loadtxt(lines, dtype=np.int64, comments=("#", "%"), usecols=(0, 1), ndmin=2)
-        except UserWarning:
-            raise ValueError("no edges in it") from None
+            pairs = _numbers(lines)
         except ValueError as error:
             raise ValueError(f"{error}; a line that is no edge begins with # or %") from error
     return _of_pairs(pairs[:, 0], pairs[:, 1], None)

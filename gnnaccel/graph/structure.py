@@ -77,15 +77,14 @@ class Graph:
         ----------
         path : str or PathLike
             .npz with edge_index [2, E] (sources, destinations), with src_li and dst_li (TC-GNN's), each with num_nodes
-            or without, or a CSR matrix of scipy.sparse.save_npz, rows being destinations; .mtx, a Matrix Market file
-            (needs SciPy); .txt, .tsv, .csv, .edges, .el, a source and a destination to a line, further columns left
+            or without, or a CSR matrix of scipy.sparse.save_npz, rows being destinations; .mtx, a Matrix Market file;
+            .txt, .tsv, .csv, .edges, .el, a source and a destination to a line, further columns left
             out, # or % before comments. All but .npz also as .gz.
 
         Raises
         ------
         FileNotFoundError
-            For no such file. ValueError: for a file that is not what its name says, with the reason. ImportError: for
-            a Matrix Market file without SciPy.
+            For no such file. ValueError: for a file that is not what its name says, with the reason.
         """
         return load.load(path)
 
