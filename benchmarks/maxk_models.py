@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--repeat", type=int, default=21, help="epochs of each side that count")
-    parser.add_argument("--dry", action="store_true", help=f"on the CPU, graphs of {DRY_SCALE:.0%} of the size")
+    parser.add_argument("--dry", action="store_true", help=f"on the CPU, graphs of {DRY_SCALE:.0%}% of the size")
     parser.add_argument("--commit", help="what the table's head is to say")
     parser.add_argument("--csv", metavar="OUT", help="also write the figures there")
     options = parser.parse_args()
