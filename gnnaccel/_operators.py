@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -50,13 +51,21 @@ def plain(args: tuple, features: Iterable[int] = (), devices: tuple[str, ...] = 
 
 def _lazy(tensor: Tensor | None) -> bool:
     """True for a plain tensor whose memory is not what it stands for, or that has none: negated, one of torch's first
-    batched ones (torch.autograd.grad with is_grads_batched), a zero of forward-mode derivatives, a functional one."""
+    batched ones (torch.autograd.grad with is_grads_batched), a zero of forward-mode derivatives, a functional one, one
+    that a transform of torch.func has left behind."""
     return tensor is not None and (
         tensor.is_neg()
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._C._functorch.is_legacy_batchedtensor(tensor)
         or tensor._is_zerotensor()
         or torch._is_functional_tensor(tensor)
     )
+
+
+def _unwrapped(value):
+    while isinstance(value, Tensor) and torch._C._functorch.is_gradtrackingtensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
 
 
 def register(
@@ -107,7 +116,37 @@ def register(
 
         members = {"forward": staticmethod(run), "backward": staticmethod(back)}
         function = type(f"gnnaccel_{name}", (torch.autograd.Function,), members)
-        return lambda args: function.apply(args[:structure], *args[structure:])  # type: ignore[attr-defined]
+        # torch.func calls kernels of "Autograd" once per level, with the tensors of that level: what they record is
+        # right as it is, where Function.apply() would hand it to the transform once more.
+        record = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+        def call(args):
+            if not torch._C._are_functorch_transforms_active():
+                return function.apply(args[:structure], *args[structure:])  # type: ignore[attr-defined]
+            # Wrappers die with their level, and have nothing to say of integers.
+            with enable_single_level_autograd_function():
+                return record(tuple(map(_unwrapped, args[:structure])), *args[structure:])
+
+        return call
+
+    def batched(info, in_dims, *args):
+        """A batch of torch.func.vmap (and jacrev): one example after the other."""
+        size, given = info.batch_size, list(args)
+        along = [k for k, d in enumerate(in_dims) if isinstance(d, int)]  # of a list of numbers: a list
+        examples = [args[k].movedim(in_dims[k], 0) for k in along]
+        if size == 0:  # the shapes are those of an example
+            examples = [t.new_zeros(1, *t.shape[1:]) for t in examples]
+        outs = []
+        for example in zip(*examples, strict=True):
+            for k, tensor in zip(along, example, strict=True):
+                given[k] = tensor
+            outs.append(op(*given))
+        if isinstance(outs[0], tuple):
+            return tuple(torch.stack(parts)[:size] for parts in zip(*outs, strict=True)), (0,) * len(outs[0])
+        return torch.stack(outs)[:size], 0
+
+    if hasattr(torch.library, "register_vmap"):  # torch 2.5
+        torch.library.register_vmap(full, batched)
 
     def needs_grad(args: tuple) -> bool:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -128,7 +167,14 @@ def register(
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*args)
 
-        dispatched, direct = differentiable(below), differentiable(impl)
+        def recorded(*args):
+            if not torch._C._are_functorch_transforms_active():
+                return below(*args)
+            # Function.apply() switches off what the levels below this one record as well.
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                return below(*args)
+
+        dispatched, direct = differentiable(recorded), differentiable(impl)
 
         def autograd(*args):
             return dispatched(args) if needs_grad(args) else below(*args)

@@ -133,6 +133,103 @@ def test_gradients_of_both_orders(name):
     assert gradgradcheck(function, inputs)
 
 
+def _weighed(function, inputs):
+    """A number with derivatives of every order."""
+    out = function(*inputs)
+    return (out * torch.linspace(1, 2, out.numel()).view_as(out)).square().sum()
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(2.0, dtype=x.dtype))[0],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda t: torch.func.grad(f)(t).square().sum())(x),
+    "jacrev of jacrev": lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, 2 * x])),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(f), in_dims=1)(torch.stack([x, 2 * x], 1)),
+    "backward": lambda f, x: torch.autograd.grad(torch.func.grad(f)(x).square().sum(), x)[0],
+}
+
+
+def by_autograd(transform, f, x):
+    """The same by torch.autograd, whose derivatives of both orders are tested above."""
+
+    def first(t):
+        t = t.detach().requires_grad_()
+        return torch.autograd.grad(f(t), t)[0]
+
+    def second(t, along):
+        t = t.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(f(t), t, create_graph=True)
+        return torch.autograd.grad(grad, t, along(grad))[0] if grad.requires_grad else torch.zeros_like(t)
+
+    if transform in ("vmap", "vmap of grad"):
+        return torch.stack([(f if transform == "vmap" else first)(t) for t in (x, 2 * x)])
+    if transform in ("grad of grad", "backward"):
+        return second(x, lambda grad: 2 * grad.detach())
+    if transform == "jacrev of jacrev":
+        units = torch.eye(x.numel(), dtype=x.dtype).view(-1, *x.shape)
+        return torch.stack([second(x, lambda grad, unit=unit: unit) for unit in units]).view(*x.shape, *x.shape)
+    return first(x) * (2 if transform == "vjp" else 1)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", CALLS)
+def test_transforms(name, transform):
+    """In each of its inputs, the others being constants."""
+    function, shapes = CALLS[name]
+    inputs = [rand(*shape) for shape in shapes]
+    for k in range(len(inputs)):
+
+        def f(t, k=k):
+            return _weighed(function, [*inputs[:k], t, *inputs[k + 1 :]])
+
+        x = inputs[k].clone().requires_grad_(transform == "backward")
+        assert_close(TRANSFORMS[transform](f, x), by_autograd(transform, f, inputs[k]), x.dtype)
+
+
+def test_vmap_over_nothing():
+    function, shapes = CALLS["spmm_copy_sum"]
+    out = torch.func.vmap(function)(rand(0, *shapes[0]))
+    assert out.shape == (0, *function(rand(*shapes[0])).shape)
+
+
+def test_levels_that_ask_for_different_inputs():
+    """The inner one for the weights' derivative, the outer one for the features'; a constant is one for all levels."""
+    g = small("duplicates")
+    x, w = rand(g.num_cols, 3), rand(g.nnz)
+
+    def inner(x, w):
+        return torch.func.grad(lambda v: ops.spmm(g, x, v).square().sum())(w).square().sum()
+
+    leaf, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
+    (first,) = torch.autograd.grad(ops.spmm(g, leaf, weight).square().sum(), weight, create_graph=True)
+    (want,) = torch.autograd.grad(first.square().sum(), leaf)
+    assert_close(torch.func.grad(inner)(x, w), want, x.dtype)
+    with pytest.raises(ValueError, match="row_scale: expected a constant"):
+        torch.func.grad(
+            lambda s: torch.func.grad(lambda t: ops.graph_conv(g, t, row_scale=s).sum())(x).sum(),
+        )(rand(g.num_rows))
+
+
+def test_functional_call():
+    g = small("duplicates")
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(rand(3, 3))
+
+        def forward(self, x):
+            return ops.spmm(g, x @ self.weight)
+
+    layer, x = Layer(), rand(g.num_cols, 3)
+    found = torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x,)).square().sum())(
+        dict(layer.named_parameters())
+    )
+    assert_close(found["weight"], torch.autograd.grad(layer(x).square().sum(), layer.weight)[0], x.dtype)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_forward_mode_is_refused(name):
     """No op has a forward-mode derivative; without a word it would count as 0."""

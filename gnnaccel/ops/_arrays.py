@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -131,8 +132,35 @@ def saved(ctx) -> tuple[Arrays, tuple]:
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """True if autograd will ask for a gradient of any of `tensors`."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    """True if autograd, or a level of torch.func, will ask for a gradient of any of `tensors`."""
+    return torch.is_grad_enabled() and any(t is not None and (t.requires_grad or _recorded(t)) for t in tensors)
+
+
+def _recorded(tensor: Tensor) -> bool:
+    """True if a level of torch.func below the present one records what becomes of `tensor`."""
+    if torch.compiler.is_compiling():
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+        if tensor.requires_grad:
+            return True
+    return False
+
+
+def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor) -> tuple:
+    """Gradients of function(*inputs) that can be differentiated again; None for inputs that are not `wanted`.
+
+    Of each input by itself, also where several are one tensor.
+    """
+
+    def of_wanted(*given: Tensor):
+        rest = iter(given)
+        return function(*(next(rest) if w else t for t, w in zip(inputs, wanted, strict=True)))
+
+    # Not torch.autograd.grad, for which inputs would have to require gradients: no transform lets a tensor be made so.
+    _, pull = torch.func.vjp(of_wanted, *(t for t, w in zip(inputs, wanted, strict=True) if w))  # type: ignore[misc]
+    found = iter(pull(grad))
+    return tuple(next(found) if w else None for w in wanted)
 
 
 def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:

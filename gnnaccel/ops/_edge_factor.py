@@ -11,6 +11,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
+from gnnaccel.ops._arrays import needs_grad
 
 SCHEMA = "Tensor? edge_scale, Tensor? seed, float dropout"
 
@@ -51,7 +52,7 @@ def edge_factor(
     if edge_scale is not None:
         _check.feature(op, "edge_scale", edge_scale, graph.nnz, "graph.nnz, one per edge", graph.device)
         _check.features_of(op, "edge_scale", edge_scale, (heads,))
-        if torch.is_grad_enabled() and edge_scale.requires_grad:
+        if needs_grad(edge_scale):
             raise ValueError(
                 f"{op}: edge_scale: expected a constant, got a tensor that requires a gradient; detach it, or compose "
                 "edge_softmax and spmm"

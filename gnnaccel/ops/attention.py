@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -190,10 +192,8 @@ def _backward(ctx, grad_out, *_):
     arrays, (x, score_src, score_dst, edge_scale, seed, *output) = _arrays.saved(ctx)
     factor = EdgeFactor(edge_scale, seed, ctx.dropout)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the composition instead
-        # Fresh aliases: scores are often made from x, and its gradient must not come in through them as well.
-        inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, score_src, score_dst)]
-        value = _composed(arrays, *inputs, factor, ctx.negative_slope)
-        grads = torch.autograd.grad(value, inputs, grad_out, create_graph=True)
+        composed = partial(_composed, arrays, factor=factor, negative_slope=ctx.negative_slope)
+        grads = _arrays.gradients(composed, (x, score_src, score_dst), ctx.wanted[:3], grad_out)
     else:
         given = (x, score_src, score_dst, *factor, *output)
         grads = _attention_backward_op(*arrays.turned(), *given, grad_out, ctx.negative_slope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -264,17 +265,10 @@ def _backward(ctx, grad_out, _):
         return (None,) * 8
     arrays, (query, key, value, edge_bias, edge_scale, seed, *output) = _arrays.saved(ctx)
     inputs, factor = (query, key, value, edge_bias), EdgeFactor(edge_scale, seed, ctx.dropout)
-    again = torch.is_grad_enabled()
-    if again or (query is None and value.is_cuda):  # a second derivative, or no kernel: differentiate the composition
-        # Fresh aliases: one tensor may be several of these, and each has a gradient of its own.
-        with torch.enable_grad():
-            aliases = [
-                t if t is None else t.view_as(t) if w else t.detach() for t, w in zip(inputs, ctx.wanted, strict=False)
-            ]
-            wanted = [t for t in aliases if t is not None and t.requires_grad]
-            result = _composed(arrays, *aliases, factor, ctx.scale)
-        found = iter(torch.autograd.grad(result, wanted, grad_out, create_graph=again))
-        grads = tuple(next(found) if t is not None and t.requires_grad else None for t in aliases)
+    # A second derivative is wanted, or there is no kernel: differentiate the composition instead.
+    if torch.is_grad_enabled() or (query is None and value.is_cuda):
+        composed = partial(_composed, arrays, factor=factor, scale=ctx.scale)
+        grads = _arrays.gradients(composed, inputs, ctx.wanted[:4], grad_out)
     else:
         of_query, of_key, of_value, of_bias = ctx.wanted[:4]
         asked = (of_query, of_key or of_value, of_bias)

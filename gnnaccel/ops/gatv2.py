@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -151,10 +152,9 @@ def _backward(ctx, grad):
         return None, None, None, None
     arrays, (x, y, vectors) = _arrays.saved(ctx)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition instead
-        # Fresh aliases: x and y are often the same tensor, and its gradient must not come in through both.
-        inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, y, vectors)]
-        value = reference.gatv2_scores(Graph(*arrays[:3], arrays.num_cols), *inputs, ctx.negative_slope)
-        return *torch.autograd.grad(value, inputs, grad, create_graph=True), None
+        graph = Graph(*arrays[:3], arrays.num_cols)
+        scores = partial(reference.gatv2_scores, graph, negative_slope=ctx.negative_slope)
+        return *_arrays.gradients(scores, (x, y, vectors), ctx.wanted[:3], grad), None
     needs_x, needs_y, needs_vectors, _ = ctx.wanted
     grad_x = grad_y = grad_vectors = None
     if needs_x:
