@@ -133,3 +133,25 @@ def test_every_layer_is_in_the_table():
     layers = {n for n in convs.__all__ if isinstance(getattr(convs, n), type)}
     layers = {n for n in layers if issubclass(getattr(convs, n), MessagePassing)} - {"MessagePassing"}
     assert {name.split()[0] for name in CASES} == layers
+
+
+def _shapes(name, wrap):
+    """Shapes and dtypes of what a layer gives for tensors without values, or the error."""
+    torch.manual_seed(7)
+    layer = wrap(CASES[name].make().double()).to("meta")
+    for part in layer.modules():
+        if hasattr(part, "add_self_loops"):  # which reads the edges
+            part.add_self_loops = False
+    arguments = moved(CASES[name].arguments(Inputs()), torch.device("meta"))
+    try:
+        out = layer(*arguments)
+        sum(t.sum() for t in leaves(out) if t.is_floating_point()).backward()
+    except Exception as error:
+        return type(error).__name__
+    return [(t.shape, t.dtype, t.device) for t in leaves(out)], {n: p.grad is None for n, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not pyg_cases.missing(CASES[name])])
+def test_tensors_without_values(name):
+    """Devices that the kernels do not know are PyG's."""
+    assert _shapes(name, pyg_backend.accelerate) == _shapes(name, lambda layer: layer)

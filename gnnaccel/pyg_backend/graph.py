@@ -184,17 +184,20 @@ def _is_sparse(obj) -> bool:
     return isinstance(obj, SparseTensor) or (isinstance(obj, Tensor) and is_torch_sparse_tensor(obj))
 
 
+def unserved(device: torch.device) -> str | None:
+    """Why no kernel of ours runs on `device`; None if they do."""
+    if device.type == "cuda":
+        return None if has_cuda_kernels() else "CUDA tensors, but this gnnaccel was built without its CUDA half"
+    return None if device.type == "cpu" else f"tensors on {device.type}"
+
+
 def _check_device(edges) -> torch.device | None:
     if isinstance(edges, SparseTensor):
         device = edges.device()
     else:
         device = edges.device if isinstance(edges, Tensor) else None  # a proxy of torch.fx answers anything
-    if device is None or device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise Unsupported(f"tensors on {device.type}")
-    if not has_cuda_kernels():
-        raise Unsupported("CUDA tensors, but this gnnaccel was built without its CUDA half")
+    if device is not None and (reason := unserved(device)):
+        raise Unsupported(reason)
     return device
 
 

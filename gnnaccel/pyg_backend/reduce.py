@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.expression import product, reshaped
-from gnnaccel.pyg_backend.graph import Unsupported
+from gnnaccel.pyg_backend.graph import Unsupported, unserved
 from gnnaccel.pyg_backend.lazy import Lazy
 
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -22,6 +22,7 @@ def takes(x) -> bool:
         and x.dtype in FEATURE_DTYPES
         and x.layout is torch.strided
         and (x.dtype != torch.float16 or x.is_cuda)
+        and (x.is_cpu or unserved(x.device) is None)
     )
 
 
