@@ -155,3 +155,37 @@ def _shapes(name, wrap):
 def test_tensors_without_values(name):
     """Devices that the kernels do not know are PyG's."""
     assert _shapes(name, pyg_backend.accelerate) == _shapes(name, lambda layer: layer)
+
+
+# What PyG itself scatters outside of message passing has the gradients that torch's scatter_add has for int32.
+SCATTERED = {"GATConv edges", "GATv2Conv edges", "HypergraphConv attention"}
+
+
+def _narrow(tree):
+    """The same with int32 for indices of edges."""
+
+    def narrow(t):
+        return t.int() if t.dtype == torch.int64 and t.dim() == 2 and len(t) == 2 else t
+
+    return tree_map_only(torch.Tensor, narrow, tree)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not pyg_cases.missing(CASES[name])])
+def test_int32(name):
+    """Outputs and gradients of int64; torch's own are wrong on the CPU, and some layers of PyG refuse it."""
+    torch.manual_seed(0)
+    plain, arguments = CASES[name].make().double(), CASES[name].arguments(Inputs())
+    want, got = run(plain, arguments), run(pyg_backend.accelerate(plain), _narrow(arguments))
+    if name in SCATTERED:
+        want, got = (want[0], []), (got[0], [])
+    assert_same(got, want, 1e-8)
+
+
+@pytest.mark.parametrize("conv", ["GATConv", "GATv2Conv"])
+@pytest.mark.parametrize("options", [{"add_self_loops": False}, {"fill_value": 2.0}], ids=str)
+def test_int32_without_scattered_attributes(conv, options):
+    torch.manual_seed(0)
+    g = Inputs()
+    layer = pyg_backend.accelerate(getattr(convs, conv)(pyg_cases.D, 4, edge_dim=pyg_cases.EDGE, **options).double())
+    arguments = g.x(), g.index, g.attr()
+    assert_same(run(layer, _narrow(arguments)), run(layer, arguments), 1e-8)
