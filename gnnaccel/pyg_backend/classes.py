@@ -15,6 +15,7 @@ from typing import Any
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report
+from gnnaccel.pyg_backend import flight
 from gnnaccel.pyg_backend.methods import make_methods
 from gnnaccel.pyg_backend.propagate import kind_of
 
@@ -24,6 +25,7 @@ _instances: weakref.WeakSet[MessagePassing] = weakref.WeakSet()
 
 def accelerate(conv: MessagePassing) -> None:
     """Give one layer our propagate(); does nothing to one that has it."""
+    flight.stay(conv)
     plain = type(conv)
     if is_accelerated(conv):
         return
@@ -51,7 +53,11 @@ def _set_class(conv: MessagePassing, cls: type) -> None:
 
 
 def restore(conv: MessagePassing) -> None:
-    """Undo `accelerate` on one layer."""
+    """Undo `accelerate` on one layer: now, or when its calls that run in other threads are done."""
+    flight.when_idle(conv, lambda: _restore(conv))
+
+
+def _restore(conv: MessagePassing) -> None:
     if is_accelerated(conv):
         _set_class(conv, type(conv)._gnnaccel_plain)
         _rebind(conv)

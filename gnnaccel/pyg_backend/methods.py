@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.typing import SparseTensor
 
-from gnnaccel.pyg_backend import rules
+from gnnaccel.pyg_backend import flight, rules
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.forwards import FORWARDS
@@ -45,6 +45,10 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = FORWARDS[plain.forward](members.get("forward", plain.forward))
     if plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted):
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
+    if (
+        plain.forward in FORWARDS or plain.forward in _SHOWS_WEIGHTS
+    ):  # they hand from one method to the next what is ours
+        members["forward"] = flight.held(plain, members["forward"])
     return members
 
 
