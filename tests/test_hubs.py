@@ -75,8 +75,8 @@ def test_hub(name, side, device):
         op, *inputs = CASES[name](graph, at)
         leaves = [x.requires_grad_() for x in inputs]
         out = op(*leaves)
-        # The same gradient everywhere is the worst case: what is lost to rounding is lost in one direction. Of a softmax
-        # it has none.
+        # The same gradient everywhere is the worst case: what is lost to rounding is lost in one direction. A softmax
+        # has none then.
         upstream = at(*out.shape) if "softmax" in name else torch.full_like(out, 0.3)
         grads = torch.autograd.grad(out, leaves, upstream)
         found[dtype] = [out, *grads]
