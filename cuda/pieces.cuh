@@ -60,14 +60,16 @@ struct SumsOfPieces {
   P p;
   int64_t width;
   struct State {
-    std::remove_pointer_t<decltype(P::parts)> value;
+    double value;  // of a hub there are as many pieces as nonzeros of others
     __device__ __forceinline__ void clear() { value = 0; }
   };
-  __device__ __forceinline__ State read(int64_t piece, int64_t d) const { return {p.parts[piece * width + d]}; }
+  __device__ __forceinline__ State read(int64_t piece, int64_t d) const {
+    return {static_cast<double>(p.parts[piece * width + d])};
+  }
   __device__ __forceinline__ void add(State& state, const State& other) const { state.value += other.value; }
   template <typename I>
   __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d, const State& state) const {
-    p.write(pieces.row, d, state.value);
+    p.write(pieces.row, d, static_cast<std::remove_pointer_t<decltype(P::parts)>>(state.value));
   }
 };
 

@@ -244,13 +244,14 @@ struct Extremes {
 template <typename T, typename K, int N, bool EXTREME>
 using Result = std::conditional_t<EXTREME, Extremes<T, K, N>, Sums<T, K, N>>;
 
-// One feature of a row of which there are parts.
+// One feature of a row of which there are parts. A sum in f64: of a hub there are as many parts as nonzeros of others.
 template <typename T, typename K, bool EXTREME>
 struct Combined {
-  Acc<T> value = 0;
+  using Value = std::conditional_t<EXTREME, Acc<T>, double>;
+  Value value = 0;
   K where = -1;
 
-  __device__ __forceinline__ void merge(Acc<T> x, K k) {
+  __device__ __forceinline__ void merge(Value x, K k) {
     if constexpr (EXTREME) {
       if (k < 0) return;
       // Parts may come out of order: on a tie (or two NaN) the earlier nonzero wins.
@@ -277,7 +278,7 @@ struct Combined {
   // Merges what the warps of a block have into the first one's; all threads call it together.
   template <int WARPS>
   __device__ __forceinline__ void merge_warps() {
-    __shared__ Acc<T> values[WARPS][32];
+    __shared__ Value values[WARPS][32];
     __shared__ K wheres[EXTREME ? WARPS : 1][32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();  // the row before has been read
@@ -291,7 +292,7 @@ struct Combined {
   template <typename P>
   __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
     Result<T, K, 1, EXTREME> result;
-    result.value[0] = value;
+    result.value[0] = static_cast<Acc<T>>(value);
     if constexpr (EXTREME) result.where[0] = where;
     result.template write<true>(p, row, d, degree);
   }

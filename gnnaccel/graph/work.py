@@ -82,10 +82,13 @@ class Work:
             return None
         return self.groups.get(lanes, rows) if sums else rows
 
-    def note_uses(self, count: int) -> None:
-        """Uses of a CUDA graph of which `on_cuda` has not been told."""
-        if self._uses >= 0:
-            self._uses += count
+    def note_use(self) -> bool:
+        """Count a use of a CUDA graph of which `on_cuda` is not told; True if it should be asked for lists again."""
+        if self._uses < 0:
+            return False
+        self._uses += 1
+        beyond = self._uses - _LASTING_USES
+        return beyond >= 0 and beyond % _LASTING_USES == 0  # now and then: it may have refused, as in a capture
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
         """`Graph.prepare_work`."""

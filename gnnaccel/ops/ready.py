@@ -23,7 +23,6 @@ from gnnaccel.ops._arrays import Arrays, arrays_of, fused, scales_first
 _TENSORS = (Tensor, torch.nn.Parameter)
 _SEEN: Any = object()  # in place of a sum that was asked for once: a sampled graph may be gone the next time
 _MOST = 32  # sums of one graph
-_USES = 32  # of a sum on CUDA without a work list, after which the general way is asked whether there is one
 
 
 def sum_of(
@@ -99,7 +98,7 @@ class Ready:
     scales : constants whose addresses the calls hold.
     """
 
-    __slots__ = ("_arrays", "_epochs", "_form", "_left", "backward", "forward", "scales")
+    __slots__ = ("_arrays", "_epochs", "_form", "_unlisted", "backward", "forward", "scales")
 
     def __init__(self, graph: Graph, x: Tensor, form: Form, source_scale: Tensor | None, row_scale: Tensor | None):
         arrays = arrays_of(graph, False, x, sums=True)
@@ -107,16 +106,18 @@ class Ready:
         around = fused(source_scale=source_scale, row_scale=row_scale) if form.name == "scaled" else ()
         self.forward = Kernel(arrays, x, "mean" if form.name == "mean" else "sum", around)
         self.backward: Kernel | None = None
-        self._left = _USES if x.is_cuda and arrays.items is None else -1
+        self._unlisted = x.is_cuda and arrays.items is None
         self._epochs = _epochs(graph)
 
     def stale(self, graph: Graph) -> bool:
-        """True once `graph` may have other lists than it had."""
-        if self._left > 0:
-            self._left -= 1
-            if not self._left:
-                graph.work.note_uses(_USES)
-        return not self._left or self._epochs != _epochs(graph)
+        """True once `graph` may have other lists than it had, or has earned some."""
+        if self._unlisted:
+            earned = graph.work.note_use()
+            if self.backward is not None:
+                earned |= graph.transposed.work.note_use()
+            if earned:
+                return True
+        return self._epochs != _epochs(graph)
 
     def add_backward(self, graph: Graph, x: Tensor) -> bool:
         """Make the call of the backward pass ready too."""

@@ -76,9 +76,11 @@ def spmm(
     -----
     fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different
     dtypes meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the winners (max,
-    min). Deterministic, but for the gradient of x of max and min on CUDA: atomics add it up, unless
-    torch.use_deterministic_algorithms is on; and a CUDA graph's sums change once in the last bits when it earns its
-    work list (see `gnnaccel.prepare`), not so in that mode. Source: HP-SpMM (Fan et al.) for the balance over edges.
+    min): a winner gets the gradient times its own other factor, whatever that is, and all others get 0, also where a
+    factor of theirs is infinite. NaN wins, as in torch. Deterministic, but for the gradient of x of max and min on
+    CUDA: atomics add it up, unless torch.use_deterministic_algorithms is on; and a CUDA graph's sums change once in the
+    last bits when it earns its work list (see `gnnaccel.prepare`), not so in that mode. Source: HP-SpMM (Fan et al.)
+    for the balance over edges.
 
     Examples
     --------
@@ -116,7 +118,7 @@ def spmm(
         if message == "sub":
             weight, message = -weight, "add"
         elif message == "div":
-            weight, message = weight.reciprocal(), "mul"
+            weight, message = _reciprocal(weight), "mul"
     plain = adds and not return_arg and empty_value == 0 and message != "add"
     if isinstance(x, CBSR):
         from gnnaccel.ops.spgemm import serves, spgemm  # here: it asks for gradients of weights below
@@ -141,6 +143,26 @@ def spmm(
     sums = adds and not needs_grad(weight)
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
     return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
+
+
+def _reciprocal_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _reciprocal_backward(ctx, grad):
+    (y,) = ctx.saved_tensors
+    return (-(grad / y) / y,)
+
+
+# 1 / y, of which torch takes the gradient by the square of the result, which overflows where the gradient need not.
+_reciprocal = _operators.register(
+    "reciprocal",
+    "(Tensor y) -> Tensor",
+    lambda y: y.reciprocal(),
+    lambda y: torch.empty_like(y),
+    backward=_reciprocal_backward,
+    setup_context=_reciprocal_context,
+)
 
 
 def aggregate(arrays: Arrays, lhs, rhs, message: str, reduce: str, empty_value: float = 0.0, return_arg: bool = False):

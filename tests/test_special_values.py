@@ -1,0 +1,78 @@
+"""Infinite, missing and tiny numbers: maxima and minima give their winner's, division what division gives."""
+
+import pytest
+import torch
+
+from gnnaccel import ops
+from gnnaccel.graph.structure import Graph
+
+VALUES = torch.tensor([0.0, -0.0, 1.5, -2.0, 0.25, torch.inf, -torch.inf, torch.nan])
+MESSAGES = {
+    "copy_lhs": lambda x, w: x,
+    "copy_rhs": lambda x, w: w,
+    "mul": lambda x, w: x * w,
+    "add": lambda x, w: x + w,
+    "sub": lambda x, w: x - w,
+}
+
+
+def drawn(seed: int):
+    g = torch.Generator().manual_seed(seed)
+    rows, cols = (torch.randint(0, n, (30,), generator=g) for n in (6, 5))
+    graph = Graph.from_coo(rows, cols, num_rows=6, num_cols=5)
+
+    def some(*shape):
+        special = VALUES[torch.randint(0, len(VALUES), shape, generator=g)]
+        return torch.where(torch.rand(shape, generator=g) < 0.3, special, torch.randn(shape, generator=g)).double()
+
+    return graph, rows, cols, some(5, 3), some(30, 3)
+
+
+def by_hand(rows, cols, x, w, message, reduce, upstream):
+    """The result and both gradients, winner by winner: the first NaN, else the first of the largest."""
+    out, grads = torch.zeros_like(upstream), (torch.zeros_like(x), torch.zeros_like(w))
+    for row in range(6):
+        edges = (rows == row).nonzero().flatten()
+        for d in range(3 if len(edges) else 0):
+            found = MESSAGES[message](x[cols[edges], d], w[edges, d]) * (1 if reduce == "max" else -1)
+            nan = found.isnan().nonzero().flatten()
+            best = int(nan[0]) if len(nan) else int((found == found.max()).nonzero()[0])
+            edge = int(edges[best])
+            ends = x[cols[edge], d].clone().requires_grad_(), w[edge, d].clone().requires_grad_()
+            value = MESSAGES[message](*ends)
+            out[row, d] = value.detach()
+            for end, grad, at in zip(ends, grads, (int(cols[edge]), edge), strict=True):
+                if (
+                    part := torch.autograd.grad(value, end, upstream[row, d], retain_graph=True, allow_unused=True)[0]
+                ) is not None:
+                    grad[at, d] += part
+    return out, *grads
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("message", MESSAGES)
+def test_extremes(message, reduce):
+    for seed in range(40):
+        graph, rows, cols, x, w = drawn(seed)
+        upstream = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        leaves = x.requires_grad_(), w.requires_grad_()
+        out = ops.spmm(graph, *leaves, message, reduce)
+        grads = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
+        want = by_hand(rows, cols, x.detach(), w.detach(), message, reduce, upstream)
+        for k, pair in enumerate(zip((out, *grads), want, strict=True)):
+            if pair[0] is not None:
+                torch.testing.assert_close(*pair, equal_nan=True, msg=lambda m, k=k, s=seed: f"seed {s}, {k}: {m}")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_gradients_of_division_by_small_numbers(reduce):
+    """The square of 1 / 1e-20 is no float32, but x / y^2 is one where x is small."""
+    graph = Graph.from_coo(torch.arange(4), torch.arange(4))
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor([0.0, 1e-25, -3e-30, 2.0], dtype=dtype, requires_grad=True)
+        y = torch.tensor([1e-20, 1e-20, 1e-22, -1e-10], dtype=dtype, requires_grad=True)
+        out = ops.spmm(graph, x, y, "div", reduce)
+        found[dtype] = [out, *torch.autograd.grad(out.sum(), (x, y))]
+    for got, want in zip(found[torch.float32], found[torch.float64], strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
