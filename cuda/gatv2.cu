@@ -199,12 +199,12 @@ template <typename T, typename I, bool PRODUCTS>
 __global__ void __launch_bounds__(Config::threads) add_kernel(const Params<T, I> p) {
   using A = Acc<T>;
   constexpr int warps = Config::threads / 32;
-  __shared__ A shared[2][warps][32];
+  __shared__ double shared[2][warps][32];  // of a hub there are as many pieces as nonzeros of others
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int d = blockIdx.y * 32 + lane;
   const Pieces<I> pieces = pieces_of(p.rows, static_cast<int64_t>(blockIdx.x));
   if (pieces.count == 0) return;
-  A sum = 0, product = 0;
+  double sum = 0, product = 0;
   for (int64_t j = warp; d < p.width && j < pieces.count; j += warps) {
     sum += p.parts[pieces[j] * p.width + d];
     if constexpr (PRODUCTS) product += p.parts_products[pieces[j] * p.width + d];
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(Config::threads) add_kernel(const Params<T, I>
     sum += shared[0][other][lane];
     product += shared[1][other][lane];
   }
-  p.sums[pieces.row * p.width + d] = narrow<T>(sum * load_one(p.vectors + d));
-  if constexpr (PRODUCTS) p.products[pieces.row * p.width + d] = product;
+  p.sums[pieces.row * p.width + d] = narrow<T>(static_cast<A>(sum) * load_one(p.vectors + d));
+  if constexpr (PRODUCTS) p.products[pieces.row * p.width + d] = static_cast<A>(product);
 }
 
 template <typename T, typename I>

@@ -47,7 +47,10 @@ def sum_of(
         graph.ready[key] = _SEEN
         if not _may_be_made(graph, x, source_scale, row_scale):
             return None
-        ready = graph.ready[key] = Ready(graph, x, form, source_scale, row_scale)
+        ready = Ready(graph, x, form, source_scale, row_scale)
+        if graph.tiles_pay():  # which the graph has found out just now, with its lists
+            return None
+        graph.ready[key] = ready
     if not ready.forward.takes(x):
         return None
     if not (x.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
