@@ -62,7 +62,10 @@ def _gcn(d, i, o):
 
 def _sage(d, i, o):
     options = _flags(d, "normalize", "root_weight", "project", "bias") | _flow(d)
-    return nn.SAGEConv((i, i) if d.chance(0.3) else i, o, aggr=_aggr(d), **options), "x index"
+    pair, aggr = d.chance(0.3), _aggr(d)
+    if aggr in ("var", "std"):  # of one neighbour it is rounding alone, which normalising without a root would show
+        options.pop("normalize", None)
+    return nn.SAGEConv((i, i) if pair else i, o, aggr=aggr, **options), "x index"
 
 
 def _gat(d, i, o):
