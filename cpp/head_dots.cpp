@@ -11,7 +11,9 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-constexpr int64_t kChunk = 1024;  // rows to a task, and to one accumulator of grad_vectors
+constexpr int64_t kChunk = 1024;  // rows to a task, and to one sum of grad_vectors in f64
+
+constexpr int64_t kRows = 256;  // to one sum in T
 
 template <int N, class T>
 void forward(const HeadDotsArgs& a, int64_t row) {
@@ -49,19 +51,27 @@ template <int N, class T>
 void run(const HeadDotsArgs& a) {
   const int64_t chunks = (a.num_rows + kChunk - 1) / kChunk, size = a.num_vectors * a.width;
   const int threads = useful_threads(a.num_rows * a.width, a.threads);
-  const Buffer<T> partials(a.grad_out ? chunks * size : 0);
+  if (!a.grad_out)
+    return parallel_for(chunks, threads, [&](int64_t chunk) {
+      for (int64_t row = chunk * kChunk; row < std::min(a.num_rows, (chunk + 1) * kChunk); ++row) forward<N, T>(a, row);
+    });
+  const Buffer<double> sums(chunks * size);
   parallel_for(chunks, threads, [&](int64_t chunk) {
+    double* sum = sums.get() + chunk * size;
+    std::fill(sum, sum + size, 0.0);
+    const Buffer<T> piece(size);
     const int64_t last = std::min(a.num_rows, (chunk + 1) * kChunk);
-    T* partial = partials.get() + (a.grad_out ? chunk * size : 0);
-    if (a.grad_out) std::fill(partial, partial + size, T(0));
-    for (int64_t row = chunk * kChunk; row < last; ++row)
-      a.grad_out ? backward<N, T>(a, row, partial) : forward<N, T>(a, row);
+    for (int64_t row = chunk * kChunk; row < last; row += kRows) {
+      std::fill(piece.get(), piece.get() + size, T(0));
+      for (int64_t r = row; r < std::min(last, row + kRows); ++r) backward<N, T>(a, r, piece.get());
+      for (int64_t i = 0; i < size; ++i) sum[i] += piece[i];
+    }
   });
-  if (!a.grad_out) return;
-  auto* grad_vectors = static_cast<T*>(a.grad_vectors);
-  std::fill(grad_vectors, grad_vectors + size, T(0));
-  for (int64_t chunk = 0; chunk < chunks; ++chunk)
-    for (int64_t i = 0; i < size; ++i) grad_vectors[i] += partials[chunk * size + i];
+  for (int64_t i = 0; i < size; ++i) {
+    double total = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) total += sums[chunk * size + i];
+    static_cast<T*>(a.grad_vectors)[i] = static_cast<T>(total);
+  }
 }
 
 template <class T>

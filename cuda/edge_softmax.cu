@@ -5,6 +5,7 @@
 // and those that have the same heads share the edges and reduce by shuffles, in a fixed order. The maximum starts at a
 // true -inf, and exp is the accurate one.
 #include <cmath>
+#include <type_traits>
 
 #include "common.cuh"
 
@@ -109,7 +110,9 @@ __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, 
         f(one, two, i);
       }
     };
-    A top[V], sum[V] = {};
+    A top[V];
+    // A thread of a hub's block adds up thousands of terms, of which f32 would lose digits.
+    std::conditional_t<BLOCK, double, A> sum[V] = {};
     if constexpr (BACKWARD) {
       for_edges([&](const Pack<T, V>& softmax, const Pack<T, V>& grad, int64_t) {
 #pragma unroll
@@ -136,7 +139,8 @@ __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, 
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const A value = widen(one.values[v]);
-        out.values[v] = narrow<T>(BACKWARD ? value * (widen(two.values[v]) - sum[v]) : exp(value - top[v]) / sum[v]);
+        const A total = static_cast<A>(sum[v]);
+        out.values[v] = narrow<T>(BACKWARD ? value * (widen(two.values[v]) - total) : exp(value - top[v]) / total);
       }
       store(p.out + i, out);
     });

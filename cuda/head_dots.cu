@@ -12,8 +12,9 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int max_blocks = 1024;  // of rows, backward: each leaves a share of grad_vectors
-  static constexpr int min_rows = 32;      // of a block
+  static constexpr int max_blocks = 1024;  // of rows, backward: each leaves a share of grad_vectors; but
+  static constexpr int min_rows = 32;      // of a block,
+  static constexpr int max_rows = 1024;    // of which f32 can add up a thread's share
   static constexpr int sum_warps = 32;     // of a block that adds up shares
   static constexpr int max_vectors = 2;
 };
@@ -120,21 +121,21 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
 template <typename T>
 __global__ void __launch_bounds__(Config::sum_warps * 32) sum_kernel(const Params<T> p, int count, int blocks) {
   constexpr int warps = Config::sum_warps;
-  __shared__ Acc<T> shared[warps][32];
+  __shared__ double shared[warps][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = static_cast<int>(blockIdx.x) * 32 + lane;
-  Acc<T> sum = 0;
+  double sum = 0;
 #pragma unroll 8
   for (int64_t block = warp; i < count && block < blocks; block += warps) sum += p.shares[block * count + i];
   shared[warp][lane] = sum;
   __syncthreads();
   if (warp || i >= count) return;
   for (int other = 1; other < warps; ++other) sum += shared[other][lane];
-  p.grad_vectors[i] = narrow<T>(sum);
+  p.grad_vectors[i] = narrow<T>(static_cast<Acc<T>>(sum));
 }
 
 int64_t blocks_of(int64_t num_rows) {
-  const int64_t blocks = ceil_div(num_rows, Config::min_rows);
-  return blocks < Config::max_blocks ? blocks : Config::max_blocks;
+  const int64_t blocks = ceil_div(num_rows, Config::min_rows), least = ceil_div(num_rows, Config::max_rows);
+  return blocks < Config::max_blocks ? blocks : least > Config::max_blocks ? least : Config::max_blocks;
 }
 
 template <typename T>

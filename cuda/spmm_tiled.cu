@@ -388,9 +388,9 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Params<T, I>
   for (int64_t at = threadIdx.x; pieces.count && at < size; at += kMergeThreads) {
     const int64_t row = pieces.row * height + at / p.num_feats;
     if (row >= p.num_rows) continue;
-    float sum = 0;
+    double sum = 0;
     for (int64_t j = 0; j < pieces.count; ++j) sum += p.parts[pieces[j] * size + at];
-    p.out[row * p.num_feats + at % p.num_feats] = narrow<T>(sum / divisor_of(p, row));
+    p.out[row * p.num_feats + at % p.num_feats] = narrow<T>(static_cast<float>(sum) / divisor_of(p, row));
   }
 }
 

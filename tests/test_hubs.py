@@ -18,6 +18,13 @@ DEVICES = [
 
 
 @functools.cache
+def fan(device: str, edges: int = EDGES) -> Graph:
+    """Destinations of one source each, which is the same for all."""
+    sources = torch.zeros(edges, dtype=torch.long, device=device)
+    return Graph.from_csr(torch.arange(edges + 1, device=device), sources, num_cols=FEW)
+
+
+@functools.cache
 def hub(side: str, device: str) -> Graph:
     """A hub of EDGES edges as the only source ("source") or as the only destination of FEW others."""
     few, one = torch.arange(EDGES) % FEW, torch.zeros(EDGES, dtype=torch.long)
@@ -51,6 +58,7 @@ CASES = {
         at(1, 4),
     ),
     "spgemm": lambda g, at: (lambda x: ops.spgemm(g, ops.maxk(x, 2)), at(FEW, 8)),
+    "spmm of edges": lambda g, at: (lambda w: ops.spmm(g, None, w, "copy_rhs"), at(g.nnz, 1)),
     "segment_reduce": lambda g, at: (
         lambda x: ops.segment_reduce(x, torch.tensor([0, g.nnz], device=x.device)),
         at(g.nnz, 1),
@@ -58,13 +66,36 @@ CASES = {
 }
 
 
+# The same of sums over all rows of a graph
+OF_ROWS = {
+    "spmm max": lambda g, at: (lambda x: ops.spmm(g, x, reduce="max"), at(FEW, 2)),
+    "spmm min, wide": lambda g, at: (
+        lambda x: ops.spmm(fan(x.device.type, EDGES // 16), x, reduce="min"),
+        at(FEW, 17),
+    ),
+    "head_dots": lambda g, at: (ops.head_dots, 0.7 * torch.ones_like(at(EDGES, 1, 2)), at(2, 1, 2)),
+    "head_dots, wide": lambda g, at: (ops.head_dots, at(EDGES // 16, 2, 16), at(1, 2, 16)),
+}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("side", ["source", "destination"])
 @pytest.mark.parametrize("name", CASES)
 def test_hub(name, side, device):
+    compare(CASES[name], name, lambda: hub(side, device), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_rows(name, device):
+    compare(OF_ROWS[name], name, lambda: fan(device), device)
+
+
+def compare(case, name, graph_of, device):
+    """The results and gradients of float32 with those of float64."""
     if device == "cuda" and not has_cuda_kernels():
         pytest.skip("built without CUDA")
-    graph = hub(side, device)
+    graph = graph_of()
     found = {}
     for dtype in (torch.float32, torch.float64):
         generator = torch.Generator(device).manual_seed(5)
@@ -72,7 +103,7 @@ def test_hub(name, side, device):
         def at(*shape, dtype=dtype, generator=generator):
             return (torch.rand(*shape, device=device, generator=generator) * 0.5 + 0.25).to(dtype)
 
-        op, *inputs = CASES[name](graph, at)
+        op, *inputs = case(graph, at)
         leaves = [x.requires_grad_() for x in inputs]
         out = op(*leaves)
         # The same gradient everywhere is the worst case: what is lost to rounding is lost in one direction. A softmax

@@ -29,8 +29,8 @@ def spmm_cases():
     arrays = arrays_of(g, True)
     x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz, 2, 1)
     for op, reduce in ((OPS.spmm, "sum"), (OPS.spmm, "mean"), (OPS.spmm_extremes, "max")):
-        yield op, (*arrays, x, w, "mul", reduce, 0.0)
-    yield OPS.spmm_extremes, (*arrays, x, None, "copy_lhs", "min", 1.0)
+        yield op, (*arrays, x, w, "mul", reduce, 0.0, *[False] * (reduce == "max"))
+    yield OPS.spmm_extremes, (*arrays, x, None, "copy_lhs", "min", 1.0, True)
     yield OPS.spmm, (*arrays, None, w, "copy_rhs", "sum", 0.0)
     t, x, w, grad = g.transposed, rand(g.num_cols, 2, 4), rand(g.nnz, 2, 1), rand(g.num_rows, 2, 4)
     yield OPS.spmm_backward, (t.indptr, t.indices, t.edge_ids, g.num_rows, g.nnz, x, w, grad)

@@ -64,15 +64,26 @@ def test_extremes(message, reduce):
                 torch.testing.assert_close(*pair, equal_nan=True, msg=lambda m, k=k, s=seed: f"seed {s}, {k}: {m}")
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-def test_gradients_of_division_by_small_numbers(reduce):
-    """The square of 1 / 1e-20 is no float32, but x / y^2 is one where x is small."""
+# x, y and the gradient of x / y. The square of 1 / 1e-20 is no float32, but x / y^2 is one where x is small; 1 / 1e-39
+# is none either.
+SMALL = {
+    "1e-20": ([0.0, 1e-25, -3e-30, 2.0], [1e-20, 1e-20, 1e-22, -1e-10], [1.0, 1.0, 1.0, 1.0]),
+    "1e-39": ([0.0, 1e-25, -3e-30, 2.0], [1e-39, 1e-20, -2e-39, 1e10], [1e-30, 1.0, 0.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "sddmm"])
+@pytest.mark.parametrize("size", SMALL)
+def test_division_by_small_numbers(op, size):
     graph = Graph.from_coo(torch.arange(4), torch.arange(4))
     found = {}
     for dtype in (torch.float32, torch.float64):
-        x = torch.tensor([0.0, 1e-25, -3e-30, 2.0], dtype=dtype, requires_grad=True)
-        y = torch.tensor([1e-20, 1e-20, 1e-22, -1e-10], dtype=dtype, requires_grad=True)
-        out = ops.spmm(graph, x, y, "div", reduce)
-        found[dtype] = [out, *torch.autograd.grad(out.sum(), (x, y))]
+        x, y = (torch.tensor(v).to(dtype).requires_grad_() for v in SMALL[size][:2])
+        upstream = torch.tensor(SMALL[size][2]).to(dtype)
+        if op == "sddmm":
+            out = ops.sddmm(graph, x, y, "div", "u", "e")
+        else:
+            out = ops.spmm(graph, x, y, "div", op)
+        found[dtype] = [out, *torch.autograd.grad(out, (x, y), upstream)]
     for got, want in zip(found[torch.float32], found[torch.float64], strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)

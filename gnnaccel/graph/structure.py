@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 from gnnaccel.graph import build, gate, load, modes, translate, worklist
 from gnnaccel.graph.work import Work
 
+_HUB = 1 << 16  # edges of a source
+
 
 def _scipy_arrays(matrix, rows: int) -> tuple:
     """indptr and indices of a compressed scipy matrix, which may have more indices than its indptr describes."""
@@ -200,6 +202,17 @@ class Graph:
     def busiest_source(self) -> int:
         """The most nonzeros of a column. As `no_empty_rows`."""
         return int(torch.bincount(self.indices, minlength=1).max())
+
+    def has_hub_source(self) -> bool:
+        """True if a source has so many edges that float32 loses digits where atomics add one after the other.
+
+        Found on first use, which synchronises, and kept: never while a CUDA graph is captured, nor of sampled graphs.
+        """
+        if self.nnz <= _HUB or self.transient():
+            return False
+        if "busiest_source" not in self.__dict__ and self.indptr.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        return self.busiest_source > _HUB
 
     @property
     def device(self) -> torch.device:

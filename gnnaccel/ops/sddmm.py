@@ -14,6 +14,7 @@ from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._edge_order import by_id, pays, room
 from gnnaccel.ops._features import aligned_heads, operand, reduce_to, result_features
+from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
 
@@ -168,8 +169,9 @@ def _backward(ctx, grad):
     op = ctx.op
     grad_lhs = grad_rhs = None
     if needs_lhs and ctx.features[0] is not None:
-        factor = rhs.reciprocal() if op == "div" else rhs  # None where the op does not multiply
+        factor, scale = inverse(rhs) if op == "div" else (rhs, None)  # None where the op does not multiply
         grad_lhs = _to_target(arrays, grad, factor, ctx.targets[1], ctx.targets[0], ctx.features[0])
+        grad_lhs = grad_lhs if scale is None else grad_lhs * scale
     if needs_rhs and ctx.features[1] is not None:
         grad_rhs = _to_target(arrays, grad, lhs, ctx.targets[0], ctx.targets[1], None)
         if op == "div":  # d(l / r) / dr = -l / r / r; r belongs to the target summed over, so it can wait

@@ -18,9 +18,6 @@ _MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
 # Mean degree up to which the gradient goes by source on CUDA. H200, yeast-like (2.1), k = 16, 32, 64: 0.50, 0.65 and
 # 0.73 ms, by destination 0.77, 0.86 and 0.96; from 13 on by destination is the faster one.
 _SHORT = 4
-# Edges of one source from which on it goes by source too: atomics add one after the other, which loses digits in
-# float32, where sums by source are of pieces.
-_HUB = 1 << 16
 # Of the features, what rows keep at most; of more, the dense sum is as fast, forward and backward together.
 _LARGEST_SHARE = {"cuda": 0.5, "cpu": 0.25}
 
@@ -95,7 +92,7 @@ def sum_of_entries(
     by_source = graph.indptr.is_cuda and (
         torch.are_deterministic_algorithms_enabled()
         or graph.nnz <= _SHORT * graph.num_cols
-        or (graph.nnz > _HUB and not graph.transient() and graph.busiest_source > _HUB)
+        or graph.has_hub_source()  # sums by source are of pieces, whereas atomics add one after the other
     )
     # Of the weight's gradient the derivative runs over the transposed graph.
     arrays = arrays_of(graph, (by_source and needs_grad(values)) or needs_grad(weight), values)

@@ -16,6 +16,7 @@ from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops._edge_order import in_order, pays, room
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
+from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
@@ -118,7 +119,7 @@ def spmm(
         if message == "sub":
             weight, message = -weight, "add"
         elif message == "div":
-            weight, message = _reciprocal(weight), "mul"
+            return _quotients(graph, x, weight, reduce, empty_value, return_arg=return_arg, method=method)
     plain = adds and not return_arg and empty_value == 0 and message != "add"
     if isinstance(x, CBSR):
         from gnnaccel.ops.spgemm import serves, spgemm  # here: it asks for gradients of weights below
@@ -142,33 +143,38 @@ def spmm(
     # The gradient of a weight is a dot product of each edge, which reads the list of the rows.
     sums = adds and not needs_grad(weight)
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
-    return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg)
+    hub = not adds and needs_grad(x) and graph.has_hub_source()
+    return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg, hub)
 
 
-def _reciprocal_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+def _quotients(graph: Graph, x: Tensor, weight: Tensor, reduce: str, empty_value: float, **options):
+    """`spmm` of "div", by inverses of the weights."""
+    narrow = x.dtype == torch.float16  # whose inverses have little room
+    x, weight = (x.float(), weight.float()) if narrow else (x, weight)
+    inverses, scale = inverse(weight)
+    results = spmm(graph, x, inverses, "mul", reduce, **options)
+    out, *winners = results if isinstance(results, tuple) else (results,)
+    out = out * scale
+    if empty_value:
+        empty = (graph.indptr.diff() == 0).view(-1, *[1] * (out.dim() - 1))
+        out = torch.where(empty, empty_value, out)
+    out = out.half() if narrow else out
+    return (out, *winners) if winners else out
 
 
-def _reciprocal_backward(ctx, grad):
-    (y,) = ctx.saved_tensors
-    return (-(grad / y) / y,)
-
-
-# 1 / y, of which torch takes the gradient by the square of the result, which overflows where the gradient need not.
-_reciprocal = _operators.register(
-    "reciprocal",
-    "(Tensor y) -> Tensor",
-    lambda y: y.reciprocal(),
-    lambda y: torch.empty_like(y),
-    backward=_reciprocal_backward,
-    setup_context=_reciprocal_context,
-)
-
-
-def aggregate(arrays: Arrays, lhs, rhs, message: str, reduce: str, empty_value: float = 0.0, return_arg: bool = False):
-    """`spmm` of checked operands, without "sub" and "div"."""
+def aggregate(
+    arrays: Arrays,
+    lhs,
+    rhs,
+    message: str,
+    reduce: str,
+    empty_value: float = 0.0,
+    return_arg: bool = False,
+    hub: bool = False,
+):
+    """`spmm` of checked operands, without "sub" and "div"; `hub`: of a graph with such a source."""
     if reduce in ("max", "min"):
-        results = _extremes_op(*arrays, lhs, rhs, message, reduce, empty_value)
+        results = _extremes_op(*arrays, lhs, rhs, message, reduce, empty_value, hub)
         return results if return_arg else results[0]
     out = spmm_op(*arrays, lhs, rhs, message, reduce, empty_value)
     return (out, arrays.indptr.new_empty(0), arrays.indptr.new_empty(0)) if return_arg else out
@@ -180,8 +186,8 @@ def _spmm_fake(*args):
 
 
 def _extremes_fake(*args):
-    arrays, (_, _, message, _, _) = _arrays.split(args)
-    out = _spmm_fake(*args)
+    arrays, (lhs, rhs, message, reduce, empty_value, _) = _arrays.split(args)
+    out = _spmm_fake(*arrays, lhs, rhs, message, reduce, empty_value)
     args = (arrays.indptr.new_empty(out.shape if message != other else (0,)) for other in ("copy_rhs", "copy_lhs"))
     return out, *args
 
@@ -192,7 +198,7 @@ def _spmm_impl(*args):
 
 
 def _extremes_impl(*args):
-    arrays, operands = _arrays.split(args)
+    arrays, (*operands, _) = _arrays.split(args)
     return _filled(arrays, *operands, _extremes_fake(*args))
 
 
@@ -240,15 +246,16 @@ def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
         t = t.reshape(t.shape[0], *(1,) * (len(full) + 1 - t.dim()), *t.shape[1:])
         return t.permute(0, *(i + 1 for i in order))
 
-    impl = _extremes_impl if reduce in ("max", "min") else _spmm_impl
-    results = impl(*arrays, turn(lhs, order), turn(rhs, order), message, reduce, empty_value)
+    operands = turn(lhs, order), turn(rhs, order), message, reduce, empty_value
+    results = _extremes_impl(*arrays, *operands, False) if reduce in ("max", "min") else _spmm_impl(*arrays, *operands)
     results = results if isinstance(results, tuple) else (results,)
     return tuple(turn(t, back).contiguous() if t.numel() else t for t in results)
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (lhs, rhs, message, reduce, _) = _arrays.split(inputs)
+    arrays, (lhs, rhs, message, reduce, _, *hub) = _arrays.split(inputs)
     ctx.set_materialize_grads(False)
+    ctx.hub = any(hub)
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
     ctx.message, ctx.reduce = message, reduce
     # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
@@ -266,7 +273,7 @@ def _backward(ctx, grad):
 
 def _extremes_backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
     grads = (None, None) if grad is None else _backward_extremes(ctx, grad)
-    return *grads, None, None, None
+    return *grads, None, None, None, None
 
 
 def _backward_sum(ctx, grad):
@@ -422,7 +429,9 @@ def _backward_extremes(ctx, grad):
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
         value = grad * gather_arg(rhs, arg_rhs, full) if ctx.message == "mul" else grad
-        grad_lhs = scatter_arg_op(arg_lhs, value, arrays.num_cols, full, False)
+        # One that wins very many rows would lose digits where one number after the other is added in float32.
+        value = value.double() if ctx.hub else value
+        grad_lhs = scatter_arg_op(arg_lhs, value, arrays.num_cols, full, False).to(grad.dtype)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
         value = grad * gather_arg(lhs, arg_lhs, full) if ctx.message == "mul" else grad
@@ -442,7 +451,7 @@ spmm_op = _operators.register(
 )
 _extremes_op = _operators.register(
     "spmm_extremes",
-    _INPUTS + " -> (Tensor, Tensor, Tensor)",
+    _INPUTS[:-1] + ", bool hub) -> (Tensor, Tensor, Tensor)",
     _extremes_impl,
     _extremes_fake,
     structure=_arrays.COUNT,
