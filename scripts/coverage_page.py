@@ -68,11 +68,11 @@ DGL:
 
 PyG:
 
-- The gradient of a maximum or minimum goes to one of several equal winners; PyG's plain path divides it.
+- The gradient of a maximum or minimum goes to one of several equal winners; PyG's plain path divides it. Where the
+  extreme is exactly 0, torch's `scatter_reduce` counts its own start among the winners, so that of n equal zeros PyG's
+  sources get n / (n + 1) of the gradient, a single one half of it; ours get all of it.
 - With an `edge_index` of int32, gradients of `scatter_add` on the CPU are wrong in torch 2.13 (`gather` misreads
-  an expanded int32 index), and so are PyG's. Those of message passing on our kernels equal those of int64. What PyG
-  itself scatters around it stays wrong: the `edge_attr` of added self-loops (GATConv, GATv2Conv with `edge_dim` and
-  `fill_value` "mean", the default, or "add") and HypergraphConv's attention. Use int64 there.
+  an expanded int32 index), and so are PyG's. Those of accelerated layers equal those of int64.
 - Writing in place into the features after a layer whose edge weight needs a gradient (`x += conv(x, index, weight)`)
   raises torch's error: the features themselves are kept for the backward pass, where PyG keeps one copy per edge.
 - A write into the tensors that a torch.sparse matrix (CSR, CSC or COO) was made of goes unseen, as torch does not tell

@@ -206,7 +206,7 @@ def test_a_graph_that_lasts_earns_its_tiles(by_tiles):
     torch.use_deterministic_algorithms(False)
     for _ in range(52):
         ops.spmm(graph, x)
-    assert graph.tiles_pay() and by_tiles == ["spmm"]
+    assert graph.tiles_pay() and 0 < len(by_tiles) < 10 and set(by_tiles) == {"spmm"}
     torch.use_deterministic_algorithms(True)
     fresh = dense_blocks()
     for _ in range(60):

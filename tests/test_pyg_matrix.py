@@ -157,10 +157,6 @@ def test_tensors_without_values(name):
     assert _shapes(name, pyg_backend.accelerate) == _shapes(name, lambda layer: layer)
 
 
-# What PyG itself scatters outside of message passing has the gradients that torch's scatter_add has for int32.
-SCATTERED = {"GATConv edges", "GATv2Conv edges", "HypergraphConv attention"}
-
-
 def _narrow(tree):
     """The same with int32 for indices of edges."""
 
@@ -178,14 +174,12 @@ def test_int32(name):
         pytest.skip("torch_sparse takes int64 alone")
     plain, arguments = CASES[name].make().double(), CASES[name].arguments(Inputs())
     want, got = run(plain, arguments), run(pyg_backend.accelerate(plain), _narrow(arguments))
-    if name in SCATTERED:
-        want, got = (want[0], []), (got[0], [])
     assert_same(got, want, 1e-8)
 
 
 @pytest.mark.parametrize("conv", ["GATConv", "GATv2Conv"])
-@pytest.mark.parametrize("options", [{"add_self_loops": False}, {"fill_value": 2.0}], ids=str)
-def test_int32_without_scattered_attributes(conv, options):
+@pytest.mark.parametrize("options", [{"add_self_loops": False}, {"fill_value": 2.0}, {"fill_value": "add"}], ids=str)
+def test_int32_attributes(conv, options):
     torch.manual_seed(0)
     g = Inputs()
     layer = pyg_backend.accelerate(getattr(convs, conv)(pyg_cases.D, 4, edge_dim=pyg_cases.EDGE, **options).double())

@@ -71,6 +71,16 @@ def _matrix(layout):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", _PARTS, ids=str)
+@pytest.mark.parametrize("wrong", [3, -1, 2**32 + 1, 2**31])
+def test_indices_out_of_range(layout, wrong):
+    """Of 64 bits: 2^32 + 1 is 1 in 32."""
+    adj = _PARTS[layout][0](torch.arange(4), torch.tensor([1, 2, wrong]), torch.ones(3), (3, 3), check_invariants=False)
+    with pytest.raises(ValueError, match="indices"):
+        gnnaccel.as_graph(adj)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo], ids=str)
 def test_writes_into_a_sparse_matrix(layout):
     """Noticed where they are made through the matrix. Of one into what the matrix was made of torch does not tell."""

@@ -13,6 +13,7 @@ MESSAGES = {
     "mul": lambda x, w: x * w,
     "add": lambda x, w: x + w,
     "sub": lambda x, w: x - w,
+    "div": lambda x, w: x / w,
 }
 
 
@@ -41,11 +42,10 @@ def by_hand(rows, cols, x, w, message, reduce, upstream):
             ends = x[cols[edge], d].clone().requires_grad_(), w[edge, d].clone().requires_grad_()
             value = MESSAGES[message](*ends)
             out[row, d] = value.detach()
-            for end, grad, at in zip(ends, grads, (int(cols[edge]), edge), strict=True):
-                if (
-                    part := torch.autograd.grad(value, end, upstream[row, d], retain_graph=True, allow_unused=True)[0]
-                ) is not None:
-                    grad[at, d] += part
+            parts = torch.autograd.grad(value, ends, upstream[row, d], allow_unused=True)
+            for part, grad, at in zip(parts, grads, (int(cols[edge]), edge), strict=True):
+                if part is not None and not (message == "div" and grad is grads[1] and ends[0] == 0):
+                    grad[at, d] += part  # but for 0 / 0, whose divisor gets none
     return out, *grads
 
 

@@ -29,7 +29,7 @@ def _context(ctx, inputs, output):
 
 def _backward(ctx, grad):
     (y,) = ctx.saved_tensors
-    return (-(grad / y) / y,)
+    return (torch.where(grad == 0, grad, -(grad / y) / y),)  # 0 / 0 is none of one that won nowhere
 
 
 # 1 / y, of which torch takes the gradient by the square of the result, which overflows where the gradient need not.

@@ -97,9 +97,11 @@ def from_sparse(adj) -> Graph:
 
 def _from_csr(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
     """Graph from a framework's CSR arrays: copies, with indices of half the bytes where they fit."""
-    small = max(indptr.numel(), indices.numel(), num_cols) < 2**31
-    indptr, indices = (t.to(torch.int32 if small else torch.int64, copy=True) for t in (indptr, indices))
-    return Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)
+    if indices.dtype == torch.int64 and max(indptr.numel(), indices.numel(), num_cols) < 2**31:
+        Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)  # raises on numbers that would not fit
+        indptr, indices = indptr.to(torch.int32), indices.to(torch.int32)
+        return Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)
+    return Graph.from_csr(indptr, indices, num_cols=num_cols)
 
 
 def _build_sparse(adj) -> Graph:

@@ -57,10 +57,15 @@ def memoised(original: Callable) -> Callable:
         if values is None:
             return found
         if values.requires_grad:
-            return found[0], original(edges, values, *rest)[1]
+            return found[0], original(_wide(edges), values, *rest)[1]
         return found[0], _remember(original, owners + owners_of(values), (edges, values, *rest), key)[1]
 
     return wrapper
+
+
+def _wide(index):
+    """The index in int64: torch's own scatters have wrong gradients for int32 on the CPU."""
+    return index.long() if isinstance(index, Tensor) and index.dtype == torch.int32 else index
 
 
 def _can_remember(edges, values, rest) -> bool:
@@ -174,14 +179,14 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
                 return (src - lift(src.trip, "v", top)).exp()
             src = src.rows() if isinstance(src, Lazy) else src
             return ops.edge_softmax(graph, src)
-    return utils.softmax(src, index, ptr, num_nodes, dim)
+    return utils.softmax(src, _wide(index), ptr, num_nodes, dim)
 
 
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """torch_geometric.utils.scatter as a reduction over the edges of each destination, where it is one."""
     call = current.call
     out = None if call is None or dim_size is None else call.reduce(src, index, dim_size, reduce, dim)
-    return utils.scatter(src, index, dim, dim_size, reduce) if out is None else out
+    return utils.scatter(src, _wide(index), dim, dim_size, reduce) if out is None else out
 
 
 def spmm(src, other, reduce: str = "sum"):
@@ -297,10 +302,19 @@ def _is_pyg(value) -> bool:
     return isinstance(value, types.ModuleType) and value.__name__ in _MODULES
 
 
+def _decorated(function: types.FunctionType) -> types.FunctionType | None:
+    """The function that a decorator holds in the closure of `function`, if it is of one."""
+    inner = getattr(function, "__wrapped__", None)
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    return inner if isinstance(inner, types.FunctionType) and any(value is inner for value in held) else None
+
+
 def uses_helpers(function) -> bool:
-    """True if the code of `function` names one of PyG's helpers."""
+    """True if the code of `function`, or of what it decorates, names one of PyG's helpers."""
     if not isinstance(function, types.FunctionType):
         return False
+    if uses_helpers(_decorated(function)):
+        return True
     names = function.__code__.co_names
     values = [function.__globals__.get(name) for name in names]
     if any(isinstance(value, types.FunctionType) and value in _OURS for value in values):
@@ -309,13 +323,17 @@ def uses_helpers(function) -> bool:
 
 
 def bind(function: types.FunctionType, replacements: dict[Callable, Callable] | None = None) -> types.FunctionType:
-    """A copy of `function` that finds our helpers (or other `replacements`) where it names PyG's."""
+    """A copy of `function`, and of what it decorates, that finds our helpers (or other `replacements`) for PyG's."""
+    closure, inner = function.__closure__, _decorated(function)
+    if closure is not None and inner is not None:
+        ours = types.CellType(bind(inner, replacements))
+        closure = tuple(ours if cell == types.CellType(inner) else cell for cell in closure)
     bound = types.FunctionType(
         function.__code__,
         Globals(function.__globals__, _OURS if replacements is None else replacements),
         function.__name__,
         function.__defaults__,
-        function.__closure__,
+        closure,
     )
     bound.__kwdefaults__ = function.__kwdefaults__
     return bound
