@@ -6,9 +6,16 @@ import pytest
 import torch
 
 from gnnaccel import _library
+from gnnaccel.pyg_backend import blocks
 
 # torch asks for it where cuBLAS is to be deterministic, and looks at it once, at the first product of matrices.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@pytest.fixture(autouse=True)
+def _every_size(monkeypatch):
+    """Graphs of tests are as small as those that are left to PyG."""
+    monkeypatch.setattr(blocks, "FEW", {})
 
 
 @pytest.fixture(autouse=True)

@@ -362,12 +362,12 @@ class SeenOps(TorchDispatchMode):
         self._rows = num_edges
 
     def __enter__(self):
-        self._sizes = blocks.STORED_BYTES, blocks.BLOCK_BYTES
-        blocks.STORED_BYTES, blocks.BLOCK_BYTES = {}, {"cpu": 16 * D * 8, "cuda": 16 * D * 8}
+        self._sizes = blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW
+        blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW = {}, {"cpu": 16 * D * 8, "cuda": 16 * D * 8}, {}
         return super().__enter__()
 
     def __exit__(self, *exception):
-        blocks.STORED_BYTES, blocks.BLOCK_BYTES = self._sizes
+        blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW = self._sizes
         return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -5,6 +5,7 @@ and our reductions inside, or left to PyG.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
-from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric import EdgeIndex, is_compiling, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report
 from gnnaccel.graph import modes
-from gnnaccel.pyg_backend import rules
+from gnnaccel.pyg_backend import blocks, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.call import Call
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
@@ -26,6 +27,8 @@ from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
+_FEW = "few messages, which PyG's own code stores and reduces the quicker"
+_STORING = frozenset(layer.message for layer in (nn.CGConv, nn.GENConv, nn.ResGatedGraphConv))  # no products
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
@@ -87,6 +90,20 @@ def _settled(kwargs: dict) -> dict:
     return kwargs
 
 
+def _are_few(edge_index, kwargs: dict) -> bool:
+    """True if messages of the width of the features are so few that PyG's own code is quicker.
+
+    Left out: int32, of which torch's scatters have wrong gradients, and sums whose order somebody has asked for.
+    """
+    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
+        return False
+    if edge_index.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return False
+    given = [x for value in kwargs.values() for x in (value if isinstance(value, tuple) else (value,))]
+    width = max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor)), default=1)
+    return edge_index.shape[1] * width <= blocks.FEW.get(edge_index.device.type, 0)
+
+
 def make_entry(plain: Any, name: str) -> Callable:
     """The "propagate" or "edge_updater" of accelerated layers of class `plain`."""
     kind = kind_of(plain) + " edge_update" * (name == "edge_updater")
@@ -110,6 +127,9 @@ def make_entry(plain: Any, name: str) -> Callable:
                 return out
             except Unsupported as error:
                 reason = str(error) if rule is not rules.weighted else None
+        elif name == "propagate" and plain.message in _STORING and _are_few(edge_index, kwargs):
+            report.fallback(kind, _FEW)
+            return plain.propagate(self, edge_index, **_settled(kwargs))
         return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason)
 
     # PyG takes a function of this module name for the one that it generated, and leaves it alone.

@@ -1,0 +1,61 @@
+"""Messages that are stored anyway, and few, are left to PyG's own propagate(), of layers that are known to."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric import nn
+
+from gnnaccel import pyg_backend, report
+from gnnaccel.pyg_backend import blocks, propagate
+
+N, E, D = 12, 40, 6
+
+
+def graph(edges=E, dtype=torch.long):
+    return torch.randint(0, N, (2, edges), generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def reasons():
+    return {reason for site in report.snapshot().values() for reason in site.reasons}
+
+
+def both(layer, edge_index):
+    x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    out = layer(x, edge_index)
+    return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()], allow_unused=True)]
+
+
+class Mine(nn.ResGatedGraphConv):
+    def message(self, k_i, q_j, v_j, edge_attr):
+        return (k_i + q_j).tanh() * v_j
+
+
+# layer, edges -> left to PyG
+CASES = {
+    "stored": (lambda: nn.ResGatedGraphConv(D, D), graph(), True),
+    "mean": (lambda: nn.CGConv(D, aggr="mean"), graph(), True),
+    "many": (lambda: nn.ResGatedGraphConv(D, D), graph(50 * E), False),
+    "int32": (lambda: nn.ResGatedGraphConv(D, D), graph(dtype=torch.int32), False),
+    "mine": (lambda: Mine(D, D), graph(), False),
+    "product": (lambda: nn.GINConv(nn.MLP([D, D, D], norm=None)), graph(), False),
+    "attention": (lambda: nn.GATv2Conv(D, D), graph(), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_few_messages(name, monkeypatch):
+    make, edge_index, left = CASES[name]
+    monkeypatch.setattr(blocks, "FEW", {"cpu": E * D})
+    plain = make().double()
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    want = both(plain, edge_index.long())
+    for _ in range(2):
+        report.reset()
+        got = both(layer, edge_index)
+        assert (propagate._FEW in reasons()) == left
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    report.reset()
+    both(layer, graph(50 * E))  # more of them: the layer's messages are reduced by our kernels again
+    assert propagate._FEW not in reasons()
