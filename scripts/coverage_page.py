@@ -74,7 +74,8 @@ PyG:
   extreme is exactly 0, torch's `scatter_reduce` counts its own start among the winners, so that of n equal zeros PyG's
   sources get n / (n + 1) of the gradient, a single one half of it; ours get all of it.
 - With an `edge_index` of int32, gradients of `scatter_add` on the CPU are wrong in torch 2.13 (`gather` misreads
-  an expanded int32 index), and so are PyG's. Those of accelerated layers equal those of int64.
+  an expanded int32 index), and so are PyG's. Those of accelerated layers equal those of int64, whichever of PyG's
+  helpers and aggregations they use; what a layer's own code scatters with torch is torch's.
 - Writing in place into the features after a layer whose edge weight needs a gradient (`x += conv(x, index, weight)`)
   raises torch's error: the features themselves are kept for the backward pass, where PyG keeps one copy per edge.
 - A write into the tensors that a torch.sparse matrix (CSR, CSC or COO) was made of goes unseen, as torch does not tell

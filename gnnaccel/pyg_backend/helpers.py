@@ -57,14 +57,14 @@ def memoised(original: Callable) -> Callable:
         if values is None:
             return found
         if values.requires_grad:
-            return found[0], original(_wide(edges), values, *rest)[1]
+            return found[0], original(wide(edges), values, *rest)[1]
         return found[0], _remember(original, owners + owners_of(values), (edges, values, *rest), key)[1]
 
     return wrapper
 
 
-def _wide(index):
-    """The index in int64: torch's own scatters have wrong gradients for int32 on the CPU."""
+def wide(index):
+    """The index in int64, for code of PyG's: torch's own scatters have wrong gradients for int32 on the CPU."""
     return index.long() if isinstance(index, Tensor) and index.dtype == torch.int32 else index
 
 
@@ -179,14 +179,14 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
                 return (src - lift(src.trip, "v", top)).exp()
             src = src.rows() if isinstance(src, Lazy) else src
             return ops.edge_softmax(graph, src)
-    return utils.softmax(src, _wide(index), ptr, num_nodes, dim)
+    return utils.softmax(src, wide(index), ptr, num_nodes, dim)
 
 
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """torch_geometric.utils.scatter as a reduction over the edges of each destination, where it is one."""
     call = current.call
     out = None if call is None or dim_size is None else call.reduce(src, index, dim_size, reduce, dim)
-    return utils.scatter(src, _wide(index), dim, dim_size, reduce) if out is None else out
+    return utils.scatter(src, wide(index), dim, dim_size, reduce) if out is None else out
 
 
 def spmm(src, other, reduce: str = "sum"):
