@@ -364,6 +364,8 @@ def case(seed: int) -> None:
     if any(wanted):
         upstream = draw.values(*want.shape, dtype=dtype)
         pairs = _gradients(got, leaves, upstream, second), _gradients(want, exact, upstream.double(), second)
+        # One by one in float32, the edges of a source in few rows err as one does: those of the busiest source count.
+        back = graph.busiest_source if dtype == torch.float32 and graph.num_rows < 8 else 1.0
         for i, (a, b) in enumerate(zip(*pairs, strict=True)):
-            size = max(1.0, terms * want.numel() / max(1, b.numel()))
+            size = max(1.0, back, terms * want.numel() / max(1, b.numel()))
             assert_close(a, b, dtype, f"{what}: gradient {i}", slack, size)
