@@ -19,7 +19,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
-from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, gathered, is_rows, without_autocast
+from gnnaccel.pyg_backend.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
 # cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
@@ -78,7 +78,10 @@ def compiled(graph: Graph, expression: Expression) -> tuple[Program, list[Tensor
         if isinstance(node, Apply):
             steps = [a for a in node.args if isinstance(a, (Leaf, Apply))]
             inner = len(steps[0].features) if steps else len(node.features)
-            return Step(node.function, tuple(read(arg, inner) for arg in node.args), node.kwargs)
+            first, rest = (node.args[:1], node.args[1:]) if node.function in LINEAR else (node.args, ())
+            args = [read(arg, inner) for arg in first]
+            args += [slot(arg, "c") if isinstance(arg, Tensor) else arg for arg in rest]
+            return Step(node.function, tuple(args), node.kwargs)
         return node
 
     root = read(expression, len(expression.features))

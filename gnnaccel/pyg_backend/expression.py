@@ -72,6 +72,9 @@ class Apply:
 
 Expression = Leaf | Apply
 
+# Functions of one row after the other and of constants: a weight may have as many rows as there are edges.
+LINEAR = frozenset((torch.nn.functional.linear, torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__))
+
 
 def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.ops._features import broadcast
 from gnnaccel.pyg_backend import blocks
-from gnnaccel.pyg_backend.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, reshaped
+from gnnaccel.pyg_backend.expression import LINEAR, NARROW, Apply, Expression, Leaf, clean, detached, is_rows, reshaped
 from gnnaccel.pyg_backend.lazy import METADATA, RULES, Lazy, Trip, lift
 
 _TENSORS = (Tensor, torch.nn.Parameter)
@@ -310,6 +310,8 @@ def _linear(func, x, weight, *bias):
         return NotImplemented
     width = weight.shape[0] if func is F.linear else weight.shape[-1]
     if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
+        return NotImplemented
+    if func not in LINEAR:  # blocks take its constants for constants
         return NotImplemented
     return _make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
 

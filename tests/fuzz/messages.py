@@ -314,9 +314,12 @@ def _run(layer, seed, width, arguments, grad, mode):
         seen.append(out.detach())
         kept = _tensors(layer.kept)
         flags += [t.requires_grad for t in (out, *kept)]
+        # Each by itself: an `out` that is a view made under no_grad says that it needs a gradient, and hands none on.
+        terms = [t.sum() for t in kept if t.requires_grad]
         if out.requires_grad:
-            weights = torch.linspace(-1, 2, out.numel()).view_as(out)
-            sum([(out * weights).sum(), *(t.sum() for t in kept if t.requires_grad)]).backward()
+            terms.append((out * torch.linspace(-1, 2, out.numel()).view_as(out)).sum())
+        if terms:
+            sum(terms).backward()
         with torch.no_grad():
             x.mul_(0.5)  # what was kept is of before
         seen += [t.detach() + 0 for t in kept]
