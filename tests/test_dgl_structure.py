@@ -251,3 +251,24 @@ def test_mini_batches_leave_nothing_behind():
         if i % 100 == 99:
             counts.append(alive())
     assert counts[0] == counts[1] == counts[2]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+@pytest.mark.parametrize(
+    ("indptr", "indices", "ids"),
+    [
+        ([0, 1, 2, 3], [1, -1, 0], []),
+        ([0, 1, 2, 3], [1, 3, 0], []),
+        ([0, 1, 2, 3], [1, 2, 0], [0, 1, 2**32 + 2]),
+        ([0, 5, 2, 3], [1, 2, 0], []),
+    ],
+    ids=["negative", "beyond", "edge id", "offsets"],
+)
+def test_arrays_that_point_out_of_themselves(form, indptr, indices, ids):
+    """DGL takes them, and reads or writes where they point."""
+    import gnnaccel
+
+    arrays = (torch.tensor(values, dtype=torch.int64) for values in (indptr, indices, ids))
+    g = dgl.graph((form, tuple(arrays)), num_nodes=3)
+    with pytest.raises(ValueError, match="graph:|Graph:"):
+        gnnaccel.as_graph(g)

@@ -190,8 +190,8 @@ def test_int32_attributes(conv, options):
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_weights_with_a_row_for_each_edge(nodes, sizes):
     """Four heads and four edges: a linear map inside message() has a weight of [4, D], which is none of the edges."""
-    index = torch.tensor([[0, 0, 1, 1], [0, 1, 0, nodes - 1]])
-    plain = convs.FeaStConv(5, 3, heads=4, add_self_loops=False).double()
-    x = torch.randn(nodes, 5, dtype=torch.float64, requires_grad=True)
+    index = torch.tensor([[0, 0, 1, 1], [nodes - 1, 0, 1, 0]])  # not in the order of the nonzeros
+    plain = convs.FeaStConv(33, 8, heads=4, add_self_loops=False).double()
+    x = torch.randn(nodes, 33, dtype=torch.float64, requires_grad=True)
     want = run(plain, (x, index))
     assert_same(run(pyg_backend.accelerate(copy.deepcopy(plain)), (x, index)), want, 1e-9)

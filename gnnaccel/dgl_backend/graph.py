@@ -8,8 +8,10 @@ itself keeps out of pickles and clears on legacy mutations.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from gnnaccel.dgl_backend import bridge
+from gnnaccel.graph import build
 from gnnaccel.graph.structure import Graph
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
@@ -60,11 +62,9 @@ def _build_on(gidx, device: torch.device) -> Graph:
 
     if "csc" in created or "csr" in created:
         by_destination = "csc" in created
-        _, num_cols, indptr, *rest = gidx.adjacency_matrix_tensors(0, by_destination, "csr")
-        indices, edge_ids = (copy(t) if t.numel() else None for t in rest)
-        if indices is None:
-            indices = torch.empty(0, dtype=index, device=device)
-        graph = Graph(copy(indptr), indices, edge_ids, num_cols)
+        num_cols, indptr, indices, edge_ids = _csr(gidx, by_destination)
+        indices = copy(indices) if indices.numel() else torch.empty(0, dtype=index, device=device)
+        graph = Graph(copy(indptr), indices, None if edge_ids is None else copy(edge_ids), num_cols)
         if not by_destination:
             return graph.transposed
         graph.no_empty_rows = bool((indptr.diff() > 0).all())  # here, where nobody waits for a GPU
@@ -74,8 +74,22 @@ def _build_on(gidx, device: torch.device) -> Graph:
 
 
 def _from_csr(gidx, by_destination: bool) -> Graph:
+    num_cols, *arrays = _csr(gidx, by_destination)
+    return Graph(*arrays, num_cols)
+
+
+def _csr(gidx, by_destination: bool) -> tuple[int, Tensor, Tensor, Tensor | None]:
+    """(num_cols, indptr, indices, edge_ids or None) of an index in host memory.
+
+    Raises ValueError for what points out of them: DGL takes any arrays in `dgl.graph(("csr", ...))`.
+    """
     _, num_cols, indptr, indices, edge_ids = gidx.adjacency_matrix_tensors(0, by_destination, "csr")
-    return Graph(indptr, indices, edge_ids if edge_ids.numel() else None, num_cols)
+    build.check_offsets("dgl graph: indptr", indptr, indices.numel())
+    build.check_range("indices", indices, num_cols, "num_cols")
+    if not edge_ids.numel():
+        return num_cols, indptr, indices, None
+    build.check_range("edge_ids", edge_ids, indices.numel(), "nnz")
+    return num_cols, indptr, indices, edge_ids
 
 
 def all_rows(gidx, norm_by: str) -> Graph:
