@@ -74,8 +74,8 @@ def _build_on(gidx, device: torch.device) -> Graph:
 
 
 def _from_csr(gidx, by_destination: bool) -> Graph:
-    num_cols, *arrays = _csr(gidx, by_destination)
-    return Graph(*arrays, num_cols)
+    num_cols, indptr, indices, edge_ids = _csr(gidx, by_destination)
+    return Graph(indptr, indices, edge_ids, num_cols)
 
 
 def _csr(gidx, by_destination: bool) -> tuple[int, Tensor, Tensor, Tensor | None]:
