@@ -50,9 +50,9 @@ def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "s
     Notes
     -----
     nnz * k entries are read, and 16-bit ones added up in float32. The gradient of x is a CBSR tensor of the same places
-    (SSpMM). Deterministic, but for that gradient on CUDA: atomics add it up, unless
-    torch.use_deterministic_algorithms is on or a source of a graph that lasts has more than 65,536 edges. The gradient of the weight is an `sddmm` of the dense tensor.
-    On CUDA D is at most 4096, of float64 2048. Source: MaxK-GNN (Peng et al., ASPLOS 2024).
+    (SSpMM). Deterministic, but for that gradient on CUDA: atomics add it up, unless torch.use_deterministic_algorithms
+    is on or a source of a graph that lasts has more than 65,536 edges. The gradient of the weight is an `sddmm` of the
+    dense tensor. On CUDA D is at most 4096, of float64 2048. Source: MaxK-GNN (Peng et al., ASPLOS 2024).
 
     Examples
     --------

@@ -75,14 +75,14 @@ def spmm(
 
     Notes
     -----
-    fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different
-    dtypes meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the winners (max,
-    min): a winner gets the gradient times its own other factor, whatever that is, and all others get 0, also where a
-    factor of theirs is infinite. NaN wins, as in torch. Of a graph that lasts, gradients of sources are added up in
-    float64 there if one has more than 65,536 edges, else one after the other, as by torch's index_add. Deterministic, but for the gradient of x of max and min on
-    CUDA: atomics add it up, unless torch.use_deterministic_algorithms is on; and a CUDA graph's sums change once in the
-    last bits when it earns its work list (see `gnnaccel.prepare`), not so in that mode. Source: HP-SpMM (Fan et al.)
-    for the balance over edges.
+    fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different dtypes
+    meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the winners (max, min): a
+    winner gets the gradient times its own other factor, whatever that is, and all others get 0, also where a factor of
+    theirs is infinite. NaN wins, as in torch. Of a graph that lasts, gradients of sources are added up in float64 there
+    if one has more than 65,536 edges, else one after the other, as by torch's index_add. Deterministic, but for the
+    gradient of x of max and min on CUDA: atomics add it up, unless torch.use_deterministic_algorithms is on; and a CUDA
+    graph's sums change once in the last bits when it earns its work list (see `gnnaccel.prepare`), not so in that mode.
+    Source: HP-SpMM (Fan et al.) for the balance over edges.
 
     Examples
     --------
