@@ -18,7 +18,8 @@ def inverse(y: Tensor) -> tuple[Tensor, Tensor]:
         are subnormal numbers. Then those beyond the inverse root of their like, 1e30 of float32, lose digits.
     """
     info = torch.finfo(y.dtype)
-    least = y.detach().abs().amin() if y.numel() else y.new_ones(())
+    size = y.detach().abs()
+    least = torch.where(size == 0, 1.0, size).amin() if y.numel() else y.new_ones(())
     scale = torch.where(least < info.tiny, 2 / info.eps, 1.0).to(y.dtype)
     return _reciprocal(y * scale), scale
 
