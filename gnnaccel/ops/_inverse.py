@@ -8,18 +8,20 @@ from torch import Tensor
 from gnnaccel import _operators
 
 
-def inverse(y: Tensor) -> tuple[Tensor, Tensor]:
-    """(inverses [like y], scale []): x / y is (x * inverses) * scale, for every y that is not 0.
+def inverse(y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(inverses [like y], scale [] or None for 1): x / y is (x * inverses) * scale, for every y that is not 0.
 
     Parameters
     ----------
     y : Tensor
         float32, float64 or bfloat16. The scale, a power of two, is not 1 where an inverse would overflow: where there
-        are subnormal numbers. Then those beyond the inverse root of their like, 1e30 of float32, lose digits.
+        are subnormal numbers. Then the large ones, beyond 1e30 in float32, lose digits.
     """
     info = torch.finfo(y.dtype)
     size = y.detach().abs()
-    least = torch.where(size == 0, 1.0, size).amin() if y.numel() else y.new_ones(())
+    if not y.numel() or (_operators.plain((y,), (0,), ("cpu",)) and size.amin() >= info.tiny):  # nobody waits for it
+        return _reciprocal(y), None
+    least = torch.where(size == 0, 1.0, size).amin()
     scale = torch.where(least < info.tiny, 2 / info.eps, 1.0).to(y.dtype)
     return _reciprocal(y * scale), scale
 

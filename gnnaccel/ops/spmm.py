@@ -155,7 +155,7 @@ def _quotients(graph: Graph, x: Tensor, weight: Tensor, reduce: str, empty_value
     inverses, scale = inverse(weight)
     results = spmm(graph, x, inverses, "mul", reduce, **options)
     out, *winners = results if isinstance(results, tuple) else (results,)
-    out = out * scale
+    out = out if scale is None else out * scale
     if empty_value:
         empty = (graph.indptr.diff() == 0).view(-1, *[1] * (out.dim() - 1))
         out = torch.where(empty, empty_value, out)
@@ -440,10 +440,10 @@ def _backward_extremes(ctx, grad):
     return grad_lhs, grad_rhs
 
 
-_INPUTS = f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value)"
+_INPUTS = f"{_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value"
 spmm_op = _operators.register(
     "spmm",
-    _INPUTS + " -> Tensor",
+    f"({_INPUTS}) -> Tensor",
     _spmm_impl,
     _spmm_fake,
     structure=_arrays.COUNT,
@@ -452,7 +452,7 @@ spmm_op = _operators.register(
 )
 _extremes_op = _operators.register(
     "spmm_extremes",
-    _INPUTS[:-1] + ", bool hub) -> (Tensor, Tensor, Tensor)",
+    f"({_INPUTS}, bool hub) -> (Tensor, Tensor, Tensor)",
     _extremes_impl,
     _extremes_fake,
     structure=_arrays.COUNT,

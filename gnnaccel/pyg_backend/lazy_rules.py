@@ -311,8 +311,6 @@ def _linear(func, x, weight, *bias):
     width = weight.shape[0] if func is F.linear else weight.shape[-1]
     if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
         return NotImplemented
-    if func not in LINEAR:  # blocks take its constants for constants
-        return NotImplemented
     return _make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
 
 
@@ -365,8 +363,7 @@ def _rules() -> dict:
     put(_getitem, "__getitem__", holders=(Tensor,))
     put(_parts, "split", "chunk", "tensor_split")
     put(_cat, "cat", "concat", holders=(torch,))
-    put(_linear, "linear", holders=(F, torch._C._nn))
-    put(_linear, "matmul", "__matmul__", "mm")
+    rules.update(dict.fromkeys(LINEAR, _linear))
     put(_new, "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", holders=(Tensor,))
     return rules
 
