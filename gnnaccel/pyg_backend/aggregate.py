@@ -23,7 +23,7 @@ def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, 
     if not _may_view(module):
         if isinstance(messages, Lazy):
             messages = messages.rows(f"{type(module).__name__} needs every message", always=True)
-        return module(messages, wide(index), ptr=ptr, dim_size=dim_size, dim=dim)
+        return module(messages, wide(index), ptr=wide(ptr), dim_size=dim_size, dim=dim)
     return _view(module)(messages, index, ptr=ptr, dim_size=dim_size, dim=dim)
 
 
@@ -81,4 +81,4 @@ def _part(part: aggr.Aggregation) -> Any:
 def _reduce(self, x, index=None, ptr=None, dim_size=None, dim=-2, reduce="sum"):
     call = current.call
     out = None if call is None else call.reduce(x, index, dim_size, reduce, dim)
-    return aggr.Aggregation.reduce(self, x, wide(index), ptr, dim_size, dim, reduce) if out is None else out
+    return aggr.Aggregation.reduce(self, x, wide(index), wide(ptr), dim_size, dim, reduce) if out is None else out

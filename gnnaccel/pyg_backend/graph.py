@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import has_cuda_kernels
@@ -98,7 +99,7 @@ def from_sparse(adj) -> Graph:
 def _from_csr(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
     """Graph from a framework's CSR arrays: copies, with indices of half the bytes where they fit."""
     if indices.dtype == torch.int64 and max(indptr.numel(), indices.numel(), num_cols) < 2**31:
-        Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)  # raises on numbers that would not fit
+        build.check_csr(indptr, indices, None, num_cols)  # before they are narrowed
         indptr, indices = indptr.to(torch.int32), indices.to(torch.int32)
         return Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)
     return Graph.from_csr(indptr, indices, num_cols=num_cols)

@@ -64,7 +64,8 @@ def memoised(original: Callable) -> Callable:
 
 
 def wide(index):
-    """The index in int64, for code of PyG's: torch's own scatters have wrong gradients for int32 on the CPU."""
+    """Indices or offsets in int64, for code of PyG's: torch's scatters have wrong gradients for int32 on the CPU, and
+    torch_scatter takes none."""
     return index.long() if isinstance(index, Tensor) and index.dtype == torch.int32 else index
 
 
@@ -179,7 +180,7 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
                 return (src - lift(src.trip, "v", top)).exp()
             src = src.rows() if isinstance(src, Lazy) else src
             return ops.edge_softmax(graph, src)
-    return utils.softmax(src, wide(index), ptr, num_nodes, dim)
+    return utils.softmax(src, wide(index), wide(ptr), num_nodes, dim)
 
 
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
