@@ -26,12 +26,13 @@ from timing import clocks_under_load, error_of, provenance, sample, save_table, 
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import groups, tune
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.planning import tune
+from gnnaccel.schedule import groups
+from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
 
 GRAPHS = ("pubmed-like", "arxiv-like", "arxiv-like:sorted", "artist-like", "blogcatalog-like", "amazon0505-like",
           "amazon0505-like:sorted", "yeast-like", "proteins-like", "reddit-like", "products-like")  # fmt: skip

@@ -24,9 +24,9 @@ from torch import Tensor
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import worklist
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Plan
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule import worklist
+from gnnaccel.schedule.worklist import Arrangement, Plan
 
 GRAPHS = ("pubmed-like", "arxiv-like", "arxiv-like:sorted", "artist-like", "amazon0505-like:sorted", "yeast-like",
           "reddit-like")  # fmt: skip

@@ -30,10 +30,10 @@ from groups import Cell
 from timing import clocks_under_load, provenance, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel.graph.groups import Setting
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import reuse
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import SLICES, THREADS
+from gnnaccel.schedule.groups import Setting
+from gnnaccel.schedule.worklist import SLICES, THREADS
 
 GRAPHS = ("amazon0505-like", "artist-like", "blogcatalog-like")  # of the paper's third type
 COLUMNS = ("study", "graph", "model", "parameter", "value", "ms", "relative", "note")

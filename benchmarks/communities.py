@@ -25,7 +25,7 @@ import torch
 from timing import left_out, provenance, save_table, shown
 
 from gnnaccel.graph import reorder
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 GRAPHS = ("pubmed-like", "arxiv-like", "amazon0505-like", "products-like")
 COLUMNS = ("graph", "nodes", "edges", "device", "threads", "order_s", "peak_mib", "reads_given", "reads_order",

@@ -17,7 +17,7 @@ from timing import error_of, provenance, save_table, shown
 
 from gnnaccel import ops
 from gnnaccel._library import isa
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 COLUMNS = ("nodes", "edges", "width", "k", "threads", "isa", "maxk_ms", "topk_ms", "dense_forward_ms", "forward_ms",
            "dense_backward_ms", "backward_ms", "both_vs_dense", "with_maxk_vs_dense")  # fmt: skip

@@ -26,7 +26,7 @@ import torch
 from timing import provenance, save_table, shown
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 GRAPHS = ("arxiv-like", "amazon0505-like", "blogcatalog-like")
 SLICES = (32, 64, 128)

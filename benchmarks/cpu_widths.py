@@ -20,7 +20,7 @@ from timing import error_of, provenance, sample, save_table, shown
 
 from gnnaccel import ops
 from gnnaccel._library import isa
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 SHAPES = ("1", "2", "3", "4", "5", "7", "8", "16", "40", "41", "47", "48", "121", "4x3", "4x4", "8x7", "8x8", "2x41")

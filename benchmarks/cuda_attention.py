@@ -26,7 +26,7 @@ from torch.nn.functional import leaky_relu
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 GRAPHS = ("arxiv-like:sorted", "arxiv-like", "amazon0505-like:sorted", "artist-like", "yeast-like",

@@ -32,7 +32,7 @@ from torch import Tensor
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 GRAPHS = ("pubmed-like", "arxiv-like", "arxiv-like:sorted", "artist-like", "blogcatalog-like", "amazon0505-like",

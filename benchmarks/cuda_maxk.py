@@ -20,7 +20,7 @@ from timing import error_of, provenance, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.expand import collect, expand
 from gnnaccel.ops.maxk import _maxk_op

@@ -19,7 +19,7 @@ import torch
 from timing import error_of, peer_ms, provenance, sample, time_ms
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 SMALL = ("pubmed-like", "arxiv-like", "artist-like", "amazon0505-like", "yeast-like")

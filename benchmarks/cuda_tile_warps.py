@@ -17,7 +17,7 @@ from timing import provenance, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.translate import MAX_TEAM, Tiles
+from gnnaccel.tiles.translate import MAX_TEAM, Tiles
 
 GRAPHS = ("blocks:4", "blocks:8", "blocks:32", "blocks:8:25", "blocks:8:25:65536", *SORTED)
 TEAMS = (1, 2, 4, 8)

@@ -26,9 +26,9 @@ from timing import peer_ms, provenance, relative_error, save_table, shown, time_
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import translate
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
+from gnnaccel.tiles.translate import translate
 
 BLOCKS = (
     *(f"blocks:{k}" for k in (1, 2, 4, 8, 16, 32)),

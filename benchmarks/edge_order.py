@@ -23,7 +23,7 @@ from timing import clocks_under_load, provenance, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
 
 GRAPHS = ("arxiv-like", "amazon0505-like", "yeast-like", "proteins-like", "reddit-like", "products-like")

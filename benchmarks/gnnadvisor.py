@@ -27,13 +27,13 @@ from timing import clocks_under_load, error_of, provenance, sample, save_table, 
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import rules
-from gnnaccel.graph.groups import Setting
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import lanes_of
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.schedule import rules
+from gnnaccel.schedule.groups import Setting
+from gnnaccel.schedule.worklist import lanes_of
 
 COLUMNS = ("graph", "nodes", "edges", "width", "authors_ms", "authors", "groups_ms", "groups", "auto_ms",
            "authors_vs_groups", "authors_vs_auto", "authors_error", "rel_error")  # fmt: skip

@@ -28,13 +28,13 @@ from kernel_summary import recorded
 from timing import clocks_under_load, error_of, provenance, sample, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel.graph import groups
-from gnnaccel.graph.groups import Setting, Size
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Kernel, Plan
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.schedule import groups
+from gnnaccel.schedule.groups import Setting, Size
+from gnnaccel.schedule.worklist import Kernel, Plan
 
 COLUMNS = ("graph", "nodes", "edges", "width", "rule_ms", "rule", "rows_ms", "groups_ms", "best", "formula_ms",
            "formula", "evolved_ms", "evolved_tries", "recorded_ms", "recorded_kernel", "rows_vs_rule",

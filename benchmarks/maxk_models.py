@@ -43,7 +43,7 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 SETTINGS = {  # features, classes; layers as in the paper's Table 3
     "reddit-like": (602, 41, 4),

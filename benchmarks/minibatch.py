@@ -16,7 +16,7 @@ from timing import error_of
 from torch import Tensor
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 
 @dataclass

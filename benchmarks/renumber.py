@@ -26,7 +26,7 @@ from timing import error_of, provenance, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 GRAPHS = ("arxiv-like", "amazon0505-like", "proteins-like", "reddit-like")
 COLUMNS = ("graph", "nodes", "edges", "device", "width", "given_ms", "rows_ms", "moved_ms", "planted_ms",

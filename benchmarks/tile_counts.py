@@ -18,8 +18,8 @@ import torch
 from timing import provenance, save_table, shown
 
 from gnnaccel import data
-from gnnaccel.graph.properties import properties
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
+from gnnaccel.planning.properties import properties
 
 GRAPHS = ("cora", "citeseer", "pubmed", "artist-like", "blogcatalog-like", "amazon0505-like", "amazon0505-like:sorted",
           "yeast-like", "arxiv-like", "arxiv-like:sorted")  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 HEAD_START = 300_000  # GPU cycles per call that the host gets to queue it, about 0.15 ms
 

@@ -16,7 +16,8 @@
 namespace gnnaccel {
 namespace cuda {
 
-// The rows of a graph in the order in which they are to be worked on, long ones in pieces: gnnaccel/graph/worklist.py.
+// The rows of a graph in the order in which they are to be worked on, long ones in pieces
+// (gnnaccel/schedule/worklist.py).
 enum class Wish : int { rows = 0, balanced = 1, groups = 2 };
 
 // Elements of the graph's index_type; null items: no list, rows are taken as they come.

@@ -6,7 +6,7 @@
 // them. The rest (max and min without a list, edge features, other broadcasts) goes to spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
-// up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/graph/rules.py:
+// up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/schedule/rules.py:
 // plan_of, by rule; tune.py, measured) may also send its sums and means to spmm_balanced, or be a list for spmm_groups.
 #include <algorithm>
 

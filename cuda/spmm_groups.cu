@@ -6,7 +6,7 @@
 // order. A row that goes on in the next block leaves a part in the workspace there and here; a second kernel adds
 // these. Nothing is zero-filled, and the bits are the same on every run.
 //
-// Which block a group falls into is settled when the list is made (gnnaccel/graph/worklist.py), as the parts are
+// Which block a group falls into is settled when the list is made (gnnaccel/schedule/worklist.py), as the parts are
 // numbered by it.
 #include "spmm_list.cuh"
 

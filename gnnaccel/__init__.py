@@ -10,7 +10,7 @@ import importlib
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Graph": "gnnaccel.graph.structure",
+    "Graph": "gnnaccel.graph.csr",
     "as_graph": "gnnaccel.hosts",
     "prepare": "gnnaccel.hosts",
     "renumber": "gnnaccel.hosts",

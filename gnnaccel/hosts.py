@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel import maxk_models
-from gnnaccel.graph import prepare as _prepare
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
 from gnnaccel.graph.renumber import renumber as _renumber
-from gnnaccel.graph.structure import Graph
+from gnnaccel.planning import prepare as _prepare
 
 
 def _from_package(obj: Any, package: str) -> bool:

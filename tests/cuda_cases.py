@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gnnaccel import _library, ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 EMULATED = os.environ.get("GNNACCEL_EMULATE")

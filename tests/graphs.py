@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import torch
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 
 def _random(rng, num_rows, num_cols, nnz):

@@ -2,7 +2,7 @@
 
 import torch
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 
 def hostile(rows: int, num_feats: int, dtype=torch.float32, device="cpu") -> torch.Tensor:

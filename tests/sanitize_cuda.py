@@ -9,11 +9,11 @@ import torch
 import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops
-from gnnaccel.graph import work
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import Tiles
-from gnnaccel.graph.worklist import LANES, Arrangement, Kernel, Plan
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
+from gnnaccel.schedule import work
+from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
+from gnnaccel.tiles.translate import Tiles
 
 
 def build(degrees, num_cols: int, index: torch.dtype) -> Graph:

@@ -10,12 +10,14 @@ import torch
 import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops
-from gnnaccel.graph import reorder, tune, worklist
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph import reorder
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
 from gnnaccel.ops._arrays import split
+from gnnaccel.planning import tune
+from gnnaccel.schedule import worklist
 
-pipeline = importlib.import_module("gnnaccel.graph.prepare")  # the package has a function of that name
+pipeline = importlib.import_module("gnnaccel.planning.prepare")  # the package has a function of that name
 INDEX = [torch.int32, torch.int64]
 SHAPES = [((16,), None), ((33,), ()), ((2, 8), (2,)), ((5,), (5,)), ((3, 1), (1, 4)), ((2, 3), (1, 3))]
 # Empty rows at both ends, rows that are summed in pieces, and one whose pieces run in parallel.

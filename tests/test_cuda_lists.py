@@ -11,11 +11,11 @@ from cuda_cases import DEVICE, DTYPES, EMULATED, EXTREMES, INDEX, assert_close, 
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import worklist
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order, reference
 from gnnaccel.ops._arrays import Arrays
+from gnnaccel.schedule import worklist
+from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
 
 SPMM = importlib.import_module("gnnaccel.ops.spmm")  # the module, not the function of that name
 KERNELS = [None, *Arrangement]
@@ -444,7 +444,7 @@ def test_lists_built_in_inference_mode_serve_training():
 def test_checkpointing_while_a_list_is_earned(monkeypatch):
     torch.use_deterministic_algorithms(False)
     for uses in range(8):
-        monkeypatch.setattr("gnnaccel.graph.work._LASTING_USES", uses)
+        monkeypatch.setattr("gnnaccel.schedule.work._LASTING_USES", uses)
         graph = build([3, 2, 40, 5], 4)
         out = leaf = rand(4, 16).requires_grad_()
         for _ in range(4):

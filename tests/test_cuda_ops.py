@@ -11,7 +11,7 @@ import torch
 from cuda_cases import DEVICE, DTYPES, INDEX, WIDTHS, assert_close, build, check, check_sddmm, check_spmm, mixed, rand
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -8,7 +8,7 @@ from cuda_cases import DEVICE, DTYPES, assert_close, build, rand
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -9,10 +9,10 @@ from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, ran
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import gate
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import Tiles, translate
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
+from gnnaccel.tiles import gate
+from gnnaccel.tiles.translate import Tiles, translate
 
 GRAPHS = {
     "mixed": mixed,

@@ -6,9 +6,9 @@ from cuda_cases import DEVICE, EMULATED, build, rand
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import tune
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import LANES, Kernel
+from gnnaccel.graph.csr import Graph
+from gnnaccel.planning import tune
+from gnnaccel.schedule.worklist import LANES, Kernel
 
 if EMULATED:
     pytest.skip("nothing to measure without a GPU", allow_module_level=True)

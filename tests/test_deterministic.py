@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gnnaccel import dgl_backend, ops, pyg_backend, report
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES, REDUCES
 

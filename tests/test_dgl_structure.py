@@ -198,7 +198,7 @@ def test_the_structure_is_built_once():
     prepared = dgl_backend.to_graph(g)
     g.ndata["h"] = rand(40, 2)
     g.update_all(fn.copy_u("h", "m"), fn.sum("m", "o"))
-    assert dgl_backend.graph.structure(g._graph.get_relation_graph(0)) is prepared
+    assert dgl_backend.structure.structure(g._graph.get_relation_graph(0)) is prepared
 
 
 def test_degrees_and_reverses_are_remembered_but_not_shared():
@@ -235,7 +235,7 @@ def test_structures_die_with_their_graph():
 
 
 def test_mini_batches_leave_nothing_behind():
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
     def alive():
         gc.collect()

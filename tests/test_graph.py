@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnnaccel
 from gnnaccel import _library, ops
-from gnnaccel.graph.advice import advise
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
+from gnnaccel.planning.advice import advise
 
 INT_MAX = 2**31 - 1
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from gnnaccel.graph import groups, rules, worklist
-from gnnaccel.graph.groups import Setting, Size
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule import groups, rules, worklist
+from gnnaccel.schedule.groups import Setting, Size
+from gnnaccel.schedule.worklist import Arrangement, Kernel
 
 
 def graph_of(degrees) -> Graph:

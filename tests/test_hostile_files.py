@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from gnnaccel import data
 from gnnaccel.cli.app import app
-from gnnaccel.graph import files, orders, plans
-from gnnaccel.graph.disk import Stale
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph import files, store
+from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.store import Stale
+from gnnaccel.planning import plans
 
 DAMAGED = 60  # files of each kind
 
@@ -183,10 +184,10 @@ def test_commands_say_one_line(command, name, tmp_path):
 def kept(tmp_path):
     """A graph, and for orders and plans of it on disk: the file, the function that reads it."""
     graph = Graph.from_coo([0, 1, 2, 2], [1, 2, 0, 1])
-    orders.save(graph, "rcm", torch.tensor([2, 0, 1]), tmp_path)
+    store.save_order(graph, "rcm", torch.tensor([2, 0, 1]), tmp_path)
     plans.save(graph, [], tmp_path)
     return {
-        "order": (orders.path_of(graph, "rcm", tmp_path), lambda: orders.load(graph, "rcm", tmp_path)),
+        "order": (store.order_path(graph, "rcm", tmp_path), lambda: store.load_order(graph, "rcm", tmp_path)),
         "plans": (plans.path_of(graph, tmp_path), lambda: plans.load(graph, tmp_path)),
     }
 

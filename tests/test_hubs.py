@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
 
 EDGES, FEW = 4_000_000, 16  # of the hub; nodes at the other end of its edges

@@ -8,7 +8,7 @@ import scipy.io
 import scipy.sparse as sp
 import torch
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 SOURCES, DESTINATIONS = np.array([0, 2, 1, 2, 4]), np.array([1, 1, 0, 3, 2])
 NODES = 6  # the last has no edges

@@ -10,7 +10,7 @@ from maxk_cases import graph_of, hostile, places_of
 import gnnaccel
 from gnnaccel import nn as gnn
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops.expand import collect, expand, places_dtype
 

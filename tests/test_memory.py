@@ -18,7 +18,7 @@ dgl = pytest.importorskip("dgl")
 nn = pytest.importorskip("torch_geometric").nn
 from torch_geometric.utils import subgraph  # noqa: E402
 
-from gnnaccel.dgl_backend.graph import structure  # noqa: E402
+from gnnaccel.dgl_backend.structure import structure  # noqa: E402
 
 NODES, EDGES, WIDTH = 150, 30_000, 64
 MESSAGES = EDGES * WIDTH * 4  # bytes of one float32 message per edge

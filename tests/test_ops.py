@@ -10,7 +10,7 @@ import torch
 from oracle import assert_close, check, rand
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracle import assert_close, check, rand
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 QUICK = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel import _operators, ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of
 
 STRICT = {"test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"}

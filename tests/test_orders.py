@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.graph import disk, orders, reorder
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph import reorder, store
+from gnnaccel.graph.csr import Graph
 
 
 def graph(seed=0) -> Graph:
@@ -27,13 +27,13 @@ ORDER = torch.randperm(3000)
 @pytest.mark.parametrize("order", [ORDER, None])
 def test_what_is_saved_is_found(tmp_path, order):
     folder = tmp_path / "deep" / "er"
-    path = orders.save(graph(), "communities", order, folder)
+    path = store.save_order(graph(), "communities", order, folder)
     assert list(folder.iterdir()) == [path]
-    found = orders.load(graph(), "communities", folder)
+    found = store.load_order(graph(), "communities", folder)
     assert found is None if order is None else torch.equal(found, order)
     for other, method in ((graph(1), "communities"), (graph(), "rcm")):
         with pytest.raises(FileNotFoundError):
-            orders.load(other, method, folder)
+            store.load_order(other, method, folder)
 
 
 def resaved(path, **changes):
@@ -45,7 +45,7 @@ def resaved(path, **changes):
 
 def signed(order):
     """About an order of `graph()` that is no order."""
-    return lambda old: np.array(orders._about(graph(), "communities", order))
+    return lambda old: np.array(store._about(graph(), "communities", order))
 
 
 ONES = np.ones(3000, np.int32)
@@ -66,21 +66,21 @@ DAMAGES = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_what_does_not_fit_is_told_apart(tmp_path, name):
     damage, reason = DAMAGES[name]
-    damage(orders.save(graph(), "communities", ORDER, tmp_path))
-    with pytest.raises(disk.Stale, match=reason):
-        orders.load(graph(), "communities", tmp_path)
+    damage(store.save_order(graph(), "communities", ORDER, tmp_path))
+    with pytest.raises(store.Stale, match=reason):
+        store.load_order(graph(), "communities", tmp_path)
 
 
 def test_no_damage_is_fatal(tmp_path):
     """Whatever bit of a file is another one, it is of no use, or it is what it was."""
     few = Graph.from_coo(torch.arange(40), torch.arange(40).flip(0), num_rows=40, num_cols=40)
     order = torch.randperm(40)
-    path = orders.save(few, "degree", order, tmp_path)
+    path = store.save_order(few, "degree", order, tmp_path)
     good = path.read_bytes()
     for i in range(len(good)):
         path.write_bytes(good[:i] + bytes([good[i] ^ (1 << i % 8)]) + good[i + 1 :])
-        with contextlib.suppress(disk.Stale):
-            assert torch.equal(orders.load(few, "degree", tmp_path), order)
+        with contextlib.suppress(store.Stale):
+            assert torch.equal(store.load_order(few, "degree", tmp_path), order)
 
 
 def test_prepare_looks_once(tmp_path, monkeypatch):
@@ -105,4 +105,4 @@ def test_an_order_that_is_there_is_kept_too(tmp_path):
     one = graph()
     one.prepare_work(reorder_rows="degree")
     one.prepare_work(reorder_rows="degree", folder=tmp_path)
-    assert torch.equal(orders.load(graph(), "degree", tmp_path), one.work.order)
+    assert torch.equal(store.load_order(graph(), "degree", tmp_path), one.work.order)

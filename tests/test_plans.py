@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.graph import disk, plans, tune, worklist
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.tune import Tuned
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+from gnnaccel.graph import hashing, store
+from gnnaccel.graph.csr import Graph
+from gnnaccel.planning import plans, tune
+from gnnaccel.planning.tune import Tuned
+from gnnaccel.schedule import worklist
+from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
 
 
 def graph(shift=0, nnz=500) -> Graph:
@@ -57,14 +59,14 @@ def test_other_graphs_have_other_files(tmp_path, other):
 
 def test_fingerprints_see_order_and_every_entry():
     one = graph()
-    seen = {disk.fingerprint(one)}
+    seen = {hashing.fingerprint(one)}
     for place in (0, 250, 499):
         indices = one.indices.clone()
         indices[place] = (indices[place] + 1) % 50
-        seen.add(disk.fingerprint(Graph(one.indptr, indices, None, 50)))
-    seen.add(disk.fingerprint(Graph(one.indptr, one.indices.flip(0), None, 50)))
+        seen.add(hashing.fingerprint(Graph(one.indptr, indices, None, 50)))
+    seen.add(hashing.fingerprint(Graph(one.indptr, one.indices.flip(0), None, 50)))
     assert len(seen) == 5
-    assert disk.fingerprint(Graph(one.indptr.long(), one.indices.long(), None, 50)) == disk.fingerprint(one)
+    assert hashing.fingerprint(Graph(one.indptr.long(), one.indices.long(), None, 50)) == hashing.fingerprint(one)
 
 
 def sign(content):
@@ -114,7 +116,7 @@ def test_what_does_not_fit_is_told_apart(tmp_path, name):
     path = plans.save(graph(), TUNED, tmp_path)
     text = path.read_text()
     path.write_text(damage(text, json.loads(text)["content"]))
-    with pytest.raises(disk.Stale, match=reason):
+    with pytest.raises(store.Stale, match=reason):
         plans.load(graph(), tmp_path)
     plans.save(graph(), TUNED, tmp_path)
     assert plans.load(graph(), tmp_path) == TUNED
@@ -122,7 +124,7 @@ def test_what_does_not_fit_is_told_apart(tmp_path, name):
 
 def test_what_cannot_be_read_is_of_no_use(tmp_path):
     plans.path_of(graph(), tmp_path).mkdir()
-    with pytest.raises(disk.Stale, match="IsADirectoryError"):
+    with pytest.raises(store.Stale, match="IsADirectoryError"):
         plans.load(graph(), tmp_path)
 
 

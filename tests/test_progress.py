@@ -8,8 +8,8 @@ import logging
 import pytest
 import torch
 
-from gnnaccel.graph import louvain, progress
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph import community, progress
+from gnnaccel.graph.csr import Graph
 
 
 class Terminal(io.StringIO):
@@ -67,6 +67,6 @@ def test_communities_say_where_they_are(monkeypatch, caplog):
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
     rows, cols = torch.randint(300, (2, 3000), generator=torch.Generator().manual_seed(0))
     with caplog.at_level(logging.INFO, logger="gnnaccel"):
-        louvain.communities(Graph.from_coo(rows, cols, num_rows=300, num_cols=300))
+        community.communities(Graph.from_coo(rows, cols, num_rows=300, num_cols=300))
     assert "level 1, 300 nodes, pass 1 of at most 5, 0%" in caplog.records[0].message
     assert "nnz=3000" in caplog.records[0].message

@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_translate import GRAPHS
 
-from gnnaccel.graph.properties import SHAPES, properties
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
+from gnnaccel.planning.properties import SHAPES, properties
 
 
 @pytest.mark.parametrize("name", [name for name in GRAPHS if name != "large ids"])

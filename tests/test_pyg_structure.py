@@ -15,7 +15,7 @@ from torch_geometric.nn.conv import MessagePassing
 import gnnaccel
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 
 def sparse(layout):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 
 def valid(graph):

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.graph import worklist
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, reference
+from gnnaccel.schedule import worklist
 
 CASES = ["sum", "mean", "scaled"]
 

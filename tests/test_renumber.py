@@ -11,8 +11,8 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 import gnnaccel
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import reuse
-from gnnaccel.graph.structure import Graph
 
 METHODS = ["communities", "rcm", "degree"]
 

@@ -6,8 +6,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from gnnaccel.graph import louvain, network, reorder
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph import community, network, reorder
+from gnnaccel.graph.csr import Graph
 
 GROUP = 40  # nodes of a planted community
 
@@ -69,11 +69,11 @@ def test_any_graph(case, device):
     order = reorder.row_order(graph, least_gain=None)
     assert order.device == graph.device
     assert is_permutation(order, graph.num_rows)
-    label = louvain.communities(graph)
+    label = community.communities(graph)
     assert label.shape == (num_nodes(graph),)
     assert torch.equal(label.unique().cpu(), torch.arange(int(label.max()) + 1 if label.numel() else 0))
     assert torch.equal(order, reorder.row_order(CASES[case]().to(device), least_gain=None))
-    assert torch.equal(label, louvain.communities(CASES[case]().to(device)))
+    assert torch.equal(label, community.communities(CASES[case]().to(device)))
 
 
 def test_devices_agree(device):
@@ -85,17 +85,17 @@ def test_devices_agree(device):
 
 @pytest.mark.parametrize("kind", [{}, {"directed": True}, {"rectangular": True}], ids=str)
 def test_finds_planted_communities(kind, device):
-    graph, community = planted(num_nodes=6000, degree=16, **kind)
-    graph, community = graph.to(device), community.to(device)
-    given, best = (1 - reorder.reuse(graph, o) for o in (None, community.argsort(stable=True)))
+    graph, home = planted(num_nodes=6000, degree=16, **kind)
+    graph, home = graph.to(device), home.to(device)
+    given, best = (1 - reorder.reuse(graph, o) for o in (None, home.argsort(stable=True)))
     order = reorder.row_order(graph)
     assert order is not None
     found = 1 - reorder.reuse(graph, order)
     assert found < best + 0.1 * (given - best)
     if not kind:
         rows = torch.repeat_interleave(torch.arange(graph.num_rows, device=device), graph.indptr.diff())
-        inside = community[rows] == community[graph.indices.long()]
-        label = louvain.communities(graph)
+        inside = home[rows] == home[graph.indices.long()]
+        label = community.communities(graph)
         kept = label[rows] == label[graph.indices.long()]
         assert kept[inside].float().mean() > 0.95
         assert kept[~inside].float().mean() < 0.25
@@ -138,17 +138,17 @@ def test_orders_by_degree_and_refusals(device):
 
 def test_max_size_bounds_communities(device):
     graph = Graph.from_coo(*np.nonzero(np.random.default_rng(0).random((1200, 1200)) < 0.05)).to(device)
-    sizes = [int(louvain.communities(graph, max_size=m).bincount().max()) for m in (16, 100, 100_000)]
+    sizes = [int(community.communities(graph, max_size=m).bincount().max()) for m in (16, 100, 100_000)]
     assert sizes[0] < 40
     assert sizes[0] <= sizes[1] < 200 < sizes[2]
-    for call in (louvain.communities, reorder.row_order):
+    for call in (community.communities, reorder.row_order):
         with pytest.raises(ValueError, match="max_size"):
             call(planted(num_nodes=20_000)[0], max_size=0)
 
 
 def test_keeps_an_order_that_is_good_already(device):
-    graph, community = planted(num_nodes=6000, inside=1.0)
-    place = network.inverse(community.argsort(stable=True))
+    graph, home = planted(num_nodes=6000, inside=1.0)
+    place = network.inverse(home.argsort(stable=True))
     rows = torch.repeat_interleave(place, graph.indptr.diff())
     ordered = Graph.from_coo(rows, place[graph.indices.long()], num_rows=6000, num_cols=6000).to(device)
     assert reorder.row_order(graph.to(device)) is not None
@@ -203,7 +203,7 @@ def test_reuse(device):
 def test_pairs_do_not_swap_for_ever(device):
     """Both nodes of a pair, moved at once, would take each other's label."""
     a, b = np.random.default_rng(0).permutation(20_000).reshape(2, -1)
-    label = louvain.communities(Graph.from_coo(np.append(a, b), np.append(b, a)).to(device)).cpu()
+    label = community.communities(Graph.from_coo(np.append(a, b), np.append(b, a)).to(device)).cpu()
     assert torch.equal(label[a], label[b])
     assert label.max() == 9_999
 
@@ -251,13 +251,13 @@ def assert_same_hierarchy(found, wanted):
 def test_nodes_and_chunks_give_the_same_bits(case, monkeypatch):
     monkeypatch.setattr(network, "_CHUNK_EDGES", 1000)
     graph = CASES[case]()
-    by_nodes, first = louvain.hierarchy(graph, 64), network.network_of(graph)[0]
+    by_nodes, first = community.hierarchy(graph, 64), network.network_of(graph)[0]
     for name, other in BY_CHUNKS.items():
         monkeypatch.setattr(network, name, getattr(network, other))
     again = network.network_of(graph)[0]
     assert torch.equal(first.strength, again.strength)
     assert torch.equal(dense_of(first), dense_of(again))
-    assert_same_hierarchy(by_nodes, louvain.hierarchy(graph, 64))
+    assert_same_hierarchy(by_nodes, community.hierarchy(graph, 64))
 
 
 @pytest.mark.parametrize("kind", ["directed", "rectangular"])
@@ -267,10 +267,10 @@ def test_threads_give_the_same_bits(kind, monkeypatch):
     found = []
     for threads in (1, 3, 4):
         torch.set_num_threads(threads)
-        found.append(louvain.hierarchy(graph, 64))
+        found.append(community.hierarchy(graph, 64))
     for name, other in BY_CHUNKS.items():
         monkeypatch.setattr(network, name, getattr(network, other))
-    wanted = louvain.hierarchy(graph, 64)
+    wanted = community.hierarchy(graph, 64)
     for each in found:
         assert_same_hierarchy(each, wanted)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 VALUES = torch.tensor([0.0, -0.0, 1.5, -2.0, 0.25, torch.inf, -torch.inf, torch.nan])
 MESSAGES = {

@@ -6,10 +6,10 @@ import torch
 from test_attention import random_graph
 
 from gnnaccel import _library, ops
-from gnnaccel.graph import gate
-from gnnaccel.graph.gate import reuse as estimated_reuse
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import translate
+from gnnaccel.graph.csr import Graph
+from gnnaccel.tiles import gate
+from gnnaccel.tiles.gate import reuse as estimated_reuse
+from gnnaccel.tiles.translate import translate
 
 CUDA = torch.cuda.is_available() and _library.has_cuda_kernels()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no CUDA GPU here"))]

@@ -8,9 +8,10 @@ import pickle
 import pytest
 import torch
 
-from gnnaccel.graph import reorder, rules, worklist
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import PIECE_RUN, Arrangement, Kernel, Plan
+from gnnaccel.graph import reorder
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule import rules, worklist
+from gnnaccel.schedule.worklist import PIECE_RUN, Arrangement, Kernel, Plan
 
 DEGREES = {
     "empty": [],

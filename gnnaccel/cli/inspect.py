@@ -16,13 +16,13 @@ from torch import Tensor
 
 from gnnaccel import data
 from gnnaccel.cli.output import console, number
-from gnnaccel.graph.advice import Advice, advise
 from gnnaccel.graph.build import rows_of
-from gnnaccel.graph.gate import PAYS_EDGES, PAYS_FROM
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import inverse
-from gnnaccel.graph.properties import Properties, properties
 from gnnaccel.graph.reorder import reuse_of_windows
-from gnnaccel.graph.structure import Graph
+from gnnaccel.planning.advice import Advice, advise
+from gnnaccel.planning.properties import Properties, properties
+from gnnaccel.tiles.gate import PAYS_EDGES, PAYS_FROM
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:

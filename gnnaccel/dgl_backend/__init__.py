@@ -17,9 +17,9 @@ _INHERITED = object()  # in place of what was there: the holder had it from a ba
 def __getattr__(name: str):
     # Late, as it needs the binary: DGL must be importable, and its sampling right, without.
     if name in ("forget", "to_graph"):
-        from gnnaccel.dgl_backend import graph
+        from gnnaccel.dgl_backend import structure
 
-        return getattr(graph, name)
+        return getattr(structure, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -45,7 +45,7 @@ def enable() -> None:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GraphConv
 
-    from gnnaccel.dgl_backend import bridge, graph, hetero, nn, ops, our_kernels, torch_kernels
+    from gnnaccel.dgl_backend import bridge, hetero, nn, ops, our_kernels, structure, torch_kernels
 
     guard_sampling()
     kernels = os.environ.get(KERNELS, "")
@@ -85,11 +85,11 @@ def enable() -> None:
             _replace(layer, "forward", forward(layer.forward))
     for name in ("zerocopy_to_dgl_ndarray", "zerocopy_to_dlpack"):  # they hand on addresses
         _replace(dgl.backend, name, _of_dense(getattr(dgl.backend, name)))
-    memoised = {"get_relation_graph": graph.relation_graph, "reverse": graph.reversed_index}
+    memoised = {"get_relation_graph": structure.relation_graph, "reverse": structure.reversed_index}
     for name, function in memoised.items():
         _replace(HeteroGraphIndex, name, _method(function, getattr(HeteroGraphIndex, name)))
     for name in ("in_degrees", "out_degrees"):
-        _replace(dgl.DGLGraph, name, graph.degrees(getattr(dgl.DGLGraph, name), name))
+        _replace(dgl.DGLGraph, name, structure.degrees(getattr(dgl.DGLGraph, name), name))
     for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
         _replace(core, name, _counted(getattr(core, name), what))
 

@@ -4,7 +4,7 @@ DGL's C++ keeps a graph's structure in host memory. Here an index (or an array o
 the device it is said to be on as an attribute, `_DEVICE`. Every call into C++ passes through a `_Carrier`: what goes in
 is in host memory, and what comes out carries the device of what went in, as in DGL all arguments and results of a call
 share a device. Arrays change sides where DGL's torch backend converts tensors. Node and edge features are plain CUDA
-tensors; message passing runs on our kernels, on a copy of the structure that lives on the index (graph.py).
+tensors; message passing runs on our kernels, on a copy of the structure that lives on the index (structure.py).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _copy_to(_original):
             return self
         copy = _twin(self)
         if target.type == "cuda":
-            from gnnaccel.dgl_backend.graph import structure
+            from gnnaccel.dgl_backend.structure import structure
 
             setattr(copy, _DEVICE, target)
             for etype in range(copy.number_of_etypes()):  # now, as DGL does: a loader's thread copies ahead
@@ -167,7 +167,7 @@ def _record_stream(original):
     def record_stream(self, stream):
         if device_of(self) is None:
             return original(self, stream)
-        from gnnaccel.dgl_backend.graph import structure
+        from gnnaccel.dgl_backend.structure import structure
 
         for etype in range(self.number_of_etypes()):
             for tensor in structure(self.get_relation_graph(etype)).arrays():

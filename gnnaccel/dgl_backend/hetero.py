@@ -10,7 +10,7 @@ import torch
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
-from gnnaccel.dgl_backend.graph import all_rows, structure
+from gnnaccel.dgl_backend.structure import all_rows, structure
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES
 

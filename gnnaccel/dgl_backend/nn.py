@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gnnaccel import ops, report
-from gnnaccel.dgl_backend.graph import every_row_has_edges, norm, structure
 from gnnaccel.dgl_backend.ops import unsupported
+from gnnaccel.dgl_backend.structure import every_row_has_edges, norm, structure
 from gnnaccel.modules import is_watched
 
 

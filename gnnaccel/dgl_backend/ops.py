@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import bridge, our_kernels
-from gnnaccel.dgl_backend.graph import structure
+from gnnaccel.dgl_backend.structure import structure
 from gnnaccel.ops import CBSR, has_cuda_kernels
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES, REDUCES

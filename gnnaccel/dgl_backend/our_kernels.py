@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.edge_softmax import edge_softmax_op

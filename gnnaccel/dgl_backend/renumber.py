@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dgl
 
-from gnnaccel.dgl_backend.graph import to_graph
+from gnnaccel.dgl_backend.structure import to_graph
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
 from gnnaccel.graph.renumber import renumber as of_graph
 

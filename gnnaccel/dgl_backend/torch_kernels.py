@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 

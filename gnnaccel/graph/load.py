@@ -14,7 +14,7 @@ import numpy as np
 from gnnaccel.graph import files
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 _LISTS = (".txt", ".tsv", ".csv", ".edges", ".el")
 _ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices", "shape"))  # what archives name their edges
@@ -68,7 +68,7 @@ def _integers(name: str, array: np.ndarray, count: int) -> list[int]:
 
 
 def _of_scipy(found: dict[str, np.ndarray]) -> Graph:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
     form = found["format"].tolist() if "format" in found else "csr"
     if form not in (b"csr", "csr"):
@@ -86,7 +86,7 @@ def _expect_room(nodes: int) -> None:
 
 
 def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
     ends = [np.asarray(end) for end in (sources, destinations)]
     if any(end.dtype.kind not in "iu" for end in ends):
@@ -100,7 +100,7 @@ def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
 
 def _matrix_market(path: Path) -> Graph:
     """Not by SciPy, whose reader crashes on some damaged files (1.17). Repeated entries are one, as in its matrices."""
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
     with _opened(path) as file:
         lines = files.text_lines(file)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.graph.hashing import mixed
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 LEAST_CHUNKS = 4  # the nodes of one chunk move at once, knowing nothing of each other's moves
 _DOWN, _UP = 1, 2  # cpp/kernels.h: Moves
@@ -77,14 +78,6 @@ def inverse(order: Tensor) -> Tensor:
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(order.numel(), device=order.device)
     return ranks
-
-
-def mixed(x: Tensor) -> Tensor:
-    """A hash of int64 values (multiply and fold twice; products wrap around)."""
-    for factor, shift in ((-7046029254386353131, 32), (-4658895280553007687, 29)):
-        x = (x + 1) * factor
-        x = x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))
-    return x
 
 
 def chunks(indptr: Tensor, least: int) -> Iterator[tuple[int, int, int, int]]:

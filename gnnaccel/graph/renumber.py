@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import build, modes
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import inverse
 from gnnaccel.graph.reorder import ORDERS, order_by
-from gnnaccel.graph.structure import Graph
 
 
 @dataclass(frozen=True, eq=False)

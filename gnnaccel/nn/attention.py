@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import METHODS
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
+from gnnaccel.tiles.translate import METHODS
 
 
 class GATConv(nn.Module):

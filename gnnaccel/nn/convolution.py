@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import METHODS
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops.cbsr import CBSR
+from gnnaccel.tiles.translate import METHODS
 
 
 class GCNConv(nn.Module):

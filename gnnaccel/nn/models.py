@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.nn.convolution import GCNConv, GINConv, SAGEConv
 from gnnaccel.nn.maxk import MaxK
 

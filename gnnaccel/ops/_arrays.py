@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel.graph import worklist
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule import worklist
 
 SCHEMA = (
     "Tensor indptr, Tensor? indices, Tensor? edge_ids, Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, "

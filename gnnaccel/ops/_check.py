@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._features import broadcast
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import needs_grad
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._edge_factor import edge_factor
 from gnnaccel.ops.dot_attention import softmax_sum

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Arrays
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room

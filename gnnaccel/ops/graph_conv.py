@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops.cbsr import CBSR

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, scales_first
 
 _TENSORS = (Tensor, torch.nn.Parameter)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import METHODS
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._edge_order import by_id, pays, room
@@ -17,6 +16,7 @@ from gnnaccel.ops._features import aligned_heads, operand, reduce_to, result_fea
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
+from gnnaccel.tiles.translate import METHODS
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad
 from gnnaccel.ops.cbsr import CBSR

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph import worklist
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import METHODS
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops._edge_order import in_order, pays, room
@@ -20,6 +18,8 @@ from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
+from gnnaccel.schedule import worklist
+from gnnaccel.tiles.translate import METHODS
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")

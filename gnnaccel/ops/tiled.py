@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import KERNEL_SIZE, Tiles, description
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads, result_features, unpadded
+from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, description
 
 _DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 

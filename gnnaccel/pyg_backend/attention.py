@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.call import current

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex, Index
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend.expression import SIDES
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
 from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift

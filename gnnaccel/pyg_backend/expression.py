@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 NARROW = 16  # features per edge that are worth storing: attention heads, coordinates
 SIDES = {"u": "num_cols", "v": "num_rows"}

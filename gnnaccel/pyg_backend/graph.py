@@ -15,7 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
 
 _INDEX_DTYPES = (torch.int64, torch.int32)

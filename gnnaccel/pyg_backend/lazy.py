@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend.expression import (
     NARROW,
     Expression,

@@ -15,7 +15,7 @@ from gnnaccel import ops
 from gnnaccel.graph import modes
 from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.cache import derived
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops.tiled import serves_sum
 
 # PyG rounds the norms of 16-bit features to these, and its results with them.

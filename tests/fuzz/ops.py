@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuzz.draw import Draw
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
 _HUB_EDGES = 20_500  # more than any kernel keeps whole

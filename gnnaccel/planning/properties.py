@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import build
-from gnnaccel.graph.gate import PAYS_FROM
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
+from gnnaccel.tiles.gate import PAYS_FROM
 
 SHAPES = ((16, 8), (16, 16), (8, 8))  # of tiles: the first is what the kernel takes
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gnnaccel.graph.translate import KERNEL_SIZE, Tiles, translate
+from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, translate
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 # Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
 # about 30 epochs of two layers: docs/tensor-cores.md has the measurements.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnaccel.dgl_backend import bridge
 from gnnaccel.graph import build
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS = "gnnaccel.reverse", "gnnaccel.all_rows"

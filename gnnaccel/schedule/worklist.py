@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 # Nonzeros of a run of a piece: kPieceRun of cuda/kernels.h.
 PIECE_RUN = 16

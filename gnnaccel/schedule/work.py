@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import disk, network, orders, reorder, rules, worklist
-from gnnaccel.graph.worklist import Kernel, Ordered, Plan, WorkList
+from gnnaccel.graph import network, reorder, store
+from gnnaccel.schedule import rules, worklist
+from gnnaccel.schedule.worklist import Kernel, Ordered, Plan, WorkList
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -95,8 +96,8 @@ class Work:
         self.epoch += 1
         self.order_note = ""
         if method and self._method == method and folder is not None:
-            if not orders.path_of(graph, method, folder).exists():
-                orders.save(graph, method, self.order if self.order_name else None, folder)
+            if not store.order_path(graph, method, folder).exists():
+                store.save_order(graph, method, self.order if self.order_name else None, folder)
         elif method and self._method != method:
             before = self.order_name is not None
             same = like is not None and graph.num_rows == graph.num_cols and network.is_symmetric(graph)
@@ -152,15 +153,15 @@ class Work:
         """What `reorder.order_by` finds, or has found before and is in the folder."""
         if folder is not None:
             try:
-                found, self.order_note = orders.load(graph, method, folder), "from disk"
+                found, self.order_note = store.load_order(graph, method, folder), "from disk"
                 return found
             except FileNotFoundError:
                 pass
-            except disk.Stale as reason:
+            except store.Stale as reason:
                 self.order_note = f"that on disk is of no use: {reason}"
         order = reorder.order_by(graph, method)
         if folder is not None:
-            orders.save(graph, method, order, folder)
+            store.save_order(graph, method, order, folder)
         return order
 
     def _has_rows_of(self, graph: Graph, like: Graph) -> bool:

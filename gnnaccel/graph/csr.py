@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gnnaccel.graph import build, gate, load, modes, translate, worklist
-from gnnaccel.graph.work import Work
+from gnnaccel.graph import build, load, modes
+from gnnaccel.schedule import worklist
+from gnnaccel.schedule.work import Work
+from gnnaccel.tiles import gate, translate
 
 _HUB = 1 << 16  # edges of a source
 
@@ -258,7 +260,7 @@ class Graph:
 
         Notes
         -----
-        On the graph's device; synchronises once. What the arrays are: `gnnaccel.graph.translate.Tiles`.
+        On the graph's device; synchronises once. What the arrays are: `gnnaccel.tiles.translate.Tiles`.
         """
         return self.tiling.tiles(self, height, width)
 

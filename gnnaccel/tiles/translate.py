@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 
 KERNEL_SIZE = (16, 8)  # of the tiles that the CUDA kernels take: TileConfig of cuda/tiles.cuh

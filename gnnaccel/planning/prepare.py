@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.graph import disk, modes, plans, tune
+from gnnaccel.graph import modes, store
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.translate import KERNEL_SIZE, METHODS, Tiles
-from gnnaccel.graph.tune import Tuned
+from gnnaccel.planning import plans, tune
+from gnnaccel.planning.tune import Tuned
+from gnnaccel.tiles.translate import KERNEL_SIZE, METHODS, Tiles
 
 WIDTHS = (16, 32, 64, 128, 256)  # features that plans are measured for, unless the caller says
 _ORDERED = {"communities": "rows in communities", "rcm": "rows by reverse Cuthill-McKee", "degree": "rows by degree"}
@@ -69,7 +70,7 @@ def prepare(
     if mode == "measure" and not graph.indptr.is_cuda:
         raise ValueError(f"prepare: tune: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")
     rows = ("communities" if graph.nnz >= REPAID_EDGES else None) if reorder is True else reorder or None
-    folder = None if keep is False else disk.folder_of(keep)
+    folder = None if keep is False else store.folder_of(keep)
     steps, parts = ["structure"], [graph]
     if transposed:
         parts.append(graph.transposed)

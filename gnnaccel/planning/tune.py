@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.graph.groups import Setting, Size, by_formula, settings
-from gnnaccel.graph.groups import search as evolve
-from gnnaccel.graph.rules import groups_of
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule.groups import Setting, Size, by_formula, settings
+from gnnaccel.schedule.groups import search as evolve
+from gnnaccel.schedule.rules import groups_of
+from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
 
 MODES = ("model", "measure", "off")
 _PAYS = 0.97  # of the time of what is there: less is noise

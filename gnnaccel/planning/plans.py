@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 
 from gnnaccel import __version__
-from gnnaccel.graph import disk, files, network, tune
-from gnnaccel.graph.disk import Stale
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.tune import Tuned
-from gnnaccel.graph.worklist import SLICES, THREADS, Arrangement, Kernel, Plan
+from gnnaccel.graph import files, hashing, network, store
+from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.store import Stale
+from gnnaccel.planning import tune
+from gnnaccel.planning.tune import Tuned
+from gnnaccel.schedule.worklist import SLICES, THREADS, Arrangement, Kernel, Plan
 
 FORMAT = 2
 _LARGEST = 1 << 24  # bytes of a file
@@ -82,7 +83,7 @@ def _obtain(
 def path_of(graph: Graph, folder: Path) -> Path:
     """Where the plans of `graph` on its GPU, in the order that its rows have, are kept."""
     gpu = hashlib.sha256(_device(graph).encode()).hexdigest()[:8]
-    return folder / f"{disk.fingerprint(graph)}-{gpu}-{_order(graph)}.json"
+    return folder / f"{hashing.fingerprint(graph)}-{gpu}-{_order(graph)}.json"
 
 
 def _order(graph: Graph) -> str:
@@ -124,7 +125,7 @@ def save(graph: Graph, tuned: list[Tuned], folder: Path) -> Path:
     plans = [
         asdict(t) | {"plan": [t.plan.cap, t.plan.arrangement.name, t.plan.kernel.name, *t.plan[3:]]} for t in tuned
     ]
-    disk.write(path, (_signed(_about(graph) | {"plans": plans}) + "\n").encode())
+    store.write(path, (_signed(_about(graph) | {"plans": plans}) + "\n").encode())
     return path
 
 

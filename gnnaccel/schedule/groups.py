@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import GROUP_SIZES, SLICES, THREADS, Arrangement, Kernel, Plan
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule.worklist import GROUP_SIZES, SLICES, THREADS, Arrangement, Kernel, Plan
 
 _NUMBERS_OF_A_LANE = 4  # float32
 _ALPHA = 0.15, 0.3  # what the paper lets alpha be, the larger the more degrees deviate

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gnnaccel.graph import build, louvain, modes, reorder, rules, worklist
-from gnnaccel.graph.gate import PAYS_EDGES, PAYS_FROM, reuse
-from gnnaccel.graph.gate import pays as tiles_pay
-from gnnaccel.graph.structure import Graph
-from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
+from gnnaccel.graph import build, community, modes, reorder
+from gnnaccel.graph.csr import Graph
+from gnnaccel.schedule import rules, worklist
+from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
+from gnnaccel.tiles.gate import PAYS_EDGES, PAYS_FROM, reuse
+from gnnaccel.tiles.gate import pays as tiles_pay
 
 WIDTHS = (16, 64, 256)
 _READS = {
@@ -23,7 +24,7 @@ _READS = {
 
 @dataclass(frozen=True)
 class Communities:
-    """Groups of nodes with most of their edges inside (`louvain.communities`).
+    """Groups of nodes with most of their edges inside (`community.communities`).
 
     Attributes
     ----------
@@ -120,7 +121,7 @@ def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
     given = reorder.given_order(graph) is not None
     tiles = reuse(graph) if graph.nnz >= PAYS_EDGES else 0.0
     return Advice(
-        communities=_communities(graph, louvain.communities(graph)),
+        communities=_communities(graph, community.communities(graph)),
         order=order,
         reuse=reused,
         reuse_in_communities=in_communities,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gnnaccel.graph.worklist import GROUP_SIZES, HUB, LANES, THREADS, Arrangement, Kernel, Plan
+from gnnaccel.schedule.worklist import GROUP_SIZES, HUB, LANES, THREADS, Arrangement, Kernel, Plan
 
 if TYPE_CHECKING:
-    from gnnaccel.graph.structure import Graph
+    from gnnaccel.graph.csr import Graph
 
 _MIN_CAP, _LEAST_MAX_CAP, _MAX_CAP = 32, 256, 1024
 _LEAST_CAP = 64  # where most rows have as many: pieces of small graphs

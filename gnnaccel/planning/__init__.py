@@ -1,0 +1,1 @@
+"""What is done to a graph ahead of time, measured on it and said of it."""

@@ -1,0 +1,1 @@
+"""Tiles of a graph, by which tensor cores multiply, and whether they pay."""
