@@ -1,10 +1,10 @@
 """CUDA graphs with a DGL that was built for the CPU: the wheel on PyPI.
 
 DGL's C++ keeps a graph's structure in host memory. Here an index (or an array on its way into or out of C++) carries
-the device it is said to be on as an attribute, `_DEVICE`. Every call into C++ passes through a `_Carrier`: what goes in
-is in host memory, and what comes out carries the device of what went in, as in DGL all arguments and results of a call
-share a device. Arrays change sides where DGL's torch backend converts tensors. Node and edge features are plain CUDA
-tensors; message passing runs on our kernels, on a copy of the structure that lives on the index (structure.py).
+the device it is said to be on (device.py). Every call into C++ passes through a `_Carrier`: what goes in is in host
+memory, and what comes out carries the device of what went in, as in DGL all arguments and results of a call share a
+device. Arrays change sides where DGL's torch backend converts tensors. Node and edge features are plain CUDA tensors;
+message passing runs on our kernels, on a copy of the structure that lives on the index (structure.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import importlib
 import sys
 
 import torch
-from torch import Tensor
 
-_DEVICE = "_gnnaccel_device"
-_HOST, _EDGES = "gnnaccel.host", "gnnaccel.edges"
+from gnnaccel.dgl_backend.device import device_of, place, to_device, twin
+from gnnaccel.dgl_backend.structure import structure
+
+_EDGES = "gnnaccel.edges"
 _PINNED = (
     "gnnaccel: this DGL was built without CUDA, so its graphs cannot be pinned, nor sampled from by a GPU; leave the "
     "graph on the CPU and give dgl.dataloading.DataLoader device='cuda' without use_uva: it samples on the CPU and "
@@ -37,11 +38,6 @@ def needed() -> bool:
     return torch.cuda.device_count() > 0
 
 
-def device_of(thing) -> torch.device | None:
-    """The CUDA device that an index or array is said to be on; None for one that is where it is."""
-    return getattr(thing, "__dict__", {}).get(_DEVICE)
-
-
 def _placed(result, device: torch.device):
     """`result` of a call into C++, carrying `device`."""
     from dgl._ffi.function import Function
@@ -49,7 +45,7 @@ def _placed(result, device: torch.device):
     from dgl.ndarray import NDArray
 
     if isinstance(result, (NDArray, ObjectBase)):
-        setattr(result, _DEVICE, device)
+        place(result, device)
     elif isinstance(result, Function):  # several results, which it gives one by one
         return lambda *args: _placed(result(*args), device)
     return result
@@ -73,31 +69,6 @@ class _Carrier:
     def __call__(self, *args):
         device = _find(args)
         return self.function(*args) if device is None else _placed(self.function(*args), device)
-
-
-def host(gidx):
-    """The same index, said to be in host memory."""
-    if device_of(gidx) is None:
-        return gidx
-    found = gidx._cache.get(_HOST)
-    if found is None:
-        found = gidx._cache[_HOST] = _twin(gidx)
-    return found
-
-
-def _twin(gidx):
-    """An index of the same C++ structure that carries no device."""
-    calls = sys.modules["dgl.heterograph_index"]
-    allowed, with_formats = calls._CAPI_DGLHeteroGetAllowedFormats, calls._CAPI_DGLHeteroGetFormatGraph.function
-    formats = allowed(gidx)
-    return with_formats(gidx, [f for f in ("coo", "csr", "csc") if f in formats])
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from host memory, through pinned memory where it is long: the host does not wait."""
-    if tensor.numel() > 4096:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def _to_array(original):
@@ -151,11 +122,9 @@ def _copy_to(_original):
         target = dgl.backend.to_backend_ctx(ctx)
         if target == (device_of(self) or torch.device("cpu")):
             return self
-        copy = _twin(self)
+        copy = twin(self)
         if target.type == "cuda":
-            from gnnaccel.dgl_backend.structure import structure
-
-            setattr(copy, _DEVICE, target)
+            place(copy, target)
             for etype in range(copy.number_of_etypes()):  # now, as DGL does: a loader's thread copies ahead
                 structure(copy.get_relation_graph(etype))
         return copy
@@ -167,8 +136,6 @@ def _record_stream(original):
     def record_stream(self, stream):
         if device_of(self) is None:
             return original(self, stream)
-        from gnnaccel.dgl_backend.structure import structure
-
         for etype in range(self.number_of_etypes()):
             for tensor in structure(self.get_relation_graph(etype)).arrays():
                 tensor.record_stream(stream)
@@ -204,7 +171,7 @@ def _init_by_constructor(original):
         device = _find(args)
         original(self, getattr(constructor, "function", constructor), *args)
         if device is not None:
-            setattr(self, _DEVICE, device)
+            place(self, device)
 
     return init
 

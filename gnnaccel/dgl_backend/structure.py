@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.dgl_backend import bridge
+from gnnaccel.dgl_backend.device import device_of, host, to_device
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 
@@ -36,8 +36,8 @@ def _cell(gidx) -> list[Graph]:
 
 
 def _build(gidx) -> Graph:
-    if (device := bridge.device_of(gidx)) is not None:
-        return _build_on(bridge.host(gidx), device)
+    if (device := device_of(gidx)) is not None:
+        return _build_on(host(gidx), device)
     formats = gidx.formats()
     created, allowed = formats["created"], formats["created"] + formats["not created"]
     if "csc" in created or ("csc" in allowed and "csr" not in created):
@@ -58,7 +58,7 @@ def _build_on(gidx, device: torch.device) -> Graph:
     index = torch.int32 if max(sizes) < 2**31 else torch.int64
 
     def copy(tensor):
-        return bridge.to_device(tensor.to(index), device)
+        return to_device(tensor.to(index), device)
 
     if "csc" in created or "csr" in created:
         by_destination = "csc" in created
