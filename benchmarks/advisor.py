@@ -25,7 +25,7 @@ import torch
 from timing import clocks_under_load, error_of, provenance, sample, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
@@ -44,7 +44,7 @@ GROUPS_NNZ = 3_000_000  # up to which groups of neighbours are in the grid; beyo
 
 def grid(graph: Graph, row_bytes: int) -> list[Plan]:
     vectors = -(-row_bytes // 16)
-    known = list(Arrangement) if graph.work.order is not None else [Arrangement.LENGTH]
+    known = list(Arrangement) if schedule.of(graph).order is not None else [Arrangement.LENGTH]
 
     def slices(most: int) -> list[int]:
         return [lanes for lanes in (4, 8, 16, 32) if lanes <= most and lanes < 2 * vectors]
@@ -52,7 +52,7 @@ def grid(graph: Graph, row_bytes: int) -> list[Plan]:
     plans = [Plan(256, Arrangement.LENGTH, Kernel.BALANCED, lanes) for lanes in slices(32)]
     plans += [Plan(cap, a, Kernel.ROWS, lanes) for a in known for cap in CAPS for lanes in slices(16)]
     if graph.nnz <= GROUPS_NNZ:
-        arrangement = graph.work.plan(graph, row_bytes).arrangement
+        arrangement = schedule.of(graph).plan(graph, row_bytes).arrangement
         plans += sorted((s.plan(arrangement) for s in groups.settings(row_bytes // 4)), key=lambda p: p.workers)
     return plans
 
@@ -64,7 +64,7 @@ def best_of(graph: Graph, x, weight, budget_ms: float, each: bool) -> tuple[floa
     for plan in grid(graph, x.shape[1] * x.element_size()):
         key = plan.list_key
         if key not in works:
-            works = {key: graph.work.arranged(graph, plan)}
+            works = {key: schedule.of(graph).arranged(graph, plan)}
         work = works[key]._replace(plan=plan)
         given = arrays._replace(items=work.items, steps=work.steps, splits=work.splits, plan=plan.code)
         ms = time_ms(lambda given=given: spmm_op(*given, x, weight, "mul", "sum", 0.0), budget_ms, 3, 20)[0]
@@ -99,7 +99,7 @@ def measure(name: str, graph: Graph, width: int, reorder: bool, budget_ms: float
     part, rows, nonzeros = sample(graph)
     row["model_ms"] = time_ms(call, budget_ms)[0]
     row["best_ms"], row["best"] = best_of(graph, x, weight, budget_ms / 4, each)
-    if graph.tiles_serve():
+    if tiles.serve(graph):
         row["tiled_ms"] = time_ms(lambda: ops.tiled.spmm_tiled(graph, x, weight, False, tf32=False), budget_ms)[0]
         row["best_ms"], row["best"] = min((row["best_ms"], row["best"]), (row["tiled_ms"], "tiled"))
     torch.cuda.synchronize()

@@ -23,7 +23,7 @@ from timing import clocks_under_load, provenance, save_table, shown, time_ms
 from torch import Tensor
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import worklist
 from gnnaccel.schedule.worklist import Arrangement, Plan
@@ -97,10 +97,10 @@ OPS = {"bf16 sum": half_sum, "max": maximum, "sddmm": sddmm, "gat": gat, "dot at
 def give(graph: Graph, plan: Plan) -> None:
     """The lists of `plan` for rows of every size, both directions."""
     for part in (graph, graph.transposed):
-        arrangement = plan.arrangement if part.work.order is not None else Arrangement.LENGTH
-        work = worklist.build(part, plan._replace(arrangement=arrangement), part.work.order)
-        part.work.lists = dict.fromkeys(worklist.LANES, work)
-        part.work.groups = {}
+        arrangement = plan.arrangement if schedule.of(part).order is not None else Arrangement.LENGTH
+        work = worklist.build(part, plan._replace(arrangement=arrangement), schedule.of(part).order)
+        schedule.of(part).lists = dict.fromkeys(worklist.LANES, work)
+        schedule.of(part).groups = {}
 
 
 def measure(graph: Graph, name: str, width: int, budget_ms: float, each: bool) -> list[dict]:
@@ -109,15 +109,15 @@ def measure(graph: Graph, name: str, width: int, budget_ms: float, each: bool) -
     op, given = OPS[name](graph, width)
     ways = calls(name, op, given)
     parts = (graph, graph.transposed)
-    rule = [(part.work.lists, part.work.groups) for part in parts]
-    plan = graph.work.plan(graph, given[0].element_size() * width, sums=False)
+    rule = [(schedule.of(part).lists, schedule.of(part).groups) for part in parts]
+    plan = schedule.of(graph).plan(graph, given[0].element_size() * width, sums=False)
 
     def times() -> dict[str, float]:
         return {way: time_ms(made(), budget_ms, 3, 20)[0] for way, made in ways.items()}
 
     rule_ms = times()
     found: dict[str, dict[str, float]] = {way: {} for way in ways}
-    known = list(Arrangement) if graph.work.order is not None else [Arrangement.LENGTH]
+    known = list(Arrangement) if schedule.of(graph).order is not None else [Arrangement.LENGTH]
     for tried in (Plan(cap, arrangement) for arrangement in known for cap in CAPS):
         give(graph, tried)
         for way, ms in times().items():
@@ -125,7 +125,7 @@ def measure(graph: Graph, name: str, width: int, budget_ms: float, each: bool) -
             if each:
                 print(f"  {way} {tried.arrangement.name.lower()} cap {tried.cap}: {ms:.4g} ms")
     for part, (lists, groups) in zip(parts, rule, strict=True):
-        part.work.lists, part.work.groups = lists, groups
+        schedule.of(part).lists, schedule.of(part).groups = lists, groups
     rule_ms = {way: min(ms, rule_ms[way]) for way, ms in times().items()}
     rows = []
     for way, by_plan in found.items():

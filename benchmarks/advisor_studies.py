@@ -30,6 +30,7 @@ from groups import Cell
 from timing import clocks_under_load, provenance, save_table, shown, time_ms
 
 import gnnaccel
+from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import reuse
 from gnnaccel.schedule.groups import Setting
@@ -72,7 +73,7 @@ def blocks(given: Graph) -> Iterator[tuple]:
     cell = Cell(graph, 64)
     for value in (USUAL.lanes, USUAL.threads):
         plan = cell.groups(USUAL._replace(threads=value))
-        parts = graph.work.arranged(graph, plan).steps.numel()
+        parts = schedule.of(graph).arranged(graph, plan).steps.numel()
         yield (
             "sum",
             value // USUAL.lanes,
@@ -103,8 +104,8 @@ def renumbering(given: Graph) -> Iterator[tuple]:
         for order in (False, "communities"):
             graph = fresh(given)
             gnnaccel.prepare(graph, reorder=order)
-            distinct = 1 - reuse(graph, graph.work.order if order and graph.reordered else None)
-            note = f"{distinct:.0%} distinct" if graph.reordered or not order else "no order pays"
+            distinct = 1 - reuse(graph, schedule.of(graph).order if order and schedule.of(graph).reordered else None)
+            note = f"{distinct:.0%} distinct" if schedule.of(graph).reordered or not order else "no order pays"
             yield name, order or "as given", step_ms(graph, name, 512), note
 
 

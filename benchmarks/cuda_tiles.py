@@ -25,7 +25,7 @@ import torch
 from timing import peer_ms, provenance, relative_error, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.tiles.translate import translate
@@ -173,9 +173,9 @@ def main() -> None:
     for name in args.graphs:
         graph = make(name)
         gnnaccel.prepare(graph, reorder=False)
-        tiles = graph.tiles()
-        common = {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "reuse": tiles.reuse()}
-        common |= {"density": tiles.density, "translate_ms": translation_ms(graph)}
+        made = tiles.of(graph)
+        common = {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "reuse": made.reuse()}
+        common |= {"density": made.density, "translate_ms": translation_ms(graph)}
         for op, dtype, weighted, widths in CASES:
             if op not in args.ops or (weighted and args.unweighted):
                 continue

@@ -22,7 +22,7 @@ from advisor import load
 from timing import clocks_under_load, provenance, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
 
@@ -54,7 +54,7 @@ def calls(graph: Graph, heads: int, width: int) -> dict[str, Callable[[], object
 def measure(graph: Graph, heads: int, width: int, budget_ms: float) -> list[dict]:
     turned = graph.transposed
     plain = Graph(turned.indptr, turned.indices, None, turned.num_cols)
-    plain.work.lists, plain.work.groups = turned.work.lists, turned.work.groups
+    schedule.of(plain).lists, schedule.of(plain).groups = schedule.of(turned).lists, schedule.of(turned).groups
     most, rows = _edge_order.MOST_BYTES, []
     for (op, call), floor in zip(calls(turned, heads, width).items(), calls(plain, heads, width).values(), strict=True):
         row = dict(op=op, heads=heads, width=width)

@@ -26,7 +26,7 @@ from advisor import GRAPHS, load
 from timing import clocks_under_load, error_of, provenance, sample, save_table, shown, time_ms
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
@@ -89,8 +89,8 @@ def measure(authors, name: str, graph: Graph, width: int, budget_ms: float) -> d
     row["authors_ms"] = time_ms(theirs, budget_ms)[0]
 
     gnnaccel.prepare(graph, transposed=False)
-    arrangement = graph.work.plan(graph, 4 * width, sums=False).arrangement
-    work = graph.work.arranged(graph, rules.groups_of(graph, lanes_of(4 * width), arrangement))
+    arrangement = schedule.of(graph).plan(graph, 4 * width, sums=False).arrangement
+    work = schedule.of(graph).arranged(graph, rules.groups_of(graph, lanes_of(4 * width), arrangement))
     given = arrays_of(graph, False, listed=False)
     given = given._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
 

@@ -28,6 +28,7 @@ from kernel_summary import recorded
 from timing import clocks_under_load, error_of, provenance, sample, save_table, shown, time_ms
 
 import gnnaccel
+from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
@@ -58,13 +59,13 @@ class Cell:
         """A function that sums by `plan`."""
         key = plan.list_key
         if key not in self._works:
-            self._works = {key: self.graph.work.arranged(self.graph, plan)}
+            self._works = {key: schedule.of(self.graph).arranged(self.graph, plan)}
         work = self._works[key]
         given = self._arrays._replace(items=work.items, steps=work.steps, splits=work.splits, plan=plan.code)
         return lambda: spmm_op(*given, self.x, self.weight, "mul", "sum", 0.0)
 
     def rule(self) -> Plan:
-        return self.graph.work.plan(self.graph, 4 * self.width)
+        return schedule.of(self.graph).plan(self.graph, 4 * self.width)
 
     def groups(self, setting: Setting) -> Plan:
         return setting.plan(self.rule().arrangement)
@@ -83,7 +84,7 @@ def shown_plan(plan: Plan) -> str:
 def measure(name: str, graph: Graph, width: int, budget_ms: float) -> tuple[dict, dict[Setting, float]]:
     gnnaccel.prepare(graph, transposed=False, tune="model")
     cell = Cell(graph, width)
-    rule, rows_plan = cell.rule(), graph.work.plan(graph, 4 * width, sums=False)
+    rule, rows_plan = cell.rule(), schedule.of(graph).plan(graph, 4 * width, sums=False)
     # Settings of one list after another.
     space = sorted(groups.settings(width), key=lambda s: (s.group_size, s.threads // s.lanes))
     times = {s: time_ms(cell.call(cell.groups(s)), budget_ms, 3, 20)[0] for s in space}

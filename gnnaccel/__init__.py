@@ -19,7 +19,7 @@ _WHERE = {
     "install": "gnnaccel.switch",
     "uninstall": "gnnaccel.switch",
 }
-_MODULES = ("nn", "ops", "report")
+_MODULES = ("nn", "ops", "report", "tiles")
 
 __all__ = [
     "Graph",
@@ -33,6 +33,7 @@ __all__ = [
     "prepare",
     "renumber",
     "report",
+    "tiles",
     "uninstall",
 ]
 
@@ -52,13 +53,9 @@ def __dir__():
 
 def load_ipython_extension(ipython) -> None:
     """``%load_ext gnnaccel``: the same as `install` in the notebook's process."""
-    from gnnaccel.switch import install
-
-    install()
+    __getattr__("install")()
 
 
 def unload_ipython_extension(ipython) -> None:
     """``%unload_ext gnnaccel``: the same as `uninstall`."""
-    from gnnaccel.switch import uninstall
-
-    uninstall()
+    __getattr__("uninstall")()

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
+_calls: dict[str, Callable] = {}  # what `register` returned, by the op's name
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size})
 
@@ -190,4 +191,11 @@ def register(
             return direct(args)
         return impl(*args)
 
+    _calls[name] = call
     return call
+
+
+def named(name: str) -> Callable:
+    """What `register` returned for op gnnaccel::`name`, asked for when it is called: ops that are each other's
+    derivatives find each other so, whichever module comes first."""
+    return _calls[name]

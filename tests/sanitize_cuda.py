@@ -8,7 +8,7 @@ import torch
 
 import gnnaccel
 from gnnaccel import _library as lib
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
 from gnnaccel.schedule import work
@@ -101,7 +101,7 @@ def main() -> None:
             gnnaccel.prepare(graph)
             for one, lanes in itertools.product((graph, graph.transposed), LANES) if "groups" in lists else ():
                 plan = Plan(9, Arrangement.LENGTH, Kernel.GROUPS, min(lanes, 32), 128)
-                one.work.adopt(16 * lanes, one.work.arranged(one, plan))
+                schedule.of(one).adopt(16 * lanes, schedule.of(one).arranged(one, plan))
         for graph in (build([3, 300, 0, 40], 12, torch.int32), small):
             run_kept(graph)
         run(short, (128,), torch.float32)

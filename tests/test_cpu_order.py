@@ -9,7 +9,7 @@ import torch
 
 import gnnaccel
 from gnnaccel import _library as lib
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order
@@ -38,8 +38,9 @@ def in_order(one: Graph) -> Graph:
     """`one` with its rows, and those of its transposed, in an order of chance."""
     generator = torch.Generator().manual_seed(1)
     for part in (one, one.transposed):
-        part.work.order, part.work.order_name = torch.randperm(part.num_rows, generator=generator), "chance"
-        part.work.adopt_order(part, dict.fromkeys(worklist.LANES, True))
+        work = schedule.of(part)
+        work.order, work.order_name = torch.randperm(part.num_rows, generator=generator), "chance"
+        work.adopt_order(part, dict.fromkeys(worklist.LANES, True))
     return one
 
 
@@ -140,14 +141,14 @@ def test_prepare(method, monkeypatch):
     x = torch.randn(one.num_cols, 8)
     want = ops.spmm(one, x)
     done = gnnaccel.prepare(one, reorder=method)
-    assert one.reordered and one.work.ordered is not None and one.transposed.work.ordered is not None
+    assert schedule.of(one).reordered and all(schedule.ordered(part) is not None for part in (one, one.transposed))
     assert done.steps[2].startswith("rows ") and done.steps[3].startswith("measured: this order is faster with 16 ")
-    assert done.workspace_bytes >= sum(t.numel() * t.element_size() for t in one.work.ordered[:3])
+    assert done.workspace_bytes >= sum(t.numel() * t.element_size() for t in schedule.ordered(one)[:3])
     assert torch.equal(ops.spmm(one, x), want)
-    rows = one.work.ordered.rows.long()
-    assert torch.equal(rows, one.work.order) and not torch.equal(rows, torch.arange(rows.numel()))
+    rows = schedule.ordered(one).rows.long()
+    assert torch.equal(rows, schedule.of(one).order) and not torch.equal(rows, torch.arange(rows.numel()))
     gnnaccel.prepare(one, reorder="degree")  # another one takes its place
-    assert torch.equal(one.work.ordered.rows.long(), reorder.order_by(one, "degree"))
+    assert torch.equal(schedule.ordered(one).rows.long(), reorder.order_by(one, "degree"))
     assert torch.equal(ops.spmm(one, x), want)
 
 
@@ -157,9 +158,9 @@ def test_nothing_is_kept_that_serves_nothing(monkeypatch):
     plain = gnnaccel.prepare(planted())
     done = gnnaccel.prepare(one, reorder="degree", num_feats=(16,))
     assert done.steps[-1] == "measured: this order is no faster"
-    orders = [part.work.order for part in (one, one.transposed)]
+    orders = [schedule.of(part).order for part in (one, one.transposed)]
     assert done.workspace_bytes == plain.workspace_bytes + sum(o.numel() * o.element_size() for o in orders)
-    assert one.work.ordered is None and one.work_list(64) is None
+    assert schedule.ordered(one) is None and schedule.work_list(one, 64) is None
 
 
 def test_no_time_left(monkeypatch):
@@ -169,9 +170,10 @@ def test_no_time_left(monkeypatch):
     one = graph()
     step = gnnaccel.prepare(one, reorder="degree", num_feats=(16, 64)).steps[-1]
     assert step == "measured: this order is faster with 16 features, not timed with 64"
-    assert one.work_list(4 * 16) is not None and one.work_list(4 * 64) is None
+    assert schedule.work_list(one, 4 * 16) is not None and schedule.work_list(one, 4 * 64) is None
     step = gnnaccel.prepare(one, reorder="degree", num_feats=(16, 64)).steps[-1]
-    assert step == "measured: this order is faster with 16 64 features" and one.work_list(4 * 64) is one.work.ordered
+    assert step == "measured: this order is faster with 16 64 features"
+    assert schedule.work_list(one, 4 * 64) is schedule.ordered(one)
 
 
 def test_no_memory_to_time(monkeypatch):
@@ -182,7 +184,7 @@ def test_no_memory_to_time(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tune.torch, "zeros", refused)
         step = gnnaccel.prepare(one, reorder="degree", num_feats=(16,)).steps[-1]
-    assert step == "measured: this order is no faster, not timed with 16" and one.work_list(4 * 16) is None
+    assert step == "measured: this order is no faster, not timed with 16" and schedule.work_list(one, 4 * 16) is None
 
 
 @pytest.mark.parametrize("turned", [True, False])
@@ -197,10 +199,10 @@ def test_an_order_of_one_direction_alone(turned, monkeypatch):
     one = Graph.from_coo(*pair, num_rows=nodes, num_cols=nodes)
     done = gnnaccel.prepare(one, reorder="communities", num_feats=(16,))
     parts = [one, one.transposed]
-    found = [part.work.order is not None for part in parts]
+    found = [schedule.of(part).order is not None for part in parts]
     assert found.count(True) == 1, "the graph is not what it is meant to be"
     for part, order in zip(parts, found, strict=True):
-        assert (part.work_list(4 * 16) is not None) == order and bool(part.work.faster) == order
+        assert (schedule.work_list(part, 4 * 16) is not None) == order and bool(schedule.of(part).faster) == order
     said = ["this order is faster with 16 features" if order else "as given" for order in found]
     assert done.steps[-1] == f"measured: {said[0]}; transposed: {said[1]}"
     x = torch.randn(nodes, 16, requires_grad=True)
@@ -220,12 +222,12 @@ def test_whatever_torchs_defaults_are(default, monkeypatch):
         torch.set_default_device(None)
         torch.set_default_dtype(dtype)
     assert done.steps[-1] == "measured: this order is faster with 16 features"
-    assert one.work_list(4 * 16) is one.work.ordered
+    assert schedule.work_list(one, 4 * 16) is schedule.ordered(one)
 
 
 def test_few_edges_stay_as_given():
     one = graph()
-    assert "not repaid" in gnnaccel.prepare(one, reorder=True).steps[-1] and one.work.ordered is None
+    assert "not repaid" in gnnaccel.prepare(one, reorder=True).steps[-1] and schedule.ordered(one) is None
 
 
 def test_measuring_decides_by_features(monkeypatch):
@@ -238,7 +240,7 @@ def test_measuring_decides_by_features(monkeypatch):
         (arrays, (x, *_)) = split(args)
         now += 1.0 if arrays.items is None else 2.0 if x.shape[1] == 64 else 0.5
 
-    monkeypatch.setattr(importlib.import_module("gnnaccel.ops.spmm"), "spmm_op", timed)
+    monkeypatch.setattr(tune, "spmm_op", timed)
     monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
     monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e6)
     done = gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64))
@@ -246,8 +248,8 @@ def test_measuring_decides_by_features(monkeypatch):
     monkeypatch.undo()
     assert gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64)).steps[-1] == done.steps[-1]
     for part in (one, one.transposed):
-        assert part.work_list(4 * 16) is part.work.ordered is not None
-        assert part.work_list(4 * 64) is None and part.work_list(4 * 256) is None  # slower; not measured
+        assert schedule.work_list(part, 4 * 16) is schedule.ordered(part) is not None
+        assert [schedule.work_list(part, 4 * width) for width in (64, 256)] == [None, None]  # slower; not measured
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_values_of_edges_decide(permuted, message, x_shape, w_shape, walks, monk
     x = torch.randn(40, *x_shape, requires_grad=True)
     w = None if w_shape is None else torch.randn(one.nnz, *w_shape)
     out = ops.spmm(one, x, w, message)
-    addresses = [part.work.ordered.rows.data_ptr() for part in (one, one.transposed)]
+    addresses = [schedule.ordered(part).rows.data_ptr() for part in (one, one.transposed)]
     assert (addresses[0] in seen[0]) == walks
     if message == "mul":
         out.sum().backward()

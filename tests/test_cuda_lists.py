@@ -10,7 +10,7 @@ import torch
 from cuda_cases import DEVICE, DTYPES, EMULATED, EXTREMES, INDEX, assert_close, build, first_winners, mixed, rand
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order, reference
 from gnnaccel.ops._arrays import Arrays
@@ -36,13 +36,19 @@ def every_kernel_of_sums(test):
     return every_kernel(test, OF_SUMS)
 
 
-class Fixed(Graph):
-    """A graph that always answers with one work list (of groups, for sums and means alone), or with none."""
+class Fixed(schedule.Work):
+    """What always answers with one work list (of groups, for sums and means alone), or with none."""
 
-    fixed: worklist.WorkList | None = None
+    def __init__(self, given: worklist.WorkList | None):
+        super().__init__()
+        self.given = given
 
-    def work_list(self, row_bytes, sums=False):
-        return self.fixed if sums or (self.fixed and self.fixed.plan.kernel is not Kernel.GROUPS) else None
+    def on_cuda(self, graph, row_bytes, sums):
+        return self.given if sums or (self.given and self.given.plan.kernel is not Kernel.GROUPS) else None
+
+
+class Unready(Graph):
+    """A graph whose calls are never made ready."""
 
 
 def fixed(graph: Graph, kind: Arrangement | Kernel | Plan | None) -> Graph:
@@ -52,9 +58,9 @@ def fixed(graph: Graph, kind: Arrangement | Kernel | Plan | None) -> Graph:
     plan = Plan(32, kind) if isinstance(kind, Arrangement) else kind
     pair = []
     for g in (graph, graph.transposed):
-        one = Fixed(g.indptr, g.indices, g.edge_ids, g.num_cols)
-        if plan is not None:
-            one.fixed = worklist.build(one, plan, torch.randperm(one.num_rows, device=DEVICE))
+        one = Unready(g.indptr, g.indices, g.edge_ids, g.num_cols)
+        order = torch.randperm(one.num_rows, device=DEVICE)
+        one.slot("schedule", lambda one=one, order=order: Fixed(plan and worklist.build(one, plan, order)))
         pair.append(one)
     pair[0]._keep_transposed(pair[1])
     return pair[0]
@@ -381,9 +387,11 @@ def test_prepare_finds_clusters_and_changes_no_result():
     x, w = rand(graph.num_cols, 64), rand(graph.nnz)
     before = ops.spmm(graph, x, w)
     small = gnnaccel.prepare(graph, reorder=True)
-    assert not graph.reordered and "rows as given (an order is not repaid below 500,000 edges)" in small.steps
+    assert "rows as given (an order is not repaid below 500,000 edges)" in small.steps
+    assert not schedule.of(graph).reordered
     done = gnnaccel.prepare(graph, reorder="communities")
-    assert graph.reordered and "rows in communities" in done.steps and graph.transposed.work.order is not None
+    assert schedule.of(graph).reordered and "rows in communities" in done.steps
+    assert schedule.of(graph.transposed).order is not None
     assert gnnaccel.prepare(graph, reorder="communities").time_ms < done.time_ms
     torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
 
@@ -394,7 +402,7 @@ def test_every_order_serves(method):
     x, w = rand(graph.num_cols, 64), rand(graph.nnz)
     before = ops.spmm(graph, x, w)
     done = gnnaccel.prepare(graph, reorder=method, transposed=False)
-    assert graph.reordered and done.steps[1].startswith("rows ") and "pay" not in done.steps[1]
+    assert schedule.of(graph).reordered and done.steps[1].startswith("rows ") and "pay" not in done.steps[1]
     torch.testing.assert_close(ops.spmm(graph, x, w), before, rtol=1e-5, atol=1e-5)
     other = "degree" if method != "degree" else "communities"
     assert gnnaccel.prepare(graph, reorder=other, transposed=False).steps[1] != done.steps[1]
@@ -415,8 +423,8 @@ def test_a_graph_earns_its_list():
     graph = mixed()
     x = rand(graph.num_cols, 16)
     ops.spmm(graph, x, rand(graph.nnz), "add")
-    assert graph.work._uses == 0, "a sum of both operands reads no list"
-    found = [bool(graph.work.lists) for _ in range(60) if ops.spmm(graph, x) is not None]
+    assert schedule.of(graph)._uses == 0, "a sum of both operands reads no list"
+    found = [bool(schedule.of(graph).lists) for _ in range(60) if ops.spmm(graph, x) is not None]
     assert found == sorted(found) and not found[0] and found[-1]
 
 
@@ -424,10 +432,10 @@ def test_deterministic_mode_uses_prepared_lists_alone():
     graph = mixed()
     x = rand(graph.num_cols, 16)
     first = ops.spmm(graph, x)
-    assert all(torch.equal(ops.spmm(graph, x), first) for _ in range(60)) and not graph.work.lists
+    assert all(torch.equal(ops.spmm(graph, x), first) for _ in range(60)) and not schedule.of(graph).lists
     gnnaccel.prepare(graph)
     first = ops.spmm(graph, x)
-    assert graph.work.lists and torch.equal(ops.spmm(graph, x), first)
+    assert schedule.of(graph).lists and torch.equal(ops.spmm(graph, x), first)
 
 
 def test_lists_built_in_inference_mode_serve_training():

@@ -5,7 +5,7 @@ import torch
 from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, assert_close, build, check, mixed, rand
 from maxk_cases import hostile, places_of
 
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.ops import reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.cbsr import CBSR, compressed
@@ -148,8 +148,8 @@ def test_long_rows_and_many_sources():
     want = definition(graph, places, 256)(values.double())
     for prepared in (False, True):
         if prepared:
-            graph.prepare_work(reorder_rows=None)
-            graph.transposed.prepare_work(reorder_rows=None)
+            schedule.prepare(graph, None)
+            schedule.prepare(graph.transposed, None)
         assert_close(ops.spgemm(graph, compressed(values, places, 256)), want, torch.float32)
         grad = rand(graph.num_rows, 256)
         exact = definition(graph.transposed, torch.arange(256, device=DEVICE).expand(graph.num_rows, 256), 256)

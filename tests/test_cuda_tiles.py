@@ -8,7 +8,7 @@ import torch.utils.checkpoint
 from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, rand
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 from gnnaccel.tiles import gate
@@ -189,7 +189,7 @@ def test_auto_goes_by_tiles_where_they_pay(by_tiles):
     graph, other = dense_blocks(), build([64] * 1024, 1024)
     x, weight = rand(1024, 128).requires_grad_(), rand(graph.nnz)
     for g, pays in ((graph, True), (other, False)):
-        assert ("tiles" in gnnaccel.prepare(g).steps) == pays == g.tiles_pay()
+        assert ("tiles" in gnnaccel.prepare(g).steps) == pays == tiles.pay(g)
         by_tiles.clear()
         results = [ops.spmm(g, x, weight), ops.spmm(g, x, reduce="mean"), ops.sddmm(g, x, x)]
         assert by_tiles == (["spmm", "spmm", "sddmm"] if pays else [])
@@ -209,12 +209,12 @@ def test_a_graph_that_lasts_earns_its_tiles(by_tiles):
         before = len(by_tiles)
         ops.spmm(graph, x)
         served.append(by_tiles[before:] == ["spmm"])
-    assert graph.tiles_pay() and served == sorted(served) and not served[45] and served[51]
+    assert tiles.pay(graph) and served == sorted(served) and not served[45] and served[51]
     torch.use_deterministic_algorithms(True)
     fresh = dense_blocks()
     for _ in range(60):
         ops.spmm(fresh, x)
-    assert not fresh.tiles_pay()
+    assert not tiles.pay(fresh)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -254,7 +254,7 @@ def test_no_memory_for_tiles_is_said_and_survived(by_tiles, monkeypatch, caplog)
             patched.setattr(gate, name, out_of_memory)
             gnnaccel.prepare(graph)
             ops.spmm(graph, x)
-        assert words in caplog.text and not by_tiles and graph.work.lists and not graph.tiles_pay()
+        assert words in caplog.text and not by_tiles and schedule.of(graph).lists and not tiles.pay(graph)
 
 
 @pytest.mark.parametrize("mode", [torch.autograd.forward_ad.dual_level, None])
@@ -262,7 +262,7 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
     """The call that would earn tiles and lists, while they would belong to the transform."""
     torch.use_deterministic_algorithms(False)
     graph, x = dense_blocks(), rand(1024, 64)
-    graph.work._uses = 50
+    schedule.of(graph)._uses = 50
 
     def call(y):
         return (ops.spmm(graph, x) * y).sum()
@@ -272,9 +272,9 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
     else:
         with mode():
             call(1.0)
-    assert not graph.work.lists and not graph.tiles_pay()
+    assert not schedule.of(graph).lists and not tiles.pay(graph)
     ops.spmm(graph, x), ops.spmm(graph, x)
-    assert graph.work.lists and by_tiles == ["spmm"]
+    assert schedule.of(graph).lists and by_tiles == ["spmm"]
 
 
 def test_heads_go_by_tiles_without_gradients_alone(by_tiles):

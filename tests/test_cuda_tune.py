@@ -5,7 +5,7 @@ import torch
 from cuda_cases import DEVICE, EMULATED, build, rand
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.planning import tune
 from gnnaccel.schedule.worklist import LANES, Kernel
@@ -37,7 +37,7 @@ def test_measured_plans_serve(reorder):
     assert done.steps[-1] == "plans measured" and [t.num_feats for t in done.tuned] == list(WIDTHS)
     for found in done.tuned:
         assert found.best_ms <= found.model_ms and found.tried > 3
-        assert graph.work.plan(graph, found.row_bytes) == found.plan
+        assert schedule.of(graph).plan(graph, found.row_bytes) == found.plan
         check(graph, found.num_feats)
         check(graph.transposed, found.num_feats)
 
@@ -45,12 +45,12 @@ def test_measured_plans_serve(reorder):
 def test_groups_serve_sums_alone():
     graph = a_graph()
     gnnaccel.prepare(graph)
-    kernels = [graph.work_list(64, sums).plan.kernel for sums in (True, False)]
+    kernels = [schedule.work_list(graph, 64, sums).plan.kernel for sums in (True, False)]
     assert kernels == [Kernel.GROUPS, Kernel.ROWS]
     check(graph, 16)
-    rows = graph.work.arranged(graph, graph.work.plan(graph, 64, sums=False))
-    graph.work.adopt(64, rows)
-    assert graph.work_list(64, True).plan.kernel is Kernel.ROWS
+    rows = schedule.of(graph).arranged(graph, schedule.of(graph).plan(graph, 64, sums=False))
+    schedule.of(graph).adopt(64, rows)
+    assert schedule.work_list(graph, 64, True).plan.kernel is Kernel.ROWS
     check(graph, 16)
 
 
@@ -61,7 +61,7 @@ def test_plans_from_disk(tmp_path):
     again = gnnaccel.prepare(graph, tune="measure", num_feats=WIDTHS, keep=tmp_path)
     assert again.steps[-1] == "plans from disk" and again.tuned == first.tuned
     for found in again.tuned:
-        assert graph.work.plan(graph, found.row_bytes) == found.plan
+        assert schedule.of(graph).plan(graph, found.row_bytes) == found.plan
         check(graph, found.num_feats)
     for path in tmp_path.iterdir():
         path.write_text(path.read_text().replace('"plans"', '"plams"'))
@@ -104,7 +104,7 @@ def test_no_measuring_in_deterministic_mode():
 
 def test_off_leaves_lists_to_be_earned():
     graph = a_graph()
-    assert gnnaccel.prepare(graph, tune="off").steps == ("structure", "transposed") and not graph.work.lists
+    assert gnnaccel.prepare(graph, tune="off").steps == ("structure", "transposed") and not schedule.of(graph).lists
     check(graph, 64)
 
 
@@ -117,12 +117,12 @@ def test_captured_graphs_outlive_new_plans():
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         out = ops.spmm(graph, x)
-    items = graph.work_list(256, sums=True).items
+    items = schedule.work_list(graph, 256, sums=True).items
     size = items.numel() * items.element_size()
     del items
     for lanes in LANES:  # all of them, as lists of one plan share their arrays
-        plan = graph.work.lists[lanes].plan
-        graph.work.adopt(16 * lanes, graph.work.arranged(graph, plan._replace(cap=plan.cap * 2)))
+        plan = schedule.of(graph).lists[lanes].plan
+        schedule.of(graph).adopt(16 * lanes, schedule.of(graph).arranged(graph, plan._replace(cap=plan.cap * 2)))
     taken = [torch.full((size,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(500)]  # freed memory, if any
     out.fill_(float("nan"))
     captured.replay()

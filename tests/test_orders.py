@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gnnaccel import schedule
 from gnnaccel.graph import reorder, store
 from gnnaccel.graph.csr import Graph
 
@@ -85,24 +86,25 @@ def test_no_damage_is_fatal(tmp_path):
 
 def test_prepare_looks_once(tmp_path, monkeypatch):
     first = graph()
-    first.prepare_work(reorder_rows="communities", folder=tmp_path)
-    assert first.reordered and first.work.order_note == ""
+    schedule.prepare(first, "communities", folder=tmp_path)
+    assert schedule.of(first).reordered and schedule.of(first).order_note == ""
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"")
     stale = graph()
-    stale.prepare_work(reorder_rows="communities", folder=tmp_path)
-    assert "of no use" in stale.work.order_note and torch.equal(stale.work.order, first.work.order)
+    schedule.prepare(stale, "communities", folder=tmp_path)
+    assert "of no use" in schedule.of(stale).order_note
+    assert torch.equal(schedule.of(stale).order, schedule.of(first).order)
     monkeypatch.setattr(reorder, "order_by", lambda *_: pytest.fail("looked for an order that is on disk"))
     again = graph()
-    again.prepare_work(reorder_rows="communities", folder=tmp_path)
-    assert again.reordered and again.work.order_note == "from disk"
-    assert torch.equal(again.work.order, first.work.order)
-    again.prepare_work(reorder_rows="communities")
-    assert again.work.order_note == ""
+    schedule.prepare(again, "communities", folder=tmp_path)
+    assert schedule.of(again).reordered and schedule.of(again).order_note == "from disk"
+    assert torch.equal(schedule.of(again).order, schedule.of(first).order)
+    schedule.prepare(again, "communities")
+    assert schedule.of(again).order_note == ""
 
 
 def test_an_order_that_is_there_is_kept_too(tmp_path):
     one = graph()
-    one.prepare_work(reorder_rows="degree")
-    one.prepare_work(reorder_rows="degree", folder=tmp_path)
-    assert torch.equal(store.load_order(graph(), "degree", tmp_path), one.work.order)
+    schedule.prepare(one, "degree")
+    schedule.prepare(one, "degree", folder=tmp_path)
+    assert torch.equal(store.load_order(graph(), "degree", tmp_path), schedule.of(one).order)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gnnaccel
+from gnnaccel import schedule
 from gnnaccel.graph import hashing, store
 from gnnaccel.graph.csr import Graph
 from gnnaccel.planning import plans, tune
@@ -136,11 +137,11 @@ def test_what_is_measured_once_for_both_directions(symmetric, monkeypatch):
     one = Graph.from_coo(*both, num_rows=30, num_cols=30)
     found, measured = replace(TUNED[0], tiled=False), []
     monkeypatch.setattr(tune, "measure", lambda graph, width, **options: measured.append(graph) or found)
-    tuned, source = plans.obtain([one, one.transposed], (64,), None, tiles=True, budget_ms=1.0)
+    tuned, source = plans.obtain([one, one.transposed], (64,), None, by_tiles=True, budget_ms=1.0)
     assert tuned == [found] and source == "measured"
     assert [g is one for g in measured] == ([True] if symmetric else [True, False])
     if symmetric:
-        assert one.transposed.work.plan(one.transposed, 256) == found.plan
+        assert schedule.of(one.transposed).plan(one.transposed, 256) == found.plan
 
 
 def test_no_folder_to_write_to(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_translate import GRAPHS
 
+from gnnaccel import tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.planning.properties import SHAPES, properties
 
@@ -27,7 +28,7 @@ def test_matches_sets(name):
     for count, (height, width) in zip(known.tiles, SHAPES, strict=True):
         places = {(r // height, c // width) for r, row in enumerate(rows) for c in row}
         assert (count.height, count.width, count.plain) == (height, width, len(places))
-        assert count.translated == graph.tiles(height, width).num_blocks
+        assert count.translated == tiles.of(graph, height, width).num_blocks
         assert count.saved == pytest.approx(1 - count.translated / len(places) if places else 0)
 
 

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
 import gnnaccel
-from gnnaccel import pyg_backend
+from gnnaccel import pyg_backend, schedule
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 
@@ -144,15 +144,15 @@ def test_graphs_with_self_loops_are_prepared_as_the_edges_were(conv, form):
     x = rand(nodes, D, grad=True)
     derived.invalidate()
     done = gnnaccel.prepare(index, reorder="degree", num_nodes=nodes)
-    done.graph.work.adopt_order(done.graph, {16: True})  # whatever proved faster here
+    schedule.of(done.graph).adopt_order(done.graph, {16: True})  # whatever proved faster here
     got, want = layer(x, index), plain(x, index)
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (got, want)))
     graphs = [entry.value for entry in derived._entries.values() if isinstance(entry.value, Graph)]
     assert len(graphs) == 1 + (conv is not nn.SAGEConv)
     for graph in graphs:
-        assert graph.reordered and graph.transposed.reordered
-        assert graph.work.ordered is not None and graph.work.faster == {16: True}
+        assert schedule.of(graph).reordered and schedule.of(graph.transposed).reordered
+        assert schedule.of(graph).ordered is not None and schedule.of(graph).faster == {16: True}
     del index, done
     gc.collect()
     assert len(derived) == 0

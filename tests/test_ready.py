@@ -10,7 +10,7 @@ from oracle import check, rand
 from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, reference
 from gnnaccel.schedule import worklist
@@ -38,7 +38,7 @@ def exact(case, graph, source, row):
 
 
 def kept(graph):
-    return [found for found in graph.ready.values() if isinstance(found, ready.Ready)]
+    return [found for found in ready.calls_of(graph).values() if isinstance(found, ready.Ready)]
 
 
 def again(graph):
@@ -163,8 +163,8 @@ def test_what_prepare_changes_is_seen(used):
     graph, *_ = used
     before = kept(graph)
     gnnaccel.prepare(graph, reorder="degree")
-    assert graph.work.order is not None
-    graph.work.adopt_order(graph, dict.fromkeys(worklist.LANES, True))
+    assert schedule.of(graph).order is not None
+    schedule.of(graph).adopt_order(graph, dict.fromkeys(worklist.LANES, True))
     x = rand(graph.num_cols, 5).requires_grad_()
     for _ in range(2):
         check(op_of("sum", graph, None, None), exact("sum", graph, None, None), x.detach())
@@ -184,7 +184,7 @@ def test_errors_are_those_of_the_op(used):
 def test_copies_and_pickles_have_none(used):
     graph, *_ = used
     for other in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
-        assert not other.ready
+        assert not ready.calls_of(other)
         assert torch.equal(ops.spmm(other, torch.ones(120, 5)), ops.spmm(graph, torch.ones(120, 5)))
 
 
@@ -193,4 +193,4 @@ def test_many_widths_do_not_pile_up():
     for width in range(1, 200):
         for _ in range(2):
             ops.spmm(graph, torch.ones(120, width))
-    assert len(graph.ready) <= 32
+    assert len(ready.calls_of(graph)) <= 32

@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_attention import random_graph
 
-from gnnaccel import _library, ops
+from gnnaccel import _library, ops, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.tiles import gate
 from gnnaccel.tiles.gate import reuse as estimated_reuse
@@ -85,9 +85,9 @@ def definition(graph, height, width):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_matches_definition(name, height, width, device):
     graph = GRAPHS[name]()
-    tiles = translate(graph.to(device), height, width)
+    made = translate(graph.to(device), height, width)
     for field, want in definition(graph, height, width).items():
-        got = getattr(tiles, field)
+        got = getattr(made, field)
         assert got.device.type == device and got.dtype == (torch.int64 if field == "bits" else graph.indptr.dtype)
         np.testing.assert_array_equal(got.cpu().numpy(), want, err_msg=field)
 
@@ -109,8 +109,8 @@ def test_threads_make_no_difference(height, width):
 
 def test_density_and_reuse():
     rows, cols = torch.meshgrid(torch.arange(16), torch.arange(8), indexing="ij")
-    tiles = translate(Graph.from_coo(rows.flatten(), cols.flatten()))
-    assert (tiles.num_blocks, tiles.density, tiles.reuse()) == (1, 1.0, 16.0)
+    made = translate(Graph.from_coo(rows.flatten(), cols.flatten()))
+    assert (made.num_blocks, made.density, made.reuse()) == (1, 1.0, 16.0)
     empty = translate(random_graph(4, 4, 0, 0))
     assert (empty.num_blocks, empty.density, empty.reuse()) == (0, 0.0, 0.0)
 
@@ -119,9 +119,9 @@ def test_density_and_reuse():
 def test_estimated_reuse(device):
     for name in set(GRAPHS) - {"large ids"}:  # fewer windows than a sample has
         graph = GRAPHS[name]().to(device)
-        assert estimated_reuse(graph) == pytest.approx(graph.tiles().reuse()), name
+        assert estimated_reuse(graph) == pytest.approx(tiles.of(graph).reuse()), name
     graph = random_graph(20_000, 300, 200_000, 1).to(device)
-    assert estimated_reuse(graph) == pytest.approx(graph.tiles().reuse(), rel=0.02)
+    assert estimated_reuse(graph) == pytest.approx(tiles.of(graph).reuse(), rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 
+from gnnaccel import schedule
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import rules, worklist
@@ -142,21 +143,22 @@ def test_plans():
 
 def test_copies_and_pickles_leave_the_lists_behind():
     graph = graph_of([3, 0, 70])
-    graph.work.build(graph, 4)
+    schedule.of(graph).build(graph, 4)
     for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert graph.work.lists and not other.work.lists and torch.equal(other.indptr, graph.indptr)
+        assert schedule.of(graph).lists and not schedule.of(other).lists and torch.equal(other.indptr, graph.indptr)
 
 
 def test_groups_serve_sums_alone():
     graph = graph_of([3] * 400 + [100])
-    graph.work.build_all(graph)
-    sums, rows = (graph.work.on_cuda(graph, 64, sums) for sums in (True, False))
+    work = schedule.of(graph)
+    work.build_all(graph)
+    sums, rows = (work.on_cuda(graph, 64, sums) for sums in (True, False))
     assert (sums.plan.kernel, rows.plan.kernel) == (Kernel.GROUPS, Kernel.ROWS)
-    assert graph.work.plan(graph, 64) == sums.plan and graph.work.plan(graph, 64, sums=False) == rows.plan
-    other = graph.work.arranged(graph, rows.plan._replace(cap=64))
-    graph.work.adopt(64, other)
-    assert graph.work.on_cuda(graph, 64, True) is graph.work.on_cuda(graph, 64, False) is other
-    kept = {id(a) for a in graph.work.arrays()}
+    assert work.plan(graph, 64) == sums.plan and work.plan(graph, 64, sums=False) == rows.plan
+    other = work.arranged(graph, rows.plan._replace(cap=64))
+    work.adopt(64, other)
+    assert work.on_cuda(graph, 64, True) is work.on_cuda(graph, 64, False) is other
+    kept = {id(a) for a in work.arrays()}
     assert {id(a) for work in (sums, rows) for a in work[:3]} <= kept, "captured CUDA graphs read them by address"
 
 
@@ -164,10 +166,10 @@ def test_a_transposed_graph_with_rows_as_long_shares_the_lists():
     rows, cols = torch.arange(300).repeat_interleave(4), torch.randint(300, (1200,))
     for pairs, shared in (((torch.cat([rows, cols]), torch.cat([cols, rows])), True), ((rows, cols), False)):
         graph = Graph.from_coo(*pairs, num_rows=300, num_cols=300)
-        graph.work.build_all(graph)
-        graph.transposed.work.build_all(graph.transposed, graph)
+        schedule.of(graph).build_all(graph)
+        schedule.of(graph.transposed).build_all(graph.transposed, graph)
         for lanes in worklist.LANES:
-            own, other = graph.work.lists[lanes], graph.transposed.work.lists[lanes]
+            own, other = schedule.of(graph).lists[lanes], schedule.of(graph.transposed).lists[lanes]
             assert (own.items is other.items) is shared
             alone = worklist.build(graph.transposed, other.plan)
             assert torch.equal(other.items, alone.items)
@@ -175,13 +177,14 @@ def test_a_transposed_graph_with_rows_as_long_shares_the_lists():
 
 def test_a_graph_inherits_lists_for_its_own_rows():
     parent, heir = graph_of(DEGREES["ordinary"]), graph_of([d + 1 for d in DEGREES["ordinary"]])
-    parent.work.order = torch.arange(parent.num_rows).flip(0)
-    parent.work.adopt(256, worklist.build(parent, Plan(cap=64, arrangement=Arrangement.CLUSTERS), parent.work.order))
-    heir.inherit(parent)
-    assert heir.work.lists.keys() == parent.work.lists.keys() == {worklist.lanes_of(256)}
-    made = heir.work.lists[worklist.lanes_of(256)]
-    assert made.plan == parent.work.lists[worklist.lanes_of(256)].plan
-    want = worklist.build(heir, made.plan, parent.work.order)
+    given, order = schedule.of(parent), torch.arange(parent.num_rows).flip(0)
+    given.order = order
+    given.adopt(256, worklist.build(parent, Plan(cap=64, arrangement=Arrangement.CLUSTERS), order))
+    schedule.inherit(heir, parent)
+    assert schedule.of(heir).lists.keys() == given.lists.keys() == {worklist.lanes_of(256)}
+    made = schedule.of(heir).lists[worklist.lanes_of(256)]
+    assert made.plan == given.lists[worklist.lanes_of(256)].plan
+    want = worklist.build(heir, made.plan, order)
     assert torch.equal(made.items, want.items)
     walked = sorted(k for item in made.items.tolist() for k in nonzeros_of(item, made.steps))
     assert walked == list(range(heir.nnz))

@@ -56,6 +56,23 @@ def common_index_dtype(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None)
     return indptr, indices, edge_ids
 
 
+def given_csr(indptr, indices, edge_ids, num_cols: int | None, *, check: bool = True, copy: bool = True):
+    """CSR arrays and num_cols from those of a user; see `Graph.from_csr`."""
+    indptr, indices = as_index("indptr", indptr), as_index("indices", indices)
+    edge_ids = None if edge_ids is None else as_index("edge_ids", edge_ids)
+    if copy:
+        indptr, indices = indptr.clone(), indices.clone()
+        edge_ids = None if edge_ids is None else edge_ids.clone()
+    indptr, indices, edge_ids = common_index_dtype(indptr, indices, edge_ids)
+    if num_cols is None:
+        top = int(indices.max()) + 1 if indices.numel() else 0
+        num_cols = max(indptr.numel() - 1, top, 0)
+    num_cols = as_size("num_cols", num_cols)
+    if check:
+        check_csr(indptr, indices, edge_ids, num_cols)
+    return indptr, indices, edge_ids, num_cols
+
+
 def check_csr(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int) -> None:
     """Raise ValueError unless the arrays describe a CSR matrix with `num_cols` columns."""
     nnz = indices.numel()

@@ -7,18 +7,17 @@ edge features and SDDMM results are always in edge-id order.
 from __future__ import annotations
 
 import functools
-import pathlib
 import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from gnnaccel.graph import build, load, modes
-from gnnaccel.schedule import worklist
-from gnnaccel.schedule.work import Work
-from gnnaccel.tiles import gate, translate
 
+_T = TypeVar("_T")
 _HUB = 1 << 16  # edges of a source
 
 
@@ -52,11 +51,6 @@ class Graph:
     would not notice.
     """
 
-    tiling: gate.Tiling
-    work: Work
-    _scales: dict[tuple[torch.dtype, float], Tensor]  # by the power of the degrees
-    ready: dict  # of gnnaccel.ops.ready
-
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
         # A graph outlives the mode it was made in, and autograd refuses to save inference tensors.
@@ -65,7 +59,7 @@ class Graph:
         self.edge_ids = None if edge_ids is None else modes.lasting(edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
-        self._forget_work()
+        self.slots: dict[str, Any] = {}  # see `slot`
         self._transposed: Graph | None = None
         self._incidence: Graph | None = None
         # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
@@ -90,7 +84,7 @@ class Graph:
         FileNotFoundError
             For no such file. ValueError: for a file that is not what its name says, with the reason.
         """
-        return load.load(path)
+        return cls(*load.load(path))
 
     @classmethod
     def from_csr(
@@ -121,19 +115,7 @@ class Graph:
             For an indptr that does not start at 0, descends or does not end at nnz; for indices or edge ids
             outside their range.
         """
-        indptr, indices = build.as_index("indptr", indptr), build.as_index("indices", indices)
-        edge_ids = None if edge_ids is None else build.as_index("edge_ids", edge_ids)
-        if copy:
-            indptr, indices = indptr.clone(), indices.clone()
-            edge_ids = None if edge_ids is None else edge_ids.clone()
-        indptr, indices, edge_ids = build.common_index_dtype(indptr, indices, edge_ids)
-        if num_cols is None:
-            top = int(indices.max()) + 1 if indices.numel() else 0
-            num_cols = max(indptr.numel() - 1, top, 0)
-        num_cols = build.as_size("num_cols", num_cols)
-        if check:
-            build.check_csr(indptr, indices, edge_ids, num_cols)
-        return cls(indptr, indices, edge_ids, num_cols)
+        return cls(*build.given_csr(indptr, indices, edge_ids, num_cols, check=check, copy=copy))
 
     @classmethod
     def from_coo(cls, rows, cols, *, num_rows: int | None = None, num_cols: int | None = None) -> Graph:
@@ -244,26 +226,6 @@ class Graph:
             other._origin = weakref.ref(self)
         return other
 
-    def tiles(self, height: int = 16, width: int = 8) -> translate.Tiles:
-        """Blocks of `height` rows and `width` columns for tensor cores, translated at the first call and kept.
-
-        Parameters
-        ----------
-        height, width : int, 1 to 1024
-            16 x 8 is what `ops.spmm` with method="tiled" takes.
-
-        Raises
-        ------
-        ValueError
-            For other sizes. RuntimeError: where torch.compile or a transform is tracing, or a CUDA graph is captured,
-            and the graph has no such tiles yet.
-
-        Notes
-        -----
-        On the graph's device; synchronises once. What the arrays are: `gnnaccel.tiles.translate.Tiles`.
-        """
-        return self.tiling.tiles(self, height, width)
-
     @property
     def incidence(self) -> Graph:
         """Destinations by edges: its "sources" are the edges themselves, so that an SpMM sums features of edges."""
@@ -278,26 +240,13 @@ class Graph:
             self._incidence = found
         return self._incidence
 
-    def gcn_scale(self, dtype: torch.dtype) -> Tensor:
-        """One over the square root of each row's degree, at least 1, as a GCN layer takes it: [num_rows], kept.
+    def slot(self, key: str, make: Callable[[], _T]) -> _T:
+        """What `make` makes for this graph, once: where those who derive things from a graph keep them with it.
 
-        `dtype`: of the features; the result has that of their sums.
+        It dies with the graph, and is neither pickled nor copied. What must not be kept: see `transient`.
         """
-        return self._degree_scale(dtype, -0.5)
-
-    def mean_scale(self, dtype: torch.dtype) -> Tensor:
-        """One over each row's degree, at least 1, what a mean multiplies a sum with; as `gcn_scale`."""
-        return self._degree_scale(dtype, -1.0)
-
-    def _degree_scale(self, dtype: torch.dtype, power: float) -> Tensor:
-        wide = torch.promote_types(dtype, torch.float32)
-        scale = self._scales.get((wide, power))
-        if scale is None:
-            with torch.inference_mode(False), torch.no_grad():
-                scale = self.indptr.diff().clamp(min=1).to(wide).pow(power)
-            if not self.transient():
-                self._scales[wide, power] = scale
-        return scale
+        found = self.slots.get(key)
+        return self.slots.setdefault(key, make()) if found is None else found
 
     def transient(self) -> bool:
         """True where what is made now must not be kept: while torch.compile or a transform traces, as it would be the
@@ -337,72 +286,12 @@ class Graph:
         held += [] if turned is None else [turned.indptr, turned.indices, turned.edge_ids]
         return [tensor for tensor in held if tensor is not None]
 
-    def work_list(self, row_bytes: int, sums: bool = False) -> worklist.WorkList | worklist.Ordered | None:
-        """The order in which kernels take the rows for features of `row_bytes`; None before it is worth its cost.
-
-        On the CPU: that of `prepare(reorder=)`, for sums, means and extremes. On CUDA:
-
-        Built on the device when the graph has proved to last, then kept. Not in deterministic mode, where all calls are
-        to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises; nor
-        under a transform of torch.func. torch.compile traces the calls without a list. `sums`: for sums and means.
-        """
-        if torch.compiler.is_compiling():
-            return None
-        return self.work.on_cuda(self, row_bytes, sums) if self.indptr.is_cuda else self.work.on_cpu(row_bytes)
-
-    def prepare_work(
-        self, *, reorder_rows: str | None, like: Graph | None = None, folder: pathlib.Path | None = None
-    ) -> None:
-        """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
-
-        `reorder_rows`: one of `reorder.ORDERS`. `like`: the transposed graph, prepared before. Where both hold the same
-        edges its order serves here too. `folder`: where orders are kept on disk.
-        """
-        self.work.prepare(self, reorder_rows, like, folder)
-
-    def inherit(self, other: Graph) -> None:
-        """Have this new graph prepared as `other` is: one of the same nodes and nearly the same edges.
-
-        Where lists, orders and plans of `other` were found for its edges, they serve these as well.
-        """
-        self.work.inherit(self, other.work)
-        self.tiling.inherit(other.tiling)
-        if other._transposed is not None:
-            self.transposed.work.inherit(self.transposed, other._transposed.work)
-            self.transposed.tiling.inherit(other._transposed.tiling)
-
-    @property
-    def reordered(self) -> bool:
-        """True if `prepare` found an order of the rows that pays."""
-        return self.work.order_name is not None
-
-    def tiles_pay(self, features: int | None = None, of: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
-        """True if CUDA kernels seem to be faster by tiles (docs/tensor-cores.md): estimated with the work lists.
-
-        For the "sum" or the "dot" of rows of `features` numbers; None: for any.
-        """
-        return self.tiling.pays(self, features, of, dtype)
-
-    def tiles_serve(self, features: int | None = None, of: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
-        """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
-        return self.tiling.serves(self, features, of, dtype)
-
-    def decide_tiles(self, features: int, faster: bool) -> None:
-        """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
-        self.tiling.decide(features, faster)
-        self.work.epoch += 1
-
-    def _forget_work(self) -> None:
-        self.work, self.tiling, self._scales, self.ready = Work(), gate.Tiling(), {}, {}
-
     def __getstate__(self) -> dict:
-        # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "work", "tiling", "_scales", "ready"}
-        return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
+        # Weak references cannot be pickled. What is in slots is made again, for the kernels and the GPU of that day.
+        return vars(self) | {"_origin": None, "slots": {}}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._forget_work()
         if self._transposed is not None and self._transposed._origin is None:  # not that of a shallow copy
             self._transposed._origin = weakref.ref(self)
 

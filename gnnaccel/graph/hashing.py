@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.csr import Graph
 
 _CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
 

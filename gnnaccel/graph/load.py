@@ -7,21 +7,21 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
-from gnnaccel.graph import files
+from gnnaccel.graph import build, files
 
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
+Arrays: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, int]"  # what a Graph is made of
 
 _LISTS = (".txt", ".tsv", ".csv", ".edges", ".el")
 _ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices", "shape"))  # what archives name their edges
 
 
-def load(path: str | os.PathLike) -> Graph:
-    """The graph in a file; see `Graph.load`."""
+def load(path: str | os.PathLike) -> Arrays:
+    """CSR arrays and num_cols of the graph in a file, checked; see `Graph.load`."""
     where = Path(path)
     if not where.is_file():
         raise FileNotFoundError(f"Graph.load: no file {str(path)!r}")
@@ -34,7 +34,7 @@ def load(path: str | os.PathLike) -> Graph:
         return reader(where)
 
 
-def _reader(name: str) -> Callable[[Path], Graph] | None:
+def _reader(name: str) -> Callable[[Path], Arrays] | None:
     plain = name.removesuffix(".gz")
     if name.endswith(".npz"):
         return _archive
@@ -43,7 +43,7 @@ def _reader(name: str) -> Callable[[Path], Graph] | None:
     return _edge_list if plain.endswith(_LISTS) else None
 
 
-def _archive(path: Path) -> Graph:
+def _archive(path: Path) -> Arrays:
     names = files.array_names(path)
     group = next((group for group in _ENDS if names.issuperset(group)), None)
     if group is None:
@@ -67,9 +67,7 @@ def _integers(name: str, array: np.ndarray, count: int) -> list[int]:
     return array.ravel().tolist()
 
 
-def _of_scipy(found: dict[str, np.ndarray]) -> Graph:
-    from gnnaccel.graph.csr import Graph
-
+def _of_scipy(found: dict[str, np.ndarray]) -> Arrays:
     form = found["format"].tolist() if "format" in found else "csr"
     if form not in (b"csr", "csr"):
         raise ValueError(f"a sparse matrix as {form!r}, expected csr")
@@ -77,7 +75,7 @@ def _of_scipy(found: dict[str, np.ndarray]) -> Graph:
     if found["indptr"].size != rows + 1:
         raise ValueError(f"indptr: expected {rows + 1} entries for {rows} rows, got {found['indptr'].size}")
     _expect_room(cols)
-    return Graph.from_csr(found["indptr"], found["indices"], num_cols=cols, copy=False)
+    return build.given_csr(found["indptr"], found["indices"], None, cols, copy=False)
 
 
 def _expect_room(nodes: int) -> None:
@@ -85,9 +83,7 @@ def _expect_room(nodes: int) -> None:
     files.expect_memory(asked, nodes, 8 if nodes >= 2**31 else 4)
 
 
-def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
-    from gnnaccel.graph.csr import Graph
-
+def _of_pairs(sources, destinations, nodes: int | None) -> Arrays:
     ends = [np.asarray(end) for end in (sources, destinations)]
     if any(end.dtype.kind not in "iu" for end in ends):
         raise ValueError(f"ends of edges: expected integers, got {', '.join(str(end.dtype) for end in ends)}")
@@ -95,13 +91,11 @@ def _of_pairs(sources, destinations, nodes: int | None) -> Graph:
         nodes = 1 + max((int(end.max()) for end in ends if end.size), default=-1)
     _expect_room(nodes)
     sources, destinations = (end.astype(np.int64) for end in ends)
-    return Graph.from_coo(destinations, sources, num_rows=nodes, num_cols=nodes)
+    return build.coo_to_csr(destinations, sources, nodes, nodes)
 
 
-def _matrix_market(path: Path) -> Graph:
+def _matrix_market(path: Path) -> Arrays:
     """Not by SciPy, whose reader crashes on some damaged files (1.17). Repeated entries are one, as in its matrices."""
-    from gnnaccel.graph.csr import Graph
-
     with _opened(path) as file:
         lines = files.text_lines(file)
         words = next(lines, "").lower().split()
@@ -134,7 +128,7 @@ def _matrix_market(path: Path) -> Graph:
     indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=rows))])
     small = max(len(sources), cols) < 2**31
     indptr, sources = (array.astype(np.int32 if small else np.int64) for array in (indptr, sources))
-    return Graph.from_csr(indptr, sources, num_cols=cols, copy=False)
+    return build.given_csr(indptr, sources, None, cols, copy=False)
 
 
 def _opened(path: Path) -> IO[str]:
@@ -152,7 +146,7 @@ def _numbers(lines: Iterable[str]) -> np.ndarray:
             raise ValueError("no edges in it") from None
 
 
-def _edge_list(path: Path) -> Graph:
+def _edge_list(path: Path) -> Arrays:
     with _opened(path) as file:
         lines = (line.replace(",", " ") for line in files.text_lines(file))
         try:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hashing import mixed
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
 
 LEAST_CHUNKS = 4  # the nodes of one chunk move at once, knowing nothing of each other's moves
 _DOWN, _UP = 1, 2  # cpp/kernels.h: Moves

@@ -7,17 +7,13 @@ are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnaccel.graph.community import hierarchy
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import inverse, pairs
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
 
 ORDERS = ("communities", "rcm", "degree")
 _SIZE, _DENSE_SIZE, _DENSE_DEGREE = 4096, 16384, 128

@@ -14,7 +14,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,10 +21,8 @@ from torch import Tensor
 
 from gnnaccel import __version__
 from gnnaccel.graph import files
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hashing import fingerprint
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
 
 FORMAT = 1  # of a file of an order
 _AROUND = 1 << 16  # bytes of it beside the order

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel import ops
+from gnnaccel.graph import scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops.cbsr import CBSR
@@ -76,7 +77,7 @@ class GCNConv(nn.Module):
 
     def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, **around) -> Tensor:
         """The sum between its norms; `around`: what else `ops.graph_conv` is to do in the same pass."""
-        left, right = graph.gcn_scale(x.dtype), graph.transposed.gcn_scale(x.dtype)
+        left, right = scales.gcn_scale(graph, x.dtype), scales.gcn_scale(graph.transposed, x.dtype)
         if self.method != "tiled":
             return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, **around)
         scaled = (x * right.unsqueeze(1)).to(x.dtype)

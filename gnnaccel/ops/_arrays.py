@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import worklist
 
@@ -96,13 +97,13 @@ def arrays_of(
     nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
-    if listed and (graph.indptr.is_cuda or any(g is not None and g.work.ordered for g in (graph, t))):
+    if listed and (graph.indptr.is_cuda or any(g is not None and schedule.ordered(g) for g in (graph, t))):
         row_bytes = 0
         for x in features:
             if x is not None:
                 row_bytes = max(row_bytes, math.prod(x.shape[1:]) * x.element_size())
-        work = graph.work_list(row_bytes, sums)
-        t_work = None if t is None else t.work_list(row_bytes, sums)
+        work = schedule.work_list(graph, row_bytes, sums)
+        t_work = None if t is None else schedule.work_list(t, row_bytes, sums)
     return Arrays._make(
         (
             *(graph.indptr, graph.indices, graph.edge_ids),

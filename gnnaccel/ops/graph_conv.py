@@ -9,9 +9,10 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import arrays_of, fused, needs_grad, scales_first
+from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.spgemm import serves, sum_of_entries
-from gnnaccel.ops.spmm import launch, weight_gradient
+from gnnaccel.ops.spmm import launch
 
 
 def graph_conv(

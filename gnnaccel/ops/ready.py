@@ -16,13 +16,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, scales_first
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _SEEN: Any = object()  # in place of a sum that was asked for once: a sampled graph may be gone the next time
 _MOST = 32  # sums of one graph
+
+
+def calls_of(graph: Graph) -> dict:
+    """What of `sum_of` is ready for `graph`, by its arguments; or has been asked for once."""
+    calls: dict | None = graph.slots.get("ready")
+    return graph.slot("ready", dict) if calls is None else calls
 
 
 def sum_of(
@@ -37,20 +43,21 @@ def sum_of(
     if forward_ad._current_level >= 0 or x.dim() != 2 or x.shape[0] != graph.num_cols:
         return None
     key = (form.name, x.shape[1], x.dtype, id(source_scale), id(row_scale))
-    ready = graph.ready.get(key)
+    calls = calls_of(graph)
+    ready = calls.get(key)
     if ready is None:
-        if len(graph.ready) >= _MOST:
-            graph.ready.clear()
-        graph.ready[key] = _SEEN
+        if len(calls) >= _MOST:
+            calls.clear()
+        calls[key] = _SEEN
         return None
     if ready is _SEEN or ready.stale(graph):
-        graph.ready[key] = _SEEN
+        calls[key] = _SEEN
         if not _may_be_made(graph, x, source_scale, row_scale):
             return None
         ready = Ready(graph, x, form, source_scale, row_scale)
-        if graph.tiles_pay():  # which the graph has found out just now, with its lists
+        if tiles.pay(graph):  # which the graph has found out just now, with its lists
             return None
-        graph.ready[key] = ready
+        calls[key] = ready
     if not ready.forward.takes(x):
         return None
     if not (x.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
@@ -60,7 +67,7 @@ def sum_of(
 
 def _may_be_made(graph: Graph, x: Tensor, *scales: Tensor | None) -> bool:
     """True where the arguments settle what is called."""
-    if not _operators.plain((x,), (0,)) or x.dtype not in lib.DTYPES or graph.transient() or graph.tiles_pay():
+    if not _operators.plain((x,), (0,)) or x.dtype not in lib.DTYPES or graph.transient() or tiles.pay(graph):
         return False
     if x.device != graph.device or (x.dtype == torch.float16 and not x.is_cuda):
         return False
@@ -115,9 +122,9 @@ class Ready:
     def stale(self, graph: Graph) -> bool:
         """True once `graph` may have other lists than it had, or has earned some."""
         if self._unlisted:
-            earned = graph.work.note_use()
+            earned = schedule.of(graph).note_use()
             if self.backward is not None:
-                earned |= graph.transposed.work.note_use()
+                earned |= schedule.of(graph.transposed).note_use()
             if earned:
                 return True
         return self._epochs != _epochs(graph)
@@ -148,7 +155,7 @@ class Ready:
 
 def _epochs(graph: Graph) -> tuple:
     turned = graph._transposed
-    return graph.work.epoch, None if turned is None else turned.work.epoch
+    return schedule.of(graph).epoch, None if turned is None else schedule.of(turned).epoch
 
 
 class _Sum(torch.autograd.Function):

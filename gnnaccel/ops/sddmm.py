@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
@@ -90,7 +90,7 @@ def sddmm(
     if lhs is not None and rhs is not None and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
         if method == "tiled":
             return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=True)
-        if method == "auto" and graph.tiles_pay() and serves_dot(graph, lhs, rhs):
+        if method == "auto" and tiles.pay(graph) and serves_dot(graph, lhs, rhs):
             return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=False)
     if method == "tiled":
         raise ValueError(

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
+from gnnaccel.graph import scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad
+from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.expand import aligned, description, expand
-from gnnaccel.ops.spmm import weight_gradient
 
 _MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
 # Mean degree up to which the gradient goes by source on CUDA. H200, yeast-like (2.1), k = 16, 32, 64: 0.50, 0.65 and
@@ -79,7 +80,7 @@ def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "s
         if weight.dim() != 1:
             raise ValueError(f"spgemm: weight: expected shape [{graph.nnz}], got {tuple(weight.shape)}")
         x, weight = _check.same_dtype("spgemm", x, weight, "x", "weight")  # type: ignore[assignment]
-    return sum_of_entries(graph, x, weight, row_scale=graph.mean_scale(x.dtype) if reduce == "mean" else None)
+    return sum_of_entries(graph, x, weight, row_scale=scales.mean_scale(graph, x.dtype) if reduce == "mean" else None)
 
 
 def sum_of_entries(

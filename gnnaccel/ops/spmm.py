@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops._edge_order import in_order, pays, room
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
+from gnnaccel.ops._weight_gradient import kept, weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
+from gnnaccel.ops.spgemm import serves, spgemm
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
 from gnnaccel.schedule import worklist
 from gnnaccel.tiles.translate import METHODS
@@ -58,7 +60,7 @@ def spmm(
         in an empty row), both [num_rows, *out features] of the graph's index dtype. The one that the message
         does not read (source for "copy_rhs", edge for "copy_lhs") is empty, as both are for sum and mean.
     method : {"auto", "csr", "tiled"}
-        "tiled": on tensor cores, by the tiles of the graph (`Graph.tiles`, made at the first call): sum and mean of
+        "tiled": on tensor cores, by the tiles of the graph (`gnnaccel.tiles`, made at the first call): sum and mean of
         "mul" with one weight per edge, or of "copy_lhs", in float32, bfloat16 and float16 on CUDA, float32 and float64
         on the CPU, for checking. As accurate as "csr", but in TF32 where torch.set_float32_matmul_precision allows
         that. "csr": without tiles. "auto": by tiles on CUDA where they pay, as rows next to each other share sources
@@ -123,13 +125,11 @@ def spmm(
             return _quotients(graph, x, weight, reduce, empty_value, return_arg=return_arg, method=method)
     plain = adds and not return_arg and empty_value == 0 and message != "add"
     if isinstance(x, CBSR):
-        from gnnaccel.ops.spgemm import serves, spgemm  # here: it asks for gradients of weights below
-
         one = weight is None or (weight.dim() == 2 and _width(weight) == 1)
         if plain and method == "auto" and one and serves(x):
             return spgemm(graph, x, None if weight is None else weight.flatten(), reduce)
         x = x.to_dense()
-    if method == "auto" and plain and x is not None and graph.tiles_pay() and serves_sum(graph, x, weight):
+    if method == "auto" and plain and x is not None and tiles.pay(graph) and serves_sum(graph, x, weight):
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=False)
     if method == "tiled":
         if message not in ("copy_lhs", "mul") or not adds or x is None or empty_value != 0:
@@ -239,7 +239,7 @@ def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around
 def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
     """For a weight that is broadcast between two of its dimensions: those it has are brought to the end, which copies
     node features; expanding the weight would store a value per edge and feature."""
-    padded, _ = _kept(rhs.shape[1:], full)
+    padded, _ = kept(rhs.shape[1:], full)
     order = sorted(range(len(full)), key=lambda i: padded[i] != 1)
     back = sorted(range(len(full)), key=lambda i: order[i])
 
@@ -316,7 +316,7 @@ def _fuses(lhs, rhs, grad) -> bool:
     if grad.dtype not in (torch.float32, torch.float64) or lhs.shape[1:] != grad.shape[1:] or grad[:1].numel() == 0:
         return False
     full = tuple(grad.shape[1:])
-    padded, split = _kept(rhs.shape[1:], full)
+    padded, split = kept(rhs.shape[1:], full)
     return padded[:split] == full[:split] and math.prod(full[split:]) % 4 == 0
 
 
@@ -363,15 +363,6 @@ _mean_gradient_op = _operators.register(
 )
 
 
-def _kept(shape, full):
-    """`shape` padded to the dimensions of `full`, and how many of them are left without the last ones of size 1."""
-    padded = (1,) * (len(full) - len(shape)) + tuple(shape)
-    split = len(full)
-    while split and padded[split - 1] == 1:
-        split -= 1
-    return padded, split
-
-
 def _width(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
@@ -397,29 +388,6 @@ _spmm_backward_op = _operators.register(
     _spmm_backward_fake,
     devices=("cpu",),
 )
-
-
-def weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
-    """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
-    from gnnaccel.ops.sddmm import sddmm_op  # here: its derivative is an spmm
-
-    full = tuple(grad.shape[1:])
-    # Features the weight does not have are summed inside the kernel where they are the last ones.
-    _, split = _kept(rhs_features, full)
-    tail = math.prod(full[split:])
-    grad = grad.reshape(grad.shape[0], *full[:split], tail)
-    if message == "mul":
-        lhs_full = (1,) * (len(full) - lhs.dim() + 1) + tuple(lhs.shape[1:])
-        lhs = lhs.reshape(lhs.shape[0], *lhs_full)
-        if math.prod(lhs_full[split:]) != tail:
-            lhs = lhs.expand(lhs.shape[0], *lhs_full[:split], *full[split:])
-        lhs = lhs.reshape(lhs.shape[0], *lhs_full[:split], tail)
-        out = sddmm_op(*arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
-    else:
-        summed = grad if tail == 1 else grad.sum(-1, keepdim=True)
-        out = sddmm_op(*arrays, None, summed, "copy_rhs", "u", "v")
-    out = out.reshape(out.shape[0], *full[:split], *(1,) * (len(full) - split))
-    return reduce_to(out, rhs_features)
 
 
 def _backward_extremes(ctx, grad):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
@@ -100,13 +100,13 @@ def serves_dot(graph: Graph, lhs: Tensor, rhs: Tensor) -> bool:
 
 def _serves(graph: Graph, x: Tensor, features: int, of: str, backward: bool) -> bool:
     """`backward`: a gradient runs over the transposed graph, where tiles must pay too."""
-    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and graph.tiles_pay(features, of, x.dtype)):
+    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and tiles.pay(graph, features, of, x.dtype)):
         return False
     turned = graph.transposed if backward else None
-    if turned is not None and not turned.tiles_pay(features, dtype=x.dtype):
+    if turned is not None and not tiles.pay(turned, features, dtype=x.dtype):
         return False
-    serves = graph.tiles_serve(features, of, x.dtype)
-    return serves and (turned is None or turned.tiles_serve(features, dtype=x.dtype))
+    serves = tiles.serve(graph, features, of, x.dtype)
+    return serves and (turned is None or tiles.serve(turned, features, dtype=x.dtype))
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
@@ -131,12 +131,12 @@ def _fast(x: Tensor) -> bool:
 def _structure(graph: Graph, features: int, backward: bool) -> tuple:
     """The arguments that say what the graph is."""
 
-    def given(tiles: Tiles) -> tuple:
-        teams = (tiles.team_for(features), tiles.team_for(features, dots=True))
-        return *(getattr(tiles, name) for name in _ARRAYS), tiles.longest, *teams
+    def given(made: Tiles) -> tuple:
+        teams = (made.team_for(features), made.team_for(features, dots=True))
+        return *(getattr(made, name) for name in _ARRAYS), made.longest, *teams
 
-    own = given(graph.tiles(*KERNEL_SIZE))
-    turned = given(graph.transposed.tiles(*KERNEL_SIZE)) if backward else (*_Tiles().arrays, *_Tiles().sizes)
+    own = given(tiles.of(graph))
+    turned = given(tiles.of(graph.transposed)) if backward else (*_Tiles().arrays, *_Tiles().sizes)
     return *arrays_of(graph, backward, listed=False), *own, *turned
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gnnaccel import __version__
+from gnnaccel import __version__, schedule
 from gnnaccel.graph import files, hashing, network, store
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.store import Stale
@@ -30,7 +30,7 @@ _MOST = 1 << 20  # of a cap, of features
 
 
 def obtain(
-    parts: Sequence[Graph], num_feats: Sequence[int], folder: Path | None, *, tiles: bool, budget_ms: float
+    parts: Sequence[Graph], num_feats: Sequence[int], folder: Path | None, *, by_tiles: bool, budget_ms: float
 ) -> tuple[list[Tuned], str]:
     """Let the graphs go by measured plans, from `folder` where it has them, else kept there.
 
@@ -43,17 +43,17 @@ def obtain(
         return [], "by rule (deterministic mode: what is measured may differ from run to run)"
     first, *others = parts
     if network.is_symmetric(first):  # its transposed has the same rows
-        tuned, source = _obtain(first, num_feats, folder, tiles, budget_ms)
+        tuned, source = _obtain(first, num_feats, folder, by_tiles, budget_ms)
         for part in others:
             for found in tuned:
                 tune.adopt(part, found)
         return tuned, source
-    each = [_obtain(part, num_feats, folder, tiles, budget_ms / len(parts)) for part in parts]
+    each = [_obtain(part, num_feats, folder, by_tiles, budget_ms / len(parts)) for part in parts]
     return each[0][0], "; ".join(dict.fromkeys(source for _, source in each))
 
 
 def _obtain(
-    graph: Graph, num_feats: Sequence[int], folder: Path | None, tiles: bool, budget_ms: float
+    graph: Graph, num_feats: Sequence[int], folder: Path | None, by_tiles: bool, budget_ms: float
 ) -> tuple[list[Tuned], str]:
     if graph.nnz == 0:
         return [], "by rule (no edges)"
@@ -72,7 +72,7 @@ def _obtain(
         except Stale as reason:
             source = f"measured (those on disk are of no use: {reason})"
     try:
-        tuned = tune.measure_each(graph, num_feats, budget_ms=budget_ms, tiles=tiles)
+        tuned = tune.measure_each(graph, num_feats, budget_ms=budget_ms, by_tiles=by_tiles)
     except torch.OutOfMemoryError:
         return [], "by rule where there was no memory to measure"
     if folder is not None:
@@ -87,7 +87,8 @@ def path_of(graph: Graph, folder: Path) -> Path:
 
 
 def _order(graph: Graph) -> str:
-    return graph.work.order_name or ("given" if graph.work.order is not None else "none")
+    work = schedule.of(graph)
+    return work.order_name or ("given" if work.order is not None else "none")
 
 
 def _device(graph: Graph) -> str:

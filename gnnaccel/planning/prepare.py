@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from gnnaccel import schedule, tiles
 from gnnaccel.graph import modes, store
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.planning import plans, tune
 from gnnaccel.planning.tune import Tuned
-from gnnaccel.tiles.translate import KERNEL_SIZE, METHODS, Tiles
+from gnnaccel.tiles import METHODS, Tiles
 
 WIDTHS = (16, 32, 64, 128, 256)  # features that plans are measured for, unless the caller says
 _ORDERED = {"communities": "rows in communities", "rcm": "rows by reverse Cuthill-McKee", "degree": "rows by degree"}
@@ -78,35 +79,36 @@ def prepare(
     arrays = [a for part in parts for a in (part.indptr, part.indices, part.edge_ids) if a is not None]
     if mode != "off" and (graph.indptr.is_cuda or reorder):
         for part in parts:
-            part.prepare_work(reorder_rows=rows, like=None if part is graph else graph, folder=folder)
+            schedule.prepare(part, rows, like=None if part is graph else graph, folder=folder)
         if reorder:
             steps.append(_order_step(graph, rows))
         if graph.indptr.is_cuda:
             steps.append("work lists")
-        elif any(part.reordered for part in parts):
+        elif any(schedule.of(part).reordered for part in parts):
             steps.append(f"measured: {tune.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
-    translated = [part for part in parts if method == "tiled" or (method == "auto" and part.tiles_serve())]
+    translated = [part for part in parts if method == "tiled" or (method == "auto" and tiles.serve(part))]
     if translated:
-        arrays += [a for part in translated for a in part.tiles(*KERNEL_SIZE).arrays()]
+        arrays += [a for part in translated for a in tiles.of(part).arrays()]
         steps.append("tiles")
     tuned: list[Tuned] = []
     if mode == "measure":
-        tuned, source = plans.obtain(parts, num_feats, folder, tiles=method != "csr", budget_ms=_MEASURE_MS)
+        tuned, source = plans.obtain(parts, num_feats, folder, by_tiles=method != "csr", budget_ms=_MEASURE_MS)
         steps.append(f"plans {source}")
-    arrays += [a for part in parts for a in part.work.arrays()]
+    arrays += [a for part in parts for a in schedule.of(part).arrays()]
     if graph.indptr.is_cuda:
         torch.cuda.synchronize(graph.device)
     time_ms = (time.perf_counter() - start) * 1e3
     unique = {id(a): a for a in arrays}.values()
     size = sum(a.numel() * a.element_size() for a in unique)
-    tiles = graph.tiles(*KERNEL_SIZE) if graph in translated else None
-    return Prepared(graph, tuple(steps), time_ms, size, tiles, tuple(tuned))
+    of_graph = tiles.of(graph) if graph in translated else None
+    return Prepared(graph, tuple(steps), time_ms, size, of_graph, tuple(tuned))
 
 
 def _order_step(graph: Graph, method: str | None) -> str:
     why = f"no {method} that pay" if method else f"an order is not repaid below {REPAID_EDGES:,} edges"
-    step = _ORDERED[graph.work.order_name] if graph.work.order_name else f"rows as given ({why})"
-    return f"{step}, {graph.work.order_note}" if graph.work.order_note else step
+    work = schedule.of(graph)
+    step = _ORDERED[work.order_name] if work.order_name else f"rows as given ({why})"
+    return f"{step}, {work.order_note}" if work.order_note else step
 
 
 def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str, keep) -> None:

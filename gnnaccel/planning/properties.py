@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnnaccel import tiles
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.tiles.gate import PAYS_FROM
@@ -107,7 +108,7 @@ def _similarity(key: Tensor, num_rows: int, num_cols: int) -> float:
 
 
 def _tiles(graph: Graph, rows: Tensor, height: int, width: int) -> TileCount:
-    tiles = graph.tiles(height, width)
+    made = tiles.of(graph, height, width)
     across = -(-max(graph.num_cols, 1) // width)
     plain = torch.unique((rows // height) * across + graph.indices.long() // width).numel()
-    return TileCount(height, width, plain, tiles.num_blocks, tiles.density, tiles.reuse())
+    return TileCount(height, width, plain, made.num_blocks, made.density, made.reuse())

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gnnaccel import schedule, tiles
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops._arrays import Arrays, arrays_of
+from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.ops.tiled import spmm_tiled
 from gnnaccel.schedule.groups import Setting, Size, by_formula, settings
 from gnnaccel.schedule.groups import search as evolve
 from gnnaccel.schedule.rules import groups_of
@@ -65,7 +69,7 @@ class Tuned:
 
 
 def measure(
-    graph: Graph, num_feats: int, *, budget_ms: float = 250.0, weighted: bool = True, tiles: bool = True
+    graph: Graph, num_feats: int, *, budget_ms: float = 250.0, weighted: bool = True, by_tiles: bool = True
 ) -> Tuned:
     """Time plans for the sum of rows of `num_feats` float32 features, and keep the best with the graph.
 
@@ -79,7 +83,7 @@ def measure(
         Wall time; no plan is begun that would end later, if it took as long as the longest one so far.
     weighted : bool
         One weight per edge.
-    tiles : bool
+    by_tiles : bool
         Also time tiles, of a graph for which they seem to pay; for float32 alone.
 
     Notes
@@ -87,17 +91,12 @@ def measure(
     Synchronises. Allocates features, result and weights, which it frees.
     """
     with torch.cuda.device(graph.device), torch.no_grad():
-        found = _measure(graph, num_feats, budget_ms, weighted, tiles and graph.tiles_serve())
+        found = _measure(graph, num_feats, budget_ms, weighted, by_tiles and tiles.serve(graph))
     adopt(graph, found)
     return found
 
 
-def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, tiles: bool) -> Tuned:
-    # Imported here: ops know the graph, not the reverse.
-    from gnnaccel.ops._arrays import Arrays, arrays_of
-    from gnnaccel.ops.spmm import spmm_op
-    from gnnaccel.ops.tiled import spmm_tiled
-
+def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, by_tiles: bool) -> Tuned:
     x = torch.zeros(graph.num_cols, num_feats, dtype=torch.float32, device=graph.device)
     weight = torch.zeros(graph.nnz, 1, dtype=torch.float32, device=graph.device) if weighted else None
     row_bytes = num_feats * x.element_size()
@@ -108,17 +107,17 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
         arrays = plain._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
         spmm_op(*arrays, x, weight, message, "sum", 0.0)
 
-    first = graph.work.arranged(graph, graph.work.plan(graph, row_bytes))
+    first = schedule.of(graph).arranged(graph, schedule.of(graph).plan(graph, row_bytes))
     run(first)  # a process's first call loads kernels
     search = _Search(graph, run, time.perf_counter() + budget_ms / 1e3)
     search.consider(first)
     model_ms = listed_ms = search.best_ms
     tiled_ms = math.inf
-    tiled = graph.tiles_pay(num_feats)
-    if tiles:
+    tiled = tiles.pay(graph, num_feats)
+    if by_tiles:
         tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
         model_ms = tiled_ms if tiled else model_ms
-    rows = graph.work.plan(graph, row_bytes, sums=False)
+    rows = schedule.of(graph).plan(graph, row_bytes, sums=False)
     groups_first = first.plan.kernel is Kernel.GROUPS
     if groups_first:
         _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
@@ -129,19 +128,19 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, til
         _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
     best = search.best if search.best_ms <= _PAYS * listed_ms else first
     best_ms = min(search.best_ms, tiled_ms)
-    if tiles and best_ms <= _PAYS * model_ms:
+    if by_tiles and best_ms <= _PAYS * model_ms:
         tiled = tiled_ms < search.best_ms
-    tried = len(search.times) + tiles
+    tried = len(search.times) + by_tiles
     return Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
 
 
-def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, tiles: bool = True) -> list[Tuned]:
+def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, by_tiles: bool = True) -> list[Tuned]:
     """`measure` for each of these numbers of features, all in this wall time: what one leaves the others get."""
     deadline = time.perf_counter() + budget_ms / 1e3
     found = []
     for i, width in enumerate(widths):
         left_ms = (deadline - time.perf_counter()) * 1e3 / (len(widths) - i)
-        found.append(measure(graph, width, budget_ms=left_ms, tiles=tiles))
+        found.append(measure(graph, width, budget_ms=left_ms, by_tiles=by_tiles))
     return found
 
 
@@ -158,22 +157,22 @@ def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: f
     """
     found: list[tuple[Graph, str]] = []
     for part in parts:
-        twin = next((other for other, _ in found if other.work.order is part.work.order), None)
+        twin = next((other for other, _ in found if schedule.of(other).order is schedule.of(part).order), None)
         if twin is not None:  # a symmetric graph, whose transposed has the same rows
-            part.work.adopt_order(part, dict(twin.work.faster))
-        elif part.work.order is not None:
-            part.work.adopt_order(part, _faster_in_order(part, widths, budget_ms / len(parts)))
+            schedule.of(part).adopt_order(part, dict(schedule.of(twin).faster))
+        elif schedule.of(part).order is not None:
+            schedule.of(part).adopt_order(part, _faster_in_order(part, widths, budget_ms / len(parts)))
         found.append((part, _said(part, widths)))
     texts = list(dict.fromkeys(text for _, text in found))
     return texts[0] if len(texts) == 1 else f"{texts[0]}; transposed: {texts[1]}"
 
 
 def _said(graph: Graph, widths: Sequence[int]) -> str:
-    if graph.work.order is None:
+    if schedule.of(graph).order is None:
         return "as given"
 
     def those(verdict: bool | None) -> str:
-        return " ".join(str(width) for width in widths if graph.work.faster.get(lanes_of(4 * width)) is verdict)
+        return " ".join(str(width) for width in widths if schedule.of(graph).faster.get(lanes_of(4 * width)) is verdict)
 
     faster, untimed = those(True), those(None)
     said = f"this order is faster with {faster} features" if faster else "this order is no faster"
@@ -182,15 +181,12 @@ def _said(graph: Graph, widths: Sequence[int]) -> str:
 
 def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> dict[int, bool]:
     """`Work.faster` with as many of `widths` as there is time for. Calls in turn, as others may use the CPU too."""
-    from gnnaccel.ops._arrays import arrays_of
-    from gnnaccel.ops.spmm import spmm_op
-
-    faster = dict(graph.work.faster)
+    faster = dict(schedule.of(graph).faster)
     new = {lanes_of(4 * width): width for width in widths if lanes_of(4 * width) not in faster}
     if not new:
         return faster
     given = arrays_of(graph, False, listed=False)
-    items, steps, splits, _ = graph.work.in_order(graph)
+    items, steps, splits, _ = schedule.of(graph).in_order(graph)
     ways = (given, given._replace(items=items, steps=steps, splits=splits))
     start = time.perf_counter()
     for i, (lanes, width) in enumerate(new.items(), 1):
@@ -216,10 +212,10 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
 
 def adopt(graph: Graph, found: Tuned) -> None:
     """Let `graph` go by what was found, now or by an earlier process."""
-    if graph.work.plan(graph, found.row_bytes) != found.plan:
-        graph.work.adopt(found.row_bytes, graph.work.arranged(graph, found.plan))
-    if found.tiled != graph.tiles_pay(found.num_feats):
-        graph.decide_tiles(found.num_feats, found.tiled)
+    if schedule.of(graph).plan(graph, found.row_bytes) != found.plan:
+        schedule.of(graph).adopt(found.row_bytes, schedule.of(graph).arranged(graph, found.plan))
+    if found.tiled != tiles.pay(graph, found.num_feats):
+        schedule.decide_tiles(graph, found.num_feats, found.tiled)
 
 
 class _Search:
@@ -242,7 +238,7 @@ class _Search:
                 return math.inf
             start = time.perf_counter()
             same = self.last.plan.list_key == plan.list_key
-            self.consider(self.last._replace(plan=plan) if same else self.graph.work.arranged(self.graph, plan))
+            self.consider(self.last._replace(plan=plan) if same else schedule.of(self.graph).arranged(self.graph, plan))
             self.longest = max(self.longest, time.perf_counter() - start)
         return self.times[plan]
 
@@ -298,7 +294,7 @@ def _lists(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:
     """Arrangements and cuts for the kernel that reads them, those near to what is there first."""
     if best.kernel is Kernel.BALANCED:
         best = best._replace(kernel=Kernel.ROWS, slice_lanes=min(best.slice_lanes, 16))
-    known = list(Arrangement) if graph.work.order is not None else [Arrangement.LENGTH]
+    known = list(Arrangement) if schedule.of(graph).order is not None else [Arrangement.LENGTH]
     for factor in (1, 2, 0.5, 4, 0.25):
         cap = int(best.cap * factor)
         if _CAPS[0] <= cap <= _CAPS[1]:

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from gnnaccel import schedule
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -70,7 +71,7 @@ def _inherit(graph: Graph, owners: tuple[Tensor, ...], key: tuple) -> None:
             return
         prepared = derived.get(owners, key)
         if prepared is not None:
-            return graph.inherit(prepared)
+            return schedule.inherit(graph, prepared)
 
 
 def from_sparse(adj) -> Graph:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from gnnaccel import ops
-from gnnaccel.graph import modes
+from gnnaccel import ops, tiles
+from gnnaccel.graph import modes, scales
 from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -67,13 +67,13 @@ def weighted_sum(graph: Graph, x: Tensor, edges, norm: Tensor, flow: str = "sour
     factors = None
     if x.dtype in _DTYPES and not norm.requires_grad:
         factors = derived.get(_owners(edges, norm), ("factors", flow))
-    if factors is None or factors is _NONE or (graph.tiles_pay() and serves_sum(graph, x, norm)):
+    if factors is None or factors is _NONE or (tiles.pay(graph) and serves_sum(graph, x, norm)):
         return ops.spmm(graph, x, norm)
     if factors is _UNMADE:
         if graph.transient():
             return ops.spmm(graph, x, norm)
         with torch.inference_mode(False), torch.no_grad():
-            factors = graph.gcn_scale(norm.dtype).masked_fill(graph.indptr.diff() == 0, 0.0)
+            factors = scales.gcn_scale(graph, norm.dtype).masked_fill(graph.indptr.diff() == 0, 0.0)
             # A torch.sparse matrix always has values, and adding loops to it may have added up values.
             if is_torch_sparse_tensor(edges) and not _is_product(graph, norm, factors):
                 factors = _NONE

@@ -6,14 +6,11 @@ Set by benchmarks/advisor.py, groups.py and cuda_kernels.py on an H200; `tune` m
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
+from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule.worklist import GROUP_SIZES, HUB, LANES, THREADS, Arrangement, Kernel, Plan
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
 
 _MIN_CAP, _LEAST_MAX_CAP, _MAX_CAP = 32, 256, 1024
 _LEAST_CAP = 64  # where most rows have as many: pieces of small graphs
@@ -30,8 +27,11 @@ _SHORT, _DENSE, _MANY = 8, 256, 1_000_000  # mean degrees; nonzeros
 _L2_BYTES = 50 << 20  # of an H200
 
 
-def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
-    """How to make the list for rows of `lanes`, and what reads it; `clustered`: an order with locality is known."""
+def plan_of(graph: Graph, lanes: int, clustered: bool, *, reordered: bool = False) -> Plan:
+    """How to make the list for rows of `lanes`, and what reads it.
+
+    `clustered`: an order with locality is known; `reordered`: it is not the one that the rows were given in.
+    """
     wide, lanes = lanes > _MOST_LANES, min(lanes, _MOST_LANES)
     processors, cache = _chip(graph)
     # Of all nonzeros, for each worker on the chip. The narrowest ones have so little to do for a nonzero that the next
@@ -42,7 +42,8 @@ def plan_of(graph: Graph, lanes: int, clustered: bool) -> Plan:
     most = max(_LEAST_MAX_CAP, min(_MAX_CAP, usual))
     least = max(_MIN_CAP, min(_LEAST_CAP, usual))
     cap = max(least, min(most, -(-int(share) // 32) * 32))
-    return Plan(cap, _arrangement_of(graph, lanes, share, clustered), *_kernel_of(graph, lanes, wide, cache, clustered))
+    arrangement = _arrangement_of(graph, lanes, share, clustered, reordered)
+    return Plan(cap, arrangement, *_kernel_of(graph, lanes, wide, cache, clustered))
 
 
 def groups_of(graph: Graph, lanes: int, arrangement: Arrangement) -> Plan:
@@ -80,12 +81,12 @@ def groups_pay(graph: Graph, lanes: int, plan: Plan) -> bool:
     return small and plan.kernel is Kernel.ROWS and graph.longest_row > plan.cap
 
 
-def _arrangement_of(graph: Graph, lanes: int, share: float, clustered: bool) -> Arrangement:
+def _arrangement_of(graph: Graph, lanes: int, share: float, clustered: bool, reordered: bool) -> Arrangement:
     if not clustered:
         return Arrangement.LENGTH
     short = graph.nnz < _LONG * graph.num_rows
     if 16 * lanes <= _NARROW:
-        loose = short and not graph.reordered and _hub_share(graph) < _FEW_HUBS
+        loose = short and not reordered and _hub_share(graph) < _FEW_HUBS
         return Arrangement.HUBS if loose else Arrangement.BUCKETS
     if share >= _MAX_CAP:  # balance comes by itself
         return Arrangement.CLUSTERS

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gnnaccel import tiles
 from gnnaccel.graph import network, reorder, store
+from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import Kernel, Ordered, Plan, WorkList
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -57,8 +55,13 @@ class Work:
         # A captured CUDA graph reads lists by address alone, so they live as long as the graph.
         self._retired: list[WorkList] = []
 
+    @property
+    def reordered(self) -> bool:
+        """True if `prepare` found an order of the rows that pays."""
+        return self.order_name is not None
+
     def on_cpu(self, row_bytes: int) -> Ordered | None:
-        """`Graph.work_list` on the CPU."""
+        """`work_list` on the CPU."""
         return self.ordered if self.faster.get(worklist.lanes_of(row_bytes)) else None
 
     def on_cuda(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
@@ -72,7 +75,7 @@ class Work:
             return None
         if graph.transient():
             return None
-        graph.tiling.look(graph)
+        tiles.look(graph)
         try:
             self.seek_order(graph)
             rows = self.build(graph, lanes)
@@ -92,7 +95,7 @@ class Work:
         return beyond >= 0 and beyond % _LASTING_USES == 0  # now and then: it may have refused, as in a capture
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
-        """`Graph.prepare_work`."""
+        """See `prepare`."""
         self.epoch += 1
         self.order_note = ""
         if method and self._method == method and folder is not None:
@@ -102,14 +105,14 @@ class Work:
             before = self.order_name is not None
             same = like is not None and graph.num_rows == graph.num_cols and network.is_symmetric(graph)
             with torch.inference_mode(False), torch.no_grad():
-                order = like.work.order if like is not None and same and like.reordered else None
+                order = of(like).order if like is not None and same and of(like).reordered else None
                 order = self._sought(graph, method, folder) if order is None else order
             self._method, self.order_name = method, None if order is None else method
             if order is not None or before:
                 self.order, self._order_sought = order, order is not None
                 self._retired += [*self.lists.values(), *self.groups.values()]
                 self.lists, self.groups, self.ordered, self.faster = {}, {}, None, {}
-                graph.tiling.forget_measured()
+                tiles.forget_measured(graph)
         if graph.indptr.is_cuda:
             self.build_all(graph, like)
 
@@ -144,8 +147,8 @@ class Work:
     def build_all(self, graph: Graph, like: Graph | None = None) -> None:
         """Lists of every size, by rule. `like`: the transposed graph, whose lists may serve too."""
         self.seek_order(graph)
-        graph.tiling.look(graph)
-        twin = like.work if like is not None and self._has_rows_of(graph, like) else None
+        tiles.look(graph)
+        twin = of(like) if like is not None and self._has_rows_of(graph, like) else None
         for lanes in worklist.LANES:
             self.build(graph, lanes, twin)
 
@@ -168,7 +171,7 @@ class Work:
         """True if lists of `like` serve `graph`: rows as long, in the same order."""
         if graph.num_rows != like.num_rows or not torch.equal(graph.indptr, like.indptr):
             return False
-        own, other = self.order, like.work.order
+        own, other = self.order, of(like).order
         return own is other or (own is not None and other is not None and torch.equal(own, other))
 
     def seek_order(self, graph: Graph) -> None:
@@ -183,7 +186,7 @@ class Work:
         `twin`: of a graph whose lists may serve too.
         """
         if lanes not in self.lists:
-            plan = rules.plan_of(graph, lanes, self.order is not None)
+            plan = rules.plan_of(graph, lanes, self.order is not None, reordered=self.reordered)
             made = self.arranged(graph, plan, twin)
             if rules.groups_pay(graph, lanes, plan):
                 groups = rules.groups_of(graph, lanes, plan.arrangement)
@@ -224,3 +227,61 @@ class Work:
         lists = [*self.lists.values(), *self.groups.values(), *self._retired]
         held = [a for work in (*lists, *([self.ordered] if self.ordered else [])) for a in work[:3]]
         return held + ([] if self.order is None else [self.order])
+
+
+_SLOT = "schedule"
+
+
+def of(graph: Graph) -> Work:
+    """What `graph` keeps for the kernels."""
+    known: Work | None = graph.slots.get(_SLOT)
+    return graph.slot(_SLOT, Work) if known is None else known
+
+
+def ordered(graph: Graph) -> Ordered | None:
+    """On the CPU: `graph` in the order that `prepare` found, if that serves anything."""
+    known: Work | None = graph.slots.get(_SLOT)
+    return None if known is None else known.ordered
+
+
+def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:
+    """The order in which kernels take the rows for features of `row_bytes`; None before it is worth its cost.
+
+    On the CPU: that of `prepare(reorder=)`, for sums, means and extremes. On CUDA:
+
+    Built on the device when the graph has proved to last, then kept. Not in deterministic mode, where all calls are
+    to give the same bits (lists of `prepare` do), nor while a CUDA graph is captured: building synchronises; nor
+    under a transform of torch.func. torch.compile traces the calls without a list. `sums`: for sums and means.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    work = of(graph)
+    return work.on_cuda(graph, row_bytes, sums) if graph.indptr.is_cuda else work.on_cpu(row_bytes)
+
+
+def prepare(graph: Graph, method: str | None, *, like: Graph | None = None, folder: Path | None = None) -> None:
+    """Build now what `work_list` may be asked for; first, if asked to, find an order of the rows with locality.
+
+    `method`: one of `reorder.ORDERS`. `like`: the transposed graph, prepared before. Where both hold the same edges its
+    order serves here too. `folder`: where orders are kept on disk.
+    """
+    of(graph).prepare(graph, method, like, folder)
+
+
+def inherit(graph: Graph, other: Graph) -> None:
+    """Have a new graph prepared as `other` is: one of the same nodes and nearly the same edges.
+
+    Where lists, orders, plans and tiles of `other` were found for its edges, they serve these as well.
+    """
+    pairs = [(graph, other)]
+    if other._transposed is not None:
+        pairs.append((graph.transposed, other._transposed))
+    for heir, prepared in pairs:
+        of(heir).inherit(heir, of(prepared))
+        tiles.inherit(heir, prepared)
+
+
+def decide_tiles(graph: Graph, features: int, faster: bool) -> None:
+    """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
+    tiles.decide(graph, features, faster)
+    of(graph).epoch += 1

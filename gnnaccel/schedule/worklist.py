@@ -9,13 +9,12 @@ Balance and clusters: HP-SpMM (Fan et al.), row lengths: RoDe (Pang et al., 2024
 from __future__ import annotations
 
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.csr import Graph
 
 # Nonzeros of a run of a piece: kPieceRun of cuda/kernels.h.
 PIECE_RUN = 16

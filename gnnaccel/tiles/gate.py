@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 
+from gnnaccel.graph.csr import Graph
 from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, translate
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
 
 # Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
 # about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
@@ -22,81 +20,119 @@ _DENSE_REUSE, _DENSE_DEGREE = 8.0, 64  # both: sums of 16 numbers too
 _SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
 
 
-class Tiling:
-    """Of one graph, which is an argument where it is needed: so the two do not keep each other alive."""
+@dataclass
+class _Known:
+    """What is known of one graph, which keeps it."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, int], Tiles] = {}  # by height and width
-        # By features, of float32: whether sums by tiles were the faster ones.
-        self._measured: dict[int, bool] = {}
-        self._reuse: float | None = None  # of windows of 16 rows, or an estimate; 0: tiles will not do; None: not asked
+    # By height and width.
+    made: dict[tuple[int, int], Tiles] = field(default_factory=dict)
+    # By features, of float32: whether sums by tiles were the faster ones.
+    measured: dict[int, bool] = field(default_factory=dict)
+    # Of windows of 16 rows, or an estimate; 0: tiles will not do; None: not asked.
+    reuse: float | None = None
 
-    def tiles(self, graph: Graph, height: int, width: int) -> Tiles:
-        """Made now, or before; see `Graph.tiles`."""
-        if (height, width) not in self._made:
-            if graph.transient():
-                raise RuntimeError(
-                    f"Graph.tiles: {graph} has no tiles of {height} x {width} yet, and torch.compile or a transform is "
-                    f"tracing, or a CUDA graph is captured; call graph.tiles({height}, {width}), and "
-                    f"graph.transposed.tiles({height}, {width}) for gradients, before"
-                )
-            with torch.inference_mode(False), torch.no_grad():
-                made = translate(graph, height, width)
-                if self._reuse and (height, width) == KERNEL_SIZE:
-                    self._reuse = made.reuse()  # in place of an estimate
-            self._made[height, width] = made
-        return self._made[height, width]
 
-    def look(self, graph: Graph) -> None:
-        """Estimate, once, whether tiles pay."""
-        if self._reuse is not None:
-            return
-        self._reuse = 0.0
-        if graph.nnz < PAYS_EDGES:
-            return
-        made = self._made.get(KERNEL_SIZE)
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._reuse = reuse(graph) if made is None else made.reuse()
-        except torch.OutOfMemoryError:
-            _warn(graph, "no memory to look for tiles")
+_SLOT = "tiles"
 
-    def pays(self, graph: Graph, features: int | None, of: str, dtype: torch.dtype = torch.float32) -> bool:
-        """As far as is known; see `Graph.tiles_pay`."""
-        known = self._reuse or 0.0
-        if of == "sum" and dtype is torch.float32 and features in self._measured:
-            return self._measured[features]
-        if features is None:
-            return known >= PAYS_FROM
-        return pays(known, graph.nnz / max(graph.num_rows, 1), features, of)
 
-    def decide(self, features: int, faster: bool) -> None:
-        """Serve sums of rows of so many features by tiles from now on, or not."""
-        self._measured[features] = faster
+def of(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
+    """Blocks of `height` rows and `width` columns for tensor cores, translated at the first call and kept by the graph.
 
-    def inherit(self, other: Tiling) -> None:
-        """What is known of a graph with nearly the same edges holds here too; tiles are translated when needed."""
-        self._measured, self._reuse = dict(other._measured), other._reuse
+    Parameters
+    ----------
+    graph : Graph
+    height, width : int, 1 to 1024
+        16 x 8 is what `ops.spmm` with method="tiled" takes.
 
-    def forget_measured(self) -> None:
-        """What was measured was beside work lists that are gone."""
-        self._measured = {}
+    Raises
+    ------
+    ValueError
+        For other sizes. RuntimeError: where torch.compile or a transform is tracing, or a CUDA graph is captured,
+        and the graph has no such tiles yet.
 
-    def serves(self, graph: Graph, features: int | None, of: str, dtype: torch.dtype = torch.float32) -> bool:
-        """The same for sure: a graph for which tiles seem to pay is translated, which tells."""
-        if not self.pays(graph, features, of, dtype):
+    Notes
+    -----
+    On the graph's device; synchronises once. What the arrays are: `Tiles`.
+    """
+    known = graph.slot(_SLOT, _Known)
+    if (height, width) not in known.made:
+        if graph.transient():
+            raise RuntimeError(
+                f"tiles.of: {graph} has no tiles of {height} x {width} yet, and torch.compile or a transform is "
+                f"tracing, or a CUDA graph is captured; call gnnaccel.tiles.of(graph, {height}, {width}), and the same "
+                "of graph.transposed for gradients, before"
+            )
+        with torch.inference_mode(False), torch.no_grad():
+            made = translate(graph, height, width)
+            if known.reuse and (height, width) == KERNEL_SIZE:
+                known.reuse = made.reuse()  # in place of an estimate
+        known.made[height, width] = made
+    return known.made[height, width]
+
+
+def look(graph: Graph) -> None:
+    """Estimate, once, whether tiles pay."""
+    known = graph.slot(_SLOT, _Known)
+    if known.reuse is not None:
+        return
+    known.reuse = 0.0
+    if graph.nnz < PAYS_EDGES:
+        return
+    made = known.made.get(KERNEL_SIZE)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            known.reuse = reuse(graph) if made is None else made.reuse()
+    except torch.OutOfMemoryError:
+        _warn(graph, "no memory to look for tiles")
+
+
+def pay(graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
+    """True if CUDA kernels seem to be faster by tiles (docs/tensor-cores.md): estimated with the work lists.
+
+    For the "sum" or the "dot" of rows of `features` numbers; None: for any.
+    """
+    known: _Known | None = graph.slots.get(_SLOT)
+    if known is None:
+        return False
+    if kind == "sum" and dtype is torch.float32 and features in known.measured:
+        return known.measured[features]
+    if features is None:
+        return (known.reuse or 0.0) >= PAYS_FROM
+    return pays(known.reuse or 0.0, graph.nnz / max(graph.num_rows, 1), features, kind)
+
+
+def serve(graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
+    """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
+    if not pay(graph, features, kind, dtype):
+        return False
+    known = graph.slot(_SLOT, _Known)
+    if KERNEL_SIZE not in known.made:
+        if graph.transient():
             return False
-        if KERNEL_SIZE not in self._made:
-            if graph.transient():
-                return False
-            try:
-                self.tiles(graph, *KERNEL_SIZE)
-            except torch.OutOfMemoryError:
-                self._reuse = 0.0
-                _warn(graph, "no memory for tiles")
-            if not self.pays(graph, None, of):
-                self._made.pop(KERNEL_SIZE, None)
-        return KERNEL_SIZE in self._made and self.pays(graph, features, of, dtype)
+        try:
+            of(graph, *KERNEL_SIZE)
+        except torch.OutOfMemoryError:
+            known.reuse = 0.0
+            _warn(graph, "no memory for tiles")
+        if not pay(graph, None, kind):
+            known.made.pop(KERNEL_SIZE, None)
+    return KERNEL_SIZE in known.made and pay(graph, features, kind, dtype)
+
+
+def decide(graph: Graph, features: int, faster: bool) -> None:
+    """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
+    graph.slot(_SLOT, _Known).measured[features] = faster
+
+
+def inherit(graph: Graph, other: Graph) -> None:
+    """What is known of `other`, with nearly the same edges, holds here too; tiles are translated when needed."""
+    known, given = graph.slot(_SLOT, _Known), other.slot(_SLOT, _Known)
+    known.measured, known.reuse = dict(given.measured), given.reuse
+
+
+def forget_measured(graph: Graph) -> None:
+    """What was measured was beside work lists that are gone."""
+    graph.slot(_SLOT, _Known).measured.clear()
 
 
 def _warn(graph: Graph, what: str) -> None:
@@ -126,10 +162,10 @@ def reuse(graph: Graph, height: int = 16) -> float:
     return row.numel() / max(int(most.sum()), 1)
 
 
-def pays(reuse: float, degree: float, features: int, of: str) -> bool:
+def pays(reuse: float, degree: float, features: int, kind: str) -> bool:
     """True if the "sum" of rows of `features` numbers, or their "dot", is to go by tiles on a GPU, of a graph that is
     not small; `degree`: edges of a row, in the mean."""
     if reuse < PAYS_FROM or degree < _PAYS_DEGREE:
         return False
     dense = reuse >= _DENSE_REUSE and degree >= _DENSE_DEGREE
-    return features >= (16 if dense and of == "sum" else _PAYS_FEATURES[of])
+    return features >= (16 if dense and kind == "sum" else _PAYS_FEATURES[kind])

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-
-if TYPE_CHECKING:
-    from gnnaccel.graph.csr import Graph
-
+from gnnaccel.graph.csr import Graph
 
 KERNEL_SIZE = (16, 8)  # of the tiles that the CUDA kernels take: TileConfig of cuda/tiles.cuh
 METHODS = ("auto", "csr", "tiled")  # of ops and of `prepare`: where tiles pay, not by tiles, by tiles

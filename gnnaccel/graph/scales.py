@@ -1,0 +1,36 @@
+"""Powers of the degrees of a graph's rows, which layers scale sums with: made once, kept with the graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph.csr import Graph
+
+_SLOT = "scales"
+
+
+def gcn_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """One over the square root of each row's degree, at least 1, as a GCN layer takes it: [num_rows], kept.
+
+    `dtype`: of the features; the result has that of their sums.
+    """
+    return _power(graph, dtype, -0.5)
+
+
+def mean_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """One over each row's degree, at least 1, what a mean multiplies a sum with; as `gcn_scale`."""
+    return _power(graph, dtype, -1.0)
+
+
+def _power(graph: Graph, dtype: torch.dtype, power: float) -> Tensor:
+    wide = torch.promote_types(dtype, torch.float32)
+    kept: dict[tuple[torch.dtype, float], Tensor] = graph.slots.get(_SLOT, {})
+    scale = kept.get((wide, power))
+    if scale is None:
+        with torch.inference_mode(False), torch.no_grad():
+            scale = graph.indptr.diff().clamp(min=1).to(wide).pow(power)
+        if not graph.transient():
+            made: dict[tuple[torch.dtype, float], Tensor] = graph.slot(_SLOT, dict)
+            made[wide, power] = scale
+    return scale
