@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import maxk_models
+from gnnaccel.graph import cache
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
 from gnnaccel.graph.renumber import renumber as _renumber
@@ -284,8 +285,6 @@ def invalidate(obj: Any = None) -> None:
     TypeError
         For any other object, such as a `Graph`, which is frozen.
     """
-    from gnnaccel.graph import cache
-
     if obj is None:
         cache.invalidate()
     elif _is_dgl(obj):
@@ -308,8 +307,6 @@ def invalidate(obj: Any = None) -> None:
 
 
 def _invalidate_value(value: Any) -> None:
-    from gnnaccel.graph import cache
-
     if isinstance(value, Tensor):
         cache.invalidate(value)
     elif _from_package(value, "torch_sparse"):
