@@ -189,6 +189,20 @@ def test_copies_and_pickles():
     assert graph.transposed.transposed is graph
 
 
+def test_what_is_derived_from_a_graph_lives_with_it():
+    class Derived:
+        pass
+
+    graph = Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]))
+    kept = graph.slot("derived", Derived)
+    assert graph.slot("derived", Derived) is kept and graph.slot("other", Derived) is not kept
+    others = [graph.transposed, copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))]
+    assert all("derived" not in other.slots for other in others), "made again, of what is theirs"
+    alive = weakref.ref(kept)
+    del kept, graph, others
+    assert alive() is None
+
+
 def test_a_dropped_graph_is_freed_at_once():
     gc.disable()
     try:

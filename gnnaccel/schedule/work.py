@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnaccel import tiles
 from gnnaccel.graph import network, reorder, store
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import Kernel, Ordered, Plan, WorkList
+from gnnaccel.tiles import gate
 
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
@@ -75,7 +75,7 @@ class Work:
             return None
         if graph.transient():
             return None
-        tiles.look(graph)
+        gate.look(graph)
         try:
             self.seek_order(graph)
             rows = self.build(graph, lanes)
@@ -112,7 +112,7 @@ class Work:
                 self.order, self._order_sought = order, order is not None
                 self._retired += [*self.lists.values(), *self.groups.values()]
                 self.lists, self.groups, self.ordered, self.faster = {}, {}, None, {}
-                tiles.forget_measured(graph)
+                gate.forget_measured(graph)
         if graph.indptr.is_cuda:
             self.build_all(graph, like)
 
@@ -147,7 +147,7 @@ class Work:
     def build_all(self, graph: Graph, like: Graph | None = None) -> None:
         """Lists of every size, by rule. `like`: the transposed graph, whose lists may serve too."""
         self.seek_order(graph)
-        tiles.look(graph)
+        gate.look(graph)
         twin = of(like) if like is not None and self._has_rows_of(graph, like) else None
         for lanes in worklist.LANES:
             self.build(graph, lanes, twin)
@@ -278,10 +278,10 @@ def inherit(graph: Graph, other: Graph) -> None:
         pairs.append((graph.transposed, other._transposed))
     for heir, prepared in pairs:
         of(heir).inherit(heir, of(prepared))
-        tiles.inherit(heir, prepared)
+        gate.inherit(heir, prepared)
 
 
 def decide_tiles(graph: Graph, features: int, faster: bool) -> None:
     """Whether sums of rows of `features` numbers go by tiles from now on, as measured, of a translated graph."""
-    tiles.decide(graph, features, faster)
+    gate.decide(graph, features, faster)
     of(graph).epoch += 1

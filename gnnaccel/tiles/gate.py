@@ -53,6 +53,13 @@ def of(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     Notes
     -----
     On the graph's device; synchronises once. What the arrays are: `Tiles`.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([2, 2, 30]), num_rows=2, num_cols=31)
+    >>> gnnaccel.tiles.of(g).columns
+    tensor([[ 2, 30, -1, -1, -1, -1, -1, -1]], dtype=torch.int32)
     """
     known = graph.slot(_SLOT, _Known)
     if (height, width) not in known.made:
