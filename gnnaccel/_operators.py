@@ -39,6 +39,11 @@ def watched() -> bool:
     )
 
 
+def forward_mode() -> bool:
+    """True inside torch.autograd.forward_ad, for which our ops have no derivative."""
+    return forward_ad._current_level >= 0
+
+
 def plain(args: tuple, features: Iterable[int] = (), devices: tuple[str, ...] = ("cpu", "cuda")) -> bool:
     """True if kernels may run on `args`, the first of which is a tensor, behind the dispatcher's back.
 

@@ -280,7 +280,7 @@ def test_traced_after_a_call(layer):
     torch.testing.assert_close(traced(x, other), conv(x, other))
 
 
-@pytest.mark.parametrize("layer", [nn.GATConv, nn.TransformerConv])
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.TransformerConv, nn.SAGEConv, nn.GCNConv])
 def test_forward_replaced_on_the_class(layer, monkeypatch):
     conv = gnnaccel.accelerate(layer(D, 4))
     conv(rand(N, D), edges())

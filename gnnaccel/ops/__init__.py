@@ -6,6 +6,7 @@ Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 from gnnaccel._library import has_cuda_kernels
 from gnnaccel.ops import cbsr_rules  # noqa: F401 (fills cbsr.RULES)
 from gnnaccel.ops.attention import attention
+from gnnaccel.ops.attention_layers import gat, gatv2
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
@@ -25,6 +26,8 @@ __all__ = [
     "dot_attention",
     "edge_attention",
     "edge_softmax",
+    "gat",
+    "gatv2",
     "gatv2_scores",
     "graph_conv",
     "has_cuda_kernels",

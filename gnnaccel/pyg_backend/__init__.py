@@ -15,8 +15,8 @@ import torch
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel.pyg_backend import classes as _classes
-from gnnaccel.pyg_backend.forwards import ALLOWED
 from gnnaccel.pyg_backend.graph import to_graph
+from gnnaccel.pyg_backend.update_order import ALLOWED
 
 __all__ = ["accelerate", "disable", "enable", "to_graph"]
 

@@ -138,7 +138,7 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
     _check_edges(graph, edge_attr)
     hidden = current.hidden and graph.nnz
     if hidden and target is not None and (edge_attr is None or conv.lin_edge is None):
-        return Deferred(graph, (source, target), conv.negative_slope, _dropped(conv, source, graph.nnz))
+        return Deferred(graph, (source, target), conv.negative_slope, dropped(conv, source, graph.nnz))
     if target is None:
         scores = ops.sddmm(graph, source, None, "copy_lhs", "u")
     else:
@@ -154,11 +154,11 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
 def _softmax(conv, graph: Graph, scores: Tensor) -> Tensor | Deferred:
     """Attention weights [E, H], or what stands for them where nobody is to see them."""
     if current.hidden and graph.nnz and not torch.is_autocast_enabled(scores.device.type):
-        return Deferred(graph, scores, 1.0, _dropped(conv, scores, graph.nnz))
+        return Deferred(graph, scores, 1.0, dropped(conv, scores, graph.nnz))
     return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
 
 
-def _dropped(conv, like: Tensor, edges: int) -> Tensor | None:
+def dropped(conv, like: Tensor, edges: int) -> Tensor | None:
     """What dropout multiplies the weights [E, H] by, drawn as PyG draws it; None for ones."""
     if not (conv.dropout > 0 and conv.training):
         return None
@@ -187,7 +187,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     _check_edges(graph, edge_attr)
     if current.hidden and edge_attr is None and not torch.is_autocast_enabled(query.device.type):
         conv._alpha = None
-        out = ops.dot_attention(graph, query, key, value, edge_scale=_dropped(conv, query, graph.nnz))
+        out = ops.dot_attention(graph, query, key, value, edge_scale=dropped(conv, query, graph.nnz))
         return out if conv.root_weight or not conv.concat else out.clone()  # see _given()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
     query = query / math.sqrt(conv.out_channels)
@@ -254,7 +254,7 @@ def super_gat(conv, edges: Edges, x) -> Tensor:
     else:
         scores = scores / math.sqrt(conv.out_channels)
     scores = F.leaky_relu(scores, conv.negative_slope)
-    return _given(conv, ops.edge_attention(graph, scores, source, edge_scale=_dropped(conv, scores, graph.nnz)))
+    return _given(conv, ops.edge_attention(graph, scores, source, edge_scale=dropped(conv, scores, graph.nnz)))
 
 
 def _gatv2_in_blocks(conv, graph: Graph, source: Tensor, target: Tensor, edge_attr: Tensor | None) -> Tensor:

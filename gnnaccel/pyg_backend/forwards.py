@@ -1,6 +1,8 @@
-"""Forwards of layers that do more than they need to: GATConv's scores; linear maps and sums that commute, where the
-other order reads less, which a user allows (`accelerate(model, update_order=True)`), or where a linear map would make a
-dense tensor of one that keeps few entries."""
+"""Forwards of PyG's layers that sum, from forward() straight to one op; after those of PyG 2.8.
+
+Each maker takes the layer's class and its general forward(), which goes through propagate(), and which a call that is
+in any way unusual takes. Where the layer adds a bias after its sum, or itself before, the op does that in its pass.
+"""
 
 from __future__ import annotations
 
@@ -11,182 +13,145 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn import Linear
-from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.conv import GATConv, GCNConv, GraphConv, SAGEConv
-from torch_geometric.nn.conv import gat_conv as module
-from torch_geometric.nn.conv import gcn_conv as gcn_module
+from torch_geometric import nn as pyg_nn
 
-from gnnaccel import ops
-from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend.helpers import ours
-from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel import ops, report
+from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend import norms, short
 from gnnaccel.pyg_backend.reduce import takes
+from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.update_order import ALLOWED
+
+_FEATURES = (Tensor, torch.nn.Parameter)
 
 
-def gat(original: Callable) -> Callable:
-    """GATConv.forward with the two scores of a node from one pass over its features, where sources and destinations are
-    the same nodes: PyG's makes and keeps two tensors of the features' size for them. After the forward of PyG 2.8."""
+def _gcn(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GCNConv)
 
-    @functools.wraps(original)
-    def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
-        if return_attention_weights is not None or not _is_plain(self, x, edge_index):
-            return original(self, x, edge_index, edge_attr, size, return_attention_weights)
-        res = None if self.res is None else self.res(x)
-        x = self.lin(x).view(-1, self.heads, self.out_channels)
-        scores = _scores(x, self.att_src, self.att_dst)
-        if self.add_self_loops:
-            edge_index, edge_attr = ours(module.remove_self_loops)(edge_index, edge_attr)
-            edge_index, edge_attr = ours(module.add_self_loops)(
-                edge_index, edge_attr, fill_value=self.fill_value, num_nodes=len(x) if size is None else min(size)
-            )
-        alpha = self.edge_updater(edge_index, alpha=scores, edge_attr=edge_attr, size=size)
-        out = self.propagate(edge_index, x=(x, x), alpha=alpha, size=size)
-        out = out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(1)
-        for term in (res, self.bias):
-            if term is not None:
-                out = out + term
-        return out
-
-    return forward
-
-
-def gcn(original: Callable) -> Callable:
-    """GCNConv.forward that sums first and maps the sums, where that reads less. After the forward of PyG 2.8."""
-
-    @functools.wraps(original)
+    @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        kept = isinstance(x, ops.CBSR) and x.is_compressed and x.k <= self.out_channels
-        sums_first = kept or (_may_turn(self, x) and _sum_reads(x) < _mapped_reads(x, self.lin))
-        if not sums_first or is_compiling() or not _is_listed(edge_index) or not _commutes(self, GCNConv, self.lin):
-            return original(self, x, edge_index, edge_weight)
-        if self.normalize:
-            cache = self._cached_edge_index
-            if cache is None:
-                cache = ours(gcn_module.gcn_norm)(
-                    edge_index, edge_weight, len(x), self.improved, self.add_self_loops, self.flow, x.dtype
-                )
-                if self.cached:
-                    self._cached_edge_index = cache
-            edge_index, edge_weight = cache
-        out = self.lin(self.propagate(edge_index, x=x, edge_weight=edge_weight))
-        return out if self.bias is None else out + self.bias
+        state, modules, parameters = self.__dict__, self._modules, self._parameters
+        usual = edge_weight is None and _is_matrix(x) and x.dtype in norms.DTYPES and guard.allows(self, edge_index)
+        if not usual or not state["normalize"] or ALLOWED in state or "lin" not in modules or "bias" not in parameters:
+            return general(self, x, edge_index, edge_weight)
+        edges, flow, cache = edge_index, state["flow"], state["_cached_edge_index"]
+        if torch.is_autocast_enabled(x.device.type) or x.device != edge_index.device:
+            return general(self, x, edge_index, edge_weight)
+        if cache is not None:
+            edges, weight = cache
+            graph = short.graph_of(edges, x.shape[0], x.shape[0], flow)
+            fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype and len(weight) == graph.nnz
+            if not fits:
+                return general(self, x, edge_index, edge_weight)
+        elif state["cached"] or state["improved"]:
+            return general(self, x, edge_index, edge_weight)
+        else:
+            found = short.normed(edge_index, x.shape[0], flow, state["add_self_loops"], x.dtype)
+            if found is None:
+                return general(self, x, edge_index, edge_weight)
+            graph, scale = found
+        h, bias = modules["lin"](x), parameters["bias"]
+        with report.accelerated(guard.kind):
+            if cache is not None:
+                return norms.weighted_sum(graph, h, edges, weight, flow, bias)
+            return norms.scaled_sum(graph, h, scale, bias)
 
     return forward
 
 
-def sage(original: Callable) -> Callable:
-    """SAGEConv.forward that maps first and sums up the result, where that reads less. After the forward of PyG 2.8."""
+def _sage(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.SAGEConv, tuple(REDUCES))
 
-    @functools.wraps(original)
+    @functools.wraps(general)
     def forward(self, x, edge_index, size=None):
-        source, own = _pair(x)
-        if self.project or not _maps_first(self, source, edge_index, SAGEConv, self.lin_l):
-            return original(self, x, edge_index, size)
-        out = self.propagate(edge_index, x=(F.linear(source, self.lin_l.weight), own), size=size)
-        out = out if self.lin_l.bias is None else out + self.lin_l.bias
-        if self.root_weight and own is not None:
-            out = out + self.lin_r(own)
-        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+        own = x[1] if type(x) is tuple and len(x) == 2 else x
+        state, modules = self.__dict__, self._modules
+        found = None
+        if size is None and guard.allows(self, edge_index) and not state["project"] and ALLOWED not in state:
+            found = _neighbours(self, x, edge_index)
+        if found is None or "lin_l" not in modules or (state["root_weight"] and "lin_r" not in modules):
+            return general(self, x, edge_index, size)
+        with report.accelerated(guard.kind):
+            out = ops.spmm(*found, reduce=REDUCES[type(modules["aggr_module"])])
+        out = modules["lin_l"](out)
+        if state["root_weight"] and own is not None:
+            out = out + modules["lin_r"](own)
+        return F.normalize(out, p=2.0, dim=-1) if state["normalize"] else out
 
     return forward
 
 
-def graph_conv(original: Callable) -> Callable:
-    """GraphConv.forward, as `sage`. After the forward of PyG 2.8."""
+def _graph_conv(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GraphConv, tuple(REDUCES))
 
-    @functools.wraps(original)
+    @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None, size=None):
-        source, own = _pair(x)
-        if not _maps_first(self, source, edge_index, GraphConv, self.lin_rel):
-            return original(self, x, edge_index, edge_weight, size)
-        mapped = F.linear(source, self.lin_rel.weight)
-        out = self.propagate(edge_index, x=(mapped, own), edge_weight=edge_weight, size=size)
-        out = out if self.lin_rel.bias is None else out + self.lin_rel.bias
-        return out if own is None else out + self.lin_root(own)
+        own = x[1] if type(x) is tuple and len(x) == 2 else x
+        modules, found = self._modules, None
+        usual = size is None and (edge_weight is None or (takes(edge_weight) and edge_weight.dim() == 1))
+        if usual and guard.allows(self, edge_index) and ALLOWED not in self.__dict__:
+            found = _neighbours(self, x, edge_index)
+        if found is None or not modules.keys() >= {"lin_rel", "lin_root"} or not _fits(edge_weight, *found):
+            return general(self, x, edge_index, edge_weight, size)
+        with report.accelerated(guard.kind):
+            out = ops.spmm(*found, edge_weight, reduce=REDUCES[type(modules["aggr_module"])])
+        out = modules["lin_rel"](out)
+        return out if own is None else out + modules["lin_root"](own)
 
     return forward
 
 
-def _pair(x) -> tuple:
-    """Features of sources and destinations; of what a layer does not take, nothing, so that PyG says so."""
-    if isinstance(x, Tensor):
-        return x, x
-    return x if isinstance(x, tuple) and len(x) == 2 else (None, None)
+def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:
+    if edge_weight is None:
+        return True
+    return edge_weight.shape[0] == graph.nnz and edge_weight.dtype == x.dtype and edge_weight.device == x.device
 
 
-ALLOWED = "_gnnaccel_update_order"  # attribute of a layer that may take map and sum in the cheaper order
+def _gin(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GINConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, size=None):
+        own = x[1] if type(x) is tuple and len(x) == 2 else x
+        modules, found, eps = self._modules, None, None
+        if size is None and guard.allows(self, edge_index) and "nn" in modules:
+            found, eps = _neighbours(self, x, edge_index), short.number(self._buffers.get("eps"))
+        if found is None or eps is None or own is None or self._buffers["eps"].dtype != own.dtype:
+            return general(self, x, edge_index, size)
+        graph, source = found
+        # A layer's own feature that counts as much as a neighbour's is one more of these.
+        more = short.looped(edge_index, len(own), self.flow, "more") if eps == 0 and own is source else None
+        with report.accelerated(guard.kind):
+            out = ops.spmm(graph if more is None else more, source)
+        return modules["nn"](out if more is not None else torch.add(out, own, alpha=1 + eps))
+
+    return forward
 
 
-def _may_turn(conv: Any, x) -> bool:
-    """True if the user allows the other order for this layer, and x is features it can be asked for."""
-    if is_compiling() or not vars(conv).get(ALLOWED) or type(x) not in (Tensor, torch.nn.Parameter) or x.dim() != 2:
-        return False
-    return x.is_floating_point() and not torch.is_autocast_enabled(x.device.type)
+def _is_matrix(x) -> bool:
+    return type(x) in _FEATURES and x.dim() == 2 and takes(x)
 
 
-def _sum_reads(x: Tensor) -> int:
-    """Numbers that sums of x read for each edge, forward and backward; for lin's result: `_mapped_reads`."""
-    return x.shape[1] * (1 + (torch.is_grad_enabled() and x.requires_grad))
+def _neighbours(conv: Any, x: Any, edge_index: Tensor) -> tuple[Graph, Tensor] | None:
+    """The graph and the features that a sum over sources reads; None where they are not plain matrices."""
+    source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
+    if not _is_matrix(source) or source.device != edge_index.device:
+        return None
+    if own is source:
+        graph = short.graph_of(edge_index, source.shape[0], source.shape[0], conv.flow)
+    elif not _is_matrix(own) or own.device != source.device or conv.flow != "source_to_target":
+        return None
+    else:
+        graph = short.graph_of(edge_index, source.shape[0], own.shape[0], conv.flow)
+    return None if graph is None else (graph, source)
 
 
-def _mapped_reads(x: Tensor, lin: Any) -> int:
-    return lin.out_channels * (1 + (torch.is_grad_enabled() and (x.requires_grad or lin.weight.requires_grad)))
-
-
-def _maps_first(conv: Any, x, edge_index, cls: type, lin: Any) -> bool:
-    """True for a layer that sums and then maps, if that is to be turned."""
-    if not _may_turn(conv, x) or not _is_listed(edge_index):
-        return False
-    return _mapped_reads(x, lin) < _sum_reads(x) and _commutes(conv, cls, lin)
-
-
-def _is_listed(edge_index) -> bool:
-    return type(edge_index) in (Tensor, EdgeIndex) and edge_index.layout is torch.strided
-
-
-_LINEAR_PARTS = ("message", "message_and_aggregate", "aggregate", "update", "edge_update")
-
-
-def _commutes(conv: Any, cls: type, lin: Any) -> bool:
-    """True for a `cls` whose propagate() sums up weighted rows, and whose linear map is a matrix product that nobody
-    watches, as one that is to find its width does; GCNConv's has no bias of its own, which sums would weight."""
-    if obstacle(conv) is not None:
-        return False
-    if type(conv.aggr_module) not in (SumAggregation, MeanAggregation) or is_watched(conv.aggr_module):
-        return False
-    plain = type(conv)._gnnaccel_plain
-    if any(getattr(plain, part) is not getattr(cls, part) for part in _LINEAR_PARTS):
-        return False
-    return type(lin) is Linear and not is_watched(lin) and (cls is not GCNConv or lin.bias is None)
-
-
-def _is_plain(conv: Any, x, edge_index) -> bool:
-    return (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.dim() == 2
-        and type(edge_index) in (Tensor, EdgeIndex)
-        and edge_index.layout is torch.strided
-        and getattr(conv, "lin", None) is not None
-        and hasattr(conv, "res")
-        and not is_compiling()
-        and obstacle(conv) is None
-    )
-
-
-def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """<x[n, h], vector[h]> for each vector [1, H, C]: [N, H] each."""
-    same = all(v.dtype == x.dtype and v.device == x.device and v.shape == (1, *x.shape[1:]) for v in vectors)
-    if same and takes(x) and not torch.is_autocast_enabled(x.device.type):
-        return ops.head_dots(x, torch.cat(vectors)).unbind()
-    return tuple((x * v).sum(-1) for v in vectors)
-
-
-FORWARDS: dict[Callable, Callable] = {
-    GATConv.forward: gat,
-    GCNConv.forward: gcn,
-    SAGEConv.forward: sage,
-    GraphConv.forward: graph_conv,
-}
-"""forward() -> what makes ours of it."""
+_MAKERS = (
+    (pyg_nn.GCNConv, _gcn),
+    (pyg_nn.SAGEConv, _sage),
+    (pyg_nn.GraphConv, _graph_conv),
+    (pyg_nn.GINConv, _gin),
+)
+FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
+"""forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
+short.know(*(layer for layer, _ in _MAKERS))

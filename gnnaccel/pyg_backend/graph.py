@@ -19,7 +19,7 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
 
-_INDEX_DTYPES = (torch.int64, torch.int32)
+INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 class Unsupported(Exception):
@@ -171,7 +171,7 @@ def to_graph(obj, num_nodes: int | None = None) -> Graph:
             "to_graph: obj: expected a Data, edge_index, EdgeIndex, torch.sparse tensor or SparseTensor, got "
             f"{type(obj).__name__}; of a HeteroData pass one edge type's edge_index"
         )
-    if obj.dtype not in _INDEX_DTYPES:
+    if obj.dtype not in INDEX_DTYPES:
         raise TypeError(f"to_graph: obj: expected an edge_index of int64 or int32, got {obj.dtype}")
     if obj.dim() != 2 or obj.shape[0] != 2:
         raise ValueError(f"to_graph: obj: expected an edge_index of shape [2, E], got {tuple(obj.shape)}")
@@ -223,7 +223,7 @@ class Edges:
         self.is_sparse = False
         self.device = _check_device(edge_index)
         if (kind is Tensor and edge_index.layout is torch.strided) or kind is EdgeIndex:
-            if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
                 raise Unsupported(f"edge_index of {edge_index.dtype}, shape {tuple(edge_index.shape)}")
             if kind is EdgeIndex:
                 self.size = [edge_index.num_rows, edge_index.num_cols]

@@ -11,10 +11,9 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.typing import SparseTensor
 
-from gnnaccel.pyg_backend import flight, rules
+from gnnaccel.pyg_backend import attention_forwards, flight, forwards, rules, update_order
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.forwards import FORWARDS
 from gnnaccel.pyg_backend.graph import Unsupported
 from gnnaccel.pyg_backend.helpers import bind, uses_helpers
 from gnnaccel.pyg_backend.propagate import make_entry, make_original
@@ -41,15 +40,29 @@ def make_methods(plain: Any) -> dict[str, Callable]:
                 continue
             if getattr(plain, name) is function and uses_helpers(function):
                 members[name] = _make_bound(plain, name, function)
-    if plain.forward in FORWARDS:
-        members["forward"] = FORWARDS[plain.forward](members.get("forward", plain.forward))
-    if plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted):
+    turned = _TURNED.get(plain.forward)
+    if turned is not None:
+        members["forward"] = turned(members.get("forward", plain.forward))
+    hides = plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted)
+    if hides:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
-    if (
-        plain.forward in FORWARDS or plain.forward in _SHOWS_WEIGHTS
-    ):  # they hand from one method to the next what is ours
+    if hides or turned is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
+    for table in (forwards.FORWARDS, attention_forwards.FORWARDS):
+        if plain.forward in table:
+            general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
+            members["forward"] = table[plain.forward](plain, general)
     return members
+
+
+def _unless_replaced(plain: Any, function: Any, method: Callable) -> Callable:
+    """`method`, which is ours for `function`, or the forward() that somebody has put into the class since."""
+
+    @functools.wraps(function)
+    def forward(self, *args, **kwargs):
+        return (method if plain.forward is function else plain.forward)(self, *args, **kwargs)
+
+    return forward
 
 
 def _is_pygs(updater: Any) -> bool:
@@ -122,6 +135,7 @@ def _make_bound(plain: Any, name: str, function: Any) -> Callable:
     return method
 
 
+_TURNED = {**update_order.FORWARDS, GATConv.forward: attention_forwards.in_one_pass}
 # forward() of layers that show their attention weights on demand -> position of that argument; None hides them.
 _SHOWS_WEIGHTS = {GATConv.forward: 4, GATv2Conv.forward: 3, TransformerConv.forward: 3}
 

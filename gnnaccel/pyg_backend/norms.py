@@ -19,7 +19,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops.tiled import serves_sum
 
 # PyG rounds the norms of 16-bit features to these, and its results with them.
-_DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64)
 _UNMADE, _NONE = object(), object()  # in place of factors that nobody has asked for, and of those that there are not
 
 
@@ -54,8 +54,11 @@ def _owners(edges: Any, norm: Any) -> tuple[Tensor, ...]:
     return norm, edges.storage.col() if isinstance(edges, SparseTensor) else edges
 
 
-def weighted_sum(graph: Graph, x: Tensor, edges, norm: Tensor, flow: str = "source_to_target") -> Tensor:
-    """Sum over edges (c, r) of norm[e] * x[c]: by the nodes' factors, if norms of PyG's for these edges have some.
+def weighted_sum(
+    graph: Graph, x: Tensor, edges, norm: Tensor, flow: str = "source_to_target", bias: Tensor | None = None
+) -> Tensor:
+    """Sum over edges (c, r) of norm[e] * x[c], plus a bias: by the nodes' factors, if norms of PyG's for these edges
+    have some.
 
     Parameters
     ----------
@@ -65,23 +68,34 @@ def weighted_sum(graph: Graph, x: Tensor, edges, norm: Tensor, flow: str = "sour
         In edge-id order, of the dtype of x.
     """
     factors = None
-    if x.dtype in _DTYPES and not norm.requires_grad:
+    if x.dtype in DTYPES and not norm.requires_grad:
         factors = derived.get(_owners(edges, norm), ("factors", flow))
     if factors is None or factors is _NONE or (tiles.pay(graph) and serves_sum(graph, x, norm)):
-        return ops.spmm(graph, x, norm)
+        return _plus(ops.spmm(graph, x, norm), bias)
     if factors is _UNMADE:
         if graph.transient():
-            return ops.spmm(graph, x, norm)
+            return _plus(ops.spmm(graph, x, norm), bias)
         with torch.inference_mode(False), torch.no_grad():
             factors = scales.gcn_scale(graph, norm.dtype).masked_fill(graph.indptr.diff() == 0, 0.0)
             # A torch.sparse matrix always has values, and adding loops to it may have added up values.
             if is_torch_sparse_tensor(edges) and not _is_product(graph, norm, factors):
                 factors = _NONE
         derived.put(_owners(edges, norm), ("factors", flow), factors)
-        return weighted_sum(graph, x, edges, norm, flow)
+        return weighted_sum(graph, x, edges, norm, flow, bias)
     if not len(factors) == graph.num_rows == graph.num_cols:  # features may have more rows than at the first call
-        return ops.spmm(graph, x, norm)
-    return ops.graph_conv(graph, x, source_scale=factors, row_scale=factors)
+        return _plus(ops.spmm(graph, x, norm), bias)
+    return scaled_sum(graph, x, factors, bias)
+
+
+def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """scale[r] * sum over edges (c, r) of scale[c] * x[c], plus a bias."""
+    if bias is None or bias.dtype == x.dtype:
+        return ops.graph_conv(graph, x, source_scale=scale, row_scale=scale, bias=bias)
+    return _plus(ops.graph_conv(graph, x, source_scale=scale, row_scale=scale), bias)
+
+
+def _plus(out: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else out + bias
 
 
 def _is_product(graph: Graph, norm: Tensor, factors: Tensor) -> bool:

@@ -40,13 +40,13 @@ WEIGHTS: dict[Callable, str | None] = {
     pyg_nn.GCN2Conv.message: "edge_weight",
     pyg_nn.LGConv.message: "edge_weight",
 }
-_REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
 
 
 def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
     """One propagate() call of a layer whose message() is in WEIGHTS."""
     aggregation = conv.aggr_module
-    reduce = _REDUCES.get(type(aggregation))
+    reduce = REDUCES.get(type(aggregation))
     if plain.aggregate is not MessagePassing.aggregate or plain.update is not MessagePassing.update:
         raise Unsupported("own aggregate() or update()")
     if reduce is None or is_watched(aggregation) or edges.is_sparse or isinstance(edges.edge_index, EdgeIndex):

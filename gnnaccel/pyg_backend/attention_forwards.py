@@ -1,0 +1,194 @@
+"""Forwards of PyG's attention layers, from forward() straight to one op, and GATConv's scores from one pass over its
+features; after those of PyG 2.8."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric import nn as pyg_nn
+from torch_geometric.nn.conv import gat_conv as module
+
+from gnnaccel import ops, report
+from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.attention import dropped
+from gnnaccel.pyg_backend.helpers import ours
+from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel.pyg_backend.reduce import takes
+
+_FEATURES = (Tensor, torch.nn.Parameter)
+
+
+def _gat(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GATConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
+        graph, modules, parameters = None, self._modules, self._parameters
+        usual = not is_compiling() and edge_attr is size is return_attention_weights is None
+        usual = usual and _is_matrix(x, edge_index) and modules.get("lin") is not None
+        if usual and parameters.keys() >= {"att_src", "att_dst", "bias"}:
+            graph = _looped(self, guard, edge_index, len(x), len(x))
+        if graph is None:
+            return general(self, x, edge_index, edge_attr, size, return_attention_weights)
+        res = None if modules.get("res") is None else modules["res"](x)
+        h = modules["lin"](x).view(-1, self.heads, self.out_channels)
+        with report.accelerated(guard.kind):
+            scores = parameters["att_src"], parameters["att_dst"]
+            scale = dropped(self, h, graph.nnz)
+            out = ops.gat(graph, h, *scores, negative_slope=self.negative_slope, edge_scale=scale)
+        return _finished(self, out, res)
+
+    return forward
+
+
+def _gatv2(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GATv2Conv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
+        graph, modules, parameters = None, self._modules, self._parameters
+        pair = x if type(x) is tuple and len(x) == 2 else (x, x)
+        usual = not is_compiling() and edge_attr is return_attention_weights is None
+        usual = usual and parameters.keys() >= {"att", "bias"}
+        if usual and all(_is_matrix(t, edge_index) for t in pair) and modules.keys() >= {"lin_l", "lin_r"}:
+            graph = _looped(self, guard, edge_index, *map(len, pair))
+        if graph is None or (self.share_weights and pair[0] is not pair[1]):
+            return general(self, x, edge_index, edge_attr, return_attention_weights)
+        source, target = pair
+        res = None if modules.get("res") is None else modules["res"](target)
+        shape = -1, self.heads, self.out_channels
+        left = modules["lin_l"](source).view(shape)
+        right = left if self.share_weights else modules["lin_r"](target).view(shape)
+        with report.accelerated(guard.kind):
+            scale = dropped(self, left, graph.nnz)
+            vectors = parameters["att"].view(shape[1:])
+            out = ops.gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        return _finished(self, out, res)
+
+    return forward
+
+
+def _transformer(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.TransformerConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
+        graph, modules = None, self._modules
+        pair = x if type(x) is tuple and len(x) == 2 else (x, x)
+        usual = (
+            not is_compiling()
+            and edge_attr is None
+            and return_attention_weights is None
+            and modules.get("lin_edge") is None
+        )
+        usual = usual and all(_is_matrix(t, edge_index) for t in pair)
+        if usual and guard.allows(self, edge_index) and modules.keys() >= {"lin_query", "lin_key", "lin_value"}:
+            graph = short.graph_of(edge_index, *map(len, pair), self.flow) if _flows(self, *pair) else None
+        if graph is None or self.beta or (self.root_weight and "lin_skip" not in modules):
+            return general(self, x, edge_index, edge_attr, return_attention_weights)
+        source, target = pair
+        shape = -1, self.heads, self.out_channels
+        query = modules["lin_query"](target).view(shape)
+        key, value = modules["lin_key"](source).view(shape), modules["lin_value"](source).view(shape)
+        with report.accelerated(guard.kind):
+            out = ops.dot_attention(graph, query, key, value, edge_scale=dropped(self, query, graph.nnz))
+        self._alpha = None
+        out = out.view(-1, shape[1] * shape[2]) if self.concat else out.mean(dim=1)
+        if self.root_weight:
+            return out + modules["lin_skip"](target)
+        return out.clone() if self.concat else out
+
+    return forward
+
+
+def _flows(conv: Any, source: Tensor, target: Tensor) -> bool:
+    return source is target or conv.flow == "source_to_target"
+
+
+def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: int) -> Graph | None:
+    """The graph that a layer of the GAT family attends over; None where the general way is to be taken."""
+    if not guard.allows(conv, edge_index) or (num_src != num_dst and conv.flow != "source_to_target"):
+        return None
+    if not conv.add_self_loops:
+        return short.graph_of(edge_index, num_src, num_dst, conv.flow)
+    if num_src != num_dst:
+        return None
+    return short.looped(edge_index, num_src, conv.flow, "one")
+
+
+def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> Tensor:
+    """What the layer makes of its sums [N, H, C], which an op may have `kept`."""
+    bias = conv._parameters["bias"]
+    if not conv.concat:
+        out = out.mean(dim=1)
+    elif kept and bias is None and res is None:
+        # The caller may write into what forward() returns, while the op keeps its result.
+        return out.clone().view(-1, conv.heads * conv.out_channels)
+    else:
+        out = out.view(-1, conv.heads * conv.out_channels)
+    for term in (res, bias):
+        if term is not None:
+            out = out + term
+    return out
+
+
+def _is_matrix(x, edge_index) -> bool:
+    """True for features that the op takes as they come out of the layer's linear maps."""
+    if type(x) not in _FEATURES or x.dim() != 2 or not takes(x) or x.device != edge_index.device:
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
+
+
+def in_one_pass(original: Callable) -> Callable:
+    """GATConv.forward with the two scores of a node from one pass over its features, where sources and destinations are
+    the same nodes: PyG's makes and keeps two tensors of the features' size for them."""
+
+    @functools.wraps(original)
+    def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
+        if return_attention_weights is not None or not _is_plain(self, x, edge_index):
+            return original(self, x, edge_index, edge_attr, size, return_attention_weights)
+        res = None if self.res is None else self.res(x)
+        x = self.lin(x).view(-1, self.heads, self.out_channels)
+        scores = _scores(x, self.att_src, self.att_dst)
+        if self.add_self_loops:
+            edge_index, edge_attr = ours(module.remove_self_loops)(edge_index, edge_attr)
+            edge_index, edge_attr = ours(module.add_self_loops)(
+                edge_index, edge_attr, fill_value=self.fill_value, num_nodes=len(x) if size is None else min(size)
+            )
+        alpha = self.edge_updater(edge_index, alpha=scores, edge_attr=edge_attr, size=size)
+        return _finished(self, self.propagate(edge_index, x=(x, x), alpha=alpha, size=size), res, kept=False)
+
+    return forward
+
+
+def _is_plain(conv: Any, x, edge_index) -> bool:
+    return (
+        type(x) in _FEATURES
+        and x.dim() == 2
+        and type(edge_index) in (Tensor, EdgeIndex)
+        and edge_index.layout is torch.strided
+        and getattr(conv, "lin", None) is not None
+        and hasattr(conv, "res")
+        and not is_compiling()
+        and obstacle(conv) is None
+    )
+
+
+def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """<x[n, h], vector[h]> for each vector [1, H, C]: [N, H] each."""
+    same = all(v.dtype == x.dtype and v.device == x.device and v.shape == (1, *x.shape[1:]) for v in vectors)
+    if same and takes(x) and not torch.is_autocast_enabled(x.device.type):
+        return ops.head_dots(x, torch.cat(vectors)).unbind()
+    return tuple((x * v).sum(-1) for v in vectors)
+
+
+_MAKERS = ((pyg_nn.GATConv, _gat), (pyg_nn.GATv2Conv, _gatv2), (pyg_nn.TransformerConv, _transformer))
+FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
+"""forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
+short.know(*(layer for layer, _ in _MAKERS))

@@ -1,0 +1,130 @@
+"""What lets a layer's forward() go straight to an op, past PyG's collect, its inspector and our rules: a guard of a few
+comparisons, and the graph that the op takes, found by one look-up.
+
+The forwards that use it are in forwards.py (sums) and attention_forwards.py. What a guard does not know goes the
+general way, through propagate(), with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import is_compiling, utils
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnaccel.graph import scales
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.csr import Graph
+from gnnaccel.modules import is_watched
+from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved
+from gnnaccel.pyg_backend.helpers import ours
+from gnnaccel.pyg_backend.propagate import kind_of, obstacle
+
+_AGGREGATE, _UPDATE, _EDGE_UPDATE = MessagePassing.aggregate, MessagePassing.update, MessagePassing.edge_update
+
+
+class Guard:
+    """Whether a layer is as its class, and its class as PyG made it, so that `forward` may do the work of all methods.
+
+    Parameters
+    ----------
+    plain : type
+        The layer's own class.
+    known : type
+        PyG's, whose methods the forward stands for.
+    aggregations : tuple of type
+        Of the modules that it does the work of.
+    """
+
+    __slots__ = ("_aggregations", "_edge_update", "_forward", "_message", "_plain", "kind")
+
+    def __init__(self, plain: Any, known: Any, aggregations: tuple[type, ...] = (SumAggregation,)):
+        self._plain, self.kind = plain, kind_of(plain)
+        self._forward, self._message, self._edge_update = METHODS[known]
+        self._aggregations = aggregations
+
+    def allows(self, conv: Any, edge_index: Any) -> bool:
+        """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
+        plain = self._plain
+        if is_compiling() or torch.jit.is_tracing():
+            return False
+        if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
+            return False
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim != -2:
+            return False
+        if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
+            return False
+        if plain.aggregate is not _AGGREGATE or plain.edge_update is not self._edge_update:
+            return False
+        aggregation = conv._modules.get("aggr_module")
+        if type(aggregation) not in self._aggregations or is_watched(aggregation):
+            return False
+        return obstacle(conv) is None and unserved(edge_index.device) is None
+
+
+METHODS: dict[Any, tuple[Callable, Callable, Callable]] = {}
+"""forward(), message() and edge_update() of PyG's layers as they were when this package was imported."""
+
+
+def know(*classes: Any) -> None:
+    """Note the methods of these classes of PyG's as they are now."""
+    for cls in classes:
+        METHODS[cls] = (cls.forward, cls.message, cls.edge_update)
+
+
+def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
+    """`from_edge_index`, or None for an index out of range, which is PyG's to report."""
+    try:
+        return from_edge_index(edge_index, num_src, num_dst, flow)
+    except ValueError:
+        return None
+
+
+def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | None:
+    """The graph with self-loops, kept with `edge_index`; None for an index out of range.
+
+    how : "one" leaves one at each node, where PyG's edges without attributes have any number; "more" adds one to each.
+    """
+    key = ("looped", num_nodes, flow, how)
+    graph = derived.get((edge_index,), key)
+    if graph is None:
+        edges = edge_index
+        if how == "one":
+            edges, _ = ours(utils.remove_self_loops)(edges, None)
+        edges, _ = ours(utils.add_self_loops)(edges, None, num_nodes=num_nodes)
+        graph = graph_of(edges, num_nodes, num_nodes, flow)
+        if graph is not None:
+            derived.put((edge_index,), key, graph)
+    return graph
+
+
+def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: torch.dtype) -> tuple | None:
+    """(graph, scale): the matrix of a GCN is that of the graph with this scale [num_nodes] for rows and for sources."""
+    key = ("normed", num_nodes, flow, loops, dtype)
+    found = derived.get((edge_index,), key)
+    if found is None:
+        made = looped(edge_index, num_nodes, flow, "one") if loops else graph_of(edge_index, num_nodes, num_nodes, flow)
+        if made is None:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            scale = scales.gcn_scale(made, dtype).masked_fill(made.indptr.diff() == 0, 0.0)
+        found = (made, scale)
+        derived.put((edge_index,), key, found)
+    return found
+
+
+def number(constant: Tensor | None) -> float | None:
+    """The value of a tensor of one number that nobody trains; None where it cannot be told without waiting for it."""
+    if constant is None or constant.numel() != 1 or constant.requires_grad:
+        return None
+    value = derived.get((constant,), "number")
+    if value is None:
+        if constant.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        value = float(constant)
+        derived.put((constant,), "number", value)
+    return value
