@@ -72,8 +72,8 @@ def graph_conv(
     tensor([[2.],
             [0.]])
     """
-    if weight is None and bias is None and not relu and source_scale is not None and row_scale is not None:
-        out = ready.sum_of(graph, x, _SCALED, source_scale, row_scale) if type(graph) is Graph else None
+    if weight is None and not relu and source_scale is not None and row_scale is not None:
+        out = ready.sum_of(graph, x, _SCALED, source_scale, row_scale, bias) if type(graph) is Graph else None
         if out is not None:
             return out
     _check.graph("graph_conv", graph)

@@ -32,9 +32,14 @@ def calls_of(graph: Graph) -> dict:
 
 
 def sum_of(
-    graph: Graph, x: Any, form: Form, source_scale: Tensor | None = None, row_scale: Tensor | None = None
+    graph: Graph,
+    x: Any,
+    form: Form,
+    source_scale: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor | None:
-    """What op `form` gives for x [num_cols, num_feats] and constant scales, by a ready call.
+    """What op `form` gives for x [num_cols, num_feats], constant scales and a bias [num_feats], by a ready call.
 
     Returns None where the general way is to be taken, with all its checks: nothing has been done then.
     """
@@ -42,7 +47,9 @@ def sum_of(
         return None
     if forward_ad._current_level >= 0 or x.dim() != 2 or x.shape[0] != graph.num_cols:
         return None
-    key = (form.name, x.shape[1], x.dtype, id(source_scale), id(row_scale))
+    if bias is not None and (type(bias) not in _TENSORS or bias.shape != x.shape[1:] or bias.dtype != x.dtype):
+        return None
+    key = (form.name, x.shape[1], x.dtype, id(source_scale), id(row_scale), bias is None)
     calls = calls_of(graph)
     ready = calls.get(key)
     if ready is None:
@@ -54,15 +61,18 @@ def sum_of(
         calls[key] = _SEEN
         if not _may_be_made(graph, x, source_scale, row_scale):
             return None
-        ready = Ready(graph, x, form, source_scale, row_scale)
+        ready = Ready(graph, x, form, source_scale, row_scale, bias)
         if tiles.pay(graph):  # which the graph has found out just now, with its lists
             return None
         calls[key] = ready
-    if not ready.forward.takes(x):
+    if not ready.forward.takes(x) or not (bias is None or ready.forward.takes(bias)):
         return None
-    if not (x.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
-        return ready.forward(x)
-    return _Sum.apply(x, ready) if ready.backward is not None or ready.add_backward(graph, x) else None
+    wanted = x.requires_grad or (bias is not None and bias.requires_grad)
+    if not (wanted and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
+        return ready.forward(x, bias)
+    if ready.backward is None and x.requires_grad and not ready.add_backward(graph, x):
+        return None
+    return _record(x, bias, ready)
 
 
 def _may_be_made(graph: Graph, x: Tensor, *scales: Tensor | None) -> bool:
@@ -110,10 +120,18 @@ class Ready:
 
     __slots__ = ("_arrays", "_epochs", "_form", "_unlisted", "backward", "forward", "scales")
 
-    def __init__(self, graph: Graph, x: Tensor, form: Form, source_scale: Tensor | None, row_scale: Tensor | None):
+    def __init__(
+        self,
+        graph: Graph,
+        x: Tensor,
+        form: Form,
+        source_scale: Tensor | None,
+        row_scale: Tensor | None,
+        bias: Tensor | None,
+    ):
         arrays = arrays_of(graph, False, x, sums=True)
         self._form, self._arrays, self.scales = form, arrays, (source_scale, row_scale)
-        around = fused(source_scale=source_scale, row_scale=row_scale) if form.name == "scaled" else ()
+        around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
         self.forward = Kernel(arrays, x, "mean" if form.name == "mean" else "sum", around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.items is None
@@ -160,16 +178,21 @@ def _epochs(graph: Graph) -> tuple:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, ready):
+    def forward(ctx, x, bias, ready):
         ctx.ready = ready
         if ready.scales[1] is not None:
             ctx.save_for_backward(*ready.scales)
-        return ready.forward(x)
+        return ready.forward(x, bias)
 
     @staticmethod
     def backward(ctx, grad):
         _ = ctx.saved_tensors  # raises if a scale was written into
-        return ctx.ready.gradient(grad), None
+        of_x, of_bias, _ = ctx.needs_input_grad
+        return ctx.ready.gradient(grad) if of_x else None, grad.sum(0) if of_bias else None, None
+
+
+# Without the wrapper of Function.apply(), which looks for transforms of torch.func: there are none where this is called.
+_record = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
 
 
 class Kernel:
@@ -183,10 +206,10 @@ class Kernel:
         Contiguous, of the width, dtype and device that the call is for.
     reduce : "sum" or "mean"
     around : tuple
-        Of `fused`.
+        Of `fused`; the bias in it is replaced by that of each call.
     """
 
-    __slots__ = ("_arrays", "_before", "_between", "_entry", "_index", "_keys", "_result", "_rows", "_size")
+    __slots__ = ("_around", "_arrays", "_before", "_between", "_entry", "_index", "_keys", "_result", "_rows", "_size")
 
     def __init__(self, arrays: Arrays, x: Tensor, reduce: str, around: tuple):
         feats, rows = x.shape[1], arrays.num_rows
@@ -194,24 +217,25 @@ class Kernel:
         self._arrays, self._rows, self._keys = arrays, rows, _keys(x)
         self._before = arrays.walked(in_order=True)
         self._between = (feats, 1, 0, 1, 1)
-        self._result = (0, 0, feats, *codes, around)
+        self._result, self._around = (0, 0, feats, *codes), around
         self._index = x.device.index if x.is_cuda else None
         out = x.new_empty(rows, feats)
-        args = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result)
+        args = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result, around)
         self._entry, self._size = lib.entry("spmm", x.device, args)
 
     def takes(self, x: Tensor) -> bool:
-        """True for a contiguous tensor that torch treats as the one the call was made for."""
+        """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
         if not x.is_contiguous() or _keys(x) != self._keys:
             return False
         if self._index is None:
             return True
         return x.device.index == self._index == torch.cuda.current_device() and x.data_ptr() % 16 == 0
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The sums [num_rows, num_feats] of an x that it takes."""
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The sums [num_rows, num_feats] of an x that it takes; with a bias if it was made for one."""
         out = x.new_empty(self._rows, x.shape[1])
-        given = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result)
+        around = self._around if bias is None else (*self._around[:3], bias.data_ptr(), False)
+        given = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result, around)
         if self._index is None:
             self._entry(*given, torch.get_num_threads())
             return out
