@@ -8,6 +8,7 @@ Environment
 GNNACCEL : "1", "on", "true", "yes": accelerate; "compat": only make DGL importable; "", "0", "off", ...: nothing.
 GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to the framework with its reason.
 GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
+GNNACCEL_BACKWARD : "threads": backward passes run on torch's threads, as without us (gnnaccel/engine.py).
 GNNACCEL_DGL_KERNELS : "torch": DGL's message passing on torch's kernels instead of ours, to compare with.
 """
 
@@ -18,6 +19,8 @@ import importlib
 import importlib.util
 import os
 import sys
+
+from gnnaccel import engine
 
 FLAG, VERBOSE, PROFILE, MAIN_PID = "GNNACCEL", "GNNACCEL_VERBOSE", "GNNACCEL_PROFILE", "_GNNACCEL_MAIN_PID"
 BACKENDS = {"dgl": "gnnaccel.dgl_backend", "torch_geometric": "gnnaccel.pyg_backend"}
@@ -134,6 +137,8 @@ def _after_import(name: str) -> None:
         _log().warning("gnnaccel: %s runs without acceleration: %s: %s", NAMES[name], type(error).__name__, error)
         return
     _state.enabled.append(name)
+    if (said := engine.settle()) is not None:
+        _log().info(said)
     _log().info("%s %s is accelerated", NAMES[name], getattr(sys.modules[name], "__version__", ""))
 
 
@@ -181,6 +186,7 @@ def uninstall() -> None:
     for name in _state.enabled:
         importlib.import_module(BACKENDS[name]).disable()
     _state.enabled.clear()
+    engine.restore()
     # Under the flag itself there is nothing to go back to but off.
     before = _state.flag_before
     if before is None or parse_or_off(before) != "off":
