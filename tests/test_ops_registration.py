@@ -431,3 +431,13 @@ def test_tensors_that_are_not_what_their_memory_holds(make):
         assert type(got) is type(out)
         torch.testing.assert_close(got, out, rtol=0, atol=0)
         assert_close(got.as_subclass(torch.Tensor), ops.spmm(g, x), torch.float64)
+
+
+def test_what_is_kept_with_a_graph_compiles_nothing_anew():
+    graph = Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]), num_rows=3, num_cols=3)
+    x = torch.ones(3, 2)
+    summed = torch.compile(lambda x: ops.spmm(graph, x), backend="eager", fullgraph=True)
+    want = summed(x)
+    graph.slot("of somebody", dict)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(summed(x), want)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,11 @@ def _scipy_arrays(matrix, rows: int) -> tuple:
             f"Graph.from_scipy: matrix: expected an indptr of {rows + 1} entries, got {matrix.indptr.size}"
         )
     return matrix.indptr, matrix.indices[: matrix.indptr[-1]]
+
+
+class Slots:
+    """What others keep with a graph, each under a name of its own (`Graph.slot`). Attributes, as torch.compile watches
+    each of them by itself, and a dictionary as a whole."""
 
 
 class Graph:
@@ -59,7 +64,7 @@ class Graph:
         self.edge_ids = None if edge_ids is None else modes.lasting(edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
-        self.slots: dict[str, Any] = {}  # see `slot`
+        self.slots = Slots()
         self._transposed: Graph | None = None
         self._incidence: Graph | None = None
         # Of the graph that this one is the transposed of. Weak, or the two would keep each other alive until Python's
@@ -240,13 +245,13 @@ class Graph:
             self._incidence = found
         return self._incidence
 
-    def slot(self, key: str, make: Callable[[], _T]) -> _T:
+    def slot(self, name: str, make: Callable[[], _T]) -> _T:
         """What `make` makes for this graph, once: where those who derive things from a graph keep them with it.
 
         It dies with the graph, and is neither pickled nor copied. What must not be kept: see `transient`.
         """
-        found = self.slots.get(key)
-        return self.slots.setdefault(key, make()) if found is None else found
+        found = getattr(self.slots, name, None)
+        return vars(self.slots).setdefault(name, make()) if found is None else found
 
     def transient(self) -> bool:
         """True where what is made now must not be kept: while torch.compile or a transform traces, as it would be the
@@ -288,7 +293,7 @@ class Graph:
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. What is in slots is made again, for the kernels and the GPU of that day.
-        return vars(self) | {"_origin": None, "slots": {}}
+        return vars(self) | {"_origin": None, "slots": Slots()}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)

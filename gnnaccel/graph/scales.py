@@ -25,7 +25,7 @@ def mean_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def _power(graph: Graph, dtype: torch.dtype, power: float) -> Tensor:
     wide = torch.promote_types(dtype, torch.float32)
-    kept: dict[tuple[torch.dtype, float], Tensor] = graph.slots.get(_SLOT, {})
+    kept: dict[tuple[torch.dtype, float], Tensor] = getattr(graph.slots, _SLOT, {})
     scale = kept.get((wide, power))
     if scale is None:
         with torch.inference_mode(False), torch.no_grad():

@@ -27,7 +27,7 @@ _MOST = 32  # sums of one graph
 
 def calls_of(graph: Graph) -> dict:
     """What of `sum_of` is ready for `graph`, by its arguments; or has been asked for once."""
-    calls: dict | None = graph.slots.get("ready")
+    calls: dict | None = getattr(graph.slots, "ready", None)
     return graph.slot("ready", dict) if calls is None else calls
 
 

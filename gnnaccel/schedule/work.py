@@ -234,13 +234,13 @@ _SLOT = "schedule"
 
 def of(graph: Graph) -> Work:
     """What `graph` keeps for the kernels."""
-    known: Work | None = graph.slots.get(_SLOT)
+    known: Work | None = getattr(graph.slots, _SLOT, None)
     return graph.slot(_SLOT, Work) if known is None else known
 
 
 def ordered(graph: Graph) -> Ordered | None:
     """On the CPU: `graph` in the order that `prepare` found, if that serves anything."""
-    known: Work | None = graph.slots.get(_SLOT)
+    known: Work | None = getattr(graph.slots, _SLOT, None)
     return None if known is None else known.ordered
 
 

@@ -61,14 +61,15 @@ def of(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     >>> gnnaccel.tiles.of(g).columns
     tensor([[ 2, 30, -1, -1, -1, -1, -1, -1]], dtype=torch.int32)
     """
-    known = graph.slot(_SLOT, _Known)
-    if (height, width) not in known.made:
+    known: _Known | None = getattr(graph.slots, _SLOT, None)
+    if known is None or (height, width) not in known.made:
         if graph.transient():
             raise RuntimeError(
                 f"tiles.of: {graph} has no tiles of {height} x {width} yet, and torch.compile or a transform is "
                 f"tracing, or a CUDA graph is captured; call gnnaccel.tiles.of(graph, {height}, {width}), and the same "
                 "of graph.transposed for gradients, before"
             )
+        known = graph.slot(_SLOT, _Known)
         with torch.inference_mode(False), torch.no_grad():
             made = translate(graph, height, width)
             if known.reuse and (height, width) == KERNEL_SIZE:
@@ -98,7 +99,7 @@ def pay(graph: Graph, features: int | None = None, kind: str = "sum", dtype: tor
 
     For the "sum" or the "dot" of rows of `features` numbers; None: for any.
     """
-    known: _Known | None = graph.slots.get(_SLOT)
+    known: _Known | None = getattr(graph.slots, _SLOT, None)
     if known is None:
         return False
     if kind == "sum" and dtype is torch.float32 and features in known.measured:
