@@ -103,7 +103,9 @@ def _remember(original, owners, args, key):
         found = tuple(original(*args))
     if found[0] is not owners[0]:
         note_origin(found[0], owners)
-    # An owner inside its own entry would keep itself alive.
+    # An owner inside its own entry would keep itself alive, and so would a view of one.
+    if any(item is owner or item._base is owner for item in found[1:] if item is not None for owner in owners):
+        return found
     kept = tuple(_OWNER if item is owners[0] else item for item in found)
     derived.put(owners, key, (kept, tuple(stamp(item) if isinstance(item, Tensor) else None for item in kept)))
     return found
