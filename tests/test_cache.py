@@ -183,6 +183,10 @@ def test_inference_tensors_are_not_kept(cache):
     cache.put((a,), "x", 1)
     assert cache.get((a,), "x") is None
     assert len(cache) == 0
+    other = torch.arange(2)
+    assert cache.owner(a).ref() is a  # other values may remember it
+    cache.put((other, a), "x", 1)
+    assert cache.get((a,), "x") is cache.get((other, a), "x") is None
 
 
 def test_what_fake_tensors_gave_is_not_kept(cache):

@@ -59,15 +59,17 @@ class _Record:
         self.handle: Owner | None = None
         self.values: dict[Hashable, Any] = {}
         self.groups: set[tuple[int, ...]] = set()  # it is a member of
-        self.note(tensor)
+        self.version: int | None = None  # not known, or not to be known
 
     def note(self, tensor: Tensor) -> None:
-        self.version, self.address, self.shape, self.device = stamp(tensor)  # type: ignore[misc]
+        """Remember what `tensor` is now."""
+        self.version, self.address, self.shape, self.device = stamp(tensor) or (None, 0, None, None)
 
     def unchanged(self, tensor: Tensor) -> bool:
         """True if `tensor` is the one that this is of, and what it was. The parts of `stamp`, without a tuple."""
         return (
             self.ref() is tensor
+            and self.version is not None
             and tensor._version == self.version
             and (not self.address or tensor.data_ptr() == self.address)
             and tensor.shape == self.shape
@@ -80,7 +82,7 @@ class _Group:
 
     __slots__ = ("members", "values")
 
-    def __init__(self, members: tuple[_Record, ...]):
+    def __init__(self, members: list[_Record]):
         self.members = members
         self.values: dict[Hashable, Any] = {}
 
@@ -157,13 +159,19 @@ class TensorCache:
     def put(self, owners: tuple[Tensor, ...], key: Hashable, value: Any) -> None:
         """Store `value`, which was derived from `owners`; not stored where a later change could not be noticed, nor
         where it holds nothing."""
-        if modes.faking() or any(owner.is_inference() for owner in owners):
+        if modes.faking():
             return
         gone: list = []
         with self._lock:
-            members = tuple([self._current(owner, gone) for owner in owners])
+            members = []
+            for owner in owners:
+                record = self._current(owner, gone)
+                if record is None:
+                    return
+                members.append(record)
             values = members[0].values if len(members) == 1 else self._values_of(members)
-            gone.append(values.pop(key, None))
+            if key in values:
+                gone.append(values.pop(key))
             values[key] = value
             if len(values) > self._most:
                 gone.append(values.pop(next(iter(values))))
@@ -217,15 +225,19 @@ class TensorCache:
         record = self._records[id(tensor)] = _Record(tensor, self._died)
         return record
 
-    def _current(self, tensor: Tensor, gone: list) -> _Record:
-        """The record of `tensor` as it is now, without what was derived from what it was."""
+    def _current(self, tensor: Tensor, gone: list) -> _Record | None:
+        """The record of `tensor` as it is now, without what was derived from what it was; None if a change of it could
+        not be told."""
+        record = self._records.get(id(tensor))
+        if record is not None and record.unchanged(tensor):
+            return record
         record = self._record(tensor, gone)
-        if not record.unchanged(tensor):
+        if record.values or record.groups:
             self._empty(record, gone)
-            record.note(tensor)
-        return record
+        record.note(tensor)
+        return None if record.version is None else record
 
-    def _values_of(self, members: tuple[_Record, ...]) -> dict[Hashable, Any]:
+    def _values_of(self, members: list[_Record]) -> dict[Hashable, Any]:
         """What was derived from several tensors together."""
         ids = tuple([record.id for record in members])
         group = self._groups.get(ids)
