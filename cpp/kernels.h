@@ -166,9 +166,10 @@ void edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edg
                 IndexType index_type, int threads);
 
 // Stable counting sort of COO pairs by row: indptr [num_rows + 1], indices and edge_ids [nnz]. rows and cols
-// are int64 or int32 (in_type); outputs are of out_type. Returns 0, or 1 + the position of a pair outside
-// [0, num_rows) x [0, num_cols), in which case the outputs are undefined. Another thread may write to the pairs
-// meanwhile: what is returned is right for some of the values they had, and nothing else is touched.
+// are int64 or int32 (in_type); outputs are of out_type. Returns 0; -1 for pairs that come by ascending rows, whose
+// edge ids would be 0, 1, ... and are not written; or 1 + the position of a pair outside [0, num_rows) x [0, num_cols),
+// in which case the outputs are undefined. Another thread may write to the pairs meanwhile: what is returned is right
+// for some of the values they had, and nothing else is touched.
 int64_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                    IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, int threads);
 

@@ -50,14 +50,50 @@ I read_once(const I* at) {
   return *static_cast<const volatile I*>(at);
 }
 
+// The rows of a share of the pairs, the first and the last: what lies between two shares is filled in after both.
+struct Ends {
+  int64_t first, last;
+};
+
+// Copies pairs that come by ascending rows. Returns -1, 1 + the position of a pair out of range, or 0 as soon as a row
+// descends: the outputs are undefined then. One pass, which other orders leave after a few pairs.
+template <class I, class O>
+int64_t copy_in_order(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, O* indptr,
+                      O* indices, int threads) {
+  const int64_t shares = std::max<int64_t>(1, std::min<int64_t>(useful_threads(nnz, threads), nnz));
+  const auto begin = [&](int64_t s) { return nnz * s / shares; };
+  std::atomic<int64_t> bad{0};
+  std::atomic<bool> descends{false};
+  std::vector<Ends> ends(static_cast<size_t>(shares), Ends{0, 0});
+  parallel_for(shares, threads, [&](int64_t s) {
+    int64_t last = -1;
+    for (int64_t k = begin(s), end = begin(s + 1); k < end; ++k) {
+      const I row = read_once(rows + k), col = read_once(cols + k);
+      if (row < 0 || row >= num_rows || col < 0 || col >= num_cols) return bad.store(k + 1, std::memory_order_relaxed);
+      if (row < last) return descends.store(true, std::memory_order_relaxed);
+      if (last < 0) last = ends[s].first = row;
+      while (last < row) indptr[++last] = static_cast<O>(k);
+      indices[k] = static_cast<O>(col);
+    }
+    ends[s].last = last;
+  });
+  if (bad.load()) return bad.load();
+  int64_t last = -1;
+  for (int64_t s = 0; s < shares && nnz && !descends.load(); ++s) {
+    if (ends[s].first < last) descends.store(true);
+    while (last < ends[s].first) indptr[++last] = static_cast<O>(begin(s));
+    last = ends[s].last;
+  }
+  if (descends.load()) return 0;
+  std::fill(indptr + last + 1, indptr + num_rows + 1, static_cast<O>(nnz));
+  return -1;
+}
+
 template <class I, class O>
 int64_t sort_coo(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, O* indptr, O* indices,
                  O* edge_ids, int threads) {
+  if (const int64_t found = copy_in_order(rows, cols, nnz, num_rows, num_cols, indptr, indices, threads)) return found;
   const int64_t shares = num_shares(nnz, num_rows, threads);
-  if (num_rows == 0 || num_cols == 0) {
-    std::fill_n(indptr, num_rows + 1, O{0});
-    return nnz ? 1 : 0;
-  }
   std::atomic<int64_t> bad{0};
   // Both visits must find the same rows: the first one writes them down, in half the bytes.
   std::unique_ptr<O[]> keys(new O[static_cast<size_t>(nnz)]);

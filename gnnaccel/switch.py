@@ -20,8 +20,6 @@ import importlib.util
 import os
 import sys
 
-from gnnaccel import engine
-
 FLAG, VERBOSE, PROFILE, MAIN_PID = "GNNACCEL", "GNNACCEL_VERBOSE", "GNNACCEL_PROFILE", "_GNNACCEL_MAIN_PID"
 BACKENDS = {"dgl": "gnnaccel.dgl_backend", "torch_geometric": "gnnaccel.pyg_backend"}
 NAMES = {"dgl": "DGL", "torch_geometric": "PyTorch Geometric"}
@@ -137,7 +135,7 @@ def _after_import(name: str) -> None:
         _log().warning("gnnaccel: %s runs without acceleration: %s: %s", NAMES[name], type(error).__name__, error)
         return
     _state.enabled.append(name)
-    if (said := engine.settle()) is not None:
+    if (said := importlib.import_module("gnnaccel.engine").settle()) is not None:
         _log().info(said)
     _log().info("%s %s is accelerated", NAMES[name], getattr(sys.modules[name], "__version__", ""))
 
@@ -185,8 +183,9 @@ def uninstall() -> None:
     _state.hook = None
     for name in _state.enabled:
         importlib.import_module(BACKENDS[name]).disable()
+    if _state.enabled:
+        importlib.import_module("gnnaccel.engine").restore()
     _state.enabled.clear()
-    engine.restore()
     # Under the flag itself there is nothing to go back to but off.
     before = _state.flag_before
     if before is None or parse_or_off(before) != "off":

@@ -57,6 +57,27 @@ def test_from_coo_sizes():
     assert Graph.from_coo(torch.tensor([0]), torch.tensor([1], dtype=torch.int32)).nnz == 1
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("nnz", [0, 1, 40, 700_000])
+def test_pairs_in_order_keep_their_places(nnz, index):
+    """No sort, and no edge ids: also where one thread's share ends and the next begins a descent is seen."""
+    rows, cols = torch.randint(300, (nnz,), dtype=index).sort().values, torch.randint(500, (nnz,), dtype=index)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        graph = Graph.from_coo(rows, cols, num_rows=300, num_cols=500)
+        assert graph.edge_ids is None
+        assert torch.equal(graph.indices, cols.int())
+        assert torch.equal(graph.indptr.long().diff(), torch.bincount(rows, minlength=300))
+        order = torch.sort(cols, stable=True).indices
+        assert torch.equal(graph.transposed.edge_ids.long(), order)
+        assert torch.equal(graph.transposed.indices, rows[order].int())
+    for place in (1, nnz // 3, nnz // 2, nnz - 1) if nnz > 1 else ():
+        swapped = rows.clone()
+        swapped[place - 1], swapped[place] = 299, 0
+        graph = Graph.from_coo(swapped, cols, num_rows=300, num_cols=500)
+        assert torch.equal(graph.edge_ids.long(), torch.sort(swapped, stable=True).indices)
+
+
 @pytest.mark.parametrize("nnz", [70_000, 700_000])
 def test_large_conversions_are_stable(nnz):
     """Enough edges for several threads, each with its own share of the counters."""

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gnnaccel import dgl_backend, pyg_backend, report
 from gnnaccel.graph.cache import derived
+from gnnaccel.graph.structure import Graph
 
 dgl_backend.shim()
 dgl = pytest.importorskip("dgl")
@@ -226,11 +227,28 @@ def test_what_is_derived_of_an_edge_index_dies_with_it():
         gc.enable()
 
 
-def test_the_cache_is_bounded():
-    """Edges that the user keeps do not keep everything that was ever made of them."""
-    conv, x = pyg_backend.accelerate(nn.SAGEConv(4, 4)), torch.randn(10, 4)
-    kept = [torch.randint(10, (2, 20)) for _ in range(400)]
-    for index in kept:
-        conv(x, index)
-    assert 0 < len(derived) <= 256
-    derived.invalidate(*kept)
+def test_hundreds_of_living_graphs_are_prepared_once(monkeypatch):
+    made = []
+    build = Graph.__init__
+    monkeypatch.setattr(Graph, "__init__", lambda self, *args: (made.append(self), build(self, *args))[1])
+    layers = [pyg_backend.accelerate(conv(4, 4)) for conv in (nn.GCNConv, nn.GATConv, nn.SAGEConv)]
+    x = torch.randn(10, 4, requires_grad=True)
+    graphs = [torch.randint(10, (2, 20)) for _ in range(500)]
+    outs = []
+    for _ in range(2):
+        outs.append([layer(x, index) for index in graphs for layer in layers])
+        torch.stack(outs[-1]).sum().backward()
+        # GCN's and GAT's own ways to add loops, and the edges as they are: three graphs, and their transposed.
+        assert len(made) == 6 * len(graphs)
+    torch.testing.assert_close(*outs)
+    before = len(derived)
+    derived.invalidate(*graphs)
+    assert before - len(derived) >= 3 * len(graphs)
+
+
+def test_sizes_without_end_do_not_fill_the_cache():
+    conv, index = pyg_backend.accelerate(nn.SAGEConv(4, 4)), torch.randint(10, (2, 20))
+    before = len(derived)
+    for nodes in range(10, 110):
+        conv(torch.randn(nodes, 4), index)
+    assert 0 < len(derived) - before <= 64

@@ -139,31 +139,74 @@ def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(num_rows, num_cols, nnz) <= _INT32_MAX else torch.int64
 
 
+def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int):
+    """The same of edges [2, nnz], int32 or int64, of which row `destinations` has the rows."""
+    plain = type(edges) is Tensor and not torch.compiler.is_compiling() and not _operators.watched()
+    if plain and edges.is_cpu and edges.is_contiguous():
+        # Without the tensors of the two rows, which would take as long to make as the sort of a small graph.
+        nnz, start = edges.shape[1], edges.data_ptr()
+        row_bytes = nnz * edges.element_size()
+        ends = start + destinations * row_bytes, start + (1 - destinations) * row_bytes
+        made = _sort_on_cpu(*ends, nnz, edges.dtype, num_rows, num_cols)
+        if made is not None:
+            return (*made, num_cols)
+    return coo_to_csr(edges[destinations], edges[1 - destinations], num_rows, num_cols)  # says what is wrong, too
+
+
 def _sort(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
-    """indptr, indices and edge ids; on CUDA None for the ids of pairs that come by ascending rows (as samplers give
-    them), which need no sorting."""
-    nnz, device = rows.numel(), rows.device
-    dtype = _csr_dtype(num_rows, num_cols, nnz)
+    """indptr, indices and edge ids; None for the ids of pairs that come by ascending rows (as samplers give them),
+    which need no sorting."""
     rows, cols = rows.contiguous(), cols.contiguous()
-    indptr, indices = (torch.empty(n, dtype=dtype, device=device) for n in (num_rows + 1, nnz))
-    pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
     if rows.is_cuda:
-        state = torch.empty(2, dtype=torch.int64, device=device)
-        pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], state.data_ptr())
-        lib.launch("coo_in_order", device, *pairs, *pointers)
-        bad, disorder = state.tolist()  # the one synchronisation: kernels trust a graph
-        if not bad and not disorder:
-            return indptr, indices, None
+        made = _sort_on_cuda(rows, cols, num_rows, num_cols)
     else:
-        bad = 0
-    edge_ids = torch.empty(nnz, dtype=dtype, device=device)
-    if not bad:
-        pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])
-        bad = lib.launch("coo_to_csr", device, *pairs, *pointers)
-    if bad:
+        made = _sort_on_cpu(rows.data_ptr(), cols.data_ptr(), rows.numel(), rows.dtype, num_rows, num_cols)
+    if made is None:
         check_range("rows", rows.clone(), num_rows, "num_rows")  # of its own: somebody may still be writing
         check_range("cols", cols.clone(), num_cols, "num_cols")
         raise ValueError("Graph: rows, cols: they were written into while the graph was made of them")
+    return made
+
+
+def _sort_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dtype, num_rows: int, num_cols: int):
+    """`_sort` of pairs at two addresses; None if an index is out of range."""
+    dtype = _csr_dtype(num_rows, num_cols, nnz)
+    indptr = torch.empty(num_rows + 1, dtype=dtype, device="cpu")
+    indices, edge_ids = indptr.new_empty(nnz), indptr.new_empty(nnz)
+    found = lib.launch(
+        "coo_to_csr",
+        indptr.device,
+        rows_at,
+        cols_at,
+        nnz,
+        num_rows,
+        num_cols,
+        lib.INDEX_TYPES[in_dtype],
+        indptr.data_ptr(),
+        indices.data_ptr(),
+        edge_ids.data_ptr(),
+        lib.INDEX_TYPES[dtype],
+    )
+    return None if found > 0 else (indptr, indices, edge_ids if found == 0 else None)
+
+
+def _sort_on_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
+    """`_sort`; None if an index is out of range."""
+    nnz, device = rows.numel(), rows.device
+    dtype = _csr_dtype(num_rows, num_cols, nnz)
+    indptr, indices = (torch.empty(n, dtype=dtype, device=device) for n in (num_rows + 1, nnz))
+    pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
+    state = torch.empty(2, dtype=torch.int64, device=device)
+    pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], state.data_ptr())
+    lib.launch("coo_in_order", device, *pairs, *pointers)
+    bad, disorder = state.tolist()  # the one synchronisation: kernels trust a graph
+    if bad:
+        return None
+    if not disorder:
+        return indptr, indices, None
+    edge_ids = torch.empty(nnz, dtype=dtype, device=device)
+    pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])
+    lib.launch("coo_to_csr", device, *pairs, *pointers)
     return indptr, indices, edge_ids
 
 
@@ -175,9 +218,10 @@ def _coo_to_csr_impl(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
 
 
 def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
-    out = indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)
-    matrix = lib.csr(indptr, indices, edge_ids, num_cols, indices.numel())
-    lib.launch("transpose", indptr.device, *matrix, *(lib.pointer(t) for t in out))
+    nnz = indices.numel()
+    out = indptr.new_empty(num_cols + 1), indices.new_empty(nnz), indices.new_empty(nnz)
+    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
+    lib.launch("transpose", indptr.device, *matrix, out[0].data_ptr(), out[1].data_ptr(), out[2].data_ptr())
     return out
 
 
@@ -197,12 +241,18 @@ _coo_to_csr_op = _operators.register(
     _coo_to_csr_impl,
     _coo_to_csr_fake,
 )
-transpose = _operators.register(
+_transpose_op = _operators.register(
     "transpose",
     "(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor, Tensor, Tensor)",
     _transpose_impl,
     _transpose_fake,
 )
+
+
+def transpose(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
+    """indptr, indices and edge ids of the transposed of a graph's arrays; columns keep ascending row order."""
+    make = _transpose_impl if _operators.plain((indptr,), (0,)) else _transpose_op
+    return make(indptr, indices, edge_ids, num_cols)
 
 
 def pairs_by_id(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None) -> tuple[Tensor, Tensor]:

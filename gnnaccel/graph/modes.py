@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,25 @@ def faking() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def outside_inference(grad: bool = True) -> contextlib.AbstractContextManager:
+    """Out of inference mode: what is made there could not be used in a later training step.
+
+    grad : whether gradients may be recorded, where there are any to record: not to care is cheaper.
+    """
+    if torch.is_inference_mode_enabled():
+        return _outside_both()
+    return _AS_IT_IS if grad else torch.no_grad()
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _outside_both() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def lasting(tensor: Tensor) -> Tensor:

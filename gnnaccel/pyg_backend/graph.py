@@ -14,7 +14,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel import schedule
-from gnnaccel.graph import build
+from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
@@ -49,10 +49,10 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
     key = ("graph", num_src, num_dst, flow)
     graph = derived.get(owners, key)
     if graph is None:
-        i, j = (1, 0) if flow == "source_to_target" else (0, 1)
-        with torch.inference_mode(False), torch.no_grad():
-            data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-            graph = Graph.from_coo(data[i], data[j], num_rows=num_dst, num_cols=num_src)
+        data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        destinations = 1 if flow == "source_to_target" else 0
+        with modes.outside_inference():
+            graph = Graph(*build.edges_to_csr(data, destinations, num_dst, num_src))
             _inherit(graph, owners, key)
         derived.put(owners, key, graph)
     return graph
@@ -90,7 +90,7 @@ def from_sparse(adj) -> Graph:
     key = ("graph", adj.size(0), adj.size(1))
     graph = derived.get(owners, key)
     if graph is None:
-        with torch.inference_mode(False), torch.no_grad():
+        with modes.outside_inference(grad=False):
             graph = _build_sparse(adj)
             _inherit(graph, owners, key)
         derived.put(owners, key, graph)

@@ -98,14 +98,15 @@ def _remember(original, owners, args, key):
                 break
         else:
             return tuple([owners[0] if item is _OWNER else item for item in found])
-    # Outside inference mode, or the result could not be used in a later training step.
-    with torch.inference_mode(False), torch.no_grad():
+    with modes.outside_inference(grad=False):
         found = tuple(original(*args))
     if found[0] is not owners[0]:
         note_origin(found[0], owners)
-    # An owner inside its own entry would keep itself alive.
-    kept = tuple(_OWNER if item is owners[0] else item for item in found)
-    derived.put(owners, key, (kept, tuple(stamp(item) if isinstance(item, Tensor) else None for item in kept)))
+    kept = tuple([_OWNER if item is owners[0] else item for item in found])
+    # An owner inside its own entry would keep itself alive, and so would a view of one.
+    if not any(item is owner or item._base is owner for item in found[1:] if item is not None for owner in owners):
+        stamps = tuple([stamp(item) if isinstance(item, Tensor) else None for item in kept])
+        derived.put(owners, key, (kept, stamps))
     return found
 
 
@@ -129,7 +130,7 @@ def once_per_matrix(original: Callable, other: Callable | None = None) -> Callab
         key = (original.__name__, adj.size(0), adj.size(1), *constants, tuple(kwargs))
         found = derived.get(owners, key)
         if found is None or tuple(map(stamp, found.parts)) != found.stamps:
-            with torch.inference_mode(False), torch.no_grad():
+            with modes.outside_inference(grad=False):
                 found = _Matrix.of(original(*args, **kwargs), adj)
             if found.made is not None:
                 note_origin(found.made, owners_of(adj))
