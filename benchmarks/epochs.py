@@ -42,7 +42,7 @@ import graphs
 import numpy as np
 import per_op
 import torch
-from epochs_table import COLUMNS, LOSSES, SMALL, Case, Outcome, Outcomes, compare_losses, show, summary, table
+from epochs_table import COLUMNS, LOSSES, Case, Outcome, Outcomes, compare_losses, show, summary, table
 from epochs_train import DGL_MODELS, MODELS
 from timing import clocks_under_load, provenance, save_table, short
 

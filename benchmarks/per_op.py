@@ -1,8 +1,8 @@
 """What a call costs on a graph of 12 nodes and 40 edges: ops.spmm, torch.sparse.mm and gather with index_add.
 
 `python benchmarks/epochs.py --per-op` runs it. Microseconds of a call, the least of many rounds, the sides in turns,
-the GPU synchronised at the end of a round alone. Backward is torch.autograd.grad: for a sum to the features, for a weighted
-sum to features and weights.
+the GPU synchronised at the end of a round alone. Backward is torch.autograd.grad: for a sum to the features, for a
+weighted sum to features and weights.
 """
 
 from __future__ import annotations
