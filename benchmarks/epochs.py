@@ -17,7 +17,7 @@ the quickest turn to the slowest; iqr_ms: of blocks within a turn; of_pyg, of_fl
 or flag (less than 1 is quicker); first_ms: the first epoch of the first turn, preparation or compilation included
 (kernels are loaded before); peak_mib: most CUDA memory at a time, graph and features included; loss: of the last epoch
 compared; loss_diff: largest relative difference from PyG alone over the first epochs. More than LIMIT is a failure, as
-is an error under the flag where PyG alone has none: the exit code is 1 then. Geometric means are over small graphs.
+is an error under the flag where the side without it has none: the exit code is 1 then. Geometric means are over small graphs.
 
 --per-op: instead of all this, calls on a graph of 12 nodes (per_op.py). Sampled blocks: minibatch.py.
 """
@@ -42,7 +42,7 @@ import graphs
 import numpy as np
 import per_op
 import torch
-from epochs_table import COLUMNS, LOSSES, Case, Outcome, Outcomes, compare_losses, show, summary, table
+from epochs_table import COLUMNS, LOSSES, TIMED_OUT, Case, Outcome, Outcomes, judge, show, summary, table
 from epochs_train import DGL_MODELS, MODELS
 from timing import clocks_under_load, provenance, save_table, short
 
@@ -61,7 +61,6 @@ SIDES = {
     "dgl": (["--layers", "dgl"], "compat"),
     "dgl-flag": (["--layers", "dgl"], "on"),
 }
-FLAGGED = [side for side, (_, mode) in SIDES.items() if mode == "on"]
 DEFAULT_SIDES = ("pyg", "compiled", "csr", "flag", "dgl-flag")
 # (device, small, quick) -> epochs of warm-up, blocks, epochs of a block. Lists of work come with the 51st call of a
 # graph, and an epoch of two layers makes two and more.
@@ -134,7 +133,7 @@ def run_script(words: list[str], env: dict[str, str], limit_s: float, on_line: C
                 stop()
                 process.wait()
         if late.is_set():
-            return "timed out"
+            return TIMED_OUT
         complaints.seek(0)
         last = ([line for line in complaints.read().splitlines() if line.strip()] or ["it said nothing"])[-1]
         return f"exit code {code}: {last[:200]}" if code else ""
@@ -154,11 +153,11 @@ class Turn:
         self.left = [case for case in cases if not self.outcomes[self.side, case.name].problem]
         while self.left:
             limit_s = end - time.monotonic()
-            problem = "timed out" if limit_s <= 0 else self.start(folder, limit_s)
+            problem = TIMED_OUT if limit_s <= 0 else self.start(folder, limit_s)
             if not problem:
                 return
             crashed = [case for case in self.left if case.name == self.current]
-            for case in crashed if crashed and problem != "timed out" else list(self.left):
+            for case in crashed if crashed and problem != TIMED_OUT else list(self.left):
                 self.note(case.name, {"error": problem})
 
     def start(self, folder: str, limit_s: float) -> str:
@@ -267,7 +266,7 @@ def epochs(options: argparse.Namespace, head: list[str], folder: str) -> list[st
     for number in range(1, options.turns + 1):
         for side in sides:
             Turn(side, number, options, outcomes).run(taken[side], folder, deadline)
-        failures = compare_losses(outcomes, FLAGGED)
+        failures = judge(outcomes)
         rows, lines = table(outcomes, cases), summary(outcomes, cases, sides)
         if options.csv:
             notes = [f"# {line}" for line in lines]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 SMALL = 1_000_000  # edges of a small graph at most
 LOSSES, LIMIT = 10, 1e-3  # first epochs whose losses are compared; the largest relative difference
+TIMED_OUT = "timed out"
+ALONE = {"flag": "pyg", "compiled-flag": "compiled", "csr-flag": "csr", "dgl-flag": "dgl"}  # without the flag
 COLUMNS = (
     "graph", "nodes", "edges", "model", "side", "epoch_ms", "spread_ms", "iqr_ms", "of_pyg", "of_flag", "first_ms",
     "peak_mib", "loss", "loss_diff", "turns", "note",
@@ -51,29 +52,33 @@ class Outcome:
 Outcomes = dict[tuple[str, str], Outcome]  # by side and name of the case
 
 
-def compare_losses(outcomes: Outcomes, flagged: Collection[str]) -> list[str]:
-    """Set loss_diff and failed of every outcome; lines that name the failures. `flagged`: sides under the flag."""
+def judge(outcomes: Outcomes) -> list[str]:
+    """Set loss_diff and failed of every outcome; lines that name the failures."""
     lines = []
     for (side, name), outcome in outcomes.items():
         base = outcomes.get(("pyg", name), Outcome())
-        outcome.loss_diff = None
-        if base.turns and outcome.turns and side != "pyg":
-            pairs = zip(outcome.turns[0]["losses"], base.turns[0]["losses"], strict=False)
-            differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in pairs]
-            outcome.loss_diff = math.nan if any(map(math.isnan, differences)) else max(differences)
-            if not outcome.loss_diff <= LIMIT:
-                outcome.failed = True
-                lines.append(f"{side} {name}: losses differ by {outcome.loss_diff:.2g}")
-        broke = outcome.problem and "timed out" not in outcome.problem and base.turns
-        if broke and side in flagged and not compiles_not(side, name, outcomes):
-            outcome.failed = True
-            lines.append(f"{side} {name}: {outcome.problem}")
+        outcome.loss_diff = difference(outcome, base) if side != "pyg" else None
+        reasons = []
+        if outcome.loss_diff is not None and not outcome.loss_diff <= LIMIT:
+            reasons.append(f"losses differ by {outcome.loss_diff:.2g}")
+        alone = outcomes.get((ALONE.get(side, side), name), Outcome())
+        if side in ALONE and outcome.problem and TIMED_OUT not in outcome.problem and not alone.problem:
+            reasons.append(outcome.problem)
+        outcome.failed = bool(reasons)
+        lines += [f"{side} {name}: {reason}" for reason in reasons]
     return lines
 
 
-def compiles_not(side: str, name: str, outcomes: Outcomes) -> bool:
-    """True if the same side without the flag has an error as well."""
-    return bool(outcomes.get((side.removesuffix("-flag"), name), Outcome()).problem)
+def difference(outcome: Outcome, base: Outcome) -> float | None:
+    """The largest relative difference of the losses of any turn from those of the base's first."""
+    if not outcome.turns or not base.turns:
+        return None
+    found = [
+        abs(mine - theirs) / abs(theirs)
+        for turn in outcome.turns
+        for mine, theirs in zip(turn["losses"], base.turns[0]["losses"], strict=False)
+    ]
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def over(outcome: Outcome, base: Outcome | None) -> float | None:
