@@ -157,9 +157,12 @@ class Turn:
             problem = TIMED_OUT if limit_s <= 0 else self.start(folder, limit_s)
             if not problem:
                 return
-            crashed = [case for case in self.left if case.name == self.current]
-            for case in crashed if crashed and problem != TIMED_OUT else list(self.left):
-                self.note(case.name, {"error": problem})
+            if problem == TIMED_OUT or not self.current:  # no time for the others, or it never came to a case
+                stopped = [case.name for case in self.left]
+            else:  # the case it was at, if any: an error that spoils the device ends it between cases
+                stopped = [case.name for case in self.left if case.name == self.current]
+            for name in stopped:
+                self.note(name, {"error": problem})
 
     def start(self, folder: str, limit_s: float) -> str:
         plan = Path(folder, "plan.json")
