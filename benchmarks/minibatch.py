@@ -1,22 +1,33 @@
 """Steps of mini-batch training: sampled blocks that are used once, so that building the graph is part of the step.
 
+    python benchmarks/minibatch.py --device cuda --graph products-like --csv out.csv
+
+A step is forward and backward of a weighted sum over each block, with building our graphs; its wall time beside that of
+PyG's path (gather, then index_add), in turns on the same batches. vs_pyg: how many times faster gnnaccel is.
+
 Neighbours are sampled uniformly without replacement, as PyG's loaders do, into one edge list [2, E] per layer:
 sources in the first row, destinations in the second, both renumbered, the destinations first among the sources.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import graphs
 import torch
-from timing import error_of
+from timing import clocks_under_load, error_of, provenance, save_table, shown
 from torch import Tensor
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
+
+COLUMNS = (
+    "graph", "nodes", "edges", "width", "gnnaccel_ms", "spread_ms", "pyg_ms", "vs_pyg", "rel_error",
+)  # fmt: skip
 
 
 @dataclass
@@ -133,3 +144,29 @@ def measure(graph: Graph, width: int = 128, count: int = 20, peers: bool = True)
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--graph", default="products-like", help=f"of {', '.join(graphs.GRAPHS)}")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--count", type=int, default=60, help="batches")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph")
+    parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
+    parser.add_argument("--csv", help="file to write")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    head = provenance(args.commit, "fan-out 15 and 10, 1,024 seeds, building included; medians", clocks_under_load())
+    print(*head, sep="\n", flush=True)
+    made = graphs.generate(args.graph, args.device, args.scale)
+    graph = Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
+    row = {"graph": args.graph, **measure(graph, args.width, args.count)}
+    row["vs_pyg"] = row["pyg_ms"] / row["gnnaccel_ms"]
+    cells = shown(COLUMNS, row)
+    if args.csv:
+        save_table(args.csv, head, COLUMNS, [cells])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Training of small models in PyG or DGL: the plain script that epochs.py starts, with and without the flag.
+
+    python benchmarks/epochs_train.py --layers pyg plan.json
+    GNNACCEL=1 python benchmarks/epochs_train.py --layers dgl plan.json
+
+It knows nothing of gnnaccel. plan.json: device; threads (0: torch's own number); features, hidden, classes; losses, how
+many are kept; cases, each with its name, graph (a .npz with edge_index [2, E], sources first, and num_nodes), model,
+warm_up, blocks and epochs (of a block). Features and labels are random, from one seed, as are the weights, which are
+the same in PyG and DGL. It prints a line of JSON when a case begins and one when it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MODELS = ("gcn", "gcn-cached", "sage", "gin", "graphconv", "gat", "gatv2", "transformer", "resgated")
+DGL_MODELS = ("gcn", "sage", "gin", "gat", "gatv2")  # whose layers have a like in DGL
+# Losses that compare with PyG's: DGL's GATv2Conv lacks the bias behind the sum, so it trains differently.
+COMPARABLE = {"gatv2": 1}
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU(), nn.Linear(outputs, outputs))
+
+
+def pyg_conv(model: str, inputs: int, outputs: int) -> nn.Module:
+    from torch_geometric import nn as pyg
+
+    return {
+        "gcn": lambda: pyg.GCNConv(inputs, outputs),
+        "gcn-cached": lambda: pyg.GCNConv(inputs, outputs, cached=True),
+        "sage": lambda: pyg.SAGEConv(inputs, outputs),
+        "gin": lambda: pyg.GINConv(mlp(inputs, outputs)),
+        "graphconv": lambda: pyg.GraphConv(inputs, outputs),
+        "gat": lambda: pyg.GATConv(inputs, outputs),
+        "gatv2": lambda: pyg.GATv2Conv(inputs, outputs),
+        "transformer": lambda: pyg.TransformerConv(inputs, outputs),
+        "resgated": lambda: pyg.ResGatedGraphConv(inputs, outputs),
+    }[model]()
+
+
+def dgl_conv(model: str, inputs: int, outputs: int) -> nn.Module:
+    from dgl import nn as dgl
+
+    return {
+        "gcn": lambda: dgl.GraphConv(inputs, outputs),
+        "sage": lambda: dgl.SAGEConv(inputs, outputs, "mean"),
+        "gin": lambda: dgl.GINConv(mlp(inputs, outputs), "sum"),
+        "gat": lambda: dgl.GATConv(inputs, outputs, 1),
+        "gatv2": lambda: dgl.GATv2Conv(inputs, outputs, 1),
+    }[model]()
+
+
+class Net(nn.Module):
+    """Two layers of PyG, a ReLU between them; graph: an edge_index or a sparse matrix."""
+
+    def __init__(self, first: nn.Module, last: nn.Module):
+        super().__init__()
+        self.first, self.last = first, last
+
+    def forward(self, x: Tensor, graph) -> Tensor:
+        return self.last(self.first(x, graph).relu(), graph)
+
+
+class DGLNet(Net):
+    """The same of DGL, whose attention layers keep an axis for heads."""
+
+    def forward(self, x: Tensor, graph) -> Tensor:
+        return self.last(graph, self.first(graph, x).flatten(1).relu()).flatten(1)
+
+
+@torch.no_grad()
+def set_weights(model: nn.Module, transposed: bool) -> None:
+    """Weights from a seed, biases 0: the layers of PyG and DGL list their weights in the same order."""
+    rng = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.dim() < 2:
+            weight.zero_()
+            continue
+        target = weight.t() if transposed else weight  # [outputs, inputs], but for DGL's GraphConv
+        bound = (6 / (target.shape[-2] + target.shape[-1])) ** 0.5
+        target.copy_((torch.rand(target.shape, generator=rng) * 2 - 1) * bound)
+
+
+def make_net(layers: str, model: str, sizes: tuple[int, int, int]) -> nn.Module:
+    in_dgl = layers == "dgl"
+    conv = dgl_conv if in_dgl else pyg_conv
+    net = (DGLNet if in_dgl else Net)(conv(model, *sizes[:2]), conv(model, *sizes[1:]))
+    set_weights(net, in_dgl and model == "gcn")
+    return net
+
+
+def make_graph(layers: str, model: str, edge_index: Tensor, num_nodes: int, device: torch.device):
+    """The graph as the layers take it; PyG's add self-loops themselves, for DGL the caller does."""
+    if layers == "dgl":
+        import dgl
+
+        graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
+        return (graph if model in ("sage", "gin") else dgl.add_self_loop(graph)).to(device)
+    if layers == "csr":
+        from torch_geometric.utils import to_torch_csr_tensor
+
+        return to_torch_csr_tensor(edge_index.flip(0), size=(num_nodes, num_nodes)).to(device)  # rows: destinations
+    return edge_index.to(device, copy=True)  # one of its own: what is derived from it is not there yet
+
+
+def epoch_of(model: nn.Module, x: Tensor, graph, y: Tensor) -> Callable[[], Tensor]:
+    """A function that trains for one epoch and returns the loss."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x, graph), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return epoch
+
+
+class Trainer:
+    """What the cases of a plan share."""
+
+    def __init__(self, layers: str, compiled: bool, plan: dict):
+        self.layers, self.compiled, self.keep = layers, compiled, plan["losses"]
+        self.device = torch.device(plan["device"])
+        self.sizes = plan["features"], plan["hidden"], plan["classes"]
+        self.loaded: tuple[str, Tensor, int] | None = None
+
+    def load(self, path: str) -> tuple[Tensor, int]:
+        """edge_index int64 on the host and the number of nodes; the last graph is kept."""
+        if self.loaded is None or self.loaded[0] != path:
+            with np.load(path) as file:
+                self.loaded = path, torch.from_numpy(file["edge_index"]).long(), int(file["num_nodes"])
+        return self.loaded[1:]
+
+    def start(self, model: str, edge_index: Tensor, num_nodes: int) -> Callable[[], Tensor]:
+        """An epoch of a new model on a new graph."""
+        rng = torch.Generator().manual_seed(0)
+        x = torch.randn(num_nodes, self.sizes[0], generator=rng).to(self.device)
+        y = torch.randint(self.sizes[2], (num_nodes,), generator=rng).to(self.device)
+        graph = make_graph(self.layers, model, edge_index, num_nodes, self.device)
+        net = make_net(self.layers, model, self.sizes).to(self.device)
+        return epoch_of(torch.compile(net) if self.compiled else net, x, graph, y)
+
+    def rehearse(self, model: str) -> None:
+        """Two epochs on a ring of 64 nodes: what loads at the first call of a kernel is no graph's preparation."""
+        if not self.compiled:  # it would compile for another shape
+            ring = torch.arange(64)
+            epoch = self.start(model, torch.stack([ring, ring.roll(1)]), 64)
+            epoch()
+            epoch()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def block(self, epoch: Callable[[], Tensor], count: int, losses: list[Tensor]) -> float:
+        """Milliseconds of each of `count` epochs; the first losses are added to `losses`."""
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            loss = epoch()
+            if len(losses) < self.keep:
+                losses.append(loss)
+        self.synchronize()
+        return (time.perf_counter() - start) / count * 1e3
+
+    def measure(self, case: dict) -> dict:
+        """Train; epoch_ms: median of the blocks, iqr_ms, first_ms: of the first epoch; peak_mib (CUDA), losses."""
+        on_cuda = self.device.type == "cuda"
+        edge_index, num_nodes = self.load(case["graph"])
+        self.rehearse(case["model"])
+        gc.collect()
+        if on_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        epoch, losses = self.start(case["model"], edge_index, num_nodes), []
+        first_ms = self.block(epoch, 1, losses)
+        self.block(epoch, case["warm_up"], losses)
+        times = [self.block(epoch, case["epochs"], losses) for _ in range(case["blocks"])]
+        low, middle, high = statistics.quantiles(times, n=4)
+        comparable = COMPARABLE.get(case["model"]) if self.layers == "dgl" else None
+        return {
+            "epoch_ms": middle,
+            "iqr_ms": high - low,
+            "first_ms": first_ms,
+            "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20 if on_cuda else None,
+            "losses": [float(loss) for loss in losses[:comparable]],
+        }
+
+
+def say(**words) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", choices=["pyg", "csr", "dgl"], required=True, help="csr: PyG's on torch.sparse_csr")
+    parser.add_argument("--compile", action="store_true", help="torch.compile(model)")
+    parser.add_argument("plan", help="file.json")
+    options = parser.parse_args()
+    with open(options.plan, encoding="utf-8") as file:
+        plan = json.load(file)
+    if plan["threads"]:
+        torch.set_num_threads(plan["threads"])
+    __import__("dgl" if options.layers == "dgl" else "torch_geometric")
+    say(modules=[name for name in sys.modules if name.count(".") == 1])  # so that who started it sees what it loaded
+    trainer = Trainer(options.layers, options.compile, plan)
+    for case in plan["cases"]:
+        say(begin=case["name"])
+        try:
+            found = trainer.measure(case)
+        except Exception as error:  # out of memory, a format the layer does not take, what does not compile
+            first = (str(error).strip().splitlines() or [""])[0]
+            found = {"error": f"{type(error).__name__}: {first}"[:200]}
+        say(end=case["name"], **found)
+        if options.compile:
+            torch._dynamo.reset()
+        gc.collect()
+        trainer.synchronize()  # an error that has spoiled the device ends the process here
+
+
+if __name__ == "__main__":
+    main()
