@@ -16,7 +16,7 @@ from timing import left_out, save_table, short
 from torch import Tensor
 
 from gnnaccel import ops
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 COLUMNS = ("op", "pass", "gnnaccel_us", "torch_sparse_us", "gather_us")
 CALLS, ROUNDS = 200, 15

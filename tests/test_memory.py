@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gnnaccel import dgl_backend, pyg_backend, report
 from gnnaccel.graph.cache import derived
-from gnnaccel.graph.structure import Graph
+from gnnaccel.graph.csr import Graph
 
 dgl_backend.shim()
 dgl = pytest.importorskip("dgl")

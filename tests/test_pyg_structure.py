@@ -148,7 +148,7 @@ def test_graphs_with_self_loops_are_prepared_as_the_edges_were(conv, form):
     got, want = layer(x, index), plain(x, index)
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (got, want)))
-    graphs = [value for value in derived.values() if isinstance(value, Graph)]
+    graphs = {value for value in derived.values() if isinstance(value, Graph)}
     assert len(graphs) == 1 + (conv is not nn.SAGEConv)
     for graph in graphs:
         assert schedule.of(graph).reordered and schedule.of(graph.transposed).reordered

@@ -15,12 +15,19 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
-from gnnaccel.ops import attention as attention_op
-from gnnaccel.ops import dot_attention as dots
-from gnnaccel.ops import gatv2 as scores_of
 from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops.attention import (
+    FUSED_DTYPES,
+    _attention_backward_op,
+    _attention_op,
+    attention,
+    shorter_by_parts,
+)
+from gnnaccel.ops.dot_attention import _backward_op as _dot_attention_backward_op
+from gnnaccel.ops.dot_attention import _dot_attention_op
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import _edge_softmax_backward_op, edge_softmax_op
+from gnnaccel.ops.gatv2 import _scores_op, _sums_op, gatv2_scores
 from gnnaccel.ops.head_dots import _head_dots_backward_op, head_dots
 from gnnaccel.ops.spmm import spmm_op, weight_gradient
 
@@ -60,14 +67,14 @@ def gat(
     inputs = (x, att_src, att_dst)
     fits = x.dim() == 3 and x.shape[0] == graph.num_rows == graph.num_cols
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
-    if not fits or not _usual(graph, inputs, edge_scale) or attention_op.shorter_by_parts(graph, x):
+    if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
         return composed(*inputs)
     return _run(_Gat, graph, composed, inputs, edge_scale, negative_slope)
 
 
 def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale) -> Tensor:
     scores = head_dots(x, torch.cat((att_src, att_dst))).unbind()
-    return attention_op.attention(graph, x, *scores, negative_slope=negative_slope, edge_scale=edge_scale)
+    return attention(graph, x, *scores, negative_slope=negative_slope, edge_scale=edge_scale)
 
 
 def gatv2(
@@ -110,7 +117,7 @@ def gatv2(
 
 
 def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
-    scores = scores_of.gatv2_scores(graph, x, y, vectors, negative_slope=negative_slope)
+    scores = gatv2_scores(graph, x, y, vectors, negative_slope=negative_slope)
     return edge_attention(graph, scores, x, edge_scale=edge_scale)
 
 
@@ -119,7 +126,7 @@ def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) 
     x = inputs[0]
     if not _operators.plain((*inputs, edge_scale), (0, 1, 2)) or _operators.forward_mode():
         return False
-    if x.dtype not in attention_op.FUSED_DTYPES[x.device.type] or x.device != graph.device or not graph.nnz:
+    if x.dtype not in FUSED_DTYPES[x.device.type] or x.device != graph.device or not graph.nnz:
         return False
     if edge_scale is not None and (edge_scale.requires_grad or edge_scale.shape != (graph.nnz, x.shape[1])):
         return False
@@ -138,7 +145,7 @@ class _Gat(torch.autograd.Function):
         vectors = torch.cat((att_src, att_dst))
         scores = head_dots(x, vectors)
         factor = (edge_scale, None, 0.0)
-        out, *kept = attention_op._attention_op(*arrays, x, *scores, *factor, slope, keep)
+        out, *kept = _attention_op(*arrays, x, *scores, *factor, slope, keep)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if keep:
             ctx.save_for_backward(x, att_src, att_dst, edge_scale, scores, out, *kept)
@@ -150,7 +157,7 @@ class _Gat(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_second(ctx, (x, att_src, att_dst), grad), None, None, None, None
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
-        grad_x, *grad_scores = attention_op._attention_backward_op(*ctx.arrays.turned(), *given)
+        grad_x, *grad_scores = _attention_backward_op(*ctx.arrays.turned(), *given)
         vectors = torch.cat((att_src, att_dst))
         more, grad_vectors = _head_dots_backward_op(x, vectors, torch.stack(grad_scores))
         grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
@@ -161,7 +168,7 @@ class _Gatv2(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope):
         keep = any(ctx.needs_input_grad)
-        scores = scores_of._scores_op(*arrays, x, y, vectors, slope)
+        scores = _scores_op(*arrays, x, y, vectors, slope)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
         if ctx.parts:
@@ -169,7 +176,7 @@ class _Gatv2(torch.autograd.Function):
             weight = _times(kept[0], edge_scale)
             out = spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
-            out, stats = dots._dot_attention_op(*arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
+            out, stats = _dot_attention_op(*arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
             kept = [scores, out, stats]
         if keep:
             ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
@@ -190,13 +197,13 @@ class _Gatv2(torch.autograd.Function):
             grad_x = spmm_op(*arrays.turned(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
             given = (None, None, x, kept[0], edge_scale, None, 0.0, *kept[1:], grad, 1.0, False, True, True)
-            *_, grad_x, grad_scores = dots._backward_op(*arrays, *given)
+            *_, grad_x, grad_scores = _dot_attention_backward_op(*arrays, *given)
         grad_y = grad_vectors = None
         if needed[0]:
-            more, _ = scores_of._sums_op(*arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
+            more, _ = _sums_op(*arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
             grad_x = grad_x.add_(more)
         if needed[1] or needed[2]:
-            grad_y, products = scores_of._sums_op(*arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
+            grad_y, products = _sums_op(*arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = products.sum(0).to(y.dtype) if needed[2] else None
         return grad_x, grad_y if needed[1] else None, grad_vectors, None, None, None, None
 

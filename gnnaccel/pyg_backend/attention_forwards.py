@@ -140,7 +140,9 @@ def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> 
 
 def _is_matrix(x, edge_index) -> bool:
     """True for features that the op takes as they come out of the layer's linear maps."""
-    if type(x) not in _FEATURES or x.dim() != 2 or not takes(x) or x.device != edge_index.device:
+    if type(edge_index) is not Tensor or type(x) not in _FEATURES or x.dim() != 2:
+        return False
+    if not takes(x) or x.device != edge_index.device:
         return False
     return not torch.is_autocast_enabled(x.device.type)
 

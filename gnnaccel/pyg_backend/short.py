@@ -54,7 +54,7 @@ class Guard:
             return False
         if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
             return False
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim != -2:
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in (-2, 0):
             return False
         if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
             return False
