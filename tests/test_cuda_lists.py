@@ -15,7 +15,7 @@ from gnnaccel.graph import worklist
 from gnnaccel.graph.structure import Graph
 from gnnaccel.graph.worklist import Arrangement, Kernel, Plan
 from gnnaccel.ops import _edge_order, reference
-from gnnaccel.ops._arrays import Arrays
+from gnnaccel.ops._arrays import Matrix, Structure
 
 SPMM = importlib.import_module("gnnaccel.ops.spmm")  # the module, not the function of that name
 KERNELS = [None, *Arrangement]
@@ -254,10 +254,10 @@ def test_order_of_edges(index, dtype):
 )
 def test_when_weights_are_brought_in_order(nnz, heads, feats, plan, want):
     edge_ids = torch.empty(0, device=DEVICE)
-    arrays = Arrays(torch.empty(1), edge_ids=edge_ids, nnz=nnz, plan=plan.code if plan else 0)
+    arrays = Structure(Matrix(torch.empty(1), None, edge_ids, nnz=nnz, plan=plan.code if plan else 0))
     weight = torch.empty(1, heads).expand(nnz, heads)
     assert SPMM.brings_in_order(arrays, weight, feats) is want
-    assert not SPMM.brings_in_order(arrays._replace(edge_ids=None), weight, feats)
+    assert not SPMM.brings_in_order(arrays.by_nonzero(), weight, feats)
 
 
 def few(*shape, dtype):

@@ -160,7 +160,7 @@ def _coo_to_csr_impl(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
 def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
     out = indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, indices.numel())
-    lib.launch("transpose", indptr.device, *matrix, *(lib.pointer(t) for t in out))
+    lib.launch("transpose", indptr.device, matrix, *(lib.pointer(t) for t in out))
     return out
 
 

@@ -54,6 +54,7 @@ class Graph:
     work: Work
     _scales: dict[tuple[torch.dtype, float], Tensor]  # by the power of the degrees
     ready: dict  # of gnnaccel.ops.ready
+    structures: dict  # of gnnaccel.ops._arrays: what calls on it are given
 
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
@@ -391,11 +392,11 @@ class Graph:
         self.work.epoch += 1
 
     def _forget_work(self) -> None:
-        self.work, self.tiling, self._scales, self.ready = Work(), gate.Tiling(), {}, {}
+        self.work, self.tiling, self._scales, self.ready, self.structures = Work(), gate.Tiling(), {}, {}, {}
 
     def __getstate__(self) -> dict:
         # Weak references cannot be pickled. Work lists are made again, for the kernels and the GPU of that day.
-        dropped = {"_origin", "work", "tiling", "_scales", "ready"}
+        dropped = {"_origin", "work", "tiling", "_scales", "ready", "structures"}
         return {key: value for key, value in vars(self).items() if key not in dropped} | {"_origin": None}
 
     def __setstate__(self, state: dict) -> None:

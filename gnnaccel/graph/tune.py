@@ -94,19 +94,18 @@ def measure(
 
 def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, tiles: bool) -> Tuned:
     # Imported here: ops know the graph, not the reverse.
-    from gnnaccel.ops._arrays import Arrays, arrays_of
+    from gnnaccel.ops._arrays import arrays_of
     from gnnaccel.ops.spmm import spmm_op
     from gnnaccel.ops.tiled import spmm_tiled
 
     x = torch.zeros(graph.num_cols, num_feats, dtype=torch.float32, device=graph.device)
     weight = torch.zeros(graph.nnz, 1, dtype=torch.float32, device=graph.device) if weighted else None
     row_bytes = num_feats * x.element_size()
-    plain: Arrays = arrays_of(graph, False, listed=False)
+    plain = arrays_of(graph, False, listed=False)
     message = "mul" if weighted else "copy_lhs"
 
     def run(work: WorkList) -> None:
-        arrays = plain._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
-        spmm_op(*arrays, x, weight, message, "sum", 0.0)
+        spmm_op(plain.ordered(work), x, weight, message, "sum", 0.0)
 
     first = graph.work.arranged(graph, graph.work.plan(graph, row_bytes))
     run(first)  # a process's first call loads kernels
@@ -190,8 +189,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
     if not new:
         return faster
     given = arrays_of(graph, False, listed=False)
-    items, steps, splits, _ = graph.work.in_order(graph)
-    ways = (given, given._replace(items=items, steps=steps, splits=splits))
+    ways = (given, given.ordered(graph.work.in_order(graph)))
     start = time.perf_counter()
     for i, (lanes, width) in enumerate(new.items(), 1):
         times: tuple[list[float], list[float]] = ([], [])
@@ -201,7 +199,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
             while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < until):
                 for arrays, way in zip(ways, times, strict=True):
                     begin = time.perf_counter()
-                    spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
+                    spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0)
                     way.append(time.perf_counter() - begin)
         except RuntimeError as error:  # what torch raises on the CPU
             if "allocate memory" not in str(error):
