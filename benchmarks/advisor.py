@@ -66,8 +66,8 @@ def best_of(graph: Graph, x, weight, budget_ms: float, each: bool) -> tuple[floa
         if key not in works:
             works = {key: schedule.of(graph).arranged(graph, plan)}
         work = works[key]._replace(plan=plan)
-        given = arrays._replace(items=work.items, steps=work.steps, splits=work.splits, plan=plan.code)
-        ms = time_ms(lambda given=given: spmm_op(*given, x, weight, "mul", "sum", 0.0), budget_ms, 3, 20)[0]
+        given = arrays.ordered(work)
+        ms = time_ms(lambda given=given: spmm_op(given, x, weight, "mul", "sum", 0.0), budget_ms, 3, 20)[0]
         name = f"{plan.kernel.name.lower()} x{plan.slice_lanes}"
         if plan.kernel is not Kernel.BALANCED:
             name += f" {plan.arrangement.name.lower()} cap {plan.cap}"

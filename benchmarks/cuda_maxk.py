@@ -54,17 +54,13 @@ def measure(graph: Graph, x: torch.Tensor, k: int, dense_ms: float, listed: bool
     exact = graph.nnz * width < EXACT_LIMIT
     kept = expand(values, places, width)
     wide = kept.double() if exact else kept
-    forward = arrays_of(graph, False, values)
-    both = arrays_of(graph, True, values)
-    if not listed:
-        none = dict.fromkeys(("items", "steps", "splits", "t_items", "t_steps", "t_splits"))
-        forward, both = forward._replace(**none), both._replace(**none)
+    forward, both = (arrays_of(graph, transposed, values, listed=listed) for transposed in (False, True))
 
     def product():
-        return _spgemm_op(*forward, values, places, width, None, None, None, False, False)
+        return _spgemm_op(forward, values, places, width, None, None, None, False, False)
 
     def gradient(arrays):
-        return lambda: _sspmm_op(*arrays, x, places, None, None, arrays is both)
+        return lambda: _sspmm_op(arrays, x, places, None, None, arrays is both)
 
     limit = 1e-5 if x.dtype == torch.float32 else 1e-2
     row = {"rel_error": error_of(product(), ops.spmm(graph, wide), limit)}

@@ -91,11 +91,10 @@ def measure(authors, name: str, graph: Graph, width: int, budget_ms: float) -> d
     gnnaccel.prepare(graph, transposed=False)
     arrangement = schedule.of(graph).plan(graph, 4 * width, sums=False).arrangement
     work = schedule.of(graph).arranged(graph, rules.groups_of(graph, lanes_of(4 * width), arrangement))
-    given = arrays_of(graph, False, listed=False)
-    given = given._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
+    given = arrays_of(graph, False, listed=False).ordered(work)
 
     def ours():
-        return spmm_op(*given, x, None, "copy_lhs", "sum", 0.0)
+        return spmm_op(given, x, None, "copy_lhs", "sum", 0.0)
 
     row |= dict(groups="/".join(map(str, Setting.of(work.plan))), rel_error=error_of(ours()[rows], want))
     row["groups_ms"] = time_ms(ours, budget_ms)[0]

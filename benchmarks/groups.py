@@ -60,9 +60,8 @@ class Cell:
         key = plan.list_key
         if key not in self._works:
             self._works = {key: schedule.of(self.graph).arranged(self.graph, plan)}
-        work = self._works[key]
-        given = self._arrays._replace(items=work.items, steps=work.steps, splits=work.splits, plan=plan.code)
-        return lambda: spmm_op(*given, self.x, self.weight, "mul", "sum", 0.0)
+        given = self._arrays.ordered(self._works[key]._replace(plan=plan))
+        return lambda: spmm_op(given, self.x, self.weight, "mul", "sum", 0.0)
 
     def rule(self) -> Plan:
         return schedule.of(self.graph).plan(self.graph, 4 * self.width)

@@ -1,66 +1,118 @@
-// What the Python modules of both halves take apart: addresses, and structures spelled out.
+// How launchers are bound to Python: from their signatures, which kernels.h alone spells out. Python gives
+//   - an address for a pointer, an int for an enum, a number or bool for one;
+//   - a Csr or a WorkList, made once for each graph, for one of these; None for no work list;
+//   - a tuple of its members for any other structure, those of a structure among them in a tuple of their own; the
+//     empty one if all are zero.
+// Every call releases the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include "types.h"
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "kernels.h"
 
 namespace gnnaccel {
 
-using Address = uintptr_t;
+// What is given for a parameter of type T, and the parameter made of it.
+template <class T, class = void>
+struct Argument {
+  using Given = T;
+  static T of(T given) { return given; }
+};
+template <class T>
+struct Argument<T*> {
+  using Given = uintptr_t;
+  static T* of(uintptr_t address) { return reinterpret_cast<T*>(address); }
+};
+template <class T>
+struct Argument<T, std::enable_if_t<std::is_enum_v<T>>> {
+  using Given = int;
+  static T of(int given) { return static_cast<T>(given); }
+};
+template <>
+struct Argument<const WorkList&> {
+  using Given = const WorkList*;
+  static const WorkList& of(const WorkList* given) {
+    static const WorkList none{};
+    return given ? *given : none;
+  }
+};
 
-template <class T = void>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
+template <class Result, class... Parameters>
+void bind(pybind11::module_& module, const char* name, Result (*launcher)(Parameters...)) {
+  module.def(name, [launcher](typename Argument<Parameters>::Given... given) {
+    const pybind11::gil_scoped_release unlocked;
+    return launcher(Argument<Parameters>::of(given)...);
+  });
 }
 
-inline Csr csr(Address indptr, Address indices, Address edge_ids, int64_t num_rows, int64_t num_cols, int64_t nnz,
-               int index_type) {
-  return {at(indptr), at(indices), at(edge_ids), num_rows, num_cols, nnz, static_cast<IndexType>(index_type)};
+// A class of Python whose objects are made of the members of S, in their order, and cannot be changed.
+template <class S, class... Members>
+void bind_class(pybind11::module_& module, const char* name) {
+  pybind11::class_<S>(module, name).def(pybind11::init([](typename Argument<Members>::Given... given) {
+    return S{Argument<Members>::of(given)...};
+  }));
 }
 
-// (source_scale, source_indptr, row_scale, bias, relu); empty: nothing is fused.
-inline Fused fused(const pybind11::tuple& given) {
-  if (given.empty()) return {};
-  auto address = [&](int i) { return at(given[i].cast<Address>()); };
-  return {address(0), address(1), address(2), address(3), given[4].cast<bool>()};
-}
+// A tuple of the members of S.
+template <class S, class... Members>
+struct TupleCaster {
+  PYBIND11_TYPE_CASTER(S, pybind11::detail::const_name("tuple"));
 
-// The members of Tiles in their order.
-inline Tiles tiles_of(const pybind11::tuple& given) {
-  auto address = [&](int i) { return at(given[i].cast<Address>()); };
-  auto size = [&](int i) { return given[i].cast<int64_t>(); };
-  return {address(0), address(1), address(2), address(3), address(4), size(5),
-          size(6),    size(7),    size(8),    size(9),    size(10)};
-}
+  bool load(pybind11::handle source, bool) {
+    if (!PyTuple_Check(source.ptr())) return false;
+    const Py_ssize_t size = PyTuple_GET_SIZE(source.ptr());
+    if (size == 0) value = S{};
+    return size == 0 || (size == sizeof...(Members) && members(source.ptr(), std::index_sequence_for<Members...>{}));
+  }
 
-// (values, places, k, num_feats).
-inline Compressed compressed_of(const pybind11::tuple& given) {
-  auto address = [&](int i) { return at(given[i].cast<Address>()); };
-  return {address(0), address(1), given[2].cast<int64_t>(), given[3].cast<int64_t>()};
-}
-
-// The members of a DotAttention in their order, those of its EdgeFactor among them.
-inline DotAttention dot_attention_of(const pybind11::tuple& given) {
-  auto address = [&](int i) { return at(given[i].cast<Address>()); };
-  auto size = [&](int i) { return given[i].cast<int64_t>(); };
-  return {address(0),
-          address(1),
-          address(2),
-          address(3),
-          {address(4), address(5), given[6].cast<double>()},
-          address(7),
-          address(8),
-          address(9),
-          address(10),
-          address(11),
-          address(12),
-          address(13),
-          address(14),
-          given[15].cast<double>(),
-          size(16),
-          size(17),
-          static_cast<DType>(given[18].cast<int>())};
-}
+ private:
+  template <size_t... K>
+  bool members(PyObject* source, std::index_sequence<K...>) {
+    std::tuple<pybind11::detail::make_caster<typename Argument<Members>::Given>...> casters;
+    if (!(std::get<K>(casters).load(PyTuple_GET_ITEM(source, K), true) && ...)) return false;
+    using pybind11::detail::cast_op;
+    value = S{Argument<Members>::of(cast_op<typename Argument<Members>::Given>(std::get<K>(casters)))...};
+    return true;
+  }
+};
 
 }  // namespace gnnaccel
+
+namespace pybind11 {
+namespace detail {
+
+using Pointer = const void*;
+
+template <>
+struct type_caster<gnnaccel::Operand> : gnnaccel::TupleCaster<gnnaccel::Operand, Pointer, int64_t, int64_t> {};
+template <>
+struct type_caster<gnnaccel::Fused> : gnnaccel::TupleCaster<gnnaccel::Fused, Pointer, Pointer, Pointer, Pointer, bool> {
+};
+template <>
+struct type_caster<gnnaccel::EdgeFactor> : gnnaccel::TupleCaster<gnnaccel::EdgeFactor, Pointer, Pointer, double> {};
+template <>
+struct type_caster<gnnaccel::Compressed>
+    : gnnaccel::TupleCaster<gnnaccel::Compressed, Pointer, Pointer, int64_t, int64_t> {};
+template <>
+struct type_caster<gnnaccel::Tiles>
+    : gnnaccel::TupleCaster<gnnaccel::Tiles, Pointer, Pointer, Pointer, Pointer, Pointer, int64_t, int64_t, int64_t,
+                            int64_t, int64_t, int64_t> {};
+template <>
+struct type_caster<gnnaccel::DotAttention>
+    : gnnaccel::TupleCaster<gnnaccel::DotAttention, Pointer, Pointer, Pointer, Pointer, gnnaccel::EdgeFactor, void*,
+                            void*, Pointer, Pointer, void*, void*, void*, void*, double, int64_t, int64_t,
+                            gnnaccel::DType> {};
+template <>
+struct type_caster<gnnaccel::Network>
+    : gnnaccel::TupleCaster<gnnaccel::Network, const int64_t*, Pointer, Pointer, const int64_t*, int64_t,
+                            gnnaccel::IndexType, gnnaccel::IndexType> {};
+template <>
+struct type_caster<gnnaccel::Members>
+    : gnnaccel::TupleCaster<gnnaccel::Members, Pointer, const int64_t*, const int64_t*, const int64_t*, int64_t> {};
+
+}  // namespace detail
+}  // namespace pybind11

@@ -35,6 +35,29 @@ struct Csr {
   IndexType index_type;
 };
 
+// The rows of a graph in the order in which they are to be worked on, long ones in pieces: gnnaccel/graph/worklist.py.
+// Of CUDA alone.
+enum class Wish : int { rows = 0, balanced = 1, groups = 2 };
+
+// Elements of the graph's index_type; null items: no list, rows are taken as they come.
+// Piece j of a row in m pieces has the nonzeros of the row's runs j, j + m, j + 2m ... of kPieceRun (cuda/kernels.h)
+// nonzeros each.
+// With Wish::groups the items are groups of neighbours: the end is the group's, and a part is what `workers` items from
+// a multiple of that number on have of a row that others have groups of too; steps are kPieceRun. Such a list is for
+// sums and means, and for whoever takes nonzeros one by one.
+struct WorkList {
+  const void* items;   // [num_items, 4]: row, first nonzero, end of the row, 0 or 1 + number of the piece
+  const void* steps;   // [num_parts]: from one run of the piece to its next, m * kPieceRun
+  const void* splits;  // [num_splits, 4]: row, its first piece, number of pieces, degree
+  int64_t num_items;
+  int64_t num_parts;
+  int64_t num_splits;
+  bool clustered;  // neighbours in the list share sources
+  Wish wish;       // which kernel is to serve a sum or mean
+  int lanes;       // 16-byte lanes of a worker's slice: 4, 8, 16 or, not by rows, 32; 0: spmm.cu decides
+  int workers;     // of a block, by groups
+};
+
 // One feature operand, row-major and contiguous. Feature d of the (broadcast) result reads element
 // (d / div) % len of the operand's row: len = D, div = 1 is a full row, len = 1 one scalar per row,
 // len = H, div = D / H one scalar per head, len = F, div = 1 with F < D the same F values for each head.

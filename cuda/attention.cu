@@ -6,23 +6,15 @@ namespace cuda {
 
 using namespace attention_impl;
 
-int64_t attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width, DType dtype,
-                                  bool keep) {
-  if (graph.num_rows == 0 || width == 0) return 0;
-  const Shape shape = shape_of(graph, work, num_heads, width, dtype);
-  const int64_t parts = rows_of<int32_t>(graph, work).num_parts;
-  return piece_values(parts, shape, num_heads, width, keep ? Mode::kept : Mode::forward) * accumulator_size(dtype);
-}
-
-cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, const void* score_src,
-                      const void* score_dst, const EdgeFactor& factor, void* out, void* lse, void* out_pos, void* p_pos,
-                      double slope, int64_t num_heads, int64_t width, DType dtype, void* workspace,
-                      int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t attention(Workspace& workspace, const Csr& graph, const WorkList& work, const void* x,
+                      const void* score_src, const void* score_dst, const EdgeFactor& factor, void* out, void* lse,
+                      void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width, DType dtype,
+                      cudaStream_t stream) {
   if (graph.num_rows == 0 || width == 0) return cudaSuccess;
-  if (workspace_bytes < attention_workspace_bytes(graph, work, num_heads, width, dtype, out_pos)) {
-    return cudaErrorInvalidValue;
-  }
   const Shape shape = shape_of(graph, work, num_heads, width, dtype);
+  const Mode mode = out_pos ? Mode::kept : Mode::forward;
+  const int64_t parts = rows_of<int32_t>(graph, work).num_parts;
+  void* const scratch = workspace.take(piece_values(parts, shape, num_heads, width, mode) * accumulator_size(dtype));
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
@@ -34,8 +26,7 @@ cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, con
     p.lse = static_cast<Acc<T>*>(lse);
     p.out_pos = static_cast<T*>(out_pos);
     p.p_pos = static_cast<Acc<T>*>(p_pos);
-    const Mode mode = out_pos ? Mode::kept : Mode::forward;
-    place_pieces(p, static_cast<Acc<T>*>(workspace), mode);
+    place_pieces(p, static_cast<Acc<T>*>(scratch), mode);
     return mode == Mode::kept ? launch<Mode::kept>(p, shape, graph, stream)
                               : launch<Mode::forward>(p, shape, graph, stream);
   });

@@ -61,33 +61,23 @@ int64_t share_values(const Csr& graph, const Shape& shape, int64_t num_heads) {
 
 }  // namespace
 
-int64_t attention_backward_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
-                                           int64_t width, DType dtype) {
-  if (width == 0) return 0;
+cudaError_t attention_backward(Workspace& workspace, const Csr& transposed, const WorkList& work, const void* x,
+                               const void* score_src, const void* score_dst, const EdgeFactor& factor, const void* out,
+                               const void* lse, const void* out_pos, const void* p_pos, const void* grad_out,
+                               void* grad_x, void* grad_score_src, void* grad_score_dst, double slope,
+                               int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream) {
+  if (width == 0) return cudaSuccess;
   const Shape shape = shape_of(transposed, work, num_heads, width, dtype);
   const int64_t parts = rows_of<int32_t>(transposed, work).num_parts;
   const int64_t values = ends_values(transposed, num_heads) + share_values(transposed, shape, num_heads) +
                          piece_values(parts, shape, num_heads, width, Mode::backward);
-  return values * accumulator_size(dtype);
-}
-
-cudaError_t attention_backward(const Csr& transposed, const WorkList& work, const void* x, const void* score_src,
-                               const void* score_dst, const EdgeFactor& factor, const void* out, const void* lse,
-                               const void* out_pos, const void* p_pos, const void* grad_out, void* grad_x,
-                               void* grad_score_src, void* grad_score_dst, double slope, int64_t num_heads,
-                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
-                               cudaStream_t stream) {
-  if (width == 0) return cudaSuccess;
-  if (workspace_bytes < attention_backward_workspace_bytes(transposed, work, num_heads, width, dtype)) {
-    return cudaErrorInvalidValue;
-  }
-  const Shape shape = shape_of(transposed, work, num_heads, width, dtype);
+  void* const scratch = workspace.take(values * accumulator_size(dtype));
   return with_types(dtype, transposed.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
     using A = Acc<T>;
     Params<T, I> p = params_of<T, I>(transposed, work, shape, factor, slope, num_heads, width);
-    A* ends = static_cast<A*>(workspace);
+    A* ends = static_cast<A*>(scratch);
     p.ends = ends;
     p.grad_shares = ends + ends_values(transposed, num_heads);
     place_pieces(p, p.grad_shares + share_values(transposed, shape, num_heads), Mode::backward);

@@ -345,7 +345,7 @@ inline bool fits(const DotAttention& given) {
 
 // One direction.
 template <Mode MODE>
-cudaError_t solve(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+cudaError_t solve(const Csr& graph, const WorkList& work, const DotAttention& given, void* scratch,
                   cudaStream_t stream) {
   return with_types(given.dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
@@ -371,7 +371,7 @@ cudaError_t solve(const Csr& graph, const WorkList& work, const DotAttention& gi
     p.heads = static_cast<int>(given.num_heads);
     p.per_head = static_cast<int>(given.width / given.num_heads);
     p.width = given.width;
-    p.pieces_first = static_cast<A*>(workspace);
+    p.pieces_first = static_cast<A*>(scratch);
     p.pieces_second = p.pieces_first + (MODE == Mode::columns ? p.rows.num_parts * p.width : 0);
     p.piece_stats = p.pieces_second + p.rows.num_parts * p.width;
     return launch<MODE>(p, stream);
@@ -379,12 +379,11 @@ cudaError_t solve(const Csr& graph, const WorkList& work, const DotAttention& gi
 }
 
 // The forward without query and key; edge_attention.cu.
-int64_t given_workspace_bytes(const Csr& graph, const WorkList& work, const DotAttention& given);
-cudaError_t given_forward(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+cudaError_t given_forward(Workspace& workspace, const Csr& graph, const WorkList& work, const DotAttention& given,
                           cudaStream_t stream);
 
 // A backward direction; dot_attention_backward.cu.
-cudaError_t backward(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
+cudaError_t backward(const Csr& graph, const WorkList& work, const DotAttention& given, void* scratch,
                      cudaStream_t stream);
 
 }  // namespace dot_attention_impl

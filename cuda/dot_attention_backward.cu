@@ -51,9 +51,9 @@ cudaError_t dot_attention_ends(const void* out, const void* stats, const void* g
 }
 
 cudaError_t dot_attention_impl::backward(const Csr& graph, const WorkList& work, const DotAttention& given,
-                                         void* workspace, cudaStream_t stream) {
-  return given.mode() == Mode::rows ? solve<Mode::rows>(graph, work, given, workspace, stream)
-                                    : solve<Mode::columns>(graph, work, given, workspace, stream);
+                                         void* scratch, cudaStream_t stream) {
+  return given.mode() == Mode::rows ? solve<Mode::rows>(graph, work, given, scratch, stream)
+                                    : solve<Mode::columns>(graph, work, given, scratch, stream);
 }
 
 }  // namespace cuda

@@ -6,16 +6,13 @@
 namespace gnnaccel {
 namespace cuda {
 
-int64_t dot_attention_impl::given_workspace_bytes(const Csr& graph, const WorkList& work, const DotAttention& given) {
+cudaError_t dot_attention_impl::given_forward(Workspace& workspace, const Csr& graph, const WorkList& work,
+                                              const DotAttention& given, cudaStream_t stream) {
   const attention_impl::Shape shape = attention_impl::shape_of(graph, work, given.num_heads, given.width, given.dtype);
   const int64_t parts = rows_of<int32_t>(graph, work).num_parts;
-  return attention_impl::piece_values(parts, shape, given.num_heads, given.width, attention_impl::Mode::given) *
-         accumulator_size(given.dtype);
-}
-
-cudaError_t dot_attention_impl::given_forward(const Csr& graph, const WorkList& work, const DotAttention& given,
-                                              void* workspace, cudaStream_t stream) {
-  const attention_impl::Shape shape = attention_impl::shape_of(graph, work, given.num_heads, given.width, given.dtype);
+  const int64_t values =
+      attention_impl::piece_values(parts, shape, given.num_heads, given.width, attention_impl::Mode::given);
+  void* const scratch = workspace.take(values * accumulator_size(given.dtype));
   return with_types(given.dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
@@ -23,7 +20,7 @@ cudaError_t dot_attention_impl::given_forward(const Csr& graph, const WorkList& 
     p.x = static_cast<const T*>(given.value);
     p.score = static_cast<const T*>(given.edge_bias);
     p.out = static_cast<T*>(given.out);
-    place_pieces(p, static_cast<Acc<T>*>(workspace), attention_impl::Mode::given);
+    place_pieces(p, static_cast<Acc<T>*>(scratch), attention_impl::Mode::given);
     return attention_impl::launch<attention_impl::Mode::given>(p, shape, graph, stream);
   });
 }

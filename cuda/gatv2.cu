@@ -281,16 +281,12 @@ cudaError_t gatv2_scores(const Csr& graph, const WorkList& work, const void* x, 
   });
 }
 
-int64_t gatv2_sums_workspace_bytes(const Csr& graph, const WorkList& work, int64_t width, DType dtype, bool products) {
-  if (graph.num_rows == 0) return 0;
-  return rows_of<int32_t>(graph, work).num_parts * width * (products ? 2 : 1) * accumulator_size(dtype);
-}
-
-cudaError_t gatv2_sums(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
-                       const void* weights, void* sums, void* products, double slope, int64_t num_heads, int64_t width,
-                       DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t gatv2_sums(Workspace& workspace, const Csr& graph, const WorkList& work, const void* x, const void* y,
+                       const void* vectors, const void* weights, void* sums, void* products, double slope,
+                       int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream) {
   if (graph.num_rows == 0 || width == 0) return cudaSuccess;
-  if (workspace_bytes < gatv2_sums_workspace_bytes(graph, work, width, dtype, products)) return cudaErrorInvalidValue;
+  const int64_t parts = rows_of<int32_t>(graph, work).num_parts;
+  void* const scratch = workspace.take(parts * width * (products ? 2 : 1) * accumulator_size(dtype));
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
@@ -298,7 +294,7 @@ cudaError_t gatv2_sums(const Csr& graph, const WorkList& work, const void* x, co
     p.weights = static_cast<const T*>(weights);
     p.sums = static_cast<T*>(sums);
     p.products = static_cast<Acc<T>*>(products);
-    p.parts = static_cast<Acc<T>*>(workspace);
+    p.parts = static_cast<Acc<T>*>(scratch);
     p.parts_products = p.parts + p.rows.num_parts * width;
     const int64_t vectors_of_row = width * static_cast<int64_t>(sizeof(T)) / 16;
     const int threads = p.rows.items ? list_threads(graph) : Config::threads;

@@ -184,25 +184,18 @@ cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num
   });
 }
 
-int64_t head_dots_backward_workspace_bytes(int64_t num_rows, int64_t num_vectors, int64_t width, DType dtype) {
-  return blocks_of(num_rows) * num_vectors * width * accumulator_size(dtype);
-}
-
-cudaError_t head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x,
-                               void* grad_vectors, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
-                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
-                               cudaStream_t stream) {
+cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* vectors, const void* grad_out,
+                               void* grad_x, void* grad_vectors, int64_t num_rows, int64_t num_vectors,
+                               int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream) {
   if (num_rows == 0 || width == 0) return cudaSuccess;
-  if (workspace_bytes < head_dots_backward_workspace_bytes(num_rows, num_vectors, width, dtype)) {
-    return cudaErrorInvalidValue;
-  }
+  void* const scratch = workspace.take(blocks_of(num_rows) * num_vectors * width * accumulator_size(dtype));
   return with_types(dtype, IndexType::i32, [&](auto value, auto) {
     using T = decltype(value);
     Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
     p.grad = static_cast<const T*>(grad_out);
     p.grad_x = static_cast<T*>(grad_x);
     p.grad_vectors = static_cast<T*>(grad_vectors);
-    p.shares = static_cast<Acc<T>*>(workspace);
+    p.shares = static_cast<Acc<T>*>(scratch);
     const int64_t blocks = blocks_of(num_rows);
     p.rows_of_block = ceil_div(num_rows, blocks);
     return with_sizes(p, bits(x) | bits(vectors) | bits(grad_x), num_vectors, [&](auto length, auto count) {

@@ -3,8 +3,7 @@
 //   - pointers are device pointers of the current device; nothing is allocated, nothing synchronises, all work
 //     goes to `stream` and can be captured in a CUDA graph;
 //   - a kernel that can work through a work list takes it after the graph;
-//   - a kernel that needs scratch memory takes it as (workspace, workspace_bytes) before the stream, at least
-//     as many bytes as its *_workspace_bytes function says, 16-byte aligned, contents irrelevant;
+//   - a kernel that needs scratch memory is first given the workspace that it asks for it;
 //   - results are the same bits on every run, except of scatter_arg and sspmm where they say so;
 //   - the return value is that of the launches.
 #pragma once
@@ -16,37 +15,23 @@
 namespace gnnaccel {
 namespace cuda {
 
-// The rows of a graph in the order in which they are to be worked on, long ones in pieces
-// (gnnaccel/schedule/worklist.py).
-enum class Wish : int { rows = 0, balanced = 1, groups = 2 };
-
-// Elements of the graph's index_type; null items: no list, rows are taken as they come.
-// Piece j of a row in m pieces has the nonzeros of the row's runs j, j + m, j + 2m ... of kPieceRun nonzeros each.
-// With Wish::groups the items are groups of neighbours: the end is the group's, and a part is what `workers` items from
-// a multiple of that number on have of a row that others have groups of too; steps are kPieceRun. Such a list is for
-// sums and means, and for whoever takes nonzeros one by one.
-struct WorkList {
-  const void* items;   // [num_items, 4]: row, first nonzero, end of the row, 0 or 1 + number of the piece
-  const void* steps;   // [num_parts]: from one run of the piece to its next, m * kPieceRun
-  const void* splits;  // [num_splits, 4]: row, its first piece, number of pieces, degree
-  int64_t num_items;
-  int64_t num_parts;
-  int64_t num_splits;
-  bool clustered;  // neighbours in the list share sources
-  Wish wish;       // which kernel is to serve a sum or mean
-  int lanes;       // 16-byte lanes of a worker's slice: 4, 8, 16 or, not by rows, 32; 0: spmm.cu decides
-  int workers;     // of a block, by groups
-};
+// Nonzeros of a run of a piece (types.h: WorkList).
 constexpr int kPieceRun = 16;
 
-// arg_lhs and arg_rhs are 16-byte aligned. In the workspace's size out counts by its alignment alone.
-int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
-                             const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                             const Fused& fused);
+// Scratch memory of one call, which asks once.
+class Workspace {
+ public:
+  // 16-byte aligned, contents irrelevant, for what is put on the stream during the call; null for no bytes.
+  virtual void* take(int64_t bytes) = 0;
 
-cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
-                 void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                 double empty_value, const Fused& fused, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+ protected:
+  ~Workspace() = default;
+};
+
+// arg_lhs and arg_rhs are 16-byte aligned.
+cudaError_t spmm(Workspace& workspace, const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
+                 void* out, void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce,
+                 DType dtype, double empty_value, const Fused& fused, cudaStream_t stream);
 
 cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Target lhs_target, const Operand& rhs,
                   Target rhs_target, void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype,
@@ -58,28 +43,22 @@ cudaError_t edge_softmax(const Csr& graph, const void* scores, void* out, int64_
 cudaError_t edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                                   int64_t num_heads, DType dtype, cudaStream_t stream);
 
-// Features and outputs but lse and p_pos are 16-byte aligned. keep: out_pos and p_pos are wanted.
-int64_t attention_workspace_bytes(const Csr& graph, const WorkList& work, int64_t num_heads, int64_t width, DType dtype,
-                                  bool keep);
-cudaError_t attention(const Csr& graph, const WorkList& work, const void* x, const void* score_src,
-                      const void* score_dst, const EdgeFactor& factor, void* out, void* lse, void* out_pos, void* p_pos,
-                      double slope, int64_t num_heads, int64_t width, DType dtype, void* workspace,
-                      int64_t workspace_bytes, cudaStream_t stream);
+// Features and outputs but lse and p_pos are 16-byte aligned.
+cudaError_t attention(Workspace& workspace, const Csr& graph, const WorkList& work, const void* x,
+                      const void* score_src, const void* score_dst, const EdgeFactor& factor, void* out, void* lse,
+                      void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width, DType dtype,
+                      cudaStream_t stream);
 
-int64_t attention_backward_workspace_bytes(const Csr& transposed, const WorkList& work, int64_t num_heads,
-                                           int64_t width, DType dtype);
-cudaError_t attention_backward(const Csr& transposed, const WorkList& work, const void* x, const void* score_src,
-                               const void* score_dst, const EdgeFactor& factor, const void* out, const void* lse,
-                               const void* out_pos, const void* p_pos, const void* grad_out, void* grad_x,
-                               void* grad_score_src, void* grad_score_dst, double slope, int64_t num_heads,
-                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
-                               cudaStream_t stream);
+cudaError_t attention_backward(Workspace& workspace, const Csr& transposed, const WorkList& work, const void* x,
+                               const void* score_src, const void* score_dst, const EdgeFactor& factor, const void* out,
+                               const void* lse, const void* out_pos, const void* p_pos, const void* grad_out,
+                               void* grad_x, void* grad_score_src, void* grad_score_dst, double slope,
+                               int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
 // Without query and key the forward alone, which has no stats: cheaper than a backward in one pass are edge_softmax,
 // sddmm and spmm.
-int64_t dot_attention_workspace_bytes(const Csr& graph, const WorkList& work, const DotAttention& given);
-cudaError_t dot_attention(const Csr& graph, const WorkList& work, const DotAttention& given, void* workspace,
-                          int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t dot_attention(Workspace& workspace, const Csr& graph, const WorkList& work, const DotAttention& given,
+                          cudaStream_t stream);
 
 cudaError_t dot_attention_ends(const void* out, const void* stats, const void* grad_out, void* ends, int64_t num_rows,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
@@ -89,20 +68,17 @@ cudaError_t edge_factor(const EdgeFactor& factor, void* out, int64_t count, DTyp
 cudaError_t gatv2_scores(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
                          void* out, double slope, int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
-int64_t gatv2_sums_workspace_bytes(const Csr& graph, const WorkList& work, int64_t width, DType dtype, bool products);
-cudaError_t gatv2_sums(const Csr& graph, const WorkList& work, const void* x, const void* y, const void* vectors,
-                       const void* weights, void* sums, void* products, double slope, int64_t num_heads, int64_t width,
-                       DType dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t gatv2_sums(Workspace& workspace, const Csr& graph, const WorkList& work, const void* x, const void* y,
+                       const void* vectors, const void* weights, void* sums, void* products, double slope,
+                       int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
 // One or two vectors.
 cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors,
                       int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
-int64_t head_dots_backward_workspace_bytes(int64_t num_rows, int64_t num_vectors, int64_t width, DType dtype);
-cudaError_t head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x,
-                               void* grad_vectors, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
-                               int64_t width, DType dtype, void* workspace, int64_t workspace_bytes,
-                               cudaStream_t stream);
+cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* vectors, const void* grad_out,
+                               void* grad_x, void* grad_vectors, int64_t num_rows, int64_t num_vectors,
+                               int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in
 // any order. f32 and f64 only, but for rows_disjoint with len == num_feats (where nothing is ever added twice):
@@ -121,10 +97,9 @@ cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_
                          cudaStream_t stream);
 
 // Of pairs that have been checked.
-int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type);
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
-                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
-                       void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t coo_to_csr(Workspace& workspace, const void* rows, const void* cols, int64_t nnz, int64_t num_rows,
+                       int64_t num_cols, IndexType in_type, void* indptr, void* indices, void* edge_ids,
+                       IndexType out_type, cudaStream_t stream);
 
 cudaError_t maxk(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, cudaStream_t stream);
 
@@ -132,38 +107,30 @@ cudaError_t expand(const Compressed& x, int64_t num_rows, void* out, DType dtype
 cudaError_t collect(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, cudaStream_t stream);
 
 // At most 4096 features. Rows of k divisible by 8 are read in vectors: values and places lie as torch allocates them.
-int64_t spgemm_workspace_bytes(const Csr& graph, const WorkList& work, const Compressed& x, DType dtype);
-cudaError_t spgemm(const Csr& graph, const WorkList& work, const Compressed& x, const void* weight, void* out,
-                   DType dtype, const Fused& fused, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t spgemm(Workspace& workspace, const Csr& graph, const WorkList& work, const Compressed& x,
+                   const void* weight, void* out, DType dtype, const Fused& fused, cudaStream_t stream);
 
 // By destination (not by_source) additions come in any order, and there are at most 4096 features.
-int64_t sspmm_workspace_bytes(const Csr& graph, const WorkList& work, const Compressed& kept, bool by_source,
-                              DType dtype);
-cudaError_t sspmm(const Csr& graph, const WorkList& work, const void* grad, const Compressed& kept, const void* weight,
-                  const void* row_scale, void* grad_values, bool by_source, DType dtype, void* workspace,
-                  int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t sspmm(Workspace& workspace, const Csr& graph, const WorkList& work, const void* grad,
+                  const Compressed& kept, const void* weight, const void* row_scale, void* grad_values, bool by_source,
+                  DType dtype, cudaStream_t stream);
 
 // As many windows, rows in them and columns as 64 bits can number.
-int64_t translate_columns_workspace_bytes(const Csr& graph, int64_t height);
-cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, void* workspace,
-                              int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t translate_columns(Workspace& workspace, const Csr& graph, int64_t height, void* columns,
+                              void* window_columns, cudaStream_t stream);
 
-int64_t translate_blocks_workspace_bytes(const Csr& graph, const Tiles& tiles);
-cudaError_t translate_blocks(const Csr& graph, const void* columns, const Tiles& tiles, void* workspace,
-                             int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t translate_blocks(Workspace& workspace, const Csr& graph, const void* columns, const Tiles& tiles,
+                             cudaStream_t stream);
 
-int64_t spmm_tiled_workspace_bytes(const Csr& graph, const Tiles& tiles, int64_t num_feats);
-cudaError_t spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out,
-                       int64_t num_feats, bool mean, bool fast, DType dtype, void* workspace, int64_t workspace_bytes,
-                       cudaStream_t stream);
+cudaError_t spmm_tiled(Workspace& workspace, const Csr& graph, const Tiles& tiles, const void* x, const void* weight,
+                       void* out, int64_t num_feats, bool mean, bool fast, DType dtype, cudaStream_t stream);
 
 // 16-byte aligned, and of whole vectors of 16 bytes to a head.
 cudaError_t sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* y, void* out,
                         int64_t num_heads, int64_t len, bool fast, DType dtype, cudaStream_t stream);
 
-int64_t transpose_workspace_bytes(const Csr& graph);
-cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,
-                      int64_t workspace_bytes, cudaStream_t stream);
+cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids,
+                      cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace gnnaccel

@@ -87,10 +87,6 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t coo_to_csr_workspace_bytes(int64_t nnz, int64_t num_rows, IndexType out_type) {
-  return with_index(out_type, [&](auto out) { return RowSorter<decltype(out)>::bytes(nnz, bits_of(num_rows)); });
-}
-
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                          IndexType in_type, void* indptr, void* indices, IndexType out_type, void* state,
                          cudaStream_t stream) {
@@ -109,15 +105,15 @@ cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_
   });
 }
 
-cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
-                       IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
-                       void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
-  if (workspace_bytes < coo_to_csr_workspace_bytes(nnz, num_rows, out_type)) return cudaErrorInvalidValue;
+cudaError_t coo_to_csr(Workspace& workspace, const void* rows, const void* cols, int64_t nnz, int64_t num_rows,
+                       int64_t num_cols, IndexType in_type, void* indptr, void* indices, void* edge_ids,
+                       IndexType out_type, cudaStream_t stream) {
   return with_index(in_type, [&](auto in) {
     return with_index(out_type, [&](auto out) {
       using In = decltype(in);
       using I = decltype(out);
-      RowSorter<I> sorter(workspace, nnz, bits_of(num_rows));
+      const int bits = bits_of(num_rows);
+      RowSorter<I> sorter(workspace.take(RowSorter<I>::bytes(nnz, bits)), nnz, bits);
       const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
       if (nnz) {
         keys_of_rows<In, I>
@@ -134,18 +130,13 @@ cudaError_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t 
   });
 }
 
-int64_t transpose_workspace_bytes(const Csr& graph) {
-  return with_index(graph.index_type,
-                    [&](auto index) { return RowSorter<decltype(index)>::bytes(graph.nnz, bits_of(graph.num_cols)); });
-}
-
-cudaError_t transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, void* workspace,
-                      int64_t workspace_bytes, cudaStream_t stream) {
-  if (workspace_bytes < transpose_workspace_bytes(graph)) return cudaErrorInvalidValue;
+cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids,
+                      cudaStream_t stream) {
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     const int64_t nnz = graph.nnz;
-    RowSorter<I> sorter(workspace, nnz, bits_of(graph.num_cols));
+    const int bits = bits_of(graph.num_cols);
+    RowSorter<I> sorter(workspace.take(RowSorter<I>::bytes(nnz, bits)), nnz, bits);
     if (nnz) {
       keys_of_rows<I, I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
                                                                    graph.num_cols, sorter.keys[0], sorter.positions[0]);

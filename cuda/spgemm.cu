@@ -160,17 +160,9 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t spgemm_workspace_bytes(const Csr& graph, const WorkList& work, const Compressed& x, DType dtype) {
-  if (graph.num_rows == 0) return 0;
-  return with_index(graph.index_type, [&](auto index) {
-    return rows_of<decltype(index)>(graph, work).num_parts * x.num_feats * accumulator_size(dtype);
-  });
-}
-
-cudaError_t spgemm(const Csr& graph, const WorkList& work, const Compressed& x, const void* weight, void* out,
-                   DType dtype, const Fused& fused, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t spgemm(Workspace& workspace, const Csr& graph, const WorkList& work, const Compressed& x,
+                   const void* weight, void* out, DType dtype, const Fused& fused, cudaStream_t stream) {
   if (graph.num_rows == 0) return cudaSuccess;
-  if (workspace_bytes < spgemm_workspace_bytes(graph, work, x, dtype)) return cudaErrorInvalidValue;
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
@@ -182,7 +174,7 @@ cudaError_t spgemm(const Csr& graph, const WorkList& work, const Compressed& x, 
     p.places = x.places;
     p.weight = static_cast<const T*>(weight);
     p.out = static_cast<T*>(out);
-    p.parts = static_cast<Acc<T>*>(workspace);
+    p.parts = static_cast<Acc<T>*>(workspace.take(p.rows.num_parts * x.num_feats * accumulator_size(dtype)));
     p.epilogue = Epilogue<T>::of(fused);
     p.columns = columns_of(x.num_feats);
     p.k = static_cast<int>(x.k);

@@ -116,30 +116,20 @@ cudaError_t launch(const Choice& choice, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t spmm_workspace_bytes(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
-                             const void* out, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                             const Fused& fused) {
-  if (graph.num_rows == 0 || num_feats == 0) return 0;
-  SpmmCall call = call_of(graph, work, lhs, rhs, const_cast<void*>(out), num_feats, message, reduce, dtype, fused);
-  call.workspace = reinterpret_cast<void*>(uintptr_t{256});  // of some address with the alignment of what comes
-  return bytes_of(choose(call));
-}
-
-cudaError_t spmm(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,
-                 void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype,
-                 double empty_value, const Fused& fused, void* workspace, int64_t workspace_bytes,
-                 cudaStream_t stream) {
+cudaError_t spmm(Workspace& workspace, const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs,
+                 void* out, void* arg_lhs, void* arg_rhs, int64_t num_feats, Message message, Reduce reduce,
+                 DType dtype, double empty_value, const Fused& fused, cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
   SpmmCall call = call_of(graph, work, lhs, rhs, out, num_feats, message, reduce, dtype, fused);
   call.arg_lhs = arg_lhs;
   call.arg_rhs = arg_rhs;
   call.empty_value = empty_value;
-  call.workspace = workspace;
-  const Choice choice = choose(call);
   if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
   if (!fused.empty() && reduce != Reduce::sum) return cudaErrorInvalidValue;
   if (!fused.empty() && !scales_sources(message)) return cudaErrorInvalidValue;
-  if (workspace_bytes < bytes_of(choice)) return cudaErrorInvalidValue;
+  call.workspace = reinterpret_cast<void*>(uintptr_t{256});  // some address with the alignment of what comes
+  call.workspace = workspace.take(bytes_of(choose(call)));
+  const Choice choice = choose(call);
   if (choice.padded_bytes == 0) return launch(choice, stream);
   cudaError_t status = spmm_pad(call, choice.call, stream);
   if (status == cudaSuccess) status = launch(choice, stream);

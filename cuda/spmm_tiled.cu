@@ -413,14 +413,14 @@ cudaError_t launch(const Params<T, I>& p, bool fast, cudaStream_t stream) {
 
 template <typename T, typename I>
 cudaError_t run(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out, int64_t num_feats,
-                bool mean, bool fast, void* workspace, cudaStream_t stream) {
+                bool mean, bool fast, void* scratch, cudaStream_t stream) {
   Params<T, I> p{};
   p.windows = windows_of<I>(graph, tiles);
   p.indptr = static_cast<const I*>(graph.indptr);
   p.x = static_cast<const T*>(x);
   p.weight = static_cast<const T*>(weight);
   p.out = static_cast<T*>(out);
-  p.parts = static_cast<float*>(workspace);
+  p.parts = static_cast<float*>(scratch);
   p.num_rows = graph.num_rows;
   p.num_feats = static_cast<int>(num_feats);
   p.mean = mean;
@@ -434,26 +434,19 @@ cudaError_t run(const Csr& graph, const Tiles& tiles, const void* x, const void*
 
 }  // namespace
 
-int64_t spmm_tiled_workspace_bytes(const Csr& graph, const Tiles& tiles, int64_t num_feats) {
-  const int64_t parts = windows_of<int32_t>(graph, tiles).rows.num_parts;
-  return parts * height * num_feats * static_cast<int64_t>(sizeof(float));
-}
-
-cudaError_t spmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* weight, void* out,
-                       int64_t num_feats, bool mean, bool fast, DType dtype, void* workspace, int64_t workspace_bytes,
-                       cudaStream_t stream) {
+cudaError_t spmm_tiled(Workspace& workspace, const Csr& graph, const Tiles& tiles, const void* x, const void* weight,
+                       void* out, int64_t num_feats, bool mean, bool fast, DType dtype, cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  if (!tiles_serve(tiles) || num_feats % (16 / size_of(dtype)) ||
-      workspace_bytes < spmm_tiled_workspace_bytes(graph, tiles, num_feats)) {
-    return cudaErrorInvalidValue;
-  }
+  if (!tiles_serve(tiles) || num_feats % (16 / size_of(dtype))) return cudaErrorInvalidValue;
+  const int64_t parts = windows_of<int32_t>(graph, tiles).rows.num_parts;
+  void* const scratch = workspace.take(parts * height * num_feats * static_cast<int64_t>(sizeof(float)));
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
     if constexpr (std::is_same_v<T, double>) {
       return cudaErrorInvalidValue;
     } else {
-      return run<T, I>(graph, tiles, x, weight, out, num_feats, mean, fast, workspace, stream);
+      return run<T, I>(graph, tiles, x, weight, out, num_feats, mean, fast, scratch, stream);
     }
   });
 }

@@ -270,19 +270,10 @@ cudaError_t launch_by_source(const Params<T, I>& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t sspmm_workspace_bytes(const Csr& graph, const WorkList& work, const Compressed& kept, bool by_source,
-                              DType dtype) {
-  if (graph.num_rows == 0 || !by_source) return 0;
-  return with_index(graph.index_type, [&](auto index) {
-    return rows_of<decltype(index)>(graph, work).num_parts * kept.k * accumulator_size(dtype);
-  });
-}
-
-cudaError_t sspmm(const Csr& graph, const WorkList& work, const void* grad, const Compressed& kept, const void* weight,
-                  const void* row_scale, void* grad_values, bool by_source, DType dtype, void* workspace,
-                  int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t sspmm(Workspace& workspace, const Csr& graph, const WorkList& work, const void* grad,
+                  const Compressed& kept, const void* weight, const void* row_scale, void* grad_values, bool by_source,
+                  DType dtype, cudaStream_t stream) {
   if (graph.num_rows == 0) return cudaSuccess;
-  if (workspace_bytes < sspmm_workspace_bytes(graph, work, kept, by_source, dtype)) return cudaErrorInvalidValue;
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
@@ -295,7 +286,8 @@ cudaError_t sspmm(const Csr& graph, const WorkList& work, const void* grad, cons
     p.weight = static_cast<const T*>(weight);
     p.row_scale = static_cast<const Acc<T>*>(row_scale);
     p.out = static_cast<Acc<T>*>(grad_values);
-    p.parts = static_cast<Acc<T>*>(workspace);
+    const int64_t parts = by_source ? p.rows.num_parts : 0;
+    p.parts = static_cast<Acc<T>*>(workspace.take(parts * kept.k * accumulator_size(dtype)));
     p.columns = columns_of(kept.num_feats);
     p.num_sources = graph.num_cols;
     p.k = static_cast<int>(kept.k);

@@ -177,26 +177,19 @@ int sorted_bits(const Csr& graph, int64_t height) {
 
 }  // namespace
 
-int64_t translate_columns_workspace_bytes(const Csr& graph, int64_t height) {
-  return with_index(graph.index_type, [&](auto index) {
-    return Sorter<uint64_t, decltype(index)>::bytes(graph.nnz, sorted_bits(graph, height)) +
-           padded(static_cast<int64_t>(scan_bytes(graph.nnz)));
-  });
-}
-
-cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, void* window_columns, void* workspace,
-                              int64_t workspace_bytes, cudaStream_t stream) {
+cudaError_t translate_columns(Workspace& workspace, const Csr& graph, int64_t height, void* columns,
+                              void* window_columns, cudaStream_t stream) {
   // The marks below count in 31 bits, and keys hold window, column and row.
   const KeyBits bits{bits_of(graph.num_cols), bits_of(height)};
   const int sorted = sorted_bits(graph, height);
-  if (workspace_bytes < translate_columns_workspace_bytes(graph, height) || sorted + bits.row > 64) {
-    return cudaErrorInvalidValue;
-  }
+  if (sorted + bits.row > 64) return cudaErrorInvalidValue;
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     const int64_t nnz = graph.nnz, rows = graph.num_rows, windows = windows_of(graph, height);
     const I *indptr = static_cast<const I*>(graph.indptr), *indices = static_cast<const I*>(graph.indices);
-    Sorter<uint64_t, I> sorter(workspace, nnz, sorted, bits.row);
+    const int64_t sorter_bytes = Sorter<uint64_t, I>::bytes(nnz, sorted);
+    void* const scratch = workspace.take(sorter_bytes + padded(static_cast<int64_t>(scan_bytes(nnz))));
+    Sorter<uint64_t, I> sorter(scratch, nnz, sorted, bits.row);
     // What the sort reads is free afterwards: two marks of 4 bytes in the place of a key, places in that of a position.
     uint32_t *marks = reinterpret_cast<uint32_t*>(sorter.keys[0]), *most = marks + nnz;
     I* places = sorter.positions[0];
@@ -207,7 +200,7 @@ cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, v
                                                              sorter.positions[0]);
       cudaError_t status = sorter.sort(stream);
       if (status != cudaSuccess) return status;
-      void* storage = static_cast<char*>(workspace) + Sorter<uint64_t, I>::bytes(nnz, sorter.bits);
+      void* storage = static_cast<char*>(scratch) + sorter_bytes;
       size_t bytes = scan_bytes(nnz);
       mark_columns<<<blocks_for(nnz), kThreads, 0, stream>>>(nnz, bits, keys, marks);
       status = cub::DeviceScan::InclusiveScan(storage, bytes, marks, most, MostSoFar{}, nnz, stream);
@@ -225,14 +218,8 @@ cudaError_t translate_columns(const Csr& graph, int64_t height, void* columns, v
   });
 }
 
-int64_t translate_blocks_workspace_bytes(const Csr& graph, const Tiles& tiles) {
-  return with_index(graph.index_type,
-                    [&](auto index) { return static_cast<int64_t>(offsets_bytes<decltype(index)>(tiles.num_blocks)); });
-}
-
-cudaError_t translate_blocks(const Csr& graph, const void* columns, const Tiles& tiles, void* workspace,
-                             int64_t workspace_bytes, cudaStream_t stream) {
-  if (workspace_bytes < translate_blocks_workspace_bytes(graph, tiles)) return cudaErrorInvalidValue;
+cudaError_t translate_blocks(Workspace& workspace, const Csr& graph, const void* columns, const Tiles& tiles,
+                             cudaStream_t stream) {
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     const int64_t nnz = graph.nnz, rows = graph.num_rows, blocks = tiles.num_blocks;
@@ -241,6 +228,7 @@ cudaError_t translate_blocks(const Csr& graph, const void* columns, const Tiles&
     auto writable = [](const void* from) { return static_cast<I*>(const_cast<void*>(from)); };
     Word* bits = static_cast<Word*>(const_cast<void*>(tiles.bits));
     I* block_ptr = writable(tiles.block_ptr);
+    void* const scratch = workspace.take(static_cast<int64_t>(offsets_bytes<I>(blocks)));
     if (blocks) {
       cudaError_t status = cudaMemsetAsync(writable(tiles.columns), 0xFF, blocks * tiles.width * sizeof(I), stream);
       if (status != cudaSuccess) return status;
@@ -251,8 +239,7 @@ cudaError_t translate_blocks(const Csr& graph, const void* columns, const Tiles&
     }
     count_bits<I><<<blocks_for(blocks + 1), kThreads, 0, stream>>>(bits, blocks, words, block_ptr);
     size_t bytes = offsets_bytes<I>(blocks);
-    const cudaError_t status =
-        cub::DeviceScan::ExclusiveSum(workspace, bytes, block_ptr, block_ptr, blocks + 1, stream);
+    const cudaError_t status = cub::DeviceScan::ExclusiveSum(scratch, bytes, block_ptr, block_ptr, blocks + 1, stream);
     if (status != cudaSuccess || blocks == 0) return status;
     order_edges<I><<<blocks_for(nnz), kThreads, 0, stream>>>(indptr, static_cast<const I*>(graph.edge_ids), rows, nnz,
                                                              places, tiles, bits, words, block_ptr,

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ except ImportError as error:  # an installation without its binary cannot do any
     ) from error
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_ON_CPU = torch.device("cpu")
 INDEX_TYPES = {torch.int32: 0, torch.int64: 1}
 MESSAGES = {"copy_lhs": 0, "copy_rhs": 1, "mul": 2, "add": 3}
 REDUCES = {"sum": 0, "mean": 1, "max": 2, "min": 3}
@@ -87,17 +89,26 @@ def pointer(tensor: Tensor | None) -> int:
     return address
 
 
-def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int) -> tuple:
-    """The binary's description of a CSR matrix (types.h: Csr)."""
-    return (
-        pointer(indptr),
-        pointer(indices),
-        pointer(edge_ids),
-        indptr.numel() - 1,
-        num_cols,
-        nnz,
-        INDEX_TYPES[indptr.dtype],
-    )
+def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int):
+    """The binary's object of a CSR matrix (types.h: Csr); whoever has it keeps the tensors alive."""
+    arrays = (pointer(indptr), pointer(indices), pointer(edge_ids))
+    return _C.Csr(*arrays, indptr.numel() - 1, num_cols, nnz, INDEX_TYPES[indptr.dtype])
+
+
+def work_list(items: Tensor, steps: Tensor, splits: Tensor, clustered: bool, wish: int, lanes: int, workers: int):
+    """That of a work list (types.h: WorkList)."""
+    arrays = (items, steps, splits)
+    return _C.WorkList(*map(pointer, arrays), *(t.shape[0] for t in arrays), clustered, wish, lanes, workers)
+
+
+# Kernels by name.
+_CPU: dict[str, Callable] = dict(vars(_C))
+_CUDA: dict[str, Callable] = {name[: -len("_cuda")]: kernel for name, kernel in _CPU.items() if name.endswith("_cuda")}
+
+if _C.HAS_CUDA:
+    # Kernels do not allocate: scratch memory comes from torch, and returns to it in the order of the stream. It is of
+    # the current device, which is that of the launch.
+    _C.use_memory(functools.partial(torch.empty, dtype=torch.uint8, device="cuda"))
 
 
 def launch(name: str, device: torch.device, *args):
@@ -105,48 +116,27 @@ def launch(name: str, device: torch.device, *args):
 
     Raises RuntimeError if the device is CUDA and the binary has no CUDA half, or if a launch fails.
     """
+    if device == _ON_CPU or device.type == "cpu":  # to be asked for its type takes a device longer
+        return _CPU[name](*args, torch.get_num_threads())
+    kernel = _CUDA.get(name) or entry(name, device)
+    # On small graphs the host's time to launch is all there is: torch's own functions for devices and streams would
+    # take longer than the rest of this one.
+    current = torch._C._cuda_getDevice()
+    if device.index in (current, None):
+        return kernel(*args, torch._C._cuda_getCurrentRawStream(current))
+    with torch.cuda.device(device):
+        return kernel(*args, torch._C._cuda_getCurrentRawStream(device.index))
+
+
+def entry(name: str, device: torch.device) -> Callable:
+    """Kernel `name` for `device` as `launch` calls it, for callers that keep it: after its arguments it takes the
+    number of threads on the CPU, and on CUDA, where it has to be the current device, the stream. Raises as `launch`.
+    """
     if device.type == "cpu":
-        return getattr(_C, name)(*args, torch.get_num_threads())
+        return _CPU[name]
     if not _C.HAS_CUDA:
         raise RuntimeError(
             f"gnnaccel.{name}: got CUDA tensors, but this gnnaccel was built without its CUDA half; "
             "install nvcc (CUDA 12 or later) and rebuild with GNNACCEL_CUDA=ON, or move the tensors to the CPU"
         )
-    # On small graphs the host's time to launch is all there is: entering a device and asking for its stream object
-    # would take longer than the rest of this function.
-    if device.index == torch.cuda.current_device():
-        return _launch_cuda(name, device, args)
-    with torch.cuda.device(device):
-        return _launch_cuda(name, device, args)
-
-
-def _launch_cuda(name: str, device: torch.device, args: tuple):
-    entry, size_of = _cuda_entries(name)
-    workspace = None
-    if size_of is not None:
-        # Kernels do not allocate: scratch memory comes from torch, and returns to it in the order of the stream.
-        size = size_of(*args)
-        workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
-        args = (*args, pointer(workspace), size)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return entry(*args, torch._C._cuda_getCurrentRawStream(index))
-
-
-def entry(name: str, device: torch.device, args: tuple) -> tuple:
-    """Kernel `name` for `device` as `launch` calls it with `args`, and the bytes of scratch memory that it wants then
-    (0 on the CPU), for callers that keep them.
-
-    On the CPU it takes the number of threads after `args`; on CUDA, where it has to be the current device, an address
-    and the number of bytes of scratch memory, and the stream.
-    """
-    if device.type == "cpu":
-        return getattr(_C, name), 0
-    function, size_of = _cuda_entries(name)
-    assert size_of is not None
-    return function, size_of(*args)
-
-
-@functools.cache
-def _cuda_entries(name: str) -> tuple:
-    """Kernel `name` for CUDA, and the function that tells its workspace, or None."""
-    return getattr(_C, name + "_cuda"), getattr(_C, name + "_cuda_workspace_bytes", None)
+    return _CUDA[name]

@@ -1,16 +1,17 @@
 """Registration of ops with torch, and the short way into them.
 
-An op registered with torch.library passes torch's dispatcher, which turns its twenty arguments into values of its own
-and back once per level (autograd, then the device): 0.1 ms a call from Python, more than the kernels of a small graph
-take. So `register` returns a function that calls the implementation, or the derivative's torch.autograd.Function,
-itself, and goes through the dispatcher where somebody listens there: torch.compile, tracing, functorch, dispatch and
-function modes (but for a default device), torch.profiler, tensor subclasses, other devices. Not for an
-ExecutionTraceObserver without a profiler, of which torch does not tell.
+An op registered with torch.library passes torch's dispatcher, which turns its arguments, a graph's arrays one by one,
+into values of its own and back once per level (autograd, then the device): 0.1 ms a call from Python, more than the
+kernels of a small graph take. So `register` returns a function that calls the implementation, or the derivative's
+torch.autograd.Function, itself, and goes through the dispatcher where somebody listens there: torch.compile, tracing,
+functorch, dispatch and function modes (but for a default device), torch.profiler, tensor subclasses, other devices. Not
+for an ExecutionTraceObserver without a profiler, of which torch does not tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from torch.utils._device import DeviceContext
 
 _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
 _calls: dict[str, Callable] = {}  # what `register` returned, by the op's name
+_ON_CPU = torch.device("cpu")  # which all ops serve
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size})
+_PLAIN: frozenset[type] = frozenset(
+    {Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size}
+)
 
 
 def watched() -> bool:
@@ -44,15 +48,26 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def plain(args: tuple, features: Iterable[int] = (), devices: tuple[str, ...] = ("cpu", "cuda")) -> bool:
-    """True if kernels may run on `args`, the first of which is a tensor, behind the dispatcher's back.
+def plain(
+    args: tuple,
+    features: Iterable[int] = (),
+    devices: tuple[str, ...] = ("cpu", "cuda"),
+    types: frozenset[type] = _PLAIN,
+) -> bool:
+    """True if kernels may run on `args`, the first of which has a device, behind the dispatcher's back.
 
-    features : the positions of the tensors that may be lazy.
+    features : the positions of the tensors that may be lazy. types : those that arguments may have.
     """
     # In this order: torch.compile traces into this function, and knows the answer to the first question.
-    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, args)) or watched():
+    if torch.compiler.is_compiling() or not types.issuperset(map(type, args)) or watched():
         return False
-    return args[0].device.type in devices and not any(_lazy(args[k]) for k in features)
+    device = args[0].device
+    if device != _ON_CPU and device.type not in devices:  # to be asked for its type takes a device longer
+        return False
+    for k in features:  # noqa: SIM110 - any() takes longer
+        if _lazy(args[k]):
+            return False
+    return True
 
 
 def _lazy(tensor: Tensor | None) -> bool:
@@ -69,6 +84,8 @@ def _lazy(tensor: Tensor | None) -> bool:
 
 
 def _unwrapped(value):
+    if isinstance(value, list):
+        return list(map(_unwrapped, value))
     while isinstance(value, Tensor) and torch._C._functorch.is_gradtrackingtensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value
@@ -81,7 +98,7 @@ def register(
     fake: Callable,
     *,
     devices: tuple[str, ...] = ("cpu", "cuda"),
-    structure: int = 0,
+    structure: Any = None,
     backward: Callable | None = None,
     setup_context: Callable | None = None,
 ) -> Callable:
@@ -93,47 +110,46 @@ def register(
         The schema is in torch.library's words, without the name; arguments have no defaults.
     impl, fake : callable
         The implementation on all `devices`, and the one that only allocates.
-    structure : int
-        How many of the first arguments describe a graph: never differentiable.
+    structure : type, optional
+        Class of the first argument, a graph, which has no gradient (`gnnaccel.ops._arrays.Structure`). The dispatcher
+        is given the two lists of its flat(), which the schema names, and its of() makes it again from them.
     backward, setup_context : callable, optional
         setup_context(ctx, inputs, output) as torch.library.register_autograd has it; backward(ctx, *grads) returns the
         gradients of the arguments after the structure, and ctx.wanted says which of these are asked for.
         register_autograd itself looks up the defaults of all arguments at every call, 0.1 ms for ours (torch 2.13).
     """
     full = f"gnnaccel::{name}"
+    graphs = 0 if structure is None else 1  # arguments that are one
+
+    def packed(args: tuple) -> tuple:
+        return (structure.of(*args[:2]), *args[2:]) if graphs else args
+
+    def flat(args: tuple) -> tuple:
+        return (*args[0].flat(), *args[1:]) if graphs else args
+
     torch.library.define(full, schema)
-    torch.library.impl(full, tuple(device.upper() for device in devices))(impl)
-    torch.library.register_fake(full)(fake)
+    torch.library.impl(full, tuple(device.upper() for device in devices))(lambda *args: impl(*packed(args)))
+    torch.library.register_fake(full)(lambda *args: fake(*packed(args)))
     op = getattr(torch.ops.gnnaccel, name).default
     arguments = op._schema.arguments
-    features = [k for k in range(structure, len(arguments)) if "Tensor" in str(arguments[k].type)]
+    features = [k - graphs for k in range(2 * graphs, len(arguments)) if "Tensor" in str(arguments[k].type)]
 
-    def differentiable(forward: Callable) -> Callable:
-        # The structure travels as one argument: torch looks at each of them several times.
-        def run(ctx, given, *rest):
-            args = (*given, *rest)
+    def differentiable(forward: Callable) -> tuple[Any, Callable]:
+        """The torch.autograd.Function of `forward`, and its apply() without what torch's does about torch.func."""
+
+        def run(ctx, *args):
             output = forward(*args)
-            ctx.wanted = ctx.needs_input_grad[1:]
+            ctx.wanted = ctx.needs_input_grad[graphs:]
             setup_context(ctx, args, output)  # type: ignore[misc]
             return output
 
         def back(ctx, *grads):
-            return None, *backward(ctx, *grads)  # type: ignore[misc]
+            found = backward(ctx, *grads)  # type: ignore[misc]
+            return (None, *found) if graphs else found
 
         members = {"forward": staticmethod(run), "backward": staticmethod(back)}
         function = type(f"gnnaccel_{name}", (torch.autograd.Function,), members)
-        # torch.func calls kernels of "Autograd" once per level, with the tensors of that level: what they record is
-        # right as it is, where Function.apply() would hand it to the transform once more.
-        record = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-
-        def call(args):
-            if not torch._C._are_functorch_transforms_active():
-                return function.apply(args[:structure], *args[structure:])  # type: ignore[attr-defined]
-            # Wrappers die with their level, and have nothing to say of integers.
-            with enable_single_level_autograd_function():
-                return record(tuple(map(_unwrapped, args[:structure])), *args[structure:])
-
-        return call
+        return function, super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def batched(info, in_dims, *args):
         """A batch of torch.func.vmap (and jacrev): one example after the other."""
@@ -171,7 +187,7 @@ def register(
         def below(*args):
             refuse_tangents(args)
             with torch._C._AutoDispatchBelowAutograd():
-                return op(*args)
+                return op(*flat(args))
 
         def recorded(*args):
             if not torch._C._are_functorch_transforms_active():
@@ -180,20 +196,35 @@ def register(
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
                 return below(*args)
 
-        dispatched, direct = differentiable(recorded), differentiable(impl)
+        function, record = differentiable(recorded)
+        _, direct = differentiable(impl)  # of tensors that torch.func has nothing to do with
+
+        def dispatched(args):
+            if not torch._C._are_functorch_transforms_active():
+                return function.apply(*args)
+            # torch.func calls kernels of "Autograd" once per level, with the tensors of that level: what they record is
+            # right as it is, where Function.apply() would hand it to the transform once more. Wrappers die with their
+            # level, and have nothing to say of integers.
+            if graphs:
+                args = (structure.of(*map(_unwrapped, args[0].flat())), *args[1:])
+            with enable_single_level_autograd_function():
+                return record(*args)
 
         def autograd(*args):
+            args = packed(args)
             return dispatched(args) if needs_grad(args) else below(*args)
 
         _fragment.impl(name, autograd, "Autograd")
 
+    types = _PLAIN | {structure} if graphs else _PLAIN
+
     def call(*args):
-        if not plain(args, features, devices):
-            return op(*args)
+        if not plain(args, features, devices, types) or (graphs and not args[0].is_plain):
+            return op(*flat(args))
         if forward_ad._current_level >= 0:
             refuse_tangents(args)
         if backward is not None and needs_grad(args):
-            return direct(args)
+            return direct(*args)
         return impl(*args)
 
     _calls[name] = call

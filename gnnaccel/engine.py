@@ -1,8 +1,7 @@
 """Backward passes on the thread that asks for them, where there is one GPU.
 
 torch runs the backward of CUDA tensors on a thread of its own for each GPU. With one GPU nothing runs beside it: the
-calling thread waits, and both change places twice in each step, with cold caches on another core. On small graphs, whose
-steps are the host's time, that is a fifth of an epoch (benchmarks/epochs.py).
+calling thread waits, and both change places twice in each step, with cold caches on another core.
 """
 
 from __future__ import annotations

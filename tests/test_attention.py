@@ -118,8 +118,10 @@ def test_registration():
     from gnnaccel.ops._arrays import arrays_of
 
     tensors = inputs(graph, 2, 4, torch.float32)
-    torch.library.opcheck(torch.ops.gnnaccel.attention, (*arrays_of(graph, True), *tensors, None, None, 0.0, 0.2, True))
-    out = torch.ops.gnnaccel.attention(*arrays_of(graph, True), *tensors, None, None, 0.0, 0.2, False)[0]
+    torch.library.opcheck(
+        torch.ops.gnnaccel.attention, (*arrays_of(graph, True).flat(), *tensors, None, None, 0.0, 0.2, True)
+    )
+    out = torch.ops.gnnaccel.attention(*arrays_of(graph, True).flat(), *tensors, None, None, 0.0, 0.2, False)[0]
     with pytest.raises(RuntimeError, match="keep=False"):
         out.sum().backward()
     torch.testing.assert_close(out, ops.attention(graph, *tensors))

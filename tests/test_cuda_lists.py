@@ -13,7 +13,7 @@ import gnnaccel
 from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order, reference
-from gnnaccel.ops._arrays import Arrays
+from gnnaccel.ops._arrays import Matrix, Structure
 from gnnaccel.schedule import worklist
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
 
@@ -260,10 +260,10 @@ def test_order_of_edges(index, dtype):
 )
 def test_when_weights_are_brought_in_order(nnz, heads, feats, plan, want):
     edge_ids = torch.empty(0, device=DEVICE)
-    arrays = Arrays(torch.empty(1), edge_ids=edge_ids, nnz=nnz, plan=plan.code if plan else 0)
+    arrays = Structure(Matrix(torch.empty(1), None, edge_ids, nnz=nnz, plan=plan.code if plan else 0))
     weight = torch.empty(1, heads).expand(nnz, heads)
     assert SPMM.brings_in_order(arrays, weight, feats) is want
-    assert not SPMM.brings_in_order(arrays._replace(edge_ids=None), weight, feats)
+    assert not SPMM.brings_in_order(arrays.by_nonzero(), weight, feats)
 
 
 def few(*shape, dtype):

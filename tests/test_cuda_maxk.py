@@ -106,10 +106,10 @@ def test_sums_and_gradients(num_feats, k, dtype, index):
         arrays = arrays_of(graph, by_source, values)
 
         def plain(values, weight=None, arrays=arrays, by=by_source):
-            return _spgemm_op(*arrays, values, places, num_feats, weight, None, None, False, by)
+            return _spgemm_op(arrays, values, places, num_feats, weight, None, None, False, by)
 
         def around(values, weight=None, arrays=arrays, by=by_source):
-            return _spgemm_op(*arrays, values, places, num_feats, weight, scale, bias, False, by)
+            return _spgemm_op(arrays, values, places, num_feats, weight, scale, bias, False, by)
 
         for weight in ((), (rand(graph.nnz, dtype=dtype),)):
             check(plain, definition(graph, places, num_feats), values, *weight)
@@ -155,7 +155,7 @@ def test_long_rows_and_many_sources():
         exact = definition(graph.transposed, torch.arange(256, device=DEVICE).expand(graph.num_rows, 256), 256)
         exact = exact(grad.double()).gather(1, places.long())
         for by_source in (False, True):
-            got = _sspmm_op(*arrays_of(graph, by_source, values), grad, places, None, None, by_source)
+            got = _sspmm_op(arrays_of(graph, by_source, values), grad, places, None, None, by_source)
             assert_close(got, exact, torch.float32)
 
 

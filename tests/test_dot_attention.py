@@ -158,7 +158,7 @@ def test_registration_and_second_derivative():
     torch.autograd.gradgradcheck(lambda *t: ops.edge_attention(graph, *t, dropout=0.3, seed=torch.tensor([1])), given)
     tensors = inputs(graph, 2, 4, torch.float32)
     torch.library.opcheck(
-        torch.ops.gnnaccel.dot_attention, (*arrays_of(graph, True), *tensors, None, None, None, 0.0, 0.5)
+        torch.ops.gnnaccel.dot_attention, (*arrays_of(graph, True).flat(), *tensors, None, None, None, 0.0, 0.5)
     )
 
 

@@ -55,11 +55,13 @@ def test_registration_and_derivatives():
     square = random_graph(6, 6, 20, 4)
     x, _, vectors = inputs(square, 2, 3, torch.float64)
     torch.autograd.gradgradcheck(lambda x, a: ops.gatv2_scores(square, x, x, a), (x, vectors))
-    torch.library.opcheck(torch.ops.gnnaccel.gatv2_scores, (*arrays_of(graph, True), *leaves, 0.2))
+    torch.library.opcheck(torch.ops.gnnaccel.gatv2_scores, (*arrays_of(graph, True).flat(), *leaves, 0.2))
     weights = torch.randn(graph.nnz, 2, dtype=torch.float64)
     given = [t.detach() for t in leaves]
     for products in (True, False):
-        torch.library.opcheck(torch.ops.gnnaccel.gatv2_sums, (*arrays_of(graph, True), *given, weights, 0.2, products))
+        torch.library.opcheck(
+            torch.ops.gnnaccel.gatv2_sums, (*arrays_of(graph, True).flat(), *given, weights, 0.2, products)
+        )
 
 
 @pytest.mark.parametrize(

@@ -26,22 +26,22 @@ def needs_grad(*shape):
 
 def spmm_cases():
     g = small()
-    arrays = arrays_of(g, True)
+    arrays = arrays_of(g, True).flat()
     x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz, 2, 1)
     for op, reduce in ((OPS.spmm, "sum"), (OPS.spmm, "mean"), (OPS.spmm_extremes, "max")):
         yield op, (*arrays, x, w, "mul", reduce, 0.0, *[False] * (reduce == "max"))
     yield OPS.spmm_extremes, (*arrays, x, None, "copy_lhs", "min", 1.0, True)
     yield OPS.spmm, (*arrays, None, w, "copy_rhs", "sum", 0.0)
-    t, x, w, grad = g.transposed, rand(g.num_cols, 2, 4), rand(g.nnz, 2, 1), rand(g.num_rows, 2, 4)
-    yield OPS.spmm_backward, (t.indptr, t.indices, t.edge_ids, g.num_rows, g.nnz, x, w, grad)
+    x, w, grad = rand(g.num_cols, 2, 4), rand(g.nnz, 2, 1), rand(g.num_rows, 2, 4)
+    yield OPS.spmm_backward, (*arrays_of(g.transposed, False).flat(), x, w, grad)
 
 
 def graph_conv_cases():
     g = small()
     x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz)
     scales = rand(g.num_cols), rand(g.num_rows)
-    yield OPS.graph_conv, (*arrays_of(g, True), x, w, *scales, needs_grad(2, 3), True)
-    yield OPS.graph_conv, (*arrays_of(g, True), x, None, None, scales[1], None, False)
+    yield OPS.graph_conv, (*arrays_of(g, True).flat(), x, w, *scales, needs_grad(2, 3), True)
+    yield OPS.graph_conv, (*arrays_of(g, True).flat(), x, None, None, scales[1], None, False)
 
 
 def sddmm_cases():
@@ -49,15 +49,16 @@ def sddmm_cases():
     u, v = needs_grad(g.num_cols, 2, 3), needs_grad(g.num_rows, 2, 3)
     e = needs_grad(g.nnz, 2, 1)
     for op in ("dot", "div", "copy_lhs"):
-        yield OPS.sddmm, (*arrays_of(g, True), u, None if op == "copy_lhs" else v, op, "u", "v")
-    yield OPS.sddmm, (*arrays_of(g, True), e, u, "mul", "e", "u")
+        yield OPS.sddmm, (*arrays_of(g, True).flat(), u, None if op == "copy_lhs" else v, op, "u", "v")
+    yield OPS.sddmm, (*arrays_of(g, True).flat(), e, u, "mul", "e", "u")
 
 
 def other_cases():
     g = small()
     scores = needs_grad(g.nnz, 2)
-    yield OPS.edge_softmax, (g.indptr, g.edge_ids, scores, g.nnz)
-    yield OPS.edge_softmax_backward, (g.indptr, g.edge_ids, scores, needs_grad(g.nnz, 2), g.nnz)
+    arrays = arrays_of(g, False).flat()
+    yield OPS.edge_softmax, (*arrays, scores)
+    yield OPS.edge_softmax_backward, (*arrays, scores, needs_grad(g.nnz, 2))
     arg = torch.randint(-1, 5, (7, 2, 3))
     yield OPS.scatter_arg, (arg, needs_grad(7, 2, 3), 5, [2, 3], False)
     disjoint = torch.arange(42).view(7, 2, 3)
@@ -422,7 +423,7 @@ def test_tensors_that_are_not_what_their_memory_holds(make):
     x = rand(g.num_cols, 3)
     given = make(x)
     assert given.is_neg() or given.is_meta or type(given) is _Subclass
-    out = OPS.spmm(*arrays_of(g, False), given, None, "copy_lhs", "sum", 0.0)
+    out = OPS.spmm(*arrays_of(g, False).flat(), given, None, "copy_lhs", "sum", 0.0)
     if given.is_meta:
         with pytest.raises(ValueError, match="device"):
             ops.spmm(g, given)

@@ -27,9 +27,9 @@ def spmm(graph: Graph, message: str, reduce: str, lhs, rhs, empty_value: float) 
 
 def sddmm(graph: Graph, lhs, rhs, op: str, lhs_target: str, rhs_target: str) -> torch.Tensor:
     """out[e] = op(lhs of its target, rhs of its target) for every edge e."""
-    return sddmm_op(*arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs), lhs, rhs, op, lhs_target, rhs_target)
+    return sddmm_op(arrays_of(graph, needs_grad(lhs, rhs), lhs, rhs), lhs, rhs, op, lhs_target, rhs_target)
 
 
 def edge_softmax(graph: Graph, scores: torch.Tensor) -> torch.Tensor:
     """Softmax of scores [nnz, *H] over the edges of each row."""
-    return edge_softmax_op(graph.indptr, graph.edge_ids, scores, graph.nnz)
+    return edge_softmax_op(arrays_of(graph, False, listed=False), scores)

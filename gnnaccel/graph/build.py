@@ -221,7 +221,7 @@ def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, nu
     nnz = indices.numel()
     out = indptr.new_empty(num_cols + 1), indices.new_empty(nnz), indices.new_empty(nnz)
     matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
-    lib.launch("transpose", indptr.device, *matrix, out[0].data_ptr(), out[1].data_ptr(), out[2].data_ptr())
+    lib.launch("transpose", indptr.device, matrix, *(t.data_ptr() for t in out))
     return out
 
 

@@ -100,7 +100,7 @@ def is_symmetric(graph: Graph) -> bool:
     hashes = mixed(torch.arange(2 * graph.num_rows, device=graph.device)).view(-1, 2)
     if graph.device.type == "cpu":
         matrix = lib.csr(graph.indptr, graph.indices, None, graph.num_cols, graph.nnz)
-        return not lib.launch("edge_skew", graph.device, *matrix, lib.pointer(hashes))
+        return not lib.launch("edge_skew", graph.device, matrix, lib.pointer(hashes))
     a, b = hashes[:, 0].contiguous(), hashes[:, 1].contiguous()
     skew = torch.zeros((), dtype=torch.int64, device=graph.device)
     for row, col in pairs(graph):
@@ -143,7 +143,7 @@ def _nodes_of(directions: list[tuple[Graph, int, int]], order: Tensor, place: Te
     given = []
     for graph, first_row, first_col in directions:
         matrix = lib.csr(graph.indptr, graph.indices, None, graph.num_cols, graph.nnz)
-        given.append((*matrix, first_row, first_col, lib.pointer(place)))
+        given.append((matrix, first_row, first_col, lib.pointer(place)))
     kind = lib.INDEX_TYPES[place.dtype]
     for arguments in given:
         lib.launch("network_degrees", place.device, *arguments, lib.pointer(degree), kind)

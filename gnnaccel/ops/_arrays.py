@@ -1,10 +1,10 @@
-"""The structure arguments of the registered ops: a graph as plain tensors, as autograd and torch.compile want it."""
+"""A graph as the ops take it: one argument, which holds what the kernels are told of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,87 +14,179 @@ from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import worklist
 
-SCHEMA = (
-    "Tensor indptr, Tensor? indices, Tensor? edge_ids, Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge_ids, "
-    "Tensor? items, Tensor? steps, Tensor? splits, Tensor? t_items, Tensor? t_steps, Tensor? t_splits, "
-    "SymInt num_cols, SymInt nnz, int plan, int t_plan"
-)
+SCHEMA = "Tensor?[] structure, SymInt[] sizes"  # what the dispatcher is given in place of a Structure
+_HALF = 6  # tensors of a Matrix
 
 
-class Arrays(NamedTuple):
-    """A graph and, where a gradient runs over it, its transposed; and the order of the rows of each, if it has one.
+class Matrix:
+    """Edges by rows, and the order in which kernels take the rows, if there is one. Never changed.
 
-    items, steps, splits: of a work list on CUDA; on the CPU rows, indptr and edges of `worklist.Ordered`.
+    Parameters
+    ----------
+    indptr, indices, edge_ids, num_cols, nnz
+        As of a Graph; no indices where no source is read.
+    order : WorkList, Ordered or their three tensors, optional
+        On CUDA items, steps and splits of a work list; on the CPU rows, indptr and edges of `worklist.Ordered`.
+    plan : int
+        `worklist.Plan.code` of the order.
     """
 
-    indptr: Tensor
-    indices: Tensor | None = None
-    edge_ids: Tensor | None = None
-    t_indptr: Tensor | None = None
-    t_indices: Tensor | None = None
-    t_edge_ids: Tensor | None = None
-    items: Tensor | None = None
-    steps: Tensor | None = None
-    splits: Tensor | None = None
-    t_items: Tensor | None = None
-    t_steps: Tensor | None = None
-    t_splits: Tensor | None = None
-    num_cols: int = 0
-    nnz: int = 0
-    plan: int = 0  # worklist.Plan.code
-    t_plan: int = 0
+    __slots__ = ("_csr", "_listed", "_walked", "edge_ids", "indices", "indptr", "nnz", "num_cols", "order", "plan")
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor | None = None,
+        edge_ids: Tensor | None = None,
+        num_cols: int = 0,
+        nnz: int = 0,
+        order: Sequence | None = None,
+        plan: int = 0,
+    ):
+        self.indptr, self.indices, self.edge_ids = indptr, indices, edge_ids
+        self.num_cols, self.nnz, self.order, self.plan = num_cols, nnz, order, plan
+        # What the binary is told, once somebody asks.
+        self._csr: Any = None
+        self._listed: tuple | None = None
+        self._walked: tuple | None = None
+
+    @classmethod
+    def of(cls, graph: Graph, order: worklist.WorkList | worklist.Ordered | None) -> Matrix:
+        plan = 0 if order is None else order.code
+        return cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.numel(), order, plan)
+
+    def tensors(self) -> list[Tensor | None]:
+        return [self.indptr, self.indices, self.edge_ids, *((None,) * 3 if self.order is None else self.order[:3])]
+
+    def csr(self):
+        """The binary's object of the matrix (types.h: Csr)."""
+        if self._csr is None:
+            self._csr = lib.csr(self.indptr, self.indices, self.edge_ids, self.num_cols, self.nnz)
+        return self._csr
+
+    def listed(self) -> tuple:
+        """What a kernel that can work through a list takes first: on CUDA the matrix and the list, or None."""
+        if self._listed is None:
+            work = () if not self.indptr.is_cuda else (self._work_list(),)
+            self._listed = (self.csr(), *work)
+        return self._listed
+
+    def walked(self) -> tuple:
+        """What spmm takes first, with its rows in order; on the CPU they lie in it (cpp/kernels.h: spmm)."""
+        if self._walked is None:
+            if self.indptr.is_cuda:
+                self._walked = self.listed()
+            elif self.order is None:
+                self._walked = (self.csr(), 0)
+            else:
+                rows, indptr, edges = self.order[:3]
+                sources, edge_ids = edges.unbind()
+                self._walked = (lib.csr(indptr, sources, edge_ids, self.num_cols, self.nnz), rows.data_ptr())
+        return self._walked
+
+    def _work_list(self):
+        return None if self.order is None else lib.work_list(*self.order[:3], *worklist.decode(self.plan))
+
+
+class Structure:
+    """A graph and, where a gradient runs over it, its transposed one, each with the order of its rows. Never changed.
+
+    Holds no Graph: a graph keeps its structures (`arrays_of`), and is freed when nobody else holds it.
+    """
+
+    __slots__ = (
+        *("_by_nonzero", "_other", "_own", "_plain", "_turned"),
+        *("edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
+    )
+
+    def __init__(self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = ()):
+        self._own, self._other, self.epochs = own, other, epochs
+        self.indptr, self.indices, self.edge_ids = own.indptr, own.indices, own.edge_ids
+        self.num_rows, self.num_cols, self.nnz = own.indptr.shape[0] - 1, own.num_cols, own.nnz
+        self.plan = own.plan
+        self._by_nonzero: Structure | None = None
+        self._turned: Structure | None = None
+        self._plain: bool | None = None
 
     @property
-    def num_rows(self) -> int:
-        return self.indptr.shape[0] - 1
+    def device(self) -> torch.device:
+        return self.indptr.device
 
-    def turned(self) -> Arrays:
+    @property
+    def order(self) -> Sequence | None:
+        """That of the matrix."""
+        return self._own.order
+
+    def turned(self) -> Structure:
         """The same edges reversed."""
-        sizes = (self.num_rows, self.nnz, self.t_plan, self.plan)
-        return Arrays._make((*self[3:6], *self[:3], *self[9:12], *self[6:9], *sizes))
+        if self._turned is None:
+            if self._other is None:
+                raise RuntimeError("gnnaccel: a gradient needs the transposed graph, which this call was not given")
+            self._turned = Structure(self._other, self._own)
+        return self._turned
 
-    def matrix(self) -> tuple:
-        """The binary's description of the graph (types.h: Csr)."""
-        return lib.csr(self.indptr, self.indices, self.edge_ids, self.num_cols, self.nnz)
+    def by_nonzero(self) -> Structure:
+        """The matrix alone, for values of edges that lie in the order of the nonzeros."""
+        if self._by_nonzero is None:
+            own = self._own
+            matrix = Matrix(own.indptr, own.indices, None, own.num_cols, own.nnz, own.order, own.plan)
+            self._by_nonzero = Structure(matrix)
+        return self._by_nonzero
+
+    def ordered(self, order: worklist.WorkList | worklist.Ordered | None) -> Structure:
+        """The matrix alone with another order of its rows."""
+        own, plan = self._own, 0 if order is None else order.code
+        return Structure(Matrix(own.indptr, own.indices, own.edge_ids, own.num_cols, own.nnz, order, plan))
+
+    def matrix(self):
+        """What a kernel takes first that has no use for lists."""
+        return self._own.csr()
+
+    def listed(self) -> tuple:
+        """`Matrix.listed`."""
+        return self._own.listed()
 
     def walked(self, in_order: bool) -> tuple:
-        """The same with the order in which its rows are taken: on the CPU they lie in it (cpp/kernels.h: spmm), where
-        they are to be `in_order`."""
-        if self.indptr.is_cuda:
-            return *self.matrix(), *self.work_list()
-        if not in_order or self.items is None or self.steps is None or self.splits is None:
-            return *self.matrix(), 0
-        sources, edge_ids = self.splits.unbind()
-        return *lib.csr(self.steps, sources, edge_ids, self.num_cols, self.nnz), self.items.data_ptr()
+        """`Matrix.walked`, on the CPU with rows as given unless they are to be `in_order`."""
+        return self._own.walked() if in_order or self.indptr.is_cuda else (self._own.csr(), 0)
 
-    def work_list(self) -> tuple:
-        """What the CUDA kernels take after the graph (cuda/bindings.cpp: work_list), in a tuple; nothing on the CPU."""
-        if not self.indptr.is_cuda:
-            return ()
-        if self.items is None or self.steps is None or self.splits is None:
-            return ((),)
-        tensors = (self.items, self.steps, self.splits)
-        return ((*(t.data_ptr() for t in tensors), *(t.shape[0] for t in tensors), *worklist.decode(self.plan)),)
+    @property
+    def is_plain(self) -> bool:
+        """True if it is of nothing but plain tensors."""
+        if self._plain is None:
+            self._plain = all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in self.flat()[0])
+        return self._plain
 
+    def flat(self) -> tuple[list[Tensor | None], list[int]]:
+        """What the dispatcher is given (SCHEMA): the tensors of the matrix and of the transposed one, and sizes."""
+        own, other = self._own, self._other
+        tensors = own.tensors() + ([None] * _HALF if other is None else other.tensors())
+        return tensors, [own.num_cols, own.nnz, own.plan, 0 if other is None else other.plan]
 
-COUNT = len(Arrays._fields)
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Structure:
+        """The inverse of `flat`."""
 
+        def matrix(half: Sequence, num_cols: int, plan: int) -> Matrix:
+            indptr, indices, edge_ids, *order = half
+            return Matrix(indptr, indices, edge_ids, num_cols, nnz, None if order[0] is None else order, plan)
 
-def split(args: tuple) -> tuple[Arrays, tuple]:
-    """The structure arguments of an op, and those that follow."""
-    return Arrays._make(args[:COUNT]), args[COUNT:]
+        num_cols, nnz, plan, t_plan = sizes
+        own = matrix(tensors[:_HALF], num_cols, plan)
+        if tensors[_HALF] is None:
+            return cls(own)
+        return cls(own, matrix(tensors[_HALF:], own.indptr.shape[0] - 1, t_plan))
 
 
 def arrays_of(
     graph: Graph, transposed: bool, *features: Tensor | None, listed: bool = True, sums: bool = False
-) -> Arrays:
-    """The arguments of a call on `graph` that gathers rows of the widest of `features`.
+) -> Structure:
+    """The structure for a call on `graph` that gathers rows of the widest of `features`; kept on the graph.
 
     The transposed half is there only if `transposed`: where a gradient will need it. Work lists only if `listed`: where
     a kernel that reads them (for copied or scaled sources, or dot products) will run, forward or backward. `sums`: that
     of sums and means, which may be of groups of neighbours.
     """
-    nothing = (None, None, None)
     t = graph.transposed if transposed else None
     work = t_work = None
     if listed and (graph.indptr.is_cuda or any(g is not None and schedule.ordered(g) for g in (graph, t))):
@@ -104,19 +196,23 @@ def arrays_of(
                 row_bytes = max(row_bytes, math.prod(x.shape[1:]) * x.element_size())
         work = schedule.work_list(graph, row_bytes, sums)
         t_work = None if t is None else schedule.work_list(t, row_bytes, sums)
-    return Arrays._make(
-        (
-            *(graph.indptr, graph.indices, graph.edge_ids),
-            *(nothing if t is None else (t.indptr, t.indices, t.edge_ids)),
-            *(nothing if work is None else work[:3]),
-            *(nothing if t_work is None else t_work[:3]),
-            *(graph.num_cols, graph.indices.numel()),
-            *(0 if w is None else w.code for w in (work, t_work)),
-        )
-    )
+    if torch.compiler.is_compiling():  # what it traces is not to be kept
+        return Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work))
+    epoch = schedule.of(graph).epoch
+    epochs = (epoch,) if t is None else (epoch, schedule.of(t).epoch)
+    key = (transposed, id(work), id(t_work))  # a kept structure holds its lists: their ids are theirs
+    structures: dict[tuple, Structure] = graph.slot("structures", dict)
+    found = structures.get(key)
+    if found is None or found.epochs != epochs:
+        found = Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work), epochs)
+        if not graph.transient():
+            if any(s.epochs[: len(epochs)] != epochs[: len(s.epochs)] for s in structures.values()):
+                structures.clear()  # they are of lists that the graph had before
+            structures[key] = found
+    return found
 
 
-def save(ctx, arrays: Arrays, *tensors: Tensor | None) -> None:
+def save(ctx, arrays: Structure, *tensors: Tensor | None) -> None:
     """Keep `arrays`, and ctx.save_for_backward of `tensors`; `saved` gives them back.
 
     The structure stays out of what is saved: nobody writes into it, it is no use to hooks that pack saved tensors
@@ -127,7 +223,7 @@ def save(ctx, arrays: Arrays, *tensors: Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def saved(ctx) -> tuple[Arrays, tuple]:
+def saved(ctx) -> tuple[Structure, tuple]:
     """What `save` kept."""
     return ctx.arrays, ctx.saved_tensors
 
@@ -172,7 +268,7 @@ def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, r
 _DENSE = 40
 
 
-def scales_first(arrays: Arrays, x: Tensor) -> bool:
+def scales_first(arrays: Structure, x: Tensor) -> bool:
     """True if a scale per source should be multiplied into x [num_cols, *F] first, instead of being looked up at every
     nonzero. H200: looked up 1.07 to 1.2 times the time at mean degrees of 50 to 600, 0.5 to 1.0 at 2 to 32. On the
     CPU, and for 16-bit features, which it would round, it is always looked up.

@@ -33,10 +33,10 @@ class EdgeFactor(NamedTuple):
         return lib.pointer(self.scale), lib.pointer(self.seed), self.dropout
 
     def contiguous(self) -> EdgeFactor:
-        return self._replace(scale=None if self.scale is None else self.scale.contiguous())
+        return self if self.scale is None else self._replace(scale=self.scale.contiguous())
 
     def to(self, dtype: torch.dtype) -> EdgeFactor:
-        return self._replace(scale=None if self.scale is None else self.scale.to(dtype))
+        return self if self.scale is None else self._replace(scale=self.scale.to(dtype))
 
     def multiplied(self, weights: Tensor) -> Tensor:
         """weights [nnz, H] times the factor, which becomes a tensor for it if it has a dropout."""
@@ -76,7 +76,7 @@ def _impl(like, *factor):
     dtype = like.dtype if like.is_cuda or like.dtype == torch.float64 else torch.float32
     out = torch.empty(like.shape, dtype=dtype, device=like.device)
     given = EdgeFactor._make(factor).to(dtype).contiguous()
-    lib.launch("edge_factor", like.device, *given.pointers(), lib.pointer(out), out.numel(), lib.DTYPES[dtype])
+    lib.launch("edge_factor", like.device, given.pointers(), lib.pointer(out), out.numel(), lib.DTYPES[dtype])
     return out.to(like.dtype)
 
 

@@ -29,7 +29,8 @@ def index_rule(shape: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, int]
 
 
 def operand(x: Tensor | None, full: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, int, int]]:
-    """The contiguous tensor to keep alive, and its (address, len, div), for features broadcast to `full`."""
+    """The contiguous tensor to keep alive, and its (address, len, div) (types.h: Operand), for features broadcast to
+    `full`."""
     if x is None:
         return None, (0, 1, 1)
     rule = index_rule(tuple(x.shape[1:]), full)

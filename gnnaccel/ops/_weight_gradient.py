@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gnnaccel import _operators
-from gnnaccel.ops._arrays import Arrays
+from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._features import reduce_to
 
 
@@ -18,7 +18,7 @@ def kept(shape, full):
     return padded, split
 
 
-def weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
+def weight_gradient(arrays: Structure, lhs, grad, rhs_features, message):
     """Gradient of the edge operand: an SDDMM of the source features and the rows' gradient."""
     sddmm = _operators.named("sddmm")  # by name: its derivatives are sums again
     full = tuple(grad.shape[1:])
@@ -32,9 +32,9 @@ def weight_gradient(arrays: Arrays, lhs, grad, rhs_features, message):
         if math.prod(lhs_full[split:]) != tail:
             lhs = lhs.expand(lhs.shape[0], *lhs_full[:split], *full[split:])
         lhs = lhs.reshape(lhs.shape[0], *lhs_full[:split], tail)
-        out = sddmm(*arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
+        out = sddmm(arrays, lhs, grad, "dot" if tail != 1 else "mul", "u", "v")
     else:
         summed = grad if tail == 1 else grad.sum(-1, keepdim=True)
-        out = sddmm(*arrays, None, summed, "copy_rhs", "u", "v")
+        out = sddmm(arrays, None, summed, "copy_rhs", "u", "v")
     out = out.reshape(out.shape[0], *full[:split], *(1,) * (len(full) - split))
     return reduce_to(out, rhs_features)

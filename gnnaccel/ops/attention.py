@@ -11,7 +11,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
-from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
 from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.edge_softmax import edge_softmax_op
@@ -103,7 +103,7 @@ def attention(
     arrays = arrays_of(graph, keep, x)
     if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(graph, x):
         return _composed(arrays, x, score_src, score_dst, factor, negative_slope)
-    return _attention_op(*arrays, x, score_src, score_dst, *factor, negative_slope, keep)[0]
+    return _attention_op(arrays, x, score_src, score_dst, *factor, negative_slope, keep)[0]
 
 
 def shorter_by_parts(graph: Graph, x: Tensor) -> bool:
@@ -114,15 +114,15 @@ def shorter_by_parts(graph: Graph, x: Tensor) -> bool:
     return x.is_cuda and short and x.shape[2] * x.element_size() >= 256
 
 
-def _composed(arrays: Arrays, x, score_src, score_dst, factor: EdgeFactor, negative_slope) -> Tensor:
-    scores = sddmm_op(*arrays, score_src, score_dst, "add", "u", "v")
+def _composed(arrays: Structure, x, score_src, score_dst, factor: EdgeFactor, negative_slope) -> Tensor:
+    scores = sddmm_op(arrays, score_src, score_dst, "add", "u", "v")
     return weighted_sum(arrays, torch.nn.functional.leaky_relu(scores, negative_slope), x, factor)
 
 
-def weighted_sum(arrays: Arrays, scores: Tensor, x: Tensor, factor: EdgeFactor) -> Tensor:
+def weighted_sum(arrays: Structure, scores: Tensor, x: Tensor, factor: EdgeFactor) -> Tensor:
     """Sources weighted by the softmax of scores [nnz, H], times `factor`."""
-    weight = factor.multiplied(edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz))
-    return spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
+    weight = factor.multiplied(edge_softmax_op(arrays, scores))
+    return spmm_op(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
 
 
 def _inputs(x, score_src, score_dst) -> list[Tensor]:
@@ -136,16 +136,16 @@ def _outputs(num_rows, x, keep) -> list[Tensor]:
     return [x.new_empty(num_rows, *x.shape[1:]), per_head[0], x.new_empty(kept, *x.shape[1:]), per_head[1]]
 
 
-def _attention_impl(*args):
-    arrays, (x, score_src, score_dst, *factor, negative_slope, keep) = _arrays.split(args)
+def _attention_impl(arrays, x, score_src, score_dst, *rest):
+    *factor, negative_slope, keep = rest
     num_rows, feats = arrays.num_rows, x.shape[2]
     if x.shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(num_rows, x, keep))
     inputs, factor = _inputs(x, score_src, score_dst), EdgeFactor._make(factor).contiguous()
     outputs = _outputs(num_rows, inputs[0], keep)
-    matrix = (*arrays.matrix(), *arrays.work_list())
     given, made = map(lib.pointer, inputs), map(lib.pointer, (*outputs[:2], *(outputs[2:] if keep else (None, None))))
-    lib.launch("attention", x.device, *matrix, *given, *factor.pointers(), *made, negative_slope, *_sizes(inputs[0]))
+    how = (negative_slope, *_sizes(inputs[0]))
+    lib.launch("attention", x.device, *arrays.listed(), *given, factor.pointers(), *made, *how)
     return tuple(unpadded(t, feats) if t.dim() == 3 else t for t in outputs)
 
 
@@ -153,32 +153,31 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-def _attention_backward_impl(*args):
-    turned, (x, score_src, score_dst, *factor, out, lse, out_pos, p_pos, grad_out, slope) = _arrays.split(args)
+def _attention_backward_impl(turned, x, score_src, score_dst, *rest):
+    *factor, out, lse, out_pos, p_pos, grad_out, slope = rest
     feats = x.shape[2]
     if x.shape[1:].numel() == 0 or score_dst.shape[0] == 0:
         return torch.zeros_like(x), torch.zeros_like(score_src), torch.zeros_like(score_dst)
     inputs, factor = _inputs(x, score_src, score_dst), EdgeFactor._make(factor).contiguous()
     grads = [torch.empty_like(t) for t in inputs]
     saved = (aligned_heads(out), lse.contiguous(), aligned_heads(out_pos), p_pos.contiguous(), aligned_heads(grad_out))
-    matrix = (*turned.matrix(), *turned.work_list())
     given, made = map(lib.pointer, inputs), map(lib.pointer, (*saved, *grads))
-    lib.launch("attention_backward", x.device, *matrix, *given, *factor.pointers(), *made, slope, *_sizes(grads[0]))
+    how = (slope, *_sizes(grads[0]))
+    lib.launch("attention_backward", x.device, *turned.listed(), *given, factor.pointers(), *made, *how)
     return unpadded(grads[0], feats), grads[1], grads[2]
 
 
-def _attention_fake(*args):
-    arrays, (x, *_, keep) = _arrays.split(args)
+def _attention_fake(arrays, x, *rest):
+    keep = rest[-1]
     return tuple(_outputs(arrays.num_rows, x, keep))
 
 
-def _attention_backward_fake(*args):
-    _, (x, score_src, score_dst, *_) = _arrays.split(args)
+def _attention_backward_fake(_turned, x, score_src, score_dst, *_):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, score_src, score_dst))
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (*given, ctx.dropout, ctx.negative_slope, ctx.kept) = _arrays.split(inputs)
+    arrays, *given, ctx.dropout, ctx.negative_slope, ctx.kept = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     _arrays.save(ctx, arrays, *given, *output)
@@ -196,7 +195,7 @@ def _backward(ctx, grad_out, *_):
         grads = _arrays.gradients(composed, (x, score_src, score_dst), ctx.wanted[:3], grad_out)
     else:
         given = (x, score_src, score_dst, *factor, *output)
-        grads = _attention_backward_op(*arrays.turned(), *given, grad_out, ctx.negative_slope)
+        grads = _attention_backward_op(arrays.turned(), *given, grad_out, ctx.negative_slope)
     return *grads, None, None, None, None, None
 
 
@@ -206,6 +205,7 @@ _attention_backward_op = _operators.register(
     "float negative_slope) -> (Tensor, Tensor, Tensor)",
     _attention_backward_impl,
     _attention_backward_fake,
+    structure=Structure,
 )
 # out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
 # lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
@@ -214,7 +214,7 @@ _attention_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
     _attention_impl,
     _attention_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
 )

@@ -145,7 +145,7 @@ class _Gat(torch.autograd.Function):
         vectors = torch.cat((att_src, att_dst))
         scores = head_dots(x, vectors)
         factor = (edge_scale, None, 0.0)
-        out, *kept = _attention_op(*arrays, x, *scores, *factor, slope, keep)
+        out, *kept = _attention_op(arrays, x, *scores, *factor, slope, keep)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if keep:
             ctx.save_for_backward(x, att_src, att_dst, edge_scale, scores, out, *kept)
@@ -157,7 +157,7 @@ class _Gat(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_second(ctx, (x, att_src, att_dst), grad), None, None, None, None
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
-        grad_x, *grad_scores = _attention_backward_op(*ctx.arrays.turned(), *given)
+        grad_x, *grad_scores = _attention_backward_op(ctx.arrays.turned(), *given)
         vectors = torch.cat((att_src, att_dst))
         more, grad_vectors = _head_dots_backward_op(x, vectors, torch.stack(grad_scores))
         grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
@@ -168,15 +168,15 @@ class _Gatv2(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope):
         keep = any(ctx.needs_input_grad)
-        scores = _scores_op(*arrays, x, y, vectors, slope)
+        scores = _scores_op(arrays, x, y, vectors, slope)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
         if ctx.parts:
-            kept = [edge_softmax_op(arrays.indptr, arrays.edge_ids, scores, arrays.nnz)]
+            kept = [edge_softmax_op(arrays, scores)]
             weight = _times(kept[0], edge_scale)
-            out = spmm_op(*arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
+            out = spmm_op(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
-            out, stats = _dot_attention_op(*arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
+            out, stats = _dot_attention_op(arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
             kept = [scores, out, stats]
         if keep:
             ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
@@ -192,18 +192,18 @@ class _Gatv2(torch.autograd.Function):
             (weight,) = kept
             grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
             grad_weight = _times(grad_weight, edge_scale)
-            grad_scores = _edge_softmax_backward_op(arrays.indptr, arrays.edge_ids, weight, grad_weight, arrays.nnz)
+            grad_scores = _edge_softmax_backward_op(arrays, weight, grad_weight)
             whole = _times(weight, edge_scale).unsqueeze(-1)
-            grad_x = spmm_op(*arrays.turned(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
+            grad_x = spmm_op(arrays.turned(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
             given = (None, None, x, kept[0], edge_scale, None, 0.0, *kept[1:], grad, 1.0, False, True, True)
-            *_, grad_x, grad_scores = _dot_attention_backward_op(*arrays, *given)
+            *_, grad_x, grad_scores = _dot_attention_backward_op(arrays, *given)
         grad_y = grad_vectors = None
         if needed[0]:
-            more, _ = _sums_op(*arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
+            more, _ = _sums_op(arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
             grad_x = grad_x.add_(more)
         if needed[1] or needed[2]:
-            grad_y, products = _sums_op(*arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
+            grad_y, products = _sums_op(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = products.sum(0).to(y.dtype) if needed[2] else None
         return grad_x, grad_y if needed[1] else None, grad_vectors, None, None, None, None
 

@@ -12,7 +12,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
-from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
 from gnnaccel.ops._edge_order import dense, in_order, pays, room
 from gnnaccel.ops._features import aligned_heads, unpadded
@@ -133,7 +133,7 @@ def softmax_sum(
     arrays = arrays_of(graph, needs_grad(key, value, edge_bias), value)
     if not _fuses(graph, query, value, edge_bias):
         return _composed(arrays, query, key, value, edge_bias, factor, scale)
-    return _dot_attention_op(*arrays, query, key, value, edge_bias, *factor, scale)[0]
+    return _dot_attention_op(arrays, query, key, value, edge_bias, *factor, scale)[0]
 
 
 def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor | None) -> bool:
@@ -147,10 +147,10 @@ def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor 
     return not value.is_cuda or value.shape[2] * value.element_size() <= _MAX_CUDA_HEAD_BYTES
 
 
-def _composed(arrays: Arrays, query, key, value, edge_bias, factor: EdgeFactor, scale) -> Tensor:
+def _composed(arrays: Structure, query, key, value, edge_bias, factor: EdgeFactor, scale) -> Tensor:
     scores = edge_bias
     if query is not None:
-        dots = sddmm_op(*arrays, key, query * scale, "dot", "u", "v").squeeze(-1)
+        dots = sddmm_op(arrays, key, query * scale, "dot", "u", "v").squeeze(-1)
         scores = dots if edge_bias is None else dots + edge_bias
     return weighted_sum(arrays, scores, value, factor)
 
@@ -160,13 +160,13 @@ _BEFORE = ("query", "key", "value", "edge_bias")
 _AFTER = ("out", "stats", "ends", "grad_out", "grad_query", "grad_key", "grad_value", "grad_scores")
 
 
-def _launch(arrays: Arrays, scale: float, *, value: Tensor, factor: EdgeFactor, **tensors: Tensor | None) -> None:
+def _launch(arrays: Structure, scale: float, *, value: Tensor, factor: EdgeFactor, **tensors: Tensor | None) -> None:
     """Run the direction that the tensors given stand for."""
     tensors["value"] = value
     before, after = ([lib.pointer(tensors.get(name)) for name in names] for names in (_BEFORE, _AFTER))
     sizes = (value.shape[1], value.shape[1] * value.shape[2], lib.DTYPES[value.dtype])
-    given = (*before, *factor.pointers(), *after, scale, *sizes)
-    lib.launch("dot_attention", value.device, *arrays.matrix(), *arrays.work_list(), given)
+    given = (*before, factor.pointers(), *after, scale, *sizes)
+    lib.launch("dot_attention", value.device, *arrays.listed(), given)
 
 
 def _scalars(x: Tensor, *shape: int) -> Tensor:
@@ -181,21 +181,21 @@ def _contiguous(query, key, value, edge_bias, *factor) -> tuple[dict[str, Tensor
     return given, EdgeFactor._make(factor).contiguous()
 
 
-def _impl(*args):
-    arrays, (*inputs, scale) = _arrays.split(args)
+def _impl(arrays, *args):
+    *inputs, scale = args
     feats = inputs[2].shape[2]
     if arrays.num_rows * inputs[2].shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(arrays.num_rows, inputs[0], inputs[2]))
     given, factor = _contiguous(*inputs)
     if _moves(arrays, given["edge_bias"], given["value"], factor) and (ordered := room(given["edge_bias"])):
         given["edge_bias"] = in_order(given["edge_bias"], arrays.edge_ids, *ordered)
-        arrays = arrays._replace(edge_ids=None)
+        arrays = arrays.by_nonzero()
     out, stats = _outputs(arrays.num_rows, given["query"], given["value"])
     _launch(arrays, scale, factor=factor, **given, out=out, stats=stats)
     return unpadded(out, feats), stats
 
 
-def _moves(arrays: Arrays, bias: Tensor | None, value: Tensor, factor: EdgeFactor) -> bool:
+def _moves(arrays: Structure, bias: Tensor | None, value: Tensor, factor: EdgeFactor) -> bool:
     """True if scores are to be brought in order; not beside factors, which go by edge ids: a dropout is of an edge."""
     if bias is None or not factor.is_one:
         return False
@@ -208,16 +208,15 @@ def _outputs(num_rows: int, query: Tensor | None, value: Tensor) -> tuple[Tensor
     return value.new_empty(num_rows, *value.shape[1:]), _scalars(value, kept, value.shape[1], 2)
 
 
-def _fake(*args):
-    arrays, inputs = _arrays.split(args)
-    return _outputs(arrays.num_rows, inputs[0], inputs[2])
+def _fake(arrays, query, _key, value, *_):
+    return _outputs(arrays.num_rows, query, value)
 
 
-def _backward_impl(*args):
-    arrays, (*inputs, out, stats, grad_out, scale, of_query, of_sources, of_bias) = _arrays.split(args)
+def _backward_impl(arrays, *args):
+    *inputs, out, stats, grad_out, scale, of_query, of_sources, of_bias = args
     feats = inputs[2].shape[2]
     if out.numel() == 0:
-        return tuple(t.zero_() for t in _backward_fake(*args))
+        return tuple(t.zero_() for t in _backward_fake(arrays, *args))
     given, factor = _contiguous(*inputs)
     value = given["value"]
     out, grad_out = aligned_heads(out), aligned_heads(grad_out)
@@ -234,7 +233,7 @@ def _backward_impl(*args):
             grads["grad_scores"] = value.new_empty(arrays.nnz, heads)
         _launch(arrays.turned(), scale, factor=factor, **given, **grads)
     if of_query and grads["grad_scores"] is not None:
-        grad = spmm_op(*arrays, given["key"], grads["grad_scores"].unsqueeze(-1), "mul", "sum", 0.0)
+        grad = spmm_op(arrays, given["key"], grads["grad_scores"].unsqueeze(-1), "mul", "sum", 0.0)
         grads["grad_query"] = grad if given["edge_bias"] is None else grad.mul_(scale)
     elif of_query:
         grads["grad_query"] = torch.empty_like(given["query"])
@@ -244,8 +243,8 @@ def _backward_impl(*args):
     return tuple(value.new_empty(0) if g is None else g for g in (*features, grad_bias))
 
 
-def _backward_fake(*args):
-    _, (query, key, value, edge_bias, *_, of_query, of_sources, of_bias) = _arrays.split(args)
+def _backward_fake(_arrays, query, key, value, edge_bias, *rest):
+    of_query, of_sources, of_bias = rest[-3:]
     wanted = ((query, of_query), (key, of_sources), (value, of_sources), (edge_bias, of_bias))
     return tuple(
         torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and w else value.new_empty(0)
@@ -254,7 +253,7 @@ def _backward_fake(*args):
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (*tensors, ctx.dropout, ctx.scale) = _arrays.split(inputs)
+    arrays, *tensors, ctx.dropout, ctx.scale = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     _arrays.save(ctx, arrays, *tensors, *output)
@@ -272,7 +271,7 @@ def _backward(ctx, grad_out, _):
     else:
         of_query, of_key, of_value, of_bias = ctx.wanted[:4]
         asked = (of_query, of_key or of_value, of_bias)
-        grads = _backward_op(*arrays, *inputs, *factor, *output, grad_out, ctx.scale, *asked)
+        grads = _backward_op(arrays, *inputs, *factor, *output, grad_out, ctx.scale, *asked)
         grads = tuple(g if w else None for g, w in zip(grads, ctx.wanted, strict=False))
     return *grads, None, None, None, None
 
@@ -283,6 +282,7 @@ _backward_op = _operators.register(
     "bool of_sources, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_impl,
     _backward_fake,
+    structure=Structure,
 )
 # out, and what the backward reads beside it: stats [num_rows, H, 2], the row's maximum and one over its sum.
 _dot_attention_op = _operators.register(
@@ -290,7 +290,7 @@ _dot_attention_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, float scale) -> (Tensor, Tensor)",
     _impl,
     _fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
 )

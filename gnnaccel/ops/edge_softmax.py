@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _check
-from gnnaccel.ops._arrays import Arrays
+from gnnaccel.ops import _arrays, _check
+from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
@@ -49,94 +51,91 @@ def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
     _check.one_of("edge_softmax", "norm_by", norm_by, ("dst", "src"))
     _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
     graph = graph if norm_by == "dst" else graph.transposed
-    return edge_softmax_op(graph.indptr, graph.edge_ids, scores, graph.nnz)
+    return edge_softmax_op(arrays_of(graph, False, listed=False), scores)
 
 
-def _launch(name: str, indptr: Tensor, edge_ids: Tensor | None, nnz: int, *inputs: Tensor) -> Tensor:
+def _launch(name: str, arrays: Structure, *inputs: Tensor) -> Tensor:
     out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out
-    moves = pays(edge_ids, out, 0, dense(nnz, indptr.numel() - 1))
+    edge_ids = arrays.edge_ids
+    moves = pays(edge_ids, out, 0, dense(arrays.nnz, arrays.num_rows))
     if edge_ids is not None and moves and (by_row := room(out, len(inputs))):
         *ordered, made = out, *by_row  # out is free until the end
         inputs = tuple(in_order(t, edge_ids, to) for t, to in zip(inputs, ordered, strict=True))
-        _run(name, lib.csr(indptr, None, None, 0, nnz), inputs, made)
+        _run(name, arrays.by_nonzero(), inputs, made)
         return by_id(made, edge_ids, out)
-    _run(name, lib.csr(indptr, None, edge_ids, 0, nnz), tuple(t.contiguous() for t in inputs), out)
+    _run(name, arrays, tuple(t.contiguous() for t in inputs), out)
     return out
 
 
-def _run(name: str, matrix: tuple, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+def _run(name: str, arrays: Structure, inputs: tuple[Tensor, ...], out: Tensor) -> None:
     pointers = (t.data_ptr() for t in (*inputs, out))
-    lib.launch(name, out.device, *matrix, *pointers, out[0].numel(), lib.DTYPES[out.dtype])
+    lib.launch(name, out.device, arrays.matrix(), *pointers, math.prod(out.shape[1:]), lib.DTYPES[out.dtype])
 
 
-def _impl(indptr, edge_ids, scores, nnz):
-    return _launch("edge_softmax", indptr, edge_ids, nnz, scores)
+def _impl(arrays, scores):
+    return _launch("edge_softmax", arrays, scores)
 
 
-def _backward_impl(indptr, edge_ids, out, grad_out, nnz):
-    return _launch("edge_softmax_backward", indptr, edge_ids, nnz, out, grad_out)
+def _backward_impl(arrays, out, grad_out):
+    return _launch("edge_softmax_backward", arrays, out, grad_out)
 
 
-def _fake(indptr, edge_ids, scores, nnz):
+def _fake(_arrays, scores):
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-def _backward_fake(indptr, edge_ids, out, grad_out, nnz):
+def _backward_fake(_arrays, out, _grad_out):
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def _setup(ctx, inputs, output):
-    indptr, edge_ids, _, ctx.nnz = inputs
-    ctx.save_for_backward(indptr, edge_ids, output)
+    _arrays.save(ctx, inputs[0], output)
 
 
 def _backward(ctx, grad):
-    indptr, edge_ids, out = ctx.saved_tensors
-    return _edge_softmax_backward_op(indptr, edge_ids, out, grad, ctx.nnz), None
+    arrays, (out,) = _arrays.saved(ctx)
+    return (_edge_softmax_backward_op(arrays, out, grad),)
 
 
 edge_softmax_op = _operators.register(
     "edge_softmax",
-    "(Tensor indptr, Tensor? edge_ids, Tensor scores, SymInt nnz) -> Tensor",
+    f"({_arrays.SCHEMA}, Tensor scores) -> Tensor",
     _impl,
     _fake,
-    structure=2,
+    structure=Structure,
     backward=_backward,
     setup_context=_setup,
 )
 
 
 def _double_setup(ctx, inputs, output):
-    indptr, edge_ids, out, grad_out, ctx.nnz = inputs
-    ctx.save_for_backward(indptr, edge_ids, out, grad_out)
+    _arrays.save(ctx, *inputs)
 
 
-def _row_sums(indptr, edge_ids, value, nnz):
+def _row_sums(arrays, value):
     """Sum of value over the row of each edge, back on the edges."""
-    arrays = Arrays(indptr, None, edge_ids, nnz=nnz)
-    rows = spmm_op(*arrays, None, value, "copy_rhs", "sum", 0.0)
-    return sddmm_op(*arrays, None, rows, "copy_rhs", "u", "v")
+    rows = spmm_op(arrays, None, value, "copy_rhs", "sum", 0.0)
+    return sddmm_op(arrays, None, rows, "copy_rhs", "u", "v")
 
 
 def _double_backward(ctx, cotangent):
     # f = a * (g - s), s = row sum of a * g. With t = row sum of cotangent * a:
     # df/da -> cotangent * (g - s) - t * g;  df/dg -> a * (cotangent - t), the same kernel again.
-    indptr, edge_ids, a, g = ctx.saved_tensors
-    s = _row_sums(indptr, edge_ids, a * g, ctx.nnz)
-    t = _row_sums(indptr, edge_ids, cotangent * a, ctx.nnz)
+    arrays, (a, g) = _arrays.saved(ctx)
+    s = _row_sums(arrays, a * g)
+    t = _row_sums(arrays, cotangent * a)
     grad_a = cotangent * (g - s) - t * g
-    grad_g = _edge_softmax_backward_op(indptr, edge_ids, a, cotangent, ctx.nnz)
-    return grad_a, grad_g, None
+    return grad_a, _edge_softmax_backward_op(arrays, a, cotangent)
 
 
 _edge_softmax_backward_op = _operators.register(
     "edge_softmax_backward",
-    "(Tensor indptr, Tensor? edge_ids, Tensor out, Tensor grad_out, SymInt nnz) -> Tensor",
+    f"({_arrays.SCHEMA}, Tensor out, Tensor grad_out) -> Tensor",
     _backward_impl,
     _backward_fake,
-    structure=2,
+    structure=Structure,
     backward=_double_backward,
     setup_context=_double_setup,
 )

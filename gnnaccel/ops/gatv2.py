@@ -12,7 +12,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
-from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm
@@ -74,26 +74,25 @@ def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negativ
     if x.dtype == torch.bfloat16 and not x.is_cuda:
         value = torch.nn.functional.leaky_relu(sddmm(graph, x, y, "add", "u", "v"), negative_slope)
         return (value * vectors).sum(-1)
-    return _scores_op(*arrays_of(graph, needs_grad(x), x), x, y, vectors, negative_slope)
+    return _scores_op(arrays_of(graph, needs_grad(x), x), x, y, vectors, negative_slope)
 
 
-def _scores_impl(*args):
-    arrays, (x, y, vectors, slope) = _arrays.split(args)
+def _scores_impl(arrays, x, y, vectors, slope):
     out = x.new_empty(arrays.nnz, x.shape[1])
     if x.shape[2] == 0:
         return out.zero_()
     if out.numel() == 0:
         return out
     by_row = room(out) if _moves(arrays, x, out) else []
-    edge_ids, arrays = arrays.edge_ids, arrays._replace(edge_ids=None) if by_row else arrays
+    edge_ids, arrays = arrays.edge_ids, arrays.by_nonzero() if by_row else arrays
     made = (*by_row, out)[0]
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     pointers = (lib.pointer(t) for t in (x, y, vectors, made))
-    lib.launch("gatv2_scores", x.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(x))
+    lib.launch("gatv2_scores", x.device, *arrays.listed(), *pointers, slope, *_sizes(x))
     return by_id(made, edge_ids, out) if by_row else out
 
 
-def _moves(arrays: Arrays, x: Tensor, edges: Tensor) -> bool:
+def _moves(arrays: Structure, x: Tensor, edges: Tensor) -> bool:
     row_bytes = math.prod(x.shape[1:]) * x.element_size()
     return pays(arrays.edge_ids, edges, row_bytes, x.shape[1] == 1 and dense(arrays.nnz, arrays.num_rows))
 
@@ -102,23 +101,21 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-def _scores_fake(*args):
-    arrays, (x, *_) = _arrays.split(args)
+def _scores_fake(arrays, x, *_):
     return x.new_empty(arrays.nnz, x.shape[1])
 
 
-def _sums_impl(*args):
-    arrays, (x, y, vectors, weights, slope, products) = _arrays.split(args)
+def _sums_impl(arrays, x, y, vectors, weights, slope, products):
     feats = y.shape[2]
     if y.numel() == 0:
-        return tuple(t.zero_() for t in _sums_fake(*args))
+        return tuple(t.zero_() for t in _sums_fake(arrays, x, y, products))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     weights = weights.contiguous()
     if _moves(arrays, x, weights) and (ordered := room(weights)):
-        weights, arrays = in_order(weights, arrays.edge_ids, *ordered), arrays._replace(edge_ids=None)
+        weights, arrays = in_order(weights, arrays.edge_ids, *ordered), arrays.by_nonzero()
     outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
-    lib.launch("gatv2_sums", y.device, *arrays.matrix(), *arrays.work_list(), *pointers, slope, *_sizes(y))
+    lib.launch("gatv2_sums", y.device, *arrays.listed(), *pointers, slope, *_sizes(y))
     return tuple(y.new_empty(0, dtype=_accumulators(y)) if t is None else t[..., :feats].contiguous() for t in outs)
 
 
@@ -126,8 +123,8 @@ def _accumulators(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _sums_fake(*args):
-    _, (_, y, _, _, _, products) = _arrays.split(args)
+def _sums_fake(_arrays, _x, y, *rest):
+    products = rest[-1]
     return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,), dtype=_accumulators(y))
 
 
@@ -137,12 +134,12 @@ _sums_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor weights, float negative_slope, bool products) -> (Tensor, Tensor)",
     _sums_impl,
     _sums_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
 )
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (x, y, vectors, ctx.negative_slope) = _arrays.split(inputs)
+    arrays, x, y, vectors, ctx.negative_slope = inputs
     ctx.set_materialize_grads(False)
     _arrays.save(ctx, arrays, x, y, vectors)
 
@@ -152,15 +149,15 @@ def _backward(ctx, grad):
         return None, None, None, None
     arrays, (x, y, vectors) = _arrays.saved(ctx)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition instead
-        graph = Graph(*arrays[:3], arrays.num_cols)
+        graph = Graph(arrays.indptr, arrays.indices, arrays.edge_ids, arrays.num_cols)
         scores = partial(reference.gatv2_scores, graph, negative_slope=ctx.negative_slope)
         return *_arrays.gradients(scores, (x, y, vectors), ctx.wanted[:3], grad), None
     needs_x, needs_y, needs_vectors, _ = ctx.wanted
     grad_x = grad_y = grad_vectors = None
     if needs_x:
-        grad_x, _ = _sums_op(*arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
+        grad_x, _ = _sums_op(arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
     if needs_y or needs_vectors:
-        grad_y, products = _sums_op(*arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
+        grad_y, products = _sums_op(arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
         grad_vectors = products.sum(0).to(y.dtype) if needs_vectors else None
     return grad_x, grad_y if needs_y else None, grad_vectors, None
 
@@ -170,7 +167,7 @@ _scores_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope) -> Tensor",
     _scores_impl,
     _scores_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
-from gnnaccel.ops._arrays import arrays_of, fused, needs_grad, scales_first
+from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.spgemm import serves, sum_of_entries
@@ -97,7 +97,7 @@ def graph_conv(
             )
         x = x.to_dense()
     arrays = arrays_of(graph, needs_grad(x), x, sums=True)
-    return _graph_conv_op(*arrays, x, weight, source_scale, row_scale, bias, relu)
+    return _graph_conv_op(arrays, x, weight, source_scale, row_scale, bias, relu)
 
 
 def _scale(name: str, scale: Tensor, count: int, device: torch.device) -> Tensor:
@@ -129,9 +129,8 @@ def _bias(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         ) from None
 
 
-def _impl(*args):
-    arrays, (x, weight, source_scale, row_scale, bias, relu) = _arrays.split(args)
-    out = _fake(*args)
+def _impl(arrays, x, weight, source_scale, row_scale, bias, relu):
+    out = _fake(arrays, x)
     if out.numel():
         if source_scale is not None and scales_first(arrays, x):
             x, source_scale = _scaled(x, source_scale), None
@@ -141,17 +140,16 @@ def _impl(*args):
             weight = weight.reshape(-1, *(1,) * (x.dim() - 1))
         message = "copy_lhs" if weight is None else "mul"
         around = fused(**tensors, relu=relu)
-        launch(arrays, x, weight, (out.data_ptr(), 0, 0), tuple(out.shape[1:]), message, "sum", 0.0, around)
+        launch(arrays, x, weight, (out,), message, "sum", 0.0, around)
     return out
 
 
-def _fake(*args):
-    arrays, (x, *_) = _arrays.split(args)
+def _fake(arrays, x, *_):
     return x.new_empty(arrays.num_rows, *x.shape[1:])
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (x, weight, source_scale, row_scale, _, relu) = _arrays.split(inputs)
+    arrays, x, weight, source_scale, row_scale, _, relu = inputs
     ctx.set_materialize_grads(False)
     needs_x, needs_weight, *_ = ctx.wanted
     # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
@@ -168,7 +166,7 @@ def _backward(ctx, grad):
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     grad_x = grad_weight = grad_bias = None
     if needs_x:
-        grad_x = _graph_conv_op(*arrays.turned(), grad, weight, row_scale, source_scale, None, False)
+        grad_x = _graph_conv_op(arrays.turned(), grad, weight, row_scale, source_scale, None, False)
     if needs_weight:
         grad_weight = weight_gradient(arrays, _scaled(x, source_scale), _scaled(grad, row_scale), (), "mul")
     if needs_bias:
@@ -186,14 +184,14 @@ _graph_conv_op = _operators.register(
     "-> Tensor",
     _impl,
     _fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
 )
 
 
 def _scaled_gradient(arrays, grad, source_scale, row_scale) -> Tensor:
-    return _graph_conv_op(*arrays.turned(), grad, None, row_scale, source_scale, None, False)
+    return _graph_conv_op(arrays.turned(), grad, None, row_scale, source_scale, None, False)
 
 
 _SCALED = ready.Form("scaled", _scaled_gradient)

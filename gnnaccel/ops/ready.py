@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Arrays, arrays_of, fused, scales_first
+from gnnaccel.ops._arrays import Structure, arrays_of, fused, scales_first
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _SEEN: Any = object()  # in place of a sum that was asked for once: a sampled graph may be gone the next time
@@ -134,7 +134,7 @@ class Ready:
         around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
         self.forward = Kernel(arrays, x, "mean" if form.name == "mean" else "sum", around)
         self.backward: Kernel | None = None
-        self._unlisted = x.is_cuda and arrays.items is None
+        self._unlisted = x.is_cuda and arrays.order is None
         self._epochs = _epochs(graph)
 
     def stale(self, graph: Graph) -> bool:
@@ -191,7 +191,7 @@ class _Sum(torch.autograd.Function):
         return ctx.ready.gradient(grad) if of_x else None, grad.sum(0) if of_bias else None, None
 
 
-# Without the wrapper of Function.apply(), which looks for transforms of torch.func: there are none where this is called.
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
 _record = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
 
 
@@ -200,7 +200,7 @@ class Kernel:
 
     Parameters
     ----------
-    arrays : Arrays
+    arrays : Structure
         Kept, as the arguments are addresses.
     x : Tensor [num_cols, num_feats]
         Contiguous, of the width, dtype and device that the call is for.
@@ -209,19 +209,16 @@ class Kernel:
         Of `fused`; the bias in it is replaced by that of each call.
     """
 
-    __slots__ = ("_around", "_arrays", "_before", "_between", "_entry", "_index", "_keys", "_result", "_rows", "_size")
+    __slots__ = ("_around", "_arrays", "_before", "_entry", "_index", "_keys", "_result", "_rows")
 
-    def __init__(self, arrays: Arrays, x: Tensor, reduce: str, around: tuple):
+    def __init__(self, arrays: Structure, x: Tensor, reduce: str, around: tuple):
         feats, rows = x.shape[1], arrays.num_rows
         codes = (lib.MESSAGES["copy_lhs"], lib.REDUCES[reduce], lib.DTYPES[x.dtype], 0.0)
         self._arrays, self._rows, self._keys = arrays, rows, _keys(x)
         self._before = arrays.walked(in_order=True)
-        self._between = (feats, 1, 0, 1, 1)
         self._result, self._around = (0, 0, feats, *codes), around
         self._index = x.device.index if x.is_cuda else None
-        out = x.new_empty(rows, feats)
-        args = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result, around)
-        self._entry, self._size = lib.entry("spmm", x.device, args)
+        self._entry = lib.entry("spmm", x.device)
 
     def takes(self, x: Tensor) -> bool:
         """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
@@ -233,15 +230,12 @@ class Kernel:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The sums [num_rows, num_feats] of an x that it takes; with a bias if it was made for one."""
-        out = x.new_empty(self._rows, x.shape[1])
+        feats = x.shape[1]
+        out = x.new_empty(self._rows, feats)
         around = self._around if bias is None else (*self._around[:3], bias.data_ptr(), False)
-        given = (*self._before, x.data_ptr(), *self._between, out.data_ptr(), *self._result, around)
-        if self._index is None:
-            self._entry(*given, torch.get_num_threads())
-            return out
-        workspace = torch.empty(self._size, dtype=torch.uint8, device=x.device) if self._size else None
-        address = 0 if workspace is None else workspace.data_ptr()
-        self._entry(*given, address, self._size, torch._C._cuda_getCurrentRawStream(self._index))
+        on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
+        before, given = self._before, (x.data_ptr(), feats, 1)
+        self._entry(*before, given, (0, 1, 1), out.data_ptr(), *self._result, around, on)
         return out
 
 

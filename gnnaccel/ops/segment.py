@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel.graph import build
 from gnnaccel.ops import _check
-from gnnaccel.ops._arrays import Arrays
+from gnnaccel.ops._arrays import Matrix, Structure
 from gnnaccel.ops.spmm import aggregate
 
 
@@ -64,6 +64,6 @@ def segment_reduce(
         offsets = offsets.clone()  # kernels trust them, those of the backward pass too, whatever becomes of the user's
         build.check_offsets("segment_reduce: offsets", offsets, rows)
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
-    arrays = Arrays(offsets, nnz=rows)
+    arrays = Structure(Matrix(offsets, nnz=rows))
     results = aggregate(arrays, None, x, "copy_rhs", reduce, empty_value, return_arg)
     return (results[0], results[2]) if return_arg else results

@@ -10,7 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph import scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
-from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad
+from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.expand import aligned, description, expand
@@ -97,7 +97,7 @@ def sum_of_entries(
     )
     # Of the weight's gradient the derivative runs over the transposed graph.
     arrays = arrays_of(graph, (by_source and needs_grad(values)) or needs_grad(weight), values)
-    return _spgemm_op(*arrays, values, x.places(), x.shape[1], weight, row_scale, bias, relu, by_source)
+    return _spgemm_op(arrays, values, x.places(), x.shape[1], weight, row_scale, bias, relu, by_source)
 
 
 def serves(x: CBSR) -> bool:
@@ -115,9 +115,8 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.float16 and not x.is_cuda else x
 
 
-def _spgemm_impl(*args):
-    arrays, (values, places, num_feats, weight, row_scale, bias, relu, _) = _arrays.split(args)
-    out = _wide(_spgemm_fake(*args))
+def _spgemm_impl(arrays, values, places, num_feats, weight, row_scale, bias, relu, _):
+    out = _wide(_spgemm_fake(arrays, values, places, num_feats))
     if out.numel():
         dtype = values.dtype
         weight, bias = (None if t is None else _wide(t).contiguous() for t in (weight, bias))
@@ -125,19 +124,18 @@ def _spgemm_impl(*args):
         row_scale = None if row_scale is None else row_scale.contiguous()
         around = fused(row_scale=row_scale, bias=bias, relu=relu)
         kept = description(values, places, num_feats)
-        operands = (*arrays.matrix(), *arrays.work_list(), kept, lib.pointer(weight), out.data_ptr())
+        operands = (*arrays.listed(), kept, lib.pointer(weight), out.data_ptr())
         lib.launch("spgemm", out.device, *operands, lib.DTYPES[out.dtype], around)
         out = out.to(dtype)
     return out
 
 
-def _spgemm_fake(*args):
-    arrays, (values, _, num_feats, *_) = _arrays.split(args)
+def _spgemm_fake(arrays, values, _places, num_feats, *_):
     return values.new_empty(arrays.num_rows, num_feats)
 
 
 def _spgemm_context(ctx, inputs, output):
-    arrays, (values, places, num_feats, weight, row_scale, _, relu, ctx.by_source) = _arrays.split(inputs)
+    arrays, values, places, num_feats, weight, row_scale, _, relu, ctx.by_source = inputs
     ctx.set_materialize_grads(False)
     ctx.num_feats = num_feats
     needs_values, _, _, needs_weight, *_ = ctx.wanted
@@ -154,7 +152,7 @@ def _spgemm_backward(ctx, grad):
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     grad_values = grad_weight = grad_bias = None
     if needs_values:
-        grad_values = _sspmm_op(*arrays, grad, places, weight, row_scale, ctx.by_source)
+        grad_values = _sspmm_op(arrays, grad, places, weight, row_scale, ctx.by_source)
     if needs_weight:
         grad_weight = _weight_gradient(arrays, expand(values, places, ctx.num_feats), grad, row_scale)
     if needs_bias:
@@ -162,15 +160,15 @@ def _spgemm_backward(ctx, grad):
     return grad_values, None, None, grad_weight, None, grad_bias, None, None
 
 
-def _weight_gradient(arrays: Arrays, x: Tensor, grad: Tensor, row_scale: Tensor | None) -> Tensor:
+def _weight_gradient(arrays: Structure, x: Tensor, grad: Tensor, row_scale: Tensor | None) -> Tensor:
     """Of the dense sources and the rows' gradient."""
     scaled = grad if row_scale is None else (grad * row_scale.unsqueeze(1)).to(grad.dtype)
     return weight_gradient(arrays, _wide(x), _wide(scaled), (), "mul").to(x.dtype)
 
 
-def _sspmm_impl(*args):
-    arrays, (grad, places, weight, row_scale, by_source) = _arrays.split(args)
-    wide, shape = torch.promote_types(grad.dtype, torch.float32), places.shape
+def _sspmm_impl(arrays, grad, places, weight, row_scale, by_source):
+    dtype = grad.dtype
+    wide, shape = torch.promote_types(dtype, torch.float32), places.shape
     out = grad.new_empty(shape, dtype=wide) if by_source else grad.new_zeros(shape, dtype=wide)
     if out.numel():
         num_feats = grad.shape[1]
@@ -179,17 +177,16 @@ def _sspmm_impl(*args):
         walked = arrays.turned() if by_source else arrays
         kept = (0, places.data_ptr(), shape[1], num_feats)
         operands = (grad.data_ptr(), kept, lib.pointer(weight), lib.pointer(row_scale), out.data_ptr(), by_source)
-        lib.launch("sspmm", out.device, *walked.matrix(), *walked.work_list(), *operands, lib.DTYPES[grad.dtype])
-    return out.to(args[_arrays.COUNT].dtype)
+        lib.launch("sspmm", out.device, *walked.listed(), *operands, lib.DTYPES[grad.dtype])
+    return out.to(dtype)
 
 
-def _sspmm_fake(*args):
-    _, (grad, places, *_) = _arrays.split(args)
+def _sspmm_fake(_arrays, grad, places, *_):
     return grad.new_empty(places.shape)
 
 
 def _sspmm_context(ctx, inputs, output):
-    arrays, (grad, places, weight, row_scale, ctx.by_source) = _arrays.split(inputs)
+    arrays, grad, places, weight, row_scale, ctx.by_source = inputs
     ctx.num_feats = grad.shape[1]
     _arrays.save(ctx, arrays, grad, places, weight, row_scale)
 
@@ -200,7 +197,7 @@ def _sspmm_backward(ctx, grad_values):
     grad_grad = grad_weight = None
     if needs_grad_:
         fixed = (row_scale, None, False, ctx.by_source)
-        grad_grad = _spgemm_op(*arrays, grad_values, places, ctx.num_feats, weight, *fixed)
+        grad_grad = _spgemm_op(arrays, grad_values, places, ctx.num_feats, weight, *fixed)
     if needs_weight:
         grad_weight = _weight_gradient(arrays, expand(grad_values, places, ctx.num_feats), grad, row_scale)
     return grad_grad, None, grad_weight, None, None
@@ -211,7 +208,7 @@ _sspmm_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor grad, Tensor places, Tensor? weight, Tensor? row_scale, bool by_source) -> Tensor",
     _sspmm_impl,
     _sspmm_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_sspmm_backward,
     setup_context=_sspmm_context,
 )
@@ -221,7 +218,7 @@ _spgemm_op = _operators.register(
     "Tensor? bias, bool relu, bool by_source) -> Tensor",
     _spgemm_impl,
     _spgemm_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_spgemm_backward,
     setup_context=_spgemm_context,
 )

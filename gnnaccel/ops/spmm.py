@@ -11,7 +11,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
-from gnnaccel.ops._arrays import Arrays, arrays_of, fused, needs_grad, scales_first
+from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad, scales_first
 from gnnaccel.ops._edge_order import in_order, pays, room
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
@@ -164,7 +164,7 @@ def _quotients(graph: Graph, x: Tensor, weight: Tensor, reduce: str, empty_value
 
 
 def aggregate(
-    arrays: Arrays,
+    arrays: Structure,
     lhs,
     rhs,
     message: str,
@@ -175,65 +175,63 @@ def aggregate(
 ):
     """`spmm` of checked operands, without "sub" and "div"; `hub`: of a graph with such a source."""
     if reduce in ("max", "min"):
-        results = _extremes_op(*arrays, lhs, rhs, message, reduce, empty_value, hub)
+        results = _extremes_op(arrays, lhs, rhs, message, reduce, empty_value, hub)
         return results if return_arg else results[0]
-    out = spmm_op(*arrays, lhs, rhs, message, reduce, empty_value)
+    out = spmm_op(arrays, lhs, rhs, message, reduce, empty_value)
     return (out, arrays.indptr.new_empty(0), arrays.indptr.new_empty(0)) if return_arg else out
 
 
-def _spmm_fake(*args):
-    arrays, (lhs, rhs, *_) = _arrays.split(args)
+def _spmm_fake(arrays, lhs, rhs, *_):
     return (rhs if lhs is None else lhs).new_empty(arrays.num_rows, *result_features(lhs, rhs))
 
 
-def _extremes_fake(*args):
-    arrays, (lhs, rhs, message, reduce, empty_value, _) = _arrays.split(args)
-    out = _spmm_fake(*arrays, lhs, rhs, message, reduce, empty_value)
+def _extremes_fake(arrays, lhs, rhs, message, *_):
+    out = _spmm_fake(arrays, lhs, rhs)
     args = (arrays.indptr.new_empty(out.shape if message != other else (0,)) for other in ("copy_rhs", "copy_lhs"))
     return out, *args
 
 
-def _spmm_impl(*args):
-    arrays, operands = _arrays.split(args)
-    return _filled(arrays, *operands, (_spmm_fake(*args),))[0]
+def _spmm_impl(arrays, lhs, rhs, message, reduce, empty_value):
+    out = _spmm_fake(arrays, lhs, rhs)
+    return launch(arrays, lhs, rhs, (out,), message, reduce, empty_value)[0]
 
 
-def _extremes_impl(*args):
-    arrays, (*operands, _) = _arrays.split(args)
-    return _filled(arrays, *operands, _extremes_fake(*args))
-
-
-def _filled(arrays, lhs, rhs, message, reduce, empty_value, results):
-    """`results`, which are out and for extremes arg_lhs and arg_rhs, filled; or others in their place."""
-    out, *args = results
-    if out.numel() == 0:
-        return results
-    full = tuple(out.shape[1:])
-    if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
-        return _turned(arrays, lhs, rhs, full, message, reduce, empty_value)
-    winners = (a.data_ptr() if a.numel() else 0 for a in args) if args else (0, 0)
-    launch(arrays, lhs, rhs, (out.data_ptr(), *winners), full, message, reduce, empty_value)
-    return results
+def _extremes_impl(arrays, lhs, rhs, message, reduce, empty_value, _):
+    results = _extremes_fake(arrays, lhs, rhs, message)
+    return launch(arrays, lhs, rhs, results, message, reduce, empty_value)
 
 
 _SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
 
 
-def launch(arrays, lhs, rhs, results, full, message, reduce, empty_value, around=()):
-    """Run the kernel. `results`: addresses of out, arg_lhs, arg_rhs; `full`: features of out; `around`: of `fused`."""
+def launch(arrays, lhs, rhs, results, message, reduce, empty_value, around=()):
+    """Fill `results`: out, and of extremes arg_lhs and arg_rhs. `around`: of `fused`.
+
+    Returns them, or others in their place.
+    """
+    out = results[0]
+    if out.numel() == 0:
+        return results
+    full = tuple(out.shape[1:])
+    if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
+        return _turned(arrays, lhs, rhs, full, message, reduce, empty_value)
     given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
-    moves = message == "mul" and reduce in ("sum", "mean") and brings_in_order(arrays, rhs, math.prod(full))
+    num_feats = math.prod(full)
+    sums = given.is_cuda and message == "mul" and reduce in ("sum", "mean")
+    moves = sums and brings_in_order(arrays, rhs, num_feats)
     if moves and (ordered := room(rhs)):
-        rhs, arrays = in_order(rhs, arrays.edge_ids, *ordered), arrays._replace(edge_ids=None)
+        rhs, arrays = in_order(rhs, arrays.edge_ids, *ordered), arrays.by_nonzero()
         rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
     # An order of the rows brings their sources together, and takes the edges out of theirs.
     edge_feats = 0 if rhs is None else rhs_operand[1]
-    sources_matter = lhs is not None and _SOURCES_MATTER * edge_feats <= math.prod(full)
-    operands = (*arrays.walked(sources_matter), *lhs_operand, *rhs_operand)
-    lib.launch("spmm", given.device, *operands, *results, math.prod(full), *codes, around)
+    sources_matter = lhs is not None and _SOURCES_MATTER * edge_feats <= num_feats
+    winners = [a.data_ptr() if a.numel() else 0 for a in results[1:]] or (0, 0)
+    operands = (*arrays.walked(sources_matter), lhs_operand, rhs_operand, out.data_ptr(), *winners)
+    lib.launch("spmm", given.device, *operands, num_feats, *codes, around)
+    return results
 
 
 def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
@@ -248,13 +246,13 @@ def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
         return t.permute(0, *(i + 1 for i in order))
 
     operands = turn(lhs, order), turn(rhs, order), message, reduce, empty_value
-    results = _extremes_impl(*arrays, *operands, False) if reduce in ("max", "min") else _spmm_impl(*arrays, *operands)
+    results = _extremes_impl(arrays, *operands, False) if reduce in ("max", "min") else _spmm_impl(arrays, *operands)
     results = results if isinstance(results, tuple) else (results,)
     return tuple(turn(t, back).contiguous() if t.numel() else t for t in results)
 
 
 def _setup_context(ctx, inputs, output):
-    arrays, (lhs, rhs, message, reduce, _, *hub) = _arrays.split(inputs)
+    arrays, lhs, rhs, message, reduce, _, *hub = inputs
     ctx.set_materialize_grads(False)
     ctx.hub = any(hub)
     ctx.features = [None if t is None else tuple(t.shape[1:]) for t in (lhs, rhs)]
@@ -283,26 +281,25 @@ def _backward_sum(ctx, grad):
     lhs_features, rhs_features = ctx.features
     if ctx.reduce == "mean":
         if needs_lhs and not needs_rhs and _divides(arrays, rhs, grad):
-            return reduce_to(_mean_gradient_op(*arrays.turned(), grad, rhs), lhs_features), None
+            return reduce_to(_mean_gradient_op(arrays.turned(), grad, rhs), lhs_features), None
         grad = _divided(arrays, grad)
     if needs_lhs and needs_rhs and _fuses(lhs, rhs, grad):
         # Both gradients read the same rows of grad: one walk serves them.
-        t_arrays = (arrays.t_indptr, arrays.t_indices, arrays.t_edge_ids, arrays.num_rows, arrays.nnz)
-        return _spmm_backward_op(*t_arrays, lhs, rhs, grad)
+        return _spmm_backward_op(arrays.turned(), lhs, rhs, grad)
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
         turned = arrays.turned()
         if ctx.message == "mul":
-            grad_lhs = spmm_op(*turned, grad, rhs, "mul", "sum", 0.0)
+            grad_lhs = spmm_op(turned, grad, rhs, "mul", "sum", 0.0)
         else:
-            grad_lhs = spmm_op(*turned, grad, None, "copy_lhs", "sum", 0.0)
+            grad_lhs = spmm_op(turned, grad, None, "copy_lhs", "sum", 0.0)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
         grad_rhs = weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
     return grad_lhs, grad_rhs
 
 
-def _divided(arrays: Arrays, grad: Tensor) -> Tensor:
+def _divided(arrays: Structure, grad: Tensor) -> Tensor:
     """The gradient of a mean over the number of its row's nonzeros."""
     # In fp32 at least: a count past 65504 has no fp16.
     count = arrays.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
@@ -320,7 +317,7 @@ def _fuses(lhs, rhs, grad) -> bool:
     return padded[:split] == full[:split] and math.prod(full[split:]) % 4 == 0
 
 
-def _divides(arrays: Arrays, rhs, grad) -> bool:
+def _divides(arrays: Structure, rhs, grad) -> bool:
     """True if the kernel of the sources' gradient divides by the row's count itself, which spares a read and a
     write of `grad`: no second derivative, at most one weight per edge."""
     return not torch.is_grad_enabled() and (rhs is None or _width(rhs) == 1) and not scales_first(arrays.turned(), grad)
@@ -329,7 +326,7 @@ def _divides(arrays: Arrays, rhs, grad) -> bool:
 _NARROW_BYTES = 128  # of a row whose reading does not hide that its weight is looked up
 
 
-def brings_in_order(arrays: Arrays, weight: Tensor, num_feats: int) -> bool:
+def brings_in_order(arrays: Structure, weight: Tensor, num_feats: int) -> bool:
     """True if weights should be brought into the order of the nonzeros before a sum on CUDA."""
     row_bytes = num_feats * weight.element_size()
     if _width(weight) == num_feats:  # a value of its own for each feature
@@ -337,19 +334,14 @@ def brings_in_order(arrays: Arrays, weight: Tensor, num_feats: int) -> bool:
     return pays(arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2])
 
 
-def _mean_gradient_impl(*args):
-    arrays, (grad, weight) = _arrays.split(args)
+def _mean_gradient_impl(arrays, grad, weight):
     out = grad.new_empty(arrays.num_rows, *grad.shape[1:])
-    if out.numel():
-        message = "copy_lhs" if weight is None else "mul"
-        full = tuple(out.shape[1:])
-        over_degree = fused(source_indptr=arrays.t_indptr)
-        launch(arrays, grad, weight, (out.data_ptr(), 0, 0), full, message, "sum", 0.0, over_degree)
+    over_degree = fused(source_indptr=arrays.turned().indptr)
+    launch(arrays, grad, weight, (out,), "copy_lhs" if weight is None else "mul", "sum", 0.0, over_degree)
     return out
 
 
-def _mean_gradient_fake(*args):
-    arrays, (grad, _) = _arrays.split(args)
+def _mean_gradient_fake(arrays, grad, _):
     return grad.new_empty(arrays.num_rows, *grad.shape[1:])
 
 
@@ -359,7 +351,7 @@ _mean_gradient_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor grad, Tensor? weight) -> Tensor",
     _mean_gradient_impl,
     _mean_gradient_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
 )
 
 
@@ -367,26 +359,25 @@ def _width(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
-def _spmm_backward_cpu(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight, grad):
+def _spmm_backward_cpu(turned, x, weight, grad):
     x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
     grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
-    matrix = lib.csr(t_indptr, t_indices, t_edge_ids, num_rows, nnz)
     pointers = (lib.pointer(t) for t in (x, weight, grad, grad_x, grad_weight))
-    lib.launch("spmm_backward", x.device, *matrix, *pointers, _width(weight), _width(x), lib.DTYPES[x.dtype])
+    lib.launch("spmm_backward", x.device, turned.matrix(), *pointers, _width(weight), _width(x), lib.DTYPES[x.dtype])
     return grad_x, grad_weight
 
 
-def _spmm_backward_fake(t_indptr, t_indices, t_edge_ids, num_rows, nnz, x, weight, grad):
+def _spmm_backward_fake(_turned, x, weight, _grad):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
 
 
 _spmm_backward_op = _operators.register(
     "spmm_backward",
-    "(Tensor t_indptr, Tensor t_indices, Tensor? t_edge_ids, SymInt num_rows, SymInt nnz, Tensor x, Tensor weight, "
-    "Tensor grad) -> (Tensor, Tensor)",
+    f"({_arrays.SCHEMA}, Tensor x, Tensor weight, Tensor grad) -> (Tensor, Tensor)",
     _spmm_backward_cpu,
     _spmm_backward_fake,
     devices=("cpu",),
+    structure=Structure,
 )
 
 
@@ -414,7 +405,7 @@ spmm_op = _operators.register(
     f"({_INPUTS}) -> Tensor",
     _spmm_impl,
     _spmm_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
 )
@@ -423,14 +414,14 @@ _extremes_op = _operators.register(
     f"({_INPUTS}, bool hub) -> (Tensor, Tensor, Tensor)",
     _extremes_impl,
     _extremes_fake,
-    structure=_arrays.COUNT,
+    structure=Structure,
     backward=_extremes_backward,
     setup_context=_setup_context,
 )
 
 
-def _sum_gradient(arrays: Arrays, grad: Tensor, *_scales) -> Tensor:
-    return spmm_op(*arrays.turned(), grad, None, "copy_lhs", "sum", 0.0)
+def _sum_gradient(arrays: Structure, grad: Tensor, *_scales) -> Tensor:
+    return spmm_op(arrays.turned(), grad, None, "copy_lhs", "sum", 0.0)
 
 
 _FORMS = {

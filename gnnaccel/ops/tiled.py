@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
-from gnnaccel.ops._arrays import Arrays, arrays_of, needs_grad
+from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads, result_features, unpadded
 from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, description
 
@@ -21,27 +21,49 @@ _DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.
 
 _ARRAYS = ("window_ptr", "columns", "bits", "block_ptr", "edges")
 _SIZES = ("longest", "sum_team", "dot_team")
-_FIELDS = len(_ARRAYS) + len(_SIZES)
-_SCHEMA = ", ".join(
-    text
-    for prefix in ("", "t_")
-    for text in (
-        *(f"Tensor{'?' * bool(prefix)} {prefix}{n}" for n in _ARRAYS),
-        *(f"SymInt {prefix}{n}" for n in _SIZES),
-    )
-)
+_NONE: tuple = (None,) * len(_ARRAYS), (0,) * len(_SIZES)
 
 
-class _Tiles(NamedTuple):
-    """Tiles of a graph as an op takes them; those of no graph by default."""
+class Tiled:
+    """A graph and its tiles, and where a gradient runs over it those of its transposed one, as a Structure is.
 
-    arrays: tuple[Tensor | None, ...] = (None,) * len(_ARRAYS)
-    sizes: tuple[int, ...] = (0,) * len(_SIZES)
+    own, other : the arrays and sizes of each direction's tiles.
+    """
+
+    __slots__ = ("graph", "other", "own")
+
+    def __init__(self, graph: Structure, own: tuple, other: tuple = _NONE):
+        self.graph, self.own, self.other = graph, own, other
+
+    @property
+    def device(self) -> torch.device:
+        return self.graph.device
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it is of nothing but plain tensors."""
+        return self.graph.is_plain and all(t is None or type(t) is Tensor for t in (*self.own[0], *self.other[0]))
+
+    def turned(self) -> Tiled:
+        """The same edges reversed."""
+        return Tiled(self.graph.turned(), self.other, self.own)
 
     def described(self, dots: bool) -> tuple:
-        """For the binary."""
-        longest, sum_team, dot_team = self.sizes
-        return description(self.arrays, longest, *KERNEL_SIZE, dot_team if dots else sum_team)
+        """The tiles for the binary."""
+        arrays, (longest, sum_team, dot_team) = self.own
+        return description(arrays, longest, *KERNEL_SIZE, dot_team if dots else sum_team)
+
+    def flat(self) -> tuple[list[Tensor | None], list[int]]:
+        """As of a Structure."""
+        tensors, sizes = self.graph.flat()
+        return [*self.own[0], *self.other[0], *tensors], [*self.own[1], *self.other[1], *sizes]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Tiled:
+        """The inverse of `flat`."""
+        n, m = len(_ARRAYS), len(_SIZES)
+        own, other = ((tuple(tensors[k * n : (k + 1) * n]), tuple(sizes[k * m : (k + 1) * m])) for k in (0, 1))
+        return cls(Structure.of(tensors[2 * n :], sizes[2 * m :]), own, other)
 
 
 def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool, *, tf32: bool) -> Tensor:
@@ -59,7 +81,7 @@ def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool, *, tf
     if weight is not None and math.prod(weight.shape[1:]) != 1:
         raise ValueError(f"spmm: weight: method 'tiled' takes one per edge, got shape {tuple(weight.shape)}")
     given = _structure(graph, math.prod(x.shape[1:]), needs_grad(x))
-    return _spmm_op(*given, x, weight, mean, tf32 and _fast(x))
+    return _spmm_op(given, x, weight, mean, tf32 and _fast(x))
 
 
 def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool, *, tf32: bool) -> Tensor:
@@ -80,7 +102,7 @@ def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool, *, tf32: 
         shapes = tuple(lhs.shape), tuple(rhs.shape)
         raise ValueError(f"sddmm: rhs: method 'tiled' takes equal features, got {shapes[0]} and {shapes[1]}")
     given = _structure(graph, lhs.shape[-1], needs_grad(rhs if flipped else lhs))
-    return _sddmm_op(*given, lhs, rhs, flipped, tf32 and _fast(lhs))
+    return _sddmm_op(given, lhs, rhs, flipped, tf32 and _fast(lhs))
 
 
 def serves_sum(graph: Graph, x: Tensor, weight: Tensor | None) -> bool:
@@ -128,117 +150,92 @@ def _fast(x: Tensor) -> bool:
     return (getattr(torch.backends, "fp32_precision", allowed) if allowed == "none" else allowed) == "tf32"
 
 
-def _structure(graph: Graph, features: int, backward: bool) -> tuple:
-    """The arguments that say what the graph is."""
+def _structure(graph: Graph, features: int, backward: bool) -> Tiled:
+    """The argument that says what the graph is."""
 
     def given(made: Tiles) -> tuple:
         teams = (made.team_for(features), made.team_for(features, dots=True))
-        return *(getattr(made, name) for name in _ARRAYS), made.longest, *teams
+        return tuple(getattr(made, name) for name in _ARRAYS), (made.longest, *teams)
 
     own = given(tiles.of(graph))
-    turned = given(tiles.of(graph.transposed)) if backward else (*_Tiles().arrays, *_Tiles().sizes)
-    return *arrays_of(graph, backward, listed=False), *own, *turned
+    other = given(tiles.of(graph.transposed)) if backward else _NONE
+    return Tiled(arrays_of(graph, backward, listed=False), own, other)
 
 
-def _split(args: tuple) -> tuple[Arrays, _Tiles, _Tiles, tuple]:
-    """Arrays, tiles of both directions, and what follows."""
-    arrays, rest = _arrays.split(args)
-    own, turned = (_Tiles(rest[at : at + len(_ARRAYS)], rest[at + len(_ARRAYS) : at + _FIELDS]) for at in (0, _FIELDS))
-    return arrays, own, turned, rest[2 * _FIELDS :]
-
-
-def _save(ctx, arrays: Arrays, own: _Tiles, turned: _Tiles, *tensors: Tensor | None) -> None:
-    """What the ops without tiles keep, and in the same order: a graph may earn its tiles between a forward and the same
-    forward again under torch.utils.checkpoint, which wants the same saved tensors both times."""
-    ctx.tiles = (*own.arrays, *own.sizes), (*turned.arrays, *turned.sizes)
-    _arrays.save(ctx, arrays, *tensors)
-
-
-def _saved(ctx) -> tuple[tuple, tuple, tuple]:
-    """The structure of a call on the graph, that of one on the transposed graph, and what else `_save` kept."""
-    arrays, tensors = _arrays.saved(ctx)
-    own, turned = ctx.tiles
-    return (*arrays, *own, *turned), (*arrays.turned(), *turned, *own), tensors
-
-
-def _spmm_impl(*args):
-    arrays, own, _, (x, weight, mean, fast) = _split(args)
-    out = _spmm_fake(*args)
+def _spmm_impl(tiled, x, weight, mean, fast):
+    out = _spmm_fake(tiled, x, weight)
     if out.numel() == 0:
         return out
     width = x.shape[1:].numel()
     flat = aligned_heads(x.reshape(x.shape[0], width))
     weight = None if weight is None else weight.contiguous()
-    result = out if flat.shape[1] == width else flat.new_empty(arrays.num_rows, flat.shape[1])
+    result = out if flat.shape[1] == width else flat.new_empty(out.shape[0], flat.shape[1])
     given = (lib.pointer(t) for t in (flat, weight, result))
     codes = (flat.shape[1], mean, fast, lib.DTYPES[x.dtype])
-    lib.launch("spmm_tiled", x.device, *arrays.matrix(), own.described(dots=False), *given, *codes)
+    lib.launch("spmm_tiled", x.device, tiled.graph.matrix(), tiled.described(dots=False), *given, *codes)
     return out if result is out else unpadded(result, width).view(out.shape)
 
 
-def _spmm_fake(*args):
-    arrays, _, _, (x, weight, *_) = _split(args)
-    return x.new_empty(arrays.num_rows, *result_features(x, weight))
+def _spmm_fake(tiled, x, weight, *_):
+    return x.new_empty(tiled.graph.num_rows, *result_features(x, weight))
 
 
 def _spmm_setup(ctx, inputs, output):
-    arrays, own, turned, (x, weight, ctx.mean, ctx.fast) = _split(inputs)
+    tiled, x, weight, ctx.mean, ctx.fast = inputs
     ctx.set_materialize_grads(False)
     ctx.shapes = x.shape, None if weight is None else weight.shape
     needs_x, needs_weight, *_ = ctx.wanted
     weighted = weight is not None
-    _save(ctx, arrays, own, turned, x if weighted and needs_weight else None, weight if needs_x else None)
+    _arrays.save(ctx, tiled, x if weighted and needs_weight else None, weight if needs_x else None)
 
 
 def _spmm_backward(ctx, grad):
     grad_x = grad_weight = None
     if grad is not None:
-        own, turned, (x, weight) = _saved(ctx)
+        tiled, (x, weight) = _arrays.saved(ctx)
         needs_x, needs_weight, *_ = ctx.wanted
         if ctx.mean:
             # In fp32 at least: a count past 65504 has no fp16.
-            count = own[0].diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
+            count = tiled.graph.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
             grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
         if needs_x:
-            grad_x = _spmm_op(*turned, grad, weight, False, ctx.fast).reshape(ctx.shapes[0])
+            grad_x = _spmm_op(tiled.turned(), grad, weight, False, ctx.fast).reshape(ctx.shapes[0])
         if needs_weight and ctx.shapes[1] is not None:
             flat_x, flat = (t.reshape(t.shape[0], math.prod(t.shape[1:])) for t in (x, grad))
-            grad_weight = _sddmm_op(*own, flat_x, flat, False, ctx.fast).reshape(ctx.shapes[1])
+            grad_weight = _sddmm_op(tiled, flat_x, flat, False, ctx.fast).reshape(ctx.shapes[1])
     return grad_x, grad_weight, None, None
 
 
-def _sddmm_impl(*args):
-    arrays, own, _, (lhs, rhs, flipped, fast) = _split(args)
-    out = _sddmm_fake(*args)
+def _sddmm_impl(tiled, lhs, rhs, flipped, fast):
+    out = _sddmm_fake(tiled, lhs)
     if lhs.shape[1:].numel() == 0:
         return out.zero_()
     lhs, rhs = (aligned_heads(t) for t in (lhs, rhs))
     given = (lib.pointer(t) for t in ((rhs, lhs, out) if flipped else (lhs, rhs, out)))
     codes = (lhs.shape[1:-1].numel(), lhs.shape[-1], fast, lib.DTYPES[out.dtype])
-    lib.launch("sddmm_tiled", out.device, *arrays.matrix(), own.described(dots=True), *given, *codes)
+    lib.launch("sddmm_tiled", out.device, tiled.graph.matrix(), tiled.described(dots=True), *given, *codes)
     return out
 
 
-def _sddmm_fake(*args):
-    arrays, _, _, (lhs, *_) = _split(args)
-    return lhs.new_empty(arrays.nnz, *lhs.shape[1:-1], 1)
+def _sddmm_fake(tiled, lhs, *_):
+    return lhs.new_empty(tiled.graph.nnz, *lhs.shape[1:-1], 1)
 
 
 def _sddmm_setup(ctx, inputs, output):
-    arrays, own, turned, (lhs, rhs, ctx.flipped, ctx.fast) = _split(inputs)
-    _save(ctx, arrays, own, turned, lhs, rhs)
+    tiled, lhs, rhs, ctx.flipped, ctx.fast = inputs
+    _arrays.save(ctx, tiled, lhs, rhs)
 
 
 def _sddmm_backward(ctx, grad):
-    own, turned, (lhs, rhs) = _saved(ctx)
+    tiled, (lhs, rhs) = _arrays.saved(ctx)
     heads = math.prod(grad.shape[1:])
 
     def summed(other: Tensor, shape: torch.Size, over_targets: bool) -> Tensor:
         """`other` of the far ends times grad, summed up at each source, or target: a gradient of `shape`."""
         # Weights are one per edge: a head is summed up after the other.
         split, weights = other.reshape(other.shape[0], heads, other.shape[-1]), grad.reshape(grad.shape[0], heads)
-        structure = own if over_targets else turned
-        sums = [_spmm_op(*structure, split[:, h], weights[:, h], False, ctx.fast) for h in range(heads)]
+        structure = tiled if over_targets else tiled.turned()
+        sums = [_spmm_op(structure, split[:, h], weights[:, h], False, ctx.fast) for h in range(heads)]
         return torch.stack(sums, 1).view(shape) if sums else other.new_zeros(shape)
 
     needs_lhs, needs_rhs, *_ = ctx.wanted
@@ -249,19 +246,19 @@ def _sddmm_backward(ctx, grad):
 
 _spmm_op = _operators.register(
     "spmm_tiled",
-    f"({_arrays.SCHEMA}, {_SCHEMA}, Tensor x, Tensor? weight, bool mean, bool fast) -> Tensor",
+    f"({_arrays.SCHEMA}, Tensor x, Tensor? weight, bool mean, bool fast) -> Tensor",
     _spmm_impl,
     _spmm_fake,
-    structure=_arrays.COUNT + 2 * _FIELDS,
+    structure=Tiled,
     backward=_spmm_backward,
     setup_context=_spmm_setup,
 )
 _sddmm_op = _operators.register(
     "sddmm_tiled",
-    f"({_arrays.SCHEMA}, {_SCHEMA}, Tensor lhs, Tensor rhs, bool flipped, bool fast) -> Tensor",
+    f"({_arrays.SCHEMA}, Tensor lhs, Tensor rhs, bool flipped, bool fast) -> Tensor",
     _sddmm_impl,
     _sddmm_fake,
-    structure=_arrays.COUNT + 2 * _FIELDS,
+    structure=Tiled,
     backward=_sddmm_backward,
     setup_context=_sddmm_setup,
 )

@@ -18,7 +18,7 @@ import torch
 
 from gnnaccel import schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Arrays, arrays_of
+from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import spmm_tiled
 from gnnaccel.schedule.groups import Setting, Size, by_formula, settings
@@ -100,12 +100,11 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, by_
     x = torch.zeros(graph.num_cols, num_feats, dtype=torch.float32, device=graph.device)
     weight = torch.zeros(graph.nnz, 1, dtype=torch.float32, device=graph.device) if weighted else None
     row_bytes = num_feats * x.element_size()
-    plain: Arrays = arrays_of(graph, False, listed=False)
+    plain = arrays_of(graph, False, listed=False)
     message = "mul" if weighted else "copy_lhs"
 
     def run(work: WorkList) -> None:
-        arrays = plain._replace(items=work.items, steps=work.steps, splits=work.splits, plan=work.plan.code)
-        spmm_op(*arrays, x, weight, message, "sum", 0.0)
+        spmm_op(plain.ordered(work), x, weight, message, "sum", 0.0)
 
     first = schedule.of(graph).arranged(graph, schedule.of(graph).plan(graph, row_bytes))
     run(first)  # a process's first call loads kernels
@@ -186,8 +185,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
     if not new:
         return faster
     given = arrays_of(graph, False, listed=False)
-    items, steps, splits, _ = schedule.of(graph).in_order(graph)
-    ways = (given, given._replace(items=items, steps=steps, splits=splits))
+    ways = (given, given.ordered(schedule.of(graph).in_order(graph)))
     start = time.perf_counter()
     for i, (lanes, width) in enumerate(new.items(), 1):
         times: tuple[list[float], list[float]] = ([], [])
@@ -197,7 +195,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
             while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < until):
                 for arrays, way in zip(ways, times, strict=True):
                     begin = time.perf_counter()
-                    spmm_op(*arrays, x, None, "copy_lhs", "sum", 0.0)
+                    spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0)
                     way.append(time.perf_counter() - begin)
         except RuntimeError as error:  # what torch raises on the CPU
             if "allocate memory" not in str(error):

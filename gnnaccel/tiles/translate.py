@@ -100,7 +100,7 @@ class Tiles:
 
 
 def description(arrays: Sequence[Tensor | None], longest: int, height: int, width: int, team: int = 1) -> tuple:
-    """Tiles as the binary takes them (bindings.h: tiles_of); arrays: window_ptr, columns, bits, block_ptr, edges."""
+    """Tiles as the binary takes them (types.h: Tiles); arrays: window_ptr, columns, bits, block_ptr, edges."""
     columns = arrays[1]
     assert columns is not None
     num_blocks = columns.shape[0]
@@ -141,7 +141,7 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     matrix = lib.csr(indptr, graph.indices, graph.edge_ids, graph.num_cols, nnz)
     edge_columns, window_columns = indptr.new_empty(nnz), indptr.new_empty(windows)
     lib.launch(
-        "translate_columns", graph.device, *matrix, height, lib.pointer(edge_columns), lib.pointer(window_columns)
+        "translate_columns", graph.device, matrix, height, lib.pointer(edge_columns), lib.pointer(window_columns)
     )
     window_ptr = indptr.new_zeros(windows + 1)
     torch.cumsum((window_columns + (width - 1)).div_(width, rounding_mode="floor"), 0, out=window_ptr[1:])
@@ -161,5 +161,5 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     )
     arrays = (tiles.window_ptr, tiles.columns, tiles.bits, tiles.block_ptr, tiles.edges)
     made = description(arrays, tiles.longest, height, width)
-    lib.launch("translate_blocks", graph.device, *matrix, lib.pointer(edge_columns), made)
+    lib.launch("translate_blocks", graph.device, matrix, lib.pointer(edge_columns), made)
     return tiles

@@ -77,7 +77,7 @@ def build(address_sanitizer: bool) -> Path:
     for folder in (made, BUILD / "cpp", objects):
         folder.mkdir(parents=True, exist_ok=True)
     headers, units = (
-        [BUILD / "cpp" / name for name in ("types.h", "bindings.h")],
+        [BUILD / "cpp" / name for name in ("types.h", "kernels.h", "bindings.h")],
         [HERE / "module.cpp", HERE / "switch.S"],
     )
     for header in headers:
@@ -129,18 +129,13 @@ def pretend(module: ModuleType) -> None:
 
     def launch(name: str, device, *args):
         entry = getattr(module, name + "_cuda", None)
-        if entry is None:
-            return on_the_cpu(name, device, *args)
-        size_of = getattr(module, name + "_cuda_workspace_bytes", None)
-        if size_of is not None:
-            workspace = torch.empty(size_of(*args), dtype=torch.uint8)
-            args = (*args, workspace.data_ptr(), workspace.numel())
-        return entry(*args, 0)
+        return on_the_cpu(name, device, *args) if entry is None else entry(*args, 0)
 
-    def entry(name: str, device, args: tuple):
+    def entry(name: str, device):
         """Calls made ready end with a number of threads where no GPU is named."""
-        return lambda *given: launch(name, device, *given[:-1]), 0
+        return lambda *given: launch(name, device, *given[:-1])
 
+    module.use_memory(lambda size: torch.empty(size, dtype=torch.uint8))
     _library.launch, _library.entry = launch, entry
     _library.has_cuda_kernels = lambda: True
     torch.Tensor.is_cuda = property(lambda self: True)
