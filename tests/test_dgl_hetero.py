@@ -148,9 +148,9 @@ def test_softmax_keeps_one_structure_and_independent_results():
     scores = {e: rand(g.num_edges(e), 2) for e in g.canonical_etypes}
     dgl_backend.enable()
     dgl.ops.edge_softmax(g, scores)
-    kept = dgl_backend.graph.all_rows(g._graph, "dst")
+    kept = dgl_backend.structure.all_rows(g._graph, "dst")
     out = dgl.ops.edge_softmax(g, {e: s.requires_grad_() for e, s in scores.items()})
-    assert dgl_backend.graph.all_rows(g._graph, "dst") is kept
+    assert dgl_backend.structure.all_rows(g._graph, "dst") is kept
     for part in out.values():
         part.mul_(2)
     sum(part.sum() for part in out.values()).backward()
