@@ -50,16 +50,39 @@ I read_once(const I* at) {
   return *static_cast<const volatile I*>(at);
 }
 
+// A look at a few pairs, so that rows which descend late cost no pass: some all over, and some ever closer to the end,
+// where self-loops stand that were added to edges in order.
+template <class I>
+bool seem_in_order(const I* rows, int64_t nnz) {
+  constexpr int64_t kLooks = 64;
+  if (nnz < 16 * kLooks) return true;
+  I last = read_once(rows);
+  const auto ascends = [&](int64_t k) {
+    const I before = last;
+    return before <= (last = read_once(rows + k));
+  };
+  for (int64_t i = 1; i < kLooks; ++i)
+    if (!ascends(nnz * i / kLooks)) return false;
+  last = read_once(rows);
+  int64_t back = 1;
+  while (back * 2 < nnz) back *= 2;
+  for (; back; back /= 2)
+    if (!ascends(nnz - back)) return false;
+  return true;
+}
+
 // The rows of a share of the pairs, the first and the last: what lies between two shares is filled in after both.
 struct Ends {
   int64_t first, last;
 };
 
 // Copies pairs that come by ascending rows. Returns -1, 1 + the position of a pair out of range, or 0 as soon as a row
-// descends: the outputs are undefined then. One pass, which other orders leave after a few pairs.
+// descends: the outputs are undefined then. One pass. Inlined it made the sort of other orders 8 % slower (GCC 12,
+// EPYC).
 template <class I, class O>
-int64_t copy_in_order(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, O* indptr,
-                      O* indices, int threads) {
+[[gnu::noinline]] int64_t copy_in_order(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
+                                        O* indptr, O* indices, int threads) {
+  if (!seem_in_order(rows, nnz)) return 0;
   const int64_t shares = std::max<int64_t>(1, std::min<int64_t>(useful_threads(nnz, threads), nnz));
   const auto begin = [&](int64_t s) { return nnz * s / shares; };
   std::atomic<int64_t> bad{0};

@@ -234,7 +234,8 @@ _transpose_op = _operators.register(
 
 def transpose(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
     """indptr, indices and edge ids of the transposed of a graph's arrays; columns keep ascending row order."""
-    make = _transpose_impl if _operators.plain((indptr,), (0,)) else _transpose_op
+    plain = type(indptr) is Tensor and not torch.compiler.is_compiling() and not _operators.watched()
+    make = _transpose_impl if plain and not _operators._lazy(indptr) else _transpose_op
     return make(indptr, indices, edge_ids, num_cols)
 
 

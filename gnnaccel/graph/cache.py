@@ -228,13 +228,11 @@ class TensorCache:
     def _current(self, tensor: Tensor, gone: list) -> _Record | None:
         """The record of `tensor` as it is now, without what was derived from what it was; None if a change of it could
         not be told."""
-        record = self._records.get(id(tensor))
-        if record is not None and record.unchanged(tensor):
-            return record
         record = self._record(tensor, gone)
-        if record.values or record.groups:
-            self._empty(record, gone)
-        record.note(tensor)
+        if record.version is None or not record.unchanged(tensor):
+            if record.values or record.groups:
+                self._empty(record, gone)
+            record.note(tensor)
         return None if record.version is None else record
 
     def _values_of(self, members: list[_Record]) -> dict[Hashable, Any]:

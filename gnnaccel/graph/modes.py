@@ -48,7 +48,8 @@ def lasting(tensor: Tensor) -> Tensor:
     with these and have nothing to say of integers, and a copy that autograd accepts if made under inference mode."""
     if torch.compiler.is_compiling():
         return tensor
-    tensor = _unwrapped(tensor)
+    if torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = _unwrapped(tensor)
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):

@@ -98,15 +98,25 @@ def _remember(original, owners, args, key):
                 break
         else:
             return tuple([owners[0] if item is _OWNER else item for item in found])
-    with modes.outside_inference(grad=False):
+    with modes.outside_inference():  # and nothing here has a gradient
         found = tuple(original(*args))
     if found[0] is not owners[0]:
         note_origin(found[0], owners)
-    kept = tuple([_OWNER if item is owners[0] else item for item in found])
-    # An owner inside its own entry would keep itself alive, and so would a view of one.
-    if not any(item is owner or item._base is owner for item in found[1:] if item is not None for owner in owners):
-        stamps = tuple([stamp(item) if isinstance(item, Tensor) else None for item in kept])
-        derived.put(owners, key, (kept, stamps))
+    kept, stamps = [], []
+    for item in found:
+        # An owner inside its own entry would keep itself alive, and so would a view of one.
+        if item is owners[0]:
+            kept.append(_OWNER)
+            stamps.append(None)
+        elif item is None:
+            kept.append(None)
+            stamps.append(None)
+        elif any(item is owner or item._base is owner for owner in owners):
+            return found
+        else:
+            kept.append(item)
+            stamps.append(stamp(item))
+    derived.put(owners, key, (kept, stamps))
     return found
 
 
