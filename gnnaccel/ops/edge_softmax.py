@@ -48,7 +48,11 @@ def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
     _check.graph("edge_softmax", graph)
     _check.one_of("edge_softmax", "norm_by", norm_by, ("dst", "src"))
     _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
-    graph = graph if norm_by == "dst" else graph.transposed
+    return choose(graph if norm_by == "dst" else graph.transposed, scores)
+
+
+def choose(graph: Graph, scores: Tensor) -> Tensor:
+    """`edge_softmax` of checked scores, by "dst"."""
     return edge_softmax_op(graph.indptr, graph.edge_ids, scores, graph.nnz)
 
 
