@@ -1,16 +1,21 @@
 """DGL's calls reach the chooser of our ops, with what is ready, and by a short way where they are plain ones."""
 
 import importlib
+import re
 
 import pytest
 import torch
-from dgl_compare import dgl, graph, rand
+from dgl_compare import assert_same, both, build, compare, dgl, graph, rand
 
 import gnnaccel
 from gnnaccel import dgl_backend
 from gnnaccel.dgl_backend.graph import structure
 from gnnaccel.graph.structure import Graph
 from gnnaccel.ops.ready import Ready
+
+import dgl.function as fn  # isort: skip  (after the shim)
+import dgl.nn as dglnn  # isort: skip
+from dgl.frame import Frame  # isort: skip
 
 pytestmark = pytest.mark.usefixtures("dgl_restored")
 
@@ -63,3 +68,164 @@ def test_sums_by_tiles_have_the_dimensions_of_a_longer_weight():
     structure_ = structure(g._graph)
     got, expected = (gnnaccel.ops.spmm(structure_, x, w, method=method) for method in ("tiled", "csr"))
     torch.testing.assert_close(got, expected)
+
+
+def _twice(call):
+    """A graph is known from its first call on."""
+
+    def run(*args):
+        call(*args)
+        return call(*args)
+
+    return run
+
+
+def _local(g, data, step, read):
+    """The feature that `step` leaves in one of the frames of `g`, of which `data` are set before."""
+    with g.local_scope():
+        for view, features in data.items():
+            getattr(g, view).update(features)
+        step(g)
+        return {key: value for key, value in getattr(g, read).items() if not key.startswith("_")}
+
+
+_REDUCES = ("sum", "mean", "max", "min")
+_STEPS = {
+    **{f"copy_u {r}": lambda g, r=r: g.update_all(fn.copy_u("h", "m"), getattr(fn, r)("m", "h")) for r in _REDUCES},
+    **{f"copy_e {r}": lambda g, r=r: g.update_all(fn.copy_e("w", "m"), getattr(fn, r)("m", "n")) for r in _REDUCES},
+    **{
+        f"u_{op}_e": lambda g, op=op: g.update_all(getattr(fn, f"u_{op}_e")("h", "w", "m"), fn.sum("m", "n"))
+        for op in ("add", "sub", "mul", "div")
+    },
+    "e_mul_u": lambda g: g.update_all(fn.e_mul_u("w", "h", "m"), fn.sum("m", "n")),
+    "u_mul_v": lambda g: g.update_all(fn.u_mul_v("h", "k", "m"), fn.max("m", "n")),
+    "two steps": lambda g: (
+        g.apply_edges(fn.u_add_v("h", "k", "w")),
+        g.update_all(fn.copy_e("w", "m"), fn.sum("m", "n")),
+    ),
+}  # fmt: skip
+_STORED = {"e_mul_u", "u_mul_v"}  # by DGL: their messages
+_EDGE_STEPS = {
+    name: lambda g, f=f: g.apply_edges(f)
+    for name, f in {
+        "copy_u": fn.copy_u("h", "w"),
+        "e_div_u": fn.e_div_u("w", "h", "y"),
+        "u_dot_v": fn.u_dot_v("h", "k", "y"),
+        "v_sub_e": fn.v_sub_e("k", "w", "y"),
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", ["int64", "int32", "bipartite", "block", "zero in-degree"])
+@pytest.mark.parametrize("step", [*_STEPS, *_EDGE_STEPS])
+def test_built_in_functions_leave_in_the_frames_what_dgl_leaves(step, name, monkeypatch):
+    g, read = build(name), "edata" if step in _EDGE_STEPS else "dstdata"
+    run = (_STEPS | _EDGE_STEPS)[step]
+
+    def call(h, k, w):
+        return _local(g, {"srcdata": {"h": h}, "dstdata": {"k": k}, "edata": {"w": w}}, run, read)
+
+    sizes = g.num_src_nodes(), g.num_dst_nodes(), g.num_edges()
+    features = [rand(n, 3, seed=seed) for seed, n in enumerate(sizes)]
+    compare(_twice(call), features)
+    if step not in _STORED:
+        dgl_backend.enable()
+        monkeypatch.setattr(dgl.DGLGraph, "__getitem__", None)  # which DGL slices the graph by
+        call(*features)
+
+
+@pytest.mark.parametrize("step", [
+    lambda g: g.update_all(fn.copy_u("missing", "m"), fn.sum("m", "n")),
+    lambda g: g.update_all(fn.copy_u("h", "m"), fn.sum("other", "n")),
+    lambda g: g.update_all(fn.u_mul_e("h", "wide", "m"), fn.sum("m", "n")),
+    lambda g: g.update_all(fn.u_mul_e("h", "single", "m"), fn.sum("m", "n")),
+    lambda g: g.update_all(fn.copy_u("h", "m"), fn.sum("m", "n"), etype="none"),
+    lambda g: g.apply_edges(fn.copy_u("missing", "y")),
+    lambda g: g.apply_edges(fn.u_mul_e("h", "wide", "y")),
+    lambda g: g.apply_edges(fn.copy_u("h", "y"), etype="none"),
+])  # fmt: skip
+def test_wrong_calls_raise_what_dgl_raises(step):
+    g = graph()
+    g.ndata["h"], g.edata["wide"], g.edata["single"] = rand(40, 3), rand(300, 5), rand(300, 3).float()
+    dgl_backend.enable()
+    dgl.ops.copy_u_sum(g, g.ndata["h"])
+    want, got, _ = both(lambda: step(g))
+    addresses = re.compile("0x[0-9a-f]+")
+    assert [addresses.sub("", text) for text in got] == [addresses.sub("", text) for text in want]
+    assert isinstance(want, tuple)
+
+
+@pytest.mark.parametrize("step", [
+    lambda g: g.update_all(fn.copy_u("h", "m"), fn.sum("m", "n"), lambda nodes: {"n": nodes.data["n"] + 1}),
+    lambda g: g.update_all(lambda edges: {"m": edges.src["h"]}, fn.sum("m", "n")),
+    lambda g: g.update_all(fn.copy_u("h", "m"), lambda nodes: {"n": nodes.mailbox["m"].sum(1)}),
+    lambda g: g.update_all(fn.copy_u("h", "m"), fn.mean("m", "n"), etype="_E"),
+])  # fmt: skip
+def test_other_functions_go_the_way_of_dgl(step):
+    g = graph()
+    compare(_twice(lambda h: _local(g, {"ndata": {"h": h}}, step, "ndata")), [rand(40, 3)])
+
+
+def test_features_that_are_fetched_late():
+    sub = dgl.node_subgraph(graph(), range(5, 35))
+    g = graph()
+    g.ndata["h"] = rand(40, 3)
+
+    def call():
+        sub = dgl.node_subgraph(g, range(5, 35))
+        dgl.ops.copy_u_sum(sub, rand(30, 3))
+        sub.update_all(fn.copy_u("h", "m"), fn.sum("m", "n"))
+        return sub.ndata["n"]
+
+    assert sub.num_edges()
+    compare(call)
+
+
+class _Watched(dgl.DGLGraph):
+    """Counts what it is asked to send."""
+
+    def update_all(self, *args, **kwargs):
+        self.sent = getattr(self, "sent", 0) + 1
+        return super().update_all(*args, **kwargs)
+
+
+_LAYERS = {
+    **{f"SAGE {kind}": lambda kind=kind: dglnn.SAGEConv(6, 4, kind) for kind in ("mean", "gcn", "pool")},
+    "SAGE wide": lambda: dglnn.SAGEConv(6, 9, "mean", activation=torch.relu, norm=torch.nn.LayerNorm(9)),
+    "SAGE gcn wide": lambda: dglnn.SAGEConv(6, 9, "gcn", bias=False, feat_drop=0.5),
+    **{f"GIN {kind}": lambda kind=kind: dglnn.GINConv(torch.nn.Linear(6, 4), kind) for kind in ("sum", "mean", "max")},
+    "GIN bare": lambda: dglnn.GINConv(None, "sum", init_eps=0.25, learn_eps=True, activation=torch.tanh),
+}
+
+
+@pytest.mark.parametrize("kind", _LAYERS)
+@pytest.mark.parametrize(
+    "name,pair", [("int64", False), ("block", False), ("bipartite", True), ("zero in-degree", False)]
+)
+def test_sums_of_layers_need_no_frames(kind, name, pair, monkeypatch):
+    torch.manual_seed(3)
+    layer, g = _LAYERS[kind]().double(), build(name)
+    rows = (g.num_src_nodes(), g.num_dst_nodes()) if pair else (g.num_src_nodes(),)
+    x = tuple(rand(n, 6, seed=seed) for seed, n in enumerate(rows))
+    compare(_twice(lambda m, *x: m(g, x if pair else x[0])), x, layer)
+    dgl_backend.enable()
+    monkeypatch.setattr(Frame, "update_column", None)
+    layer(g, x if pair else x[0])
+
+
+def test_layers_see_to_graphs_of_a_subclass():
+    g = graph(loops=True)
+    watched = _Watched(g._graph, g.ntypes, g.etypes)
+    for layer in (dglnn.SAGEConv(6, 4, "mean").double(), dglnn.GINConv(None).double()):
+        compare(_twice(lambda m, x: m(watched, x)), [rand(40, 6)], layer)
+    assert watched.sent == 8
+
+
+@pytest.mark.parametrize("make", [lambda: dglnn.SAGEConv(6, 4, "gcn"), lambda: dglnn.GINConv(torch.nn.Linear(6, 4))])
+def test_layers_leave_what_is_wrong_to_dgl(make):
+    layer, g, two = make().double(), build("int64"), build("bipartite")
+    pairs = [(g, rand(39, 6)), (g, rand(40, 6).float()), (g, (rand(40, 6), None)), (g, rand(40, 6)[0]),
+             (two, rand(20, 6)), (two, (rand(20, 6), rand(9, 5))), (build("hetero"), rand(3, 6))]  # fmt: skip
+    for g, x in pairs:
+        want, got, _ = both(lambda m, g=g, x=x: m(g, x), module=layer)
+        assert_same(got, want, 0)

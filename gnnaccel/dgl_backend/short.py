@@ -1,0 +1,114 @@
+"""update_all and apply_edges of built-in functions on graphs of one edge type, without DGL's layers in between.
+
+DGL slices the graph, makes views of its frames and checks what comes back, at each call again. Here features go from
+the frames to the function of dgl.ops, which is what DGL calls with them, and its result goes back. What is not plain
+(other functions, several edge types, a feature that is missing, a subclass of DGLGraph) goes DGL's way, which words
+the errors.
+"""
+
+from __future__ import annotations
+
+import time
+
+import dgl
+import torch
+from dgl import backend
+from dgl.base import ALL, is_all
+from dgl.frame import Column
+from dgl.function.base import TargetCode
+from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
+from dgl.function.reducer import SimpleReduceFunction
+from dgl.heterograph import DGLBlock, DGLGraph
+
+from gnnaccel import report
+from gnnaccel.dgl_backend import ops
+from gnnaccel.dgl_backend.graph import ends, known_structure
+from gnnaccel.graph.structure import Graph
+
+_GRAPHS = (DGLGraph, DGLBlock)
+_MESSAGES = (BinaryMessageFunction, CopyMessageFunction)
+
+
+def autocasting() -> bool:
+    """True where torch, or DGL's ops, would cast features first."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def is_plain(g) -> bool:
+    """True for a graph whose methods are DGL's."""
+    return type(g) in _GRAPHS
+
+
+def known_plain(g) -> Graph | None:
+    """The Graph of a plain graph with one edge type; None also before it has been asked for."""
+    return known_structure(g._graph) if is_plain(g) else None
+
+
+def copied(g, graph: Graph, x: torch.Tensor, reduce: str) -> torch.Tensor:
+    """What update_all(copy_u, `reduce`) gives the destinations of g, whose Graph is `graph`."""
+    start = time.perf_counter()
+    out = None if autocasting() else ops.kernels.made_ready(graph, x, "copy_lhs", reduce)
+    if out is None:
+        return _finite(getattr(dgl.ops, f"copy_u_{reduce}")(g, x), reduce)
+    report.record(f"dgl.gspmm copy_lhs.{reduce}", start)
+    return out
+
+
+def _finite(out: torch.Tensor, reduce: str) -> torch.Tensor:
+    return backend.replace_inf_with_zero(out) if reduce in ("max", "min") else out
+
+
+def update_all(original):
+    """DGLGraph.update_all."""
+
+    def method(self, message_func, reduce_func, apply_node_func=None, etype=None):
+        builtin = type(message_func) in _MESSAGES and type(reduce_func) is SimpleReduceFunction
+        graph = known_plain(self) if builtin and apply_node_func is None and etype is None else None
+        out = None if graph is None else _reduced(self, graph, message_func, reduce_func)
+        if out is None:
+            return original(self, message_func, reduce_func, apply_node_func, etype)
+        self._node_frames[ends(self._graph)[1]][reduce_func.out_field] = out
+        return None
+
+    method.__doc__ = original.__doc__
+    return method
+
+
+def _reduced(g, graph: Graph, message_func, reduce_func) -> torch.Tensor | None:
+    features = _features(g, message_func)
+    if not features or message_func.out_field != reduce_func.msg_field:
+        return None
+    message, reduce = message_func.name, reduce_func.name
+    if message == "copy_u":
+        return copied(g, graph, features[0], reduce)
+    function = getattr(dgl.ops, f"{message}_{reduce}", None)
+    return None if function is None else _finite(function(g, *features), reduce)
+
+
+def apply_edges(original):
+    """DGLGraph.apply_edges."""
+
+    def method(self, func, edges=ALL, etype=None):
+        plain = type(func) in _MESSAGES and is_all(edges) and etype is None and known_plain(self) is not None
+        features = _features(self, func) if plain else ()
+        if not features:
+            return original(self, func, edges, etype)
+        self._edge_frames[0][func.out_field] = getattr(dgl.ops, func.name)(self, *features)
+        return None
+
+    method.__doc__ = original.__doc__
+    return method
+
+
+def _features(g, func) -> tuple:
+    """What a built-in message function reads from the frames; nothing if a feature is missing, or yet to be fetched."""
+    if type(func) is CopyMessageFunction:
+        named = [(func.target, func.in_field)]
+    else:
+        named = [(func.lhs, func.lhs_field), (func.rhs, func.rhs_field)]
+    columns = [_frame(g, target)._columns.get(field) for target, field in named]
+    return tuple(c.data for c in columns) if all(type(c) is Column for c in columns) else ()
+
+
+def _frame(g, target: int):
+    return g._edge_frames[0] if target == TargetCode.EDGE else g._node_frames[ends(g._graph)[target]]
