@@ -229,3 +229,15 @@ def test_layers_leave_what_is_wrong_to_dgl(make):
     for g, x in pairs:
         want, got, _ = both(lambda m, g=g, x=x: m(g, x), module=layer)
         assert_same(got, want, 0)
+
+
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+def test_edge_softmax_of_all_edges_is_ready(norm_by, monkeypatch):
+    g, w = graph(), rand(300, 2)
+    call = _twice(lambda w: dgl.ops.edge_softmax(g, w, norm_by=norm_by))
+    assert compare(call, [w])["dgl.edge_softmax"].accelerated == 2
+    dgl_backend.enable()
+    monkeypatch.setattr(importlib.import_module("dgl.backend.pytorch.sparse"), "EdgeSoftmax", None)
+    call(w)
+    with pytest.raises(AttributeError):  # some edges are not
+        dgl.ops.edge_softmax(g, w[:9], torch.arange(9))

@@ -69,6 +69,8 @@ def enable() -> None:
     mean = ops.mean_gspmm(dgl.ops.gspmm)
     for holder in (dgl.ops, sys.modules["dgl.ops.spmm"]):
         _replace(holder, "gspmm", mean)
+    softmax = sys.modules["dgl.ops.edge_softmax"]
+    _replace(softmax, "edge_softmax_internal", short.edge_softmax(softmax.edge_softmax_internal))
     for layer in nn.layers_that_check_degrees():
         _replace(layer, "forward", nn.checked_once(layer.forward))
         _replace(layer, nn.ALLOWS, nn.allowance)

@@ -116,7 +116,7 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     rhs = None if op == "copy_lhs" else rhs
     kind = f"dgl.gspmm {op}.{reduce}"
     start, known = time.perf_counter(), known_structure(gidx)
-    if known is not None and (out := kernels.made_ready(known, lhs, op, reduce)) is not None:
+    if known is not None and (out := kernels.ready_sum(known, lhs, op, reduce)) is not None:
         report.record(kind, start)
         return out
     why = _refuse(gidx, op in MESSAGES and reduce in REDUCES, lhs, rhs)

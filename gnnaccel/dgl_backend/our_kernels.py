@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gnnaccel.ops.edge_softmax import choose as edge_softmax
+from gnnaccel.ops.edge_softmax import made_ready as ready_softmax
 from gnnaccel.ops.sddmm import choose as sddmm
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.spmm import choose as spmm
-from gnnaccel.ops.spmm import made_ready
+from gnnaccel.ops.spmm import made_ready as ready_sum
 
-__all__ = ["edge_softmax", "made_ready", "sddmm", "segment_reduce", "spmm"]
+__all__ = ["edge_softmax", "ready_softmax", "ready_sum", "sddmm", "segment_reduce", "spmm"]

@@ -1,4 +1,4 @@
-"""update_all and apply_edges of built-in functions on graphs of one edge type, without DGL's layers in between.
+"""update_all and apply_edges of built-in functions, and edge_softmax, on graphs of one edge type: without DGL's layers.
 
 DGL slices the graph, makes views of its frames and checks what comes back, at each call again. Here features go from
 the frames to the function of dgl.ops, which is what DGL calls with them, and its result goes back. What is not plain
@@ -47,7 +47,7 @@ def known_plain(g) -> Graph | None:
 def copied(g, graph: Graph, x: torch.Tensor, reduce: str) -> torch.Tensor:
     """What update_all(copy_u, `reduce`) gives the destinations of g, whose Graph is `graph`."""
     start = time.perf_counter()
-    out = None if autocasting() else ops.kernels.made_ready(graph, x, "copy_lhs", reduce)
+    out = None if autocasting() else ops.kernels.ready_sum(graph, x, "copy_lhs", reduce)
     if out is None:
         return _finite(getattr(dgl.ops, f"copy_u_{reduce}")(g, x), reduce)
     report.record(f"dgl.gspmm copy_lhs.{reduce}", start)
@@ -98,6 +98,21 @@ def apply_edges(original):
 
     method.__doc__ = original.__doc__
     return method
+
+
+def edge_softmax(original):
+    """What dgl.ops.edge_softmax calls for a graph of one edge type."""
+
+    def function(gidx, logits, eids=ALL, norm_by="dst"):
+        start, graph = time.perf_counter(), known_structure(gidx)
+        if graph is not None and is_all(eids) and not autocasting():
+            out = ops.kernels.ready_softmax(graph.transposed if norm_by == "src" else graph, logits)
+            if out is not None:
+                report.record("dgl.edge_softmax", start)
+                return out
+        return original(gidx, logits, eids, norm_by)
+
+    return function
 
 
 def _features(g, func) -> tuple:

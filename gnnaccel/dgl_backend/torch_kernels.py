@@ -50,8 +50,12 @@ class _Sum(torch.autograd.Function):
         return None, grad_weight, grad_x
 
 
-def made_ready(graph: Graph, x, message: str, reduce: str) -> None:
+def ready_sum(graph: Graph, x, message: str, reduce: str) -> None:
     """Nothing is ready here."""
+
+
+def ready_softmax(graph: Graph, scores) -> None:
+    """Nor here."""
 
 
 def spmm(graph: Graph, lhs, rhs, message: str, reduce: str, empty_value: float) -> torch.Tensor:

@@ -11,6 +11,7 @@ from gnnaccel.graph.structure import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Arrays
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
+from gnnaccel.ops.ready_softmax import softmax_of
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -47,8 +48,20 @@ def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
     """
     _check.graph("edge_softmax", graph)
     _check.one_of("edge_softmax", "norm_by", norm_by, ("dst", "src"))
+    graph = graph if norm_by == "dst" else graph.transposed
+    if (out := made_ready(graph, scores)) is not None:
+        return out
     _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
-    return choose(graph if norm_by == "dst" else graph.transposed, scores)
+    return choose(graph, scores)
+
+
+def made_ready(graph: Graph, scores) -> Tensor | None:
+    """`edge_softmax` by "dst" of scores without a check yet, by the short way; None: they cannot go it."""
+    return softmax_of(graph, scores, _gradient)
+
+
+def _gradient(graph: Graph, out: Tensor, grad: Tensor) -> Tensor:
+    return _edge_softmax_backward_op(graph.indptr, graph.edge_ids, out, grad, graph.nnz)
 
 
 def choose(graph: Graph, scores: Tensor) -> Tensor:
