@@ -241,3 +241,22 @@ def test_edge_softmax_of_all_edges_is_ready(norm_by, monkeypatch):
     call(w)
     with pytest.raises(AttributeError):  # some edges are not
         dgl.ops.edge_softmax(g, w[:9], torch.arange(9))
+
+
+@pytest.mark.parametrize("x_shape,w_shape", [((), ()), ((3,), ()), ((3,), (1,)), ((2, 3), (2, 1)), ((2, 3), (3,))])
+@pytest.mark.parametrize("mode", [torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_shapes_and_autocast(x_shape, w_shape, mode):
+    g, steps = graph(), [fn.u_mul_e("h", "w", "m"), fn.u_add_e("h", "w", "m")]
+    x, w = rand(40, *x_shape, dtype=torch.float32), rand(300, *w_shape, dtype=torch.float32)
+
+    def call(h, w):
+        found = []
+        for message in steps:
+            with g.local_scope(), mode():
+                g.ndata["h"], g.edata["w"] = h, w
+                g.update_all(message, fn.mean("m", "n"))
+                g.apply_edges(message)
+                found += [g.ndata["n"], g.edata["m"]]
+        return found
+
+    compare(_twice(call), [x, w], tolerance=1e-5)

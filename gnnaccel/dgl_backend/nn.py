@@ -27,7 +27,8 @@ def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
         return False
     if any(f.dim() != 2 for f in features):
         return False
-    if len(features) == 1 and not graph.is_block and graph.number_of_src_nodes() != graph.number_of_dst_nodes():
+    structure_ = structure(graph._graph)
+    if len(features) == 1 and not graph.is_block and structure_.num_cols != structure_.num_rows:
         return False
     if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
         return False

@@ -27,6 +27,7 @@ _DTYPES = {"cpu": {*_ANYWHERE}, "cuda": {*_ANYWHERE, torch.float16}}
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
 _NAN = "a maximum or minimum of values with NaN"
 _EMPTY = {"max": float("-inf"), "min": float("inf")}
+_NOT_DENSE = "features that are not dense tensors"
 WRONG_ROWS = "features whose number of rows is not that of the nodes or edges"
 WRONG_SHAPES = "features whose shapes do not broadcast"
 
@@ -43,22 +44,31 @@ def transformed() -> str | None:
 
 def unsupported(*features) -> str | None:
     """Why features are DGL's to work on (it also words the errors for wrong ones), or None."""
-    given = [f for f in features if f is not None]
+    # Loops, not any() and all(): layers ask at every call.
     if (why := transformed()) is not None:
         return why
-    if not given or not all(isinstance(f, torch.Tensor) and f.layout is torch.strided for f in given):
-        return "features that are not dense tensors"
-    device = given[0].device
-    if device.type not in _DTYPES or any(f.device != device for f in given):
-        return f"features on {' and '.join(sorted({str(f.device) for f in given}))}"
+    given = [f for f in features if f is not None]
+    if not given:
+        return _NOT_DENSE
+    for f in given:
+        if not isinstance(f, torch.Tensor) or f.layout is not torch.strided:
+            return _NOT_DENSE
+    device, dtype = given[0].device, given[0].dtype
+    allowed = _DTYPES.get(device.type, set())
+    for f in given:
+        if not allowed or f.device != device:
+            return f"features on {' and '.join(sorted({str(f.device) for f in given}))}"
     if device.type == "cuda" and not has_cuda_kernels():
         return "a gnnaccel without its CUDA half"
-    if any(f.dtype not in _DTYPES[device.type] for f in given):
-        return f"features of dtype {given[0].dtype}"
-    if len({f.dtype for f in given}) > 1:
-        return "features of different dtypes"
-    if any(f.dim() == 0 for f in given):
-        return "features without a node or edge dimension"
+    for f in given:
+        if f.dtype not in allowed:
+            return f"features of dtype {dtype}"
+    for f in given:
+        if f.dtype != dtype:
+            return "features of different dtypes"
+    for f in given:
+        if f.dim() == 0:
+            return "features without a node or edge dimension"
     return None
 
 
@@ -74,10 +84,10 @@ def leave(original, kind: str, why: str, *args):
 
 
 def on_one_device(graph, *features) -> None:
-    from dgl.base import DGLError
-
     for feature in features:
         if feature is not None and feature.device != graph.device:
+            from dgl.base import DGLError
+
             raise DGLError(f"Expect features on the graph's device, {graph.device}, got {feature.device}")
 
 
@@ -153,6 +163,28 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     empty_value = _EMPTY.get(reduce, 0.0) if infinite else 0.0
     out = kernels.spmm(graph, lhs, rhs, op, reduce, empty_value)
     return out.squeeze(-1) if squeeze else out
+
+
+def known_spmm(graph, op, reduce, lhs, rhs) -> torch.Tensor | None:
+    """`spmm` on an index whose Graph is `graph`, of a sum or mean and two features of as many dimensions; None for what
+    is DGL's to see to."""
+    if unsupported(lhs, rhs) is not None or lhs.device != graph.device or lhs.dim() != rhs.dim():
+        return None
+    if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)) or not broadcasts(op, lhs, rhs):
+        return None
+    with report.accelerated(f"dgl.gspmm {op}.{reduce}"):
+        return run_spmm(graph, op, reduce, lhs, rhs, infinite=False)
+
+
+def known_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target) -> torch.Tensor | None:
+    """`sddmm` likewise."""
+    if unsupported(lhs, rhs) is not None or lhs.device != graph.device or lhs.dim() != rhs.dim():
+        return None
+    count = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
+    if not _fits((lhs, rhs), (count[lhs_target], count[rhs_target])) or not broadcasts(op, lhs, rhs):
+        return None
+    with report.accelerated(f"dgl.gsddmm {op}"):
+        return run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
 
 
 def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):

@@ -22,7 +22,7 @@ from dgl.heterograph import DGLBlock, DGLGraph
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
-from gnnaccel.dgl_backend.graph import ends, known_structure
+from gnnaccel.dgl_backend.graph import ends, known_structure, structure
 from gnnaccel.graph.structure import Graph
 
 _GRAPHS = (DGLGraph, DGLBlock)
@@ -37,11 +37,6 @@ def autocasting() -> bool:
 def is_plain(g) -> bool:
     """True for a graph whose methods are DGL's."""
     return type(g) in _GRAPHS
-
-
-def known_plain(g) -> Graph | None:
-    """The Graph of a plain graph with one edge type; None also before it has been asked for."""
-    return known_structure(g._graph) if is_plain(g) else None
 
 
 def copied(g, graph: Graph, x: torch.Tensor, reduce: str) -> torch.Tensor:
@@ -63,8 +58,8 @@ def update_all(original):
 
     def method(self, message_func, reduce_func, apply_node_func=None, etype=None):
         builtin = type(message_func) in _MESSAGES and type(reduce_func) is SimpleReduceFunction
-        graph = known_plain(self) if builtin and apply_node_func is None and etype is None else None
-        out = None if graph is None else _reduced(self, graph, message_func, reduce_func)
+        plain = builtin and apply_node_func is None and etype is None and is_plain(self)
+        out = _reduced(self, message_func, reduce_func) if plain else None
         if out is None:
             return original(self, message_func, reduce_func, apply_node_func, etype)
         self._node_frames[ends(self._graph)[1]][reduce_func.out_field] = out
@@ -74,13 +69,18 @@ def update_all(original):
     return method
 
 
-def _reduced(g, graph: Graph, message_func, reduce_func) -> torch.Tensor | None:
-    features = _features(g, message_func)
-    if not features or message_func.out_field != reduce_func.msg_field:
+def _reduced(g, message_func, reduce_func) -> torch.Tensor | None:
+    graph, features = _read(g, message_func)
+    if graph is None or message_func.out_field != reduce_func.msg_field:
         return None
     message, reduce = message_func.name, reduce_func.name
     if message == "copy_u":
         return copied(g, graph, features[0], reduce)
+    out = None
+    if message in ("u_mul_e", "u_add_e") and reduce in ("sum", "mean") and not autocasting():
+        out = ops.known_spmm(graph, message_func.binary_op, reduce, *features)
+    if out is not None:
+        return out
     function = getattr(dgl.ops, f"{message}_{reduce}", None)
     return None if function is None else _finite(function(g, *features), reduce)
 
@@ -89,15 +89,23 @@ def apply_edges(original):
     """DGLGraph.apply_edges."""
 
     def method(self, func, edges=ALL, etype=None):
-        plain = type(func) in _MESSAGES and is_all(edges) and etype is None and known_plain(self) is not None
-        features = _features(self, func) if plain else ()
-        if not features:
+        plain = type(func) in _MESSAGES and is_all(edges) and etype is None and is_plain(self)
+        graph, features = _read(self, func) if plain else (None, ())
+        if graph is None:
             return original(self, func, edges, etype)
-        self._edge_frames[0][func.out_field] = getattr(dgl.ops, func.name)(self, *features)
+        self._edge_frames[0][func.out_field] = _combined(self, graph, func, features)
         return None
 
     method.__doc__ = original.__doc__
     return method
+
+
+def _combined(g, graph: Graph, func, features: tuple) -> torch.Tensor:
+    out = None
+    if type(func) is BinaryMessageFunction and func.binary_op in ("add", "mul", "dot") and not autocasting():
+        (lhs, rhs), names = features, TargetCode.CODE2STR
+        out = ops.known_sddmm(graph, func.binary_op, lhs, rhs, names[func.lhs], names[func.rhs])
+    return getattr(dgl.ops, func.name)(g, *features) if out is None else out
 
 
 def edge_softmax(original):
@@ -115,14 +123,24 @@ def edge_softmax(original):
     return function
 
 
-def _features(g, func) -> tuple:
-    """What a built-in message function reads from the frames; nothing if a feature is missing, or yet to be fetched."""
+def _read(g, func) -> tuple[Graph | None, tuple]:
+    """The Graph of a plain graph, and what a built-in message function reads from its frames. None for several edge
+    types, a feature that is missing or yet to be fetched, and, of a new graph, features that are not for our ops."""
+    index = g._graph
+    graph = known_structure(index)
+    if graph is None and index.number_of_etypes() != 1:
+        return None, ()
     if type(func) is CopyMessageFunction:
         named = [(func.target, func.in_field)]
     else:
         named = [(func.lhs, func.lhs_field), (func.rhs, func.rhs_field)]
     columns = [_frame(g, target)._columns.get(field) for target, field in named]
-    return tuple(c.data for c in columns) if all(type(c) is Column for c in columns) else ()
+    if any(type(c) is not Column for c in columns):
+        return None, ()
+    features = tuple(c.data for c in columns)
+    if graph is None and ops.unsupported(*features) is None:
+        graph = structure(index)
+    return graph, features
 
 
 def _frame(g, target: int):
