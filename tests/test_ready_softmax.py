@@ -105,3 +105,12 @@ def _backward(out, leaf):
     leaf.grad = None
     out.square().sum().backward()
     return leaf.grad.clone()
+
+
+@pytest.mark.parametrize("unpack", [lambda t: t, lambda t: t.t().contiguous().t(), torch.nn.Parameter])
+def test_hooks_on_saved_tensors(unpack):
+    leaf = rand(GRAPH.nnz, 2).requires_grad_()
+    (want,) = torch.autograd.grad(ops.edge_softmax(GRAPH, leaf).square().sum(), leaf)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: unpack(t.clone())):
+        (got,) = torch.autograd.grad(ops.edge_softmax(GRAPH, leaf).square().sum(), leaf)
+    torch.testing.assert_close(got, want)

@@ -46,8 +46,11 @@ def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Ten
 def _may_be_read(x: Tensor) -> bool:
     if not x.is_contiguous() or not x.numel() or x.dtype not in lib.DTYPES:
         return False
-    if x.dtype == torch.float16 and not x.is_cuda:
-        return False
+    return _is_usual(x) and (x.dtype != torch.float16 or x.is_cuda)
+
+
+def _is_usual(x: Tensor) -> bool:
+    """True for a dense tensor whose memory is what it stands for."""
     keys = torch._C._dispatch_keys(x).raw_repr()
     if keys in _usual:
         return True
@@ -63,9 +66,9 @@ def _launched(name: str, graph: Graph, *inputs: Tensor) -> Tensor:
         rows = graph.ready[_KEY] = lib.csr(graph.indptr, None, graph.edge_ids, 0, graph.nnz)
     like = inputs[0]
     out = torch.empty_like(like)
-    heads = 1 if like.dim() == 1 else like.numel() // like.shape[0]
-    pointers = [t.data_ptr() for t in inputs]
-    lib.launch(name, like.device, *rows, *pointers, out.data_ptr(), heads, lib.DTYPES[like.dtype])
+    heads = like.numel() // rows[5]
+    pointers = [t.data_ptr() for t in (*inputs, out)]
+    lib.launch(name, like.device, *rows, *pointers, heads, lib.DTYPES[like.dtype])
     return out
 
 
@@ -80,8 +83,10 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (out,) = ctx.saved_tensors
-        usual = not torch.is_grad_enabled() and type(grad) is Tensor and type(out) is Tensor
-        if usual and not _operators.watched() and _may_be_read(grad := grad.contiguous()) and _may_be_read(out):
+        usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
+        # Hooks on saved tensors may give back another one.
+        kept = type(out) is Tensor and out.dtype == grad.dtype and out.shape == grad.shape and _may_be_read(out)
+        if usual and kept and _is_usual(grad := grad.contiguous()):
             return _launched("edge_softmax_backward", ctx.graph, out, grad), None, None
         return ctx.gradient(ctx.graph, out, grad), None, None
 
