@@ -166,9 +166,9 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
 
 
 def known_spmm(graph, op, reduce, lhs, rhs) -> torch.Tensor | None:
-    """`spmm` on an index whose Graph is `graph`, of a sum or mean and two features of as many dimensions; None for what
-    is DGL's to see to."""
-    if unsupported(lhs, rhs) is not None or lhs.device != graph.device or lhs.dim() != rhs.dim():
+    """`spmm` on an index whose Graph is `graph`, of a sum or mean and features of as many dimensions (rhs may be None)
+    for which nothing is ready; None for what is DGL's to see to."""
+    if unsupported(lhs, rhs) is not None or lhs.device != graph.device or (rhs is not None and lhs.dim() != rhs.dim()):
         return None
     if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)) or not broadcasts(op, lhs, rhs):
         return None

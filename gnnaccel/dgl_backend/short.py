@@ -41,12 +41,14 @@ def is_plain(g) -> bool:
 
 def copied(g, graph: Graph, x: torch.Tensor, reduce: str) -> torch.Tensor:
     """What update_all(copy_u, `reduce`) gives the destinations of g, whose Graph is `graph`."""
-    start = time.perf_counter()
-    out = None if autocasting() else ops.kernels.ready_sum(graph, x, "copy_lhs", reduce)
-    if out is None:
-        return _finite(getattr(dgl.ops, f"copy_u_{reduce}")(g, x), reduce)
-    report.record(f"dgl.gspmm copy_lhs.{reduce}", start)
-    return out
+    if reduce in ("sum", "mean") and not autocasting():
+        start = time.perf_counter()
+        if (out := ops.kernels.ready_sum(graph, x, "copy_lhs", reduce)) is not None:
+            report.record(f"dgl.gspmm copy_lhs.{reduce}", start)
+            return out
+        if (out := ops.known_spmm(graph, "copy_lhs", reduce, x, None)) is not None:
+            return out
+    return _finite(getattr(dgl.ops, f"copy_u_{reduce}")(g, x), reduce)
 
 
 def _finite(out: torch.Tensor, reduce: str) -> torch.Tensor:
