@@ -43,9 +43,9 @@ def enable() -> None:
     from dgl import core
     from dgl.backend.pytorch import sparse
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GraphConv
+    from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GINConv, GraphConv, SAGEConv
 
-    from gnnaccel.dgl_backend import bridge, hetero, nn, ops, our_kernels, structure, torch_kernels
+    from gnnaccel.dgl_backend import bridge, convolutions, hetero, nn, ops, our_kernels, short, structure, torch_kernels
 
     guard_sampling()
     kernels = os.environ.get(KERNELS, "")
@@ -69,6 +69,8 @@ def enable() -> None:
     mean = ops.mean_gspmm(dgl.ops.gspmm)
     for holder in (dgl.ops, sys.modules["dgl.ops.spmm"]):
         _replace(holder, "gspmm", mean)
+    softmax = sys.modules["dgl.ops.edge_softmax"]
+    _replace(softmax, "edge_softmax_internal", short.edge_softmax(softmax.edge_softmax_internal))
     for layer in nn.layers_that_check_degrees():
         _replace(layer, "forward", nn.checked_once(layer.forward))
         _replace(layer, nn.ALLOWS, nn.allowance)
@@ -79,7 +81,9 @@ def enable() -> None:
             EdgeGATConv: nn.edge_gat_forward,
             GATConv: nn.gat_forward,
             GATv2Conv: nn.gatv2_forward,
-            GraphConv: nn.conv_forward,
+            GINConv: convolutions.gin_forward,
+            GraphConv: convolutions.conv_forward,
+            SAGEConv: convolutions.sage_forward,
         }
         for layer, forward in forwards.items():
             _replace(layer, "forward", forward(layer.forward))
@@ -90,6 +94,8 @@ def enable() -> None:
         _replace(HeteroGraphIndex, name, _method(function, getattr(HeteroGraphIndex, name)))
     for name in ("in_degrees", "out_degrees"):
         _replace(dgl.DGLGraph, name, structure.degrees(getattr(dgl.DGLGraph, name), name))
+    for name, function in {"update_all": short.update_all, "apply_edges": short.apply_edges}.items():
+        _replace(dgl.DGLGraph, name, function(getattr(dgl.DGLGraph, name)))
     for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
         _replace(core, name, _counted(getattr(core, name), what))
 

@@ -1,9 +1,9 @@
-"""Layers of dgl.nn with a forward on larger ops of ours.
+"""Layers of dgl.nn with a forward on larger ops of ours; those that only sum up stand in convolutions.py.
 
-GraphConv: norms, sum, bias and ReLU in one pass. GATConv, AGNNConv, DotGatConv: scores, softmax and sum by
-`ops.attention` and `ops.dot_attention`. GATv2Conv: the scores without a value per edge and feature, then
-`ops.edge_attention`. EdgeGATConv: no value per edge and feature, as the sums of edge features are mapped and not the
-features. And what all layers that refuse nodes without in-edges ask at every call is answered once.
+GATConv, AGNNConv, DotGatConv: scores, softmax and sum by `ops.attention` and `ops.dot_attention`. GATv2Conv: the scores
+without a value per edge and feature, then `ops.edge_attention`. EdgeGATConv: no value per edge and feature, as the sums
+of edge features are mapped and not the features. And what all layers that refuse nodes without in-edges ask at every
+call is answered once.
 """
 
 from __future__ import annotations
@@ -15,98 +15,20 @@ import torch
 from torch import nn
 
 from gnnaccel import ops, report
+from gnnaccel.dgl_backend.convolutions import features_of, plain
 from gnnaccel.dgl_backend.ops import unsupported
-from gnnaccel.dgl_backend.structure import every_row_has_edges, norm, structure
+from gnnaccel.dgl_backend.structure import every_row_has_edges, structure
 from gnnaccel.modules import is_watched
-
-
-def _plain(layer, graph, features) -> bool:
-    """True for a call without anything that a layer's own forward, on our SDDMM, edge softmax and SpMM, should see to:
-    several edge types, wrong features (it words the errors), autocast (its casts are those of the ops)."""
-    if graph._graph.number_of_etypes() != 1:
-        return False
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or unsupported(*features) is not None:
-        return False
-    counts = (graph.number_of_src_nodes(), graph.number_of_dst_nodes())
-    device = structure(graph._graph).device
-    if any(f is None or f.device != device for f in features):
-        return False
-    if any(f.shape[0] != count for f, count in zip(features, counts, strict=False)):
-        return False
-    return layer._allow_zero_in_degree or every_row_has_edges(graph._graph)
-
-
-def _features(feat) -> tuple:
-    """Of the sources and, where they are given apart, of the destinations. A tuple of another length: none."""
-    if not isinstance(feat, tuple):
-        return (feat,)
-    return feat if len(feat) == 2 else ()
-
-
-def conv_forward(original):
-    """GraphConv.forward that calls `ops.graph_conv` where the layer is a plain one."""
-
-    def forward(self, graph, feat, weight=None, edge_weight=None):
-        features = _features(feat)
-        if not _convolves(self, graph, features, weight, edge_weight):
-            return original(self, graph, feat, weight, edge_weight)
-        with report.accelerated("dgl.GraphConv"):
-            return _convolved(self, graph, features[0], self.weight if weight is None else weight, edge_weight)
-
-    forward.__doc__ = original.__doc__
-    return forward
-
-
-def _convolves(layer, graph, features, weight, edge_weight) -> bool:
-    """True for a GraphConv that `ops.graph_conv` can stand for: one dtype, a matrix, a bias as wide as the result, one
-    weight per edge. What else DGL takes (it broadcasts, and promotes) its own forward takes."""
-    if not features or not _plain(layer, graph, features) or features[0].dim() < 2:
-        return False
-    if weight is not None and layer.weight is not None:
-        return False
-    x, matrix = features[0], layer.weight if weight is None else weight
-    given = [t for t in (matrix, layer.bias, edge_weight) if t is not None]
-    if any(not isinstance(t, torch.Tensor) or t.dtype != x.dtype or t.device != x.device for t in given):
-        return False
-    if matrix is not None and (matrix.dim() != 2 or matrix.shape[0] != x.shape[-1]):
-        return False
-    if layer.bias is not None and layer.bias.shape != (x.shape[-1] if matrix is None else matrix.shape[1],):
-        return False
-    return edge_weight is None or tuple(edge_weight.shape) in ((graph.num_edges(),), (graph.num_edges(), 1))
-
-
-def _convolved(layer, graph, x, weight, edge_weight):
-    """What GraphConv.forward computes; its norms commute with its linear map."""
-    left = norm(graph, "out_degrees", _POWERS[layer._norm][0], x.dtype)
-    right = norm(graph, "in_degrees", _POWERS[layer._norm][1], x.dtype)
-    relu = layer._activation in (nn.functional.relu, torch.relu)
-    if type(layer._activation) is nn.ReLU:
-        relu = not is_watched(layer._activation)
-    width = x.k if isinstance(x, ops.CBSR) and x.is_compressed else layer._in_feats  # what an edge reads
-    first, after = width > layer._out_feats, weight is not None and width <= layer._out_feats
-    if first and weight is not None:  # fewer features to sum up
-        x = x @ weight
-    fused = {} if after else {"bias": layer.bias, "relu": relu}
-    edge_weight = None if edge_weight is None else edge_weight.reshape(-1)
-    out = ops.graph_conv(structure(graph._graph), x, edge_weight, source_scale=left, row_scale=right, **fused)
-    if after:
-        out = out @ weight if layer.bias is None else nn.functional.linear(out, weight.t(), layer.bias)
-    if layer._activation is not None and (after or not relu):
-        out = layer._activation(out)
-    return out
-
-
-# norm -> powers of the degrees of the sources and of the destinations; None: they do not count
-_POWERS = {"none": (None, None), "both": (-0.5, -0.5), "left": (-1.0, None), "right": (None, -1.0)}
 
 
 def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
     """True for a GATConv or GATv2Conv whose scores nobody is to see."""
-    if edge_weight is not None or get_attention or not features or not _plain(layer, graph, features):
+    if edge_weight is not None or get_attention or not features or not plain(layer, graph, features):
         return False
     if any(f.dim() != 2 for f in features):
         return False
-    if len(features) == 1 and not graph.is_block and graph.number_of_src_nodes() != graph.number_of_dst_nodes():
+    structure_ = structure(graph._graph)
+    if len(features) == 1 and not graph.is_block and structure_.num_cols != structure_.num_rows:
         return False
     if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
         return False
@@ -117,7 +39,7 @@ def gat_forward(original):
     """GATConv.forward that calls `ops.attention` where the layer is a plain one."""
 
     def forward(self, graph, feat, edge_weight=None, get_attention=False):
-        features = _features(feat)
+        features = features_of(feat)
         if not _fuses(self, graph, features, edge_weight, get_attention):
             return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
         with report.accelerated("dgl.GATConv"):
@@ -131,7 +53,7 @@ def gatv2_forward(original):
     """GATv2Conv.forward with its scores by `ops.gatv2_scores`, where the layer is a plain one."""
 
     def forward(self, graph, feat, get_attention=False):
-        features = _features(feat)
+        features = features_of(feat)
         if not _fuses(self, graph, features, None, get_attention) or not _scores(self, features[0]):
             return original(self, graph, feat, get_attention)
         with report.accelerated("dgl.GATv2Conv"):
@@ -180,7 +102,7 @@ def edge_gat_forward(original):
     """EdgeGATConv.forward with the edge features' maps moved to the nodes, where the layer is a plain one."""
 
     def forward(self, graph, feat, edge_feat, get_attention=False):
-        features = _features(feat)
+        features = features_of(feat)
         if not _fuses(self, graph, features, None, False) or not _is_mapped_plainly(self, graph, features, edge_feat):
             return original(self, graph, feat, edge_feat, get_attention)
         with report.accelerated("dgl.EdgeGATConv"):
@@ -254,7 +176,7 @@ def dotgat_forward(original):
 
 def _is_matrix_of_one_side(layer, graph, feat) -> bool:
     """True for a plain call whose features [N, F] are those of the sources, of which the destinations are the first."""
-    if isinstance(feat, tuple) or not _plain(layer, graph, (feat,)) or feat.dim() != 2:
+    if isinstance(feat, tuple) or not plain(layer, graph, (feat,)) or feat.dim() != 2:
         return False
     return graph.is_block or len(graph.ntypes) == 1
 

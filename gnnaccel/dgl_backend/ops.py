@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import bridge, our_kernels
-from gnnaccel.dgl_backend.structure import structure
+from gnnaccel.dgl_backend.structure import known_structure, structure
 from gnnaccel.ops import CBSR, has_cuda_kernels
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES, REDUCES
@@ -27,6 +27,7 @@ _DTYPES = {"cpu": {*_ANYWHERE}, "cuda": {*_ANYWHERE, torch.float16}}
 TARGETS = {"u": "u", "v": "v", "e": "e", "src": "u", "dst": "v", "edge": "e"}
 _NAN = "a maximum or minimum of values with NaN"
 _EMPTY = {"max": float("-inf"), "min": float("inf")}
+_NOT_DENSE = "features that are not dense tensors"
 WRONG_ROWS = "features whose number of rows is not that of the nodes or edges"
 WRONG_SHAPES = "features whose shapes do not broadcast"
 
@@ -43,22 +44,31 @@ def transformed() -> str | None:
 
 def unsupported(*features) -> str | None:
     """Why features are DGL's to work on (it also words the errors for wrong ones), or None."""
-    given = [f for f in features if f is not None]
+    # Loops, not any() and all(): layers ask at every call.
     if (why := transformed()) is not None:
         return why
-    if not given or not all(isinstance(f, torch.Tensor) and f.layout is torch.strided for f in given):
-        return "features that are not dense tensors"
-    device = given[0].device
-    if device.type not in _DTYPES or any(f.device != device for f in given):
-        return f"features on {' and '.join(sorted({str(f.device) for f in given}))}"
+    given = [f for f in features if f is not None]
+    if not given:
+        return _NOT_DENSE
+    for f in given:
+        if not isinstance(f, torch.Tensor) or f.layout is not torch.strided:
+            return _NOT_DENSE
+    device, dtype = given[0].device, given[0].dtype
+    allowed = _DTYPES.get(device.type, set())
+    for f in given:
+        if not allowed or f.device != device:
+            return f"features on {' and '.join(sorted({str(f.device) for f in given}))}"
     if device.type == "cuda" and not has_cuda_kernels():
         return "a gnnaccel without its CUDA half"
-    if any(f.dtype not in _DTYPES[device.type] for f in given):
-        return f"features of dtype {given[0].dtype}"
-    if len({f.dtype for f in given}) > 1:
-        return "features of different dtypes"
-    if any(f.dim() == 0 for f in given):
-        return "features without a node or edge dimension"
+    for f in given:
+        if f.dtype not in allowed:
+            return f"features of dtype {dtype}"
+    for f in given:
+        if f.dtype != dtype:
+            return "features of different dtypes"
+    for f in given:
+        if f.dim() == 0:
+            return "features without a node or edge dimension"
     return None
 
 
@@ -74,10 +84,10 @@ def leave(original, kind: str, why: str, *args):
 
 
 def on_one_device(graph, *features) -> None:
-    from dgl.base import DGLError
-
     for feature in features:
         if feature is not None and feature.device != graph.device:
+            from dgl.base import DGLError
+
             raise DGLError(f"Expect features on the graph's device, {graph.device}, got {feature.device}")
 
 
@@ -115,6 +125,10 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     lhs = None if op == "copy_rhs" else lhs
     rhs = None if op == "copy_lhs" else rhs
     kind = f"dgl.gspmm {op}.{reduce}"
+    start, known = time.perf_counter(), known_structure(gidx)
+    if known is not None and (out := kernels.ready_sum(known, lhs, op, reduce)) is not None:
+        report.record(kind, start)
+        return out
     why = _refuse(gidx, op in MESSAGES and reduce in REDUCES, lhs, rhs)
     if why is None:
         graph = structure(gidx)
@@ -124,7 +138,6 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
             why = WRONG_SHAPES
     if why is not None:
         return leave(original, kind, why, gidx, op, reduce, lhs, rhs)
-    start = time.perf_counter()
     out = run_spmm(graph, op, reduce, lhs, rhs, infinite=graph.nnz > 0)
     if reduce in _EMPTY and _has_nan(out):
         return leave(original, kind, _NAN, gidx, op, reduce, lhs, rhs)
@@ -148,8 +161,30 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
     on_one_device(graph, lhs, rhs)
     lhs, rhs, squeeze = _columns(lhs, rhs)
     empty_value = _EMPTY.get(reduce, 0.0) if infinite else 0.0
-    out = kernels.spmm(graph, op, reduce, lhs, rhs, empty_value)
+    out = kernels.spmm(graph, lhs, rhs, op, reduce, empty_value)
     return out.squeeze(-1) if squeeze else out
+
+
+def known_spmm(graph, op, reduce, lhs, rhs) -> torch.Tensor | None:
+    """`spmm` on an index whose Graph is `graph`, of a sum or mean and features of as many dimensions (rhs may be None)
+    for which nothing is ready; None for what is DGL's to see to."""
+    if unsupported(lhs, rhs) is not None or lhs.device != graph.device or (rhs is not None and lhs.dim() != rhs.dim()):
+        return None
+    if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)) or not broadcasts(op, lhs, rhs):
+        return None
+    with report.accelerated(f"dgl.gspmm {op}.{reduce}"):
+        return run_spmm(graph, op, reduce, lhs, rhs, infinite=False)
+
+
+def known_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target) -> torch.Tensor | None:
+    """`sddmm` likewise."""
+    if unsupported(lhs, rhs) is not None or lhs.device != graph.device or lhs.dim() != rhs.dim():
+        return None
+    count = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
+    if not _fits((lhs, rhs), (count[lhs_target], count[rhs_target])) or not broadcasts(op, lhs, rhs):
+        return None
+    with report.accelerated(f"dgl.gsddmm {op}"):
+        return run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
 
 
 def sddmm(original, gidx, op, lhs, rhs, lhs_target="u", rhs_target="v"):
@@ -196,8 +231,7 @@ def edge_softmax(original, gidx, score, eids, norm_by):
     if why is not None:
         return leave(original, kind, why, gidx, score, eids, norm_by)
     with report.accelerated(kind):
-        graph = graph.transposed if norm_by == "src" else graph
-        return kernels.edge_softmax(graph, score)
+        return kernels.edge_softmax(graph.transposed if norm_by == "src" else graph, score)
 
 
 def segments(original, op, x, offsets):

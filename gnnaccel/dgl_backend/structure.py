@@ -15,7 +15,7 @@ from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
-_REVERSE, _ALL_ROWS = "gnnaccel.reverse", "gnnaccel.all_rows"
+_REVERSE, _ALL_ROWS, _ENDS = "gnnaccel.reverse", "gnnaccel.all_rows", "gnnaccel.ends"
 
 
 def structure(gidx) -> Graph:
@@ -28,6 +28,20 @@ def structure(gidx) -> Graph:
     if not cell:
         cell.append(_build(gidx))
     return cell[0]
+
+
+def known_structure(gidx) -> Graph | None:
+    """The Graph of an index that has been asked for one, and so has one edge type; no question to DGL's library."""
+    cell = gidx._cache.get(_STRUCTURE)
+    return cell[0] if cell else None
+
+
+def ends(gidx) -> tuple[int, int]:
+    """The node types of the sources and of the destinations of an index with one edge type."""
+    found = gidx._cache.get(_ENDS)
+    if found is None:
+        found = gidx._cache[_ENDS] = tuple(gidx.metagraph.find_edge(0))
+    return found
 
 
 def _cell(gidx) -> list[Graph]:
@@ -170,6 +184,16 @@ def norm(g, degrees: str, power: float | None, dtype: torch.dtype) -> torch.Tens
     if found is None:
         with torch.inference_mode(False):
             found = cache[key] = getattr(g, degrees)().to(dtype).clamp(min=1).pow(power)
+    return found
+
+
+def degrees_and_one(g, dtype: torch.dtype) -> torch.Tensor:
+    """Edges into each destination and one more, [num_rows, 1], found once per index."""
+    cache, key = g._graph._cache, ("gnnaccel.degrees_and_one", dtype)
+    found = cache.get(key)
+    if found is None:
+        with torch.inference_mode(False):
+            found = cache[key] = g.in_degrees().to(dtype).unsqueeze(-1) + 1
     return found
 
 

@@ -50,7 +50,15 @@ class _Sum(torch.autograd.Function):
         return None, grad_weight, grad_x
 
 
-def spmm(graph: Graph, message: str, reduce: str, lhs, rhs, empty_value: float) -> torch.Tensor:
+def ready_sum(graph: Graph, x, message: str, reduce: str) -> None:
+    """Nothing is ready here."""
+
+
+def ready_softmax(graph: Graph, scores) -> None:
+    """Nor here."""
+
+
+def spmm(graph: Graph, lhs, rhs, message: str, reduce: str, empty_value: float) -> torch.Tensor:
     """out[r] = reduce over nonzeros (r, c, e) of message(lhs[c], rhs[e])."""
     scalar = rhs is not None and rhs[:1].numel() <= 1
     if reduce in ("sum", "mean") and (message == "copy_lhs" or (message == "mul" and scalar)) and graph.nnz:

@@ -13,6 +13,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
+from gnnaccel.ops.ready_softmax import softmax_of
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -49,8 +50,24 @@ def edge_softmax(graph: Graph, scores: Tensor, norm_by: str = "dst") -> Tensor:
     """
     _check.graph("edge_softmax", graph)
     _check.one_of("edge_softmax", "norm_by", norm_by, ("dst", "src"))
-    _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
     graph = graph if norm_by == "dst" else graph.transposed
+    if (out := made_ready(graph, scores)) is not None:
+        return out
+    _check.feature("edge_softmax", "scores", scores, graph.nnz, "one per edge", graph.device)
+    return choose(graph, scores)
+
+
+def made_ready(graph: Graph, scores) -> Tensor | None:
+    """`edge_softmax` by "dst" of scores without a check yet, by the short way; None: they cannot go it."""
+    return softmax_of(graph, scores, _gradient)
+
+
+def _gradient(graph: Graph, out: Tensor, grad: Tensor) -> Tensor:
+    return _edge_softmax_backward_op(arrays_of(graph, False, listed=False), out, grad)
+
+
+def choose(graph: Graph, scores: Tensor) -> Tensor:
+    """`edge_softmax` of checked scores, by "dst"."""
     return edge_softmax_op(arrays_of(graph, False, listed=False), scores)
 
 

@@ -87,6 +87,11 @@ def sddmm(
             raise ValueError(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
+    return choose(graph, lhs, rhs, op, lhs_target, rhs_target, method)
+
+
+def choose(graph: Graph, lhs, rhs, op: str, lhs_target: str, rhs_target: str, method: str = "auto") -> Tensor:
+    """`sddmm` of checked operands: by tiles or along the rows, with the arrays that it and its gradients will read."""
     if lhs is not None and rhs is not None and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
         if method == "tiled":
             return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=True)

@@ -97,15 +97,13 @@ def spmm(
     """
     if message is None:
         message = "copy_lhs" if weight is None else "mul"
-    if message == "copy_lhs" and reduce in _FORMS and method == "auto" and not return_arg and empty_value == 0:
-        out = ready.sum_of(graph, x, _FORMS[reduce]) if type(graph) is Graph else None
-        if out is not None:
-            return out
+    usual = method == "auto" and not return_arg and empty_value == 0 and type(graph) is Graph
+    if usual and (out := made_ready(graph, x, message, reduce)) is not None:
+        return out
     _check.graph("spmm", graph)
     _check.one_of("spmm", "message", message, MESSAGES)
     _check.one_of("spmm", "reduce", reduce, REDUCES)
     _check.one_of("spmm", "method", method, METHODS)
-    adds = reduce in ("sum", "mean")
     if message == "copy_lhs":
         weight = None
     else:
@@ -123,12 +121,38 @@ def spmm(
             weight, message = -weight, "add"
         elif message == "div":
             return _quotients(graph, x, weight, reduce, empty_value, return_arg=return_arg, method=method)
+    return choose(graph, x, weight, message, reduce, empty_value, return_arg, method)
+
+
+def made_ready(graph: Graph, x, message: str, reduce: str) -> Tensor | None:
+    """What `spmm` of an x without a check yet gives by a call that is ready, with `empty_value` 0; None: there is none.
+
+    The two frameworks and `spmm` ask here first, then check the arguments, then go to `choose`.
+    """
+    return ready.sum_of(graph, x, _FORMS[reduce]) if message == "copy_lhs" and reduce in _FORMS else None
+
+
+def choose(
+    graph: Graph,
+    x,
+    weight: Tensor | None,
+    message: str,
+    reduce: str,
+    empty_value: float = 0.0,
+    return_arg: bool = False,
+    method: str = "auto",
+):
+    """`spmm` of checked operands that broadcast as NumPy's, without "sub" and "div": by tiles or along the rows, with
+    the arrays that this call and its gradients will read."""
+    adds = reduce in ("sum", "mean")
     plain = adds and not return_arg and empty_value == 0 and message != "add"
     if isinstance(x, CBSR):
         one = weight is None or (weight.dim() == 2 and _width(weight) == 1)
         if plain and method == "auto" and one and serves(x):
             return spgemm(graph, x, None if weight is None else weight.flatten(), reduce)
         x = x.to_dense()
+    if x is not None and weight is not None and x.dim() < weight.dim():  # tiles give a result like x
+        x = x.reshape(x.shape[0], *(1,) * (weight.dim() - x.dim()), *x.shape[1:])
     if method == "auto" and plain and x is not None and tiles.pay(graph) and serves_sum(graph, x, weight):
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=False)
     if method == "tiled":

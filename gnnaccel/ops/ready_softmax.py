@@ -1,0 +1,92 @@
+"""The softmax of edges by a short way: two launches, no registered op.
+
+It reads nothing of a graph but its rows, so that there is nothing to be made ready but their description. Whatever is
+unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._edge_order import dense, pays
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+_usual: set[int] = set()  # torch's dispatch keys of tensors that kernels may read
+
+
+def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Tensor], Tensor]) -> Tensor | None:
+    """Softmax of scores [nnz, *H] over the edges of each row; None where the general way is to be taken, with all its
+    checks: nothing has been done then.
+
+    gradient : callable
+        gradient(graph, out, grad_out): the gradient of the scores by the registered ops, differentiable.
+    """
+    if type(scores) not in _TENSORS or torch.compiler.is_compiling() or _operators.watched():
+        return None
+    if forward_ad._current_level >= 0 or not scores.dim() or scores.shape[0] != graph.nnz:
+        return None
+    if scores.device != graph.device or not _may_be_read(scores):
+        return None
+    if scores.is_cuda and pays(graph.edge_ids, scores, 0, dense(graph.nnz, graph.num_rows)):
+        return None
+    if scores.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return _recorded(scores, graph, gradient)
+    return _launched("edge_softmax", graph, scores)
+
+
+def _may_be_read(x: Tensor) -> bool:
+    if not x.is_contiguous() or not x.numel() or x.dtype not in lib.DTYPES:
+        return False
+    return _is_usual(x) and (x.dtype != torch.float16 or x.is_cuda)
+
+
+def _is_usual(x: Tensor) -> bool:
+    """True for a dense tensor whose memory is what it stands for."""
+    keys = torch._C._dispatch_keys(x).raw_repr()
+    if keys in _usual:
+        return True
+    if x.layout is not torch.strided or not _operators.plain((x,), (0,)):
+        return False
+    _usual.add(keys)
+    return True
+
+
+def _launched(name: str, graph: Graph, *inputs: Tensor) -> Tensor:
+    arrays, like = arrays_of(graph, False, listed=False), inputs[0]
+    out = torch.empty_like(like)
+    pointers = [t.data_ptr() for t in (*inputs, out)]
+    heads = like.numel() // arrays.nnz
+    lib.launch(name, like.device, arrays.matrix(), *pointers, heads, lib.DTYPES[like.dtype])
+    return out
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores, graph, gradient):
+        out = _launched("edge_softmax", graph, scores)
+        ctx.graph, ctx.gradient = graph, gradient
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (out,) = ctx.saved_tensors
+        usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
+        # Hooks on saved tensors may give back another one.
+        kept = type(out) is Tensor and out.dtype == grad.dtype and out.shape == grad.shape and _may_be_read(out)
+        if usual and kept and _is_usual(grad := grad.contiguous()):
+            return _launched("edge_softmax_backward", ctx.graph, out, grad), None, None
+        return ctx.gradient(ctx.graph, out, grad), None, None
+
+
+# Function.apply() looks for transforms of torch.func first, which are not there.
+_recorded = super(torch.autograd.Function, _Softmax).apply  # type: ignore[misc]
