@@ -23,6 +23,7 @@ _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
 _calls: dict[str, Callable] = {}  # what `register` returned, by the op's name
 _ON_CPU = torch.device("cpu")  # which all ops serve
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN: frozenset[type] = frozenset(
     {Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size}
 )
@@ -41,11 +42,6 @@ def watched() -> bool:
         or torch.autograd._profiler_enabled()  # of this thread
         or torch.autograd.profiler._is_profiler_enabled
     )
-
-
-def forward_mode() -> bool:
-    """True inside torch.autograd.forward_ad, for which our ops have no derivative."""
-    return forward_ad._current_level >= 0
 
 
 def plain(
@@ -67,6 +63,27 @@ def plain(
     for k in features:  # noqa: SIM110 - any() takes longer
         if _lazy(args[k]):
             return False
+    return True
+
+
+_usual_keys: set[int] = set()
+
+
+def usual(*tensors: Tensor) -> bool:
+    """True for plain dense tensors whose memory is what they stand for, where nobody listens: kernels may read them.
+
+    Looks once at each kind of tensor, as torch's dispatch keys tell them apart, and remembers the answer.
+    """
+    if torch.compiler.is_compiling() or watched() or forward_ad._current_level >= 0:
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _TENSORS:
+            return False
+        keys = torch._C._dispatch_keys(tensor).raw_repr()
+        if keys not in _usual_keys:
+            if tensor.layout is not torch.strided or not plain((tensor,), (0,)):
+                return False
+            _usual_keys.add(keys)
     return True
 
 
@@ -227,6 +244,7 @@ def register(
             return direct(*args)
         return impl(*args)
 
+    call.impl = impl  # type: ignore[attr-defined]  # for who has checked, and records for himself
     _calls[name] = call
     return call
 

@@ -6,12 +6,11 @@ import re
 import pytest
 import torch
 from dgl_compare import assert_same, both, build, compare, dgl, graph, rand
-from gnnaccel.dgl_backend.graph import structure
-from gnnaccel.graph.structure import Graph
 
 import gnnaccel
-from gnnaccel import dgl_backend
-from gnnaccel.ops.ready import Ready
+from gnnaccel import dgl_backend, tiles
+from gnnaccel.dgl_backend.structure import structure
+from gnnaccel.ops.ready import Ready, calls_of
 
 import dgl.function as fn  # isort: skip  (after the shim)
 import dgl.nn as dglnn  # isort: skip
@@ -42,7 +41,7 @@ def test_sums_that_are_asked_for_again_are_ready():
     dgl_backend.enable()
     g, x = graph(), rand(40, 3).requires_grad_()
     outs = [dgl.ops.copy_u_mean(g, x) for _ in range(3)]
-    assert [type(r) for r in structure(g._graph).ready.values()] == [Ready]
+    assert [type(r) for r in calls_of(structure(g._graph)).values()] == [Ready]
     grads = [torch.autograd.grad(out.square().sum(), x)[0] for out in outs]
     for out, grad in zip(outs, grads, strict=True):
         assert torch.equal(out, outs[0])
@@ -57,7 +56,7 @@ def test_tiles_are_asked_for(name, of, monkeypatch):
     g, x, w = graph(), rand(40, 3), rand(300, 1)
     call = lambda: getattr(dgl.ops, name)(g, x, *{"u_mul_e_sum": (w,), "u_dot_v": (x,)}.get(name, ()))  # noqa: E731
     expected, asked = call(), []
-    monkeypatch.setattr(Graph, "tiles_pay", lambda *_: True)
+    monkeypatch.setattr(tiles, "pay", lambda *_: True)
     monkeypatch.setattr(module, "serves_sum" if of == "spmm" else "serves_dot", lambda *_: asked.append(1) or True)
     torch.testing.assert_close(call(), expected)
     assert asked
@@ -270,5 +269,5 @@ def test_a_graph_that_is_used_once_has_nothing_made_ready():
         made = []
         for _ in range(2):
             call()
-            made.append([isinstance(r, Ready) for r in structure(g._graph).ready.values()][-1])
+            made.append([isinstance(r, Ready) for r in calls_of(structure(g._graph)).values()][-1])
         assert made == [False, True]

@@ -44,6 +44,9 @@ FORMS = {
 }
 
 
+TENSORS = ("transposed", "expanded", "strided", "rows reversed")
+
+
 def adjacency(layout):
     index = utils.coalesce(edges().flip(0))
     adj = torch.sparse_coo_tensor(index, rand(index.shape[1], seed=3).abs() + 0.1, (N, N)).coalesce()
@@ -80,7 +83,8 @@ def test_edge_form(name, flow, form):
     if flow == "source_to_target":
         layer = type(FORM_LAYERS[name](WIDE)).__name__
         kinds = {f"pyg.{layer}" + " segment" * (name == "EdgeConv")}
-        kinds |= {f"pyg.{layer} edge_update"} if layer.startswith("GAT") else set()
+        # GATv2Conv takes edges of another type than a plain tensor's by two methods.
+        kinds |= {f"pyg.{layer} edge_update"} if layer.startswith("GAT") and form not in TENSORS else set()
     same(program, dtype=torch.float32, accelerated=None, kinds=kinds)
 
 
@@ -185,7 +189,7 @@ def test_bipartite(name):
         return train(wrap(BIPARTITE[name]()), x, edges(num_dst=M))
 
     layer = type(BIPARTITE[name]()).__name__
-    same(program, kinds={f"pyg.{layer}"} | ({f"pyg.{layer} edge_update"} if layer.startswith("GAT") else set()))
+    same(program, kinds={f"pyg.{layer}"} | ({f"pyg.{layer} edge_update"} if layer == "GATConv" else set()))
 
 
 class Copy(nn.MessagePassing):

@@ -162,4 +162,4 @@ def test_the_way_of_a_call(grad, record, monkeypatch):
     monkeypatch.setattr(_library, "launch", launch)
     ops.spmm(graph, torch.randn(graph.num_cols, 3, requires_grad=grad), torch.rand(graph.nnz))
     way = ways[-1]  # the transposed graph is made before
-    assert way[way.index("spmm") :] == ["spmm", "aggregate", "call", *record, "_spmm_impl", "launch", "launch"]
+    assert way[way.index("spmm") :] == ["spmm", "choose", "call", *record, "_spmm_impl", "launch", "launch"]

@@ -6,7 +6,6 @@ Each has a plain-torch definition of the same name in `gnnaccel.ops.reference`.
 from gnnaccel._library import has_cuda_kernels
 from gnnaccel.ops import cbsr_rules  # noqa: F401 (fills cbsr.RULES)
 from gnnaccel.ops.attention import attention
-from gnnaccel.ops.attention_layers import gat, gatv2
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
@@ -14,6 +13,7 @@ from gnnaccel.ops.edge_softmax import edge_softmax
 from gnnaccel.ops.gatv2 import gatv2_scores
 from gnnaccel.ops.graph_conv import graph_conv
 from gnnaccel.ops.head_dots import head_dots
+from gnnaccel.ops.layers import gat, gated_sum, gatv2
 from gnnaccel.ops.maxk import maxk
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
@@ -27,6 +27,7 @@ __all__ = [
     "edge_attention",
     "edge_softmax",
     "gat",
+    "gated_sum",
     "gatv2",
     "gatv2_scores",
     "graph_conv",

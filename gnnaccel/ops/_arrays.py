@@ -198,8 +198,8 @@ def arrays_of(
         t_work = None if t is None else schedule.work_list(t, row_bytes, sums)
     if torch.compiler.is_compiling():  # what it traces is not to be kept
         return Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work))
-    epoch = schedule.of(graph).epoch
-    epochs = (epoch,) if t is None else (epoch, schedule.of(t).epoch)
+    epoch = schedule.epoch(graph)
+    epochs = (epoch,) if t is None else (epoch, schedule.epoch(t))
     key = (transposed, id(work), id(t_work))  # a kept structure holds its lists: their ids are theirs
     structures: dict[tuple, Structure] = graph.slot("structures", dict)
     found = structures.get(key)

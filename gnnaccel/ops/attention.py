@@ -103,7 +103,7 @@ def attention(
     arrays = arrays_of(graph, keep, x)
     if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(graph, x):
         return _composed(arrays, x, score_src, score_dst, factor, negative_slope)
-    return _attention_op(arrays, x, score_src, score_dst, *factor, negative_slope, keep)[0]
+    return attention_op(arrays, x, score_src, score_dst, *factor, negative_slope, keep)[0]
 
 
 def shorter_by_parts(graph: Graph, x: Tensor) -> bool:
@@ -195,11 +195,11 @@ def _backward(ctx, grad_out, *_):
         grads = _arrays.gradients(composed, (x, score_src, score_dst), ctx.wanted[:3], grad_out)
     else:
         given = (x, score_src, score_dst, *factor, *output)
-        grads = _attention_backward_op(arrays.turned(), *given, grad_out, ctx.negative_slope)
+        grads = attention_backward_op(arrays.turned(), *given, grad_out, ctx.negative_slope)
     return *grads, None, None, None, None, None
 
 
-_attention_backward_op = _operators.register(
+attention_backward_op = _operators.register(
     "attention_backward",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor lse, Tensor out_pos, Tensor p_pos, Tensor grad_out, "
     "float negative_slope) -> (Tensor, Tensor, Tensor)",
@@ -209,7 +209,7 @@ _attention_backward_op = _operators.register(
 )
 # out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
 # lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
-_attention_op = _operators.register(
+attention_op = _operators.register(
     "attention",
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
     _attention_impl,

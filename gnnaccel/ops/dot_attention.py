@@ -133,7 +133,7 @@ def softmax_sum(
     arrays = arrays_of(graph, needs_grad(key, value, edge_bias), value)
     if not _fuses(graph, query, value, edge_bias):
         return _composed(arrays, query, key, value, edge_bias, factor, scale)
-    return _dot_attention_op(arrays, query, key, value, edge_bias, *factor, scale)[0]
+    return dot_attention_op(arrays, query, key, value, edge_bias, *factor, scale)[0]
 
 
 def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor | None) -> bool:
@@ -271,12 +271,12 @@ def _backward(ctx, grad_out, _):
     else:
         of_query, of_key, of_value, of_bias = ctx.wanted[:4]
         asked = (of_query, of_key or of_value, of_bias)
-        grads = _backward_op(arrays, *inputs, *factor, *output, grad_out, ctx.scale, *asked)
+        grads = dot_attention_backward_op(arrays, *inputs, *factor, *output, grad_out, ctx.scale, *asked)
         grads = tuple(g if w else None for g, w in zip(grads, ctx.wanted, strict=False))
     return *grads, None, None, None, None
 
 
-_backward_op = _operators.register(
+dot_attention_backward_op = _operators.register(
     "dot_attention_backward",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor stats, Tensor grad_out, float scale, bool of_query, "
     "bool of_sources, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -285,7 +285,7 @@ _backward_op = _operators.register(
     structure=Structure,
 )
 # out, and what the backward reads beside it: stats [num_rows, H, 2], the row's maximum and one over its sum.
-_dot_attention_op = _operators.register(
+dot_attention_op = _operators.register(
     "dot_attention",
     f"({_arrays.SCHEMA}, {_INPUTS}, float scale) -> (Tensor, Tensor)",
     _impl,

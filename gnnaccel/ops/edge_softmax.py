@@ -63,7 +63,7 @@ def made_ready(graph: Graph, scores) -> Tensor | None:
 
 
 def _gradient(graph: Graph, out: Tensor, grad: Tensor) -> Tensor:
-    return _edge_softmax_backward_op(arrays_of(graph, False, listed=False), out, grad)
+    return edge_softmax_backward_op(arrays_of(graph, False, listed=False), out, grad)
 
 
 def choose(graph: Graph, scores: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad):
     arrays, (out,) = _arrays.saved(ctx)
-    return (_edge_softmax_backward_op(arrays, out, grad),)
+    return (edge_softmax_backward_op(arrays, out, grad),)
 
 
 edge_softmax_op = _operators.register(
@@ -144,10 +144,10 @@ def _double_backward(ctx, cotangent):
     s = _row_sums(arrays, a * g)
     t = _row_sums(arrays, cotangent * a)
     grad_a = cotangent * (g - s) - t * g
-    return grad_a, _edge_softmax_backward_op(arrays, a, cotangent)
+    return grad_a, edge_softmax_backward_op(arrays, a, cotangent)
 
 
-_edge_softmax_backward_op = _operators.register(
+edge_softmax_backward_op = _operators.register(
     "edge_softmax_backward",
     f"({_arrays.SCHEMA}, Tensor out, Tensor grad_out) -> Tensor",
     _backward_impl,

@@ -74,7 +74,7 @@ def gatv2_scores(graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negativ
     if x.dtype == torch.bfloat16 and not x.is_cuda:
         value = torch.nn.functional.leaky_relu(sddmm(graph, x, y, "add", "u", "v"), negative_slope)
         return (value * vectors).sum(-1)
-    return _scores_op(arrays_of(graph, needs_grad(x), x), x, y, vectors, negative_slope)
+    return scores_op(arrays_of(graph, needs_grad(x), x), x, y, vectors, negative_slope)
 
 
 def _scores_impl(arrays, x, y, vectors, slope):
@@ -129,7 +129,7 @@ def _sums_fake(_arrays, _x, y, *rest):
 
 
 # The gradients that gatv2_sums of kernels.h describes: of y, and for the vectors a term per row, or nothing.
-_sums_op = _operators.register(
+sums_op = _operators.register(
     "gatv2_sums",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor weights, float negative_slope, bool products) -> (Tensor, Tensor)",
     _sums_impl,
@@ -155,14 +155,14 @@ def _backward(ctx, grad):
     needs_x, needs_y, needs_vectors, _ = ctx.wanted
     grad_x = grad_y = grad_vectors = None
     if needs_x:
-        grad_x, _ = _sums_op(arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
+        grad_x, _ = sums_op(arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
     if needs_y or needs_vectors:
-        grad_y, products = _sums_op(arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
+        grad_y, products = sums_op(arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
         grad_vectors = products.sum(0).to(y.dtype) if needs_vectors else None
     return grad_x, grad_y if needs_y else None, grad_vectors, None
 
 
-_scores_op = _operators.register(
+scores_op = _operators.register(
     "gatv2_scores",
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope) -> Tensor",
     _scores_impl,

@@ -56,7 +56,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         served = lib.has_cuda_kernels() and x.dtype in lib.DTYPES and len(vectors) <= _MAX_CUDA_VECTORS
     else:
         served = x.is_cpu and x.dtype in (torch.float32, torch.float64)
-    return _head_dots_op(x, vectors) if served else _composed(x, vectors)
+    return head_dots_op(x, vectors) if served else _composed(x, vectors)
 
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
@@ -101,19 +101,19 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad):
     x, vectors = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        return _head_dots_backward_op(x, vectors, grad)
+        return head_dots_backward_op(x, vectors, grad)
     # A second derivative is wanted: the same in ops that have one.
     wide = grad.unsqueeze(-1)
     return (wide * vectors.unsqueeze(1)).sum(0), (wide * x).sum(1)
 
 
-_head_dots_backward_op = _operators.register(
+head_dots_backward_op = _operators.register(
     "head_dots_backward",
     "(Tensor x, Tensor vectors, Tensor grad) -> (Tensor, Tensor)",
     _head_dots_backward_impl,
     _head_dots_backward_fake,
 )
-_head_dots_op = _operators.register(
+head_dots_op = _operators.register(
     "head_dots",
     "(Tensor x, Tensor vectors) -> Tensor",
     _head_dots_impl,

@@ -173,7 +173,7 @@ class Ready:
 
 def _epochs(graph: Graph) -> tuple:
     turned = graph._transposed
-    return schedule.of(graph).epoch, None if turned is None else schedule.of(turned).epoch
+    return schedule.epoch(graph), None if turned is None else schedule.epoch(turned)
 
 
 class _Sum(torch.autograd.Function):

@@ -11,16 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._edge_order import dense, pays
-
-_TENSORS = (Tensor, torch.nn.Parameter)
-_usual: set[int] = set()  # torch's dispatch keys of tensors that kernels may read
 
 
 def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Tensor], Tensor]) -> Tensor | None:
@@ -30,9 +26,7 @@ def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Ten
     gradient : callable
         gradient(graph, out, grad_out): the gradient of the scores by the registered ops, differentiable.
     """
-    if type(scores) not in _TENSORS or torch.compiler.is_compiling() or _operators.watched():
-        return None
-    if forward_ad._current_level >= 0 or not scores.dim() or scores.shape[0] != graph.nnz:
+    if not _operators.usual(scores) or not scores.dim() or scores.shape[0] != graph.nnz:
         return None
     if scores.device != graph.device or not _may_be_read(scores):
         return None
@@ -46,18 +40,7 @@ def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Ten
 def _may_be_read(x: Tensor) -> bool:
     if not x.is_contiguous() or not x.numel() or x.dtype not in lib.DTYPES:
         return False
-    return _is_usual(x) and (x.dtype != torch.float16 or x.is_cuda)
-
-
-def _is_usual(x: Tensor) -> bool:
-    """True for a dense tensor whose memory is what it stands for."""
-    keys = torch._C._dispatch_keys(x).raw_repr()
-    if keys in _usual:
-        return True
-    if x.layout is not torch.strided or not _operators.plain((x,), (0,)):
-        return False
-    _usual.add(keys)
-    return True
+    return x.dtype != torch.float16 or x.is_cuda
 
 
 def _launched(name: str, graph: Graph, *inputs: Tensor) -> Tensor:
@@ -80,10 +63,10 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (out,) = ctx.saved_tensors
-        usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
         # Hooks on saved tensors may give back another one.
-        kept = type(out) is Tensor and out.dtype == grad.dtype and out.shape == grad.shape and _may_be_read(out)
-        if usual and kept and _is_usual(grad := grad.contiguous()):
+        usual = not torch.is_grad_enabled() and _operators.usual(grad, out)
+        if usual and out.dtype == grad.dtype and out.shape == grad.shape and _may_be_read(out):
+            grad = grad.contiguous()
             return _launched("edge_softmax_backward", ctx.graph, out, grad), None, None
         return ctx.gradient(ctx.graph, out, grad), None, None
 

@@ -134,6 +134,21 @@ def edge_attention(graph, scores: Tensor, x: Tensor, factor: Tensor | None = Non
     return spmm(graph, x, weight.unsqueeze(-1), "mul", "sum")
 
 
+def gat(graph, x: Tensor, att_src: Tensor, att_dst: Tensor, negative_slope: float, factor=None) -> Tensor:
+    """Additive attention over x [num_rows, H, F] with the scores <x[u], att_src> and <x[v], att_dst>."""
+    return attention(graph, x, (x * att_src).sum(-1), (x * att_dst).sum(-1), negative_slope, factor)
+
+
+def gatv2(graph, x: Tensor, y: Tensor, vectors: Tensor, negative_slope: float, factor=None) -> Tensor:
+    """Attention over x [num_cols, H, F] with gatv2_scores."""
+    return edge_attention(graph, gatv2_scores(graph, x, y, vectors, negative_slope), x, factor)
+
+
+def gated_sum(graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Tensor:
+    """Sum of x [num_cols, F] times the sigmoid of gate_src[u] + gate_dst[v]."""
+    return spmm(graph, x, sddmm(graph, gate_src, gate_dst, "add", "u", "v").sigmoid(), "mul", "sum")
+
+
 def dropout_factor(seed: Tensor, dropout: float, nnz: int, heads: int) -> Tensor:
     """What dropout by counter multiplies the weights of edges with: float64 [nnz, heads], 0 or 1 / (1 - dropout).
 

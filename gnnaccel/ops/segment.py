@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel.graph import build
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Matrix, Structure
-from gnnaccel.ops.spmm import aggregate
+from gnnaccel.ops.spmm import extremes_op, spmm_op
 
 
 def segment_reduce(
@@ -65,5 +65,8 @@ def segment_reduce(
         build.check_offsets("segment_reduce: offsets", offsets, rows)
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
     arrays = Structure(Matrix(offsets, nnz=rows))
-    results = aggregate(arrays, None, x, "copy_rhs", reduce, empty_value, return_arg)
-    return (results[0], results[2]) if return_arg else results
+    if reduce in ("sum", "mean"):
+        out, winners = spmm_op(arrays, None, x, "copy_rhs", reduce, empty_value), offsets.new_empty(0)
+    else:
+        out, _, winners = extremes_op(arrays, None, x, "copy_rhs", reduce, empty_value, False)
+    return (out, winners) if return_arg else out

@@ -168,8 +168,12 @@ def choose(
     # The gradient of a weight is a dot product of each edge, which reads the list of the rows.
     sums = adds and not needs_grad(weight)
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
-    hub = not adds and needs_grad(x) and graph.has_hub_source()
-    return aggregate(arrays, x, weight, message, reduce, empty_value, return_arg, hub)
+    if not adds:
+        hub = needs_grad(x) and graph.has_hub_source()
+        results = extremes_op(arrays, x, weight, message, reduce, empty_value, hub)
+        return results if return_arg else results[0]
+    out = spmm_op(arrays, x, weight, message, reduce, empty_value)
+    return (out, arrays.indptr.new_empty(0), arrays.indptr.new_empty(0)) if return_arg else out
 
 
 def _quotients(graph: Graph, x: Tensor, weight: Tensor, reduce: str, empty_value: float, **options):
@@ -185,24 +189,6 @@ def _quotients(graph: Graph, x: Tensor, weight: Tensor, reduce: str, empty_value
         out = torch.where(empty, empty_value, out)
     out = out.half() if narrow else out
     return (out, *winners) if winners else out
-
-
-def aggregate(
-    arrays: Structure,
-    lhs,
-    rhs,
-    message: str,
-    reduce: str,
-    empty_value: float = 0.0,
-    return_arg: bool = False,
-    hub: bool = False,
-):
-    """`spmm` of checked operands, without "sub" and "div"; `hub`: of a graph with such a source."""
-    if reduce in ("max", "min"):
-        results = _extremes_op(arrays, lhs, rhs, message, reduce, empty_value, hub)
-        return results if return_arg else results[0]
-    out = spmm_op(arrays, lhs, rhs, message, reduce, empty_value)
-    return (out, arrays.indptr.new_empty(0), arrays.indptr.new_empty(0)) if return_arg else out
 
 
 def _spmm_fake(arrays, lhs, rhs, *_):
@@ -433,7 +419,7 @@ spmm_op = _operators.register(
     backward=_backward,
     setup_context=_setup_context,
 )
-_extremes_op = _operators.register(
+extremes_op = _operators.register(
     "spmm_extremes",
     f"({_INPUTS}, bool hub) -> (Tensor, Tensor, Tensor)",
     _extremes_impl,

@@ -32,16 +32,17 @@ def _gat(plain: Any, general: Callable) -> Callable:
         graph, modules, parameters = None, self._modules, self._parameters
         usual = not is_compiling() and edge_attr is size is return_attention_weights is None
         usual = usual and _is_matrix(x, edge_index) and modules.get("lin") is not None
-        if usual and parameters.keys() >= {"att_src", "att_dst", "bias"}:
+        vectors = parameters.get("att_src"), parameters.get("att_dst")
+        shape = 1, self.heads, self.out_channels
+        if usual and "bias" in parameters and all(v is not None and v.shape == shape for v in vectors):
             graph = _looped(self, guard, edge_index, len(x), len(x))
         if graph is None:
             return general(self, x, edge_index, edge_attr, size, return_attention_weights)
         res = None if modules.get("res") is None else modules["res"](x)
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
         with report.accelerated(guard.kind):
-            scores = parameters["att_src"], parameters["att_dst"]
             scale = dropped(self, h, graph.nnz)
-            out = ops.gat(graph, h, *scores, negative_slope=self.negative_slope, edge_scale=scale)
+            out = ops.gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
         return _finished(self, out, res)
 
     return forward
@@ -58,11 +59,12 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         usual = usual and parameters.keys() >= {"att", "bias"}
         if usual and all(_is_matrix(t, edge_index) for t in pair) and modules.keys() >= {"lin_l", "lin_r"}:
             graph = _looped(self, guard, edge_index, *map(len, pair))
-        if graph is None or (self.share_weights and pair[0] is not pair[1]):
+        shape = -1, self.heads, self.out_channels
+        fits = graph is not None and parameters["att"].shape == (1, *shape[1:])
+        if not fits or (self.share_weights and pair[0] is not pair[1]):
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
         res = None if modules.get("res") is None else modules["res"](target)
-        shape = -1, self.heads, self.out_channels
         left = modules["lin_l"](source).view(shape)
         right = left if self.share_weights else modules["lin_r"](target).view(shape)
         with report.accelerated(guard.kind):

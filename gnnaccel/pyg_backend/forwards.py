@@ -17,7 +17,8 @@ from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
-from gnnaccel.pyg_backend import norms, short
+from gnnaccel.modules import is_watched
+from gnnaccel.pyg_backend import blocks, norms, short
 from gnnaccel.pyg_backend.reduce import takes
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -128,6 +129,35 @@ def _gin(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+def _res_gated(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.ResGatedGraphConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_attr=None):
+        source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
+        modules, parameters, found = self._modules, self._parameters, None
+        if edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None and "bias" in parameters:
+            act = modules.get("act")
+            if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:
+                found = _neighbours(self, (source, own), edge_index)
+        # Gates are stored as long as PyG's messages may be, and made again in blocks beyond that.
+        if found is None or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
+            return general(self, x, edge_index, edge_attr)
+        key, query, value = modules["lin_key"](own), modules["lin_query"](source), modules["lin_value"](source)
+        with report.accelerated(guard.kind):
+            out = ops.gated_sum(found[0], query, key, value)
+        if self.root_weight:
+            out = out + modules["lin_skip"](own)
+        return out if parameters["bias"] is None else out + parameters["bias"]
+
+    return forward
+
+
+def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
+    """True if a tensor with a row of the layer's width for each edge may be kept."""
+    return graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
+
+
 def _is_matrix(x) -> bool:
     return type(x) in _FEATURES and x.dim() == 2 and takes(x)
 
@@ -151,6 +181,7 @@ _MAKERS = (
     (pyg_nn.SAGEConv, _sage),
     (pyg_nn.GraphConv, _graph_conv),
     (pyg_nn.GINConv, _gin),
+    (pyg_nn.ResGatedGraphConv, _res_gated),
 )
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""

@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.typing import SparseTensor
 
-from gnnaccel.pyg_backend import attention_forwards, flight, forwards, rules, update_order
+from gnnaccel.pyg_backend import attention_forwards, flight, forwards, rules, short, update_order
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
@@ -25,7 +25,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
     members = {"propagate": propagate, "_orig_propagate": make_original(plain), "_jinja_propagate": propagate}
     if plain.aggregate is MessagePassing.aggregate:
         members["aggregate"] = _make_aggregate(plain)
-    if plain.edge_update is not MessagePassing.edge_update and _is_pygs(plain.edge_updater):
+    if plain.edge_update is not MessagePassing.edge_update and short.is_pygs(plain.edge_updater):
         members["edge_updater"] = make_entry(plain, "edge_updater")
     if plain.message_and_aggregate is GraphConv.message_and_aggregate:
         members["message_and_aggregate"] = _make_matmul(plain)
@@ -63,11 +63,6 @@ def _unless_replaced(plain: Any, function: Any, method: Callable) -> Callable:
         return (method if plain.forward is function else plain.forward)(self, *args, **kwargs)
 
     return forward
-
-
-def _is_pygs(updater: Any) -> bool:
-    """True for the edge_updater() of the base class, or one that PyG has generated; not for a user's own."""
-    return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
 
 
 def _make_aggregate(plain: Any) -> Callable:

@@ -60,10 +60,17 @@ class Guard:
             return False
         if plain.aggregate is not _AGGREGATE or plain.edge_update is not self._edge_update:
             return False
+        if self._edge_update is not _EDGE_UPDATE and not is_pygs(plain.edge_updater):
+            return False
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or is_watched(aggregation):
             return False
         return obstacle(conv) is None and unserved(edge_index.device) is None
+
+
+def is_pygs(updater: Any) -> bool:
+    """True for the edge_updater() of the base class, or one that PyG has generated; not for a user's own."""
+    return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
 
 
 METHODS: dict[Any, tuple[Callable, Callable, Callable]] = {}

@@ -238,6 +238,12 @@ def of(graph: Graph) -> Work:
     return graph.slot(_SLOT, Work) if known is None else known
 
 
+def epoch(graph: Graph) -> int:
+    """Counts the changes of what kernels are given for `graph`."""
+    known: Work | None = getattr(graph.slots, _SLOT, None)
+    return 0 if known is None else known.epoch
+
+
 def ordered(graph: Graph) -> Ordered | None:
     """On the CPU: `graph` in the order that `prepare` found, if that serves anything."""
     known: Work | None = getattr(graph.slots, _SLOT, None)

@@ -1,4 +1,5 @@
-"""What GAT and GATv2 do between their linear maps and their result, as one node of autograd: scores, softmax and sum.
+"""What layers do between their linear maps and their result, as one node of autograd: GAT and GATv2 their scores,
+softmax and sum, ResGated its gates and sum.
 
 Each is a composition of public ops, and gives their results; where nothing unusual is going on it runs their
 kernels itself, and so hands autograd one function where the composition has three to five.
@@ -6,7 +7,6 @@ kernels itself, and so hands autograd one function where the composition has thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,20 +16,21 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
     FUSED_DTYPES,
-    _attention_backward_op,
-    _attention_op,
     attention,
+    attention_backward_op,
+    attention_op,
     shorter_by_parts,
 )
-from gnnaccel.ops.dot_attention import _backward_op as _dot_attention_backward_op
-from gnnaccel.ops.dot_attention import _dot_attention_op
+from gnnaccel.ops.dot_attention import dot_attention_backward_op, dot_attention_op
 from gnnaccel.ops.edge_attention import edge_attention
-from gnnaccel.ops.edge_softmax import _edge_softmax_backward_op, edge_softmax_op
-from gnnaccel.ops.gatv2 import _scores_op, _sums_op, gatv2_scores
-from gnnaccel.ops.head_dots import _head_dots_backward_op, head_dots
-from gnnaccel.ops.spmm import spmm_op, weight_gradient
+from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
+from gnnaccel.ops.gatv2 import gatv2_scores, scores_op, sums_op
+from gnnaccel.ops.head_dots import head_dots, head_dots_backward_op, head_dots_op
+from gnnaccel.ops.sddmm import sddmm, sddmm_op
+from gnnaccel.ops.spmm import spmm, spmm_op
 
 
 def gat(
@@ -62,6 +63,14 @@ def gat(
     ------
     TypeError, ValueError
         As `attention` and `head_dots`.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> x = torch.tensor([[[2.0]], [[4.0]]])
+    >>> gnnaccel.ops.gat(g, x, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))[0]
+    tensor([[3.]])
     """
     composed = partial(_gat_composed, graph, negative_slope=negative_slope, edge_scale=edge_scale)
     inputs = (x, att_src, att_dst)
@@ -69,7 +78,8 @@ def gat(
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
         return composed(*inputs)
-    return _run(_Gat, graph, composed, inputs, edge_scale, negative_slope)
+    arrays = arrays_of(graph, needs_grad(*inputs), x)
+    return _gat(*inputs, arrays, composed, edge_scale, negative_slope)
 
 
 def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale) -> Tensor:
@@ -106,6 +116,14 @@ def gatv2(
     ------
     TypeError, ValueError
         As those.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> x = torch.tensor([[[2.0]], [[4.0]]])
+    >>> gnnaccel.ops.gatv2(g, x, x, torch.zeros(1, 1))[0]
+    tensor([[3.]])
     """
     composed = partial(_gatv2_composed, graph, negative_slope=negative_slope, edge_scale=edge_scale)
     inputs = (x, y, vectors)
@@ -113,7 +131,8 @@ def gatv2(
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale):
         return composed(*inputs)
-    return _run(_Gatv2, graph, composed, inputs, edge_scale, negative_slope)
+    arrays = arrays_of(graph, needs_grad(*inputs), x)
+    return _gatv2(*inputs, arrays, composed, edge_scale, negative_slope)
 
 
 def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
@@ -121,21 +140,62 @@ def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
     return edge_attention(graph, scores, x, edge_scale=edge_scale)
 
 
+def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Tensor:
+    """out[v] = sum over edges e = (u, v) of sigmoid(gate_src[u] + gate_dst[v]) * x[u].
+
+    Parameters
+    ----------
+    graph : Graph
+    gate_src, x : Tensor [num_cols, F]
+        float32, float64, bfloat16; float16 on CUDA.
+    gate_dst : Tensor [num_rows, F], same dtype
+
+    Returns
+    -------
+    Tensor [num_rows, F]
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `sddmm` and `spmm`.
+
+    Notes
+    -----
+    Stores the gates, [nnz, F], and in the backward their gradient.
+    Source: Bresson and Laurent, Residual Gated Graph ConvNets, 2017.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> gnnaccel.ops.gated_sum(g, torch.zeros(2, 1), torch.zeros(2, 1), torch.tensor([[2.0], [4.0]]))[0]
+    tensor([3.])
+    """
+    composed, inputs = partial(_gated_composed, graph), (gate_src, gate_dst, x)
+    fits = x.dim() == 2 and x.shape == gate_src.shape == (graph.num_cols, *x.shape[1:]) and x.shape[1] > 0
+    fits = fits and gate_dst.shape == (graph.num_rows, x.shape[1])
+    if not fits or not _usual(graph, inputs, None):
+        return composed(*inputs)
+    return _gated(*inputs, arrays_of(graph, needs_grad(*inputs), x), composed)
+
+
+def _gated_composed(graph, gate_src, gate_dst, x) -> Tensor:
+    return spmm(graph, x, sddmm(graph, gate_src, gate_dst, "add").sigmoid())
+
+
 def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) -> bool:
     """True where the kernels of one node take plain tensors of one dtype that they serve, and nobody listens."""
-    x = inputs[0]
-    if not _operators.plain((*inputs, edge_scale), (0, 1, 2)) or _operators.forward_mode():
+    x, *others = inputs if edge_scale is None else (*inputs, edge_scale)
+    if not _operators.usual(x, *others) or x.device != graph.device or not graph.nnz:
         return False
-    if x.dtype not in FUSED_DTYPES[x.device.type] or x.device != graph.device or not graph.nnz:
+    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"]:
         return False
     if edge_scale is not None and (edge_scale.requires_grad or edge_scale.shape != (graph.nnz, x.shape[1])):
         return False
-    return all(t is None or (t.dtype == x.dtype and t.device == x.device) for t in (*inputs[1:], edge_scale))
-
-
-def _run(function, graph: Graph, composed: Callable, inputs: tuple, edge_scale: Tensor | None, slope: float) -> Tensor:
-    arrays = arrays_of(graph, needs_grad(*inputs), inputs[0])
-    return function.apply(*inputs, arrays, composed, edge_scale, slope)
+    for t in others:  # noqa: SIM110 - all() takes longer
+        if t.dtype != x.dtype or t.device != x.device:
+            return False
+    return True
 
 
 class _Gat(torch.autograd.Function):
@@ -143,9 +203,9 @@ class _Gat(torch.autograd.Function):
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope):
         keep = any(ctx.needs_input_grad)
         vectors = torch.cat((att_src, att_dst))
-        scores = head_dots(x, vectors)
+        scores = head_dots_op.impl(x, vectors)
         factor = (edge_scale, None, 0.0)
-        out, *kept = _attention_op(arrays, x, *scores, *factor, slope, keep)
+        out, *kept = attention_op.impl(arrays, x, *scores, *factor, slope, keep)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if keep:
             ctx.save_for_backward(x, att_src, att_dst, edge_scale, scores, out, *kept)
@@ -154,12 +214,12 @@ class _Gat(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, att_src, att_dst, edge_scale, scores, out, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *_second(ctx, (x, att_src, att_dst), grad), None, None, None, None
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
-        grad_x, *grad_scores = _attention_backward_op(ctx.arrays.turned(), *given)
+        grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.turned(), *given)
         vectors = torch.cat((att_src, att_dst))
-        more, grad_vectors = _head_dots_backward_op(x, vectors, torch.stack(grad_scores))
+        more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores))
         grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
         return *grads, None, None, None, None
 
@@ -168,15 +228,15 @@ class _Gatv2(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope):
         keep = any(ctx.needs_input_grad)
-        scores = _scores_op(arrays, x, y, vectors, slope)
+        scores = scores_op.impl(arrays, x, y, vectors, slope)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
         if ctx.parts:
-            kept = [edge_softmax_op(arrays, scores)]
+            kept = [edge_softmax_op.impl(arrays, scores)]
             weight = _times(kept[0], edge_scale)
-            out = spmm_op(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
+            out = spmm_op.impl(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
-            out, stats = _dot_attention_op(arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
+            out, stats = dot_attention_op.impl(arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
             kept = [scores, out, stats]
         if keep:
             ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
@@ -186,26 +246,51 @@ class _Gatv2(torch.autograd.Function):
     def backward(ctx, grad):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
         arrays, needed = ctx.arrays, ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *_second(ctx, (x, y, vectors), grad), None, None, None, None
         if ctx.parts:
             (weight,) = kept
             grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
             grad_weight = _times(grad_weight, edge_scale)
-            grad_scores = _edge_softmax_backward_op(arrays, weight, grad_weight)
+            grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight)
             whole = _times(weight, edge_scale).unsqueeze(-1)
-            grad_x = spmm_op(arrays.turned(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
+            grad_x = spmm_op.impl(arrays.turned(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
             given = (None, None, x, kept[0], edge_scale, None, 0.0, *kept[1:], grad, 1.0, False, True, True)
-            *_, grad_x, grad_scores = _dot_attention_backward_op(arrays, *given)
+            *_, grad_x, grad_scores = dot_attention_backward_op.impl(arrays, *given)
         grad_y = grad_vectors = None
         if needed[0]:
-            more, _ = _sums_op(arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
+            more, _ = sums_op.impl(arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
             grad_x = grad_x.add_(more)
         if needed[1] or needed[2]:
-            grad_y, products = _sums_op(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
+            grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = products.sum(0).to(y.dtype) if needed[2] else None
         return grad_x, grad_y if needed[1] else None, grad_vectors, None, None, None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate_src, gate_dst, x, arrays, composed):
+        gates = sddmm_op.impl(arrays, gate_src, gate_dst, "add", "u", "v").sigmoid_()
+        ctx.arrays, ctx.composed = arrays, composed
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(gate_src, gate_dst, x, gates)
+        return spmm_op.impl(arrays, x, gates, "mul", "sum", 0.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        gate_src, gate_dst, x, gates = ctx.saved_tensors
+        if torch.is_grad_enabled() or not _operators.usual(grad, x):
+            return *_second(ctx, (gate_src, gate_dst, x), grad), None, None
+        arrays, (of_src, of_dst, of_x, *_) = ctx.arrays, ctx.needs_input_grad
+        grad_src = grad_dst = None
+        if of_src or of_dst:
+            grad_gates = sddmm_op.impl(arrays, x, grad, "mul", "u", "v")
+            grad_gates = torch.ops.aten.sigmoid_backward(grad_gates, gates)
+            grad_src = spmm_op.impl(arrays.turned(), None, grad_gates, "copy_rhs", "sum", 0.0) if of_src else None
+            grad_dst = spmm_op.impl(arrays, None, grad_gates, "copy_rhs", "sum", 0.0) if of_dst else None
+        grad_x = spmm_op.impl(arrays.turned(), grad, gates, "mul", "sum", 0.0) if of_x else None
+        return grad_src, grad_dst, grad_x, None, None
 
 
 def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
@@ -215,3 +300,7 @@ def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
 def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple:
     """Gradients that can be differentiated again: those of the composition."""
     return _arrays.gradients(ctx.composed, inputs, ctx.needs_input_grad[:3], grad)
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
+_gat, _gatv2, _gated = (super(torch.autograd.Function, f).apply for f in (_Gat, _Gatv2, _Gated))  # type: ignore[misc]

@@ -1,0 +1,114 @@
+"""ops.gat, gatv2 and gated_sum, one node of autograd each, against compositions of the reference ops in float64."""
+
+import pytest
+import torch
+from oracle import check, rand
+from test_attention import GRAPHS, random_graph
+
+from gnnaccel import ops
+from gnnaccel.ops import reference
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and ops.has_cuda_kernels() else [])]
+
+
+def square(device="cpu"):
+    return random_graph(30, 30, 200, 3).to(device)
+
+
+def gat(graph, scale):
+    factor = None if scale is None else scale.double()
+    return lambda *t: ops.gat(graph, *t, edge_scale=scale), lambda *t: reference.gat(graph, *t, 0.2, factor)
+
+
+def gatv2(graph, scale):
+    factor = None if scale is None else scale.double()
+    return lambda *t: ops.gatv2(graph, *t, edge_scale=scale), lambda *t: reference.gatv2(graph, *t, 0.2, factor)
+
+
+def gated(graph, _scale):
+    return lambda *t: ops.gated_sum(graph, *t), lambda *t: reference.gated_sum(graph, *t)
+
+
+def inputs(op, graph, heads, feats, dtype, device="cpu"):
+    rows, cols = graph.num_rows, graph.num_cols
+    shapes = {
+        gat: [(cols, heads, feats), (1, heads, feats), (1, heads, feats)],
+        gatv2: [(cols, heads, feats), (rows, heads, feats), (heads, feats)],
+        gated: [(cols, feats), (rows, feats), (cols, feats)],
+    }[op]
+    return [rand(*shape, dtype=dtype, device=device) for shape in shapes]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "feats"), [(1, 1), (2, 7), (4, 16), (1, 129)])
+@pytest.mark.parametrize("op", [gat, gatv2, gated])
+@pytest.mark.parametrize("device", DEVICES)
+def test_matches_reference(device, op, heads, feats, dtype, scaled):
+    torch.manual_seed(0)
+    graph = square(device)
+    scale = torch.rand(graph.nnz, heads, device=device).to(dtype) if scaled else None
+    ours, exact = op(graph, scale)
+    # bfloat16 on the CPU goes by the composition, which rounds between its ops.
+    given = inputs(op, graph, heads, feats, dtype, device)
+    if dtype == torch.bfloat16:
+        got, want = ours(*given), exact(*(t.double() for t in given))
+        torch.testing.assert_close(got.double(), want, rtol=0.05, atol=0.12)
+    else:
+        check(ours, exact, *given)
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+@pytest.mark.parametrize("op", [gat, gatv2, gated])
+def test_graphs_of_all_kinds(op, name):
+    graph = GRAPHS[name]()
+    if op is not gat or graph.num_rows == graph.num_cols:
+        check(*op(graph, None), *inputs(op, graph, 2, 4, torch.float64))
+
+
+@pytest.mark.parametrize("op", [gat, gatv2, gated])
+def test_derivatives_of_derivatives(op):
+    graph = random_graph(6, 6, 20, 4)
+    leaves = [t.requires_grad_() for t in inputs(op, graph, 2, 3, torch.float64)]
+    ours, _ = op(graph, None)
+    torch.autograd.gradcheck(ours, leaves)
+    torch.autograd.gradgradcheck(ours, leaves)
+
+
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+@pytest.mark.parametrize("op", [gat, gatv2, gated])
+def test_some_gradients_alone(op, wanted):
+    graph = square()
+    ours, exact = op(graph, None)
+    leaves = [t.requires_grad_(bool(w)) for t, w in zip(inputs(op, graph, 2, 8, torch.float64), wanted, strict=True)]
+    asked = [t for t in leaves if t.requires_grad]
+    for got, want in zip(*(torch.autograd.grad(f(*leaves).square().sum(), asked) for f in (ours, exact)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(("op", "node"), [(gat, "_Gat"), (gatv2, "_Gatv2"), (gated, "_Gated")])
+def test_one_node_where_nobody_listens(op, node):
+    """And the composition, with the same result, where somebody does."""
+    graph = square()
+    ours, _ = op(graph, None)
+    leaves = [t.requires_grad_() for t in inputs(op, graph, 2, 8, torch.float64)]
+    out = ours(*leaves)
+    assert type(out.grad_fn).__name__ == node + "Backward"
+    with torch.autograd.profiler.profile():
+        watched = ours(*leaves)
+    assert type(watched.grad_fn).__name__ != node + "Backward"
+    torch.testing.assert_close(out, watched)
+    batch = torch.func.vmap(ours)(*(torch.stack([t, 2 * t]) for t in leaves))
+    torch.testing.assert_close(batch[0], out)
+    grads = torch.func.grad(lambda *t: ours(*t).square().sum(), argnums=(0, 1, 2))(*leaves)
+    torch.testing.assert_close(grads, torch.autograd.grad(out.square().sum(), leaves))
+
+
+def test_wrong_arguments_are_refused_as_by_the_parts():
+    graph, x = square(), torch.randn(30, 2, 4)
+    with pytest.raises(ValueError, match="vectors"):
+        ops.gat(graph, x, torch.randn(1, 2, 3), torch.randn(1, 2, 3))
+    with pytest.raises(ValueError, match="gatv2_scores: y"):
+        ops.gatv2(graph, x, x[:5], torch.randn(2, 4))
+    with pytest.raises(TypeError, match="dtype"):
+        ops.gated_sum(graph, x[:, 0], x[:, 0].double(), x[:, 0])
