@@ -36,7 +36,7 @@ def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
 
 
 def gat_forward(original):
-    """GATConv.forward that calls `ops.attention` where the layer is a plain one."""
+    """GATConv.forward that calls `ops.gat` or `ops.attention` where the layer is a plain one."""
 
     def forward(self, graph, feat, edge_weight=None, get_attention=False):
         features = features_of(feat)
@@ -50,7 +50,7 @@ def gat_forward(original):
 
 
 def gatv2_forward(original):
-    """GATv2Conv.forward with its scores by `ops.gatv2_scores`, where the layer is a plain one."""
+    """GATv2Conv.forward that calls `ops.gatv2`, where the layer is a plain one."""
 
     def forward(self, graph, feat, get_attention=False):
         features = features_of(feat)
@@ -81,9 +81,8 @@ def _gatv2(layer, graph, features):
     target = source if shared else layer.fc_dst(h_target).view(-1, heads, width)
     if len(features) == 1 and graph.is_block:
         target, h_target = target[: structure_.num_rows], h_target[: structure_.num_rows]
-    slope = layer.leaky_relu.negative_slope
-    scores = ops.gatv2_scores(structure_, source, target, layer.attn[0], negative_slope=slope)
-    out = ops.edge_attention(structure_, scores, source, edge_scale=_mask(layer, scores, structure_.nnz, heads))
+    mask, slope = _mask(layer, source, structure_.nnz, heads), layer.leaky_relu.negative_slope
+    out = ops.gatv2(structure_, source, target, layer.attn[0], negative_slope=slope, edge_scale=mask)
     if layer.res_fc is None:
         out = out.clone()  # as in _fused
     else:
@@ -251,9 +250,16 @@ def _ends(layer, graph, feat):
 def _fused(layer, graph, feat):
     heads, width = layer._num_heads, layer._out_feats
     structure_ = structure(graph._graph)
-    source, to_source, to_target, target = _ends(layer, graph, feat)
-    mask, slope = _mask(layer, source, structure_.nnz, heads), layer.leaky_relu.negative_slope
-    out = ops.attention(structure_, source, to_source, to_target, negative_slope=slope, edge_scale=mask)
+    slope, vectors = layer.leaky_relu.negative_slope, (layer.attn_l, layer.attn_r)
+    if not isinstance(feat, tuple) and not graph.is_block and all(v.shape == (1, heads, width) for v in vectors):
+        target = layer.feat_drop(feat)
+        source = layer.fc(target).view(-1, heads, width)
+        mask = _mask(layer, source, structure_.nnz, heads)
+        out = ops.gat(structure_, source, *vectors, negative_slope=slope, edge_scale=mask)
+    else:
+        source, to_source, to_target, target = _ends(layer, graph, feat)
+        mask = _mask(layer, source, structure_.nnz, heads)
+        out = ops.attention(structure_, source, to_source, to_target, negative_slope=slope, edge_scale=mask)
     if layer.res_fc is None and not layer.has_explicit_bias:
         out = out.clone()  # the op keeps its result for the backward, and the caller may write into this one
     if layer.res_fc is not None:
