@@ -33,10 +33,11 @@ class Mine(nn.ResGatedGraphConv):
 
 # layer, edges -> left to PyG
 CASES = {
-    "stored": (lambda: nn.ResGatedGraphConv(D, D), graph(), True),
+    "stored": (lambda: nn.CGConv(D), graph(), True),
+    "gated sum": (lambda: nn.ResGatedGraphConv(D, D), graph(), False),
     "mean": (lambda: nn.CGConv(D, aggr="mean"), graph(), True),
-    "many": (lambda: nn.ResGatedGraphConv(D, D), graph(50 * E), False),
-    "int32": (lambda: nn.ResGatedGraphConv(D, D), graph(dtype=torch.int32), False),
+    "many": (lambda: nn.CGConv(D), graph(50 * E), False),
+    "int32": (lambda: nn.CGConv(D), graph(dtype=torch.int32), False),
     "mine": (lambda: Mine(D, D), graph(), False),
     "product": (lambda: nn.GINConv(nn.MLP([D, D, D], norm=None)), graph(), False),
     "attention": (lambda: nn.GATv2Conv(D, D), graph(), False),

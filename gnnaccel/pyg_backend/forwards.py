@@ -146,9 +146,13 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         key, query, value = modules["lin_key"](own), modules["lin_query"](source), modules["lin_value"](source)
         with report.accelerated(guard.kind):
             out = ops.gated_sum(found[0], query, key, value)
+        bias = parameters["bias"]
         if self.root_weight:
-            out = out + modules["lin_skip"](own)
-        return out if parameters["bias"] is None else out + parameters["bias"]
+            skip = modules["lin_skip"]
+            if bias is not None and type(skip) is pyg_nn.Linear and skip.bias is None and not is_watched(skip):
+                return out + F.linear(own, skip.weight, bias)  # the bias costs no pass of its own there
+            out = out + skip(own)
+        return out if bias is None else out + bias
 
     return forward
 
