@@ -26,9 +26,9 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 - **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
 - **blocks**: messages that are no product of features. Where those of a call take more than {cpu} MiB on the CPU or
   {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass: no message per
-  edge in memory, unless the layer itself maps edge features to full width (noted). Fewer are stored, which is faster;
-  with at most 131,072 numbers in them on the CPU (8 million on CUDA) CGConv, GENConv and ResGatedGraphConv run
-  PyG's own propagate(), which is the faster one there.
+  edge in memory, unless the layer itself maps edge features to full width (noted). Fewer are stored, which is faster:
+  by ResGatedGraphConv its gates alone; with at most 131,072 numbers in them on the CPU (8 million on CUDA) CGConv and
+  GENConv run PyG's own propagate(), which is the faster one there.
 - **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
 - **pyg**: PyG's own code.
 
