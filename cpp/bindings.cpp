@@ -42,6 +42,7 @@ PYBIND11_MODULE(_C, module) {
   add("scatter_arg", &scatter_arg);
   add("edge_order", &edge_order);
   add("coo_to_csr", &coo_to_csr);
+  add("coo_to_looped_csr", &coo_to_looped_csr);
   add("transpose", &transpose);
   add("edge_skew", &edge_skew);
   add("network_degrees", &network_degrees);

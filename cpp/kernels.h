@@ -173,6 +173,14 @@ void edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edg
 int64_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                    IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, int threads);
 
+// The same of a square matrix with one more nonzero (r, r) for each row, behind all pairs; pairs (r, r) among these do
+// not count if they are `dropped`. CPU only.
+//   indptr [num_rows + 1]; indices, edge_ids [nnz + num_rows]. Returns how many of these are there, or -1 for an index
+//   out of range.
+int64_t coo_to_looped_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, bool dropped,
+                          IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
+                          int threads);
+
 // An undirected graph of weighted edges. What finds communities in it, down to community_edges, is of the CPU alone
 // (gnnaccel/graph/network.py).
 struct Network {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "kernels.h"
@@ -145,6 +146,58 @@ int64_t sort_coo(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, in
   return bad.load();
 }
 
+// The same of pairs of a square matrix without its loops (dropped) or with them, and of one loop for each row behind
+// them. Returns the nonzeros, or -1. A pair that is dropped has key -1; the first visit makes keys of rows, the second
+// one ids of those.
+template <class I, class O>
+int64_t sort_looped(const I* rows, const I* cols, int64_t nnz, int64_t num_rows, bool dropped, O* indptr, O* indices,
+                    O* edge_ids, int threads) {
+  const int64_t shares = num_shares(nnz, num_rows, threads);
+  std::atomic<bool> bad{false};
+  std::unique_ptr<O[]> keys(new O[static_cast<size_t>(nnz + num_rows)]);
+  std::vector<int64_t> kept(static_cast<size_t>(shares), 0);  // by each share
+  const auto begin = [&](int64_t s) { return nnz * s / shares; };
+  counting_sort(
+      num_rows, shares, threads, indptr,
+      [&](int64_t s, const auto& body) {
+        int64_t count = 0;
+        for (int64_t k = begin(s), end = begin(s + 1); k < end; ++k) {
+          const I row = read_once(rows + k);
+          keys[k] = -1;
+          if (row < 0 || row >= num_rows) {
+            bad.store(true, std::memory_order_relaxed);
+          } else if (!dropped || row != read_once(cols + k)) {
+            body(k, keys[k] = static_cast<O>(row));
+            ++count;
+          }
+        }
+        kept[s] = count;
+        if (s == shares - 1)
+          for (int64_t row = 0; row < num_rows; ++row) body(nnz + row, row);
+      },
+      [&](int64_t s, const auto& body) {
+        O id = static_cast<O>(std::accumulate(kept.begin(), kept.begin() + s, int64_t{0}));
+        for (int64_t k = begin(s), end = begin(s + 1); k < end; ++k) {
+          const O row = keys[k];
+          if (row < 0) continue;
+          keys[k] = id++;
+          body(k, row);
+        }
+        if (s == shares - 1)
+          for (int64_t row = 0; row < num_rows; ++row) {
+            keys[nnz + row] = id++;
+            body(nnz + row, row);
+          }
+      },
+      [&](int64_t k, O place) {
+        const I col = k < nnz ? read_once(cols + k) : static_cast<I>(k - nnz);
+        if (col < 0 || col >= num_rows) bad.store(true, std::memory_order_relaxed);
+        indices[place] = static_cast<O>(col);
+        edge_ids[place] = keys[k];
+      });
+  return bad.load() ? -1 : static_cast<int64_t>(indptr[num_rows]);
+}
+
 template <class I>
 void transpose_of(const Csr& graph, I* t_indptr, I* t_indices, I* t_edge_ids, int threads) {
   const CsrOf<I> g(graph);
@@ -181,7 +234,26 @@ int64_t sort_into(const void* rows, const void* cols, int64_t nnz, int64_t num_r
                   static_cast<int32_t*>(edge_ids), threads);
 }
 
+template <class I>
+int64_t sort_looped_into(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, bool dropped, void* indptr,
+                         void* indices, void* edge_ids, IndexType out_type, int threads) {
+  const auto* r = static_cast<const I*>(rows);
+  const auto* c = static_cast<const I*>(cols);
+  if (out_type == IndexType::i64)
+    return sort_looped(r, c, nnz, num_rows, dropped, static_cast<int64_t*>(indptr), static_cast<int64_t*>(indices),
+                       static_cast<int64_t*>(edge_ids), threads);
+  return sort_looped(r, c, nnz, num_rows, dropped, static_cast<int32_t*>(indptr), static_cast<int32_t*>(indices),
+                     static_cast<int32_t*>(edge_ids), threads);
+}
+
 }  // namespace
+
+int64_t coo_to_looped_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, bool dropped,
+                          IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
+                          int threads) {
+  const auto sort = in_type == IndexType::i64 ? sort_looped_into<int64_t> : sort_looped_into<int32_t>;
+  return sort(rows, cols, nnz, num_rows, dropped, indptr, indices, edge_ids, out_type, threads);
+}
 
 int64_t coo_to_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                    IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type, int threads) {

@@ -16,6 +16,7 @@ import gnnaccel
 from gnnaccel import pyg_backend, schedule
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend.graph import from_edge_index, with_loops
 
 
 def sparse(layout):
@@ -156,6 +157,56 @@ def test_graphs_with_self_loops_are_prepared_as_the_edges_were(conv, form):
     del index, done
     gc.collect()
     assert len(derived) == 0
+
+
+def _with_loops(index, nodes, dropped):
+    index = utils.remove_self_loops(index)[0] if dropped else index
+    return utils.add_self_loops(index, num_nodes=nodes)[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dropped", [True, False])
+@pytest.mark.parametrize("form", ["int64", "int32", "a view", "sorted", "loops", "none", "no nodes", "many"])
+def test_loops_are_where_pyg_puts_them(form, dropped, threads):
+    nodes = {"no nodes": 0, "many": 3_000}.get(form, N)
+    number = {"none": 0, "no nodes": 0, "many": 200_000}.get(form, 90)
+    index = torch.randint(0, max(nodes, 1), (2, number), generator=torch.Generator().manual_seed(0))
+    index[:, : number // 3] = index[0, : number // 3]  # loops, some of them twice
+    if form == "int32":
+        index = index.int()
+    elif form == "a view":
+        index = index.t().contiguous().t()
+    elif form == "sorted":
+        index = utils.sort_edge_index(index)
+    elif form == "loops":
+        index = torch.arange(N).expand(2, N).contiguous()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for flow in ("source_to_target", "target_to_source"):
+            got = with_loops(index, nodes, flow, dropped)
+            want = from_edge_index(_with_loops(index, nodes, dropped), nodes, nodes, flow)
+            ids = torch.arange(want.nnz, dtype=want.indices.dtype) if want.edge_ids is None else want.edge_ids
+            assert torch.equal(got.indptr, want.indptr) and torch.equal(got.indices, want.indices)
+            if got.edge_ids is not None:  # made by torch's operators, which find nothing to be sorted
+                assert torch.equal(got.edge_ids, ids)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 2**32 + 1])
+@pytest.mark.parametrize("end", [0, 1])
+def test_loops_and_indices_out_of_range(end, wrong):
+    index = torch.tensor([[0, 1, 2], [1, 3, 4]])
+    index[end, 1] = wrong
+    for dropped in (True, False):
+        with pytest.raises(ValueError, match="expected values in"):
+            with_loops(index, 5, "source_to_target", dropped)
+        assert derived.get((index,), ("looped", 5, "source_to_target", dropped)) is None
+    index[:, 1] = wrong  # a loop, which PyG drops unseen
+    assert torch.equal(with_loops(index, 5, "source_to_target", True).indptr, torch.tensor([0, 1, 3, 4, 5, 7]).int())
+    with pytest.raises(ValueError, match="expected values in"):
+        with_loops(index, 5, "source_to_target", False)
 
 
 def test_sparse_structure_dies_with_the_matrix():

@@ -141,16 +141,37 @@ def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
 
 def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int):
     """The same of edges [2, nnz], int32 or int64, of which row `destinations` has the rows."""
-    plain = type(edges) is Tensor and not torch.compiler.is_compiling() and not _operators.watched()
-    if plain and edges.is_cpu and edges.is_contiguous():
-        # Without the tensors of the two rows, which would take as long to make as the sort of a small graph.
-        nnz, start = edges.shape[1], edges.data_ptr()
-        row_bytes = nnz * edges.element_size()
-        ends = start + destinations * row_bytes, start + (1 - destinations) * row_bytes
-        made = _sort_on_cpu(*ends, nnz, edges.dtype, num_rows, num_cols)
+    if (ends := _ends_on_cpu(edges, destinations)) is not None:
+        made = _sort_on_cpu(*ends, edges.shape[1], edges.dtype, num_rows, num_cols)
         if made is not None:
             return (*made, num_cols)
     return coo_to_csr(edges[destinations], edges[1 - destinations], num_rows, num_cols)  # says what is wrong, too
+
+
+def edges_to_looped_csr(edges: Tensor, destinations: int, num_nodes: int, dropped: bool):
+    """The same of these edges between `num_nodes` nodes and, behind them, of one loop for each node; loops among the
+    edges are left out if they are to be `dropped`."""
+    if (ends := _ends_on_cpu(edges, destinations)) is not None:
+        made = _sort_looped_on_cpu(*ends, edges.shape[1], edges.dtype, num_nodes, dropped)
+        if made is not None:
+            return (*made, num_nodes)
+    if dropped:
+        edges = edges[:, edges[0] != edges[1]]
+    loops = torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, num_nodes)
+    return edges_to_csr(torch.cat([edges, loops], 1), destinations, num_nodes, num_nodes)
+
+
+def _ends_on_cpu(edges: Tensor, destinations: int) -> tuple[int, int] | None:
+    """Addresses of the rows and of the columns; None where the binary is not to read them there.
+
+    Without the tensors of the two, which would take as long to make as the sort of a small graph.
+    """
+    if type(edges) is not Tensor or torch.compiler.is_compiling() or _operators.watched():
+        return None
+    if not edges.is_cpu or not edges.is_contiguous():
+        return None
+    start, row_bytes = edges.data_ptr(), edges.shape[1] * edges.element_size()
+    return (start + row_bytes, start) if destinations else (start, start + row_bytes)
 
 
 def _sort(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
@@ -188,6 +209,25 @@ def _sort_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dtype, nu
         lib.INDEX_TYPES[dtype],
     )
     return None if found > 0 else (indptr, indices, edge_ids if found == 0 else None)
+
+
+def _sort_looped_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dtype, num_nodes: int, dropped: bool):
+    """The same with loops: always with edge ids."""
+    most = nnz + num_nodes
+    dtype = _csr_dtype(num_nodes, num_nodes, most)
+    indptr = torch.empty(num_nodes + 1, dtype=dtype, device="cpu")
+    indices, edge_ids = indptr.new_empty(most), indptr.new_empty(most)
+    kind = lib.INDEX_TYPES[dtype]
+    before, into = (rows_at, cols_at, nnz, num_nodes, dropped), (indptr.data_ptr(), indices.data_ptr())
+    there = lib.launch(
+        "coo_to_looped_csr", indptr.device, *before, lib.INDEX_TYPES[in_dtype], *into, edge_ids.data_ptr(), kind
+    )
+    if there < 0:
+        return None
+    if there < most:
+        indices.resize_(there)
+        edge_ids.resize_(there)
+    return indptr, indices, edge_ids
 
 
 def _sort_on_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
 
 _SLOT = "scales"
@@ -23,13 +24,20 @@ def mean_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
     return _power(graph, dtype, -1.0)
 
 
+def norm_scale(graph: Graph, dtype: torch.dtype, no_empty_rows: bool) -> Tensor:
+    """`gcn_scale`, but 0 where a row is empty, as PyG has it; not kept. `no_empty_rows`: True if there is none."""
+    with modes.outside_inference():
+        scale = graph.indptr.diff().to(torch.promote_types(dtype, torch.float32)).pow_(-0.5)
+        return scale if no_empty_rows else scale.masked_fill_(scale == torch.inf, 0.0)
+
+
 def _power(graph: Graph, dtype: torch.dtype, power: float) -> Tensor:
     wide = torch.promote_types(dtype, torch.float32)
     kept: dict[tuple[torch.dtype, float], Tensor] = getattr(graph.slots, _SLOT, {})
     scale = kept.get((wide, power))
     if scale is None:
-        with torch.inference_mode(False), torch.no_grad():
-            scale = graph.indptr.diff().clamp(min=1).to(wide).pow(power)
+        with modes.outside_inference():
+            scale = graph.indptr.diff().to(wide).clamp_(min=1).pow_(power)
         if not graph.transient():
             made: dict[tuple[torch.dtype, float], Tensor] = graph.slot(_SLOT, dict)
             made[wide, power] = scale

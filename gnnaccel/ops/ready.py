@@ -2,8 +2,9 @@
 
 On a small graph an op is its way to the kernel: checks, argument lists, autograd's objects. A sum of copied sources
 that is asked for again, on the same graph with features of the same width and dtype, finds both of its calls here, of
-the forward pass and of the backward, as argument lists that lack nothing but the features and the result. Whatever is
-unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
+the forward pass and of the backward, as argument lists that lack nothing but the features and the result. They are made
+at the first use: that takes less than the general way does, also for a sampled graph that is gone the next time.
+Whatever is unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import Structure, arrays_of, fused, scales_first
 
 _TENSORS = (Tensor, torch.nn.Parameter)
-_SEEN: Any = object()  # in place of a sum that was asked for once: a sampled graph may be gone the next time
 _MOST = 32  # sums of one graph
 
 
 def calls_of(graph: Graph) -> dict:
-    """What of `sum_of` is ready for `graph`, by its arguments; or has been asked for once."""
+    """What of `sum_of` is ready for `graph`, by its arguments."""
     calls: dict | None = getattr(graph.slots, "ready", None)
     return graph.slot("ready", dict) if calls is None else calls
 
@@ -49,28 +49,27 @@ def sum_of(
         return None
     if bias is not None and (type(bias) not in _TENSORS or bias.shape != x.shape[1:] or bias.dtype != x.dtype):
         return None
-    key = (form.name, x.shape[1], x.dtype, id(source_scale), id(row_scale), bias is None)
+    # Not the scales: a caller who makes new ones for each call leaves no more than one pair behind.
+    key = (form.name, x.shape[1], x.dtype, bias is None)
     calls = calls_of(graph)
     ready = calls.get(key)
-    if ready is None:
-        if len(calls) >= _MOST:
-            calls.clear()
-        calls[key] = _SEEN
-        return None
-    if ready is _SEEN or ready.stale(graph):
-        calls[key] = _SEEN
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    both = recorded and x.requires_grad
+    if ready is None or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
+        calls.pop(key, None)
         if not _may_be_made(graph, x, source_scale, row_scale):
             return None
-        ready = Ready(graph, x, form, source_scale, row_scale, bias)
+        ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
         if tiles.pay(graph):  # which the graph has found out just now, with its lists
             return None
+        if len(calls) >= _MOST:
+            calls.clear()
         calls[key] = ready
     if not ready.forward.takes(x) or not (bias is None or ready.forward.takes(bias)):
         return None
-    wanted = x.requires_grad or (bias is not None and bias.requires_grad)
-    if not (wanted and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
+    if not both and not (recorded and bias is not None and bias.requires_grad):
         return ready.forward(x, bias)
-    if ready.backward is None and x.requires_grad and not ready.add_backward(graph, x):
+    if both and ready.backward is None and not ready.add_backward(graph, x):
         return None
     return _record(x, bias, ready)
 
@@ -116,9 +115,11 @@ class Ready:
 
     forward, backward : Kernel; no backward before it is needed.
     scales : constants whose addresses the calls hold.
+
+    Holds no Graph, which keeps it. `both`: whether a backward will be needed.
     """
 
-    __slots__ = ("_arrays", "_epochs", "_form", "_unlisted", "backward", "forward", "scales")
+    __slots__ = ("_arrays", "_both", "_epochs", "_form", "_unlisted", "backward", "forward", "scales")
 
     def __init__(
         self,
@@ -128,14 +129,20 @@ class Ready:
         source_scale: Tensor | None,
         row_scale: Tensor | None,
         bias: Tensor | None,
+        both: bool,
     ):
-        arrays = arrays_of(graph, False, x, sums=True)
-        self._form, self._arrays, self.scales = form, arrays, (source_scale, row_scale)
+        arrays = arrays_of(graph, both, x, sums=True)
+        self._form, self._arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
         around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
         self.forward = Kernel(arrays, x, "mean" if form.name == "mean" else "sum", around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
         self._epochs = _epochs(graph)
+
+    def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
+        """True if these are the scales of the calls."""
+        mine = self.scales
+        return mine[0] is source_scale and mine[1] is row_scale
 
     def stale(self, graph: Graph) -> bool:
         """True once `graph` may have other lists than it had, or has earned some."""
@@ -149,7 +156,10 @@ class Ready:
 
     def add_backward(self, graph: Graph, x: Tensor) -> bool:
         """Make the call of the backward pass ready too."""
-        self._arrays = arrays = arrays_of(graph, True, x, sums=True)
+        if not self._both:
+            self._arrays, self._both = arrays_of(graph, True, x, sums=True), True
+            self._epochs = _epochs(graph)
+        arrays = self._arrays
         turned = arrays.turned()
         source_scale, row_scale = self.scales
         around: tuple = ()
@@ -159,8 +169,7 @@ class Ready:
             around = fused(source_indptr=arrays.indptr)
         if around and scales_first(turned, x):  # the gradient is multiplied before the sum
             return False
-        self.backward = Kernel(turned, x.new_empty(turned.num_cols, x.shape[1]), "sum", around)
-        self._epochs = _epochs(graph)
+        self.backward = Kernel(turned, x, "sum", around)
         return True
 
     def gradient(self, grad: Tensor) -> Tensor:
@@ -202,7 +211,7 @@ class Kernel:
     ----------
     arrays : Structure
         Kept, as the arguments are addresses.
-    x : Tensor [num_cols, num_feats]
+    x : Tensor [any, num_feats]
         Contiguous, of the width, dtype and device that the call is for.
     reduce : "sum" or "mean"
     around : tuple

@@ -58,6 +58,20 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
     return graph
 
 
+def with_loops(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> Graph:
+    """`from_edge_index` of what PyG's add_self_loops, after its remove_self_loops if loops are to be `dropped`, makes
+    of an edge_index that is a plain tensor: kept with that, and prepared as that has been."""
+    owners, key = (edge_index,), ("looped", num_nodes, flow, dropped)
+    graph = derived.get(owners, key)
+    if graph is None:
+        with modes.outside_inference():
+            destinations = 1 if flow == "source_to_target" else 0
+            graph = Graph(*build.edges_to_looped_csr(edge_index, destinations, num_nodes, dropped))
+            _inherit(graph, owners, ("graph", num_nodes, num_nodes, flow))
+        derived.put(owners, key, graph)
+    return graph
+
+
 def note_origin(edges, origin: tuple[Tensor, ...]) -> None:
     """Remember that a layer made `edges` of those whose owners are `origin`, by adding or removing self-loops."""
     derived.put(owners_of(edges), "origin", tuple(map(derived.owner, origin)))
@@ -65,13 +79,14 @@ def note_origin(edges, origin: tuple[Tensor, ...]) -> None:
 
 def _inherit(graph: Graph, owners: tuple[Tensor, ...], key: tuple) -> None:
     """Prepare the new `graph` as the user has prepared what its edges were made of, if that was prepared."""
-    while (origin := derived.get(owners, "origin")) is not None:
+    while (prepared := derived.get(owners, key)) is None:
+        origin = derived.get(owners, "origin")
+        if origin is None:
+            return
         owners = tuple(held.ref() for held in origin)
         if any(owner is None for owner in owners):
             return
-        prepared = derived.get(owners, key)
-        if prepared is not None:
-            return schedule.inherit(graph, prepared)
+    schedule.inherit(graph, prepared)
 
 
 def from_sparse(adj) -> Graph:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import is_compiling, utils
+from torch_geometric import is_compiling
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 
@@ -20,8 +20,7 @@ from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved
-from gnnaccel.pyg_backend.helpers import ours
+from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
 
 _AGGREGATE, _UPDATE, _EDGE_UPDATE = MessagePassing.aggregate, MessagePassing.update, MessagePassing.edge_update
@@ -96,17 +95,10 @@ def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | N
 
     how : "one" leaves one at each node, where PyG's edges without attributes have any number; "more" adds one to each.
     """
-    key = ("looped", num_nodes, flow, how)
-    graph = derived.get((edge_index,), key)
-    if graph is None:
-        edges = edge_index
-        if how == "one":
-            edges, _ = ours(utils.remove_self_loops)(edges, None)
-        edges, _ = ours(utils.add_self_loops)(edges, None, num_nodes=num_nodes)
-        graph = graph_of(edges, num_nodes, num_nodes, flow)
-        if graph is not None:
-            derived.put((edge_index,), key, graph)
-    return graph
+    try:
+        return with_loops(edge_index, num_nodes, flow, how == "one")
+    except ValueError:
+        return None
 
 
 def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: torch.dtype) -> tuple | None:
@@ -117,9 +109,7 @@ def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: to
         made = looped(edge_index, num_nodes, flow, "one") if loops else graph_of(edge_index, num_nodes, num_nodes, flow)
         if made is None:
             return None
-        with torch.inference_mode(False), torch.no_grad():
-            scale = scales.gcn_scale(made, dtype).masked_fill(made.indptr.diff() == 0, 0.0)
-        found = (made, scale)
+        found = (made, scales.norm_scale(made, dtype, no_empty_rows=loops))
         derived.put((edge_index,), key, found)
     return found
 
