@@ -49,8 +49,9 @@ def sum_of(
         return None
     if bias is not None and (type(bias) not in _TENSORS or bias.shape != x.shape[1:] or bias.dtype != x.dtype):
         return None
-    # Not the scales: a caller who makes new ones for each call leaves no more than one pair behind.
-    key = (form.name, x.shape[1], x.dtype, bias is None)
+    # With what torch makes of x, or an evaluation in inference mode would leave nothing ready for training. Without the
+    # scales: a caller who makes new ones for each call leaves no more than one pair behind.
+    key = (form.name, x.shape[1], x.dtype, bias is None, _keys(x))
     calls = calls_of(graph)
     ready = calls.get(key)
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -65,7 +66,7 @@ def sum_of(
         if len(calls) >= _MOST:
             calls.clear()
         calls[key] = ready
-    if not ready.forward.takes(x) or not (bias is None or ready.forward.takes(bias)):
+    if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
         return None
     if not both and not (recorded and bias is not None and bias.requires_grad):
         return ready.forward(x, bias)
@@ -247,7 +248,11 @@ class Kernel:
 
     def takes(self, x: Tensor) -> bool:
         """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
-        if not x.is_contiguous() or _keys(x) != self._keys:
+        return _keys(x) == self._keys and self.may_read(x)
+
+    def may_read(self, x: Tensor) -> bool:
+        """The same of a tensor that torch treats so."""
+        if not x.is_contiguous():
             return False
         if self._index is None:
             return True
