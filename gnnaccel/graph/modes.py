@@ -19,7 +19,7 @@ def faking() -> bool:
 
     Not while torch.compile reads the code, which makes the tensors when what it compiled runs.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack():
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
