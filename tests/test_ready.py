@@ -136,6 +136,19 @@ def test_modes(used, case):
     torch.testing.assert_close(compiled(x), want)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_an_evaluation_before_training(case):
+    graph = again(make("power_law"))
+    source, row = scales(graph, torch.float64)
+    with torch.inference_mode():
+        want = op_of(case, graph, source, row)(x := rand(graph.num_cols, 5))
+    out = op_of(case, graph, source, row)(leaf := x.clone().requires_grad_())
+    (grad,) = torch.autograd.grad(out.sum(), leaf)
+    assert torch.equal(out, want) and [call.backward is None for call in kept(graph)] == [True, False]
+    again_grad = torch.autograd.grad(op_of(case, again(graph), source, row)(leaf).sum(), leaf)
+    torch.testing.assert_close((grad,), again_grad)
+
+
 def test_a_forward_that_is_run_again_under_a_checkpoint():
     """The run in the backward pass saves the same as the first, which made the call ready."""
     graph = make("power_law")

@@ -11,6 +11,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 
 _INT32_MAX = 2**31 - 1
+_ON_CPU = torch.device("cpu")
 
 
 def as_index(name: str, value, op: str = "Graph") -> Tensor:
@@ -192,11 +193,11 @@ def _sort(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
 def _sort_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dtype, num_rows: int, num_cols: int):
     """`_sort` of pairs at two addresses; None if an index is out of range."""
     dtype = _csr_dtype(num_rows, num_cols, nnz)
-    indptr = torch.empty(num_rows + 1, dtype=dtype, device="cpu")
+    indptr = torch.empty(num_rows + 1, dtype=dtype, device=_ON_CPU)
     indices, edge_ids = indptr.new_empty(nnz), indptr.new_empty(nnz)
     found = lib.launch(
         "coo_to_csr",
-        indptr.device,
+        _ON_CPU,
         rows_at,
         cols_at,
         nnz,
@@ -215,12 +216,12 @@ def _sort_looped_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dt
     """The same with loops: always with edge ids."""
     most = nnz + num_nodes
     dtype = _csr_dtype(num_nodes, num_nodes, most)
-    indptr = torch.empty(num_nodes + 1, dtype=dtype, device="cpu")
+    indptr = torch.empty(num_nodes + 1, dtype=dtype, device=_ON_CPU)
     indices, edge_ids = indptr.new_empty(most), indptr.new_empty(most)
     kind = lib.INDEX_TYPES[dtype]
     before, into = (rows_at, cols_at, nnz, num_nodes, dropped), (indptr.data_ptr(), indices.data_ptr())
     there = lib.launch(
-        "coo_to_looped_csr", indptr.device, *before, lib.INDEX_TYPES[in_dtype], *into, edge_ids.data_ptr(), kind
+        "coo_to_looped_csr", _ON_CPU, *before, lib.INDEX_TYPES[in_dtype], *into, edge_ids.data_ptr(), kind
     )
     if there < 0:
         return None
@@ -291,8 +292,7 @@ _transpose_op = _operators.register(
 
 def transpose(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
     """indptr, indices and edge ids of the transposed of a graph's arrays; columns keep ascending row order."""
-    plain = type(indptr) is Tensor and not torch.compiler.is_compiling() and not _operators.watched()
-    make = _transpose_impl if plain and not _operators._lazy(indptr) else _transpose_op
+    make = _transpose_impl if _operators.usual(indptr) else _transpose_op
     return make(indptr, indices, edge_ids, num_cols)
 
 

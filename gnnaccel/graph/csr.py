@@ -59,9 +59,7 @@ class Graph:
     def __init__(self, indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
         """Trusts its arguments; user data goes through the ``from_*`` constructors, which check it."""
         # A graph outlives the mode it was made in, and autograd refuses to save inference tensors.
-        self.indptr = modes.lasting(indptr)
-        self.indices = modes.lasting(indices)
-        self.edge_ids = None if edge_ids is None else modes.lasting(edge_ids)
+        self.indptr, self.indices, self.edge_ids = modes.lasting(indptr, indices, edge_ids)
         self.num_rows = indptr.numel() - 1
         self.num_cols = num_cols
         self.slots = Slots()

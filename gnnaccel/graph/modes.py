@@ -19,7 +19,7 @@ def faking() -> bool:
 
     Not while torch.compile reads the code, which makes the tensors when what it compiled runs.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack():
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
@@ -43,13 +43,22 @@ def _outside_both() -> Iterator[None]:
         yield
 
 
-def lasting(tensor: Tensor) -> Tensor:
-    """`tensor` for use outside the modes it was made in: out of the wrappers of torch.func's derivatives, which die
-    with these and have nothing to say of integers, and a copy that autograd accepts if made under inference mode."""
+def lasting(*tensors: Tensor | None) -> tuple:
+    """`tensors` for use outside the modes they were made in: out of the wrappers of torch.func's derivatives, which die
+    with these and have nothing to say of integers, and copies that autograd accepts if made under inference mode."""
     if torch.compiler.is_compiling():
-        return tensor
-    if torch._C._functorch.is_gradtrackingtensor(tensor):
-        tensor = _unwrapped(tensor)
+        return tensors
+    wrapped = torch._C._functorch.is_gradtrackingtensor
+    for tensor in tensors:
+        if tensor is not None and (wrapped(tensor) or tensor.is_inference()):
+            return tuple(map(_lasting, tensors))
+    return tensors
+
+
+def _lasting(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    tensor = _unwrapped(tensor)
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):

@@ -49,8 +49,9 @@ def sum_of(
         return None
     if bias is not None and (type(bias) not in _TENSORS or bias.shape != x.shape[1:] or bias.dtype != x.dtype):
         return None
-    # Not the scales: a caller who makes new ones for each call leaves no more than one pair behind.
-    key = (form.name, x.shape[1], x.dtype, bias is None)
+    # With what torch makes of x, or an evaluation in inference mode would leave nothing ready for training. Without the
+    # scales: a caller who makes new ones for each call leaves no more than one pair behind.
+    key = (form.name, x.shape[1], x.dtype, bias is None, _keys(x))
     calls = calls_of(graph)
     ready = calls.get(key)
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -65,7 +66,7 @@ def sum_of(
         if len(calls) >= _MOST:
             calls.clear()
         calls[key] = ready
-    if not ready.forward.takes(x) or not (bias is None or ready.forward.takes(bias)):
+    if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
         return None
     if not both and not (recorded and bias is not None and bias.requires_grad):
         return ready.forward(x, bias)
@@ -74,23 +75,29 @@ def sum_of(
     return _record(x, bias, ready)
 
 
-def _may_be_made(graph: Graph, x: Tensor, *scales: Tensor | None) -> bool:
-    """True where the arguments settle what is called."""
-    if not _operators.plain((x,), (0,)) or x.dtype not in lib.DTYPES or graph.transient() or tiles.pay(graph):
+def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
+    """True where the arguments, of which `sum_of` has looked at some, settle what is called."""
+    dtype, device = x.dtype, x.device
+    if not _operators.usual(x) or dtype not in lib.DTYPES or device != graph.indptr.device:
         return False
-    if x.device != graph.device or (x.dtype == torch.float16 and not x.is_cuda):
+    if not x.is_contiguous() or not x.numel() or not graph.num_rows or tiles.pay(graph):
         return False
-    if not x.is_contiguous() or not x.numel() or not graph.num_rows or (x.is_cuda and x.data_ptr() % 16):
+    if not x.is_cuda:
+        if dtype is torch.float16:
+            return False
+    elif x.data_ptr() % 16 or graph.transient():
         return False
-    wide = torch.promote_types(x.dtype, torch.float32)
-    given = [(s, n) for s, n in zip(scales, (graph.num_cols, graph.num_rows), strict=True) if s is not None]
-    return all(
-        type(s) is Tensor
-        and s.is_contiguous()
-        and not s.requires_grad
-        and (s.shape, s.dtype, s.device) == ((n,), wide, x.device)
-        for s, n in given
-    )
+    if source_scale is row_scale is None:
+        return True
+    wide = dtype if dtype is torch.float64 else torch.float32
+    for scale, count in ((source_scale, graph.num_cols), (row_scale, graph.num_rows)):
+        if scale is None:
+            continue
+        if type(scale) is not Tensor or not scale.is_contiguous() or scale.requires_grad:
+            return False
+        if scale.shape != (count,) or scale.dtype != wide or scale.device != device:
+            return False
+    return True
 
 
 class Form:
@@ -134,7 +141,7 @@ class Ready:
         arrays = arrays_of(graph, both, x, sums=True)
         self._form, self._arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
         around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
-        self.forward = Kernel(arrays, x, "mean" if form.name == "mean" else "sum", around)
+        self.forward = Kernel(arrays, x, lib.REDUCES["mean" if form.name == "mean" else "sum"], around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
         self._epochs = _epochs(graph)
@@ -169,7 +176,7 @@ class Ready:
             around = fused(source_indptr=arrays.indptr)
         if around and scales_first(turned, x):  # the gradient is multiplied before the sum
             return False
-        self.backward = Kernel(turned, x, "sum", around)
+        self.backward = self.forward.along(turned, lib.REDUCES["sum"], around)
         return True
 
     def gradient(self, grad: Tensor) -> Tensor:
@@ -213,25 +220,39 @@ class Kernel:
         Kept, as the arguments are addresses.
     x : Tensor [any, num_feats]
         Contiguous, of the width, dtype and device that the call is for.
-    reduce : "sum" or "mean"
+    reduce : int
+        Code of a sum or a mean.
     around : tuple
         Of `fused`; the bias in it is replaced by that of each call.
     """
 
     __slots__ = ("_around", "_arrays", "_before", "_entry", "_index", "_keys", "_result", "_rows")
 
-    def __init__(self, arrays: Structure, x: Tensor, reduce: str, around: tuple):
-        feats, rows = x.shape[1], arrays.num_rows
-        codes = (lib.MESSAGES["copy_lhs"], lib.REDUCES[reduce], lib.DTYPES[x.dtype], 0.0)
-        self._arrays, self._rows, self._keys = arrays, rows, _keys(x)
+    def __init__(self, arrays: Structure, x: Tensor, reduce: int, around: tuple):
+        device = x.device
+        self._arrays, self._rows, self._keys = arrays, arrays.num_rows, _keys(x)
         self._before = arrays.walked(in_order=True)
-        self._result, self._around = (0, 0, feats, *codes), around
-        self._index = x.device.index if x.is_cuda else None
-        self._entry = lib.entry("spmm", x.device)
+        self._result = (0, 0, x.shape[1], lib.MESSAGES["copy_lhs"], reduce, lib.DTYPES[x.dtype], 0.0)
+        self._around, self._entry = around, lib.entry("spmm", device)
+        self._index = device.index if x.is_cuda else None
+
+    def along(self, arrays: Structure, reduce: int, around: tuple) -> Kernel:
+        """The call for the same kind of features over other `arrays`."""
+        other = object.__new__(type(self))
+        other._arrays, other._rows, other._keys = arrays, arrays.num_rows, self._keys
+        other._before = arrays.walked(in_order=True)
+        result = self._result
+        other._result = (*result[:4], reduce, *result[5:])
+        other._around, other._index, other._entry = around, self._index, self._entry
+        return other
 
     def takes(self, x: Tensor) -> bool:
         """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
-        if not x.is_contiguous() or _keys(x) != self._keys:
+        return _keys(x) == self._keys and self.may_read(x)
+
+    def may_read(self, x: Tensor) -> bool:
+        """The same of a tensor that torch treats so."""
+        if not x.is_contiguous():
             return False
         if self._index is None:
             return True

@@ -67,7 +67,11 @@ def with_loops(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> 
         with modes.outside_inference():
             destinations = 1 if flow == "source_to_target" else 0
             graph = Graph(*build.edges_to_looped_csr(edge_index, destinations, num_nodes, dropped))
-            _inherit(graph, owners, ("graph", num_nodes, num_nodes, flow))
+            plain = ("graph", num_nodes, num_nodes, flow)
+            if (prepared := derived.get(owners, plain)) is not None:
+                schedule.inherit(graph, prepared)
+            else:
+                _inherit(graph, owners, plain)
         derived.put(owners, key, graph)
     return graph
 
@@ -79,14 +83,13 @@ def note_origin(edges, origin: tuple[Tensor, ...]) -> None:
 
 def _inherit(graph: Graph, owners: tuple[Tensor, ...], key: tuple) -> None:
     """Prepare the new `graph` as the user has prepared what its edges were made of, if that was prepared."""
-    while (prepared := derived.get(owners, key)) is None:
-        origin = derived.get(owners, "origin")
-        if origin is None:
-            return
+    while (origin := derived.get(owners, "origin")) is not None:
         owners = tuple(held.ref() for held in origin)
         if any(owner is None for owner in owners):
             return
-    schedule.inherit(graph, prepared)
+        prepared = derived.get(owners, key)
+        if prepared is not None:
+            return schedule.inherit(graph, prepared)
 
 
 def from_sparse(adj) -> Graph:
