@@ -65,7 +65,13 @@ class Guard:
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or is_watched(aggregation):
             return False
-        return obstacle(conv) is None and unserved(edge_index.device) is None
+        return obstacle(conv) is None and _sends_our_way(conv) and unserved(edge_index.device) is None
+
+
+def _sends_our_way(conv: Any) -> bool:
+    """False for a layer whose propagate() somebody has replaced; PyG binds the class's own to one it has explained."""
+    own = vars(conv).get("propagate")
+    return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
 
 
 def is_pygs(updater: Any) -> bool:
