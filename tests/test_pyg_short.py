@@ -1,4 +1,4 @@
-"""Layers that a short forward serves, changed in ways that it does not know: results, gradients and errors are PyG's."""
+"""Layers that a short forward serves, changed in ways that it does not know: results and gradients are PyG's."""
 
 import types
 
@@ -7,7 +7,8 @@ import torch
 
 pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
-from pyg_compare import LAYERS, D, N, edges, rand, same, train
+from pyg_compare import LAYERS, D, N, edges, rand, same, tensors, train
+from torch.utils._pytree import tree_map_only
 from torch_geometric import nn
 
 MORE = {
@@ -25,7 +26,12 @@ def changed(name, change, **options):
         layer, index = wrap(SHORT[name]()), edges()
         out = [train(layer, rand(N, D, grad=True), index) for _ in range(2)]
         change(layer)
-        return [*out, *(train(layer, rand(N, D, grad=True), index) for _ in range(2))]
+        out += [train(layer, rand(N, D, grad=True), index) for _ in range(2)]
+        # What went through float32 has its rounding.
+        return [t.dtype for t in tensors(out)], tree_map_only(torch.Tensor, rounded, out)
+
+    def rounded(t):
+        return t.float() if options.get("dtype") == torch.float32 else t
 
     same(program, **options)
 
@@ -48,3 +54,49 @@ def test_explained_once(name):
         layer.explain = False
 
     changed(name, change)
+
+
+class Cast(torch.nn.Module):
+    """A linear layer that gives another dtype than it takes, as quantised and low-rank ones do."""
+
+    def __init__(self, lin, dtype):
+        super().__init__()
+        self.lin, self.dtype = lin, dtype
+        self.weight, self.bias = lin.weight, lin.bias  # PyG's layers look at them
+
+    def forward(self, x):
+        return self.lin(x).to(self.dtype)
+
+
+def _cast(layer, dtype, most):
+    linear = [(k, m) for k, m in layer.named_children() if isinstance(m, (nn.Linear, torch.nn.Linear))]
+    for name, lin in linear[:most]:
+        setattr(layer, name, Cast(lin, dtype))
+
+
+@pytest.mark.parametrize("most", [1, 9])
+@pytest.mark.parametrize("name", SHORT)
+def test_linear_maps_to_another_dtype(name, most):
+    """The first of the layer's maps, or all of them."""
+    changed(name, lambda layer: _cast(layer, torch.float64, most), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["GAT", "GATv2"])
+def test_attention_vectors_of_another_dtype(name):
+    def change(layer):
+        for key, value in list(layer._parameters.items()):
+            if key.startswith("att") and value is not None:
+                setattr(layer, key, torch.nn.Parameter(value.detach().double()))
+
+    changed(name, change, dtype=torch.float32)
+
+
+def test_features_of_two_dtypes():
+    def program(wrap):
+        layer = wrap(nn.ResGatedGraphConv(D, 5))
+        layer.lin_key.double(), layer.lin_skip.double()
+        pair = rand(N, D, grad=True), rand(N, D, seed=2).double().requires_grad_()
+        out = train(layer, pair, edges())
+        return [t.dtype for t in tensors(out)], tree_map_only(torch.Tensor, torch.Tensor.float, out)
+
+    same(program, dtype=torch.float32)

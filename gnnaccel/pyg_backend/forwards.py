@@ -33,10 +33,11 @@ def _gcn(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         state, modules, parameters = self.__dict__, self._modules, self._parameters
         usual = edge_weight is None and _is_matrix(x) and x.dtype in norms.DTYPES and guard.allows(self, edge_index)
-        if not usual or not state["normalize"] or ALLOWED in state or "lin" not in modules or "bias" not in parameters:
+        if not usual or not state["normalize"] or ALLOWED in state or "bias" not in parameters:
             return general(self, x, edge_index, edge_weight)
         edges, flow, cache = edge_index, state["flow"], state["_cached_edge_index"]
-        if torch.is_autocast_enabled(x.device.type) or x.device != edge_index.device:
+        alike = x.device == edge_index.device and short.are_linear(modules.get("lin"))
+        if not alike or torch.is_autocast_enabled(x.device.type):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
@@ -136,14 +137,17 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_attr=None):
         source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
         modules, parameters, found = self._modules, self._parameters, None
-        if edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None and "bias" in parameters:
+        maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value")]
+        usual = edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None
+        if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
-            if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:
+            alike = own is not None and own.dtype == source.dtype
+            if alike and type(act) is torch.nn.Sigmoid and not is_watched(act):
                 found = _neighbours(self, (source, own), edge_index)
         # Gates are stored as long as PyG's messages may be, and made again in blocks beyond that.
         if found is None or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
-        key, query, value = modules["lin_key"](own), modules["lin_query"](source), modules["lin_value"](source)
+        key, query, value = maps[0](own), maps[1](source), maps[2](source)
         with report.accelerated(guard.kind):
             out = ops.gated_sum(found[0], query, key, value)
         if self.root_weight:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import is_compiling, utils
+from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 
@@ -77,6 +78,18 @@ def _sends_our_way(conv: Any) -> bool:
 def is_pygs(updater: Any) -> bool:
     """True for the edge_updater() of the base class, or one that PyG has generated; not for a user's own."""
     return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
+
+
+_LINEAR = (pyg_nn.Linear, torch.nn.Linear)
+
+
+def are_linear(*maps: Any) -> bool:
+    """True for linear layers that nobody watches: they give a row for each row, of its dtype, as ops want it that take
+    several results of theirs; what somebody has put in their place may give anything."""
+    for lin in maps:
+        if type(lin) not in _LINEAR or lin._forward_hooks or lin._forward_pre_hooks or "forward" in vars(lin):
+            return False
+    return True
 
 
 METHODS: dict[Any, tuple[Callable, Callable, Callable]] = {}
