@@ -100,3 +100,18 @@ def test_features_of_two_dtypes():
         return [t.dtype for t in tensors(out)], tree_map_only(torch.Tensor, torch.Tensor.float, out)
 
     same(program, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 5), (N, 5), (2, 1, 5)])
+@pytest.mark.parametrize("name", ["GCN", "GCN cached"])
+def test_bias_of_another_shape(name, shape):
+    changed(name, lambda layer: setattr(layer, "bias", torch.nn.Parameter(rand(*shape))))
+
+
+def test_bias_that_does_not_fit():
+    def program(wrap):
+        layer = wrap(nn.GCNConv(D, 5))
+        layer.bias = torch.nn.Parameter(rand(3))
+        return layer(rand(N, D), edges())
+
+    same(program, raises=True)
