@@ -105,7 +105,7 @@ def test_features_of_two_dtypes():
 @pytest.mark.parametrize("shape", [(), (1,), (1, 5), (N, 5), (2, 1, 5)])
 @pytest.mark.parametrize("name", ["GCN", "GCN cached"])
 def test_bias_of_another_shape(name, shape):
-    changed(name, lambda layer: setattr(layer, "bias", torch.nn.Parameter(rand(*shape))))
+    changed(name, lambda layer: setattr(layer, "bias", torch.nn.Parameter(rand(*shape, 1).squeeze(-1))))
 
 
 def test_bias_that_does_not_fit():
@@ -115,3 +115,25 @@ def test_bias_that_does_not_fit():
         return layer(rand(N, D), edges())
 
     same(program, raises=True)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_replica(name):
+    """What torch.nn.DataParallel makes for each GPU: a copy whose parameters are attributes."""
+
+    def program(wrap):
+        layer = wrap(SHORT[name]())
+        replicas = {module: module._replicate_for_data_parallel() for module in layer.modules()}
+        for module, replica in replicas.items():
+            for key, parameter in module._parameters.items():
+                if parameter is None:
+                    replica._parameters[key] = None
+                else:
+                    setattr(replica, key, parameter * 1)
+            for key, child in module._modules.items():
+                replica._modules[key] = None if child is None else replicas[child]
+        out = replicas[layer](rand(N, D), edges())
+        out.square().sum().backward()
+        return out, [p.grad for p in layer.parameters()]
+
+    same(program)

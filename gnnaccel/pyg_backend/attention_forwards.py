@@ -131,7 +131,7 @@ def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: in
 
 def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> Tensor:
     """What the layer makes of its sums [N, H, C], which an op may have `kept`."""
-    bias = conv._parameters["bias"]
+    bias = conv.bias  # in replicas of torch.nn.DataParallel no parameter
     if not conv.concat:
         out = out.mean(dim=1)
     elif kept and bias is None and res is None:
