@@ -137,3 +137,15 @@ def test_replica(name):
         return out, [p.grad for p in layer.parameters()]
 
     same(program)
+
+
+@pytest.mark.parametrize("name", ["GAT", "GATv2", "Transformer"])
+def test_node_dim_of_the_heads(name):
+    """-2 means the nodes of [N, channels], but not of the [N, heads, channels] that these layers send."""
+
+    def program(wrap):
+        layer = wrap(SHORT[name]())
+        layer.node_dim = -2
+        return layer(rand(N, D), edges())
+
+    same(program, raises=True)

@@ -22,10 +22,11 @@ from gnnaccel.pyg_backend.propagate import obstacle
 from gnnaccel.pyg_backend.reduce import takes
 
 _FEATURES = (Tensor, torch.nn.Parameter)
+_NODE_DIMS = (0,)  # of [N, heads, channels]
 
 
 def _gat(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.GATConv)
+    guard = short.Guard(plain, pyg_nn.GATConv, node_dims=_NODE_DIMS)
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
@@ -48,7 +49,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
 
 
 def _gatv2(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.GATv2Conv)
+    guard = short.Guard(plain, pyg_nn.GATv2Conv, node_dims=_NODE_DIMS)
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
@@ -77,7 +78,7 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
 
 
 def _transformer(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.TransformerConv)
+    guard = short.Guard(plain, pyg_nn.TransformerConv, node_dims=_NODE_DIMS)
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):

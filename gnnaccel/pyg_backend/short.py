@@ -39,14 +39,22 @@ class Guard:
         PyG's, whose methods the forward stands for.
     aggregations : tuple of type
         Of the modules that it does the work of.
+    node_dims : tuple of int
+        The values of node_dim that mean the rows of what propagate() would be given.
     """
 
-    __slots__ = ("_aggregations", "_edge_update", "_forward", "_message", "_plain", "kind")
+    __slots__ = ("_aggregations", "_edge_update", "_forward", "_message", "_node_dims", "_plain", "kind")
 
-    def __init__(self, plain: Any, known: Any, aggregations: tuple[type, ...] = (SumAggregation,)):
+    def __init__(
+        self,
+        plain: Any,
+        known: Any,
+        aggregations: tuple[type, ...] = (SumAggregation,),
+        node_dims: tuple[int, ...] = (-2, 0),
+    ):
         self._plain, self.kind = plain, kind_of(plain)
         self._forward, self._message, self._edge_update = METHODS[known]
-        self._aggregations = aggregations
+        self._aggregations, self._node_dims = aggregations, node_dims
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
@@ -55,7 +63,7 @@ class Guard:
             return False
         if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
             return False
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in (-2, 0):
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
             return False
         if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
             return False
