@@ -11,9 +11,13 @@ from pyg_compare import LAYERS, D, N, edges, rand, same, tensors, train
 from torch.utils._pytree import tree_map_only
 from torch_geometric import nn
 
+from gnnaccel import pyg_backend
+from gnnaccel.graph.cache import derived
+
 MORE = {
     "GCN without bias": lambda: nn.GCNConv(D, 5, bias=False),
     "GCN cached": lambda: nn.GCNConv(D, 5, cached=True),
+    "GIN linear": lambda: nn.GINConv(torch.nn.Linear(D, 5)),
     "GIN eps": lambda: nn.GINConv(torch.nn.Linear(D, 5), eps=0.3),
 }
 SHORT = {name: make for name, make in LAYERS.items() if name != "EdgeConv"} | MORE
@@ -149,3 +153,35 @@ def test_node_dim_of_the_heads(name):
         return layer(rand(N, D), edges())
 
     same(program, raises=True)
+
+
+def _reset(layer):
+    layer.initial_eps = 0.4
+    layer.reset_parameters()
+
+
+EPS = {
+    "written into": lambda layer: layer.eps.fill_(0.7),
+    "written past autograd": lambda layer: layer.eps.data.fill_(0.7),
+    "reset": _reset,
+    "loaded": lambda layer: layer.load_state_dict({**layer.state_dict(), "eps": torch.full((1,), 0.7)}),
+    "of every feature": lambda layer: setattr(layer, "eps", rand(D)),
+    "of another dimension": lambda layer: setattr(layer, "eps", torch.ones(1, 1, 1)),
+    "minus one": lambda layer: layer.eps.fill_(-1),
+    "an integer": lambda layer: setattr(layer, "eps", torch.ones(1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("change", EPS)
+@pytest.mark.parametrize("name", ["GIN linear", "GIN eps"])
+def test_eps_of_gin(name, change):
+    changed(name, EPS[change])
+
+
+def test_reset_forgets_eps():
+    """Which is remembered on CUDA, to be read without waiting."""
+    layer = pyg_backend.accelerate(SHORT["GIN eps"]())
+    derived.put((layer.eps,), "number", 0.3)
+    assert derived.get((layer.eps,), "number") == 0.3
+    layer.reset_parameters()
+    assert derived.get((layer.eps,), "number") is None
