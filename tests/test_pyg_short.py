@@ -1,5 +1,6 @@
 """Layers that a short forward serves, changed in ways that it does not know: results and gradients are PyG's."""
 
+import sys
 import types
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
-from pyg_compare import LAYERS, D, N, edges, rand, same, tensors, train
+from pyg_compare import LAYERS, D, E, N, edges, rand, same, tensors, train
 from torch.utils._pytree import tree_map_only
 from torch_geometric import nn
 
@@ -185,3 +186,24 @@ def test_reset_forgets_eps():
     assert derived.get((layer.eps,), "number") == 0.3
     layer.reset_parameters()
     assert derived.get((layer.eps,), "number") is None
+
+
+HELPERS = [("GCN", "gcn_norm"), *((name, f"{w}_self_loops") for name in ("GAT", "GATv2") for w in ("add", "remove"))]
+
+
+@pytest.mark.parametrize(("name", "helper"), HELPERS)
+def test_helper_replaced_in_the_layers_module(name, helper, monkeypatch):
+    module = sys.modules[type(SHORT[name]()).__module__]
+    original = getattr(module, helper)
+
+    def replaced(edge_index, *args, **kwargs):
+        return original(edge_index[:, : E // 2], *args, **kwargs)
+
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        before = layer(rand(N, D), index)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, helper, replaced)
+            return before, layer(rand(N, D), index)
+
+    same(program)

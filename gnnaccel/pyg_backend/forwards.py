@@ -33,9 +33,9 @@ def _gcn(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         state, modules, parameters = self.__dict__, self._modules, self._parameters
         usual = edge_weight is None and _is_matrix(x) and x.dtype in norms.DTYPES and guard.allows(self, edge_index)
-        if not usual or not state["normalize"] or ALLOWED in state or "bias" not in parameters:
+        if not usual or not self.normalize or ALLOWED in state or "bias" not in parameters:
             return general(self, x, edge_index, edge_weight)
-        edges, flow, cache = edge_index, state["flow"], state["_cached_edge_index"]
+        edges, flow, cache = edge_index, self.flow, self._cached_edge_index
         alike = x.device == edge_index.device and short.are_linear(modules.get("lin"))
         if not alike or torch.is_autocast_enabled(x.device.type):
             return general(self, x, edge_index, edge_weight)
@@ -45,10 +45,10 @@ def _gcn(plain: Any, general: Callable) -> Callable:
             fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype and len(weight) == graph.nnz
             if not fits:
                 return general(self, x, edge_index, edge_weight)
-        elif state["cached"] or state["improved"]:
+        elif self.cached or self.improved:
             return general(self, x, edge_index, edge_weight)
         else:
-            found = short.normed(edge_index, x.shape[0], flow, state["add_self_loops"], x.dtype)
+            found = short.normed(edge_index, x.shape[0], flow, self.add_self_loops, x.dtype)
             if found is None:
                 return general(self, x, edge_index, edge_weight)
             graph, scale = found
@@ -69,16 +69,16 @@ def _sage(plain: Any, general: Callable) -> Callable:
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         state, modules = self.__dict__, self._modules
         found = None
-        if size is None and guard.allows(self, edge_index) and not state["project"] and ALLOWED not in state:
+        if size is None and guard.allows(self, edge_index) and not self.project and ALLOWED not in state:
             found = _neighbours(self, x, edge_index)
-        if found is None or "lin_l" not in modules or (state["root_weight"] and "lin_r" not in modules):
+        if found is None or "lin_l" not in modules or (self.root_weight and "lin_r" not in modules):
             return general(self, x, edge_index, size)
         with report.accelerated(guard.kind):
             out = ops.spmm(*found, reduce=REDUCES[type(modules["aggr_module"])])
         out = modules["lin_l"](out)
-        if state["root_weight"] and own is not None:
+        if self.root_weight and own is not None:
             out = out + modules["lin_r"](own)
-        return F.normalize(out, p=2.0, dim=-1) if state["normalize"] else out
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward
 

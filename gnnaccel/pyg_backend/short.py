@@ -8,6 +8,7 @@ general way, through propagate(), with the same result.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,10 @@ class Guard:
         The values of node_dim that mean the rows of what propagate() would be given.
     """
 
-    __slots__ = ("_aggregations", "_edge_update", "_forward", "_message", "_node_dims", "_plain", "kind")
+    __slots__ = (
+        *("_aggregations", "_edge_update", "_forward", "_helpers", "_message", "_namespace", "_node_dims", "_plain"),
+        "kind",
+    )
 
     def __init__(
         self,
@@ -54,7 +58,8 @@ class Guard:
         node_dims: tuple[int, ...] = (-2, 0),
     ):
         self._plain, self.kind = plain, kind_of(plain)
-        self._forward, self._message, self._edge_update = METHODS[known]
+        self._forward, self._message, self._edge_update, self._helpers = METHODS[known]
+        self._namespace = self._forward.__globals__
         self._aggregations, self._node_dims = aggregations, node_dims
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
@@ -72,6 +77,9 @@ class Guard:
             return False
         if self._edge_update is not _EDGE_UPDATE and not is_pygs(plain.edge_updater):
             return False
+        for name, helper in self._helpers:
+            if self._namespace.get(name) is not helper:
+                return False
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or is_watched(aggregation):
             return False
@@ -101,14 +109,18 @@ def are_linear(*maps: Any) -> bool:
     return True
 
 
-METHODS: dict[Any, tuple[Callable, Callable, Callable]] = {}
-"""forward(), message() and edge_update() of PyG's layers as they were when this package was imported."""
+METHODS: dict[Any, tuple[Any, Callable, Callable, tuple]] = {}
+"""forward(), message() and edge_update() of PyG's layers as they were when this package was imported, and the helpers
+that forward() calls: (name, function) of those that we have our own of."""
 
 
 def know(*classes: Any) -> None:
     """Note the methods of these classes of PyG's as they are now."""
     for cls in classes:
-        METHODS[cls] = (cls.forward, cls.message, cls.edge_update)
+        namespace, names = cls.forward.__globals__, cls.forward.__code__.co_names
+        functions = [(name, namespace[name]) for name in names if isinstance(namespace.get(name), types.FunctionType)]
+        helpers = tuple((name, function) for name, function in functions if ours(function) is not function)
+        METHODS[cls] = (cls.forward, cls.message, cls.edge_update, helpers)
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
