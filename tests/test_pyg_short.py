@@ -11,6 +11,7 @@ pyg = pytest.importorskip("torch_geometric")
 from pyg_compare import LAYERS, D, E, N, edges, rand, same, tensors, train
 from torch.utils._pytree import tree_map_only
 from torch_geometric import nn
+from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
@@ -207,3 +208,42 @@ def test_helper_replaced_in_the_layers_module(name, helper, monkeypatch):
             return before, layer(rand(N, D), index)
 
     same(program)
+
+
+def _plain(layer):
+    return getattr(type(layer), "_gnnaccel_plain", type(layer))  # under enable()
+
+
+PRIVATE = {
+    "_index_select": lambda layer: {"_index_select": lambda self, *args: 2 * layer._index_select(self, *args)},
+    "_lift": lambda layer: {"_lift": lambda self, *args: 2 * layer._lift(self, *args)},
+    "_check_input": lambda layer: {"_check_input": lambda self, index, size: layer._check_input(self, index, (N, N))},
+}
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.parametrize("name", [name for name in SHORT if name != "GCN cached"])
+def test_own_way_to_bring_features_to_the_edges(name, method):
+    def program(wrap):
+        layer = SHORT[name]()
+        plain = _plain(layer)
+        layer.__class__ = type("Own", (plain,), PRIVATE[method](plain))
+        return train(wrap(layer), rand(N, D, grad=True), edges())
+
+    same(program, accelerated=None)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_against_the_flow_without_a_propagate_of_its_own(name):
+    """PyG cannot read the code of this class, and so writes none for it."""
+
+    def program(wrap):
+        layer = SHORT[name]()
+        parent = _plain(layer)
+        members = {"propagate": MessagePassing.propagate, "edge_updater": MessagePassing.edge_updater}
+        members["_orig_propagate"] = members["_jinja_propagate"] = MessagePassing.propagate
+        layer.__class__ = type("Unread", (parent,), members)
+        layer.flow = "target_to_source"
+        return train(wrap(layer), rand(N, D, grad=True), edges())
+
+    same(program, accelerated=None)

@@ -121,7 +121,9 @@ def _is_vector(conv: Any, vector: Tensor | None, x: Tensor) -> bool:
 
 def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: int) -> Graph | None:
     """The graph that a layer of the GAT family attends over; None where the general way is to be taken."""
-    if not guard.allows(conv, edge_index) or (num_src != num_dst and conv.flow != "source_to_target"):
+    if not guard.allows(conv, edge_index):
+        return None
+    if conv.flow != "source_to_target" and (num_src != num_dst or short.pairs_by_flow(guard.plain)):
         return None
     if not conv.add_self_loops:
         return short.graph_of(edge_index, num_src, num_dst, conv.flow)

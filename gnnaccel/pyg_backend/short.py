@@ -23,6 +23,7 @@ from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
+from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
@@ -46,8 +47,8 @@ class Guard:
     """
 
     __slots__ = (
-        *("_aggregations", "_edge_update", "_forward", "_helpers", "_message", "_namespace", "_node_dims", "_plain"),
-        "kind",
+        *("_aggregations", "_edge_update", "_forward", "_helpers", "_message", "_namespace", "_node_dims"),
+        *("kind", "plain"),
     )
 
     def __init__(
@@ -57,14 +58,14 @@ class Guard:
         aggregations: tuple[type, ...] = (SumAggregation,),
         node_dims: tuple[int, ...] = (-2, 0),
     ):
-        self._plain, self.kind = plain, kind_of(plain)
+        self.plain, self.kind = plain, kind_of(plain)
         self._forward, self._message, self._edge_update, self._helpers = METHODS[known]
         self._namespace = self._forward.__globals__
         self._aggregations, self._node_dims = aggregations, node_dims
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
-        plain = self._plain
+        plain = self.plain
         if is_compiling() or torch.jit.is_tracing():
             return False
         if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
@@ -72,6 +73,8 @@ class Guard:
         if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
             return False
         if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
+            return False
+        if rules.collects_otherwise(plain):
             return False
         if plain.aggregate is not _AGGREGATE or plain.edge_update is not self._edge_update:
             return False
@@ -90,6 +93,12 @@ def _sends_our_way(conv: Any) -> bool:
     """False for a layer whose propagate() somebody has replaced; PyG binds the class's own to one it has explained."""
     own = vars(conv).get("propagate")
     return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
+
+
+def pairs_by_flow(plain: Any) -> bool:
+    """True for a class for which PyG could write no propagate() or edge_updater() of its own: the general ones take the
+    sources of a pair by the flow, where those take the first (`graph.Edges`)."""
+    return plain.propagate is MessagePassing.propagate or plain.edge_updater is MessagePassing.edge_updater
 
 
 def is_pygs(updater: Any) -> bool:
