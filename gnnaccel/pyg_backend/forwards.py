@@ -141,11 +141,11 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         usual = edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None
         if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
-            alike = own is not None and own.dtype == source.dtype
-            if alike and type(act) is torch.nn.Sigmoid and not is_watched(act):
+            if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:
                 found = _neighbours(self, (source, own), edge_index)
         # Gates are stored as long as PyG's messages may be, and made again in blocks beyond that.
-        if found is None or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
+        alike = found is not None and source.dtype == own.dtype
+        if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
         key, query, value = maps[0](own), maps[1](source), maps[2](source)
         with report.accelerated(guard.kind):
