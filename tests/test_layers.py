@@ -1,5 +1,7 @@
 """ops.gat, gatv2 and gated_sum, one node of autograd each, against compositions of the reference ops in float64."""
 
+import weakref
+
 import pytest
 import torch
 from oracle import check, rand
@@ -124,3 +126,16 @@ def test_nothing_is_made_for_a_backward_that_will_not_be(mode, monkeypatch):
         ops.gat(graph, *leaves)
     ops.gat(graph, *leaves)
     assert kept == [False, True]
+
+
+@pytest.mark.parametrize("op", [gat, gatv2])
+def test_edge_scales_are_freed_by_the_backward_pass(op):
+    graph = square()
+    scale = torch.rand(graph.nnz, 2, dtype=torch.float64)
+    ours, _ = op(graph, scale)
+    alive = weakref.ref(scale)
+    out = ours(*(t.requires_grad_() for t in inputs(op, graph, 2, 8, torch.float64)))
+    del ours, scale, _
+    assert alive() is not None
+    out.sum().backward()
+    assert alive() is None

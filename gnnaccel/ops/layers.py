@@ -72,12 +72,12 @@ def gat(
     >>> gnnaccel.ops.gat(g, x, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))[0]
     tensor([[3.]])
     """
-    composed = partial(_gat_composed, graph, negative_slope=negative_slope, edge_scale=edge_scale)
+    composed = partial(_gat_composed, graph, negative_slope=negative_slope)
     inputs = (x, att_src, att_dst)
     fits = x.dim() == 3 and x.shape[0] == graph.num_rows == graph.num_cols
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
-        return composed(*inputs)
+        return composed(*inputs, edge_scale=edge_scale)
     keep = needs_grad(*inputs)
     return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
@@ -125,12 +125,12 @@ def gatv2(
     >>> gnnaccel.ops.gatv2(g, x, x, torch.zeros(1, 1))[0]
     tensor([[3.]])
     """
-    composed = partial(_gatv2_composed, graph, negative_slope=negative_slope, edge_scale=edge_scale)
+    composed = partial(_gatv2_composed, graph, negative_slope=negative_slope)
     inputs = (x, y, vectors)
     fits = x.dim() == 3 and x.shape[0] == graph.num_cols and y.shape == (graph.num_rows, *x.shape[1:])
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale):
-        return composed(*inputs)
+        return composed(*inputs, edge_scale=edge_scale)
     keep = needs_grad(*inputs)
     return _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
@@ -214,7 +214,7 @@ class _Gat(torch.autograd.Function):
     def backward(ctx, grad):
         x, att_src, att_dst, edge_scale, scores, out, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, att_src, att_dst), grad), None, None, None, None, None
+            return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), None, None, None, None, None
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.turned(), *given)
         vectors = torch.cat((att_src, att_dst))
@@ -245,7 +245,7 @@ class _Gatv2(torch.autograd.Function):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
         arrays, needed = ctx.arrays, ctx.needs_input_grad
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, y, vectors), grad), None, None, None, None, None
+            return *_second(ctx, (x, y, vectors), grad, edge_scale=edge_scale), None, None, None, None, None
         if ctx.parts:
             (weight,) = kept
             grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
@@ -295,9 +295,10 @@ def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
     return weights if edge_scale is None else weights * edge_scale
 
 
-def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple:
-    """Gradients that can be differentiated again: those of the composition."""
-    return _arrays.gradients(ctx.composed, inputs, ctx.needs_input_grad[:3], grad)
+def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor, **constants: Tensor | None) -> tuple:
+    """Gradients that can be differentiated again: those of the composition, which ctx holds without the tensors that
+    it saves, as those are freed after the backward pass."""
+    return _arrays.gradients(partial(ctx.composed, **constants), inputs, ctx.needs_input_grad[:3], grad)
 
 
 # `keep`: whether there will be a backward pass; ctx.needs_input_grad says so under torch.no_grad too.
