@@ -1,12 +1,14 @@
 """ops.gat, gatv2 and gated_sum, one node of autograd each, against compositions of the reference ops in float64."""
 
+import weakref
+
 import pytest
 import torch
 from oracle import check, rand
 from test_attention import GRAPHS, random_graph
 
 from gnnaccel import ops
-from gnnaccel.ops import reference
+from gnnaccel.ops import layers, reference
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and ops.has_cuda_kernels() else [])]
 
@@ -112,3 +114,28 @@ def test_wrong_arguments_are_refused_as_by_the_parts():
         ops.gatv2(graph, x, x[:5], torch.randn(2, 4))
     with pytest.raises(TypeError, match="dtype"):
         ops.gated_sum(graph, x[:, 0], x[:, 0].double(), x[:, 0])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_made_for_a_backward_that_will_not_be(mode, monkeypatch):
+    kept, attend = [], layers.attention_op.impl
+    monkeypatch.setattr(layers.attention_op, "impl", lambda *args: kept.append(args[-1]) or attend(*args))
+    graph = square()
+    leaves = [t.requires_grad_() for t in inputs(gat, graph, 2, 8, torch.float64)]
+    with mode():
+        ops.gat(graph, *leaves)
+    ops.gat(graph, *leaves)
+    assert kept == [False, True]
+
+
+@pytest.mark.parametrize("op", [gat, gatv2])
+def test_edge_scales_are_freed_by_the_backward_pass(op):
+    graph = square()
+    scale = torch.rand(graph.nnz, 2, dtype=torch.float64)
+    ours, _ = op(graph, scale)
+    alive = weakref.ref(scale)
+    out = ours(*(t.requires_grad_() for t in inputs(op, graph, 2, 8, torch.float64)))
+    del ours, scale, _
+    assert alive() is not None
+    out.sum().backward()
+    assert alive() is None

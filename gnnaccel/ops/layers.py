@@ -72,14 +72,14 @@ def gat(
     >>> gnnaccel.ops.gat(g, x, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))[0]
     tensor([[3.]])
     """
-    composed = partial(_gat_composed, graph, negative_slope=negative_slope, edge_scale=edge_scale)
+    composed = partial(_gat_composed, graph, negative_slope=negative_slope)
     inputs = (x, att_src, att_dst)
     fits = x.dim() == 3 and x.shape[0] == graph.num_rows == graph.num_cols
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
-        return composed(*inputs)
-    arrays = arrays_of(graph, needs_grad(*inputs), x)
-    return _gat(*inputs, arrays, composed, edge_scale, negative_slope)
+        return composed(*inputs, edge_scale=edge_scale)
+    keep = needs_grad(*inputs)
+    return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
 def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale) -> Tensor:
@@ -125,14 +125,14 @@ def gatv2(
     >>> gnnaccel.ops.gatv2(g, x, x, torch.zeros(1, 1))[0]
     tensor([[3.]])
     """
-    composed = partial(_gatv2_composed, graph, negative_slope=negative_slope, edge_scale=edge_scale)
+    composed = partial(_gatv2_composed, graph, negative_slope=negative_slope)
     inputs = (x, y, vectors)
     fits = x.dim() == 3 and x.shape[0] == graph.num_cols and y.shape == (graph.num_rows, *x.shape[1:])
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale):
-        return composed(*inputs)
-    arrays = arrays_of(graph, needs_grad(*inputs), x)
-    return _gatv2(*inputs, arrays, composed, edge_scale, negative_slope)
+        return composed(*inputs, edge_scale=edge_scale)
+    keep = needs_grad(*inputs)
+    return _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
 def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
@@ -200,8 +200,7 @@ def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) 
 
 class _Gat(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope):
-        keep = any(ctx.needs_input_grad)
+    def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
         vectors = torch.cat((att_src, att_dst))
         scores = head_dots_op.impl(x, vectors)
         factor = (edge_scale, None, 0.0)
@@ -215,19 +214,18 @@ class _Gat(torch.autograd.Function):
     def backward(ctx, grad):
         x, att_src, att_dst, edge_scale, scores, out, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, att_src, att_dst), grad), None, None, None, None
+            return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), None, None, None, None, None
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.turned(), *given)
         vectors = torch.cat((att_src, att_dst))
         more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores))
         grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
-        return *grads, None, None, None, None
+        return *grads, None, None, None, None, None
 
 
 class _Gatv2(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope):
-        keep = any(ctx.needs_input_grad)
+    def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep):
         scores = scores_op.impl(arrays, x, y, vectors, slope)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
@@ -247,7 +245,7 @@ class _Gatv2(torch.autograd.Function):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
         arrays, needed = ctx.arrays, ctx.needs_input_grad
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, y, vectors), grad), None, None, None, None
+            return *_second(ctx, (x, y, vectors), grad, edge_scale=edge_scale), None, None, None, None, None
         if ctx.parts:
             (weight,) = kept
             grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
@@ -265,7 +263,7 @@ class _Gatv2(torch.autograd.Function):
         if needed[1] or needed[2]:
             grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = products.sum(0).to(y.dtype) if needed[2] else None
-        return grad_x, grad_y if needed[1] else None, grad_vectors, None, None, None, None
+        return grad_x, grad_y if needed[1] else None, grad_vectors, None, None, None, None, None
 
 
 class _Gated(torch.autograd.Function):
@@ -297,10 +295,12 @@ def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
     return weights if edge_scale is None else weights * edge_scale
 
 
-def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple:
-    """Gradients that can be differentiated again: those of the composition."""
-    return _arrays.gradients(ctx.composed, inputs, ctx.needs_input_grad[:3], grad)
+def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor, **constants: Tensor | None) -> tuple:
+    """Gradients that can be differentiated again: those of the composition, which ctx holds without the tensors that
+    it saves, as those are freed after the backward pass."""
+    return _arrays.gradients(partial(ctx.composed, **constants), inputs, ctx.needs_input_grad[:3], grad)
 
 
+# `keep`: whether there will be a backward pass; ctx.needs_input_grad says so under torch.no_grad too.
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
 _gat, _gatv2, _gated = (super(torch.autograd.Function, f).apply for f in (_Gat, _Gatv2, _Gated))  # type: ignore[misc]

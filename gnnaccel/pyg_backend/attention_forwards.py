@@ -21,20 +21,19 @@ from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import obstacle
 from gnnaccel.pyg_backend.reduce import takes
 
-_FEATURES = (Tensor, torch.nn.Parameter)
+_NODE_DIMS = (0,)  # of [N, heads, channels]
 
 
 def _gat(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.GATConv)
+    guard = short.Guard(plain, pyg_nn.GATConv, node_dims=_NODE_DIMS)
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
         graph, modules, parameters = None, self._modules, self._parameters
         usual = not is_compiling() and edge_attr is size is return_attention_weights is None
-        usual = usual and _is_matrix(x, edge_index) and modules.get("lin") is not None
+        usual = usual and _is_plain_pair(x, edge_index) and short.are_linear(modules.get("lin"))
         vectors = parameters.get("att_src"), parameters.get("att_dst")
-        shape = 1, self.heads, self.out_channels
-        if usual and "bias" in parameters and all(v is not None and v.shape == shape for v in vectors):
+        if usual and "bias" in parameters and all(_is_vector(self, v, x) for v in vectors):
             graph = _looped(self, guard, edge_index, len(x), len(x))
         if graph is None:
             return general(self, x, edge_index, edge_attr, size, return_attention_weights)
@@ -49,7 +48,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
 
 
 def _gatv2(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.GATv2Conv)
+    guard = short.Guard(plain, pyg_nn.GATv2Conv, node_dims=_NODE_DIMS)
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
@@ -57,10 +56,11 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         pair = x if type(x) is tuple and len(x) == 2 else (x, x)
         usual = not is_compiling() and edge_attr is return_attention_weights is None
         usual = usual and parameters.keys() >= {"att", "bias"}
-        if usual and all(_is_matrix(t, edge_index) for t in pair) and modules.keys() >= {"lin_l", "lin_r"}:
+        usual = usual and all(_is_plain_pair(t, edge_index) for t in pair) and pair[0].dtype == pair[1].dtype
+        if usual and short.are_linear(modules.get("lin_l"), modules.get("lin_r")):
             graph = _looped(self, guard, edge_index, *map(len, pair))
         shape = -1, self.heads, self.out_channels
-        fits = graph is not None and parameters["att"].shape == (1, *shape[1:])
+        fits = graph is not None and _is_vector(self, parameters["att"], pair[0])
         if not fits or (self.share_weights and pair[0] is not pair[1]):
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
@@ -77,7 +77,7 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
 
 
 def _transformer(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.TransformerConv)
+    guard = short.Guard(plain, pyg_nn.TransformerConv, node_dims=_NODE_DIMS)
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
@@ -89,15 +89,15 @@ def _transformer(plain: Any, general: Callable) -> Callable:
             and return_attention_weights is None
             and modules.get("lin_edge") is None
         )
-        usual = usual and all(_is_matrix(t, edge_index) for t in pair)
-        if usual and guard.allows(self, edge_index) and modules.keys() >= {"lin_query", "lin_key", "lin_value"}:
+        usual = usual and all(_is_plain_pair(t, edge_index) for t in pair) and pair[0].dtype == pair[1].dtype
+        maps = [modules.get(name) for name in ("lin_query", "lin_key", "lin_value")]
+        if usual and guard.allows(self, edge_index) and short.are_linear(*maps):
             graph = short.graph_of(edge_index, *map(len, pair), self.flow) if _flows(self, *pair) else None
         if graph is None or self.beta or (self.root_weight and "lin_skip" not in modules):
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
         shape = -1, self.heads, self.out_channels
-        query = modules["lin_query"](target).view(shape)
-        key, value = modules["lin_key"](source).view(shape), modules["lin_value"](source).view(shape)
+        query, key, value = maps[0](target).view(shape), maps[1](source).view(shape), maps[2](source).view(shape)
         with report.accelerated(guard.kind):
             out = ops.dot_attention(graph, query, key, value, edge_scale=dropped(self, query, graph.nnz))
         self._alpha = None
@@ -113,9 +113,16 @@ def _flows(conv: Any, source: Tensor, target: Tensor) -> bool:
     return source is target or conv.flow == "source_to_target"
 
 
+def _is_vector(conv: Any, vector: Tensor | None, x: Tensor) -> bool:
+    """True for a parameter with a number for each feature of each head, of the dtype of x."""
+    return vector is not None and vector.shape == (1, conv.heads, conv.out_channels) and vector.dtype == x.dtype
+
+
 def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: int) -> Graph | None:
     """The graph that a layer of the GAT family attends over; None where the general way is to be taken."""
-    if not guard.allows(conv, edge_index) or (num_src != num_dst and conv.flow != "source_to_target"):
+    if not guard.allows(conv, edge_index):
+        return None
+    if conv.flow != "source_to_target" and (num_src != num_dst or short.pairs_by_flow(guard.plain)):
         return None
     if not conv.add_self_loops:
         return short.graph_of(edge_index, num_src, num_dst, conv.flow)
@@ -126,7 +133,7 @@ def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: in
 
 def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> Tensor:
     """What the layer makes of its sums [N, H, C], which an op may have `kept`."""
-    bias = conv._parameters["bias"]
+    bias = conv.bias  # in replicas of torch.nn.DataParallel no parameter
     if not conv.concat:
         out = out.mean(dim=1)
     elif kept and bias is None and res is None:
@@ -140,11 +147,9 @@ def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> 
     return out
 
 
-def _is_matrix(x, edge_index) -> bool:
-    """True for features that the op takes as they come out of the layer's linear maps."""
-    if type(edge_index) is not Tensor or type(x) not in _FEATURES or x.dim() != 2:
-        return False
-    if not takes(x) or x.device != edge_index.device:
+def _is_plain_pair(x, edge_index) -> bool:
+    """True for features that the op takes as they come out of the layer's linear maps, and edges beside them."""
+    if type(edge_index) is not Tensor or not short.is_matrix(x) or x.device != edge_index.device:
         return False
     return not torch.is_autocast_enabled(x.device.type)
 
@@ -173,7 +178,7 @@ def in_one_pass(original: Callable) -> Callable:
 
 def _is_plain(conv: Any, x, edge_index) -> bool:
     return (
-        type(x) in _FEATURES
+        type(x) in short.FEATURES
         and x.dim() == 2
         and type(edge_index) in (Tensor, EdgeIndex)
         and edge_index.layout is torch.strided

@@ -23,8 +23,6 @@ from gnnaccel.pyg_backend.reduce import takes
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
-_FEATURES = (Tensor, torch.nn.Parameter)
-
 
 def _gcn(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.GCNConv)
@@ -32,11 +30,14 @@ def _gcn(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
         state, modules, parameters = self.__dict__, self._modules, self._parameters
-        usual = edge_weight is None and _is_matrix(x) and x.dtype in norms.DTYPES and guard.allows(self, edge_index)
-        if not usual or not state["normalize"] or ALLOWED in state or "lin" not in modules or "bias" not in parameters:
+        usual = (
+            edge_weight is None and short.is_matrix(x) and x.dtype in norms.DTYPES and guard.allows(self, edge_index)
+        )
+        if not usual or not self.normalize or ALLOWED in state or "bias" not in parameters:
             return general(self, x, edge_index, edge_weight)
-        edges, flow, cache = edge_index, state["flow"], state["_cached_edge_index"]
-        if torch.is_autocast_enabled(x.device.type) or x.device != edge_index.device:
+        edges, flow, cache = edge_index, self.flow, self._cached_edge_index
+        alike = x.device == edge_index.device and short.are_linear(modules.get("lin"))
+        if not alike or torch.is_autocast_enabled(x.device.type):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
@@ -44,10 +45,10 @@ def _gcn(plain: Any, general: Callable) -> Callable:
             fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype and len(weight) == graph.nnz
             if not fits:
                 return general(self, x, edge_index, edge_weight)
-        elif state["cached"] or state["improved"]:
+        elif self.cached or self.improved:
             return general(self, x, edge_index, edge_weight)
         else:
-            found = short.normed(edge_index, x.shape[0], flow, state["add_self_loops"], x.dtype)
+            found = short.normed(edge_index, x.shape[0], flow, self.add_self_loops, x.dtype)
             if found is None:
                 return general(self, x, edge_index, edge_weight)
             graph, scale = found
@@ -68,16 +69,16 @@ def _sage(plain: Any, general: Callable) -> Callable:
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         state, modules = self.__dict__, self._modules
         found = None
-        if size is None and guard.allows(self, edge_index) and not state["project"] and ALLOWED not in state:
+        if size is None and guard.allows(self, edge_index) and not self.project and ALLOWED not in state:
             found = _neighbours(self, x, edge_index)
-        if found is None or "lin_l" not in modules or (state["root_weight"] and "lin_r" not in modules):
+        if found is None or "lin_l" not in modules or (self.root_weight and "lin_r" not in modules):
             return general(self, x, edge_index, size)
         with report.accelerated(guard.kind):
             out = ops.spmm(*found, reduce=REDUCES[type(modules["aggr_module"])])
         out = modules["lin_l"](out)
-        if state["root_weight"] and own is not None:
+        if self.root_weight and own is not None:
             out = out + modules["lin_r"](own)
-        return F.normalize(out, p=2.0, dim=-1) if state["normalize"] else out
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward
 
@@ -136,14 +137,17 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_attr=None):
         source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
         modules, parameters, found = self._modules, self._parameters, None
-        if edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None and "bias" in parameters:
+        maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value")]
+        usual = edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None
+        if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
             if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:
                 found = _neighbours(self, (source, own), edge_index)
         # Gates are stored as long as PyG's messages may be, and made again in blocks beyond that.
-        if found is None or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
+        alike = found is not None and source.dtype == own.dtype
+        if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
-        key, query, value = modules["lin_key"](own), modules["lin_query"](source), modules["lin_value"](source)
+        key, query, value = maps[0](own), maps[1](source), maps[2](source)
         with report.accelerated(guard.kind):
             out = ops.gated_sum(found[0], query, key, value)
         bias = parameters["bias"]
@@ -162,18 +166,14 @@ def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
     return graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
 
 
-def _is_matrix(x) -> bool:
-    return type(x) in _FEATURES and x.dim() == 2 and takes(x)
-
-
 def _neighbours(conv: Any, x: Any, edge_index: Tensor) -> tuple[Graph, Tensor] | None:
     """The graph and the features that a sum over sources reads; None where they are not plain matrices."""
     source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
-    if not _is_matrix(source) or source.device != edge_index.device:
+    if not short.is_matrix(source) or source.device != edge_index.device:
         return None
     if own is source:
         graph = short.graph_of(edge_index, source.shape[0], source.shape[0], conv.flow)
-    elif not _is_matrix(own) or own.device != source.device or conv.flow != "source_to_target":
+    elif not short.is_matrix(own) or own.device != source.device or conv.flow != "source_to_target":
         return None
     else:
         graph = short.graph_of(edge_index, source.shape[0], own.shape[0], conv.flow)

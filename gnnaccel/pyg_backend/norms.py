@@ -89,7 +89,7 @@ def weighted_sum(
 
 def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """scale[r] * sum over edges (c, r) of scale[c] * x[c], plus a bias."""
-    if bias is None or bias.dtype == x.dtype:
+    if bias is None or (bias.dtype == x.dtype and bias.device == x.device and bias.shape == x.shape[1:]):
         return ops.graph_conv(graph, x, source_scale=scale, row_scale=scale, bias=bias)
     return _plus(ops.graph_conv(graph, x, source_scale=scale, row_scale=scale), bias)
 

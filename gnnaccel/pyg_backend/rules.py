@@ -128,9 +128,22 @@ EDGE_RULES: dict[Callable, Callable] = {
 }
 
 
+_COLLECT = [(name, getattr(MessagePassing, name)) for name in ("_check_input", "_index_select", "_lift", "_set_size")]
+
+
+def collects_otherwise(plain: Any) -> bool:
+    """True for a layer class with its own way to bring features to the edges."""
+    for name, method in _COLLECT:  # noqa: SIM110 - any() takes longer
+        if getattr(plain, name) is not method:
+            return True
+    return False
+
+
 def find(plain: Any, name: str) -> Callable | None:
     """The rule for "propagate" or "edge_updater" of a layer class as it is now: (conv, plain, edges, kwargs) -> result.
 
     A rule raises Unsupported where it does not apply; nothing has happened then.
     """
+    if collects_otherwise(plain):
+        return None
     return MESSAGE_RULES.get(plain.message) if name == "propagate" else EDGE_RULES.get(plain.edge_update)

@@ -7,12 +7,15 @@ general way, through propagate(), with the same result.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import is_compiling
+from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 
@@ -20,8 +23,11 @@ from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
+from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
+from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
+from gnnaccel.pyg_backend.reduce import takes
 
 _AGGREGATE, _UPDATE, _EDGE_UPDATE = MessagePassing.aggregate, MessagePassing.update, MessagePassing.edge_update
 
@@ -37,34 +43,63 @@ class Guard:
         PyG's, whose methods the forward stands for.
     aggregations : tuple of type
         Of the modules that it does the work of.
+    node_dims : tuple of int
+        The values of node_dim that mean the rows of what propagate() would be given.
     """
 
-    __slots__ = ("_aggregations", "_edge_update", "_forward", "_message", "_plain", "kind")
+    __slots__ = (
+        *("_aggregations", "_edge_update", "_forward", "_helpers", "_message", "_namespace", "_node_dims"),
+        *("kind", "plain"),
+    )
 
-    def __init__(self, plain: Any, known: Any, aggregations: tuple[type, ...] = (SumAggregation,)):
-        self._plain, self.kind = plain, kind_of(plain)
-        self._forward, self._message, self._edge_update = METHODS[known]
-        self._aggregations = aggregations
+    def __init__(
+        self,
+        plain: Any,
+        known: Any,
+        aggregations: tuple[type, ...] = (SumAggregation,),
+        node_dims: tuple[int, ...] = (-2, 0),
+    ):
+        self.plain, self.kind = plain, kind_of(plain)
+        self._forward, self._message, self._edge_update, self._helpers = METHODS[known]
+        self._namespace = self._forward.__globals__
+        self._aggregations, self._node_dims = aggregations, node_dims
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
-        plain = self._plain
+        plain = self.plain
         if is_compiling() or torch.jit.is_tracing():
             return False
         if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
             return False
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in (-2, 0):
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
             return False
         if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
+            return False
+        if rules.collects_otherwise(plain):
             return False
         if plain.aggregate is not _AGGREGATE or plain.edge_update is not self._edge_update:
             return False
         if self._edge_update is not _EDGE_UPDATE and not is_pygs(plain.edge_updater):
             return False
+        for name, helper in self._helpers:
+            if self._namespace.get(name) is not helper:
+                return False
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or is_watched(aggregation):
             return False
-        return obstacle(conv) is None and unserved(edge_index.device) is None
+        return obstacle(conv) is None and _sends_our_way(conv) and unserved(edge_index.device) is None
+
+
+def _sends_our_way(conv: Any) -> bool:
+    """False for a layer whose propagate() somebody has replaced; PyG binds the class's own to one it has explained."""
+    own = vars(conv).get("propagate")
+    return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
+
+
+def pairs_by_flow(plain: Any) -> bool:
+    """True for a class for which PyG could write no propagate() or edge_updater() of its own: the general ones take the
+    sources of a pair by the flow, where those take the first (`graph.Edges`)."""
+    return plain.propagate is MessagePassing.propagate or plain.edge_updater is MessagePassing.edge_updater
 
 
 def is_pygs(updater: Any) -> bool:
@@ -72,14 +107,38 @@ def is_pygs(updater: Any) -> bool:
     return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
 
 
-METHODS: dict[Any, tuple[Callable, Callable, Callable]] = {}
-"""forward(), message() and edge_update() of PyG's layers as they were when this package was imported."""
+_LINEAR = (pyg_nn.Linear, torch.nn.Linear)
+
+
+def are_linear(*maps: Any) -> bool:
+    """True for linear layers that nobody watches: they give a row for each row, of its dtype, as ops want it that take
+    several results of theirs; what somebody has put in their place may give anything."""
+    for lin in maps:
+        if type(lin) not in _LINEAR or lin._forward_hooks or lin._forward_pre_hooks or "forward" in vars(lin):
+            return False
+    return True
+
+
+METHODS: dict[Any, tuple[Any, Callable, Callable, tuple]] = {}
+"""forward(), message() and edge_update() of PyG's layers as they were when this package was imported, and the helpers
+that forward() calls: (name, function) of those that we have our own of."""
 
 
 def know(*classes: Any) -> None:
     """Note the methods of these classes of PyG's as they are now."""
     for cls in classes:
-        METHODS[cls] = (cls.forward, cls.message, cls.edge_update)
+        namespace, names = cls.forward.__globals__, cls.forward.__code__.co_names
+        functions = [(name, namespace[name]) for name in names if isinstance(namespace.get(name), types.FunctionType)]
+        helpers = tuple((name, function) for name, function in functions if ours(function) is not function)
+        METHODS[cls] = (cls.forward, cls.message, cls.edge_update, helpers)
+
+
+FEATURES = (Tensor, torch.nn.Parameter)
+
+
+def is_matrix(x: Any) -> bool:
+    """True for a plain tensor of two dimensions that our ops take."""
+    return type(x) in FEATURES and x.dim() == 2 and takes(x)
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
@@ -115,9 +174,14 @@ def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: to
 
 
 def number(constant: Tensor | None) -> float | None:
-    """The value of a tensor of one number that nobody trains; None where it cannot be told without waiting for it."""
-    if constant is None or constant.numel() != 1 or constant.requires_grad:
+    """The value of a tensor of one number that nobody trains; None where it cannot be told without waiting for it.
+
+    On the CPU it is read each time, on CUDA once until a write that torch sees; others need `forgetting`.
+    """
+    if constant is None or constant.numel() != 1 or constant.dim() > 1 or constant.requires_grad:
         return None
+    if constant.is_cpu:
+        return float(constant)
     value = derived.get((constant,), "number")
     if value is None:
         if constant.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -125,3 +189,17 @@ def number(constant: Tensor | None) -> float | None:
         value = float(constant)
         derived.put((constant,), "number", value)
     return value
+
+
+def forgetting(plain: Any, name: str) -> Callable:
+    """reset_parameters() of layers of class `plain`, which forgets buffer `name`: PyG writes into its .data."""
+    reset = plain.reset_parameters
+
+    @functools.wraps(reset)
+    def reset_parameters(self):
+        buffer = self._buffers.get(name)
+        if buffer is not None:
+            derived.invalidate(buffer)
+        return plain.reset_parameters(self)
+
+    return reset_parameters

@@ -1,0 +1,249 @@
+"""Layers that a short forward serves, changed in ways that it does not know: results and gradients are PyG's."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+pyg = pytest.importorskip("torch_geometric")
+# ruff: noqa: E402
+from pyg_compare import LAYERS, D, E, N, edges, rand, same, tensors, train
+from torch.utils._pytree import tree_map_only
+from torch_geometric import nn
+from torch_geometric.nn.conv import MessagePassing
+
+from gnnaccel import pyg_backend
+from gnnaccel.graph.cache import derived
+
+MORE = {
+    "GCN without bias": lambda: nn.GCNConv(D, 5, bias=False),
+    "GCN cached": lambda: nn.GCNConv(D, 5, cached=True),
+    "GIN linear": lambda: nn.GINConv(torch.nn.Linear(D, 5)),
+    "GIN eps": lambda: nn.GINConv(torch.nn.Linear(D, 5), eps=0.3),
+}
+SHORT = {name: make for name, make in LAYERS.items() if name != "EdgeConv"} | MORE
+
+
+def changed(name, change, **options):
+    """Two steps of the layer as it is made, and two once it was changed, which find what the first have left."""
+
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        out = [train(layer, rand(N, D, grad=True), index) for _ in range(2)]
+        change(layer)
+        out += [train(layer, rand(N, D, grad=True), index) for _ in range(2)]
+        # What went through float32 has its rounding.
+        return [t.dtype for t in tensors(out)], tree_map_only(torch.Tensor, rounded, out)
+
+    def rounded(t):
+        return t.float() if options.get("dtype") == torch.float32 else t
+
+    same(program, **options)
+
+
+def _doubled(self, edge_index, **kwargs):
+    return 2 * type(self).propagate(self, edge_index, **kwargs)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_propagate_replaced_on_the_layer(name):
+    changed(name, lambda layer: setattr(layer, "propagate", types.MethodType(_doubled, layer)))
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_explained_once(name):
+    """PyG binds propagate() to the layer then."""
+
+    def change(layer):
+        layer.explain = True
+        layer.explain = False
+
+    changed(name, change)
+
+
+class Cast(torch.nn.Module):
+    """A linear layer that gives another dtype than it takes, as quantised and low-rank ones do."""
+
+    def __init__(self, lin, dtype):
+        super().__init__()
+        self.lin, self.dtype = lin, dtype
+        self.weight, self.bias = lin.weight, lin.bias  # PyG's layers look at them
+
+    def forward(self, x):
+        return self.lin(x).to(self.dtype)
+
+
+def _cast(layer, dtype, most):
+    linear = [(k, m) for k, m in layer.named_children() if isinstance(m, (nn.Linear, torch.nn.Linear))]
+    for name, lin in linear[:most]:
+        setattr(layer, name, Cast(lin, dtype))
+
+
+@pytest.mark.parametrize("most", [1, 9])
+@pytest.mark.parametrize("name", SHORT)
+def test_linear_maps_to_another_dtype(name, most):
+    """The first of the layer's maps, or all of them."""
+    changed(name, lambda layer: _cast(layer, torch.float64, most), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["GAT", "GATv2"])
+def test_attention_vectors_of_another_dtype(name):
+    def change(layer):
+        for key, value in list(layer._parameters.items()):
+            if key.startswith("att") and value is not None:
+                setattr(layer, key, torch.nn.Parameter(value.detach().double()))
+
+    changed(name, change, dtype=torch.float32)
+
+
+def test_features_of_two_dtypes():
+    def program(wrap):
+        layer = wrap(nn.ResGatedGraphConv(D, 5))
+        layer.lin_key.double(), layer.lin_skip.double()
+        pair = rand(N, D, grad=True), rand(N, D, seed=2).double().requires_grad_()
+        out = train(layer, pair, edges())
+        return [t.dtype for t in tensors(out)], tree_map_only(torch.Tensor, torch.Tensor.float, out)
+
+    same(program, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 5), (N, 5), (2, 1, 5)])
+@pytest.mark.parametrize("name", ["GCN", "GCN cached"])
+def test_bias_of_another_shape(name, shape):
+    changed(name, lambda layer: setattr(layer, "bias", torch.nn.Parameter(rand(*shape, 1).squeeze(-1))))
+
+
+def test_bias_that_does_not_fit():
+    def program(wrap):
+        layer = wrap(nn.GCNConv(D, 5))
+        layer.bias = torch.nn.Parameter(rand(3))
+        return layer(rand(N, D), edges())
+
+    same(program, raises=True)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_replica(name):
+    """What torch.nn.DataParallel makes for each GPU: a copy whose parameters are attributes."""
+
+    def program(wrap):
+        layer = wrap(SHORT[name]())
+        replicas = {module: module._replicate_for_data_parallel() for module in layer.modules()}
+        for module, replica in replicas.items():
+            for key, parameter in module._parameters.items():
+                if parameter is None:
+                    replica._parameters[key] = None
+                else:
+                    setattr(replica, key, parameter * 1)
+            for key, child in module._modules.items():
+                replica._modules[key] = None if child is None else replicas[child]
+        out = replicas[layer](rand(N, D), edges())
+        out.square().sum().backward()
+        return out, [p.grad for p in layer.parameters()]
+
+    same(program)
+
+
+@pytest.mark.parametrize("name", ["GAT", "GATv2", "Transformer"])
+def test_node_dim_of_the_heads(name):
+    """-2 means the nodes of [N, channels], but not of the [N, heads, channels] that these layers send."""
+
+    def program(wrap):
+        layer = wrap(SHORT[name]())
+        layer.node_dim = -2
+        return layer(rand(N, D), edges())
+
+    same(program, raises=True)
+
+
+def _reset(layer):
+    layer.initial_eps = 0.4
+    layer.reset_parameters()
+
+
+EPS = {
+    "written into": lambda layer: layer.eps.fill_(0.7),
+    "written past autograd": lambda layer: layer.eps.data.fill_(0.7),
+    "reset": _reset,
+    "loaded": lambda layer: layer.load_state_dict({**layer.state_dict(), "eps": torch.full((1,), 0.7)}),
+    "of every feature": lambda layer: setattr(layer, "eps", rand(D)),
+    "of another dimension": lambda layer: setattr(layer, "eps", torch.ones(1, 1, 1)),
+    "minus one": lambda layer: layer.eps.fill_(-1),
+    "an integer": lambda layer: setattr(layer, "eps", torch.ones(1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("change", EPS)
+@pytest.mark.parametrize("name", ["GIN linear", "GIN eps"])
+def test_eps_of_gin(name, change):
+    changed(name, EPS[change])
+
+
+def test_reset_forgets_eps():
+    """Which is remembered on CUDA, to be read without waiting."""
+    layer = pyg_backend.accelerate(SHORT["GIN eps"]())
+    derived.put((layer.eps,), "number", 0.3)
+    assert derived.get((layer.eps,), "number") == 0.3
+    layer.reset_parameters()
+    assert derived.get((layer.eps,), "number") is None
+
+
+HELPERS = [("GCN", "gcn_norm"), *((name, f"{w}_self_loops") for name in ("GAT", "GATv2") for w in ("add", "remove"))]
+
+
+@pytest.mark.parametrize(("name", "helper"), HELPERS)
+def test_helper_replaced_in_the_layers_module(name, helper, monkeypatch):
+    module = sys.modules[type(SHORT[name]()).__module__]
+    original = getattr(module, helper)
+
+    def replaced(edge_index, *args, **kwargs):
+        return original(edge_index[:, : E // 2], *args, **kwargs)
+
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        before = layer(rand(N, D), index)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, helper, replaced)
+            return before, layer(rand(N, D), index)
+
+    same(program)
+
+
+def _plain(layer):
+    return getattr(type(layer), "_gnnaccel_plain", type(layer))  # under enable()
+
+
+PRIVATE = {
+    "_index_select": lambda layer: {"_index_select": lambda self, *args: 2 * layer._index_select(self, *args)},
+    "_lift": lambda layer: {"_lift": lambda self, *args: 2 * layer._lift(self, *args)},
+    "_check_input": lambda layer: {"_check_input": lambda self, index, size: layer._check_input(self, index, (N, N))},
+}
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.parametrize("name", [name for name in SHORT if name != "GCN cached"])
+def test_own_way_to_bring_features_to_the_edges(name, method):
+    def program(wrap):
+        layer = SHORT[name]()
+        plain = _plain(layer)
+        layer.__class__ = type("Own", (plain,), PRIVATE[method](plain))
+        return train(wrap(layer), rand(N, D, grad=True), edges())
+
+    same(program, accelerated=None)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_against_the_flow_without_a_propagate_of_its_own(name):
+    """PyG cannot read the code of this class, and so writes none for it."""
+
+    def program(wrap):
+        layer = SHORT[name]()
+        parent = _plain(layer)
+        members = {"propagate": MessagePassing.propagate, "edge_updater": MessagePassing.edge_updater}
+        members["_orig_propagate"] = members["_jinja_propagate"] = MessagePassing.propagate
+        layer.__class__ = type("Unread", (parent,), members)
+        layer.flow = "target_to_source"
+        return train(wrap(layer), rand(N, D, grad=True), edges())
+
+    same(program, accelerated=None)
