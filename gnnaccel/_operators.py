@@ -66,7 +66,8 @@ def plain(
     return True
 
 
-_usual_keys: set[int] = set()
+_usual_keys: set[int] = set()  # torch's dispatch keys of tensors that `usual` takes,
+_eager_keys: set[int] = set()  # and of those that are not `_lazy`
 
 
 def usual(*tensors: Tensor) -> bool:
@@ -91,13 +92,21 @@ def _lazy(tensor: Tensor | None) -> bool:
     """True for a plain tensor whose memory is not what it stands for, or that has none: negated, one of torch's first
     batched ones (torch.autograd.grad with is_grads_batched), a zero of forward-mode derivatives, a functional one, one
     that a transform of torch.func has left behind."""
-    return tensor is not None and (
+    if tensor is None:
+        return False
+    keys = torch._C._dispatch_keys(tensor).raw_repr()  # which say all of that: each kind of tensor is asked once
+    if keys in _eager_keys:
+        return False
+    lazy = (
         tensor.is_neg()
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._C._functorch.is_legacy_batchedtensor(tensor)
         or tensor._is_zerotensor()
         or torch._is_functional_tensor(tensor)
     )
+    if not lazy:
+        _eager_keys.add(keys)
+    return lazy
 
 
 def _unwrapped(value):
