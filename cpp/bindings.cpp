@@ -14,6 +14,8 @@ PYBIND11_MODULE(_C, module) {
   bind_class<Csr, const void*, const void*, const void*, int64_t, int64_t, int64_t, IndexType>(module, "Csr");
   bind_class<WorkList, const void*, const void*, const void*, int64_t, int64_t, int64_t, bool, Wish, int, int>(
       module, "WorkList");
+  bind_class<MessageProgram, const MessageStep*, const MessageLeaf*, const MessageOutput*, int64_t, int64_t, int64_t,
+             int64_t, int64_t, DType>(module, "MessageProgram");
   add("isa", &isa);
   add("use_openmp", &use_openmp);
   add("spmm", &spmm);
@@ -37,6 +39,7 @@ PYBIND11_MODULE(_C, module) {
   add("translate_blocks", &translate_blocks);
   add("spmm_tiled", &spmm_tiled);
   add("sddmm_tiled", &sddmm_tiled);
+  add("message_walk", &message_walk);
   add("expand", &expand);
   add("collect", &collect);
   add("scatter_arg", &scatter_arg);

@@ -26,6 +26,7 @@ struct Set {
   void (*maxk)(const MaxkArgs&);
   void (*spgemm)(const SpgemmArgs&);
   void (*sspmm)(const SspmmArgs&);
+  void (*message_walk)(const MessageWalkArgs&);
 };
 
 Set pick() {
@@ -37,19 +38,19 @@ Set pick() {
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
        avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2, avx512::head_dots,
-       avx512::maxk, avx512::spgemm, avx512::sspmm},
+       avx512::maxk, avx512::spgemm, avx512::sspmm, avx512::message_walk},
       {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention,
        avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots, avx2::maxk, avx2::spgemm,
-       avx2::sspmm},
+       avx2::sspmm, avx2::message_walk},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
        baseline::attention, baseline::dot_attention, baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots,
-       baseline::maxk, baseline::spgemm, baseline::sspmm},
+       baseline::maxk, baseline::spgemm, baseline::sspmm, baseline::message_walk},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
                        baseline::edge_softmax, baseline::attention, baseline::dot_attention,
                        baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots, baseline::maxk,
-                       baseline::spgemm, baseline::sspmm}};
+                       baseline::spgemm, baseline::sspmm, baseline::message_walk}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -154,6 +155,11 @@ void spgemm(const Csr& graph, const Compressed& x, const void* weight, void* out
 void sspmm(const Csr& graph, const void* grad, const Compressed& kept, const void* weight, const void* row_scale,
            void* grad_values, bool by_source, DType dtype, int threads) {
   chosen.sspmm({graph, grad, kept, weight, row_scale, grad_values, by_source, dtype, threads});
+}
+
+void message_walk(const Csr& graph, const MessageProgram& program, const void* const* operands, void* const* results,
+                  int threads) {
+  chosen.message_walk({graph, program, operands, results, threads});
 }
 
 }  // namespace gnnaccel

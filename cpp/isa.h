@@ -1,6 +1,7 @@
 // One entry per kernel and instruction set; dispatch.cpp picks a set when the library is loaded.
 #pragma once
 
+#include "message_program.h"
 #include "types.h"
 
 namespace gnnaccel {
@@ -160,6 +161,14 @@ struct SspmmArgs {
   int threads;
 };
 
+struct MessageWalkArgs {  // see kernels.h
+  const Csr& graph;
+  const MessageProgram& program;
+  const void* const* operands;
+  void* const* results;
+  int threads;
+};
+
 #define GNNACCEL_DECLARE(isa)                           \
   namespace isa {                                       \
   void spmm(const SpmmArgs&);                           \
@@ -174,6 +183,7 @@ struct SspmmArgs {
   void maxk(const MaxkArgs&);                           \
   void spgemm(const SpgemmArgs&);                       \
   void sspmm(const SspmmArgs&);                         \
+  void message_walk(const MessageWalkArgs&);            \
   }
 GNNACCEL_DECLARE(baseline)
 GNNACCEL_DECLARE(avx2)

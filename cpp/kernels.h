@@ -5,6 +5,7 @@
 // uninitialised. bf16 and f16 accumulate in f32. Results do not depend on `threads`.
 #pragma once
 
+#include "message_program.h"
 #include "types.h"
 
 namespace gnnaccel {
@@ -106,6 +107,13 @@ void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, 
 void head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x, void* grad_vectors,
                         int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
                         int threads);
+
+// Messages that a program computes for each nonzero, reduced over the rows or not at all: results[2 i] of output i is
+//   [num_rows, width] for sum, mean, max and min, 0 in an empty row; [nnz, width] by edge ids for none. For max and min
+//   results[2 i + 1], of the index type, receives the edge ids of the winners as spmm's arg_rhs does.
+//   operands[i] of leaf i: [num_cols | num_rows | nnz | 1, width]. CPU only.
+void message_walk(const Csr& graph, const MessageProgram& program, const void* const* operands, void* const* results,
+                  int threads);
 
 // Of each row of x [num_rows, kept.num_feats] the k largest, into values and places of kept, which are written through.
 // NaN counts as larger than all numbers, -0 as 0; of equal ones those with the lowest feature are kept.

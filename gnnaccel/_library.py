@@ -10,7 +10,7 @@ import ctypes
 import functools
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -99,6 +99,11 @@ def work_list(items: Tensor, steps: Tensor, splits: Tensor, clustered: bool, wis
     """That of a work list (types.h: WorkList)."""
     arrays = (items, steps, splits)
     return _C.WorkList(*map(pointer, arrays), *(t.shape[0] for t in arrays), clustered, wish, lanes, workers)
+
+
+def message_program(arrays: Sequence[Tensor], *counts_and_width: int, compute: torch.dtype):
+    """That of a program of messages (message_program.h: MessageProgram); `arrays` are of bytes."""
+    return _C.MessageProgram(*map(pointer, arrays), *counts_and_width, DTYPES[compute])
 
 
 # Kernels by name.

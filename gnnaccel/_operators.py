@@ -88,12 +88,14 @@ def usual(*tensors: Tensor) -> bool:
     return True
 
 
-def _lazy(tensor: Tensor | None) -> bool:
+def _lazy(tensor: Any) -> bool:
     """True for a plain tensor whose memory is not what it stands for, or that has none: negated, one of torch's first
     batched ones (torch.autograd.grad with is_grads_batched), a zero of forward-mode derivatives, a functional one, one
-    that a transform of torch.func has left behind."""
+    that a transform of torch.func has left behind. Of a list: if one of them is, or is no plain tensor."""
     if tensor is None:
         return False
+    if type(tensor) is list:
+        return any(type(t) not in _TENSORS or _lazy(t) for t in tensor)
     keys = torch._C._dispatch_keys(tensor).raw_repr()  # which say all of that: each kind of tensor is asked once
     if keys in _eager_keys:
         return False
@@ -193,7 +195,8 @@ def register(
             return tuple(torch.stack(parts)[:size] for parts in zip(*outs, strict=True)), (0,) * len(outs[0])
         return torch.stack(outs)[:size], 0
 
-    if hasattr(torch.library, "register_vmap"):  # torch 2.5
+    lists = any(str(a.type) == "List[Tensor]" for a in arguments)  # of features: not to be batched one by one
+    if hasattr(torch.library, "register_vmap") and not lists:  # torch 2.5
         torch.library.register_vmap(full, batched)
 
     def needs_grad(args: tuple) -> bool:
@@ -202,7 +205,7 @@ def register(
         return any(args[k] is not None and args[k].requires_grad for k in features)
 
     def refuse_tangents(args: tuple) -> None:
-        given = (args[k] for k in features if args[k] is not None)
+        given = [t for k in features for t in (args[k] if type(args[k]) is list else args[k : k + 1]) if t is not None]
         if any(torch._VF._unpack_dual(t, level=0)[1] is not None for t in given):  # type: ignore[attr-defined]
             raise NotImplementedError(
                 f"{full}: has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use reverse mode"

@@ -15,6 +15,7 @@ from gnnaccel.ops.graph_conv import graph_conv
 from gnnaccel.ops.head_dots import head_dots
 from gnnaccel.ops.layers import gat, gated_sum, gatv2
 from gnnaccel.ops.maxk import maxk
+from gnnaccel.ops.messages import message_reduce
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.spgemm import spgemm
@@ -34,6 +35,7 @@ __all__ = [
     "has_cuda_kernels",
     "head_dots",
     "maxk",
+    "message_reduce",
     "sddmm",
     "segment_reduce",
     "spgemm",

@@ -6,6 +6,8 @@ ops; graphs are anything with ``indptr``, ``indices``, ``edge_ids``, ``num_rows`
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -165,3 +167,65 @@ def dropout_factor(seed: Tensor, dropout: float, nnz: int, heads: int) -> Tensor
     z = (z ^ shifted(z, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
     kept = shifted(z ^ shifted(z, 31), 32) >= int(dropout * 2**32)
     return (kept.double() / (1 - dropout)).view(nnz, heads)
+
+
+def message_reduce(graph, program, operands) -> list[Tensor]:
+    """The outputs of a program of messages (gnnaccel/ops/messages/program.py), one operand for each of its leaves."""
+    rows = {"u": graph.indices.long(), "v": rows_of(graph.indptr), "e": edges_of(graph)}
+    nnz = graph.indices.numel()
+    values: list[Tensor] = []
+    for step in program.steps:
+        if step.op == "leaf":
+            leaf, operand = program.leaves[step.numbers[0]], operands[step.numbers[0]]
+            value = operand.expand(nnz, *leaf.features) if leaf.kind == "c" else operand[rows[leaf.kind]]
+        else:
+            value = _message_step(step, [values[a] for a in step.args], graph)
+        values.append(value.expand(nnz, *step.features))
+    outs = []
+    for output in program.outputs:
+        value = values[output.step]
+        if output.reduce == "none":
+            outs.append(torch.empty_like(value).index_put((rows["e"],), value))
+        else:
+            outs.append(segment_reduce(value, graph.indptr, output.reduce))
+    return outs
+
+
+def _message_step(step, args: list[Tensor], graph) -> Tensor:
+    """One primitive on the values of all edges."""
+    op, numbers = step.op, step.numbers
+    if op == "fill":
+        return torch.full(step.features, numbers[0], device=graph.indptr.device)
+    x = args[0]
+    if op == "reshape":
+        return x.reshape(x.shape[0], *step.features)
+    if op == "expand":
+        return _pad(x, len(step.features) + 1)
+    if op == "fold":
+        padded = (1,) * (x.dim() - 1 - len(step.features)) + step.features
+        dims = [i + 1 for i, n in enumerate(padded) if n == 1 and x.shape[i + 1] != 1]
+        return x.sum(dims, keepdim=True).reshape(x.shape[0], *step.features)
+    if op == "winner":
+        return (x == edges_of(graph).view(-1, *(1,) * (x.dim() - 1))).to(torch.get_default_dtype())
+    if op == "where":
+        return torch.where(args[0] != 0, args[1], args[2])
+    if op in ("gt", "ge", "eq"):
+        return getattr(torch, op)(*args).to(x.dtype)
+    if op in ("gt_p", "ge_p", "lt_p", "le_p", "eq_p"):
+        return getattr(torch, op[:-2])(x, numbers[0]).to(x.dtype)
+    if op in ("max", "min"):
+        return getattr(torch, op + "imum")(*args)
+    of_number: dict[str, Callable] = {
+        "add_p": torch.add,
+        "mul_p": torch.mul,
+        "div_p": torch.div,
+        "max_p": torch.clamp_min,
+        "min_p": torch.clamp_max,
+        "rsub_p": lambda x, p: p - x,
+        "rdiv_p": lambda x, p: p / x,
+        "pow_p": torch.pow,
+        "leaky_relu_p": torch.nn.functional.leaky_relu,
+    }
+    if op in of_number:
+        return of_number[op](x, numbers[0])
+    return getattr(torch, {"copy": "clone"}.get(op, op))(*args)

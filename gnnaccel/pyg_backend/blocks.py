@@ -19,6 +19,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend import programs
 from gnnaccel.pyg_backend.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
@@ -310,6 +311,9 @@ def edge_values(graph: Graph, expression: Expression) -> Tensor:
         return gathered(graph, expression)
     if not are_large(graph, expression):
         return gathered(graph, expression)
+    found = programs.reduced(graph, expression, "none")
+    if found is not None:
+        return found
     program, operands = compiled(graph, expression)
     return _Blocks.apply(graph, program, None, expression.features, expression.dtype, *operands)
 
@@ -323,5 +327,8 @@ def edge_reduce(graph: Graph, expression: Expression, reduce: str) -> Tensor:
 
     reduce : "sum", "mean" or "logsumexp". Rows without edges: 0 (for logsumexp: nothing reads them).
     """
+    found = programs.reduced(graph, expression, reduce)
+    if found is not None:
+        return found
     program, operands = compiled(graph, expression)
     return _Blocks.apply(graph, program, reduce, expression.features, expression.dtype, *operands)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import ops
-from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend import blocks, programs
 from gnnaccel.pyg_backend.expression import product, reshaped
 from gnnaccel.pyg_backend.graph import Unsupported, unserved
 from gnnaccel.pyg_backend.lazy import Lazy
@@ -57,6 +57,9 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
         if form is not None:
             x, weight, features = form
             return _back(reshaped(ops.spmm(graph, x, weight, reduce=reduce), features), dim)
+        out = programs.reduced(graph, messages.expression, reduce)
+        if out is not None:
+            return _back(out, dim)
         if not blocks.are_large(graph, messages.expression):
             messages = messages.rows()
         elif reduce in ("sum", "mean"):

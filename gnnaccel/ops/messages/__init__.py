@@ -1,0 +1,85 @@
+"""Messages as expressions, compiled to programs that one kernel runs for each edge, forward and backward.
+
+language      expressions: leaves u, v, e and c, and functions of them
+program       an expression with shapes: primitive steps
+derivatives   the programs of a program's gradients
+tape          a program as the binary takes it
+reduce        `message_reduce`: a program on a graph
+"""
+
+from gnnaccel.ops.messages.language import (
+    Expression,
+    abs,
+    c,
+    clamp,
+    cos,
+    dot,
+    e,
+    elu,
+    erf,
+    exp,
+    expm1,
+    gelu,
+    leaky_relu,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    reciprocal,
+    relu,
+    reshape,
+    rsqrt,
+    sigmoid,
+    sign,
+    silu,
+    sin,
+    softplus,
+    sqrt,
+    square,
+    sum,
+    tanh,
+    u,
+    v,
+    where,
+)
+from gnnaccel.ops.messages.program import Unfit
+from gnnaccel.ops.messages.reduce import evaluate, message_reduce
+
+__all__ = [
+    "Expression",
+    "Unfit",
+    "abs",
+    "c",
+    "clamp",
+    "cos",
+    "dot",
+    "e",
+    "elu",
+    "erf",
+    "evaluate",
+    "exp",
+    "expm1",
+    "gelu",
+    "leaky_relu",
+    "log",
+    "log1p",
+    "maximum",
+    "message_reduce",
+    "minimum",
+    "reciprocal",
+    "relu",
+    "reshape",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "softplus",
+    "sqrt",
+    "square",
+    "sum",
+    "tanh",
+    "u",
+    "v",
+    "where",
+]

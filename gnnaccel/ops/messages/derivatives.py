@@ -1,0 +1,159 @@
+"""Derivatives of programs, which are programs: no value of an edge is kept, all are computed again."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gnnaccel.ops.messages.program import Builder, Leaf, Program, Shape, Value
+
+_SIDES = {"u": "v", "v": "u", "e": "e", "c": "c"}  # of the same edges reversed
+
+# primitive -> function(builder, its value, the gradient to that) -> gradients to its arguments, None for none
+_RULES: dict[str, Callable] = {
+    "add": lambda b, y, g: (g, g),
+    "sub": lambda b, y, g: (g, b.unary("neg", g)),
+    "mul": lambda b, y, g: (b.mul(g, y.args[1]), b.mul(g, y.args[0])),
+    "div": lambda b, y, g: (b.div(g, y.args[1]), b.unary("neg", b.div(b.mul(g, y), y.args[1]))),
+    "max": lambda b, y, g: _of_extremum(b, g, *y.args),
+    "min": lambda b, y, g: _of_extremum(b, g, *reversed(y.args)),
+    "add_p": lambda b, y, g: (g,),
+    "mul_p": lambda b, y, g: (b.mul(g, y.numbers[0]),),
+    "div_p": lambda b, y, g: (b.div(g, y.numbers[0]),),
+    "max_p": lambda b, y, g: (b.mul(g, b.compare("ge", y.args[0], y.numbers[0])),),
+    "min_p": lambda b, y, g: (b.mul(g, b.compare("le", y.args[0], y.numbers[0])),),
+    "rsub_p": lambda b, y, g: (b.unary("neg", g),),
+    "rdiv_p": lambda b, y, g: (b.unary("neg", b.div(b.mul(g, y), y.args[0])),),
+    "pow_p": lambda b, y, g: (_of_pow(b, g, y.args[0], y.numbers[0]),),
+    "leaky_relu_p": lambda b, y, g: (b.where(b.compare("gt", y.args[0], 0.0), g, b.mul(g, y.numbers[0])),),
+    "copy": lambda b, y, g: (g,),
+    "neg": lambda b, y, g: (b.unary("neg", g),),
+    "abs": lambda b, y, g: (b.mul(g, b.unary("sign", y.args[0])),),
+    "exp": lambda b, y, g: (b.mul(g, y),),
+    "expm1": lambda b, y, g: (b.mul(g, b.add(y, 1.0)),),
+    "log": lambda b, y, g: (b.div(g, y.args[0]),),
+    "log1p": lambda b, y, g: (b.div(g, b.add(y.args[0], 1.0)),),
+    "sqrt": lambda b, y, g: (b.div(b.mul(g, 0.5), y),),
+    "rsqrt": lambda b, y, g: (b.mul(b.mul(g, -0.5), b.mul(b.mul(y, y), y)),),
+    "sigmoid": lambda b, y, g: (b.mul(b.mul(g, y), b.sub(1.0, y)),),
+    "tanh": lambda b, y, g: (b.mul(g, b.sub(1.0, b.mul(y, y))),),
+    "relu": lambda b, y, g: (b.mul(g, b.compare("gt", y.args[0], 0.0)),),
+    "erf": lambda b, y, g: (b.mul(b.mul(g, 2 / math.sqrt(math.pi)), _exp_of_square(b, y.args[0])),),
+    "sin": lambda b, y, g: (b.mul(g, b.unary("cos", y.args[0])),),
+    "cos": lambda b, y, g: (b.unary("neg", b.mul(g, b.unary("sin", y.args[0]))),),
+    "where": lambda b, y, g: (None, b.where(y.args[0], g, 0.0), b.where(y.args[0], 0.0, g)),
+    "reshape": lambda b, y, g: (b.reshape(g, y.args[0].features),),
+    "expand": lambda b, y, g: (b.fold(g, y.args[0].features),),
+    "fold": lambda b, y, g: (b.expand(g, y.args[0].features),),
+}
+
+
+def _of_extremum(b: Builder, g: Value, x: Value, y: Value) -> tuple[Value, Value]:
+    """Of max(x, y), or min(y, x): equal ones share it, as torch has it."""
+    tie = b.mul(b.compare("eq", x, y), 0.5)
+    return b.mul(g, b.add(b.compare("gt", x, y), tie)), b.mul(g, b.add(b.compare("gt", y, x), tie))
+
+
+def _of_pow(b: Builder, g: Value, x: Value, exponent: float) -> Value:
+    return b.mul(b.mul(g, exponent), b.unary("pow_p", x, exponent - 1))
+
+
+def _exp_of_square(b: Builder, x: Value) -> Value:
+    return b.unary("exp", b.unary("neg", b.mul(x, x)))
+
+
+def _adjoints(b: Builder, seeds: list[tuple[Value, Value]]) -> dict[int, Value]:
+    """The gradient to each leaf, by its number, of values whose gradients are the seeds."""
+    found: dict[int, Value] = {}
+    waiting: dict[int, Value] = {}
+
+    def give(value: Value, gradient: Value) -> None:
+        before = found.get(value.number)
+        found[value.number] = gradient if before is None else b.add(before, gradient)
+        waiting[value.number] = value
+
+    for value, seed in seeds:
+        give(value, seed)
+    leaves = {}
+    while waiting:  # who gives a gradient comes after who gets one
+        value = waiting.pop(max(waiting))
+        gradient = found[value.number]
+        if value.op == "leaf":
+            leaves[value.numbers[0]] = gradient
+            continue
+        rule = _RULES.get(value.op)  # comparisons, signs, winners and numbers have none
+        if rule is not None:
+            for arg, part in zip(value.args, rule(b, value, gradient), strict=True):
+                if part is not None:
+                    give(arg, part)
+    return leaves
+
+
+class Half(NamedTuple):
+    """The gradients that one walk makes: a program, its operands, and whose gradients its outputs are.
+
+    operands : numbers of the program's leaves, and behind them of what the backward pass is given: for each output of
+        the program its gradient and, for a max or min, its winners.
+    targets : the leaf of each output, and through which shapes its rows go until they are those of the leaf, each by a
+        sum over features or a reshape.
+    """
+
+    program: Program
+    operands: list[int]
+    targets: list[tuple[int, list[Shape]]]
+
+
+@functools.lru_cache(maxsize=1024)
+def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> tuple[Half | None, Half | None]:
+    """Programs of the gradients to the `wanted` leaves, where outputs that are `given` have one.
+
+    The first is for the graph itself: gradients to rows of destinations, edges and what all edges share (these summed
+    over each row). The second is for the transposed graph: those to rows of sources. None: nothing to do.
+    """
+    leaves = list(program.leaves)
+    seeds = []  # leaf of the gradient, and of the winners
+    for output, has in zip(program.outputs, given, strict=True):
+        if not has:
+            seeds.append((-1, -1))
+            continue
+        features = program.steps[output.step].features
+        kind = "e" if output.reduce == "none" else "v"
+        leaves.append(Leaf(kind, features))
+        seeds.append((len(leaves) - 1, -1))
+        if output.reduce in ("max", "min"):
+            leaves.append(Leaf("v", features, True))
+            seeds[-1] = (len(leaves) - 2, len(leaves) - 1)
+    b = Builder(leaves)
+    values = b.again(program, range(len(program.leaves)))
+    starts = []
+    for output, (gradient, winners) in zip(program.outputs, seeds, strict=True):
+        if gradient < 0:
+            continue
+        seed = b.leaf(gradient)
+        if winners >= 0:
+            seed = b.mul(b.make("winner", (b.leaf(winners),), (), seed.features), seed)
+        starts.append((values[output.step], seed))
+    found = _adjoints(b, starts)
+    halves: list[Half | None] = []
+    for there in (False, True):
+        outputs, targets = [], []
+        for number, leaf in enumerate(program.leaves):
+            if wanted[number] and (leaf.kind == "u") is there and number in found:
+                value = found[number]
+                shapes: list[Shape] = []
+                while leaf.kind != "e" and value.op in ("fold", "reshape"):  # of the sums of rows, which are fewer
+                    shapes.insert(0, value.features)
+                    value = value.args[0]
+                outputs.append((value, "none" if leaf.kind == "e" else "sum"))
+                targets.append((number, [value.features, *shapes]))
+        if not outputs:
+            halves.append(None)
+            continue
+        half, operands = b.program(outputs)
+        if there:
+            sides = tuple(leaf._replace(kind=_SIDES[leaf.kind]) for leaf in half.leaves)
+            half = Program(sides, half.steps, half.outputs)
+        halves.append(Half(half, operands, targets))
+    return halves[0], halves[1]

@@ -1,0 +1,248 @@
+"""Programs on graphs: the kernel's op, its derivative, and the public function."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph import modes
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import _arrays, _check, reference
+from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
+from gnnaccel.ops._features import reduce_to
+from gnnaccel.ops.messages.derivatives import Half, gradients
+from gnnaccel.ops.messages.language import Expression
+from gnnaccel.ops.messages.program import REDUCES, Output, Program, Unfit, parse, program_of
+from gnnaccel.ops.messages.tape import tape
+
+_ROWS = {"u": "num_cols", "v": "num_rows", "e": "nnz"}
+
+
+def message_reduce(
+    graph: Graph,
+    message: Expression | Sequence[Expression],
+    operands: Mapping[str, Tensor],
+    reduce: str | Sequence[str] = "sum",
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Messages of an expression, reduced over the edges of each destination: out[v] = reduce of message(u, v, e).
+
+    Parameters
+    ----------
+    graph : Graph
+    message : Expression or sequence of them
+        What each edge sends (`gnnaccel.ops.messages`). Of several, all are computed in one walk over the edges.
+    operands : mapping from names to tensors
+        Of leaves u("name") [num_cols, *F], v("name") [num_rows, *F], e("name") [nnz, *F] in edge-id order, and
+        c("name") [*F]; floating-point. Feature shapes broadcast as in NumPy.
+    reduce : {"sum", "mean", "max", "min", "none"}, or one for each message
+        "none": the messages themselves.
+    dtype : torch.dtype, optional
+        Of the results; by default the operands' common one. Computes in float32, in float64 if that or an operand is.
+
+    Returns
+    -------
+    Tensor [num_rows, *F], 0 for destinations without edges; [nnz, *F] in edge-id order for "none". A tuple of them for
+    a sequence of messages.
+
+    Raises
+    ------
+    TypeError
+        For a wrong type or dtype. ValueError: for an operand that is missing, or of a wrong shape or device; for shapes
+        that do not broadcast; for an option.
+
+    Notes
+    -----
+    CPU: nothing per edge is stored, but for "none"; in the backward pass messages are computed again. Of equal messages
+    the first in the order of the graph is a max or min, and has its gradient. Deterministic, whatever the number of
+    threads. On CUDA, under torch.compile and the transforms of torch.func it runs as `gnnaccel.ops.reference.message_reduce`: one
+    message per edge is stored.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> from gnnaccel.ops.messages import sigmoid, u, v
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]), num_rows=2, num_cols=2)
+    >>> x = torch.tensor([[0.0], [2.0]])
+    >>> gnnaccel.ops.message_reduce(g, sigmoid(u("gate") + v("gate")) * u("x"), {"gate": 0 * x, "x": x})
+    tensor([[1.],
+            [0.]])
+    """
+    _check.graph("message_reduce", graph)
+    several = isinstance(message, (list, tuple))
+    messages = tuple(message) if several else (message,)  # type: ignore[arg-type]
+    reduces = (reduce,) * len(messages) if isinstance(reduce, str) else tuple(reduce)
+    if not messages or len(messages) != len(reduces):
+        raise ValueError(f"message_reduce: reduce: expected one for each message, got {len(reduces)}")
+    names: dict[tuple[str, str], None] = {}
+    for expression, option in zip(messages, reduces, strict=True):
+        if not isinstance(expression, Expression):
+            found = type(expression).__name__
+            raise TypeError(f"message_reduce: message: expected an expression of gnnaccel.ops.messages, got {found}")
+        _check.one_of("message_reduce", "reduce", option, REDUCES)
+        names.update(dict.fromkeys(expression.leaves()))
+    if not any(kind != "c" for kind, _ in names):
+        raise ValueError("message_reduce: message: expected a leaf of sources, destinations or edges, got none")
+    given, shapes = {}, []
+    for kind, name in names:
+        given[kind, name], features = _operand(graph, kind, name, operands)
+        shapes.append(((kind, name), features))
+    program, leaves = program_of(tuple(zip(messages, reduces, strict=True)), tuple(shapes))
+    out = evaluate(graph, program, [given[leaf] for leaf in leaves], dtype)
+    return tuple(out) if several else out[0]
+
+
+def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor]) -> tuple[Tensor, tuple[int, ...]]:
+    if name not in operands:
+        raise ValueError(
+            f"message_reduce: operands: expected {name!r}, which the message reads, got {sorted(operands)}"
+        )
+    value = operands[name]
+    if kind == "c":
+        row = value[None] if isinstance(value, Tensor) else value
+        _check.feature("message_reduce", name, row, 1, "its own", graph.device)
+        return value, tuple(value.shape)
+    _check.feature("message_reduce", name, value, getattr(graph, _ROWS[kind]), f"of {kind!r}", graph.device)
+    return value, tuple(value.shape[1:])
+
+
+def evaluate(
+    graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """The outputs of a program of checked operands, one for each of its leaves."""
+    dtype = dtype or _promoted(operands)
+    if graph.device.type != "cpu" or torch.compiler.is_compiling() or modes.transforming():
+        return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
+    sources = (x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u")
+    arrays = arrays_of(graph, needs_grad(*sources), listed=False)
+    return _walk(arrays, program, operands, [dtype] * len(program.outputs))
+
+
+def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        if tensor.dtype != dtype:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def _walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+    """The outputs, differentiable."""
+    if needs_grad(*operands):
+        return list(_Messages.apply(arrays, program, dtypes, *operands)[: len(program.outputs)])
+    return walk_op(arrays, program.text, operands, [lib.DTYPES[d] for d in dtypes])[: len(program.outputs)]
+
+
+class _Messages(torch.autograd.Function):
+    """A walk and, behind its outputs, the winners of its maxima and minima."""
+
+    @staticmethod
+    def forward(ctx, arrays, program, dtypes, *operands):
+        outs = walk_op(arrays, program.text, list(operands), [lib.DTYPES[d] for d in dtypes])
+        winners = outs[len(program.outputs) :]
+        ctx.program = program
+        _arrays.save(ctx, arrays, *operands, *winners)
+        ctx.mark_non_differentiable(*winners)
+        ctx.set_materialize_grads(False)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        arrays, kept = _arrays.saved(ctx)
+        program: Program = ctx.program
+        operands, winners = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
+        wanted = tuple(ctx.needs_input_grad[3:])
+        grads = grads[: len(program.outputs)]
+        seeds: list[Tensor] = []
+        for output, grad in zip(program.outputs, grads, strict=True):
+            winner = next(winners) if output.reduce in ("max", "min") else None
+            if grad is None:
+                continue
+            if output.reduce == "mean":
+                degrees = arrays.indptr.diff().clamp_(min=1).to(grad.dtype)
+                grad = grad / degrees.view(-1, *(1,) * (grad.dim() - 1))
+            seeds += [grad] if winner is None else [grad, winner]
+        halves = gradients(program, wanted, tuple(g is not None for g in grads))
+        found: list[Tensor | None] = [None] * len(operands)
+        for half, structure in zip(halves, (arrays, arrays.turned() if halves[1] else arrays), strict=True):
+            if half is not None:
+                _fill(found, structure, half, operands, [*operands, *seeds])
+        for i, (leaf, operand) in enumerate(zip(program.leaves, operands, strict=True)):
+            if wanted[i] and found[i] is None and not leaf.ids:
+                found[i] = torch.zeros_like(operand)
+        return None, None, None, *found
+
+
+def _fill(found: list, structure: Structure, half: Half, operands: list[Tensor], given: list[Tensor]) -> None:
+    """Put the gradients of one half into `found`."""
+    dtypes = [operands[number].dtype for number, _ in half.targets]
+    outs = _walk(structure, half.program, [given[i] for i in half.operands], dtypes)
+    for (number, shapes), out in zip(half.targets, outs, strict=True):
+        if operands[number].dim() == len(shapes[-1]):  # the same for all edges: no rows
+            out = out.sum(0, keepdim=True)
+        for shape in shapes[1:]:
+            same = math.prod(shape) == math.prod(out.shape[1:])
+            out = out.reshape(out.shape[0], *shape) if same else reduce_to(out, shape)
+        found[number] = out.reshape(operands[number].shape)
+
+
+def _sizes(arrays: Structure, program: Program) -> list[tuple[Output, tuple[int, ...]]]:
+    """Each output and its shape."""
+    found = []
+    for output in program.outputs:
+        rows = arrays.nnz if output.reduce == "none" else arrays.num_rows
+        found.append((output, (rows, *program.steps[output.step].features)))
+    return found
+
+
+_DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
+
+
+def _allocate(arrays: Structure, program: Program, like: Tensor, dtypes: Sequence[int]) -> list[Tensor]:
+    """The outputs, and the winners of those that have some."""
+    sizes = _sizes(arrays, program)
+    outs = [like.new_empty(shape, dtype=_DTYPES[code]) for (_, shape), code in zip(sizes, dtypes, strict=True)]
+    extrema = (shape for output, shape in sizes if output.reduce in ("max", "min"))
+    return outs + [like.new_empty(shape, dtype=arrays.indptr.dtype) for shape in extrema]
+
+
+def _walk_impl(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
+    program = parse(text)
+    outs = _allocate(arrays, program, operands[0], dtypes)
+    if not any(map(Tensor.numel, outs)):
+        return outs
+    operands = [x.contiguous() for x in operands]
+    leaves = tuple(None if leaf.ids else x.dtype for leaf, x in zip(program.leaves, operands, strict=True))
+    binary = tape(program, leaves, tuple(_DTYPES[code] for code in dtypes))
+    winners = iter(outs[len(program.outputs) :])
+    results = array("Q")
+    for output, out in zip(program.outputs, outs, strict=False):
+        arg = next(winners) if output.reduce in ("max", "min") else None
+        results.extend((lib.pointer(out), lib.pointer(arg)))
+    addresses = array("Q", map(lib.pointer, operands))
+    given = (binary.program, addresses.buffer_info()[0], results.buffer_info()[0])
+    lib.launch("message_walk", outs[0].device, arrays.matrix(), *given)
+    return outs
+
+
+def _walk_fake(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
+    return _allocate(arrays, parse(text), operands[0], dtypes)
+
+
+walk_op = _operators.register(
+    "message_walk",
+    f"({_arrays.SCHEMA}, str program, Tensor[] operands, int[] dtypes) -> Tensor[]",
+    _walk_impl,
+    _walk_fake,
+    devices=("cpu",),
+    structure=Structure,
+)
+
+__all__ = ["Unfit", "evaluate", "message_reduce"]

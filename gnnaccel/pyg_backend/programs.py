@@ -1,0 +1,174 @@
+"""Expressions over lifted node features as programs of messages (gnnaccel.ops.messages), which one kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel import ops
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import messages
+from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, is_rows, reshaped
+
+_LIKE = messages.Expression
+
+
+def _options(*names: str) -> Callable:
+    """Options by position or name, those left out being the function's defaults."""
+
+    def of(args: tuple, kwargs: dict) -> tuple:
+        given = dict(zip(names, args, strict=False))
+        if len(args) > len(names) or kwargs.keys() - set(names) - {"inplace"}:
+            raise messages.Unfit("options that the language has not")
+        given.update({name: kwargs[name] for name in names if name in kwargs})
+        if any(isinstance(value, Tensor) for value in given.values()):
+            raise messages.Unfit("a tensor as an option")
+        options: list = []
+        for name in names:
+            if name not in given:
+                break
+            options.append(given.pop(name))
+        if given:
+            raise messages.Unfit("an option without those before it")
+        return tuple(options)
+
+    return of
+
+
+def _clamp(args: tuple, kwargs: dict) -> tuple:
+    given = {**dict(zip(("min", "max"), args, strict=False)), **kwargs}
+    return given.get("min"), given.get("max")
+
+
+def _sum(args: tuple, kwargs: dict) -> tuple:
+    dims = kwargs["dim"]
+    return (tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)), kwargs.get("keepdim", False)
+
+
+def _table() -> dict[Any, tuple[str, Callable]]:
+    """Function of torch -> function of the language, and how its options are read."""
+    found: dict[Any, tuple[str, Callable]] = {}
+
+    def put(names: str, options: Callable = _options(), name: str | None = None) -> None:
+        for spelling in names.split():
+            for holder in (torch, Tensor, F, torch._C._nn):
+                if hasattr(holder, spelling):
+                    found[getattr(holder, spelling)] = (name or spelling.strip("_"), options)
+
+    put("relu sigmoid tanh exp expm1 log log1p sqrt rsqrt abs neg __neg__ square sin cos erf reciprocal")
+    put("silu selu mish softsign logsigmoid hardswish")
+    put("leaky_relu", _options("negative_slope"))
+    put("elu celu", _options("alpha"))
+    put("gelu", _options("approximate"))
+    put("softplus", _options("beta", "threshold"))
+    put("pow __pow__", _options("exponent"), "pow")
+    put("clamp", _clamp)
+    put("clamp_min", lambda args, kwargs: (*_options("min")(args, kwargs), None), "clamp")
+    put("clamp_max", lambda args, kwargs: (None, *_options("max")(args, kwargs)), "clamp")
+    found[torch.sum] = ("sum", _sum)
+    return found
+
+
+_FUNCTIONS = _table()
+_OF_TWO = {torch.add: "add", torch.sub: "sub", torch.mul: "mul", torch.div: "div",
+           torch.maximum: "maximum", torch.minimum: "minimum"}  # fmt: skip
+_CASTS = frozenset((Tensor.to, Tensor.float, Tensor.double, Tensor.bfloat16))
+
+
+class Translation:
+    """An expression in the language of messages, and its operands.
+
+    Raises messages.Unfit for a function or operand that is not in the language.
+    """
+
+    def __init__(self, graph: Graph, expression: Expression):
+        self.graph = graph
+        self.operands: dict[str, Tensor] = {}
+        self._names: dict[tuple[int, str], messages.Expression] = {}
+        self._done: dict[int, Any] = {}
+        self.message = self._read(expression, len(expression.features))
+
+    def leaf(self, kind: str, value: Tensor) -> messages.Expression:
+        """A leaf for a tensor; the same one for the same."""
+        found = self._names.get((id(value), kind))
+        if found is None:
+            name = str(len(self.operands))
+            self.operands[name] = value
+            found = self._names[id(value), kind] = _LIKE("leaf", (), (kind, name))
+        return found
+
+    def _read(self, node, dims: int):
+        """`node`, an operand of something with `dims` feature dimensions."""
+        if isinstance(node, (int, float)):
+            return node
+        if isinstance(node, Leaf):
+            return self.leaf(node.side, node.value)
+        if isinstance(node, Tensor):
+            return self._tensor(node, dims)
+        if not isinstance(node, Apply):
+            raise messages.Unfit(f"an operand of type {type(node).__name__}")
+        found = self._done.get(id(node))
+        if found is None:
+            found = self._done[id(node)] = self._apply(node)
+        return found
+
+    def _tensor(self, node: Tensor, dims: int):
+        if not node.is_floating_point() or node.device != self.graph.device:
+            raise messages.Unfit("a tensor of another dtype or device")
+        if is_rows(node, self.graph, "e", dims) and node.shape[0] != 1:
+            return self.leaf("e", node)
+        return self.leaf("c", node[0] if node.dim() == dims + 1 else node)
+
+    def _apply(self, node: Apply):
+        function, dims = node.function, len(node.features)
+        if function is reshaped:
+            inner = node.args[0]
+            return messages.reshape(self._read(inner, len(inner.features)), node.args[1])
+        if function in _OF_TWO:
+            if node.kwargs:
+                raise messages.Unfit("options that the language has not")
+            return _LIKE(_OF_TWO[function], tuple(self._read(arg, dims) for arg in node.args))
+        inner = node.args[0]
+        dims = len(inner.features) if isinstance(inner, (Leaf, Apply)) else dims
+        if function in _CASTS:  # computed in float32 or float64 at any rate
+            return self._read(inner, dims)
+        if function not in _FUNCTIONS:
+            raise messages.Unfit(f"{getattr(function, '__name__', function)}()")
+        name, options = _FUNCTIONS[function]
+        return _LIKE(name, (self._read(inner, dims),), options(node.args[1:], node.kwargs))
+
+
+def translated(graph: Graph, expression: Expression) -> Translation | None:
+    """The translation of an expression; None where it has none, and on CUDA, which has no such kernel."""
+    if graph.device.type != "cpu" or not isinstance(expression, Apply):
+        return None
+    try:
+        return Translation(graph, expression)
+    except messages.Unfit:
+        return None
+
+
+def reduced(graph: Graph, expression: Expression, reduce: str) -> Tensor | None:
+    """The rows of an expression, reduced over the edges of each destination, or None (`translated`).
+
+    reduce : "sum", "mean", "max", "min", "none" (the rows themselves, in edge-id order), or "logsumexp", which is for
+        destinations with edges.
+    """
+    found = translated(graph, expression)
+    if found is None:
+        return None
+    dtype = expression.dtype
+    try:
+        if reduce != "logsumexp":
+            return ops.message_reduce(graph, found.message, found.operands, reduce, dtype=dtype)
+        with torch.no_grad():
+            top = ops.message_reduce(graph, found.message, found.operands, "max", dtype=dtype)
+        shifted = found.message - found.leaf("v", top)
+        total = ops.message_reduce(graph, messages.exp(shifted), found.operands, "sum", dtype=dtype)
+    except messages.Unfit:
+        return None
+    return top + total.clamp_min(1e-38).log()

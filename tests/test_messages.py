@@ -1,0 +1,327 @@
+"""Programs of messages against their definition in plain torch, in float64: values, gradients, gradients of those."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import gnnaccel
+from gnnaccel import ops
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import messages as m
+from gnnaccel.ops import reference
+from gnnaccel.ops.messages.program import FUNCTIONS, program_of
+from gnnaccel.ops.messages.tape import _OPS
+
+q, k, x, w = m.u("q"), m.v("k"), m.u("x"), m.e("w")
+REDUCES = ("sum", "mean", "max", "min", "none")
+
+
+def graph_of(rows, cols, edges, seed=0, dtype=torch.int64):
+    """A graph with a hub, empty rows and repeated edges."""
+    made = torch.Generator().manual_seed(seed)
+    ends = torch.randint(0, rows, (edges,), generator=made)
+    ends[: edges // 3] = rows // 2
+    ends[ends == 0] = rows - 1
+    sources = torch.randint(0, cols, (edges,), generator=made)
+    return Graph.from_coo(ends.to(dtype), sources.to(dtype), num_rows=rows, num_cols=cols)
+
+
+def operands_of(graph, message, features, seed=0, dtype=torch.float64, scale=1.0):
+    """One for each leaf; of "name:1" and "name:h" with one number, and with one for each head."""
+    made = torch.Generator().manual_seed(seed)
+    rows = {"u": (graph.num_cols,), "v": (graph.num_rows,), "e": (graph.nnz,), "c": ()}
+    out = {}
+    for kind, name in message.leaves():
+        shape = {"1": (1,) * len(features), "h": (*features[:-1], 1)}.get(name.partition(":")[2], features)
+        value = torch.randn(*rows[kind], *shape, generator=made, dtype=torch.float64) * scale
+        out[name] = value.to(dtype).requires_grad_()
+    return out
+
+
+def defined(graph, message, operands, reduce):
+    """The definition, with operands as they are."""
+    names = message.leaves()
+    shapes = tuple(((kind, name), tuple(operands[name].shape[kind != "c" :])) for kind, name in names)
+    program, leaves = program_of(((message, reduce),), shapes)
+    return reference.message_reduce(graph, program, [operands[name] for _, name in leaves])[0]
+
+
+def compare(graph, message, operands, reduce, second=False, **tolerance):
+    leaves = list(operands.values())
+    wide = {name: value.detach().double().requires_grad_() for name, value in operands.items()}
+    got, want = ops.message_reduce(graph, message, operands, reduce), defined(graph, message, wide, reduce)
+    torch.testing.assert_close(got.double(), want, **tolerance)
+    seed = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    options = {"create_graph": second, "allow_unused": True, "materialize_grads": True}
+    grads = torch.autograd.grad(got, leaves, seed.to(got.dtype), **options)
+    wanted = torch.autograd.grad(want, list(wide.values()), seed, **options)
+    for one, other in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, **tolerance)
+    if second and any(t.requires_grad for t in wanted):
+        ends = [torch.autograd.grad(sum((t.double() ** 2).sum() for t in found if t.requires_grad), list(inputs),
+                                    allow_unused=True, materialize_grads=True)
+                for found, inputs in ((grads, leaves), (wanted, wide.values()))]  # fmt: skip
+        for one, other in zip(*ends, strict=True):
+            torch.testing.assert_close(one.double(), other, **tolerance)
+
+
+USUAL = {
+    "gated": m.sigmoid(q + k) * x,
+    "edges": m.relu(x + w) + 1e-7,
+    "film": m.relu(m.u("g") * x + k) * m.c("scale"),
+    "heads": m.u("a:h") * x * m.e("w:h"),
+    "dot": m.dot(q, k, keepdim=True) * x,
+    "norm": m.sqrt(m.sum(m.square(q - k), -1, True) + 1.0) * x,
+    "one number": x * m.e("w:1") + m.v("b:1"),
+    "destination alone": m.tanh(k),
+    "copied": x,
+}
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_messages(name, reduce):
+    for features, index in (((3,), torch.int32), ((2, 16), torch.int64), ((4, 7), torch.int32)):
+        graph = graph_of(30, 20, 400, dtype=index)
+        compare(graph, USUAL[name], operands_of(graph, USUAL[name], features), reduce, second=reduce != "mean")
+
+
+def options_of(function):
+    given = {
+        "pow": [(2.0,), (3.0,), (0.5,), (-0.5,), (-1.0,), (1.0,), (1.7,)],
+        "clamp": [(-0.5, 0.5), (None, 0.2), (-0.1, None)],
+        "leaky_relu": [(), (0.2,)],
+        "gelu": [(), ("tanh",)],
+        "elu": [(), (0.7,)],
+        "softplus": [(), (2.0, 1.0)],
+        "sum": [((-1,), True), ((-2,), True), ((-1, -2), True), ((-1,), False)],
+        "reshape": [((8, 2),), ((16,),)],
+    }
+    return given.get(function, [()])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_each_function(function):
+    two = ("add", "sub", "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "eq")
+    positive = function in ("log", "sqrt", "rsqrt", "reciprocal", "pow", "div", "log1p")
+    inner = m.square(q + k) + 0.3 if positive else q + k
+    graph = graph_of(12, 9, 60)
+    for options in options_of(function):
+        if function == "where":
+            messages = [m.where(q > k, x, 2.0), m.where(q >= 0.1, 0.5, x), m.where(q < k, x, k), m.where(q < 0.2, x, k)]
+        elif function in two:
+            make = [(inner, m.square(x) + 0.2), (inner, 0.7), (0.7, inner)]
+            messages = [m.Expression(function, args) for args in make]
+            if function in ("gt", "ge", "lt", "le", "eq"):  # which have no gradient of their own
+                messages = [message * q for message in messages]
+        else:
+            messages = [m.Expression(function, (inner,), options)]
+        for message in messages:
+            compare(graph, message, operands_of(graph, message, (4, 4)), "sum", second=True)
+
+
+def test_a_case_for_each_primitive():
+    """What the tests above make of the language reaches every operation of the kernel."""
+    seen = set()
+    for function in FUNCTIONS:
+        args = {"where": (q > k, x, k)}.get(function, (x, k) if function in (
+            "add", "sub", "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "eq") else (x,))  # fmt: skip
+        for options, numbers in itertools.product(options_of(function), (False, True)):
+            if numbers and len(args) == 2:
+                args = (args[0], 0.7)
+            message = m.Expression(function, args, options)
+            for swapped in (message, m.Expression(function, args[::-1], options) if len(args) == 2 else message):
+                shapes = tuple((leaf, (4, 4)) for leaf in swapped.leaves())
+                seen |= {s.op for s in program_of(((swapped, "sum"),), shapes)[0].steps}
+    assert set(_OPS) - seen <= {"copy", "expand", "winner", "fill"}  # "dot", a max's gradient, where(.., 2.0)
+
+
+def random_message(made, depth):
+    leaves = [q, k, x, w, m.c("scale"), m.u("a:h"), m.e("w:1")]
+    if depth == 0:
+        return made.choice(leaves)
+    one, other = random_message(made, depth - 1), random_message(made, made.randrange(depth))
+    kind = made.randrange(9)
+    if kind < 4:
+        return (one + other, one - other, one * other, other * made.choice((-0.5, 2.0)))[kind]
+    return (m.sigmoid(one), m.tanh(one), m.leaky_relu(one, 0.3), m.maximum(one, other), m.exp(-m.square(one)))[kind - 4]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_programs(seed):
+    made = random.Random(seed)
+    graph = graph_of(made.randint(3, 40), made.randint(3, 40), made.randint(0, 300), seed)
+    message = q * 0.1 + random_message(made, made.randint(1, 4))
+    features = made.choice(((1,), (5,), (2, 3), (3, 16), (33,)))
+    operands = operands_of(graph, message, features, seed, scale=0.5)
+    compare(graph, message, operands, made.choice(REDUCES), second=True)
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
+def test_narrower_types(dtype, bound):
+    graph = graph_of(25, 25, 500)
+    for message in (USUAL["gated"], USUAL["norm"], USUAL["edges"], m.gelu(q + k), m.log(m.exp(q) + 1.0), m.softplus(q)):
+        compare(graph, message, operands_of(graph, message, (2, 24), dtype=dtype), "sum", rtol=bound, atol=10 * bound)
+
+
+def test_functions_of_float32_over_their_range():
+    """Relative error against float64 of each function whose vectors are our own."""
+    values = torch.cat(
+        [torch.linspace(-120, 100, 40_001), torch.logspace(-44, 38, 5000), -torch.logspace(-44, 2, 5000)]
+    )
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 88.72, -103.9, -87.4])
+    values = torch.cat([values, special]).float()
+    graph = Graph.from_coo(torch.arange(len(values)), torch.arange(len(values)))
+    for name in ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sigmoid", "tanh", "relu", "abs", "sign"):
+        got = ops.message_reduce(graph, m.Expression(name, (x,)), {"x": values[:, None]}, "none")[:, 0]
+        want = getattr(torch, name)(values.double())
+        torch.testing.assert_close(got.double(), want.float().double(), rtol=5e-7, atol=4e-39, equal_nan=True)
+
+
+@pytest.mark.parametrize("degree", [511, 512, 513, 1024, 40_000])
+def test_a_hub_keeps_its_digits(degree):
+    made = torch.Generator().manual_seed(0)
+    values = torch.rand(degree, 3, generator=made)
+    graph = Graph.from_coo(torch.ones(degree, dtype=torch.long), torch.arange(degree), num_rows=3)
+    for reduce in ("sum", "mean"):
+        got = ops.message_reduce(graph, x * 1.5, {"x": values}, reduce)
+        want = getattr(values.double() * 1.5, reduce)(0)
+        torch.testing.assert_close(got[1].double(), want, rtol=1e-6, atol=0)
+        assert not got[0].any() and not got[2].any()
+
+
+def test_several_in_one_walk():
+    graph = graph_of(30, 20, 300)
+    operands = operands_of(graph, USUAL["gated"] + k, (2, 5))
+    kinds = ("mean", "max", "min", "sum", "none")
+    several = ops.message_reduce(graph, [USUAL["gated"]] * 4 + [q - k], operands, kinds)
+    alone = [ops.message_reduce(graph, g, operands, r) for g, r in zip([USUAL["gated"]] * 4 + [q - k], kinds, strict=True)]
+    for one, other in zip(several, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    leaves = list(operands.values())
+    weights = [torch.randn_like(t) for t in several]
+    got = torch.autograd.grad(sum((t * s).sum() for t, s in zip(several, weights, strict=True)), leaves)
+    want = torch.autograd.grad(sum((t * s).sum() for t, s in zip(alone, weights, strict=True)), leaves)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+    part = ops.message_reduce(graph, [q * x, x - k], operands, "sum")[1]  # the other's gradient is asked for by nobody
+    found = torch.autograd.grad(part.sum(), [operands["q"], operands["x"]], allow_unused=True, materialize_grads=True)
+    assert not found[0].any() and found[1].any()
+
+
+def test_results_do_not_depend_on_threads():
+    graph = graph_of(400, 300, 30_000)
+    operands = operands_of(graph, USUAL["gated"], (64,), dtype=torch.float32)
+    found, before = [], torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        out = ops.message_reduce(graph, USUAL["gated"], operands, "sum")
+        found.append((out, *torch.autograd.grad(out.sum(), list(operands.values()))))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        for one, another in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, another, rtol=0, atol=0)
+
+
+def test_of_equal_messages_the_first_wins():
+    graph = Graph.from_coo(torch.tensor([0, 0, 0]), torch.tensor([2, 1, 0]), num_rows=2, num_cols=3)
+    for reduce, message in (("max", x), ("min", -x)):
+        values = torch.ones(3, 2, requires_grad=True)
+        ops.message_reduce(graph, message * 1.0, {"x": values}, reduce).sum().backward()
+        assert values.grad.abs().tolist() == [[0, 0], [0, 0], [1, 1]]
+    nan = torch.tensor([[1.0], [torch.nan], [2.0]])
+    assert ops.message_reduce(graph, x, {"x": nan}, "max")[0].isnan().all()
+
+
+@pytest.mark.parametrize("rows, cols, edges", [(0, 0, 0), (4, 0, 0), (0, 4, 0), (3, 3, 0)])
+def test_no_edges(rows, cols, edges):
+    graph = Graph.from_coo(torch.zeros(edges, dtype=torch.long), torch.zeros(edges, dtype=torch.long),
+                           num_rows=rows, num_cols=cols)  # fmt: skip
+    for reduce in REDUCES:
+        compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (4,)), reduce)
+        compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (0,)), reduce)
+    graph = graph_of(5, 5, 20)
+    compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (0,)), "sum")
+
+
+def test_views_and_columns():
+    """Operands that are not contiguous, one tensor under two names, features of one dimension and of none."""
+    graph = graph_of(20, 20, 200)
+    base = torch.randn(8, 20, dtype=torch.float64, requires_grad=True)
+    compare(graph, q * k, {"q": base.t(), "k": base.t()}, "sum")
+    compare(graph, m.u("x") * m.v("x"), {"x": base.t()}, "sum")
+    one = torch.randn(20, dtype=torch.float64, requires_grad=True)
+    compare(
+        graph,
+        q * k + m.c("b"),
+        {
+            "q": one,
+            "k": one.detach().clone().requires_grad_(),
+            "b": torch.tensor(0.5, dtype=torch.float64, requires_grad=True),
+        },
+        "sum",
+    )
+
+
+def test_modes():
+    """Where torch listens: the op is seen, its fakes have the right shapes, and transforms go through."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    graph = graph_of(6, 6, 20)
+    operands = {n: t.detach() for n, t in operands_of(graph, USUAL["gated"], (3,)).items()}
+    want = ops.message_reduce(graph, USUAL["gated"], operands)
+
+    names = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Seen():
+        torch.testing.assert_close(ops.message_reduce(graph, USUAL["gated"], operands), want)
+    assert any("message_walk" in name for name in names)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = ops.message_reduce(graph, USUAL["gated"], {n: torch.empty_like(t) for n, t in operands.items()}, "max")
+        assert fake.shape == want.shape
+    with torch.inference_mode():
+        torch.testing.assert_close(ops.message_reduce(graph, USUAL["gated"], operands), want)
+
+    def loss(value):
+        return ops.message_reduce(graph, USUAL["gated"], {**operands, "x": value}).square().sum()
+
+    asked = operands["x"].clone().requires_grad_()
+    (grad,) = torch.autograd.grad(loss(asked), asked)
+    torch.testing.assert_close(torch.func.grad(loss)(operands["x"]), grad)
+    torch.testing.assert_close(
+        torch.compile(loss, fullgraph=True, backend="aot_eager")(operands["x"]), loss(operands["x"])
+    )
+
+
+def test_bad_programs_are_refused():
+    graph = graph_of(6, 5, 20)
+    good = {"q": torch.randn(5, 4), "k": torch.randn(6, 4)}
+    cases = [
+        (ValueError, "operands: expected 'x' among", lambda: ops.message_reduce(graph, x * q, good)),
+        (ValueError, "expected 6 rows", lambda: ops.message_reduce(graph, k * q, {"q": good["q"], "k": good["q"]})),
+        (TypeError, "floating-point", lambda: ops.message_reduce(graph, q, {"q": torch.ones(5, 4, dtype=torch.long)})),
+        (ValueError, "do not broadcast", lambda: ops.message_reduce(graph, q + k, {**good, "k": torch.randn(6, 3)})),
+        (ValueError, "reduce: expected one of", lambda: ops.message_reduce(graph, q, good, "median")),
+        (ValueError, "one for each message", lambda: ops.message_reduce(graph, [q, q], good, ["sum"])),
+        (ValueError, "a leaf of sources", lambda: ops.message_reduce(graph, m.c("b") * 2, {"b": torch.ones(3)})),
+        (ValueError, "two numbers", lambda: ops.message_reduce(graph, m.Expression("add", (1, 2)) + q, good)),
+        (ValueError, "got 'cosh'", lambda: ops.message_reduce(graph, m.Expression("cosh", (q,)), good)),
+        (ValueError, "dimensions from -1", lambda: ops.message_reduce(graph, m.sum(q, 1), good)),
+        (ValueError, "as many numbers", lambda: ops.message_reduce(graph, m.reshape(q, (3,)), good)),
+        (ValueError, "side by side", lambda: ops.message_reduce(graph, q + k, {"q": torch.randn(5, 2, 1, 3), "k": torch.randn(6, 2, 4, 3)})),
+        (TypeError, "an expression", lambda: ops.message_reduce(graph, torch.relu, good)),
+        (TypeError, "expressions and numbers", lambda: q + torch.ones(3)),
+        (TypeError, "gnnaccel.Graph", lambda: ops.message_reduce(None, q, good)),
+    ]  # fmt: skip
+    for error, words, call in cases:
+        with pytest.raises(error, match=words):
+            call()
+    assert gnnaccel.ops.message_reduce(graph, q, good).shape == (6, 4)
