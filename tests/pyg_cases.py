@@ -5,8 +5,8 @@
 
 "spmm"       sums, means and extrema over edges, no message in memory
 "attention"  scores, softmax and weighted sum; at most one number per edge and head in memory
-"blocks"     messages that are no product, made and reduced in blocks of edges where they are too large to be stored
-             (which SeenOps makes them); `why` where edge features are wide
+"message"    messages that are no product, computed and reduced in one kernel on the CPU; on CUDA made and reduced in
+             blocks of edges where they are too large to be stored; `why` where edge features are wide
 "segment"    PyG's own message() with our reduction: one message per edge in memory
 "pyg"        PyG's own code; `why` says why
 """
@@ -130,7 +130,7 @@ def _hetero(g: Inputs) -> tuple:
 
 
 def _mlp(inputs: int, outputs: int = OUT) -> torch.nn.Module:
-    return Sequential(Linear(inputs, 16), ReLU(), Linear(16, outputs))
+    return Sequential(Linear(inputs, D), ReLU(), Linear(D, outputs))
 
 
 def _signed(g: Inputs) -> tuple:
@@ -180,7 +180,7 @@ CASES: dict[str, Case] = {
     "SAGEConv median": Case(
         lambda: nn.SAGEConv(D, OUT, aggr="median"), "pyg", why="MedianAggregation needs every message"
     ),
-    "SAGEConv softmax": Case(lambda: nn.SAGEConv(D, OUT, aggr=nn.SoftmaxAggregation(learn=True)), "blocks"),
+    "SAGEConv softmax": Case(lambda: nn.SAGEConv(D, OUT, aggr=nn.SoftmaxAggregation(learn=True)), "message"),
     "GINConv": Case(lambda: nn.GINConv(_mlp(D), train_eps=True), "spmm"),
     "MFConv": Case(lambda: nn.MFConv(D, OUT, max_degree=4), "spmm"),
     "SignedConv": Case(lambda: nn.SignedConv(D, OUT, first_aggr=True), "spmm", _signed),
@@ -254,36 +254,34 @@ CASES: dict[str, Case] = {
         lambda: nn.GeneralConv(D, OUT, attention=True, heads=2, attention_type="dot_product"), "attention"
     ),
     # Messages that are no product
-    "ResGatedGraphConv": Case(lambda: nn.ResGatedGraphConv(D, OUT), "blocks"),
-    "GINEConv": Case(lambda: nn.GINEConv(_mlp(D)), "blocks", lambda g: (g.x(), g.index, g.attr(D))),
+    "ResGatedGraphConv": Case(lambda: nn.ResGatedGraphConv(D, OUT), "message"),
+    "GINEConv": Case(lambda: nn.GINEConv(_mlp(D)), "message", lambda g: (g.x(), g.index, g.attr(D))),
     "GINEConv edges": Case(
-        lambda: nn.GINEConv(_mlp(D), edge_dim=EDGE, train_eps=True), "blocks", _attributed, why=WIDE
+        lambda: nn.GINEConv(_mlp(D), edge_dim=EDGE, train_eps=True), "message", _attributed, why=WIDE
     ),
-    "GENConv": Case(lambda: nn.GENConv(D, OUT, learn_t=True), "blocks"),
-    "GENConv edges": Case(lambda: nn.GENConv(D, OUT, edge_dim=EDGE, msg_norm=True), "blocks", _attributed, why=WIDE),
+    "GENConv": Case(lambda: nn.GENConv(D, OUT, learn_t=True), "message"),
+    "GENConv edges": Case(lambda: nn.GENConv(D, OUT, edge_dim=EDGE, msg_norm=True), "message", _attributed, why=WIDE),
     "GENConv powermean": Case(
-        lambda: nn.GENConv(D, OUT, aggr="powermean", edge_dim=EDGE), "blocks", _attributed, why=WIDE
+        lambda: nn.GENConv(D, OUT, aggr="powermean", edge_dim=EDGE), "message", _attributed, why=WIDE
     ),
-    "FiLMConv": Case(lambda: nn.FiLMConv(D, OUT), "blocks"),
-    "FiLMConv relations": Case(lambda: nn.FiLMConv(D, OUT, num_relations=TYPES), "blocks", _typed),
-    "LEConv": Case(lambda: nn.LEConv(D, OUT), "blocks", _weighted),
-    "FeaStConv": Case(lambda: nn.FeaStConv(D, OUT, heads=3), "blocks"),
+    "FiLMConv": Case(lambda: nn.FiLMConv(D, OUT), "message"),
+    "FiLMConv relations": Case(lambda: nn.FiLMConv(D, OUT, num_relations=TYPES), "message", _typed),
+    "LEConv": Case(lambda: nn.LEConv(D, OUT), "message", _weighted),
+    "FeaStConv": Case(lambda: nn.FeaStConv(D, OUT, heads=3), "message"),
     "GeneralConv": Case(lambda: nn.GeneralConv(D, OUT), "spmm"),
     "GeneralConv edges": Case(
-        lambda: nn.GeneralConv(D, OUT, in_edge_channels=EDGE, directed_msg=False), "blocks", _attributed, why=WIDE
+        lambda: nn.GeneralConv(D, OUT, in_edge_channels=EDGE, directed_msg=False), "message", _attributed, why=WIDE
     ),
-    # PyG's own message() and our reduction
+    # PyG's own message() and our reduction, where it is "segment"
     "ResGatedGraphConv edges": Case(
-        lambda: nn.ResGatedGraphConv(D, OUT, edge_dim=EDGE),
-        "segment",
-        _attributed,
-        "it joins node and edge features",
+        lambda: nn.ResGatedGraphConv(D, OUT, edge_dim=EDGE), "message", _attributed, why=WIDE
     ),
     "RGATConv": Case(lambda: nn.RGATConv(D, OUT, TYPES, heads=2), "segment", _typed, "a matrix per edge"),
     "FastRGCNConv": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES), "segment", _typed, "a matrix per edge"),
     "NNConv": Case(lambda: nn.NNConv(D, OUT, _mlp(EDGE, D * OUT)), "segment", _attributed, "a matrix per edge"),
-    "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "blocks", _attributed, why=WIDE),
-    "CGConv": Case(lambda: nn.CGConv(D, dim=EDGE), "segment", _attributed, _MLP),
+    "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "message", _attributed, why=WIDE),
+    "CGConv": Case(lambda: nn.CGConv(D), "message"),
+    "CGConv edges": Case(lambda: nn.CGConv(D, dim=EDGE), "message", _attributed, why=WIDE),
     "EdgeConv": Case(lambda: nn.EdgeConv(_mlp(2 * D)), "segment", why=_MLP),
     "DynamicEdgeConv": Case(lambda: nn.DynamicEdgeConv(_mlp(2 * D), k=4), "segment", lambda g: (g.x(),), _MLP),
     "PointNetConv": Case(
@@ -296,7 +294,7 @@ CASES: dict[str, Case] = {
         "its MLP takes edges",
     ),
     "PointTransformerConv": Case(
-        lambda: nn.PointTransformerConv(D, OUT), "blocks", lambda g: (g.x(), g.pos(), g.index), why=WIDE
+        lambda: nn.PointTransformerConv(D, OUT), "message", lambda g: (g.x(), g.pos(), g.index), why=WIDE
     ),
     "PointGNNConv": Case(
         lambda: nn.PointGNNConv(_mlp(D, 3), _mlp(D + 3), _mlp(OUT, D)),
@@ -306,10 +304,15 @@ CASES: dict[str, Case] = {
     ),
     "PNAConv": Case(
         lambda: nn.PNAConv(D, OUT, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES, towers=2),
-        "segment",
-        why=_MLP,
+        "message",
     ),
-    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "segment", _heat, _MLP),
+    "PNAConv deeper": Case(
+        lambda: nn.PNAConv(D, OUT, ["max", "sum"], ["identity"], _DEGREES, edge_dim=EDGE, pre_layers=2),
+        "segment",
+        _attributed,
+        _MLP,
+    ),
+    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "message", _heat, why=WIDE),
     "DNAConv": Case(
         lambda: nn.DNAConv(D, heads=2),
         "segment",
@@ -391,7 +394,7 @@ def observed(counted: dict, seen: set[str]) -> tuple[str, str]:
         return "pyg", "; ".join(reasons)
     if any(kind.endswith(" segment") for kind in counted):
         return "segment", "; ".join(reasons)
-    if "spmm copy_rhs" in seen:
-        return "blocks", WIDE if "wide" in seen else ""
+    if any(name.startswith(("message_walk", "spmm copy_rhs")) for name in seen):
+        return "message", WIDE if "wide" in seen else ""
     scores = {"attention", "dot_attention", "edge_softmax", "sddmm add", "sddmm dot"}
     return ("attention" if seen & scores else "spmm"), WIDE if "wide" in seen else ""

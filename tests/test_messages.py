@@ -197,7 +197,9 @@ def test_several_in_one_walk():
     operands = operands_of(graph, USUAL["gated"] + k, (2, 5))
     kinds = ("mean", "max", "min", "sum", "none")
     several = ops.message_reduce(graph, [USUAL["gated"]] * 4 + [q - k], operands, kinds)
-    alone = [ops.message_reduce(graph, g, operands, r) for g, r in zip([USUAL["gated"]] * 4 + [q - k], kinds, strict=True)]
+    alone = [
+        ops.message_reduce(graph, g, operands, r) for g, r in zip([USUAL["gated"]] * 4 + [q - k], kinds, strict=True)
+    ]
     for one, other in zip(several, alone, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     leaves = list(operands.values())
@@ -304,6 +306,7 @@ def test_modes():
 def test_bad_programs_are_refused():
     graph = graph_of(6, 5, 20)
     good = {"q": torch.randn(5, 4), "k": torch.randn(6, 4)}
+    apart = {"q": torch.randn(5, 2, 1, 3), "k": torch.randn(6, 2, 4, 3)}
     cases = [
         (ValueError, "operands: expected 'x' among", lambda: ops.message_reduce(graph, x * q, good)),
         (ValueError, "expected 6 rows", lambda: ops.message_reduce(graph, k * q, {"q": good["q"], "k": good["q"]})),
@@ -316,7 +319,7 @@ def test_bad_programs_are_refused():
         (ValueError, "got 'cosh'", lambda: ops.message_reduce(graph, m.Expression("cosh", (q,)), good)),
         (ValueError, "dimensions from -1", lambda: ops.message_reduce(graph, m.sum(q, 1), good)),
         (ValueError, "as many numbers", lambda: ops.message_reduce(graph, m.reshape(q, (3,)), good)),
-        (ValueError, "side by side", lambda: ops.message_reduce(graph, q + k, {"q": torch.randn(5, 2, 1, 3), "k": torch.randn(6, 2, 4, 3)})),
+        (ValueError, "side by side", lambda: ops.message_reduce(graph, q + k, apart)),
         (TypeError, "an expression", lambda: ops.message_reduce(graph, torch.relu, good)),
         (TypeError, "expressions and numbers", lambda: q + torch.ones(3)),
         (TypeError, "gnnaccel.Graph", lambda: ops.message_reduce(None, q, good)),

@@ -82,7 +82,7 @@ def test_edge_form(name, flow, form):
     kinds = None
     if flow == "source_to_target":
         layer = type(FORM_LAYERS[name](WIDE)).__name__
-        kinds = {f"pyg.{layer}" + " segment" * (name == "EdgeConv")}
+        kinds = {f"pyg.{layer}"}
         # GATv2Conv takes edges of another type than a plain tensor's by two methods.
         kinds |= {f"pyg.{layer} edge_update"} if layer.startswith("GAT") and form not in TENSORS else set()
     same(program, dtype=torch.float32, accelerated=None, kinds=kinds)

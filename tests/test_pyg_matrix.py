@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.pyg_backend import blocks
+from gnnaccel.pyg_backend import blocks, programs
 
 pyg_cases.prepare_pyg()
 
@@ -96,19 +96,20 @@ def test_float64(name, device):
 
 
 @pytest.fixture(params=["stored", "in blocks"])
-def sizes(request, monkeypatch):
-    """Messages that are no product: all made at once, as in small graphs, or in blocks of a few edges."""
+def without_programs(request, monkeypatch):
+    """Messages that are no product, as on CUDA: all made at once, as in small graphs, or in blocks of a few edges."""
+    monkeypatch.setattr(programs, "translated", lambda graph, expression: None)
     if request.param == "in blocks":
         monkeypatch.setattr(blocks, "STORED_BYTES", {})
         monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
 
 
-BLOCKS = [name for name in CASES if CASES[name].runs == "blocks" or name.startswith("GATv2")]
+MESSAGES = [name for name in CASES if CASES[name].runs == "message" or name.startswith("GATv2")]
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.parametrize("order", [1, 2])
-def test_blocks(name, order, sizes, device):
+def test_blocks(name, order, without_programs, device):
     compared(name, Inputs(), 1e-7, order, device)
 
 
@@ -188,7 +189,7 @@ def test_int32_attributes(conv, options):
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_weights_with_a_row_for_each_edge(nodes, sizes):
+def test_weights_with_a_row_for_each_edge(nodes, without_programs):
     """Four heads and four edges: a linear map inside message() has a weight of [4, D], which is none of the edges."""
     index = torch.tensor([[0, 0, 1, 1], [nodes - 1, 0, 1, 0]])  # not in the order of the nonzeros
     plain = convs.FeaStConv(33, 8, heads=4, add_self_loops=False).double()

@@ -226,17 +226,28 @@ class Doubler(nn.SAGEConv):
 
 
 class EdgeNetwork(MessagePassing):
-    """A message no rule covers: PyG computes it, we reduce it."""
+    """A linear map of both ends: two maps of nodes."""
 
     def __init__(self, aggr="sum"):
         super().__init__(aggr=aggr)
-        self.lin = torch.nn.Linear(2 * WIDE, 5)
+        self.lin = torch.nn.Linear(2 * WIDE, WIDE)
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_i, x_j):
         return self.lin(torch.cat([x_i, x_j - x_i], -1)).relu()
+
+
+class DeepEdgeNetwork(EdgeNetwork):
+    """A message no rule covers: PyG computes it, we reduce it."""
+
+    def __init__(self, aggr="sum"):
+        super().__init__(aggr)
+        self.second = torch.nn.Linear(WIDE, WIDE + 1)
+
+    def message(self, x_i, x_j):
+        return self.second(super().message(x_i, x_j))
 
 
 class OnlyPropagate(MessagePassing):
@@ -294,8 +305,10 @@ WRITTEN = {
     "tutorial": (run_layer(Tutorial, width=WIDE), "pyg.Tutorial"),
     "attention": (run_layer(Attention, width=WIDE), "pyg.Attention"),
     "own message": (run_layer(lambda: Doubler(WIDE, 5), width=WIDE), "pyg.Doubler"),
-    "edge network": (run_layer(EdgeNetwork, width=WIDE), "pyg.EdgeNetwork segment"),
-    "edge network max": (run_layer(lambda: EdgeNetwork("max"), width=WIDE), "pyg.EdgeNetwork segment"),
+    "edge network": (run_layer(EdgeNetwork, width=WIDE), "pyg.EdgeNetwork"),
+    "edge network max": (run_layer(lambda: EdgeNetwork("max"), width=WIDE), "pyg.EdgeNetwork"),
+    "deep edge network": (run_layer(DeepEdgeNetwork, width=WIDE), "pyg.DeepEdgeNetwork segment"),
+    "deep edge network max": (run_layer(lambda: DeepEdgeNetwork("max"), width=WIDE), "pyg.DeepEdgeNetwork segment"),
 }
 
 

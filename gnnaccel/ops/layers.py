@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays
+from gnnaccel.ops import _arrays, messages
 from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
@@ -161,7 +161,8 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
 
     Notes
     -----
-    Stores the gates, [nnz, F], and in the backward their gradient.
+    CPU: `message_reduce`, which stores nothing for edges. CUDA: stores the gates, [nnz, F], and in the backward their
+    gradient.
     Source: Bresson and Laurent, Residual Gated Graph ConvNets, 2017.
 
     Examples
@@ -174,9 +175,14 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
     composed, inputs = partial(_gated_composed, graph), (gate_src, gate_dst, x)
     fits = x.dim() == 2 and x.shape == gate_src.shape == (graph.num_cols, *x.shape[1:]) and x.shape[1] > 0
     fits = fits and gate_dst.shape == (graph.num_rows, x.shape[1])
+    if fits and x.is_cpu and gate_src.dtype == gate_dst.dtype == x.dtype:
+        return messages.message_reduce(graph, _GATED, {"src": gate_src, "dst": gate_dst, "x": x})
     if not fits or not _usual(graph, inputs, None):
         return composed(*inputs)
     return _gated(*inputs, arrays_of(graph, needs_grad(*inputs), x), composed)
+
+
+_GATED = messages.sigmoid(messages.u("src") + messages.v("dst")) * messages.u("x")
 
 
 def _gated_composed(graph, gate_src, gate_dst, x) -> Tensor:

@@ -97,6 +97,11 @@ def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
     return x.reshape(x.shape[0], *features)
 
 
+def joined(*parts: Tensor) -> Tensor:
+    """Features side by side, in the last dimension."""
+    return torch.cat(parts, dim=-1)
+
+
 def clean(graph: Graph, leaf: Leaf) -> Tensor:
     """The node feature with rows that no edge reads replaced, without a gradient, by one that an edge reads.
 

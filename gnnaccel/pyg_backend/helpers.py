@@ -23,7 +23,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 from gnnaccel import ops
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
-from gnnaccel.pyg_backend import blocks, lazy_rules, norms  # noqa: F401 (fills lazy.RULES)
+from gnnaccel.pyg_backend import blocks, lazy_rules, linear_rules, norms  # noqa: F401 (these fill lazy.RULES)
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.expression import NARROW
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of

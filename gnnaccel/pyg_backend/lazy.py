@@ -36,7 +36,8 @@ from gnnaccel.pyg_backend.expression import (
     written,
 )
 
-RULES: dict[Any, Callable] = {}  # torch function -> rule(function, *args, **kwargs), filled by lazy_rules.py
+# torch function -> rule(function, *args, **kwargs), filled by lazy_rules.py and linear_rules.py
+RULES: dict[Any, Callable] = {}
 METADATA: set = set()  # functions that ask for nothing but shape, type and place
 
 

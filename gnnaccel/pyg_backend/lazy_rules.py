@@ -17,19 +17,19 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.ops._features import broadcast
 from gnnaccel.pyg_backend import blocks
-from gnnaccel.pyg_backend.expression import LINEAR, NARROW, Apply, Expression, Leaf, clean, detached, is_rows, reshaped
+from gnnaccel.pyg_backend.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
 from gnnaccel.pyg_backend.lazy import METADATA, RULES, Lazy, Trip, lift
 
-_TENSORS = (Tensor, torch.nn.Parameter)
+TENSORS = (Tensor, torch.nn.Parameter)
 
 
-def _hoist(x: Lazy, function, *args, **kwargs) -> Any:
+def hoist(x: Lazy, function, *args, **kwargs) -> Any:
     """function(node feature, ...) instead of function(rows, ...)."""
     assert isinstance(x.expression, Leaf)
     return function(clean(x.trip.graph, x.expression), *args, **kwargs)
 
 
-def _make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
+def make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
     """An Apply as a Lazy; as an ordinary tensor where it is narrow and no product that an SpMM could take."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
     if function is not torch.mul and function is not reshaped and math.prod(features) <= NARROW:
@@ -37,15 +37,15 @@ def _make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis:
     return Lazy(trip, expression, axis)
 
 
-def _is_operand(value) -> bool:
-    return type(value) in _TENSORS and value.is_floating_point()
+def is_operand(value) -> bool:
+    return type(value) in TENSORS and value.is_floating_point()
 
 
 def _is_plain(value, lazy: Lazy) -> bool:
     """True for a number or tensor that broadcasts to all rows alike."""
     if isinstance(value, (int, float, bool)):
         return True
-    if not _is_operand(value):
+    if not is_operand(value):
         return False
     if value.device != lazy.trip.graph.device and value.dim():
         return False
@@ -67,7 +67,7 @@ def _binary(function):
                 continue
             if lazy.axis and isinstance(x, Tensor) and x.dim() <= lazy.expression_dims:  # the edges first, as inside
                 x = x.reshape(*(1,) * (lazy.expression_dims - x.dim()), *x.shape).movedim(lazy.axis, 0)
-            per_edge = is_rows(x, lazy.trip.graph, "e", lazy.expression_dims - 1) and _is_operand(x)
+            per_edge = is_rows(x, lazy.trip.graph, "e", lazy.expression_dims - 1) and is_operand(x)
             if not _is_plain(x, lazy) and not per_edge:
                 return NotImplemented
             operands.append(x)
@@ -84,10 +84,10 @@ def _combine(lazy: Lazy, function, operands: list):
         values = [clean(lazy.trip.graph, x) if isinstance(x, Leaf) else x for x in operands]
         return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis, clean=True)
     try:
-        features = broadcast(*(_features(x, dims) for x in operands))
+        features = broadcast(*(features_of(x, dims) for x in operands))
     except RuntimeError:
         return NotImplemented  # torch words it
-    return _make(lazy.trip, function, tuple(operands), features, _promoted(*operands), axis=lazy.axis)
+    return make(lazy.trip, function, tuple(operands), features, _promoted(*operands), axis=lazy.axis)
 
 
 def _promoted(a, b) -> torch.dtype:
@@ -98,7 +98,7 @@ def _promoted(a, b) -> torch.dtype:
     return torch.result_type(*kinds)
 
 
-def _features(x, dims: int) -> tuple[int, ...]:
+def features_of(x, dims: int) -> tuple[int, ...]:
     if isinstance(x, (Leaf, Apply)):
         return x.features
     return tuple(x.shape[1:] if x.dim() == dims else x.shape) if isinstance(x, Tensor) else ()
@@ -113,12 +113,12 @@ def _unary(func, x, *args, **kwargs):
     if any(not _is_plain(a, x) or (a.dim() and not leaf) for a in options):
         return NotImplemented
     if isinstance(x.expression, Leaf):
-        out = _hoist(x, func, *args, **kwargs)
+        out = hoist(x, func, *args, **kwargs)
         if out.shape != x.expression.value.shape or not out.is_floating_point():
             return NotImplemented
         return lift(x.trip, x.expression.side, out, x.axis, clean=True)
     expression, dtype = _as_autocast(x, func, *args, **kwargs)
-    return _make(x.trip, func, (expression, *args), expression.features, dtype, kwargs, x.axis)
+    return make(x.trip, func, (expression, *args), expression.features, dtype, kwargs, x.axis)
 
 
 def _as_autocast(x: Lazy, function, *args, **kwargs) -> tuple[Expression, torch.dtype]:
@@ -184,10 +184,10 @@ def _with_features(x: Lazy, features: tuple[int, ...]):
     if isinstance(x.expression, Leaf):
         leaf = x.expression
         return lift(x.trip, leaf.side, reshaped(leaf.value, features), clean=leaf.clean)
-    return _make(x.trip, reshaped, (x.expression, features), features, x.expression.dtype)
+    return make(x.trip, reshaped, (x.expression, features), features, x.expression.dtype)
 
 
-def _dim(x: Lazy, dim) -> int | None:
+def feature_dim(x: Lazy, dim) -> int | None:
     """A feature dimension counted from 1, or None where `dim` is none."""
     dims = x.expression_dims
     if not isinstance(dim, int) or not -dims <= dim < dims or dim % dims == 0:
@@ -195,7 +195,7 @@ def _dim(x: Lazy, dim) -> int | None:
     return dim % dims
 
 
-def _unsqueeze(func, x, dim):
+def unsqueeze(func, x, dim):
     if not isinstance(x, Lazy) or not x.pending or not isinstance(dim, int):
         return NotImplemented
     dims = x.expression_dims + 1
@@ -207,9 +207,9 @@ def _unsqueeze(func, x, dim):
 
 
 def _squeeze(func, x, dim=None):
-    if not isinstance(x, Lazy) or not x.pending or _dim(x, dim) is None:
+    if not isinstance(x, Lazy) or not x.pending or feature_dim(x, dim) is None:
         return NotImplemented
-    at, features = _dim(x, dim) - 1, list(x.expression.features)
+    at, features = feature_dim(x, dim) - 1, list(x.expression.features)
     if features[at] == 1:
         del features[at]
     return _with_features(x, tuple(features))
@@ -218,7 +218,7 @@ def _squeeze(func, x, dim=None):
 def _flatten(func, x, start_dim=0, end_dim=-1):
     if not isinstance(x, Lazy) or not x.pending:
         return NotImplemented
-    start, end = _dim(x, start_dim), _dim(x, end_dim)
+    start, end = feature_dim(x, start_dim), feature_dim(x, end_dim)
     if start is None or end is None or end < start:
         return NotImplemented
     if start == end:
@@ -232,11 +232,11 @@ def _over_features(func, x, dim=None, *args, **kwargs):
     if not isinstance(x, Lazy) or not x.pending or kwargs.get("out") is not None:
         return NotImplemented
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-    where = [_dim(x, d) for d in dims]
+    where = [feature_dim(x, d) for d in dims]
     if not where or None in where:
         return NotImplemented
     if isinstance(x.expression, Leaf):
-        out = _hoist(x, func, dim, *args, **kwargs)
+        out = hoist(x, func, dim, *args, **kwargs)
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return NotImplemented
         return lift(x.trip, x.expression.side, out, clean=True)
@@ -256,62 +256,47 @@ def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
             dot = ops.sddmm(graph, ends["u"].to(dtype), ends["v"].to(dtype), "dot", "u", "v")
             return dot if keep else dot.squeeze(-1)
     dims = tuple(d - len(f) - 1 for d in where)
-    return _make(x.trip, torch.sum, (whole,), kept, dtype, {"dim": dims, "keepdim": bool(keep)})
+    return make(x.trip, torch.sum, (whole,), kept, dtype, {"dim": dims, "keepdim": bool(keep)})
 
 
 def _norm(func, x, p="fro", dim=None, *args, **kwargs):
     """Tensor.norm and torch.norm, which have the order before the dimension."""
-    if not isinstance(x, Lazy) or not x.pending or not isinstance(x.expression, Leaf) or _dim(x, dim) is None:
+    if not isinstance(x, Lazy) or not x.pending or not isinstance(x.expression, Leaf) or feature_dim(x, dim) is None:
         return NotImplemented
-    return lift(x.trip, x.expression.side, _hoist(x, func, p, dim, *args, **kwargs), clean=True)
+    return lift(x.trip, x.expression.side, hoist(x, func, p, dim, *args, **kwargs), clean=True)
 
 
 def _getitem(func, x, key):
     """x_j[:, ...]: a part of the features of all edges."""
     whole = isinstance(key, tuple) and key and isinstance(key[0], slice) and key[0] == slice(None)
     simple = (int, slice, type(None), type(Ellipsis))
-    if not isinstance(x, Lazy) or not x.pending or not whole or not isinstance(x.expression, Leaf):
+    if not isinstance(x, Lazy) or not x.pending or not whole:
         return NotImplemented
     if any(isinstance(k, bool) or not isinstance(k, simple) for k in key):
         return NotImplemented
-    return lift(x.trip, x.expression.side, x.expression.value[key], clean=x.expression.clean)
+    if isinstance(x.expression, Leaf):
+        return lift(x.trip, x.expression.side, x.expression.value[key], clean=x.expression.clean)
+    plain = all(isinstance(k, (int, slice)) for k in key) and len(key) < x.expression_dims
+    if not plain or not isinstance(x.expression, Apply) or x.expression.function is not joined:
+        return NotImplemented
+    parts = []  # what lies side by side in the last dimension is picked from in the others
+    for part in x.expression.args:
+        if isinstance(part, Apply):
+            return NotImplemented
+        picked = (part.value if isinstance(part, Leaf) else part)[key]
+        parts.append(Leaf(part.side, picked, part.clean) if isinstance(part, Leaf) else picked)
+    dims = 1 + len(x.expression.features) - sum(isinstance(k, int) for k in key)
+    sizes = [features_of(part, dims) for part in parts]
+    features = (*sizes[0][:-1], sum(f[-1] for f in sizes))
+    return make(x.trip, joined, tuple(parts), features, x.expression.dtype)
 
 
 def _parts(func, x, size, dim=0):
     """split, chunk, tensor_split along a feature dimension."""
-    if not isinstance(x, Lazy) or not x.pending or _dim(x, dim) is None or not isinstance(x.expression, Leaf):
+    if not isinstance(x, Lazy) or not x.pending or feature_dim(x, dim) is None or not isinstance(x.expression, Leaf):
         return NotImplemented
     leaf = x.expression
     return tuple(lift(x.trip, leaf.side, part, clean=leaf.clean) for part in func(leaf.value, size, dim))
-
-
-def _cat(func, tensors, dim=0):
-    first = tensors[0]
-    if not all(isinstance(t, Lazy) and t.pending and isinstance(t.expression, Leaf) for t in tensors):
-        return NotImplemented
-    if any(t.trip is not first.trip or t.expression.side != first.expression.side for t in tensors):
-        return NotImplemented
-    if _dim(first, dim) is None:
-        return NotImplemented
-    leaves = [t.expression for t in tensors]
-    whole = func([leaf.value for leaf in leaves], dim)
-    return lift(first.trip, leaves[0].side, whole, clean=all(leaf.clean for leaf in leaves))
-
-
-def _linear(func, x, weight, *bias):
-    """A linear map of a lifted feature is the lifted feature of a linear map: N rows instead of E."""
-    if not isinstance(x, Lazy) or not x.pending or x.expression_dims < 2:
-        return NotImplemented
-    if any(type(w) not in _TENSORS or w.dim() > 2 for w in (weight, *bias) if w is not None):
-        return NotImplemented
-    if isinstance(x.expression, Leaf):
-        return lift(x.trip, x.expression.side, _hoist(x, func, weight, *bias), clean=True)
-    if torch.is_autocast_enabled(x.trip.graph.device.type):  # both operands would be cast
-        return NotImplemented
-    width = weight.shape[0] if func is F.linear else weight.shape[-1]
-    if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
-        return NotImplemented
-    return _make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
 
 
 def _new(func, x, *args, **kwargs):
@@ -354,7 +339,7 @@ def _rules() -> dict:
     put(_detach, "detach", holders=(Tensor,))
     put(_same, "contiguous", holders=(Tensor,))
     put(_reshape, "view", "reshape")
-    put(_unsqueeze, "unsqueeze")
+    put(unsqueeze, "unsqueeze")
     put(_squeeze, "squeeze")
     put(_flatten, "flatten")
     put(_over_features, "sum", "mean", "softmax", "logsumexp", "amax", "amin")
@@ -362,8 +347,6 @@ def _rules() -> dict:
     put(_over_features, "softmax", "log_softmax", holders=(F,))
     put(_getitem, "__getitem__", holders=(Tensor,))
     put(_parts, "split", "chunk", "tensor_split")
-    put(_cat, "cat", "concat", holders=(torch,))
-    rules.update(dict.fromkeys(LINEAR, _linear))
     put(_new, "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", holders=(Tensor,))
     return rules
 

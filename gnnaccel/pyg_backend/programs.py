@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages
+from gnnaccel.ops.messages import message_reduce
 from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, is_rows, reshaped
 
 _LIKE = messages.Expression
@@ -52,8 +52,9 @@ def _sum(args: tuple, kwargs: dict) -> tuple:
 def _table() -> dict[Any, tuple[str, Callable]]:
     """Function of torch -> function of the language, and how its options are read."""
     found: dict[Any, tuple[str, Callable]] = {}
+    none = _options()
 
-    def put(names: str, options: Callable = _options(), name: str | None = None) -> None:
+    def put(names: str, options: Callable = none, name: str | None = None) -> None:
         for spelling in names.split():
             for holder in (torch, Tensor, F, torch._C._nn):
                 if hasattr(holder, spelling):
@@ -164,11 +165,11 @@ def reduced(graph: Graph, expression: Expression, reduce: str) -> Tensor | None:
     dtype = expression.dtype
     try:
         if reduce != "logsumexp":
-            return ops.message_reduce(graph, found.message, found.operands, reduce, dtype=dtype)
+            return message_reduce(graph, found.message, found.operands, reduce, dtype=dtype)
         with torch.no_grad():
-            top = ops.message_reduce(graph, found.message, found.operands, "max", dtype=dtype)
+            top = message_reduce(graph, found.message, found.operands, "max", dtype=dtype)
         shifted = found.message - found.leaf("v", top)
-        total = ops.message_reduce(graph, messages.exp(shifted), found.operands, "sum", dtype=dtype)
+        total = message_reduce(graph, messages.exp(shifted), found.operands, "sum", dtype=dtype)
     except messages.Unfit:
         return None
     return top + total.clamp_min(1e-38).log()

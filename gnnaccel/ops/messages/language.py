@@ -26,13 +26,14 @@ class Expression:
         Numbers that the function takes (a slope, bounds, the shape of a reshape).
     """
 
-    __slots__ = ("_hash", "args", "function", "options")
+    __slots__ = ("_hash", "_leaves", "args", "function", "options")
 
     def __init__(self, function: str, args: tuple = (), options: tuple = ()):
         self.function, self.args, self.options = function, args, options
         for arg in args:
             if not isinstance(arg, (Expression, float, int)):
                 raise TypeError(f"messages: {function}: expected expressions and numbers, got {type(arg).__name__}")
+        self._leaves: tuple[tuple[str, str], ...] | None = None
         self._hash = hash((function, args, options))  # kept: parts are shared, and asked for theirs each time
 
     def __hash__(self) -> int:
@@ -96,22 +97,13 @@ class Expression:
             return f"({left} {signs[self.function]} {right})"
         return f"{self.function}({', '.join(map(str, (*self.args, *self.options)))})"
 
-    def leaves(self) -> list[tuple[str, str]]:
+    def leaves(self) -> tuple[tuple[str, str], ...]:
         """Kind and name of each leaf, in the order of first use."""
-        found: dict[tuple[str, str], None] = {}
-        seen: set[int] = set()
-
-        def visit(node) -> None:
-            if not isinstance(node, Expression) or id(node) in seen:
-                return
-            seen.add(id(node))
-            if node.function == "leaf":
-                found[node.options] = None
-            for arg in node.args:
-                visit(arg)
-
-        visit(self)
-        return list(found)
+        if self._leaves is None:
+            parts = (arg.leaves() for arg in self.args if isinstance(arg, Expression))
+            found = (self.options,) if self.function == "leaf" else (leaf for part in parts for leaf in part)
+            self._leaves = tuple(dict.fromkeys(found))
+        return self._leaves
 
 
 def u(name: str) -> Expression:

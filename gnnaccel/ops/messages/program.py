@@ -187,7 +187,9 @@ class Builder:
     def div(self, x: Given, y: Given) -> Value:
         if isinstance(x, Value) and isinstance(y, Value):
             return self._two("div", x, y)
-        return self._with("div_p", x, y) if isinstance(x, Value) else self._with("rdiv_p", y, x)
+        if isinstance(x, Value):
+            return x if y == 1 else self._with("div_p", x, y)
+        return self._with("rdiv_p", y, x)
 
     def _with(self, op: str, x: Given, number: Given) -> Value:
         if not isinstance(x, Value):

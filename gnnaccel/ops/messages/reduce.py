@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -18,10 +19,32 @@ from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import reduce_to
 from gnnaccel.ops.messages.derivatives import Half, gradients
 from gnnaccel.ops.messages.language import Expression
-from gnnaccel.ops.messages.program import REDUCES, Output, Program, Unfit, parse, program_of
+from gnnaccel.ops.messages.program import REDUCES, Program, Unfit, parse, program_of
 from gnnaccel.ops.messages.tape import tape
 
 _ROWS = {"u": "num_cols", "v": "num_rows", "e": "nnz"}
+
+
+@overload
+def message_reduce(
+    graph: Graph,
+    message: Expression,
+    operands: Mapping[str, Tensor],
+    reduce: str = "sum",
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor: ...
+
+
+@overload
+def message_reduce(
+    graph: Graph,
+    message: Sequence[Expression],
+    operands: Mapping[str, Tensor],
+    reduce: str | Sequence[str] = "sum",
+    *,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, ...]: ...
 
 
 def message_reduce(
@@ -62,8 +85,8 @@ def message_reduce(
     -----
     CPU: nothing per edge is stored, but for "none"; in the backward pass messages are computed again. Of equal messages
     the first in the order of the graph is a max or min, and has its gradient. Deterministic, whatever the number of
-    threads. On CUDA, under torch.compile and the transforms of torch.func it runs as `gnnaccel.ops.reference.message_reduce`: one
-    message per edge is stored.
+    threads. On CUDA, under torch.compile and in transforms of torch.func it runs as its definition in
+    `gnnaccel.ops.reference`, which stores one message per edge.
 
     Examples
     --------
@@ -101,9 +124,7 @@ def message_reduce(
 
 def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor]) -> tuple[Tensor, tuple[int, ...]]:
     if name not in operands:
-        raise ValueError(
-            f"message_reduce: operands: expected {name!r}, which the message reads, got {sorted(operands)}"
-        )
+        raise ValueError(f"message_reduce: operands: expected {name!r} among them, got {sorted(operands)}")
     value = operands[name]
     if kind == "c":
         row = value[None] if isinstance(value, Tensor) else value
@@ -113,16 +134,14 @@ def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor])
     return value, tuple(value.shape[1:])
 
 
-def evaluate(
-    graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype | None = None
-) -> list[Tensor]:
+def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """The outputs of a program of checked operands, one for each of its leaves."""
     dtype = dtype or _promoted(operands)
     if graph.device.type != "cpu" or torch.compiler.is_compiling() or modes.transforming():
         return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
     sources = (x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u")
     arrays = arrays_of(graph, needs_grad(*sources), listed=False)
-    return _walk(arrays, program, operands, [dtype] * len(program.outputs))
+    return _walked(arrays, program, operands, (dtype,) * len(program.outputs))
 
 
 def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -133,23 +152,32 @@ def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     return dtype
 
 
-def _walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+def _walked(
+    arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple[torch.dtype, ...]
+) -> list[Tensor]:
     """The outputs, differentiable."""
+    run = _direct if _operators.usual(*operands) else _dispatched
     if needs_grad(*operands):
-        return list(_Messages.apply(arrays, program, dtypes, *operands)[: len(program.outputs)])
-    return walk_op(arrays, program.text, operands, [lib.DTYPES[d] for d in dtypes])[: len(program.outputs)]
+        return list(_record(run, arrays, program, dtypes, *operands)[: len(dtypes)])
+    return run(arrays, program, operands, dtypes)[: len(dtypes)]
+
+
+def _dispatched(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
+    """A walk that torch's dispatcher sees."""
+    return walk_op(arrays, program.text, operands, [lib.DTYPES[d] for d in dtypes])
 
 
 class _Messages(torch.autograd.Function):
     """A walk and, behind its outputs, the winners of its maxima and minima."""
 
     @staticmethod
-    def forward(ctx, arrays, program, dtypes, *operands):
-        outs = walk_op(arrays, program.text, list(operands), [lib.DTYPES[d] for d in dtypes])
-        winners = outs[len(program.outputs) :]
+    def forward(ctx, run, arrays, program, dtypes, *operands):
+        outs = run(arrays, program, list(operands), dtypes)
+        winners = outs[len(dtypes) :]
         ctx.program = program
         _arrays.save(ctx, arrays, *operands, *winners)
-        ctx.mark_non_differentiable(*winners)
+        if winners:
+            ctx.mark_non_differentiable(*winners)
         ctx.set_materialize_grads(False)
         return tuple(outs)
 
@@ -158,7 +186,7 @@ class _Messages(torch.autograd.Function):
         arrays, kept = _arrays.saved(ctx)
         program: Program = ctx.program
         operands, winners = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
-        wanted = tuple(ctx.needs_input_grad[3:])
+        wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
         seeds: list[Tensor] = []
         for output, grad in zip(program.outputs, grads, strict=True):
@@ -169,71 +197,79 @@ class _Messages(torch.autograd.Function):
                 degrees = arrays.indptr.diff().clamp_(min=1).to(grad.dtype)
                 grad = grad / degrees.view(-1, *(1,) * (grad.dim() - 1))
             seeds += [grad] if winner is None else [grad, winner]
-        halves = gradients(program, wanted, tuple(g is not None for g in grads))
+        here, there = gradients(program, wanted, tuple(g is not None for g in grads))
         found: list[Tensor | None] = [None] * len(operands)
-        for half, structure in zip(halves, (arrays, arrays.turned() if halves[1] else arrays), strict=True):
-            if half is not None:
-                _fill(found, structure, half, operands, [*operands, *seeds])
-        for i, (leaf, operand) in enumerate(zip(program.leaves, operands, strict=True)):
-            if wanted[i] and found[i] is None and not leaf.ids:
+        if here is not None:
+            _fill(found, arrays, here, operands, [*operands, *seeds])
+        if there is not None:
+            _fill(found, arrays.turned(), there, operands, [*operands, *seeds])
+        for i, operand in enumerate(operands):
+            if wanted[i] and found[i] is None:
                 found[i] = torch.zeros_like(operand)
-        return None, None, None, *found
+        return None, None, None, None, *found
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
+_record = super(torch.autograd.Function, _Messages).apply  # type: ignore[misc]
 
 
 def _fill(found: list, structure: Structure, half: Half, operands: list[Tensor], given: list[Tensor]) -> None:
     """Put the gradients of one half into `found`."""
-    dtypes = [operands[number].dtype for number, _ in half.targets]
-    outs = _walk(structure, half.program, [given[i] for i in half.operands], dtypes)
+    dtypes = tuple(operands[number].dtype for number, _ in half.targets)
+    outs = _walked(structure, half.program, [given[i] for i in half.operands], dtypes)
     for (number, shapes), out in zip(half.targets, outs, strict=True):
-        if operands[number].dim() == len(shapes[-1]):  # the same for all edges: no rows
+        shape = operands[number].shape
+        if len(shape) == len(shapes[-1]):  # the same for all edges: no rows
             out = out.sum(0, keepdim=True)
-        for shape in shapes[1:]:
-            same = math.prod(shape) == math.prod(out.shape[1:])
-            out = out.reshape(out.shape[0], *shape) if same else reduce_to(out, shape)
-        found[number] = out.reshape(operands[number].shape)
-
-
-def _sizes(arrays: Structure, program: Program) -> list[tuple[Output, tuple[int, ...]]]:
-    """Each output and its shape."""
-    found = []
-    for output in program.outputs:
-        rows = arrays.nnz if output.reduce == "none" else arrays.num_rows
-        found.append((output, (rows, *program.steps[output.step].features)))
-    return found
+        for features in shapes[1:]:
+            same = math.prod(features) == math.prod(out.shape[1:])
+            out = out.reshape(out.shape[0], *features) if same else reduce_to(out, features)
+        found[number] = out if out.shape == shape else out.reshape(shape)
 
 
 _DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
 
 
-def _allocate(arrays: Structure, program: Program, like: Tensor, dtypes: Sequence[int]) -> list[Tensor]:
+def _allocate(arrays: Structure, program: Program, like: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """The outputs, and the winners of those that have some."""
-    sizes = _sizes(arrays, program)
-    outs = [like.new_empty(shape, dtype=_DTYPES[code]) for (_, shape), code in zip(sizes, dtypes, strict=True)]
-    extrema = (shape for output, shape in sizes if output.reduce in ("max", "min"))
-    return outs + [like.new_empty(shape, dtype=arrays.indptr.dtype) for shape in extrema]
+    outs, winners = [], []
+    for output, dtype in zip(program.outputs, dtypes, strict=True):
+        shape = (arrays.nnz if output.reduce == "none" else arrays.num_rows, *program.steps[output.step].features)
+        outs.append(like.new_empty(shape, dtype=dtype))
+        if output.reduce in ("max", "min"):
+            winners.append(like.new_empty(shape, dtype=arrays.indptr.dtype))
+    return outs + winners
 
 
-def _walk_impl(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
-    program = parse(text)
+def _direct(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
+    """A walk: its outputs and winners."""
     outs = _allocate(arrays, program, operands[0], dtypes)
     if not any(map(Tensor.numel, outs)):
         return outs
     operands = [x.contiguous() for x in operands]
     leaves = tuple(None if leaf.ids else x.dtype for leaf, x in zip(program.leaves, operands, strict=True))
-    binary = tape(program, leaves, tuple(_DTYPES[code] for code in dtypes))
-    winners = iter(outs[len(program.outputs) :])
+    binary = tape(program, leaves, dtypes)
     results = array("Q")
+    at = len(dtypes)
     for output, out in zip(program.outputs, outs, strict=False):
-        arg = next(winners) if output.reduce in ("max", "min") else None
-        results.extend((lib.pointer(out), lib.pointer(arg)))
+        results.append(lib.pointer(out))
+        if output.reduce in ("max", "min"):
+            results.append(lib.pointer(outs[at]))
+            at += 1
+        else:
+            results.append(0)
     addresses = array("Q", map(lib.pointer, operands))
     given = (binary.program, addresses.buffer_info()[0], results.buffer_info()[0])
     lib.launch("message_walk", outs[0].device, arrays.matrix(), *given)
     return outs
 
 
+def _walk_impl(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
+    return _direct(arrays, parse(text), operands, tuple(_DTYPES[code] for code in dtypes))
+
+
 def _walk_fake(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
-    return _allocate(arrays, parse(text), operands[0], dtypes)
+    return _allocate(arrays, parse(text), operands[0], [_DTYPES[code] for code in dtypes])
 
 
 walk_op = _operators.register(

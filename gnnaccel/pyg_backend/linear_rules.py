@@ -1,0 +1,161 @@
+"""Features side by side, towers, and linear maps of lazy features: a linear map of both ends of an edge becomes two
+maps of nodes.
+
+A layer that joins its ends and maps them, as EdgeConv, CGConv, PNAConv and many of users' do, asks for W [x_i, x_j] of
+every edge; W_1 x_i + W_2 x_j is the same with as many products as there are nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend.expression import LINEAR, NARROW, Apply, Leaf, clean, is_rows, joined
+from gnnaccel.pyg_backend.lazy import RULES, Lazy, lift
+from gnnaccel.pyg_backend.lazy_rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
+
+
+def _cat(func, tensors, dim=0):
+    first = next((t for t in tensors if isinstance(t, Lazy)), None)
+    if first is None or not first.pending or feature_dim(first, dim) is None:
+        return NotImplemented
+    dims = first.expression_dims
+    parts: list[Any] = []
+    for t in tensors:
+        if isinstance(t, Lazy):
+            if not t.pending or t.trip is not first.trip or t.expression_dims != dims:
+                return NotImplemented
+            parts.append(t.expression)
+        elif is_rows(t, first.trip.graph, "e", dims - 1) and is_operand(t):
+            parts.append(t)
+        else:
+            return NotImplemented
+    sides = {part.side if isinstance(part, Leaf) else None for part in parts}
+    if len(sides) == 1 and None not in sides:
+        whole = func([leaf.value for leaf in parts], dim)
+        return lift(first.trip, parts[0].side, whole, clean=all(leaf.clean for leaf in parts))
+    features = [features_of(part, dims) for part in parts]
+    alike = len({f[:-1] for f in features}) == 1 and len({part.dtype for part in parts}) == 1
+    if feature_dim(first, dim) != dims - 1 or not alike:
+        return NotImplemented
+    return make(first.trip, joined, tuple(parts), (*features[0][:-1], sum(f[-1] for f in features)), parts[0].dtype)
+
+
+def _linear(func, x, weight, *bias):
+    """A linear map of a lifted feature is the lifted feature of a linear map: N rows instead of E."""
+    if not isinstance(x, Lazy) or not x.pending or x.expression_dims < 2:
+        return NotImplemented
+    if any(type(w) not in TENSORS or w.dim() > 2 for w in (weight, *bias) if w is not None):
+        return NotImplemented
+    if isinstance(x.expression, Leaf):
+        return lift(x.trip, x.expression.side, hoist(x, func, weight, *bias), clean=True)
+    if torch.is_autocast_enabled(x.trip.graph.device.type):  # both operands would be cast
+        return NotImplemented
+    width = weight.shape[0] if func is F.linear else weight.shape[-1]
+    if weight.dim() == 2 and x.expression.dtype == weight.dtype:
+        matrix = weight.t() if func is F.linear else weight
+        apart = _mapped(x.trip.graph, x.expression, matrix) if matrix.shape[0] == x.expression.features[-1] else None
+        if apart is not None:
+            for shift in bias:
+                apart = apart if shift is None else _shifted(apart, shift)
+            return make(x.trip, apart.function, apart.args, apart.features, apart.dtype)
+    if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
+        return NotImplemented
+    return make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
+
+
+def _shifted(expression, shift: Tensor):
+    """expression + shift [F], added to a node feature where a sum begins with one: there are fewer of its rows."""
+    if isinstance(expression, Leaf):
+        return Leaf(expression.side, expression.value + shift, expression.clean)
+    if isinstance(expression, Apply) and expression.function in (torch.add, torch.sub):
+        first, second = expression.args
+        return Apply(expression.function, (_shifted(first, shift), second), {}, expression.features, expression.dtype)
+    if isinstance(expression, Tensor):  # of edges: one of the two must be written anew at any rate
+        return expression + shift
+    return Apply(torch.add, (expression, shift), {}, expression.features, expression.dtype)
+
+
+def _mapped(graph: Graph, expression, matrix: Tensor):
+    """expression @ matrix [F, G], with the products taken of node features, once for each of their rows, and of other
+    operands; None where the expression is no linear function of them.
+    """
+    if isinstance(expression, Leaf):
+        return Leaf(expression.side, torch.matmul(clean(graph, expression), matrix), clean=True)
+    if isinstance(expression, Tensor):
+        whole = expression.dim() > 0 and expression.shape[-1] == matrix.shape[0]
+        return torch.matmul(expression, matrix) if whole else None
+    if not isinstance(expression, Apply) or expression.kwargs:
+        return None
+    function, args = expression.function, expression.args
+    if function is joined:
+        widths = [a.features[-1] if isinstance(a, (Leaf, Apply)) else a.shape[-1] for a in args]
+        parts = [_mapped(graph, a, m) for a, m in zip(args, matrix.split(widths), strict=True)]
+        function = torch.add
+    elif function in (torch.add, torch.sub):
+        parts = [_mapped(graph, arg, matrix) for arg in args]
+    elif function in (torch.mul, torch.div) and isinstance(args[1], (int, float)):
+        parts = [_mapped(graph, args[0], matrix), args[1]]
+    else:
+        return None
+    if any(part is None for part in parts):
+        return None
+    features = (*expression.features[:-1], matrix.shape[1])
+    out = parts[0]
+    for part in parts[1:]:
+        out = Apply(function, (out, part), {}, features, expression.dtype)
+    return out
+
+
+def _stack(func, tensors, dim=0):
+    """Of what towers of one kind make, as their first feature dimension."""
+    first = tensors[0]
+    if not all(isinstance(t, Lazy) and t.pending and t.trip is first.trip for t in tensors):
+        return NotImplemented
+    if dim not in (1, -first.expression_dims) or len({t.expression.features for t in tensors}) > 1:
+        return NotImplemented
+    if len(tensors) == 1:
+        return unsqueeze(func, first, dim)
+    whole = _stacked(first.trip.graph, [t.expression for t in tensors], first.expression.features)
+    if isinstance(whole, Leaf):
+        return Lazy(first.trip, whole)
+    return (
+        NotImplemented if whole is None else make(first.trip, whole.function, whole.args, whole.features, whole.dtype)
+    )
+
+
+def _stacked(graph: Graph, parts: list, features: tuple[int, ...]):
+    """One expression of several of `features` that differ in their operands alone; None where they differ otherwise."""
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        return None
+    if isinstance(first, Leaf):
+        if len({(leaf.side, leaf.features) for leaf in parts}) > 1:
+            return None
+        values = [leaf.value for leaf in parts]
+        return Leaf(first.side, torch.stack(values, 1), all(leaf.clean for leaf in parts))
+    if isinstance(first, Tensor):
+        if any(part.shape != first.shape for part in parts):
+            return None
+        if is_rows(first, graph, "e", len(features)):
+            return torch.stack(parts, 1)
+        return torch.stack(parts) if tuple(first.shape) == features else None
+    if not isinstance(first, Apply):
+        return first if all(part == first for part in parts) else None
+    if first.kwargs or any(part.function is not first.function or part.kwargs for part in parts):
+        return None
+    if first.function not in (torch.add, torch.sub, torch.mul, torch.div) or len({part.features for part in parts}) > 1:
+        return None
+    args = [_stacked(graph, list(each), features) for each in zip(*(part.args for part in parts), strict=True)]
+    if any(arg is None for arg in args):
+        return None
+    return Apply(first.function, tuple(args), {}, (len(parts), *first.features), first.dtype)
+
+
+RULES.update(dict.fromkeys((torch.cat, torch.concat), _cat))
+RULES[torch.stack] = _stack
+RULES.update(dict.fromkeys(LINEAR, _linear))
