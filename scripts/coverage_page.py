@@ -117,7 +117,7 @@ def page() -> str:
     warnings.simplefilter("ignore")
     from coverage_dgl import dgl_rows
 
-    from gnnaccel.pyg_backend.blocks import STORED_BYTES
+    from gnnaccel.lazy.blocks import STORED_BYTES
 
     rows = pyg_rows()
     layers = {name.split()[0] for name, _, _ in rows}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnaccel import _library
-from gnnaccel.pyg_backend import blocks
+from gnnaccel.lazy import blocks
 
 # torch asks for it where cuBLAS is to be deterministic, and looks at it once, at the first product of matrices.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -26,8 +26,8 @@ from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn
 
-from gnnaccel.pyg_backend import blocks
-from gnnaccel.pyg_backend.expression import NARROW
+from gnnaccel.lazy import blocks
+from gnnaccel.lazy.expression import NARROW
 
 D, OUT, TYPES, EDGE = 40, 24, 3, 5  # features in and out (more than what is stored per edge), relations, edge features
 

@@ -13,7 +13,7 @@ from torch_geometric import nn, utils
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _library
-from gnnaccel.pyg_backend import blocks
+from gnnaccel.lazy import blocks
 
 pyg_cases.prepare_pyg()
 

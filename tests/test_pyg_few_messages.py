@@ -7,7 +7,8 @@ import torch
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.pyg_backend import blocks, propagate
+from gnnaccel.lazy import blocks
+from gnnaccel.pyg_backend import propagate
 
 N, E, D = 12, 40, 6
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.pyg_backend import blocks, programs
+from gnnaccel.lazy import blocks, programs
 
 pyg_cases.prepare_pyg()
 

@@ -14,8 +14,8 @@ from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.pyg_backend.in_place import of_calls
-from gnnaccel.pyg_backend.lazy import Lazy
+from gnnaccel.lazy.in_place import of_calls
+from gnnaccel.lazy.tensor import Lazy
 
 WIDE = 20  # a message of so many features is not stored unless somebody asks for its rows
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import aggr
 
+from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.helpers import bind, uses_helpers, wide
-from gnnaccel.pyg_backend.lazy import Lazy
 
 
 def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, dim_size=None, dim=-2) -> Tensor:

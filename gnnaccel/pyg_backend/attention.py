@@ -23,12 +23,12 @@ from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy import blocks
+from gnnaccel.lazy.expression import Apply, Leaf, reshaped
+from gnnaccel.lazy.reduce import exponent, takes
 from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend import blocks
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.expression import Apply, Leaf, reshaped
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
-from gnnaccel.pyg_backend.reduce import exponent, takes
 
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:

@@ -15,11 +15,11 @@ from torch_geometric.nn.conv import gat_conv as module
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy.reduce import takes
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import dropped
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import obstacle
-from gnnaccel.pyg_backend.reduce import takes
 
 _NODE_DIMS = (0,)  # of [N, heads, channels]
 

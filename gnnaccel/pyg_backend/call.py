@@ -10,10 +10,10 @@ from torch_geometric import EdgeIndex, Index
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.pyg_backend.expression import SIDES
+from gnnaccel.lazy.expression import SIDES
+from gnnaccel.lazy.reduce import reduced, takes
+from gnnaccel.lazy.tensor import Lazy, Trip, lift
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
-from gnnaccel.pyg_backend.lazy import Lazy, Trip, lift
-from gnnaccel.pyg_backend.reduce import reduced, takes
 
 
 class _Current(threading.local):

@@ -17,9 +17,10 @@ from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy import blocks
+from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend import blocks, norms, short
-from gnnaccel.pyg_backend.reduce import takes
+from gnnaccel.pyg_backend import norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 

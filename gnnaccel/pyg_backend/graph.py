@@ -17,13 +17,9 @@ from gnnaccel import schedule
 from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import has_cuda_kernels
+from gnnaccel.lazy.reduce import Unsupported, unserved
 
 INDEX_DTYPES = (torch.int64, torch.int32)
-
-
-class Unsupported(Exception):
-    """This call is PyG's: the argument says why. Raised before anything with a side effect was done."""
 
 
 def owners_of(edges) -> tuple[Tensor, ...]:
@@ -204,13 +200,6 @@ def to_graph(obj, num_nodes: int | None = None) -> Graph:
 
 def _is_sparse(obj) -> bool:
     return isinstance(obj, SparseTensor) or (isinstance(obj, Tensor) and is_torch_sparse_tensor(obj))
-
-
-def unserved(device: torch.device) -> str | None:
-    """Why no kernel of ours runs on `device`; None if they do."""
-    if device.type == "cuda":
-        return None if has_cuda_kernels() else "CUDA tensors, but this gnnaccel was built without its CUDA half"
-    return None if device.type == "cpu" else f"tensors on {device.type}"
 
 
 def _check_device(edges) -> torch.device | None:

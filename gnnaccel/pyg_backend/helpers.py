@@ -23,12 +23,13 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 from gnnaccel import ops
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
-from gnnaccel.pyg_backend import blocks, lazy_rules, linear_rules, norms  # noqa: F401 (these fill lazy.RULES)
+from gnnaccel.lazy import blocks
+from gnnaccel.lazy.expression import NARROW
+from gnnaccel.lazy.reduce import exponent, takes
+from gnnaccel.lazy.tensor import Lazy, lift
+from gnnaccel.pyg_backend import norms
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.expression import NARROW
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of
-from gnnaccel.pyg_backend.lazy import Lazy, lift
-from gnnaccel.pyg_backend.reduce import exponent, takes
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given

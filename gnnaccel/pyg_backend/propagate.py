@@ -19,11 +19,12 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report
 from gnnaccel.graph import modes
-from gnnaccel.pyg_backend import blocks, rules
+from gnnaccel.lazy import blocks
+from gnnaccel.lazy.tensor import Lazy
+from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.call import Call
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.lazy import Lazy
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"

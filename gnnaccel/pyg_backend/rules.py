@@ -17,10 +17,10 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import ops
+from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import attention, norms
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.reduce import takes
 
 # message() that is x_j, or x_j times the edge weight of that name where there is one.
 WEIGHTS: dict[Callable, str | None] = {

@@ -22,12 +22,12 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
-from gnnaccel.pyg_backend.reduce import takes
 
 _AGGREGATE, _UPDATE, _EDGE_UPDATE = MessagePassing.aggregate, MessagePassing.update, MessagePassing.edge_update
 

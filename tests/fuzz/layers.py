@@ -26,7 +26,7 @@ from torch_geometric.nn.conv import MessagePassing
 from fuzz.draw import Draw
 from fuzz.layer_table import LAYERS, METADATA, TYPES
 from gnnaccel import pyg_backend
-from gnnaccel.pyg_backend import blocks
+from gnnaccel.lazy import blocks
 
 pyg_cases.prepare_pyg()
 

@@ -25,7 +25,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from gnnaccel import pyg_backend
-from gnnaccel.pyg_backend import blocks
+from gnnaccel.lazy import blocks
 
 NODES, EDGES = 9, 40
 

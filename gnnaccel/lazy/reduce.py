@@ -6,13 +6,24 @@ import torch
 from torch import Tensor
 
 from gnnaccel import ops
-from gnnaccel.pyg_backend import blocks, programs
-from gnnaccel.pyg_backend.expression import product, reshaped
-from gnnaccel.pyg_backend.graph import Unsupported, unserved
-from gnnaccel.pyg_backend.lazy import Lazy
+from gnnaccel.lazy import blocks, programs
+from gnnaccel.lazy.expression import product, reshaped
+from gnnaccel.lazy.tensor import Lazy
+
+
+class Unsupported(Exception):
+    """This call is the framework's: the argument says why. Raised before anything with a side effect was done."""
+
 
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}
+
+
+def unserved(device: torch.device) -> str | None:
+    """Why no kernel of ours runs on `device`; None if they do."""
+    if device.type == "cuda":
+        return None if ops.has_cuda_kernels() else "CUDA tensors, but this gnnaccel was built without its CUDA half"
+    return None if device.type == "cpu" else f"tensors on {device.type}"
 
 
 def takes(x) -> bool:

@@ -1,6 +1,6 @@
 """Lifted node features that are not gathered until somebody must have them.
 
-PyG hands message() one row per edge of every feature it names (``x_j``, ``x_i``). We hand it a `Lazy`: a tensor that
+PyG, say, hands message() one row per edge of every feature it names (``x_j``, ``x_i``). We hand it a `Lazy`: a tensor that
 knows the node feature and the side of the edge it comes from. What message() does to it row by row happens on the
 nodes (each once, not once per edge), products and sums of both ends and of edge tensors are kept as expressions, and
 when an aggregation asks for them they become one SpMM, one SDDMM, or a loop over blocks of edges. An operation that
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.pyg_backend.expression import (
+from gnnaccel.lazy.expression import (
     NARROW,
     Expression,
     Leaf,
@@ -36,7 +36,7 @@ from gnnaccel.pyg_backend.expression import (
     written,
 )
 
-# torch function -> rule(function, *args, **kwargs), filled by lazy_rules.py and linear_rules.py
+# torch function -> rule(function, *args, **kwargs), filled by rules.py and linear_rules.py
 RULES: dict[Any, Callable] = {}
 METADATA: set = set()  # functions that ask for nothing but shape, type and place
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, is_rows, reshaped
 from gnnaccel.ops import messages
 from gnnaccel.ops.messages import message_reduce
-from gnnaccel.pyg_backend.expression import Apply, Expression, Leaf, is_rows, reshaped
 
 _LIKE = messages.Expression
 

@@ -1,6 +1,6 @@
 """Expressions over lifted node features: what a message is, edge by edge, without its rows.
 
-What autocast casts is written into an expression when it is made (lazy_rules.py). It is evaluated without autocast, so
+What autocast casts is written into an expression when it is made (rules.py). It is evaluated without autocast, so
 that it gives the same in a backward pass and outside the layer's own ``with torch.autocast(...)``.
 """
 

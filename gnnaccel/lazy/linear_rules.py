@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.pyg_backend.expression import LINEAR, NARROW, Apply, Leaf, clean, is_rows, joined
-from gnnaccel.pyg_backend.lazy import RULES, Lazy, lift
-from gnnaccel.pyg_backend.lazy_rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
+from gnnaccel.lazy.expression import LINEAR, NARROW, Apply, Leaf, clean, is_rows, joined
+from gnnaccel.lazy.rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
+from gnnaccel.lazy.tensor import RULES, Lazy, lift
 
 
 def _cat(func, tensors, dim=0):

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel import ops
+from gnnaccel.lazy import blocks
+from gnnaccel.lazy.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
+from gnnaccel.lazy.tensor import METADATA, RULES, Lazy, Trip, lift
 from gnnaccel.ops._features import broadcast
-from gnnaccel.pyg_backend import blocks
-from gnnaccel.pyg_backend.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
-from gnnaccel.pyg_backend.lazy import METADATA, RULES, Lazy, Trip, lift
 
 TENSORS = (Tensor, torch.nn.Parameter)
 

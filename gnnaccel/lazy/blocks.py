@@ -19,8 +19,8 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
-from gnnaccel.pyg_backend import programs
-from gnnaccel.pyg_backend.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
+from gnnaccel.lazy import programs
+from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
 # cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
