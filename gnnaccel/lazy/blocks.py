@@ -25,10 +25,10 @@ from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
 # cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
 STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
-# Numbers in stored messages up to which PyG's own propagate() is the quicker one. CPU: ResGated, CG and
-# GEN take 1.1 to 1.6 times PyG's time at 64,000, 0.7 to 1.3 times at 256,000. CUDA: where the milliseconds that Python
-# takes for lazy features (host_h200.csv) are those that our reductions spare; calculated, not swept.
-FEW = {"cpu": 1 << 17, "cuda": 8 << 20}
+# Numbers in stored messages up to which PyG's own propagate() is the quicker one. CPU: GEN, FiLM and LE take 1.0 to 1.5
+# times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: where the milliseconds that Python takes for lazy
+# features (host_h200.csv) are those that our reductions spare; calculated, not swept.
+FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
 # Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
 BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
