@@ -347,3 +347,22 @@ def test_bad_programs_are_refused():
         with pytest.raises(error, match=words):
             call()
     assert gnnaccel.ops.message_reduce(graph, q, good).shape == (6, 4)
+
+
+def test_profile_names_the_programs(monkeypatch):
+    from gnnaccel import report
+
+    graph, message = graph_of(6, 6, 20), m.sigmoid(q + k) * x
+    operands = operands_of(graph, message, (3,))
+    report.reset()
+    ops.message_reduce(graph, message, operands)
+    assert "kernel" not in report.table()  # nobody asked
+    monkeypatch.setattr(report, "timing", True)
+    for _ in range(2):
+        ops.message_reduce(graph, [message, -q], operands, ["sum", "max"])
+    words = "sum of (sigmoid((u.q + v.k)) * u.x); max of neg(u.q)"
+    assert report.to_dict()["messages"] == {words: 2}
+    report.count("pyg.Some")
+    assert f"  2x {words}" in report.table()
+    report.reset()
+    assert not report.to_dict()["messages"]
