@@ -18,6 +18,7 @@ enum class MessageOp : int32_t {
   gt,
   ge,
   eq,
+  keep,  // a != 0 ? b : 0
   // of a value and the number p
   add_p,
   mul_p,
@@ -50,6 +51,8 @@ enum class MessageOp : int32_t {
   erf,
   sin,
   cos,
+  round_bfloat16,
+  round_float32,
   where,   // a ? b : c
   fill,    // p
   expand,  // out[d] = a[(d / div) % len]

@@ -227,12 +227,14 @@ class Tile {
 
   void where(const MessageStep& s) {
     const View<A> a = view(s.a), b = view(s.b), c = view(s.c);
-    const auto row = [&](const View<A>& x, int64_t t) { return x.rows ? x.rows[t] : x.flat + t * s.width; };
     A* const out = register_(s.out);
-    for (int64_t t = 0; t < n_; ++t) {
-      const A *mask = row(a, t), *yes = row(b, t), *no = row(c, t);
-      for (int64_t d = 0; d < s.width; ++d) out[t * s.width + d] = mask[d] != 0 ? yes[d] : no[d];
-    }
+    const auto pick = [&](const A* mask, const A* yes, const A* no, A* to, int64_t count) {
+      for (int64_t d = 0; d < count; d += N)
+        store<N>(to + d, load<N>(mask + d) != V{} ? load<N>(yes + d) : load<N>(no + d));
+    };
+    if (!a.rows && !b.rows && !c.rows) return pick(a.flat, b.flat, c.flat, out, n_ * s.width);
+    const auto row = [&](const View<A>& x, int64_t t) { return x.rows ? x.rows[t] : x.flat + t * s.width; };
+    for (int64_t t = 0; t < n_; ++t) pick(row(a, t), row(b, t), row(c, t), out + t * s.width, s.width);
   }
 
   void expand(const MessageStep& s) {
@@ -298,6 +300,8 @@ class Tile {
         return binary(s, [&](V a, V b) { return a >= b ? one : zero; });
       case MessageOp::eq:
         return binary(s, [&](V a, V b) { return a == b ? one : zero; });
+      case MessageOp::keep:
+        return binary(s, [&](V a, V b) { return a != zero ? b : zero; });
       case MessageOp::add_p:
         return unary(s, [&](V a) { return a + p; });
       case MessageOp::mul_p:
@@ -359,6 +363,21 @@ class Tile {
         return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::sin(x); }); });
       case MessageOp::cos:
         return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::cos(x); }); });
+      case MessageOp::round_bfloat16:
+        return unary(s, [](V a) {
+          return lane_by_lane<A, N>(a, [](A x) {
+            bf16 narrowed;
+            narrow(static_cast<float>(x), &narrowed);
+            return static_cast<A>(widen(narrowed));
+          });
+        });
+      case MessageOp::round_float32:
+        return unary(s, [](V a) {
+          return lane_by_lane<A, N>(a, [](A x) {
+            const volatile float narrowed = static_cast<float>(x);  // GCC 12 leaves both conversions of SSE2's out
+            return static_cast<A>(narrowed);
+          });
+        });
       case MessageOp::where:
         return where(s);
       case MessageOp::fill: {

@@ -76,8 +76,9 @@ PyG:
 - With an `edge_index` of int32, gradients of `scatter_add` on the CPU are wrong in torch 2.13 (`gather` misreads
   an expanded int32 index), and so are PyG's. Those of accelerated layers equal those of int64, whichever of PyG's
   helpers and aggregations they use; what a layer's own code scatters with torch is torch's.
-- Writing in place into the features after a layer whose edge weight needs a gradient (`x += conv(x, index, weight)`)
-  raises torch's error: the features themselves are kept for the backward pass, where PyG keeps one copy per edge.
+- Writing in place into the features after a layer whose edge weight needs a gradient, or that runs as "message"
+  (`x += conv(x, index, weight)`), raises torch's error: the features themselves are kept for the backward pass, where
+  PyG keeps one copy per edge.
 - A write into the tensors that a torch.sparse matrix (CSR, CSC or COO) was made of goes unseen, as torch does not tell
   of it: call `gnnaccel.invalidate(matrix)` after one. Writes into the matrix's own `col_indices()`, `indices()` and so
   on are noticed, as are all into an `edge_index`, an EdgeIndex and what that was made of.

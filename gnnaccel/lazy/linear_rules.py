@@ -58,7 +58,10 @@ def _linear(func, x, weight, *bias):
     width = weight.shape[0] if func is F.linear else weight.shape[-1]
     if weight.dim() == 2 and x.expression.dtype == weight.dtype:
         matrix = weight.t() if func is F.linear else weight
-        apart = _mapped(x.trip.graph, x.expression, matrix) if matrix.shape[0] == x.expression.features[-1] else None
+        graph = x.trip.graph
+        fits = matrix.shape[0] == x.expression.features[-1] and max(graph.num_rows, graph.num_cols) <= graph.nnz
+        fits = fits and all(b is None or (b.dim() == 1 and b.dtype == weight.dtype) for b in bias)
+        apart = _mapped(graph, x.expression, matrix) if fits else None
         if apart is not None:
             for shift in bias:
                 apart = apart if shift is None else _shifted(apart, shift)
@@ -66,6 +69,12 @@ def _linear(func, x, weight, *bias):
     if weight.dim() != 2:
         return NotImplemented
     return make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
+
+
+def _shares(args: tuple, beside: tuple) -> bool:
+    """True if one of `args` is one of `beside` too: rows of the same node feature at the same end."""
+    ends = {(id(x.value), x.side) for x in beside if isinstance(x, Leaf)}
+    return any(isinstance(x, Leaf) and (id(x.value), x.side) in ends for x in args)
 
 
 def _shifted(expression, shift: Tensor):
@@ -80,9 +89,12 @@ def _shifted(expression, shift: Tensor):
     return Apply(torch.add, (expression, shift), {}, expression.features, expression.dtype)
 
 
-def _mapped(graph: Graph, expression, matrix: Tensor):
+def _mapped(graph: Graph, expression, matrix: Tensor, beside: tuple = ()):
     """expression @ matrix [F, G], with the products taken of node features, once for each of their rows, and of other
     operands; None where the expression is no linear function of them.
+
+    beside : what the expression lies beside in a `joined` one. W x_j - W x_i loses the digits that x_j and x_i have in
+        common, so a difference is mapped apart only beside one of them, whose own map is as large.
     """
     if isinstance(expression, Leaf):
         return Leaf(expression.side, torch.matmul(clean(graph, expression), matrix), clean=True)
@@ -98,12 +110,12 @@ def _mapped(graph: Graph, expression, matrix: Tensor):
     function, args = expression.function, expression.args
     if function is joined:
         widths = [a.features[-1] if isinstance(a, (Leaf, Apply)) else a.shape[-1] for a in args]
-        parts = [_mapped(graph, a, m) for a, m in zip(args, matrix.split(widths), strict=True)]
+        parts = [_mapped(graph, a, m, args) for a, m in zip(args, matrix.split(widths), strict=True)]
         function = torch.add
-    elif function in (torch.add, torch.sub):
-        parts = [_mapped(graph, arg, matrix) for arg in args]
+    elif function is torch.add or (function is torch.sub and _shares(args, beside)):
+        parts = [_mapped(graph, arg, matrix, beside) for arg in args]
     elif function in (torch.mul, torch.div) and isinstance(args[1], (int, float)):
-        parts = [_mapped(graph, args[0], matrix), args[1]]
+        parts = [_mapped(graph, args[0], matrix, beside), args[1]]
     else:
         return None
     if any(part is None for part in parts):

@@ -41,6 +41,8 @@ def _options(*names: str) -> Callable:
 
 def _clamp(args: tuple, kwargs: dict) -> tuple:
     given = {**dict(zip(("min", "max"), args, strict=False)), **kwargs}
+    if any(isinstance(bound, Tensor) for bound in given.values()):
+        raise messages.Unfit("a tensor as a bound")
     return given.get("min"), given.get("max")
 
 
@@ -67,6 +69,7 @@ def _table() -> dict[Any, tuple[str, Callable]]:
     put("gelu", _options("approximate"))
     put("softplus", _options("beta", "threshold"))
     put("pow __pow__", _options("exponent"), "pow")
+    put("hardtanh", _options("min_val", "max_val"))
     put("clamp", _clamp)
     put("clamp_min", lambda args, kwargs: (*_options("min")(args, kwargs), None), "clamp")
     put("clamp_max", lambda args, kwargs: (None, *_options("max")(args, kwargs)), "clamp")
@@ -77,6 +80,7 @@ def _table() -> dict[Any, tuple[str, Callable]]:
 _FUNCTIONS = _table()
 _OF_TWO = {torch.add: "add", torch.sub: "sub", torch.mul: "mul", torch.div: "div",
            torch.maximum: "maximum", torch.minimum: "minimum"}  # fmt: skip
+_FLOATING = (torch.float32, torch.float64, torch.bfloat16)
 _CASTS = frozenset((Tensor.to, Tensor.float, Tensor.double, Tensor.bfloat16))
 
 
@@ -91,6 +95,7 @@ class Translation:
         self.operands: dict[str, Tensor] = {}
         self._names: dict[tuple[int, str], messages.Expression] = {}
         self._done: dict[int, Any] = {}
+        self.widest = torch.float32
         self.message = self._read(expression, len(expression.features))
 
     def leaf(self, kind: str, value: Tensor) -> messages.Expression:
@@ -138,12 +143,26 @@ class Translation:
             with without_autocast(self.graph.device):
                 return self.leaf("e", mapped(*node.args))
         dims = len(inner.features) if isinstance(inner, (Leaf, Apply)) else dims
-        if function in _CASTS:  # computed in float32 or float64 at any rate
-            return self._read(inner, dims)
+        if function in _CASTS:
+            return self._cast(node, self._read(inner, dims))
         if function not in _FUNCTIONS:
             raise messages.Unfit(f"{getattr(function, '__name__', function)}()")
         name, options = _FUNCTIONS[function]
         return _LIKE(name, (self._read(inner, dims),), options(node.args[1:], node.kwargs))
+
+    def _cast(self, node: Apply, value):
+        """`value`, rounded to a narrower dtype or left as it is, as wide numbers are in what computes them."""
+        if node.dtype not in _FLOATING:
+            raise messages.Unfit(f"numbers of {node.dtype}")
+        if node.dtype == torch.float64:
+            self.widest = torch.float64
+            return value
+        return _LIKE("round", (value,), (str(node.dtype).removeprefix("torch."),))
+
+    def is_exact(self, dtype: torch.dtype) -> bool:
+        """True if the kernel computes as wide as the expression asks for, and gives results of `dtype`."""
+        wide = torch.float64 in (dtype, *(x.dtype for x in self.operands.values()))
+        return dtype in _FLOATING and (wide or self.widest != torch.float64)
 
 
 def translated(graph: Graph, expression: Expression) -> Translation | None:
@@ -151,9 +170,10 @@ def translated(graph: Graph, expression: Expression) -> Translation | None:
     if graph.device.type != "cpu":
         return None
     try:
-        return Translation(graph, expression)
+        found = Translation(graph, expression)
     except messages.Unfit:
         return None
+    return found if found.is_exact(expression.dtype) else None
 
 
 def reduced(graph: Graph, expression: Expression, *reduces: str) -> tuple[Tensor, ...] | None:

@@ -117,6 +117,8 @@ def _unary(func, x, *args, **kwargs):
         if out.shape != x.expression.value.shape or not out.is_floating_point():
             return NotImplemented
         return lift(x.trip, x.expression.side, out, x.axis, clean=True)
+    if any(isinstance(a, Tensor) for a in kwargs.values()):  # no operand of an expression: its gradient would be lost
+        return NotImplemented
     expression, dtype = _as_autocast(x, func, *args, **kwargs)
     return make(x.trip, func, (expression, *args), expression.features, dtype, kwargs, x.axis)
 

@@ -207,6 +207,11 @@ def _message_step(step, args: list[Tensor], graph) -> Tensor:
         return x.sum(dims, keepdim=True).reshape(x.shape[0], *step.features)
     if op == "winner":
         return (x == edges_of(graph).view(-1, *(1,) * (x.dim() - 1))).to(torch.get_default_dtype())
+    if op == "keep":
+        return torch.where(args[0] != 0, args[1], 0)
+    if op.startswith("round_"):
+        rounded = x.detach().to(getattr(torch, op[len("round_") :])).to(x.dtype)
+        return rounded + (x - x.detach())  # whose derivative is not rounded
     if op == "where":
         return torch.where(args[0] != 0, args[1], args[2])
     if op in ("gt", "ge", "eq"):

@@ -10,6 +10,7 @@ import functools
 import types
 from typing import Any, NamedTuple
 
+from torch.nn.modules import module as global_hooks
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel.lazy.trust import DATA, Walk, is_known
@@ -34,6 +35,8 @@ def distrust(conv: MessagePassing) -> str | None:
 
 
 def _of_submodules(conv: MessagePassing, is_pygs: bool) -> str | None:
+    if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
+        return "backward hooks on all modules"
     parts, seen = [conv], {id(conv)}
     for module in parts:
         for part in module._modules.values():
@@ -43,6 +46,8 @@ def _of_submodules(conv: MessagePassing, is_pygs: bool) -> str | None:
                 return f"a submodule of class {type(part).__name__}, which cannot be looked through"
             if not is_pygs and getattr(part, "inplace", False):
                 return f"{type(part).__name__} writes in place"
+            if part._backward_hooks or part._backward_pre_hooks:  # which put an autograd function around it
+                return f"a backward hook on {type(part).__name__}"
             seen.add(id(part))
             parts.append(part)
     return None

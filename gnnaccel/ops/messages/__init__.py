@@ -16,6 +16,7 @@ from gnnaccel.ops.messages.language import (
     dot,
     e,
     elu,
+    eq,
     erf,
     exp,
     expm1,
@@ -25,6 +26,7 @@ from gnnaccel.ops.messages.language import (
     log1p,
     maximum,
     minimum,
+    ne,
     reciprocal,
     relu,
     reshape,
@@ -43,7 +45,7 @@ from gnnaccel.ops.messages.language import (
     where,
 )
 from gnnaccel.ops.messages.program import Unfit
-from gnnaccel.ops.messages.reduce import evaluate, message_reduce
+from gnnaccel.ops.messages.reduce import message_reduce
 
 __all__ = [
     "Expression",
@@ -55,8 +57,8 @@ __all__ = [
     "dot",
     "e",
     "elu",
+    "eq",
     "erf",
-    "evaluate",
     "exp",
     "expm1",
     "gelu",
@@ -66,6 +68,7 @@ __all__ = [
     "maximum",
     "message_reduce",
     "minimum",
+    "ne",
     "reciprocal",
     "relu",
     "reshape",

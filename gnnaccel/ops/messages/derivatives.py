@@ -22,8 +22,11 @@ _RULES: dict[str, Callable] = {
     "add_p": lambda b, y, g: (g,),
     "mul_p": lambda b, y, g: (b.mul(g, y.numbers[0]),),
     "div_p": lambda b, y, g: (b.div(g, y.numbers[0]),),
-    "max_p": lambda b, y, g: (b.mul(g, b.compare("ge", y.args[0], y.numbers[0])),),
-    "min_p": lambda b, y, g: (b.mul(g, b.compare("le", y.args[0], y.numbers[0])),),
+    "max_p": lambda b, y, g: (b.keep(b.compare("ge", y.args[0], y.numbers[0]), g),),
+    "min_p": lambda b, y, g: (b.keep(b.compare("le", y.args[0], y.numbers[0]), g),),
+    "keep": lambda b, y, g: (None, b.keep(y.args[0], g)),
+    "round_bfloat16": lambda b, y, g: (g,),
+    "round_float32": lambda b, y, g: (g,),
     "rsub_p": lambda b, y, g: (b.unary("neg", g),),
     "rdiv_p": lambda b, y, g: (b.unary("neg", b.div(b.mul(g, y), y.args[0])),),
     "pow_p": lambda b, y, g: (_of_pow(b, g, y.args[0], y.numbers[0]),),
@@ -32,14 +35,14 @@ _RULES: dict[str, Callable] = {
     "neg": lambda b, y, g: (b.unary("neg", g),),
     "abs": lambda b, y, g: (b.mul(g, b.unary("sign", y.args[0])),),
     "exp": lambda b, y, g: (b.mul(g, y),),
-    "expm1": lambda b, y, g: (b.mul(g, b.add(y, 1.0)),),
+    "expm1": lambda b, y, g: (b.mul(g, b.unary("exp", y.args[0])),),
     "log": lambda b, y, g: (b.div(g, y.args[0]),),
     "log1p": lambda b, y, g: (b.div(g, b.add(y.args[0], 1.0)),),
     "sqrt": lambda b, y, g: (b.div(b.mul(g, 0.5), y),),
     "rsqrt": lambda b, y, g: (b.mul(b.mul(g, -0.5), b.mul(b.mul(y, y), y)),),
     "sigmoid": lambda b, y, g: (b.mul(b.mul(g, y), b.sub(1.0, y)),),
     "tanh": lambda b, y, g: (b.mul(g, b.sub(1.0, b.mul(y, y))),),
-    "relu": lambda b, y, g: (b.mul(g, b.compare("gt", y.args[0], 0.0)),),
+    "relu": lambda b, y, g: (b.keep(b.compare("gt", y.args[0], 0.0), g),),
     "erf": lambda b, y, g: (b.mul(b.mul(g, 2 / math.sqrt(math.pi)), _exp_of_square(b, y.args[0])),),
     "sin": lambda b, y, g: (b.mul(g, b.unary("cos", y.args[0])),),
     "cos": lambda b, y, g: (b.unary("neg", b.mul(g, b.unary("sin", y.args[0]))),),
@@ -52,8 +55,8 @@ _RULES: dict[str, Callable] = {
 
 def _of_extremum(b: Builder, g: Value, x: Value, y: Value) -> tuple[Value, Value]:
     """Of max(x, y), or min(y, x): equal ones share it, as torch has it."""
-    tie = b.mul(b.compare("eq", x, y), 0.5)
-    return b.mul(g, b.add(b.compare("gt", x, y), tie)), b.mul(g, b.add(b.compare("gt", y, x), tie))
+    tie = b.keep(b.compare("eq", x, y), b.mul(g, 0.5))
+    return b.add(b.keep(b.compare("gt", x, y), g), tie), b.add(b.keep(b.compare("gt", y, x), g), tie)
 
 
 def _of_pow(b: Builder, g: Value, x: Value, exponent: float) -> Value:
@@ -133,7 +136,7 @@ def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...
             continue
         seed = b.leaf(gradient)
         if winners >= 0:
-            seed = b.mul(b.make("winner", (b.leaf(winners),), (), seed.features), seed)
+            seed = b.keep(b.make("winner", (b.leaf(winners),), (), seed.features), seed)
         starts.append((values[output.step], seed))
     found = _adjoints(b, starts)
     halves: list[Half | None] = []

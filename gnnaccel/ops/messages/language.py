@@ -7,15 +7,21 @@ values: equal ones are one program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import numbers
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Union
 
 KINDS = ("u", "v", "e", "c")
 Operand = Union["Expression", float, int]
 
 
+_made: weakref.WeakValueDictionary[tuple, Expression] = weakref.WeakValueDictionary()
+
+
 class Expression:
-    """function(*args) with options, edge by edge. Never changed; equal ones are equal.
+    """function(*args) with options, edge by edge. Never changed; of equal ones there is one, so that they are compared
+    by identity. `eq` compares values.
 
     Parameters
     ----------
@@ -23,28 +29,32 @@ class Expression:
         "leaf", whose options are its kind and name, or a key of `gnnaccel.ops.messages.program.FUNCTIONS`.
     args : tuple of Expression and float
     options : tuple
-        Numbers that the function takes (a slope, bounds, the shape of a reshape).
+        Numbers that the function takes (a slope, bounds, the shape of a reshape), words and None.
     """
 
-    __slots__ = ("_hash", "_leaves", "args", "function", "options")
+    __slots__ = ("__weakref__", "args", "function", "leaves", "options")
+    function: str
+    args: tuple
+    options: tuple
+    leaves: tuple[tuple[str, str], ...]  # kind and name of each, in the order of first use
 
-    def __init__(self, function: str, args: tuple = (), options: tuple = ()):
-        self.function, self.args, self.options = function, args, options
-        for arg in args:
-            if not isinstance(arg, (Expression, float, int)):
-                raise TypeError(f"messages: {function}: expected expressions and numbers, got {type(arg).__name__}")
-        self._leaves: tuple[tuple[str, str], ...] | None = None
-        self._hash = hash((function, args, options))  # kept: parts are shared, and asked for theirs each time
+    def __new__(cls, function: str, args: tuple = (), options: tuple = ()) -> Expression:
+        args = tuple(_argument(function, arg) for arg in args)
+        _check_options(function, options)
+        # Numbers by their digits: 0.0 is not -0.0. Parts by identity: who is made of them keeps them.
+        key = (function, tuple(id(a) if isinstance(a, Expression) else repr(a) for a in args), repr(options))
+        found = _made.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.function, found.args, found.options = function, args, options
+            parts = (arg.leaves for arg in args if isinstance(arg, Expression))
+            leaves = (options,) if function == "leaf" else (leaf for part in parts for leaf in part)
+            found.leaves = tuple(dict.fromkeys(leaves))
+            _made[key] = found
+        return found
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Expression) or self._hash != other._hash:
-            return False
-        return (self.function, self.options, self.args) == (other.function, other.options, other.args)
+    def __bool__(self) -> bool:
+        raise TypeError("messages: an expression is neither true nor false; use where, eq, maximum and minimum")
 
     def __add__(self, other: Operand) -> Expression:
         return Expression("add", (self, other))
@@ -97,13 +107,21 @@ class Expression:
             return f"({left} {signs[self.function]} {right})"
         return f"{self.function}({', '.join(map(str, (*self.args, *self.options)))})"
 
-    def leaves(self) -> tuple[tuple[str, str], ...]:
-        """Kind and name of each leaf, in the order of first use."""
-        if self._leaves is None:
-            parts = (arg.leaves() for arg in self.args if isinstance(arg, Expression))
-            found = (self.options,) if self.function == "leaf" else (leaf for part in parts for leaf in part)
-            self._leaves = tuple(dict.fromkeys(found))
-        return self._leaves
+
+def _argument(function: str, arg) -> Expression | float:
+    if isinstance(arg, Expression):
+        return arg
+    if isinstance(arg, numbers.Real) and not isinstance(arg, bool):
+        return float(arg)
+    hint = "; compare by eq() and ne()" if isinstance(arg, bool) else ""
+    raise TypeError(f"messages: {function}: expected expressions and numbers, got {type(arg).__name__}{hint}")
+
+
+def _check_options(function: str, options: tuple) -> None:
+    for option in options:
+        each = option if isinstance(option, tuple) else (option,)
+        if not all(value is None or isinstance(value, (numbers.Real, str)) for value in each):
+            raise TypeError(f"messages: {function}: expected numbers as options, got {type(option).__name__}")
 
 
 def u(name: str) -> Expression:
@@ -179,14 +197,24 @@ def minimum(x: Operand, y: Operand) -> Expression:
     return Expression("minimum", (x, y))
 
 
+def eq(x: Operand, y: Operand) -> Expression:
+    """1 where they are equal, else 0."""
+    return Expression("eq", (x, y))
+
+
+def ne(x: Operand, y: Operand) -> Expression:
+    """0 where they are equal, else 1."""
+    return Expression("ne", (x, y))
+
+
 def where(condition: Expression, x: Operand, y: Operand) -> Expression:
     """x where `condition`, a comparison or 0 and 1, holds; else y."""
     return Expression("where", (condition, x, y))
 
 
-def sum(x: Expression, dims: int | tuple[int, ...] = -1, keepdim: bool = False) -> Expression:
+def sum(x: Expression, dims: int | Sequence[int] = -1, keepdim: bool = False) -> Expression:
     """Sum over feature dimensions, which are counted from the last (-1)."""
-    return Expression("sum", (x,), (dims if isinstance(dims, tuple) else (dims,), keepdim))
+    return Expression("sum", (x,), ((dims,) if isinstance(dims, int) else tuple(dims), keepdim))
 
 
 def dot(x: Expression, y: Expression, keepdim: bool = False) -> Expression:

@@ -60,7 +60,9 @@ class Program:
 
     def __init__(self, leaves: tuple[Leaf, ...], steps: tuple[Step, ...], outputs: tuple[Output, ...]):
         self.leaves, self.steps, self.outputs = leaves, steps, outputs
-        self.text = repr(tuple(tuple(map(tuple, part)) for part in (leaves, steps, outputs)))
+        # Infinite numbers and NaN as words: they have no literals.
+        plain = tuple((*s[:2], tuple(n if math.isfinite(n) else str(n) for n in s.numbers), s.features) for s in steps)
+        self.text = repr((tuple(map(tuple, leaves)), plain, tuple(map(tuple, outputs))))
         self._hash = hash(self.text)
 
     def __hash__(self) -> int:
@@ -86,7 +88,8 @@ class Program:
 def parse(text: str) -> Program:
     """The program of a `Program.text`."""
     leaves, steps, outputs = ast.literal_eval(text)
-    return Program(tuple(Leaf(*x) for x in leaves), tuple(Step(*x) for x in steps), tuple(Output(*x) for x in outputs))
+    read = [(op, args, tuple(float(n) if isinstance(n, str) else n for n in ns), f) for op, args, ns, f in steps]
+    return Program(tuple(Leaf(*x) for x in leaves), tuple(Step(*x) for x in read), tuple(Output(*x) for x in outputs))
 
 
 class Value:
@@ -115,7 +118,7 @@ class Builder:
         self._made: dict[tuple, Value] = {}
 
     def make(self, op: str, args: tuple[Value, ...], numbers: tuple, features: Shape) -> Value:
-        key = (op, tuple(a.number for a in args), numbers, features)
+        key = (op, tuple(a.number for a in args), repr(numbers), features)  # repr: 0.0 is not -0.0
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = Value(op, args, numbers, features, len(self._made))
@@ -150,7 +153,7 @@ class Builder:
         if x.width == math.prod(features):
             return self.reshape(x, features)
         if x.width == 0:
-            raise Unfit(f"messages: a sum over features of {list(x.features)}, which are none")
+            return self.fill(0.0, features)
         return self.make("fold", (x,), _rule(features, x.features), features)
 
     def alike(self, *given: Given) -> tuple[Value, ...]:
@@ -171,7 +174,7 @@ class Builder:
         if isinstance(x, Value) and isinstance(y, Value):
             return self._two("add", x, y)
         x, y = (x, y) if isinstance(x, Value) else (y, x)
-        return x if y == 0 else self._with("add_p", x, y)  # type: ignore[return-value]
+        return self._with("add_p", x, y)
 
     def sub(self, x: Given, y: Given) -> Value:
         if isinstance(x, Value) and isinstance(y, Value):
@@ -209,6 +212,10 @@ class Builder:
         if isinstance(x, Value):
             return self._with(f"{op}_p", x, y)
         return self._with(f"{_MIRRORED[op]}_p", y, x)
+
+    def keep(self, mask: Value, x: Value) -> Value:
+        """x where `mask` is not 0, else 0: of an infinite x too, where a product would be NaN."""
+        return self._two("keep", mask, x)
 
     def where(self, mask: Given, x: Given, y: Given) -> Value:
         mask, x, y = self.alike(mask, x, y)
@@ -271,6 +278,8 @@ def _pow(b: Builder, x: Value, exponent: float) -> Value:
     named = {0.5: "sqrt", -0.5: "rsqrt"}
     if exponent in named:
         return b.unary(named[exponent], x)
+    if exponent == 0:
+        return b.fill(1.0, x.features)
     if exponent in (1, -1):
         return x if exponent == 1 else b.div(1.0, x)
     return b.unary("pow_p", x, exponent)
@@ -294,8 +303,15 @@ def _softplus(b: Builder, x: Value, beta: float = 1.0, threshold: float = 20.0) 
 
 
 def _logsigmoid(b: Builder, x: Value) -> Value:
-    tail = b.unary("log1p", b.unary("exp", b.unary("neg", b.unary("abs", x))))
-    return b.sub(b.extremum("min", x, 0.0), tail)
+    below, above = b.extremum("min", x, 0.0), b.unary("neg", b.extremum("max", x, 0.0))
+    low = b.sub(below, b.unary("log1p", b.unary("exp", below)))
+    return b.where(b.compare("gt", x, 0.0), b.unary("neg", b.unary("log1p", b.unary("exp", above))), low)
+
+
+def _hardswish(b: Builder, x: Value) -> Value:
+    inside = _clamp(b, x, -3.0, 3.0)
+    middle = b.div(b.mul(inside, b.add(inside, 3.0)), 6.0)
+    return b.where(b.compare("ge", x, 3.0), x, b.where(b.compare("gt", x, -3.0), middle, 0.0))
 
 
 def _gelu(b: Builder, x: Value, approximate: str = "none") -> Value:
@@ -340,6 +356,7 @@ FUNCTIONS: dict[str, Callable] = {
             *("erf", "sin", "cos"),
         )
     },
+    "ne": lambda b, x, y: b.sub(1.0, b.compare("eq", x, y)),
     "square": lambda b, x: b.mul(x, x),
     "reciprocal": lambda b, x: b.div(1.0, x),
     "pow": _pow,
@@ -354,7 +371,9 @@ FUNCTIONS: dict[str, Callable] = {
     "softplus": _softplus,
     "softsign": lambda b, x: b.div(x, b.add(b.unary("abs", x), 1.0)),
     "logsigmoid": _logsigmoid,
-    "hardswish": lambda b, x: b.div(b.mul(x, _clamp(b, b.add(x, 3.0), 0.0, 6.0)), 6.0),
+    "hardswish": _hardswish,
+    "hardtanh": lambda b, x, low=-1.0, high=1.0: _clamp(b, x, low, high),
+    "round": lambda b, x, dtype: b.unary(f"round_{dtype}", x),
     "sum": _sum,
     "reshape": Builder.reshape,
 }
@@ -371,22 +390,25 @@ def program_of(expressions: tuple[tuple[Expression, str], ...], shapes: tuple[tu
     b = Builder([Leaf(kind, given[kind, name]) for kind, name in names])
     done: dict[Expression, Given] = {}
 
-    def value(node) -> Given:
-        if not isinstance(node, Expression):
-            return float(node)
-        if node not in done:
-            if node.function == "leaf":
-                done[node] = b.leaf(names.index(node.options))
-            else:
-                function = FUNCTIONS.get(node.function)
-                if function is None:
-                    raise Unfit(f"messages: expected one of {sorted(FUNCTIONS)}, got {node.function!r}")
-                done[node] = function(b, *map(value, node.args), *node.options)
-        return done[node]
+    def made(node: Expression) -> Given:
+        if node.function == "leaf":
+            return b.leaf(names.index(node.options))
+        function = FUNCTIONS.get(node.function)
+        if function is None:
+            raise Unfit(f"messages: expected one of {sorted(FUNCTIONS)}, got {node.function!r}")
+        return function(b, *(done[a] if isinstance(a, Expression) else a for a in node.args), *node.options)
 
+    waiting = [expression for expression, _ in expressions]
+    while waiting:  # parts before what is made of them
+        node = waiting[-1]
+        parts = [arg for arg in node.args if isinstance(arg, Expression) and arg not in done]
+        if parts:
+            waiting += parts
+        else:
+            done[waiting.pop()] = made(node)
     outputs = []
     for expression, reduce in expressions:
-        found = value(expression)
+        found = done[expression]
         assert isinstance(found, Value)
         outputs.append((found, reduce))
     program, kept = b.program(outputs)

@@ -19,9 +19,10 @@ from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import reduce_to
 from gnnaccel.ops.messages.derivatives import Half, gradients
 from gnnaccel.ops.messages.language import Expression
-from gnnaccel.ops.messages.program import REDUCES, Program, Unfit, parse, program_of
+from gnnaccel.ops.messages.program import REDUCES, Program, parse, program_of
 from gnnaccel.ops.messages.tape import tape
 
+_COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
 _ROWS = {"u": "num_cols", "v": "num_rows", "e": "nnz"}
 
 
@@ -108,13 +109,15 @@ def message_reduce(
         report.message(
             "; ".join(f"{option} of {expression}" for expression, option in zip(messages, reduces, strict=True))
         )
+    if dtype is not None and dtype not in _COMPUTED:
+        raise TypeError(f"message_reduce: dtype: expected one of {[str(d) for d in _COMPUTED]}, got {dtype}")
     names: dict[tuple[str, str], None] = {}
     for expression, option in zip(messages, reduces, strict=True):
         if not isinstance(expression, Expression):
             found = type(expression).__name__
             raise TypeError(f"message_reduce: message: expected an expression of gnnaccel.ops.messages, got {found}")
         _check.one_of("message_reduce", "reduce", option, REDUCES)
-        names.update(dict.fromkeys(expression.leaves()))
+        names.update(dict.fromkeys(expression.leaves))
     if not any(kind != "c" for kind, _ in names):
         raise ValueError("message_reduce: message: expected a leaf of sources, destinations or edges, got none")
     given, shapes = {}, []
@@ -122,7 +125,7 @@ def message_reduce(
         given[kind, name], features = _operand(graph, kind, name, operands)
         shapes.append(((kind, name), features))
     program, leaves = program_of(tuple(zip(messages, reduces, strict=True)), tuple(shapes))
-    out = evaluate(graph, program, [given[leaf] for leaf in leaves], dtype)
+    out = evaluate(graph, program, [given[leaf] for leaf in leaves], dtype or _promoted(list(given.values())))
     return tuple(out) if several else out[0]
 
 
@@ -138,9 +141,8 @@ def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor])
     return value, tuple(value.shape[1:])
 
 
-def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The outputs of a program of checked operands, one for each of its leaves."""
-    dtype = dtype or _promoted(operands)
     if graph.device.type != "cpu" or torch.compiler.is_compiling() or modes.transforming():
         return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
     sources = (x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u")
@@ -192,6 +194,8 @@ class _Messages(torch.autograd.Function):
         operands, winners = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
         wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
+        if any(g is not None and _is_batched(g) for g in grads):
+            return None, None, None, None, *_of_many(arrays, program, operands, wanted, grads)
         seeds: list[Tensor] = []
         for output, grad in zip(program.outputs, grads, strict=True):
             winner = next(winners) if output.reduce in ("max", "min") else None
@@ -211,6 +215,25 @@ class _Messages(torch.autograd.Function):
             if wanted[i] and found[i] is None:
                 found[i] = torch.zeros_like(operand)
         return None, None, None, None, *found
+
+
+def _is_batched(grad: Tensor) -> bool:
+    """True for many gradients in one, of torch.autograd.grad with is_grads_batched."""
+    functorch = torch._C._functorch
+    return functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
+
+
+def _of_many(arrays: Structure, program: Program, operands: list[Tensor], wanted: tuple, grads: tuple) -> list:
+    """The gradients for many gradients in one: by the definition, with all messages."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        operands = [x.view_as(x) if w else x for x, w in zip(operands, wanted, strict=True)]
+        outs = reference.message_reduce(arrays, program, operands)
+        asked = [x for x, w in zip(operands, wanted, strict=True) if w]
+        given = [(out.to(g.dtype), g) for out, g in zip(outs, grads, strict=True) if g is not None]
+        ends, seeds = [out for out, _ in given], [g for _, g in given]
+        found = iter(torch.autograd.grad(ends, asked, seeds, create_graph=again, allow_unused=True))
+    return [next(found) if w else None for w in wanted]
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
@@ -234,20 +257,20 @@ def _fill(found: list, structure: Structure, half: Half, operands: list[Tensor],
 _DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
 
 
-def _allocate(arrays: Structure, program: Program, like: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+def _allocate(arrays: Structure, program: Program, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """The outputs, and the winners of those that have some."""
     outs, winners = [], []
     for output, dtype in zip(program.outputs, dtypes, strict=True):
         shape = (arrays.nnz if output.reduce == "none" else arrays.num_rows, *program.steps[output.step].features)
-        outs.append(like.new_empty(shape, dtype=dtype))
+        outs.append(arrays.indptr.new_empty(shape, dtype=dtype))
         if output.reduce in ("max", "min"):
-            winners.append(like.new_empty(shape, dtype=arrays.indptr.dtype))
+            winners.append(arrays.indptr.new_empty(shape))
     return outs + winners
 
 
 def _direct(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
     """A walk: its outputs and winners."""
-    outs = _allocate(arrays, program, operands[0], dtypes)
+    outs = _allocate(arrays, program, dtypes)
     if not any(map(Tensor.numel, outs)):
         return outs
     operands = [x.contiguous() for x in operands]
@@ -273,7 +296,7 @@ def _walk_impl(arrays: Structure, text: str, operands: list[Tensor], dtypes: lis
 
 
 def _walk_fake(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
-    return _allocate(arrays, parse(text), operands[0], [_DTYPES[code] for code in dtypes])
+    return _allocate(arrays, parse(text), [_DTYPES[code] for code in dtypes])
 
 
 walk_op = _operators.register(
@@ -284,5 +307,3 @@ walk_op = _operators.register(
     devices=("cpu",),
     structure=Structure,
 )
-
-__all__ = ["Unfit", "evaluate", "message_reduce"]

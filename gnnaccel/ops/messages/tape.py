@@ -12,11 +12,11 @@ from gnnaccel import _library as lib
 from gnnaccel.ops.messages.program import Program
 
 _OPS = (
-    *("add", "sub", "mul", "div", "max", "min", "gt", "ge", "eq"),
+    *("add", "sub", "mul", "div", "max", "min", "gt", "ge", "eq", "keep"),
     *("add_p", "mul_p", "div_p", "max_p", "min_p", "gt_p", "ge_p", "lt_p", "le_p", "eq_p", "rsub_p", "rdiv_p"),
     *("pow_p", "leaky_relu_p"),
     *("copy", "neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sigmoid", "tanh", "relu"),
-    *("erf", "sin", "cos"),
+    *("erf", "sin", "cos", "round_bfloat16", "round_float32"),
     *("where", "fill", "expand", "fold", "winner"),
 )
 _CODES = {name: code for code, name in enumerate(_OPS)}  # MessageOp
