@@ -3,7 +3,8 @@
 On a small graph an op is its way to the kernel: checks, argument lists, autograd's objects. A sum of copied sources
 that is asked for again, on the same graph with features of the same width and dtype, finds both of its calls here, of
 the forward pass and of the backward, as argument lists that lack nothing but the features and the result. They are made
-at the first use: that takes less than the general way does, also for a sampled graph that is gone the next time.
+at the first use: that takes less than the general way does. Only a small graph on the CPU is given until the second
+use, as it may be a sampled one that is gone by then (`Once`).
 Whatever is unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
 """
 
@@ -19,10 +20,12 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Structure, arrays_of, fused, scales_first
+from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, fused, scales_first
 
 _TENSORS = (Tensor, torch.nn.Parameter)
+_ON_CPU, _COPY = torch.device("cpu"), lib.MESSAGES["copy_lhs"]
 _MOST = 32  # sums of one graph
+_SMALL = 1 << 14  # edges
 
 
 def calls_of(graph: Graph) -> dict:
@@ -53,18 +56,24 @@ def sum_of(
     # scales: a caller who makes new ones for each call leaves no more than one pair behind.
     key = (form.name, x.shape[1], x.dtype, bias is None, _keys(x))
     calls = calls_of(graph)
-    ready = calls.get(key)
+    ready: Ready | Once | None = calls.get(key)
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     both = recorded and x.requires_grad
-    if ready is None or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
-        calls.pop(key, None)
+    if type(ready) is not Ready or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
         if not _may_be_made(graph, x, source_scale, row_scale):
-            return None
-        ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
-        if tiles.pay(graph):  # which the graph has found out just now, with its lists
             return None
         if len(calls) >= _MOST:
             calls.clear()
+        if ready is None and _is_new(graph):
+            if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
+                return None
+            once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
+            recorded = both or (recorded and bias is not None and bias.requires_grad)
+            return _record(x, bias, once) if recorded else once.forward(x, bias)
+        calls.pop(key, None)
+        ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
+        if tiles.pay(graph):  # which the graph has found out just now, with its lists
+            return None
         calls[key] = ready
     if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
         return None
@@ -75,10 +84,17 @@ def sum_of(
     return _record(x, bias, ready)
 
 
+def _is_new(graph: Graph) -> bool:
+    """True for a small graph on the CPU that nobody has turned or ordered: it may be gone after this call."""
+    if graph.indptr.is_cuda or graph._transposed is not None or graph._origin_arrays is not None:
+        return False
+    return graph.indices.shape[0] <= _SMALL and schedule.ordered(graph) is None
+
+
 def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
     """True where the arguments, of which `sum_of` has looked at some, settle what is called."""
     dtype, device = x.dtype, x.device
-    if not _operators.usual(x) or dtype not in lib.DTYPES or device != graph.indptr.device:
+    if not _operators.dense(x) or dtype not in lib.DTYPES or device != graph.indptr.device:
         return False
     if not x.is_contiguous() or not x.numel() or not graph.num_rows or tiles.pay(graph):
         return False
@@ -111,10 +127,11 @@ class Form:
         gradient(arrays, grad, source_scale, row_scale): the gradient of x by the registered ops, differentiable.
     """
 
-    __slots__ = ("gradient", "name")
+    __slots__ = ("gradient", "name", "reduce")
 
     def __init__(self, name: str, gradient: Callable[..., Tensor]):
         self.name, self.gradient = name, gradient
+        self.reduce = lib.REDUCES["mean" if name == "mean" else "sum"]
 
 
 class Ready:
@@ -141,7 +158,7 @@ class Ready:
         arrays = arrays_of(graph, both, x, sums=True)
         self._form, self._arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
         around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
-        self.forward = Kernel(arrays, x, lib.REDUCES["mean" if form.name == "mean" else "sum"], around)
+        self.forward = Kernel(arrays, x, form.reduce, around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
         self._epochs = _epochs(graph)
@@ -185,6 +202,54 @@ class Ready:
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
             return self.backward(grad)
         return self._form.gradient(self._arrays, grad, *self.scales)
+
+
+class Once:
+    """A sum over a small graph on the CPU that is new, and may be gone after it: nothing is made for calls to come.
+
+    forward(x, bias), gradient(grad), scales : as of `Ready`.
+    """
+
+    __slots__ = ("_csr", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors", "scales")
+
+    def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
+        self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
+        self._num_rows, self._num_cols = graph.num_rows, graph.num_cols
+        self._form, self.scales, self._keys, self._dtype = form, scales, _keys(x), lib.DTYPES[x.dtype]
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        form, feats = self._form, x.shape[1]
+        out = x.new_empty(self._num_rows, feats)
+        around: tuple = ()
+        if form.name == "scaled":
+            source, row = self.scales
+            around = (source.data_ptr(), 0, row.data_ptr(), 0 if bias is None else bias.data_ptr(), False)
+        result = (out.data_ptr(), 0, 0, feats, _COPY, form.reduce, self._dtype, 0.0, around)
+        lib.launch("spmm", _ON_CPU, self._csr, 0, (x.data_ptr(), feats, 1), (0, 1, 1), *result)
+        return out
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """That of x. The matrix is turned in the kernel, which takes less than to make a Graph of it."""
+        if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
+            grad = grad.contiguous()
+            if _keys(grad) == self._keys:
+                return self._turned(grad)
+        indptr, indices, edge_ids = self._tensors
+        matrix = Matrix(indptr, indices, edge_ids, self._num_cols, indices.shape[0])
+        return self._form.gradient(Structure(matrix).both_ways(), grad, *self.scales)
+
+    def _turned(self, grad: Tensor) -> Tensor:
+        form, feats = self._form, grad.shape[1]
+        out = grad.new_empty(self._num_cols, feats)
+        around: tuple = ()
+        if form.name == "scaled":
+            source, row = self.scales
+            around = (row.data_ptr(), 0, source.data_ptr(), 0, False)
+        elif form.name == "mean":
+            around = (0, self._tensors[0].data_ptr(), 0, 0, False)
+        given = (grad.data_ptr(), out.data_ptr(), feats, self._dtype, around)
+        lib.launch("spmm_turned", _ON_CPU, self._csr, *given)
+        return out
 
 
 def _epochs(graph: Graph) -> tuple:
@@ -232,7 +297,7 @@ class Kernel:
         device = x.device
         self._arrays, self._rows, self._keys = arrays, arrays.num_rows, _keys(x)
         self._before = arrays.walked(in_order=True)
-        self._result = (0, 0, x.shape[1], lib.MESSAGES["copy_lhs"], reduce, lib.DTYPES[x.dtype], 0.0)
+        self._result = (0, 0, x.shape[1], _COPY, reduce, lib.DTYPES[x.dtype], 0.0)
         self._around, self._entry = around, lib.entry("spmm", device)
         self._index = device.index if x.is_cuda else None
 

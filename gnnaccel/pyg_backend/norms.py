@@ -76,7 +76,7 @@ def weighted_sum(
         if graph.transient():
             return _plus(ops.spmm(graph, x, norm), bias)
         with torch.inference_mode(False), torch.no_grad():
-            factors = scales.norm_scale(graph, norm.dtype, no_empty_rows=False)
+            factors = scales.norm_scale(graph, norm.dtype)
             # A torch.sparse matrix always has values, and adding loops to it may have added up values.
             if is_torch_sparse_tensor(edges) and not _is_product(graph, norm, factors):
                 factors = _NONE

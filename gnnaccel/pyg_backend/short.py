@@ -162,15 +162,8 @@ def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | N
 
 def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: torch.dtype) -> tuple | None:
     """(graph, scale): the matrix of a GCN is that of the graph with this scale [num_nodes] for rows and for sources."""
-    key = ("normed", num_nodes, flow, loops, dtype)
-    found = derived.get((edge_index,), key)
-    if found is None:
-        made = looped(edge_index, num_nodes, flow, "one") if loops else graph_of(edge_index, num_nodes, num_nodes, flow)
-        if made is None:
-            return None
-        found = (made, scales.norm_scale(made, dtype, no_empty_rows=loops))
-        derived.put((edge_index,), key, found)
-    return found
+    made = looped(edge_index, num_nodes, flow, "one") if loops else graph_of(edge_index, num_nodes, num_nodes, flow)
+    return None if made is None else (made, scales.norm_scale(made, dtype))
 
 
 def number(constant: Tensor | None) -> float | None:
