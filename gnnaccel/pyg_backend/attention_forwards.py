@@ -15,6 +15,7 @@ from torch_geometric.nn.conv import gat_conv as module
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import dropped
 from gnnaccel.pyg_backend.helpers import ours
@@ -99,7 +100,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         shape = -1, self.heads, self.out_channels
         query, key, value = maps[0](target).view(shape), maps[1](source).view(shape), maps[2](source).view(shape)
         with report.accelerated(guard.kind):
-            out = ops.dot_attention(graph, query, key, value, edge_scale=dropped(self, query, graph.nnz))
+            out = heads_attention(graph, query, key, value, dropped(self, query, graph.nnz))
         self._alpha = None
         out = out.view(-1, shape[1] * shape[2]) if self.concat else out.mean(dim=1)
         if self.root_weight:

@@ -49,6 +49,8 @@ def noted(gcn_norm: Callable) -> Callable:
 
 def _owners(edges: Any, norm: Any) -> tuple[Tensor, ...]:
     """The tensors whose identity stands for the norms of `edges`: a torch.sparse matrix makes new values each time."""
+    if type(edges) is Tensor and edges.layout is torch.strided:
+        return norm, edges
     if is_torch_sparse_tensor(edges):
         return (edges,)
     return norm, edges.storage.col() if isinstance(edges, SparseTensor) else edges

@@ -53,7 +53,7 @@ def obstacle(conv) -> str | None:
         return "message passing hooks are registered"
     if not _METHODS.isdisjoint(state):
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
-    if torch.jit.is_tracing():
+    if torch._C._is_tracing():
         return "torch.jit.trace"
     if modes.transforming() or forward_ad._current_level >= 0:
         return "a torch.func transform or forward-mode differentiation"

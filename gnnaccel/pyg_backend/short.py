@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import is_compiling
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
@@ -23,13 +22,14 @@ from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
 from gnnaccel.pyg_backend.reduce import takes
 
 _AGGREGATE, _UPDATE, _EDGE_UPDATE = MessagePassing.aggregate, MessagePassing.update, MessagePassing.edge_update
+_CHECK, _SELECT = MessagePassing._check_input, MessagePassing._index_select
+_LIFT, _SET_SIZE = MessagePassing._lift, MessagePassing._set_size
 
 
 class Guard:
@@ -67,17 +67,18 @@ class Guard:
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
         plain = self.plain
-        if is_compiling() or torch.jit.is_tracing():
-            return False
-        if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
+        if torch.compiler.is_compiling() or type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
             return False
         if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
             return False
         if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
             return False
-        if rules.collects_otherwise(plain):
+        # One by one: a loop takes longer.
+        if plain._check_input is not _CHECK or plain._index_select is not _SELECT or plain._lift is not _LIFT:
             return False
-        if plain.aggregate is not _AGGREGATE or plain.edge_update is not self._edge_update:
+        if plain._set_size is not _SET_SIZE or plain.aggregate is not _AGGREGATE:
+            return False
+        if plain.edge_update is not self._edge_update:
             return False
         if self._edge_update is not _EDGE_UPDATE and not is_pygs(plain.edge_updater):
             return False
@@ -87,13 +88,11 @@ class Guard:
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or is_watched(aggregation):
             return False
-        return obstacle(conv) is None and _sends_our_way(conv) and unserved(edge_index.device) is None
-
-
-def _sends_our_way(conv: Any) -> bool:
-    """False for a layer whose propagate() somebody has replaced; PyG binds the class's own to one it has explained."""
-    own = vars(conv).get("propagate")
-    return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
+        if obstacle(conv) is not None or not (edge_index.is_cpu or unserved(edge_index.device) is None):
+            return False
+        # PyG binds the class's own propagate() to a layer that it has explained.
+        own = conv.__dict__.get("propagate")
+        return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
 
 
 def pairs_by_flow(plain: Any) -> bool:
@@ -138,7 +137,10 @@ FEATURES = (Tensor, torch.nn.Parameter)
 
 def is_matrix(x: Any) -> bool:
     """True for a plain tensor of two dimensions that our ops take."""
-    return type(x) in FEATURES and x.dim() == 2 and takes(x)
+    if type(x) not in FEATURES or x.dim() != 2:
+        return False
+    # Float32 on the CPU without a further call.
+    return (x.dtype is torch.float32 and x.is_cpu and x.layout is torch.strided) or takes(x)
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
