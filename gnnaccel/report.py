@@ -52,7 +52,7 @@ def record(kind: str, start: float, reason: str | None = None) -> None:
 
     For a caller that learns only on the way whether it can accelerate the call, or (`reason`) why not all of it.
     """
-    site = _site(kind)
+    site = _sites.get(kind) or _site(kind)
     site.accelerated += 1
     if reason is not None:
         site.reasons[reason] = site.reasons.get(reason, 0) + 1

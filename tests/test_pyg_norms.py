@@ -12,6 +12,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import gnnaccel
 from gnnaccel import ops
+from gnnaccel.ops import linear_sums
 
 FORMATS = {
     "edge_index": lambda index: index,
@@ -38,8 +39,15 @@ def without_loops() -> torch.Tensor:
 def factored(monkeypatch):
     """The sums by factors so far."""
     calls = []
-    conv = ops.graph_conv
+    conv, mapped = ops.graph_conv, linear_sums.mapped_sum
+
+    def mapped_sum(*args):
+        out = mapped(*args)
+        calls.extend([args] * (out is not None))
+        return out
+
     monkeypatch.setattr(ops, "graph_conv", lambda *args, **kwargs: calls.append(args) or conv(*args, **kwargs))
+    monkeypatch.setattr(linear_sums, "mapped_sum", mapped_sum)
     return calls
 
 

@@ -87,6 +87,66 @@ def test_linear_maps_to_another_dtype(name, most):
     changed(name, lambda layer: _cast(layer, torch.float64, most), dtype=torch.float32)
 
 
+def _maps(layer):
+    return [m for m in layer.modules() if isinstance(m, (nn.Linear, torch.nn.Linear))]
+
+
+def _doubles(*args):
+    return 2 * args[-1]
+
+
+def _with_forward(lin):
+    own = lin.forward
+    lin.forward = lambda x: 2 * own(x)
+
+
+WATCHED = {
+    "forward hook": lambda lin: lin.register_forward_hook(_doubles),
+    "pre-hook": lambda lin: lin.register_forward_pre_hook(lambda _, given: 2 * given[0]),
+    "backward hook": lambda lin: lin.register_full_backward_hook(lambda _, given, __: (2 * given[0],)),
+    "forward of its own": _with_forward,
+    "a weight that is no parameter": lambda lin: torch.nn.utils.parametrizations.weight_norm(lin),
+    "a subclass": lambda lin: setattr(
+        lin, "__class__", type("Own", (type(lin),), {"forward": lambda s, x: 2 * x @ s.weight.t()})
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WATCHED)
+@pytest.mark.parametrize("name", SHORT)
+def test_linear_maps_that_somebody_watches(name, how):
+    changed(name, lambda layer: [WATCHED[how](lin) for lin in _maps(layer)])
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_hooks_on_all_modules(name):
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        before, seen = layer(rand(N, D), index), []
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+        try:
+            after = layer(rand(N, D), index)
+        finally:
+            handle.remove()
+        return before, after, seen.count(nn.Linear)
+
+    same(program, accelerated=None)
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GraphConv"])
+def test_forward_of_all_linear_maps_replaced(name, monkeypatch):
+    own = nn.Linear.forward
+
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        before = layer(rand(N, D), index)
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Linear, "forward", lambda self, x: 2 * own(self, x))
+            return before, layer(rand(N, D), index)
+
+    same(program)
+
+
 @pytest.mark.parametrize("name", ["GAT", "GATv2"])
 def test_attention_vectors_of_another_dtype(name):
     def change(layer):

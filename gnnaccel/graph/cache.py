@@ -148,7 +148,15 @@ class TensorCache:
             record = self._records.get(id(owner))
             if record is None:
                 return None
-            if record.unchanged(owner):
+            # As `_Record.unchanged`.
+            if (
+                record.ref() is owner
+                and record.version is not None
+                and owner._version == record.version
+                and (not record.address or owner.data_ptr() == record.address)
+                and owner.shape == record.shape
+                and owner.device == record.device
+            ):
                 return record.values.get(key)
             self._changed(record)
             return None

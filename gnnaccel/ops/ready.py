@@ -48,17 +48,38 @@ def sum_of(
     """
     if type(x) not in _TENSORS or torch.compiler.is_compiling() or _operators.watched():
         return None
-    if forward_ad._current_level >= 0 or x.dim() != 2 or x.shape[0] != graph.num_cols:
+    if forward_ad._current_level >= 0:
+        return None
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    both = recorded and x.requires_grad
+    ready = call_of(graph, x, form, source_scale, row_scale, bias, both)
+    if ready is None:
+        return None
+    if both or (recorded and bias is not None and bias.requires_grad):
+        return _record(x, bias, ready)
+    return ready.forward(x, bias)
+
+
+def call_of(
+    graph: Graph,
+    x: Tensor,
+    form: Form,
+    source_scale: Tensor | None,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    both: bool,
+) -> Ready | Once | None:
+    """What `sum_of` calls, where it is known that nobody listens: forward(x, bias), and gradient(grad) if a call of
+    `both` directions is wanted. None as of `sum_of`."""
+    if x.dim() != 2 or x.shape[0] != graph.num_cols:
         return None
     if bias is not None and (type(bias) not in _TENSORS or bias.shape != x.shape[1:] or bias.dtype != x.dtype):
         return None
     # With what torch makes of x, or an evaluation in inference mode would leave nothing ready for training. Without the
     # scales: a caller who makes new ones for each call leaves no more than one pair behind.
-    key = (form.name, x.shape[1], x.dtype, bias is None, _keys(x))
+    key = (form.name, x.shape[1], x.dtype, bias is None, torch._C._dispatch_keys(x).raw_repr())
     calls = calls_of(graph)
     ready: Ready | Once | None = calls.get(key)
-    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    both = recorded and x.requires_grad
     if type(ready) is not Ready or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
         if not _may_be_made(graph, x, source_scale, row_scale):
             return None
@@ -68,8 +89,7 @@ def sum_of(
             if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
                 return None
             once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
-            recorded = both or (recorded and bias is not None and bias.requires_grad)
-            return _record(x, bias, once) if recorded else once.forward(x, bias)
+            return once
         calls.pop(key, None)
         ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
         if tiles.pay(graph):  # which the graph has found out just now, with its lists
@@ -77,11 +97,9 @@ def sum_of(
         calls[key] = ready
     if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
         return None
-    if not both and not (recorded and bias is not None and bias.requires_grad):
-        return ready.forward(x, bias)
     if both and ready.backward is None and not ready.add_backward(graph, x):
         return None
-    return _record(x, bias, ready)
+    return ready
 
 
 def _is_new(graph: Graph) -> bool:
@@ -161,7 +179,7 @@ class Ready:
         self.forward = Kernel(arrays, x, form.reduce, around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
-        self._epochs = _epochs(graph)
+        self._epochs = schedule.epochs(graph)
 
     def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
         """True if these are the scales of the calls."""
@@ -176,13 +194,13 @@ class Ready:
                 earned |= schedule.of(graph.transposed).note_use()
             if earned:
                 return True
-        return self._epochs != _epochs(graph)
+        return self._epochs != schedule.epochs(graph)
 
     def add_backward(self, graph: Graph, x: Tensor) -> bool:
         """Make the call of the backward pass ready too."""
         if not self._both:
             self._arrays, self._both = arrays_of(graph, True, x, sums=True), True
-            self._epochs = _epochs(graph)
+            self._epochs = schedule.epochs(graph)
         arrays = self._arrays
         turned = arrays.turned()
         source_scale, row_scale = self.scales
@@ -252,11 +270,6 @@ class Once:
         return out
 
 
-def _epochs(graph: Graph) -> tuple:
-    turned = graph._transposed
-    return schedule.epoch(graph), None if turned is None else schedule.epoch(turned)
-
-
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, ready):
@@ -313,7 +326,9 @@ class Kernel:
 
     def takes(self, x: Tensor) -> bool:
         """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
-        return _keys(x) == self._keys and self.may_read(x)
+        if torch._C._dispatch_keys(x).raw_repr() != self._keys:
+            return False
+        return x.is_contiguous() if self._index is None else self.may_read(x)
 
     def may_read(self, x: Tensor) -> bool:
         """The same of a tensor that torch treats so."""

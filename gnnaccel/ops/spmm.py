@@ -129,7 +129,7 @@ def made_ready(graph: Graph, x, message: str, reduce: str) -> Tensor | None:
 
     The two frameworks and `spmm` ask here first, then check the arguments, then go to `choose`.
     """
-    return ready.sum_of(graph, x, _FORMS[reduce]) if message == "copy_lhs" and reduce in _FORMS else None
+    return ready.sum_of(graph, x, FORMS[reduce]) if message == "copy_lhs" and reduce in FORMS else None
 
 
 def choose(
@@ -434,7 +434,7 @@ def _sum_gradient(arrays: Structure, grad: Tensor, *_scales) -> Tensor:
     return spmm_op(arrays.turned(), grad, None, "copy_lhs", "sum", 0.0)
 
 
-_FORMS = {
+FORMS = {
     "sum": ready.Form("sum", _sum_gradient),
     "mean": ready.Form("mean", lambda arrays, grad, *_: _sum_gradient(arrays, _divided(arrays, grad))),
 }

@@ -7,6 +7,7 @@ in any way unusual takes. Where the layer adds a bias after its sum, or itself b
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_geometric import nn as pyg_nn
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
+from gnnaccel.ops import linear_sums
 from gnnaccel.pyg_backend import blocks, norms, short
 from gnnaccel.pyg_backend.reduce import takes
 from gnnaccel.pyg_backend.rules import REDUCES
@@ -36,27 +38,36 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         if not usual or not self.normalize or ALLOWED in state or "bias" not in parameters:
             return general(self, x, edge_index, edge_weight)
         edges, flow, cache = edge_index, self.flow, self._cached_edge_index
-        alike = x.device == edge_index.device and short.are_linear(modules.get("lin"))
+        lin, bias = modules.get("lin"), parameters["bias"]
+        maps = short.parameters_of(lin)
+        alike = x.device == edge_index.device and (maps is not None or short.are_linear(lin))
         if not alike or torch.is_autocast_enabled(x.device.type):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
             graph = short.graph_of(edges, x.shape[0], x.shape[0], flow)
-            fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype and len(weight) == graph.nnz
-            if not fits:
+            fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype
+            if not fits or weight.shape[0] != graph.indices.shape[0]:
                 return general(self, x, edge_index, edge_weight)
+            start = time.perf_counter()
+            scale = norms.factors_of(graph, x, edges, weight, flow)
         elif self.cached or self.improved:
             return general(self, x, edge_index, edge_weight)
         else:
             found = short.normed(edge_index, x.shape[0], flow, self.add_self_loops, x.dtype)
             if found is None:
                 return general(self, x, edge_index, edge_weight)
+            start = time.perf_counter()
             graph, scale = found
-        h, bias = modules["lin"](x), parameters["bias"]
-        with report.accelerated(guard.kind):
-            if cache is not None:
-                return norms.weighted_sum(graph, h, edges, weight, flow, bias)
-            return norms.scaled_sum(graph, h, scale, bias)
+        out = None
+        if scale is not None and maps is not None and maps[1] is None:
+            out = linear_sums.mapped_sum(graph, x, maps[0], scale, bias)
+        if out is None and cache is not None:
+            out = norms.weighted_sum(graph, lin(x), edges, weight, flow, bias)
+        elif out is None:
+            out = norms.scaled_sum(graph, lin(x), scale, bias)
+        report.record(guard.kind, start)
+        return out
 
     return forward
 
@@ -73,11 +84,10 @@ def _sage(plain: Any, general: Callable) -> Callable:
             found = _neighbours(self, x, edge_index)
         if found is None or "lin_l" not in modules or (self.root_weight and "lin_r" not in modules):
             return general(self, x, edge_index, size)
-        with report.accelerated(guard.kind):
-            out = ops.spmm(*found, reduce=REDUCES[type(modules["aggr_module"])])
-        out = modules["lin_l"](out)
-        if self.root_weight and own is not None:
-            out = out + modules["lin_r"](own)
+        start = time.perf_counter()
+        reduce, behind = REDUCES[type(modules["aggr_module"])], modules["lin_r"] if self.root_weight else None
+        out = _sum_mapped(*found, reduce, modules["lin_l"], own, behind)
+        report.record(guard.kind, start)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward
@@ -95,12 +105,28 @@ def _graph_conv(plain: Any, general: Callable) -> Callable:
             found = _neighbours(self, x, edge_index)
         if found is None or not modules.keys() >= {"lin_rel", "lin_root"} or not _fits(edge_weight, *found):
             return general(self, x, edge_index, edge_weight, size)
-        with report.accelerated(guard.kind):
-            out = ops.spmm(*found, edge_weight, reduce=REDUCES[type(modules["aggr_module"])])
-        out = modules["lin_rel"](out)
-        return out if own is None else out + modules["lin_root"](own)
+        start = time.perf_counter()
+        reduce, lin = REDUCES[type(modules["aggr_module"])], modules["lin_rel"]
+        out = _sum_mapped(*found, reduce, lin, own, modules["lin_root"], edge_weight)
+        report.record(guard.kind, start)
+        return out
 
     return forward
+
+
+def _sum_mapped(
+    graph: Graph, x: Tensor, reduce: str, lin: Any, own: Any, behind: Any, edge_weight: Tensor | None = None
+) -> Tensor:
+    """lin(sums of x over neighbours) + behind(own), without what is None."""
+    behind = None if own is None else behind
+    if edge_weight is None and own is x and behind is not None:
+        maps, others = short.parameters_of(lin), short.parameters_of(behind)
+        if maps is not None and others is not None and others[1] is None:
+            out = linear_sums.sum_mapped(graph, x, reduce, *maps, others[0])
+            if out is not None:
+                return out
+    out = lin(ops.spmm(graph, x, edge_weight, reduce=reduce))
+    return out if behind is None else out + behind(own)
 
 
 def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:
@@ -123,8 +149,9 @@ def _gin(plain: Any, general: Callable) -> Callable:
         graph, source = found
         # A layer's own feature that counts as much as a neighbour's is one more of these.
         more = short.looped(edge_index, len(own), self.flow, "more") if eps == 0 and own is source else None
-        with report.accelerated(guard.kind):
-            out = ops.spmm(graph if more is None else more, source)
+        start = time.perf_counter()
+        out = ops.spmm(graph if more is None else more, source)
+        report.record(guard.kind, start)
         return modules["nn"](out if more is not None else torch.add(out, own, alpha=1 + eps))
 
     return forward
@@ -148,8 +175,9 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
         key, query, value = maps[0](own), maps[1](source), maps[2](source)
-        with report.accelerated(guard.kind):
-            out = ops.gated_sum(found[0], query, key, value)
+        start = time.perf_counter()
+        out = ops.gated_sum(found[0], query, key, value)
+        report.record(guard.kind, start)
         bias = parameters["bias"]
         if self.root_weight:
             skip = modules["lin_skip"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
@@ -21,7 +22,6 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
-from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
@@ -86,13 +86,24 @@ class Guard:
             if self._namespace.get(name) is not helper:
                 return False
         aggregation = conv._modules.get("aggr_module")
-        if type(aggregation) not in self._aggregations or is_watched(aggregation):
+        if type(aggregation) not in self._aggregations or _has_any_global_hook() or hooked(aggregation):
             return False
         if obstacle(conv) is not None or not (edge_index.is_cpu or unserved(edge_index.device) is None):
             return False
         # PyG binds the class's own propagate() to a layer that it has explained.
         own = conv.__dict__.get("propagate")
         return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """`is_watched` of a layer's part, where the layer's guard has found that not all modules are."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 def pairs_by_flow(plain: Any) -> bool:
@@ -106,7 +117,7 @@ def is_pygs(updater: Any) -> bool:
     return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
 
 
-_LINEAR = (pyg_nn.Linear, torch.nn.Linear)
+_LINEAR: dict[type, Callable] = {cls: cls.forward for cls in (pyg_nn.Linear, torch.nn.Linear)}
 
 
 def are_linear(*maps: Any) -> bool:
@@ -116,6 +127,19 @@ def are_linear(*maps: Any) -> bool:
         if type(lin) not in _LINEAR or lin._forward_hooks or lin._forward_pre_hooks or "forward" in vars(lin):
             return False
     return True
+
+
+def parameters_of(lin: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Weight and bias of a linear map that nobody watches, compiles or has changed: what it does with a matrix is
+    torch's linear of these. None for any other. Of layers that a guard allows."""
+    if type(lin) not in _LINEAR or hooked(lin) or type(lin).forward is not _LINEAR[type(lin)]:
+        return None
+    own, parameters = lin.__dict__, lin._parameters
+    weight = parameters.get("weight")
+    # Not of one that is to find its width, and not of a replica.
+    if type(weight) is not torch.nn.Parameter or "bias" not in parameters or own.get("_compiled_call_impl"):
+        return None
+    return weight, parameters["bias"]
 
 
 METHODS: dict[Any, tuple[Any, Callable, Callable, tuple]] = {}
@@ -145,6 +169,9 @@ def is_matrix(x: Any) -> bool:
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
     """`from_edge_index`, or None for an index out of range, which is PyG's to report."""
+    graph = derived.get((edge_index,), ("graph", num_src, num_dst, flow))
+    if graph is not None:
+        return graph
     try:
         return from_edge_index(edge_index, num_src, num_dst, flow)
     except ValueError:
@@ -156,6 +183,9 @@ def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | N
 
     how : "one" leaves one at each node, where PyG's edges without attributes have any number; "more" adds one to each.
     """
+    graph = derived.get((edge_index,), ("looped", num_nodes, flow, how == "one"))
+    if graph is not None:
+        return graph
     try:
         return with_loops(edge_index, num_nodes, flow, how == "one")
     except ValueError:
