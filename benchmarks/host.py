@@ -58,6 +58,10 @@ def pyg(device: torch.device) -> dict[str, Callable[[], Sides]]:
         "GATv2": lambda: nn.GATv2Conv(WIDTH, 4, heads=4),
         "Transformer": lambda: nn.TransformerConv(WIDTH, 4, heads=4),
         "ResGated": lambda: nn.ResGatedGraphConv(WIDTH, WIDTH),
+        "SG": lambda: nn.SGConv(WIDTH, WIDTH, K=2),
+        "TAG": lambda: nn.TAGConv(WIDTH, WIDTH, K=2),
+        "APPNP": lambda: nn.APPNP(2, 0.1),
+        "AGNN": lambda: nn.AGNNConv(),
     }
 
     def sides(name: str) -> Sides:

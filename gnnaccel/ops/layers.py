@@ -141,7 +141,12 @@ def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
 
 
 def heads_attention(
-    graph: Graph, query: Tensor, key: Tensor, value: Tensor, edge_scale: Tensor | None = None
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_scale: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """`dot_attention` of features without a bias of the edges or a dropout, on the CPU by the shortest way.
 
@@ -151,7 +156,7 @@ def heads_attention(
     query : Tensor [num_rows, H, F]
         float32, float64, bfloat16; float16 on CUDA.
     key, value : Tensor [num_cols, H, F], same dtype
-    edge_scale
+    edge_scale, scale
         As in `dot_attention`.
 
     Returns
@@ -163,13 +168,13 @@ def heads_attention(
     TypeError, ValueError
         As `dot_attention`.
     """
-    composed, inputs = partial(dot_attention, graph), (query, key, value)
+    composed, inputs = partial(dot_attention, graph, scale=scale), (query, key, value)
     fits = query.dim() == 3 and query.shape[0] == graph.num_rows and query.shape[1:].numel() > 0
     fits = fits and key.shape == value.shape == (graph.num_cols, *query.shape[1:])
     if not fits or not _usual(graph, inputs, edge_scale) or not _heads_cpu.as_they_lie(query, key, value, edge_scale):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = needs_grad(*inputs)
-    return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, query.shape[2] ** -0.5)
+    keep, factor = needs_grad(*inputs), query.shape[2] ** -0.5 if scale is None else scale
+    return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
 
 
 def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import gat_conv as module
@@ -114,6 +115,27 @@ def _transformer(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+def _agnn(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.AGNNConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index):
+        beta, graph = self._parameters.get("beta", self._buffers.get("beta")), None
+        usual = not is_compiling() and _is_plain_pair(x, edge_index) and type(beta) in short.FEATURES
+        if usual and beta.numel() == 1 and beta.dim() <= 1 and beta.dtype == x.dtype and beta.device == x.device:
+            graph = _looped(self, guard, edge_index, x.shape[0], x.shape[0])
+        if graph is None:
+            return general(self, x, edge_index)
+        ends = F.normalize(x, p=2.0, dim=-1)
+        start = time.perf_counter()
+        heads = [t.unsqueeze(1) for t in (beta * ends, ends, x)]
+        out = heads_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # the op keeps its result
+        report.record(guard.kind, start)
+        return out
+
+    return forward
+
+
 def _flows(conv: Any, source: Tensor, target: Tensor) -> bool:
     return source is target or conv.flow == "source_to_target"
 
@@ -202,7 +224,12 @@ def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     return tuple((x * v).sum(-1) for v in vectors)
 
 
-_MAKERS = ((pyg_nn.GATConv, _gat), (pyg_nn.GATv2Conv, _gatv2), (pyg_nn.TransformerConv, _transformer))
+_MAKERS = (
+    (pyg_nn.GATConv, _gat),
+    (pyg_nn.GATv2Conv, _gatv2),
+    (pyg_nn.TransformerConv, _transformer),
+    (pyg_nn.AGNNConv, _agnn),
+)
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
 short.know(*(layer for layer, _ in _MAKERS))

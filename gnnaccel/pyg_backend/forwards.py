@@ -141,18 +141,22 @@ def _gin(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        modules, found, eps = self._modules, None, None
-        if size is None and guard.allows(self, edge_index) and "nn" in modules:
-            found, eps = _neighbours(self, x, edge_index), short.number(self._buffers.get("eps"))
-        if found is None or eps is None or own is None or self._buffers["eps"].dtype != own.dtype:
+        modules, found = self._modules, None
+        eps = self._buffers.get("eps", self._parameters.get("eps"))
+        one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
+        if one and size is None and guard.allows(self, edge_index) and "nn" in modules:
+            found = _neighbours(self, x, edge_index)
+        if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
             return general(self, x, edge_index, size)
-        graph, source = found
+        (graph, source), value = found, short.number(eps)
         # A layer's own feature that counts as much as a neighbour's is one more of these.
-        more = short.looped(edge_index, len(own), self.flow, "more") if eps == 0 and own is source else None
+        more = short.looped(edge_index, len(own), self.flow, "more") if value == 0 and own is source else None
         start = time.perf_counter()
         out = ops.spmm(graph if more is None else more, source)
         report.record(guard.kind, start)
-        return modules["nn"](out if more is not None else torch.add(out, own, alpha=1 + eps))
+        if more is None:
+            out = torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
+        return modules["nn"](out)
 
     return forward
 

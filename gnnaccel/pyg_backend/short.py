@@ -7,7 +7,6 @@ general way, through propagate(), with the same result.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -198,33 +197,7 @@ def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: to
     return None if made is None else (made, scales.norm_scale(made, dtype))
 
 
-def number(constant: Tensor | None) -> float | None:
-    """The value of a tensor of one number that nobody trains; None where it cannot be told without waiting for it.
-
-    On the CPU it is read each time, on CUDA once until a write that torch sees; others need `forgetting`.
-    """
-    if constant is None or constant.numel() != 1 or constant.dim() > 1 or constant.requires_grad:
-        return None
-    if constant.is_cpu:
-        return float(constant)
-    value = derived.get((constant,), "number")
-    if value is None:
-        if constant.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
-        value = float(constant)
-        derived.put((constant,), "number", value)
-    return value
-
-
-def forgetting(plain: Any, name: str) -> Callable:
-    """reset_parameters() of layers of class `plain`, which forgets buffer `name`: PyG writes into its .data."""
-    reset = plain.reset_parameters
-
-    @functools.wraps(reset)
-    def reset_parameters(self):
-        buffer = self._buffers.get(name)
-        if buffer is not None:
-            derived.invalidate(buffer)
-        return plain.reset_parameters(self)
-
-    return reset_parameters
+def number(constant: Tensor) -> float | None:
+    """The value of a tensor of one number that nobody trains, where it can be read without waiting: on the CPU. Not to
+    be remembered, as writes into `.data` go unseen."""
+    return float(constant) if constant.is_cpu and not constant.requires_grad else None
