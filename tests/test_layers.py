@@ -8,7 +8,7 @@ from oracle import check, rand
 from test_attention import GRAPHS, random_graph
 
 from gnnaccel import ops
-from gnnaccel.ops import _heads_cpu, layers, reference
+from gnnaccel.ops import _layers_cpu, layers, reference
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and ops.has_cuda_kernels() else [])]
 
@@ -123,7 +123,7 @@ def test_wrong_arguments_are_refused_as_by_the_parts():
         ops.gated_sum(graph, x[:, 0], x[:, 0].double(), x[:, 0])
 
 
-@pytest.mark.parametrize(("place", "name", "feats"), [(layers.attention_op, "impl", 7), (_heads_cpu, "gat", 8)])
+@pytest.mark.parametrize(("place", "name", "feats"), [(layers.attention_op, "impl", 7), (_layers_cpu, "gat", 8)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_nothing_is_made_for_a_backward_that_will_not_be(mode, place, name, feats, monkeypatch):
     kept, attend = [], getattr(place, name)
@@ -140,7 +140,7 @@ def test_nothing_is_made_for_a_backward_that_will_not_be(mode, place, name, feat
 @pytest.mark.parametrize(
     "rows", [30, 3]
 )  # of the latter there are many edges to a row: the query's gradient goes two ways
-@pytest.mark.parametrize("op", [gat, gatv2, dot])
+@pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
 def test_the_shortest_way_gives_the_same_bits(op, rows, scaled, monkeypatch):
     graph = random_graph(rows, rows, 200, 3)
     scale = torch.rand(graph.nnz, 2) if scaled else None
@@ -149,7 +149,7 @@ def test_the_shortest_way_gives_the_same_bits(op, rows, scaled, monkeypatch):
     results = []
     for short in (True, False):
         if not short:
-            monkeypatch.setattr(_heads_cpu, "as_they_lie", lambda *_: False)
+            monkeypatch.setattr(_layers_cpu, "rows_as_they_lie", lambda *_: False)
         out = ours(*leaves)
         results.append((out.detach(), *torch.autograd.grad(out.square().sum(), leaves)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

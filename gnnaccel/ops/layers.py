@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays, _heads_cpu
+from gnnaccel.ops import _arrays, _layers_cpu
 from gnnaccel.ops._arrays import arrays_of, needs_grad
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
@@ -171,7 +171,7 @@ def heads_attention(
     composed, inputs = partial(dot_attention, graph, scale=scale), (query, key, value)
     fits = query.dim() == 3 and query.shape[0] == graph.num_rows and query.shape[1:].numel() > 0
     fits = fits and key.shape == value.shape == (graph.num_cols, *query.shape[1:])
-    if not fits or not _usual(graph, inputs, edge_scale) or not _heads_cpu.as_they_lie(query, key, value, edge_scale):
+    if not fits or not _usual(graph, inputs, edge_scale) or not _layers_cpu.as_they_lie(query, key, value, edge_scale):
         return composed(*inputs, edge_scale=edge_scale)
     keep, factor = needs_grad(*inputs), query.shape[2] ** -0.5 if scale is None else scale
     return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
@@ -243,8 +243,8 @@ class _Gat(torch.autograd.Function):
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
         vectors = torch.cat((att_src, att_dst))
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
-        if _heads_cpu.as_they_lie(x, edge_scale):
-            scores, out, *kept = _heads_cpu.gat(arrays, x, vectors, edge_scale, slope, keep)
+        if _layers_cpu.as_they_lie(x, edge_scale):
+            scores, out, *kept = _layers_cpu.gat(arrays, x, vectors, edge_scale, slope, keep)
         else:
             scores = head_dots_op.impl(x, vectors)
             factor = (edge_scale, None, 0.0)
@@ -259,9 +259,9 @@ class _Gat(torch.autograd.Function):
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), *_NOTHING
         vectors, grad = torch.cat((att_src, att_dst)), grad.contiguous()
-        if _heads_cpu.as_they_lie(x, edge_scale, scores, out, *kept):
+        if _layers_cpu.as_they_lie(x, edge_scale, scores, out, *kept):
             saved = (scores, out, *kept)
-            grad_x, grads = _heads_cpu.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
+            grad_x, grads = _layers_cpu.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
             return grad_x, grads[:1], grads[1:], *_NOTHING
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.turned(), *given)
@@ -275,8 +275,8 @@ class _Gatv2(torch.autograd.Function):
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep):
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
-        if _heads_cpu.as_they_lie(x, y, vectors, edge_scale):
-            kept = _, out, _ = _heads_cpu.gatv2(arrays, x, y, vectors, edge_scale, slope)
+        if _layers_cpu.as_they_lie(x, y, vectors, edge_scale):
+            kept = _, out, _ = _layers_cpu.gatv2(arrays, x, y, vectors, edge_scale, slope)
             if keep:
                 ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
             return out
@@ -300,9 +300,9 @@ class _Gatv2(torch.autograd.Function):
             return *_second(ctx, (x, y, vectors), grad, edge_scale=edge_scale), *_NOTHING
         # What hooks on saved tensors give back may lie otherwise.
         grad = grad.contiguous()
-        if not ctx.parts and _heads_cpu.as_they_lie(x, y, vectors, edge_scale, *kept):
+        if not ctx.parts and _layers_cpu.as_they_lie(x, y, vectors, edge_scale, *kept):
             given = (x, y, vectors, edge_scale)
-            return *_heads_cpu.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
+            return *_layers_cpu.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
         if ctx.parts:
             (weight,) = kept
             grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
@@ -326,7 +326,7 @@ class _Gatv2(torch.autograd.Function):
 class _Dot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, arrays, composed, edge_scale, keep, factor):
-        out, stats = _heads_cpu.dot(arrays, query, key, value, edge_scale, factor)
+        out, stats = _layers_cpu.dot(arrays, query, key, value, edge_scale, factor)
         ctx.arrays, ctx.composed, ctx.factor = arrays, composed, factor
         if keep:
             ctx.save_for_backward(query, key, value, edge_scale, out, stats)
@@ -337,26 +337,33 @@ class _Dot(torch.autograd.Function):
         query, key, value, edge_scale, *kept = ctx.saved_tensors
         inputs, grad = (query, key, value), grad.contiguous()
         usual = not torch.is_grad_enabled() and _operators.usual(grad, query)
-        if not usual or not _heads_cpu.as_they_lie(query, key, value, edge_scale, *kept):
+        if not usual or not _layers_cpu.as_they_lie(query, key, value, edge_scale, *kept):
             return *_second(ctx, inputs, grad, edge_scale=edge_scale), *_NOTHING
-        found = _heads_cpu.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
+        found = _layers_cpu.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
         return *found, *_NOTHING
 
 
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate_src, gate_dst, x, arrays, composed):
-        gates = sddmm_op.impl(arrays, gate_src, gate_dst, "add", "u", "v").sigmoid_()
+        if _layers_cpu.rows_as_they_lie(x, gate_src, gate_dst):
+            gates, out = _layers_cpu.gated(arrays, gate_src, gate_dst, x)
+        else:
+            gates = sddmm_op.impl(arrays, gate_src, gate_dst, "add", "u", "v").sigmoid_()
+            out = spmm_op.impl(arrays, x, gates, "mul", "sum", 0.0)
         ctx.arrays, ctx.composed = arrays, composed
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(gate_src, gate_dst, x, gates)
-        return spmm_op.impl(arrays, x, gates, "mul", "sum", 0.0)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
         gate_src, gate_dst, x, gates = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *_second(ctx, (gate_src, gate_dst, x), grad), None, None
+        grad = grad.contiguous()
+        if _layers_cpu.rows_as_they_lie(x, gates):
+            return *_layers_cpu.gated_gradients(ctx.arrays, x, gates, grad, ctx.needs_input_grad), None, None
         arrays, (of_src, of_dst, of_x, *_) = ctx.arrays, ctx.needs_input_grad
         grad_src = grad_dst = None
         if of_src or of_dst:

@@ -1,5 +1,5 @@
-"""Attention and its gradients by the shortest way to the CPU's kernels: features of whole heads that need no copy, no
-dropout of the op's own. The registered ops (attention.py, gatv2.py, dot_attention.py) give the same bits.
+"""Attention, gates and their gradients by the shortest way to the CPU's kernels: features that need no copy, no dropout
+of an op's own. The registered ops (attention.py, gatv2.py, dot_attention.py, sddmm.py, spmm.py) give the same bits.
 
 What is called `scale` here is an edge_scale, or None. `saved` is what a forward returns.
 """
@@ -18,7 +18,12 @@ _DTYPES = (torch.float32, torch.float64)  # whose sums are of their own dtype
 
 def as_they_lie(x: Tensor, *others: Tensor | None) -> bool:
     """True of features x [.., H, F] on the CPU that kernels read where they are, and others beside them."""
-    if not x.is_cpu or x.dtype not in _DTYPES or x.shape[-1] % 4 or not x.is_contiguous():
+    return x.shape[-1] % 4 == 0 and rows_as_they_lie(x, *others)
+
+
+def rows_as_they_lie(x: Tensor, *others: Tensor | None) -> bool:
+    """The same of features [.., F] that are no heads."""
+    if not x.is_cpu or x.dtype not in _DTYPES or not x.is_contiguous():
         return False
     for t in others:  # noqa: SIM110 - all() takes longer
         if t is not None and not t.is_contiguous():
@@ -131,3 +136,47 @@ def gatv2_gradients(arrays: Structure, inputs: tuple, saved: tuple, grad: Tensor
         lib.launch("gatv2_sums", _CPU, arrays.matrix(), *given, slope, *sizes)
         grad_vectors = None if products is None else products.sum(0)
     return [grad_x if needed[0] else None, grad_y if needed[1] else None, grad_vectors]
+
+
+_MUL, _COPY_EDGES, _SUM = lib.MESSAGES["mul"], lib.MESSAGES["copy_rhs"], lib.REDUCES["sum"]
+_U, _V = lib.TARGETS["u"], lib.TARGETS["v"]
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.default
+
+
+def gated(arrays: Structure, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """gates and out."""
+    gates = _combined(arrays, gate_src, gate_dst, "add").sigmoid_()
+    return gates, _sum(arrays, arrays.num_rows, x, gates)
+
+
+def gated_gradients(arrays: Structure, x: Tensor, gates: Tensor, grad: Tensor, needed: tuple) -> tuple:
+    """Gradients of gate_src, gate_dst and x as far as they are `needed`."""
+    of_src, of_dst, of_x, *_ = needed
+    turned = arrays.turned() if of_src or of_x else None
+    grad_src = grad_dst = grad_x = None
+    if of_src or of_dst:
+        grad_gates = _sigmoid_backward(_combined(arrays, x, grad, "mul"), gates)
+        grad_src = _sum(turned, x.shape[0], None, grad_gates) if of_src else None
+        grad_dst = _sum(arrays, arrays.num_rows, None, grad_gates) if of_dst else None
+    if of_x:
+        grad_x = _sum(turned, x.shape[0], grad, gates)
+    return grad_src, grad_dst, grad_x
+
+
+def _combined(arrays: Structure, x: Tensor, y: Tensor, op: str) -> Tensor:
+    """op(x of the source, y of the destination) of each edge: [nnz, F]."""
+    feats, out = x.shape[1], x.new_empty(arrays.nnz, x.shape[1])
+    operands = ((x.data_ptr(), feats, 1), _U, (y.data_ptr(), feats, 1), _V)
+    codes = (lib.EDGE_OPS[op], lib.DTYPES[x.dtype])
+    lib.launch("sddmm", _CPU, arrays.matrix(), *operands, out.data_ptr(), feats, 1, *codes)
+    return out
+
+
+def _sum(arrays: Structure | None, rows: int, x: Tensor | None, edges: Tensor) -> Tensor:
+    """Sums of edges [nnz, F] over each row, times the features x [num_cols, F] of their sources if given."""
+    assert arrays is not None
+    feats, out = edges.shape[1], edges.new_empty(rows, edges.shape[1])
+    lhs, message = ((0, 1, 1), _COPY_EDGES) if x is None else ((x.data_ptr(), feats, 1), _MUL)
+    result = (out.data_ptr(), 0, 0, feats, message, _SUM, lib.DTYPES[edges.dtype], 0.0, ())
+    lib.launch("spmm", _CPU, arrays.matrix(), 0, lhs, (edges.data_ptr(), feats, 1), *result)
+    return out
