@@ -287,6 +287,15 @@ def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, r
     return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
 
 
+_SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
+
+
+def sources_matter(num_feats: int, edge_feats: int) -> bool:
+    """True if rows are to be walked in an order that brings their sources together, and takes the edges out of
+    theirs."""
+    return _SOURCES_MATTER * edge_feats <= num_feats
+
+
 _DENSE = 40
 
 

@@ -20,10 +20,10 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, fused, scales_first
+from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, fused, scales_first, sources_matter
 
 _TENSORS = (Tensor, torch.nn.Parameter)
-_ON_CPU, _COPY = torch.device("cpu"), lib.MESSAGES["copy_lhs"]
+_ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
 _MOST = 32  # sums of one graph
 _SMALL = 1 << 14  # edges
 
@@ -85,7 +85,7 @@ def call_of(
             return None
         if len(calls) >= _MOST:
             calls.clear()
-        if ready is None and _is_new(graph):
+        if ready is None and form.message == _COPY and _is_new(graph):
             if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
                 return None
             once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
@@ -140,16 +140,19 @@ class Form:
     Parameters
     ----------
     name : str
-        "sum" or "mean" of copied sources, or "scaled": the sum with a scale for each source and one for each row.
+        "sum" or "mean" of copied sources, "scaled": the sum with a scale for each source and one for each row, or
+        "weighted": that with a weight for each edge (ready_weighted.py).
     gradient : callable
-        gradient(arrays, grad, source_scale, row_scale): the gradient of x by the registered ops, differentiable.
+        gradient(arrays, grad, source_scale, row_scale): the gradient of x by the registered ops, differentiable. Of
+        "weighted" gradient(arrays, x, weight, grad, needed): those of x and of the weight, as far as needed.
     """
 
-    __slots__ = ("gradient", "name", "reduce")
+    __slots__ = ("gradient", "message", "name", "reduce")
 
-    def __init__(self, name: str, gradient: Callable[..., Tensor]):
+    def __init__(self, name: str, gradient: Callable[..., Any]):
         self.name, self.gradient = name, gradient
         self.reduce = lib.REDUCES["mean" if name == "mean" else "sum"]
+        self.message = _MUL if name == "weighted" else _COPY
 
 
 class Ready:
@@ -161,7 +164,7 @@ class Ready:
     Holds no Graph, which keeps it. `both`: whether a backward will be needed.
     """
 
-    __slots__ = ("_arrays", "_both", "_epochs", "_form", "_unlisted", "backward", "forward", "scales")
+    __slots__ = ("_both", "_epochs", "_form", "_unlisted", "arrays", "backward", "forward", "scales")
 
     def __init__(
         self,
@@ -174,9 +177,9 @@ class Ready:
         both: bool,
     ):
         arrays = arrays_of(graph, both, x, sums=True)
-        self._form, self._arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
+        self._form, self.arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
         around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
-        self.forward = Kernel(arrays, x, form.reduce, around)
+        self.forward = Kernel(arrays, x, form.message, form.reduce, around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
         self._epochs = schedule.epochs(graph)
@@ -199,9 +202,9 @@ class Ready:
     def add_backward(self, graph: Graph, x: Tensor) -> bool:
         """Make the call of the backward pass ready too."""
         if not self._both:
-            self._arrays, self._both = arrays_of(graph, True, x, sums=True), True
+            self.arrays, self._both = arrays_of(graph, True, x, sums=True), True
             self._epochs = schedule.epochs(graph)
-        arrays = self._arrays
+        arrays = self.arrays
         turned = arrays.turned()
         source_scale, row_scale = self.scales
         around: tuple = ()
@@ -219,7 +222,7 @@ class Ready:
         usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
             return self.backward(grad)
-        return self._form.gradient(self._arrays, grad, *self.scales)
+        return self._form.gradient(self.arrays, grad, *self.scales)
 
 
 class Once:
@@ -290,7 +293,8 @@ _record = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
 
 
 class Kernel:
-    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with what is `around` it, but for x and out.
+    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with what is `around` it, but for x and out; or of
+    x[c] times a weight of the edge.
 
     Parameters
     ----------
@@ -298,19 +302,20 @@ class Kernel:
         Kept, as the arguments are addresses.
     x : Tensor [any, num_feats]
         Contiguous, of the width, dtype and device that the call is for.
-    reduce : int
-        Code of a sum or a mean.
+    message, reduce : int
+        Codes of a copy or a product, and of a sum or a mean.
     around : tuple
         Of `fused`; the bias in it is replaced by that of each call.
     """
 
-    __slots__ = ("_around", "_arrays", "_before", "_entry", "_index", "_keys", "_result", "_rows")
+    __slots__ = ("_around", "_arrays", "_before", "_entry", "_in_order", "_index", "_keys", "_result", "_rows")
 
-    def __init__(self, arrays: Structure, x: Tensor, reduce: int, around: tuple):
+    def __init__(self, arrays: Structure, x: Tensor, message: int, reduce: int, around: tuple):
         device = x.device
         self._arrays, self._rows, self._keys = arrays, arrays.num_rows, _keys(x)
-        self._before = arrays.walked(in_order=True)
-        self._result = (0, 0, x.shape[1], _COPY, reduce, lib.DTYPES[x.dtype], 0.0)
+        self._in_order = message == _COPY or sources_matter(x.shape[1], 1)
+        self._before = arrays.walked(self._in_order)
+        self._result = (0, 0, x.shape[1], message, reduce, lib.DTYPES[x.dtype], 0.0)
         self._around, self._entry = around, lib.entry("spmm", device)
         self._index = device.index if x.is_cuda else None
 
@@ -318,7 +323,8 @@ class Kernel:
         """The call for the same kind of features over other `arrays`."""
         other = object.__new__(type(self))
         other._arrays, other._rows, other._keys = arrays, arrays.num_rows, self._keys
-        other._before = arrays.walked(in_order=True)
+        other._in_order = self._in_order
+        other._before = arrays.walked(self._in_order)
         result = self._result
         other._result = (*result[:4], reduce, *result[5:])
         other._around, other._index, other._entry = around, self._index, self._entry
@@ -330,6 +336,12 @@ class Kernel:
             return False
         return x.is_contiguous() if self._index is None else self.may_read(x)
 
+    def reads(self, weight: Tensor) -> bool:
+        """True for weights that lie as the call takes them."""
+        if torch._C._dispatch_keys(weight).raw_repr() != self._keys or not weight.is_contiguous():
+            return False
+        return self._index is None or weight.device.index == self._index
+
     def may_read(self, x: Tensor) -> bool:
         """The same of a tensor that torch treats so."""
         if not x.is_contiguous():
@@ -338,14 +350,16 @@ class Kernel:
             return True
         return x.device.index == self._index == torch.cuda.current_device() and x.data_ptr() % 16 == 0
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The sums [num_rows, num_feats] of an x that it takes; with a bias if it was made for one."""
+    def __call__(self, x: Tensor, bias: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The sums [num_rows, num_feats] of an x that it takes; with a bias, or weights [nnz], if it was made for
+        them."""
         feats = x.shape[1]
         out = x.new_empty(self._rows, feats)
         around = self._around if bias is None else (*self._around[:3], bias.data_ptr(), False)
         on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
         before, given = self._before, (x.data_ptr(), feats, 1)
-        self._entry(*before, given, (0, 1, 1), out.data_ptr(), *self._result, around, on)
+        edges = (0 if weight is None else weight.data_ptr(), 1, 1)
+        self._entry(*before, given, edges, out.data_ptr(), *self._result, around, on)
         return out
 
 
