@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _layers_cpu
-from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
     FUSED_DTYPES,
@@ -78,7 +78,7 @@ def gat(
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = needs_grad(*inputs)
+    keep = _asks(inputs)
     return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
@@ -131,7 +131,7 @@ def gatv2(
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = needs_grad(*inputs)
+    keep = _asks(inputs)
     return _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
@@ -173,7 +173,7 @@ def heads_attention(
     fits = fits and key.shape == value.shape == (graph.num_cols, *query.shape[1:])
     if not fits or not _usual(graph, inputs, edge_scale) or not _layers_cpu.as_they_lie(query, key, value, edge_scale):
         return composed(*inputs, edge_scale=edge_scale)
-    keep, factor = needs_grad(*inputs), query.shape[2] ** -0.5 if scale is None else scale
+    keep, factor = _asks(inputs), query.shape[2] ** -0.5 if scale is None else scale
     return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
 
 
@@ -213,11 +213,21 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
     fits = fits and gate_dst.shape == (graph.num_rows, x.shape[1])
     if not fits or not _usual(graph, inputs, None):
         return composed(*inputs)
-    return _gated(*inputs, arrays_of(graph, needs_grad(*inputs), x), composed)
+    return _gated(*inputs, arrays_of(graph, _asks(inputs), x), composed)
 
 
 def _gated_composed(graph, gate_src, gate_dst, x) -> Tensor:
     return spmm(graph, x, sddmm(graph, gate_src, gate_dst, "add").sigmoid())
+
+
+def _asks(inputs: tuple[Tensor, ...]) -> bool:
+    """`needs_grad` of tensors that are `_usual`."""
+    if not torch.is_grad_enabled():
+        return False
+    for t in inputs:  # noqa: SIM110 - any() takes longer
+        if t.requires_grad:
+            return True
+    return False
 
 
 def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) -> bool:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
+from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums
@@ -45,12 +46,18 @@ def _gcn(plain: Any, general: Callable) -> Callable:
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
-            graph = short.graph_of(edges, x.shape[0], x.shape[0], flow)
-            fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype
-            if not fits or weight.shape[0] != graph.indices.shape[0]:
-                return general(self, x, edge_index, edge_weight)
-            start = time.perf_counter()
-            scale = norms.factors_of(graph, x, edges, weight, flow)
+            key, start = ("cached", x.shape[0], flow), time.perf_counter()
+            constant = weight.dtype == x.dtype and not weight.requires_grad
+            found = derived.get((weight, edges), key) if constant else None
+            if found is None:
+                graph = short.graph_of(edges, x.shape[0], x.shape[0], flow)
+                fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype
+                if not fits or weight.shape[0] != graph.indices.shape[0]:
+                    return general(self, x, edge_index, edge_weight)
+                found = graph, norms.factors_of(graph, x, edges, weight, flow)
+                if found[1] is not None:
+                    derived.put((weight, edges), key, found)
+            graph, scale = found
         elif self.cached or self.improved:
             return general(self, x, edge_index, edge_weight)
         else:
