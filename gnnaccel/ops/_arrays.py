@@ -57,7 +57,8 @@ class Matrix:
     def of(cls, graph: Graph, order: worklist.WorkList | worklist.Ordered | None) -> Matrix:
         plan = 0 if order is None else order.code
         made = cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0], order, plan)
-        made._csr = getattr(graph.slots, _CSR, None)
+        if not torch.compiler.is_compiling():  # which would watch the slot from then on
+            made._csr = getattr(graph.slots, _CSR, None)
         return made
 
     def tensors(self) -> list[Tensor | None]:
@@ -208,8 +209,10 @@ def arrays_of(
     a kernel that reads them (for copied or scaled sources, or dot products) will run, forward or backward. `sums`: that
     of sums and means, which may be of groups of neighbours.
     """
-    kept: dict[tuple, Structure] | None = getattr(graph.slots, "structures", None)
-    if kept is not None and not graph.indptr.is_cuda and not torch.compiler.is_compiling():
+    kept: dict[tuple, Structure] | None = None
+    if not torch.compiler.is_compiling() and not graph.indptr.is_cuda:  # what it traces it would watch from then on
+        kept = getattr(graph.slots, "structures", None)
+    if kept is not None:
         # What is below, for a structure that is there and has no lists.
         found, now = kept.get((transposed, _NO_LIST, _NO_LIST)), schedule.unordered_epochs(graph)
         if found is not None and now is not None and found.epochs == (now if transposed else now[:1]):
