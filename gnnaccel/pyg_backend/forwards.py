@@ -151,17 +151,17 @@ def _gin(plain: Any, general: Callable) -> Callable:
         modules, found = self._modules, None
         eps = self._buffers.get("eps", self._parameters.get("eps"))
         one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
+        value = short.number(eps) if one else None
+        # A layer's own feature that counts as much as a neighbour's is one more of these.
+        looped = value == 0 and own is x
         if one and size is None and guard.allows(self, edge_index) and "nn" in modules:
-            found = _neighbours(self, x, edge_index)
+            found = _neighbours(self, x, edge_index, looped)
         if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
             return general(self, x, edge_index, size)
-        (graph, source), value = found, short.number(eps)
-        # A layer's own feature that counts as much as a neighbour's is one more of these.
-        more = short.looped(edge_index, len(own), self.flow, "more") if value == 0 and own is source else None
         start = time.perf_counter()
-        out = ops.spmm(graph if more is None else more, source)
+        out = ops.spmm(*found)
         report.record(guard.kind, start)
-        if more is None:
+        if not looped:
             out = torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
         return modules["nn"](out)
 
@@ -205,12 +205,15 @@ def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
     return graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
 
 
-def _neighbours(conv: Any, x: Any, edge_index: Tensor) -> tuple[Graph, Tensor] | None:
-    """The graph and the features that a sum over sources reads; None where they are not plain matrices."""
+def _neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> tuple[Graph, Tensor] | None:
+    """The graph and the features that a sum over sources reads; None where they are not plain matrices. `looped`: with
+    one more loop at each node, of features that are those of sources and destinations."""
     source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
     if not short.is_matrix(source) or source.device != edge_index.device:
         return None
-    if own is source:
+    if looped:
+        graph = short.looped(edge_index, source.shape[0], conv.flow, "more")
+    elif own is source:
         graph = short.graph_of(edge_index, source.shape[0], source.shape[0], conv.flow)
     elif not short.is_matrix(own) or own.device != source.device or conv.flow != "source_to_target":
         return None
