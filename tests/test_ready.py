@@ -68,7 +68,7 @@ def used():
     """A graph with ready sums of 5 features, and their scales."""
     graph = again(make("power_law"))
     source, row = scales(graph, torch.float64)
-    for case in CASES * 2:
+    for case in CASES * (1 + ready.ONCE):
         op_of(case, graph, source, row)(rand(graph.num_cols, 5).requires_grad_()).sum().backward()
     assert [type(call) for call in kept(graph)] == [ready.Ready] * 3
     return graph, source, row
@@ -141,9 +141,9 @@ def test_an_evaluation_before_training(case):
     graph = again(make("power_law"))
     source, row = scales(graph, torch.float64)
     with torch.inference_mode():
-        for _ in range(2):
+        for _ in range(1 + ready.ONCE):
             want = op_of(case, graph, source, row)(x := rand(graph.num_cols, 5))
-    for _ in range(2):
+    for _ in range(1 + ready.ONCE):
         out = op_of(case, graph, source, row)(leaf := x.clone().requires_grad_())
         (grad,) = torch.autograd.grad(out.sum(), leaf)
     assert torch.equal(out, want) and [call.backward is None for call in kept(graph)] == [True, False]
@@ -160,7 +160,7 @@ def test_the_first_call_on_a_graph(name, case, dtype):
         graph, results = again(make(name, index)), []
         source, row = scales(graph, dtype)
         x, upstream = rand(graph.num_cols, 5, dtype=dtype).requires_grad_(), rand(graph.num_rows, 5, dtype=dtype)
-        for turned in (False, True, True):
+        for turned in [False] * ready.ONCE + [True] * 2:
             out = op_of(case, graph, source, row)(x)
             results.append((out.detach(), *torch.autograd.grad(out, x, upstream)))
             if graph.nnz <= ready._SMALL and x.numel() and out.numel():
@@ -278,7 +278,7 @@ def test_what_is_ready_dies_with_its_graph():
     gc.disable()
     try:
         graph = again(make("power_law"))
-        for _ in range(2):
+        for _ in range(1 + ready.ONCE):
             ops.spmm(graph, rand(120, 5).requires_grad_()).sum().backward()
         call = weakref.ref(graph), kept(graph)[0]
         del graph

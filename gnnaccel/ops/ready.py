@@ -3,8 +3,8 @@
 On a small graph an op is its way to the kernel: checks, argument lists, autograd's objects. A sum of copied sources
 that is asked for again, on the same graph with features of the same width and dtype, finds both of its calls here, of
 the forward pass and of the backward, as argument lists that lack nothing but the features and the result. They are made
-at the first use: that takes less than the general way does. Only a small graph on the CPU is given until the second
-use, as it may be a sampled one that is gone by then (`Once`).
+at the first use: that takes less than the general way does. Only a small graph on the CPU is given a few uses before,
+as it may be a sampled one that is gone after the layers of one step (`Once`).
 Whatever is unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
 """
 
@@ -26,6 +26,7 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
 _MOST = 32  # sums of one graph
 _SMALL = 1 << 14  # edges
+ONCE = 3  # uses of a small graph by layers of one width, after which it is one that lasts
 
 
 def calls_of(graph: Graph) -> dict:
@@ -85,11 +86,15 @@ def call_of(
             return None
         if len(calls) >= _MOST:
             calls.clear()
-        if ready is None and form.message == _COPY and _is_new(graph):
+        if form.message == _COPY and type(ready) is not Ready and _is_new(graph):
             if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
                 return None
-            once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
-            return once
+            once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
+            if once is None:
+                once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
+            if once.uses < ONCE:
+                once.uses += 1
+                return once
         calls.pop(key, None)
         ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
         if tiles.pay(graph):  # which the graph has found out just now, with its lists
@@ -226,17 +231,22 @@ class Ready:
 
 
 class Once:
-    """A sum over a small graph on the CPU that is new, and may be gone after it: nothing is made for calls to come.
+    """A sum over a small graph on the CPU that is new, and may be gone soon: nothing is made for calls to come.
 
     forward(x, bias), gradient(grad), scales : as of `Ready`.
     """
 
-    __slots__ = ("_csr", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors", "scales")
+    __slots__ = ("_csr", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors", "scales", "uses")
 
     def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
         self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
         self._num_rows, self._num_cols = graph.num_rows, graph.num_cols
         self._form, self.scales, self._keys, self._dtype = form, scales, _keys(x), lib.DTYPES[x.dtype]
+        self.uses = 0
+
+    def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
+        """As of `Ready`."""
+        return self.scales[0] is source_scale and self.scales[1] is row_scale
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         form, feats = self._form, x.shape[1]
