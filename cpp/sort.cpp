@@ -1,7 +1,9 @@
-// Stable counting sorts: COO to CSR, and the transpose. Each task counts its own share of the nonzeros per
-// key; a prefix over (key, task) then gives every task its own places, so the result is that of one thread.
+// Stable counting sorts: COO to CSR, and the transpose, and what is made of their counts. Each task counts its own
+// share of the nonzeros per key; a prefix over (key, task) then gives every task its own places, so the result is that
+// of one thread.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -246,6 +248,24 @@ int64_t sort_looped_into(const void* rows, const void* cols, int64_t nnz, int64_
                      static_cast<int32_t*>(edge_ids), threads);
 }
 
+template <class I, class T>
+void inverse_roots_of(const I* indptr, int64_t num_rows, T* out, int threads) {
+  const int64_t shares = useful_threads(num_rows, threads);
+  parallel_for(shares, threads, [&](int64_t s) {
+    for (int64_t row = num_rows * s / shares, end = num_rows * (s + 1) / shares; row < end; ++row) {
+      const I degree = indptr[row + 1] - indptr[row];
+      out[row] = degree ? 1 / std::sqrt(static_cast<T>(degree)) : T(0);
+    }
+  });
+}
+
+template <class I>
+void inverse_roots_into(const void* indptr, int64_t num_rows, void* out, DType dtype, int threads) {
+  const auto* offsets = static_cast<const I*>(indptr);
+  if (dtype == DType::f64) return inverse_roots_of(offsets, num_rows, static_cast<double*>(out), threads);
+  inverse_roots_of(offsets, num_rows, static_cast<float*>(out), threads);
+}
+
 }  // namespace
 
 int64_t coo_to_looped_csr(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, bool dropped,
@@ -268,6 +288,23 @@ void transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_i
   else
     transpose_of(graph, static_cast<int32_t*>(t_indptr), static_cast<int32_t*>(t_indices),
                  static_cast<int32_t*>(t_edge_ids), threads);
+}
+
+void inverse_roots(const void* indptr, int64_t num_rows, IndexType type, void* out, DType dtype, int threads) {
+  const auto fill = type == IndexType::i64 ? inverse_roots_into<int64_t> : inverse_roots_into<int32_t>;
+  fill(indptr, num_rows, out, dtype, threads);
+}
+
+void spmm_turned(const Csr& graph, const void* x, void* out, int64_t num_feats, DType dtype, const Fused& fused,
+                 int threads) {
+  const int64_t bytes = graph.index_type == IndexType::i64 ? 8 : 4;
+  const std::unique_ptr<int64_t[]> memory(new int64_t[(bytes * (graph.num_cols + 1 + 2 * graph.nnz) + 7) / 8]);
+  auto* indptr = reinterpret_cast<char*>(memory.get());
+  char* indices = indptr + bytes * (graph.num_cols + 1);
+  transpose(graph, indptr, indices, indices + bytes * graph.nnz, threads);
+  const Csr turned{indptr, indices, nullptr, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
+  spmm(turned, nullptr, {x, num_feats, 1}, {nullptr, 1, 1}, out, nullptr, nullptr, num_feats, Message::copy_lhs,
+       Reduce::sum, dtype, 0.0, fused, threads);
 }
 
 }  // namespace gnnaccel

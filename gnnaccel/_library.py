@@ -92,7 +92,7 @@ def pointer(tensor: Tensor | None) -> int:
 def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int):
     """The binary's object of a CSR matrix (types.h: Csr); whoever has it keeps the tensors alive."""
     arrays = (pointer(indptr), pointer(indices), pointer(edge_ids))
-    return _C.Csr(*arrays, indptr.numel() - 1, num_cols, nnz, INDEX_TYPES[indptr.dtype])
+    return _C.Csr(*arrays, indptr.shape[0] - 1, num_cols, nnz, INDEX_TYPES[indptr.dtype])
 
 
 def work_list(items: Tensor, steps: Tensor, splits: Tensor, clustered: bool, wish: int, lanes: int, workers: int):

@@ -77,14 +77,21 @@ def usual(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or watched() or forward_ad._current_level >= 0:
         return False
-    for tensor in tensors:
-        if type(tensor) not in _TENSORS:
+    for tensor in tensors:  # noqa: SIM110 - all() takes longer
+        if not dense(tensor):
             return False
-        keys = torch._C._dispatch_keys(tensor).raw_repr()
-        if keys not in _usual_keys:
-            if tensor.layout is not torch.strided or not plain((tensor,), (0,)):
-                return False
-            _usual_keys.add(keys)
+    return True
+
+
+def dense(tensor: Tensor) -> bool:
+    """`usual` of one tensor, where it is known that nobody listens."""
+    if type(tensor) not in _TENSORS:
+        return False
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    if keys not in _usual_keys:
+        if tensor.layout is not torch.strided or not plain((tensor,), (0,)):
+            return False
+        _usual_keys.add(keys)
     return True
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 log = logging.getLogger("gnnaccel")
@@ -54,7 +53,7 @@ def record(kind: str, start: float, reason: str | None = None) -> None:
 
     For a caller that learns only on the way whether it can accelerate the call, or (`reason`) why not all of it.
     """
-    site = _site(kind)
+    site = _sites.get(kind) or _site(kind)
     site.accelerated += 1
     if reason is not None:
         site.reasons[reason] = site.reasons.get(reason, 0) + 1
@@ -62,19 +61,21 @@ def record(kind: str, start: float, reason: str | None = None) -> None:
         site.time_ms += (time.perf_counter() - start) * 1e3
 
 
-@contextmanager
-def accelerated(kind: str):
+class accelerated:
     """Count one accelerated call of `kind` and, under --profile, its forward time."""
-    site = _site(kind)
-    site.accelerated += 1
-    if not timing:
-        yield
-        return
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        site.time_ms += (time.perf_counter() - start) * 1e3
+
+    __slots__ = ("_site", "_start")
+
+    def __init__(self, kind: str):
+        site = self._site = _sites.get(kind) or _site(kind)
+        site.accelerated += 1
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *exception) -> None:
+        if timing:
+            self._site.time_ms += (time.perf_counter() - self._start) * 1e3
 
 
 def fallback(kind: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""ops.gat, gatv2 and gated_sum, one node of autograd each, against compositions of the reference ops in float64."""
+"""Layers as one node of autograd each, against compositions of the reference ops in float64."""
 
 import weakref
 
@@ -8,7 +8,7 @@ from oracle import check, rand
 from test_attention import GRAPHS, random_graph
 
 from gnnaccel import ops
-from gnnaccel.ops import layers, reference
+from gnnaccel.ops import _layers_cpu, layers, reference
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and ops.has_cuda_kernels() else [])]
 
@@ -27,6 +27,12 @@ def gatv2(graph, scale):
     return lambda *t: ops.gatv2(graph, *t, edge_scale=scale), lambda *t: reference.gatv2(graph, *t, 0.2, factor)
 
 
+def dot(graph, scale):
+    factor = None if scale is None else scale.double()
+    ours = lambda *t: layers.heads_attention(graph, *t, scale)  # noqa: E731
+    return ours, lambda q, *t: reference.dot_attention(graph, q, *t, q.shape[2] ** -0.5, factor)
+
+
 def gated(graph, _scale):
     return lambda *t: ops.gated_sum(graph, *t), lambda *t: reference.gated_sum(graph, *t)
 
@@ -36,6 +42,7 @@ def inputs(op, graph, heads, feats, dtype, device="cpu"):
     shapes = {
         gat: [(cols, heads, feats), (1, heads, feats), (1, heads, feats)],
         gatv2: [(cols, heads, feats), (rows, heads, feats), (heads, feats)],
+        dot: [(rows, heads, feats), (cols, heads, feats), (cols, heads, feats)],
         gated: [(cols, feats), (rows, feats), (cols, feats)],
     }[op]
     return [rand(*shape, dtype=dtype, device=device) for shape in shapes]
@@ -44,7 +51,7 @@ def inputs(op, graph, heads, feats, dtype, device="cpu"):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "feats"), [(1, 1), (2, 7), (4, 16), (1, 129)])
-@pytest.mark.parametrize("op", [gat, gatv2, gated])
+@pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
 @pytest.mark.parametrize("device", DEVICES)
 def test_matches_reference(device, op, heads, feats, dtype, scaled):
     torch.manual_seed(0)
@@ -61,14 +68,14 @@ def test_matches_reference(device, op, heads, feats, dtype, scaled):
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
-@pytest.mark.parametrize("op", [gat, gatv2, gated])
+@pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
 def test_graphs_of_all_kinds(op, name):
     graph = GRAPHS[name]()
     if op is not gat or graph.num_rows == graph.num_cols:
         check(*op(graph, None), *inputs(op, graph, 2, 4, torch.float64))
 
 
-@pytest.mark.parametrize("op", [gat, gatv2, gated])
+@pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
 def test_derivatives_of_derivatives(op):
     graph = random_graph(6, 6, 20, 4)
     leaves = [t.requires_grad_() for t in inputs(op, graph, 2, 3, torch.float64)]
@@ -78,7 +85,7 @@ def test_derivatives_of_derivatives(op):
 
 
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
-@pytest.mark.parametrize("op", [gat, gatv2, gated])
+@pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
 def test_some_gradients_alone(op, wanted):
     graph = square()
     ours, exact = op(graph, None)
@@ -88,7 +95,7 @@ def test_some_gradients_alone(op, wanted):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize(("op", "node"), [(gat, "_Gat"), (gatv2, "_Gatv2"), (gated, "_Messages")])
+@pytest.mark.parametrize(("op", "node"), [(gat, "_Gat"), (gatv2, "_Gatv2"), (dot, "_Dot"), (gated, "_Messages")])
 def test_one_node_where_nobody_listens(op, node):
     """And the composition, with the same result, where somebody does."""
     graph = square()
@@ -116,19 +123,39 @@ def test_wrong_arguments_are_refused_as_by_the_parts():
         ops.gated_sum(graph, x[:, 0], x[:, 0].double(), x[:, 0])
 
 
+@pytest.mark.parametrize(("place", "name", "feats"), [(layers.attention_op, "impl", 7), (_layers_cpu, "gat", 8)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_nothing_is_made_for_a_backward_that_will_not_be(mode, monkeypatch):
-    kept, attend = [], layers.attention_op.impl
-    monkeypatch.setattr(layers.attention_op, "impl", lambda *args: kept.append(args[-1]) or attend(*args))
+def test_nothing_is_made_for_a_backward_that_will_not_be(mode, place, name, feats, monkeypatch):
+    kept, attend = [], getattr(place, name)
+    monkeypatch.setattr(place, name, lambda *args: kept.append(args[-1]) or attend(*args))
     graph = square()
-    leaves = [t.requires_grad_() for t in inputs(gat, graph, 2, 8, torch.float64)]
+    leaves = [t.requires_grad_() for t in inputs(gat, graph, 2, feats, torch.float64)]
     with mode():
         ops.gat(graph, *leaves)
     ops.gat(graph, *leaves)
     assert kept == [False, True]
 
 
-@pytest.mark.parametrize("op", [gat, gatv2])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "rows", [30, 3]
+)  # of the latter there are many edges to a row: the query's gradient goes two ways
+@pytest.mark.parametrize("op", [gat, gatv2, dot])
+def test_the_shortest_way_gives_the_same_bits(op, rows, scaled, monkeypatch):
+    graph = random_graph(rows, rows, 200, 3)
+    scale = torch.rand(graph.nnz, 2) if scaled else None
+    ours, _ = op(graph, scale)
+    leaves = [t.requires_grad_() for t in inputs(op, graph, 2, 8, torch.float32)]
+    results = []
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr(_layers_cpu, "as_they_lie", lambda *_: False)
+        out = ours(*leaves)
+        results.append((out.detach(), *torch.autograd.grad(out.square().sum(), leaves)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("op", [gat, gatv2, dot])
 def test_edge_scales_are_freed_by_the_backward_pass(op):
     graph = square()
     scale = torch.rand(graph.nnz, 2, dtype=torch.float64)

@@ -12,6 +12,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import gnnaccel
 from gnnaccel import ops
+from gnnaccel.ops import linear_sums
 
 FORMATS = {
     "edge_index": lambda index: index,
@@ -38,8 +39,15 @@ def without_loops() -> torch.Tensor:
 def factored(monkeypatch):
     """The sums by factors so far."""
     calls = []
-    conv = ops.graph_conv
+    conv, mapped = ops.graph_conv, linear_sums.mapped_sum
+
+    def mapped_sum(*args):
+        out = mapped(*args)
+        calls.extend([args] * (out is not None))
+        return out
+
     monkeypatch.setattr(ops, "graph_conv", lambda *args, **kwargs: calls.append(args) or conv(*args, **kwargs))
+    monkeypatch.setattr(linear_sums, "mapped_sum", mapped_sum)
     return calls
 
 
@@ -136,3 +144,28 @@ def test_features_of_more_nodes_than_the_norms_had(factored):
 def test_second_derivatives():
     layer = gnnaccel.accelerate(nn.GCNConv(D, 5).double())
     assert torch.autograd.gradgradcheck(lambda x: layer(x, edges()), rand(N, D).double().requires_grad_())
+
+
+def test_a_cached_norm_that_comes_to_be_trained():
+    """Norms that ask for a gradient get theirs, also after calls that took them for constants."""
+    plain = nn.GCNConv(D, 5, cached=True).double()
+    fast, grads = gnnaccel.accelerate(copy.deepcopy(plain)), []
+    for model in (plain, fast):
+        for _ in range(2):
+            model(rand(N, D).double(), edges())
+        index, norm = model._cached_edge_index
+        model._cached_edge_index = index, norm.requires_grad_()
+        out = model(rand(N, D).double(), edges())
+        grads.append(torch.autograd.grad(out.square().sum(), norm)[0])
+    torch.testing.assert_close(*grads)
+
+
+def test_a_cached_norm_that_is_written_into():
+    plain = nn.GCNConv(D, 5, cached=True).double()
+    fast, outs = gnnaccel.accelerate(copy.deepcopy(plain)), []
+    for model in (plain, fast):
+        for _ in range(2):
+            model(rand(N, D).double(), edges())
+        model._cached_edge_index[1].mul_(2)
+        outs.append(model(rand(N, D).double(), edges()))
+    torch.testing.assert_close(*outs)

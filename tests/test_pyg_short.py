@@ -13,14 +13,21 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric import nn
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import pyg_backend
-from gnnaccel.graph.cache import derived
-
 MORE = {
     "GCN without bias": lambda: nn.GCNConv(D, 5, bias=False),
     "GCN cached": lambda: nn.GCNConv(D, 5, cached=True),
     "GIN linear": lambda: nn.GINConv(torch.nn.Linear(D, 5)),
     "GIN eps": lambda: nn.GINConv(torch.nn.Linear(D, 5), eps=0.3),
+    "GIN trained eps": lambda: nn.GINConv(torch.nn.Linear(D, 5), eps=0.3, train_eps=True),
+    "SG": lambda: nn.SGConv(D, 5, K=2),
+    "SG cached": lambda: nn.SGConv(D, 5, K=2, cached=True),
+    "TAG": lambda: nn.TAGConv(D, 5, K=2),
+    "TAG plain": lambda: nn.TAGConv(D, 5, K=1, normalize=False, bias=False),
+    "APPNP": lambda: nn.APPNP(2, 0.2),
+    "APPNP cached": lambda: nn.APPNP(2, 0.2, cached=True),
+    "APPNP without loops": lambda: nn.APPNP(1, 0.2, add_self_loops=False),
+    "AGNN": lambda: nn.AGNNConv(),
+    "AGNN fixed": lambda: nn.AGNNConv(requires_grad=False, add_self_loops=False),
 }
 SHORT = {name: make for name, make in LAYERS.items() if name != "EdgeConv"} | MORE
 
@@ -87,6 +94,68 @@ def test_linear_maps_to_another_dtype(name, most):
     changed(name, lambda layer: _cast(layer, torch.float64, most), dtype=torch.float32)
 
 
+def _maps(layer):
+    return [m for m in layer.modules() if isinstance(m, (nn.Linear, torch.nn.Linear))]
+
+
+def _doubles(*args):
+    return 2 * args[-1]
+
+
+def _with_forward(lin):
+    own = lin.forward
+    lin.forward = lambda x: 2 * own(x)
+
+
+WATCHED = {
+    "forward hook": lambda lin: lin.register_forward_hook(_doubles),
+    "pre-hook": lambda lin: lin.register_forward_pre_hook(lambda _, given: 2 * given[0]),
+    "backward hook": lambda lin: lin.register_full_backward_hook(
+        lambda _, given, __: tuple(None if g is None else 2 * g for g in given)
+    ),
+    "forward of its own": _with_forward,
+    "a weight that is no parameter": lambda lin: torch.nn.utils.parametrizations.weight_norm(lin),
+    "a subclass": lambda lin: setattr(
+        lin, "__class__", type("Own", (type(lin),), {"forward": lambda s, x: 2 * x @ s.weight.t()})
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WATCHED)
+@pytest.mark.parametrize("name", SHORT)
+def test_linear_maps_that_somebody_watches(name, how):
+    changed(name, lambda layer: [WATCHED[how](lin) for lin in _maps(layer)])
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_hooks_on_all_modules(name):
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        before, seen = layer(rand(N, D), index), []
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+        try:
+            after = layer(rand(N, D), index)
+        finally:
+            handle.remove()
+        return before, after, seen.count(nn.Linear)
+
+    same(program, accelerated=None)
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GraphConv"])
+def test_forward_of_all_linear_maps_replaced(name, monkeypatch):
+    own = nn.Linear.forward
+
+    def program(wrap):
+        layer, index = wrap(SHORT[name]()), edges()
+        before = layer(rand(N, D), index)
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Linear, "forward", lambda self, x: 2 * own(self, x))
+            return before, layer(rand(N, D), index)
+
+    same(program)
+
+
 @pytest.mark.parametrize("name", ["GAT", "GATv2"])
 def test_attention_vectors_of_another_dtype(name):
     def change(layer):
@@ -138,7 +207,7 @@ def test_replica(name):
                     setattr(replica, key, parameter * 1)
             for key, child in module._modules.items():
                 replica._modules[key] = None if child is None else replicas[child]
-        out = replicas[layer](rand(N, D), edges())
+        out = replicas[layer](rand(N, D, grad=True), edges())
         out.square().sum().backward()
         return out, [p.grad for p in layer.parameters()]
 
@@ -178,15 +247,6 @@ EPS = {
 @pytest.mark.parametrize("name", ["GIN linear", "GIN eps"])
 def test_eps_of_gin(name, change):
     changed(name, EPS[change])
-
-
-def test_reset_forgets_eps():
-    """Which is remembered on CUDA, to be read without waiting."""
-    layer = pyg_backend.accelerate(SHORT["GIN eps"]())
-    derived.put((layer.eps,), "number", 0.3)
-    assert derived.get((layer.eps,), "number") == 0.3
-    layer.reset_parameters()
-    assert derived.get((layer.eps,), "number") is None
 
 
 HELPERS = [("GCN", "gcn_norm"), *((name, f"{w}_self_loops") for name in ("GAT", "GATv2") for w in ("add", "remove"))]

@@ -7,6 +7,7 @@ import torch
 from torch_geometric.nn import GCN, GCNConv, GraphConv, SAGEConv
 
 import gnnaccel
+from gnnaccel.ops import linear_sums
 
 NODES, EDGES = 40, 200
 
@@ -59,6 +60,12 @@ def watched(conv, monkeypatch):
             widths.append(x.shape[1])
         return spmm(graph, x, *args, **kwargs)
 
+    def sum_mapped(graph, x, *args):
+        widths.append(x.shape[1])
+        return mapped(graph, x, *args)
+
+    mapped = linear_sums.sum_mapped
+    monkeypatch.setattr(linear_sums, "sum_mapped", sum_mapped)
     monkeypatch.setattr(type(conv), "propagate", propagate)
     monkeypatch.setattr(gnnaccel.ops, "spmm", op)
     return widths

@@ -68,9 +68,9 @@ def used():
     """A graph with ready sums of 5 features, and their scales."""
     graph = again(make("power_law"))
     source, row = scales(graph, torch.float64)
-    for case in CASES:
+    for case in CASES * (1 + ready.ONCE):
         op_of(case, graph, source, row)(rand(graph.num_cols, 5).requires_grad_()).sum().backward()
-    assert len(kept(graph)) == 3
+    assert [type(call) for call in kept(graph)] == [ready.Ready] * 3
     return graph, source, row
 
 
@@ -141,12 +141,64 @@ def test_an_evaluation_before_training(case):
     graph = again(make("power_law"))
     source, row = scales(graph, torch.float64)
     with torch.inference_mode():
-        want = op_of(case, graph, source, row)(x := rand(graph.num_cols, 5))
-    out = op_of(case, graph, source, row)(leaf := x.clone().requires_grad_())
-    (grad,) = torch.autograd.grad(out.sum(), leaf)
+        for _ in range(1 + ready.ONCE):
+            want = op_of(case, graph, source, row)(x := rand(graph.num_cols, 5))
+    for _ in range(1 + ready.ONCE):
+        out = op_of(case, graph, source, row)(leaf := x.clone().requires_grad_())
+        (grad,) = torch.autograd.grad(out.sum(), leaf)
     assert torch.equal(out, want) and [call.backward is None for call in kept(graph)] == [True, False]
     again_grad = torch.autograd.grad(op_of(case, again(graph), source, row)(leaf).sum(), leaf)
     torch.testing.assert_close((grad,), again_grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_call_on_a_graph(name, case, dtype):
+    """Which makes no transposed graph, and gives the bits of those that come later, forward and backward."""
+    for index in (torch.int32, torch.int64):
+        graph, results = again(make(name, index)), []
+        source, row = scales(graph, dtype)
+        x, upstream = rand(graph.num_cols, 5, dtype=dtype).requires_grad_(), rand(graph.num_rows, 5, dtype=dtype)
+        for turned in [False] * ready.ONCE + [True] * 2:
+            out = op_of(case, graph, source, row)(x)
+            results.append((out.detach(), *torch.autograd.grad(out, x, upstream)))
+            if graph.nnz <= ready._SMALL and x.numel() and out.numel():
+                assert (graph._transposed is not None) == turned
+        for later in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], later, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_derivatives_of_the_first_call(case):
+    source, row = scales(make("power_law"), torch.float64)
+    x = rand(120, 5).requires_grad_()
+
+    def op(x):
+        return op_of(case, again(make("power_law")), source, row)(x)
+
+    assert torch.autograd.gradcheck(op, (x,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(op, (x,), fast_mode=True)
+    expanded = torch.ones((), dtype=x.dtype).expand(120, 5)
+    torch.testing.assert_close(
+        torch.autograd.grad(op(x), x, expanded)[0], torch.autograd.grad(op(x), x, expanded.clone())[0]
+    )
+    with torch.autograd.graph.save_on_cpu():
+        assert torch.equal(*(torch.autograd.grad(op(x).sum(), x)[0] for _ in range(2)))
+
+
+def test_a_bias_at_the_first_call():
+    for bias in (rand(5).requires_grad_(), rand(10)[::2], torch._neg_view(rand(5))):
+        graph = again(make("power_law"))
+        source, row = scales(graph, torch.float64)
+        x = rand(120, 5)
+        for _ in range(2):
+            out = ops.graph_conv(graph, x, source_scale=source, row_scale=row, bias=bias)
+            want = exact("scaled", graph, source, row)(x) + bias
+            torch.testing.assert_close(out, want, check_dtype=False)
+            if bias.requires_grad:
+                grad = torch.autograd.grad(out, bias, torch.ones_like(out))[0]
+                assert torch.equal(grad, torch.full_like(grad, 120))
 
 
 def test_a_forward_that_is_run_again_under_a_checkpoint():
@@ -226,7 +278,8 @@ def test_what_is_ready_dies_with_its_graph():
     gc.disable()
     try:
         graph = again(make("power_law"))
-        ops.spmm(graph, rand(120, 5).requires_grad_()).sum().backward()
+        for _ in range(1 + ready.ONCE):
+            ops.spmm(graph, rand(120, 5).requires_grad_()).sum().backward()
         call = weakref.ref(graph), kept(graph)[0]
         del graph
         assert call[0]() is None and call[1].backward is not None

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnnaccel
 from gnnaccel import _C, _library, ops, schedule
+from gnnaccel.ops import ready
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of
 from gnnaccel.ops.tiled import Tiled, _structure
 
@@ -99,8 +100,8 @@ def test_dropped_with_the_lists():
     graph = reordered()
     x = torch.randn(60, 4)
     found = [arrays_of(graph, transposed, x) for transposed in (False, True)]
-    weight = torch.ones(graph.nnz)  # by no ready call, which would keep its lists until it is asked for again
-    before = ops.spmm(graph, x, weight)
+    weight = torch.ones(graph.nnz)  # added, by no ready call, which would keep its lists until it is asked for again
+    before = ops.spmm(graph, x, weight, "add")
     gone = [weakref.ref(s.order[0]) for s in found]
     del found
     for part in (graph, graph.transposed):
@@ -108,7 +109,7 @@ def test_dropped_with_the_lists():
     again = arrays_of(graph, True, x)
     assert again.order is None and list(structures_of(graph).values()) == [again]
     assert all(ref() is None for ref in gone)
-    torch.testing.assert_close(ops.spmm(graph, x, weight), before)
+    torch.testing.assert_close(ops.spmm(graph, x, weight, "add"), before)
     schedule.of(graph.transposed).epoch += 1
     assert arrays_of(graph, True, x) is not again
 
@@ -132,23 +133,23 @@ def test_a_graph_is_freed_at_once():
 def test_copies_have_their_own(copied):
     graph = small()
     x = torch.randn(graph.num_cols, 3, requires_grad=True)
-    out = ops.spmm(graph, x, torch.ones(graph.nnz))
+    out = ops.spmm(graph, x, torch.ones(graph.nnz), "add")
     other = copied(graph)
     assert structures_of(graph) and not structures_of(other)
-    assert torch.equal(ops.spmm(other, x, torch.ones(graph.nnz)), out)
+    assert torch.equal(ops.spmm(other, x, torch.ones(graph.nnz), "add"), out)
 
 
 def test_nothing_of_a_mode_is_kept():
     graph = small()
     x = torch.randn(graph.num_cols, 3)
-    want = ops.spmm(graph, x, torch.ones(graph.nnz))
+    want = ops.spmm(graph, x, torch.ones(graph.nnz), "add")
     structures_of(graph).clear()
-    torch.func.grad(lambda x: ops.spmm(graph, x, torch.ones(graph.nnz)).sum())(x)
+    torch.func.grad(lambda x: ops.spmm(graph, x, torch.ones(graph.nnz), "add").sum())(x)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        ops.spmm(graph, torch.empty(graph.num_cols, 3), torch.empty(graph.nnz))
-    torch.compile(lambda x: ops.spmm(graph, x, torch.ones(graph.nnz)), fullgraph=True, backend="aot_eager")(x)
+        ops.spmm(graph, torch.empty(graph.num_cols, 3), torch.empty(graph.nnz), "add")
+    torch.compile(lambda x: ops.spmm(graph, x, torch.ones(graph.nnz), "add"), fullgraph=True, backend="aot_eager")(x)
     assert not structures_of(graph)
-    assert torch.equal(ops.spmm(graph, x, torch.ones(graph.nnz)), want) and structures_of(graph)
+    assert torch.equal(ops.spmm(graph, x, torch.ones(graph.nnz), "add"), want) and structures_of(graph)
 
 
 @pytest.mark.parametrize(("grad", "record"), [(False, []), (True, ["run"])])
@@ -161,6 +162,32 @@ def test_the_way_of_a_call(grad, record, monkeypatch):
         return run(*args)
 
     monkeypatch.setattr(_library, "launch", launch)
-    ops.spmm(graph, torch.randn(graph.num_cols, 3, requires_grad=grad), torch.rand(graph.nnz))
+    ops.spmm(graph, torch.randn(graph.num_cols, 3, requires_grad=grad), torch.rand(graph.nnz), "add")
     way = ways[-1]  # the transposed graph is made before
     assert way[way.index("spmm") :] == ["spmm", "choose", "call", *record, "_spmm_impl", "launch", "launch"]
+
+
+@pytest.mark.parametrize(("grad", "record"), [(False, []), (True, ["forward"])])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_way_of_a_ready_call(weighted, grad, record, monkeypatch):
+    """That of docs/call.md: no more than these between a program and a kernel."""
+    graph, ways, run = small(), [], _library.entry("spmm", torch.device("cpu"))
+
+    def entry(*args):
+        ways.append([frame.name for frame in traceback.extract_stack()])
+        return run(*args)
+
+    monkeypatch.setitem(_library._CPU, "spmm", entry)
+    given = [torch.randn(graph.num_cols, 3, requires_grad=grad), *([torch.rand(graph.nnz)] * weighted)]
+    for _ in range(1 + ready.ONCE):
+        out = ops.spmm(graph, *given)
+    way = ways[-1]
+    found = "weighted_sum_of" if weighted else "sum_of"
+    assert way[way.index("spmm") : -1] == ["spmm", "made_ready", found, *record, "__call__"]
+    if grad:
+        out.sum().backward()
+        way = ways[-1]
+        assert way[way.index("backward", way.index("apply")) : -1] in (
+            ["backward", "__call__"],
+            ["backward", "gradient", "__call__"],
+        )

@@ -126,7 +126,7 @@ def spmm(original, gidx, op, reduce, lhs, rhs):
     rhs = None if op == "copy_lhs" else rhs
     kind = f"dgl.gspmm {op}.{reduce}"
     start, known = time.perf_counter(), known_structure(gidx)
-    if known is not None and (out := kernels.ready_sum(known, lhs, op, reduce)) is not None:
+    if known is not None and (out := kernels.ready_sum(known, lhs, op, reduce, rhs)) is not None:
         report.record(kind, start)
         return out
     why = _refuse(gidx, op in MESSAGES and reduce in REDUCES, lhs, rhs)
@@ -168,6 +168,10 @@ def run_spmm(graph, op, reduce, lhs, rhs, infinite: bool):
 def known_spmm(graph, op, reduce, lhs, rhs) -> torch.Tensor | None:
     """`spmm` on an index whose Graph is `graph`, of a sum or mean and features of as many dimensions (rhs may be None)
     for which nothing is ready; None for what is DGL's to see to."""
+    start = time.perf_counter()
+    if rhs is not None and (out := kernels.ready_sum(graph, lhs, op, reduce, rhs)) is not None:
+        report.record(f"dgl.gspmm {op}.{reduce}", start)
+        return out
     if unsupported(lhs, rhs) is not None or lhs.device != graph.device or (rhs is not None and lhs.dim() != rhs.dim()):
         return None
     if not _fits((lhs, rhs), (graph.num_cols, graph.nnz)) or not broadcasts(op, lhs, rhs):

@@ -50,7 +50,7 @@ class _Sum(torch.autograd.Function):
         return None, grad_weight, grad_x
 
 
-def ready_sum(graph: Graph, x, message: str, reduce: str) -> None:
+def ready_sum(graph: Graph, x, message: str, reduce: str, weight=None) -> None:
     """Nothing is ready here."""
 
 

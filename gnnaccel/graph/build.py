@@ -194,21 +194,11 @@ def _sort_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dtype, nu
     """`_sort` of pairs at two addresses; None if an index is out of range."""
     dtype = _csr_dtype(num_rows, num_cols, nnz)
     indptr = torch.empty(num_rows + 1, dtype=dtype, device=_ON_CPU)
-    indices, edge_ids = indptr.new_empty(nnz), indptr.new_empty(nnz)
-    found = lib.launch(
-        "coo_to_csr",
-        _ON_CPU,
-        rows_at,
-        cols_at,
-        nnz,
-        num_rows,
-        num_cols,
-        lib.INDEX_TYPES[in_dtype],
-        indptr.data_ptr(),
-        indices.data_ptr(),
-        edge_ids.data_ptr(),
-        lib.INDEX_TYPES[dtype],
-    )
+    indices = indptr.new_empty(nnz)
+    edge_ids = torch.empty_like(indices)
+    pairs = (rows_at, cols_at, nnz, num_rows, num_cols, lib.INDEX_TYPES[in_dtype])
+    into = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])
+    found = lib.launch("coo_to_csr", _ON_CPU, *pairs, *into)
     return None if found > 0 else (indptr, indices, edge_ids if found == 0 else None)
 
 
@@ -217,7 +207,8 @@ def _sort_looped_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dt
     most = nnz + num_nodes
     dtype = _csr_dtype(num_nodes, num_nodes, most)
     indptr = torch.empty(num_nodes + 1, dtype=dtype, device=_ON_CPU)
-    indices, edge_ids = indptr.new_empty(most), indptr.new_empty(most)
+    indices = indptr.new_empty(most)
+    edge_ids = torch.empty_like(indices)
     kind = lib.INDEX_TYPES[dtype]
     before, into = (rows_at, cols_at, nnz, num_nodes, dropped), (indptr.data_ptr(), indices.data_ptr())
     there = lib.launch(
@@ -259,11 +250,23 @@ def _coo_to_csr_impl(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
 
 
 def _transpose_impl(indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, num_cols: int):
-    nnz = indices.numel()
-    out = indptr.new_empty(num_cols + 1), indices.new_empty(nnz), indices.new_empty(nnz)
-    matrix = lib.csr(indptr, indices, edge_ids, num_cols, nnz)
-    lib.launch("transpose", indptr.device, matrix, *(t.data_ptr() for t in out))
+    out = indptr.new_empty(num_cols + 1), torch.empty_like(indices), torch.empty_like(indices)
+    matrix = lib.csr(indptr, indices, edge_ids, num_cols, indices.shape[0])
+    t_indptr, t_indices, t_edge_ids = out
+    pointers = (t_indptr.data_ptr(), t_indices.data_ptr(), t_edge_ids.data_ptr())
+    lib.launch("transpose", indptr.device, matrix, *pointers)
     return out
+
+
+def inverse_roots(indptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 / sqrt of the nonzeros of each row, 0 for an empty one: [num_rows], float32 or float64."""
+    if indptr.is_cpu and _operators.usual(indptr):
+        scale = torch.empty(indptr.shape[0] - 1, dtype=dtype, device=_ON_CPU)
+        kinds = (lib.INDEX_TYPES[indptr.dtype], lib.DTYPES[dtype])
+        lib.launch("inverse_roots", _ON_CPU, indptr.data_ptr(), len(scale), kinds[0], scale.data_ptr(), kinds[1])
+        return scale
+    scale = indptr.diff().to(dtype).pow_(-0.5)
+    return scale.masked_fill_(scale == torch.inf, 0.0)
 
 
 def _coo_to_csr_fake(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):

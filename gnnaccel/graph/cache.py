@@ -62,8 +62,13 @@ class _Record:
         self.version: int | None = None  # not known, or not to be known
 
     def note(self, tensor: Tensor) -> None:
-        """Remember what `tensor` is now."""
-        self.version, self.address, self.shape, self.device = stamp(tensor) or (None, 0, None, None)
+        """Remember what `tensor` is now. The parts of `stamp`, without a tuple."""
+        if tensor.is_inference():
+            self.version = None
+            return
+        plain = type(tensor) in _PLAIN_TYPES and tensor.layout is torch.strided
+        self.version, self.address = tensor._version, tensor.data_ptr() if plain else 0
+        self.shape, self.device = tensor.shape, tensor.device
 
     def unchanged(self, tensor: Tensor) -> bool:
         """True if `tensor` is the one that this is of, and what it was. The parts of `stamp`, without a tuple."""
@@ -143,7 +148,15 @@ class TensorCache:
             record = self._records.get(id(owner))
             if record is None:
                 return None
-            if record.unchanged(owner):
+            # As `_Record.unchanged`.
+            if (
+                record.ref() is owner
+                and record.version is not None
+                and owner._version == record.version
+                and (not record.address or owner.data_ptr() == record.address)
+                and owner.shape == record.shape
+                and owner.device == record.device
+            ):
                 return record.values.get(key)
             self._changed(record)
             return None
@@ -210,7 +223,8 @@ class TensorCache:
             # The id may belong to a new tensor by now.
             record = self._records.get(ref.id)
             if record is not None and record.ref is ref:
-                self._drop(record, gone)
+                del self._records[ref.id]
+                self._empty(record, gone)
 
     # What follows is called with the lock held. `gone` receives what was dropped, to be freed by the caller after that:
     # it may own tensors whose death drops further values.
@@ -249,7 +263,7 @@ class TensorCache:
         """Drop what was derived from a tensor, alone and with others."""
         gone.append(record.values)
         record.values = {}
-        for ids in tuple(record.groups):
+        for ids in tuple(record.groups) if record.groups else ():
             group = self._groups.pop(ids, None)
             for member in () if group is None else group.members:
                 member.groups.discard(ids)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import modes
+from gnnaccel.graph import build, modes
 from gnnaccel.graph.csr import Graph
 
 _SLOT = "scales"
@@ -24,21 +26,24 @@ def mean_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
     return _power(graph, dtype, -1.0)
 
 
-def norm_scale(graph: Graph, dtype: torch.dtype, no_empty_rows: bool) -> Tensor:
-    """`gcn_scale`, but 0 where a row is empty, as PyG has it; not kept. `no_empty_rows`: True if there is none."""
-    with modes.outside_inference():
-        scale = graph.indptr.diff().to(torch.promote_types(dtype, torch.float32)).pow_(-0.5)
-        return scale if no_empty_rows else scale.masked_fill_(scale == torch.inf, 0.0)
+def norm_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """`gcn_scale`, but 0 where a row is empty, as PyG has it."""
+    return _kept(graph, dtype, "norm", lambda wide: build.inverse_roots(graph.indptr, wide))
 
 
 def _power(graph: Graph, dtype: torch.dtype, power: float) -> Tensor:
-    wide = torch.promote_types(dtype, torch.float32)
-    kept: dict[tuple[torch.dtype, float], Tensor] = getattr(graph.slots, _SLOT, {})
-    scale = kept.get((wide, power))
+    return _kept(graph, dtype, power, lambda wide: graph.indptr.diff().to(wide).clamp_(min=1).pow_(power))
+
+
+def _kept(graph: Graph, dtype: torch.dtype, name: float | str, make: Callable[[torch.dtype], Tensor]) -> Tensor:
+    """What `make` makes for this dtype, or the float32 that narrower ones are scaled in, kept with the graph."""
+    wide = dtype if dtype is torch.float32 else torch.promote_types(dtype, torch.float32)
+    kept: dict[tuple[torch.dtype, float | str], Tensor] | None = getattr(graph.slots, _SLOT, None)
+    scale = None if kept is None else kept.get((wide, name))
     if scale is None:
         with modes.outside_inference():
-            scale = graph.indptr.diff().to(wide).clamp_(min=1).pow_(power)
+            scale = make(wide)
         if not graph.transient():
-            made: dict[tuple[torch.dtype, float], Tensor] = graph.slot(_SLOT, dict)
-            made[wide, power] = scale
+            made: dict[tuple[torch.dtype, float | str], Tensor] = graph.slot(_SLOT, dict)
+            made[wide, name] = scale
     return scale

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import schedule
+from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import worklist
 
 SCHEMA = "Tensor?[] structure, SymInt[] sizes"  # what the dispatcher is given in place of a Structure
 _HALF = 6  # tensors of a Matrix
+_CSR = "csr"
+_NO_LIST = id(None)
 
 
 class Matrix:
@@ -53,7 +56,10 @@ class Matrix:
     @classmethod
     def of(cls, graph: Graph, order: worklist.WorkList | worklist.Ordered | None) -> Matrix:
         plan = 0 if order is None else order.code
-        return cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.numel(), order, plan)
+        made = cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0], order, plan)
+        if not torch.compiler.is_compiling():  # which would watch the slot from then on
+            made._csr = getattr(graph.slots, _CSR, None)
+        return made
 
     def tensors(self) -> list[Tensor | None]:
         return [self.indptr, self.indices, self.edge_ids, *((None,) * 3 if self.order is None else self.order[:3])]
@@ -125,6 +131,13 @@ class Structure:
             self._turned = Structure(self._other, self._own)
         return self._turned
 
+    def both_ways(self) -> Structure:
+        """This structure of one way with the transposed matrix beside it, made now and not kept."""
+        own = self._own
+        assert own.indices is not None
+        indptr, indices, edge_ids = build.transpose(own.indptr, own.indices, own.edge_ids, own.num_cols)
+        return Structure(own, Matrix(indptr, indices, edge_ids, self.num_rows, own.nnz))
+
     def by_nonzero(self) -> Structure:
         """The matrix alone, for values of edges that lie in the order of the nonzeros."""
         if self._by_nonzero is None:
@@ -178,6 +191,15 @@ class Structure:
         return cls(own, matrix(tensors[_HALF:], own.indptr.shape[0] - 1, t_plan))
 
 
+def csr_of(graph: Graph):
+    """The binary's object of a graph's matrix, kept with it: for callers that know that its tensors have memory."""
+    found = getattr(graph.slots, _CSR, None)
+    if found is None:
+        found = lib.csr(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0])
+        setattr(graph.slots, _CSR, found)
+    return found
+
+
 def arrays_of(
     graph: Graph, transposed: bool, *features: Tensor | None, listed: bool = True, sums: bool = False
 ) -> Structure:
@@ -187,9 +209,17 @@ def arrays_of(
     a kernel that reads them (for copied or scaled sources, or dot products) will run, forward or backward. `sums`: that
     of sums and means, which may be of groups of neighbours.
     """
+    kept: dict[tuple, Structure] | None = None
+    if not torch.compiler.is_compiling() and not graph.indptr.is_cuda:  # what it traces it would watch from then on
+        kept = getattr(graph.slots, "structures", None)
+    if kept is not None:
+        # What is below, for a structure that is there and has no lists.
+        found, now = kept.get((transposed, _NO_LIST, _NO_LIST)), schedule.unordered_epochs(graph)
+        if found is not None and now is not None and found.epochs == (now if transposed else now[:1]):
+            return found
     t = graph.transposed if transposed else None
     work = t_work = None
-    if listed and (graph.indptr.is_cuda or any(g is not None and schedule.ordered(g) for g in (graph, t))):
+    if listed and (graph.indptr.is_cuda or schedule.ordered(graph) or (t is not None and schedule.ordered(t))):
         row_bytes = 0
         for x in features:
             if x is not None:
@@ -199,15 +229,17 @@ def arrays_of(
     if torch.compiler.is_compiling():  # what it traces is not to be kept
         return Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work))
     epoch = schedule.epoch(graph)
-    epochs = (epoch,) if t is None else (epoch, schedule.epoch(t))
+    epochs: tuple = (epoch,) if t is None else (epoch, schedule.epoch(t))
     key = (transposed, id(work), id(t_work))  # a kept structure holds its lists: their ids are theirs
     structures: dict[tuple, Structure] = graph.slot("structures", dict)
     found = structures.get(key)
     if found is None or found.epochs != epochs:
         found = Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work), epochs)
         if not graph.transient():
-            if any(s.epochs[: len(epochs)] != epochs[: len(s.epochs)] for s in structures.values()):
-                structures.clear()  # they are of lists that the graph had before
+            for known in structures.values():
+                if known.epochs[: len(epochs)] != epochs[: len(known.epochs)]:
+                    structures.clear()  # they are of lists that the graph had before
+                    break
             structures[key] = found
     return found
 
@@ -263,6 +295,15 @@ def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Seque
 def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:
     """The binary's description of what a sum does in the same pass (types.h: Fused), of contiguous tensors."""
     return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
+
+
+_SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
+
+
+def sources_matter(num_feats: int, edge_feats: int) -> bool:
+    """True if rows are to be walked in an order that brings their sources together, and takes the edges out of
+    theirs."""
+    return _SOURCES_MATTER * edge_feats <= num_feats
 
 
 _DENSE = 40

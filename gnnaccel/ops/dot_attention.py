@@ -24,7 +24,7 @@ _INPUTS = f"Tensor? query, Tensor? key, Tensor value, Tensor? edge_bias, {_edge_
 _MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
 # The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
 # the gradient of the queries is then a weighted sum, and not another pass that computes them again.
-_FEW = 4
+FEW = 4
 
 
 def dot_attention(
@@ -229,7 +229,7 @@ def _backward_impl(arrays, *args):
     if of_sources or of_bias:
         grads["grad_value"] = torch.empty_like(value)
         grads["grad_key"] = None if given["key"] is None else torch.empty_like(value)
-        if of_bias or (of_query and arrays.nnz <= _FEW * rows * width):
+        if of_bias or (of_query and arrays.nnz <= FEW * rows * width):
             grads["grad_scores"] = value.new_empty(arrays.nnz, heads)
         _launch(arrays.turned(), scale, factor=factor, **given, **grads)
     if of_query and grads["grad_scores"] is not None:

@@ -73,7 +73,7 @@ def graph_conv(
             [0.]])
     """
     if weight is None and not relu and source_scale is not None and row_scale is not None:
-        out = ready.sum_of(graph, x, _SCALED, source_scale, row_scale, bias) if type(graph) is Graph else None
+        out = ready.sum_of(graph, x, SCALED, source_scale, row_scale, bias) if type(graph) is Graph else None
         if out is not None:
             return out
     _check.graph("graph_conv", graph)
@@ -194,4 +194,4 @@ def _scaled_gradient(arrays, grad, source_scale, row_scale) -> Tensor:
     return _graph_conv_op(arrays.turned(), grad, None, row_scale, source_scale, None, False)
 
 
-_SCALED = ready.Form("scaled", _scaled_gradient)
+SCALED = ready.Form("scaled", _scaled_gradient)

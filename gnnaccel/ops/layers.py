@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays, messages
-from gnnaccel.ops._arrays import arrays_of, needs_grad
+from gnnaccel.ops import _arrays, _layers_cpu, messages
+from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
     FUSED_DTYPES,
@@ -24,7 +24,7 @@ from gnnaccel.ops.attention import (
     attention_op,
     shorter_by_parts,
 )
-from gnnaccel.ops.dot_attention import dot_attention_backward_op, dot_attention_op
+from gnnaccel.ops.dot_attention import FEW, dot_attention, dot_attention_backward_op, dot_attention_op
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.gatv2 import gatv2_scores, scores_op, sums_op
@@ -78,7 +78,7 @@ def gat(
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = needs_grad(*inputs)
+    keep = _asks(inputs)
     return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
@@ -131,13 +131,50 @@ def gatv2(
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
     if not fits or not _usual(graph, inputs, edge_scale):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = needs_grad(*inputs)
+    keep = _asks(inputs)
     return _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
 def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
     scores = gatv2_scores(graph, x, y, vectors, negative_slope=negative_slope)
     return edge_attention(graph, scores, x, edge_scale=edge_scale)
+
+
+def heads_attention(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_scale: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """`dot_attention` of features without a bias of the edges or a dropout, on the CPU by the shortest way.
+
+    Parameters
+    ----------
+    graph : Graph
+    query : Tensor [num_rows, H, F]
+        float32, float64, bfloat16; float16 on CUDA.
+    key, value : Tensor [num_cols, H, F], same dtype
+    edge_scale, scale
+        As in `dot_attention`.
+
+    Returns
+    -------
+    Tensor [num_rows, H, F]
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `dot_attention`.
+    """
+    composed, inputs = partial(dot_attention, graph, scale=scale), (query, key, value)
+    fits = query.dim() == 3 and query.shape[0] == graph.num_rows and query.shape[1:].numel() > 0
+    fits = fits and key.shape == value.shape == (graph.num_cols, *query.shape[1:])
+    if not fits or not _usual(graph, inputs, edge_scale) or not _layers_cpu.as_they_lie(query, key, value, edge_scale):
+        return composed(*inputs, edge_scale=edge_scale)
+    keep, factor = _asks(inputs), query.shape[2] ** -0.5 if scale is None else scale
+    return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
 
 
 def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Tensor:
@@ -179,7 +216,7 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
         return messages.message_reduce(graph, _GATED, {"src": gate_src, "dst": gate_dst, "x": x})
     if not fits or not _usual(graph, inputs, None):
         return composed(*inputs)
-    return _gated(*inputs, arrays_of(graph, needs_grad(*inputs), x), composed)
+    return _gated(*inputs, arrays_of(graph, _asks(inputs), x), composed)
 
 
 _GATED = messages.sigmoid(messages.u("src") + messages.v("dst")) * messages.u("x")
@@ -187,6 +224,16 @@ _GATED = messages.sigmoid(messages.u("src") + messages.v("dst")) * messages.u("x
 
 def _gated_composed(graph, gate_src, gate_dst, x) -> Tensor:
     return spmm(graph, x, sddmm(graph, gate_src, gate_dst, "add").sigmoid())
+
+
+def _asks(inputs: tuple[Tensor, ...]) -> bool:
+    """`needs_grad` of tensors that are `_usual`."""
+    if not torch.is_grad_enabled():
+        return False
+    for t in inputs:  # noqa: SIM110 - any() takes longer
+        if t.requires_grad:
+            return True
+    return False
 
 
 def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) -> bool:
@@ -204,14 +251,20 @@ def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) 
     return True
 
 
+_NOTHING = (None,) * 5  # gradients of the arguments behind the first three
+
+
 class _Gat(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
         vectors = torch.cat((att_src, att_dst))
-        scores = head_dots_op.impl(x, vectors)
-        factor = (edge_scale, None, 0.0)
-        out, *kept = attention_op.impl(arrays, x, *scores, *factor, slope, keep)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
+        if _layers_cpu.as_they_lie(x, edge_scale):
+            scores, out, *kept = _layers_cpu.gat(arrays, x, vectors, edge_scale, slope, keep)
+        else:
+            scores = head_dots_op.impl(x, vectors)
+            factor = (edge_scale, None, 0.0)
+            out, *kept = attention_op.impl(arrays, x, *scores, *factor, slope, keep)
         if keep:
             ctx.save_for_backward(x, att_src, att_dst, edge_scale, scores, out, *kept)
         return out
@@ -220,21 +273,30 @@ class _Gat(torch.autograd.Function):
     def backward(ctx, grad):
         x, att_src, att_dst, edge_scale, scores, out, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), None, None, None, None, None
+            return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), *_NOTHING
+        vectors, grad = torch.cat((att_src, att_dst)), grad.contiguous()
+        if _layers_cpu.as_they_lie(x, edge_scale, scores, out, *kept):
+            saved = (scores, out, *kept)
+            grad_x, grads = _layers_cpu.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
+            return grad_x, grads[:1], grads[1:], *_NOTHING
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.turned(), *given)
-        vectors = torch.cat((att_src, att_dst))
         more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores))
         grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
-        return *grads, None, None, None, None, None
+        return *grads, *_NOTHING
 
 
 class _Gatv2(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep):
-        scores = scores_op.impl(arrays, x, y, vectors, slope)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
+        if _layers_cpu.as_they_lie(x, y, vectors, edge_scale):
+            kept = _, out, _ = _layers_cpu.gatv2(arrays, x, y, vectors, edge_scale, slope)
+            if keep:
+                ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
+            return out
+        scores = scores_op.impl(arrays, x, y, vectors, slope)
         if ctx.parts:
             kept = [edge_softmax_op.impl(arrays, scores)]
             weight = _times(kept[0], edge_scale)
@@ -251,7 +313,12 @@ class _Gatv2(torch.autograd.Function):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
         arrays, needed = ctx.arrays, ctx.needs_input_grad
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, y, vectors), grad, edge_scale=edge_scale), None, None, None, None, None
+            return *_second(ctx, (x, y, vectors), grad, edge_scale=edge_scale), *_NOTHING
+        # What hooks on saved tensors give back may lie otherwise.
+        grad = grad.contiguous()
+        if not ctx.parts and _layers_cpu.as_they_lie(x, y, vectors, edge_scale, *kept):
+            given = (x, y, vectors, edge_scale)
+            return *_layers_cpu.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
         if ctx.parts:
             (weight,) = kept
             grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
@@ -269,17 +336,38 @@ class _Gatv2(torch.autograd.Function):
         if needed[1] or needed[2]:
             grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = products.sum(0).to(y.dtype) if needed[2] else None
-        return grad_x, grad_y if needed[1] else None, grad_vectors, None, None, None, None, None
+        return grad_x, grad_y if needed[1] else None, grad_vectors, *_NOTHING
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, arrays, composed, edge_scale, keep, factor):
+        out, stats = _layers_cpu.dot(arrays, query, key, value, edge_scale, factor)
+        ctx.arrays, ctx.composed, ctx.factor = arrays, composed, factor
+        if keep:
+            ctx.save_for_backward(query, key, value, edge_scale, out, stats)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        query, key, value, edge_scale, *kept = ctx.saved_tensors
+        inputs, grad = (query, key, value), grad.contiguous()
+        usual = not torch.is_grad_enabled() and _operators.usual(grad, query)
+        if not usual or not _layers_cpu.as_they_lie(query, key, value, edge_scale, *kept):
+            return *_second(ctx, inputs, grad, edge_scale=edge_scale), *_NOTHING
+        found = _layers_cpu.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
+        return *found, *_NOTHING
 
 
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate_src, gate_dst, x, arrays, composed):
         gates = sddmm_op.impl(arrays, gate_src, gate_dst, "add", "u", "v").sigmoid_()
+        out = spmm_op.impl(arrays, x, gates, "mul", "sum", 0.0)
         ctx.arrays, ctx.composed = arrays, composed
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(gate_src, gate_dst, x, gates)
-        return spmm_op.impl(arrays, x, gates, "mul", "sum", 0.0)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
@@ -309,4 +397,5 @@ def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor, **constants: Tensor |
 
 # `keep`: whether there will be a backward pass; ctx.needs_input_grad says so under torch.no_grad too.
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
-_gat, _gatv2, _gated = (super(torch.autograd.Function, f).apply for f in (_Gat, _Gatv2, _Gated))  # type: ignore[misc]
+_FUNCTIONS = (_Gat, _Gatv2, _Dot, _Gated)
+_gat, _gatv2, _dot, _gated = (super(torch.autograd.Function, f).apply for f in _FUNCTIONS)  # type: ignore[misc]

@@ -3,7 +3,8 @@
 On a small graph an op is its way to the kernel: checks, argument lists, autograd's objects. A sum of copied sources
 that is asked for again, on the same graph with features of the same width and dtype, finds both of its calls here, of
 the forward pass and of the backward, as argument lists that lack nothing but the features and the result. They are made
-at the first use: that takes less than the general way does, also for a sampled graph that is gone the next time.
+at the first use: that takes less than the general way does. Only a small graph on the CPU is given a few uses before,
+as it may be a sampled one that is gone after the layers of one step (`Once`).
 Whatever is unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
 """
 
@@ -19,10 +20,13 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Structure, arrays_of, fused, scales_first
+from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, fused, scales_first, sources_matter
 
 _TENSORS = (Tensor, torch.nn.Parameter)
+_ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
 _MOST = 32  # sums of one graph
+_SMALL = 1 << 14  # edges
+ONCE = 3  # uses of a small graph by layers of one width, after which it is one that lasts
 
 
 def calls_of(graph: Graph) -> dict:
@@ -45,40 +49,75 @@ def sum_of(
     """
     if type(x) not in _TENSORS or torch.compiler.is_compiling() or _operators.watched():
         return None
-    if forward_ad._current_level >= 0 or x.dim() != 2 or x.shape[0] != graph.num_cols:
+    if forward_ad._current_level >= 0:
+        return None
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    both = recorded and x.requires_grad
+    ready = call_of(graph, x, form, source_scale, row_scale, bias, both)
+    if ready is None:
+        return None
+    if both or (recorded and bias is not None and bias.requires_grad):
+        return _record(x, bias, ready)
+    return ready.forward(x, bias)
+
+
+def call_of(
+    graph: Graph,
+    x: Tensor,
+    form: Form,
+    source_scale: Tensor | None,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    both: bool,
+) -> Ready | Once | None:
+    """What `sum_of` calls, where it is known that nobody listens: forward(x, bias), and gradient(grad) if a call of
+    `both` directions is wanted. None as of `sum_of`."""
+    if x.dim() != 2 or x.shape[0] != graph.num_cols:
         return None
     if bias is not None and (type(bias) not in _TENSORS or bias.shape != x.shape[1:] or bias.dtype != x.dtype):
         return None
     # With what torch makes of x, or an evaluation in inference mode would leave nothing ready for training. Without the
     # scales: a caller who makes new ones for each call leaves no more than one pair behind.
-    key = (form.name, x.shape[1], x.dtype, bias is None, _keys(x))
+    key = (form.name, x.shape[1], x.dtype, bias is None, torch._C._dispatch_keys(x).raw_repr())
     calls = calls_of(graph)
-    ready = calls.get(key)
-    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    both = recorded and x.requires_grad
-    if ready is None or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
-        calls.pop(key, None)
+    ready: Ready | Once | None = calls.get(key)
+    if type(ready) is not Ready or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
         if not _may_be_made(graph, x, source_scale, row_scale):
-            return None
-        ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
-        if tiles.pay(graph):  # which the graph has found out just now, with its lists
             return None
         if len(calls) >= _MOST:
             calls.clear()
+        if form.message == _COPY and type(ready) is not Ready and _is_new(graph):
+            if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
+                return None
+            once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
+            if once is None:
+                once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
+            if once.uses < ONCE:
+                once.uses += 1
+                return once
+        calls.pop(key, None)
+        ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
+        if tiles.pay(graph):  # which the graph has found out just now, with its lists
+            return None
         calls[key] = ready
     if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
         return None
-    if not both and not (recorded and bias is not None and bias.requires_grad):
-        return ready.forward(x, bias)
     if both and ready.backward is None and not ready.add_backward(graph, x):
         return None
-    return _record(x, bias, ready)
+    return ready
+
+
+def _is_new(graph: Graph) -> bool:
+    """True for a small graph on the CPU that nobody has turned or ordered: it may be gone after this call."""
+    if graph.indptr.is_cuda or graph._transposed is not None or graph._origin_arrays is not None:
+        return False
+    return graph.indices.shape[0] <= _SMALL and schedule.ordered(graph) is None
 
 
 def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
     """True where the arguments, of which `sum_of` has looked at some, settle what is called."""
     dtype, device = x.dtype, x.device
-    if not _operators.usual(x) or dtype not in lib.DTYPES or device != graph.indptr.device:
+    if not _operators.dense(x) or dtype not in lib.DTYPES or device != graph.indptr.device:
         return False
     if not x.is_contiguous() or not x.numel() or not graph.num_rows or tiles.pay(graph):
         return False
@@ -106,15 +145,19 @@ class Form:
     Parameters
     ----------
     name : str
-        "sum" or "mean" of copied sources, or "scaled": the sum with a scale for each source and one for each row.
+        "sum" or "mean" of copied sources, "scaled": the sum with a scale for each source and one for each row, or
+        "weighted": that with a weight for each edge (ready_weighted.py).
     gradient : callable
-        gradient(arrays, grad, source_scale, row_scale): the gradient of x by the registered ops, differentiable.
+        gradient(arrays, grad, source_scale, row_scale): the gradient of x by the registered ops, differentiable. Of
+        "weighted" gradient(arrays, x, weight, grad, needed): those of x and of the weight, as far as needed.
     """
 
-    __slots__ = ("gradient", "name")
+    __slots__ = ("gradient", "message", "name", "reduce")
 
-    def __init__(self, name: str, gradient: Callable[..., Tensor]):
+    def __init__(self, name: str, gradient: Callable[..., Any]):
         self.name, self.gradient = name, gradient
+        self.reduce = lib.REDUCES["mean" if name == "mean" else "sum"]
+        self.message = _MUL if name == "weighted" else _COPY
 
 
 class Ready:
@@ -126,7 +169,7 @@ class Ready:
     Holds no Graph, which keeps it. `both`: whether a backward will be needed.
     """
 
-    __slots__ = ("_arrays", "_both", "_epochs", "_form", "_unlisted", "backward", "forward", "scales")
+    __slots__ = ("_both", "_epochs", "_form", "_unlisted", "arrays", "backward", "forward", "scales")
 
     def __init__(
         self,
@@ -139,12 +182,12 @@ class Ready:
         both: bool,
     ):
         arrays = arrays_of(graph, both, x, sums=True)
-        self._form, self._arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
+        self._form, self.arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
         around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
-        self.forward = Kernel(arrays, x, lib.REDUCES["mean" if form.name == "mean" else "sum"], around)
+        self.forward = Kernel(arrays, x, form.message, form.reduce, around)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
-        self._epochs = _epochs(graph)
+        self._epochs = schedule.epochs(graph)
 
     def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
         """True if these are the scales of the calls."""
@@ -159,14 +202,14 @@ class Ready:
                 earned |= schedule.of(graph.transposed).note_use()
             if earned:
                 return True
-        return self._epochs != _epochs(graph)
+        return self._epochs != schedule.epochs(graph)
 
     def add_backward(self, graph: Graph, x: Tensor) -> bool:
         """Make the call of the backward pass ready too."""
         if not self._both:
-            self._arrays, self._both = arrays_of(graph, True, x, sums=True), True
-            self._epochs = _epochs(graph)
-        arrays = self._arrays
+            self.arrays, self._both = arrays_of(graph, True, x, sums=True), True
+            self._epochs = schedule.epochs(graph)
+        arrays = self.arrays
         turned = arrays.turned()
         source_scale, row_scale = self.scales
         around: tuple = ()
@@ -184,12 +227,60 @@ class Ready:
         usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
             return self.backward(grad)
-        return self._form.gradient(self._arrays, grad, *self.scales)
+        return self._form.gradient(self.arrays, grad, *self.scales)
 
 
-def _epochs(graph: Graph) -> tuple:
-    turned = graph._transposed
-    return schedule.epoch(graph), None if turned is None else schedule.epoch(turned)
+class Once:
+    """A sum over a small graph on the CPU that is new, and may be gone soon: nothing is made for calls to come.
+
+    forward(x, bias), gradient(grad), scales : as of `Ready`.
+    """
+
+    __slots__ = ("_csr", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors", "scales", "uses")
+
+    def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
+        self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
+        self._num_rows, self._num_cols = graph.num_rows, graph.num_cols
+        self._form, self.scales, self._keys, self._dtype = form, scales, _keys(x), lib.DTYPES[x.dtype]
+        self.uses = 0
+
+    def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
+        """As of `Ready`."""
+        return self.scales[0] is source_scale and self.scales[1] is row_scale
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        form, feats = self._form, x.shape[1]
+        out = x.new_empty(self._num_rows, feats)
+        around: tuple = ()
+        if form.name == "scaled":
+            source, row = self.scales
+            around = (source.data_ptr(), 0, row.data_ptr(), 0 if bias is None else bias.data_ptr(), False)
+        result = (out.data_ptr(), 0, 0, feats, _COPY, form.reduce, self._dtype, 0.0, around)
+        lib.launch("spmm", _ON_CPU, self._csr, 0, (x.data_ptr(), feats, 1), (0, 1, 1), *result)
+        return out
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """That of x. The matrix is turned in the kernel, which takes less than to make a Graph of it."""
+        if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
+            grad = grad.contiguous()
+            if _keys(grad) == self._keys:
+                return self._turned(grad)
+        indptr, indices, edge_ids = self._tensors
+        matrix = Matrix(indptr, indices, edge_ids, self._num_cols, indices.shape[0])
+        return self._form.gradient(Structure(matrix).both_ways(), grad, *self.scales)
+
+    def _turned(self, grad: Tensor) -> Tensor:
+        form, feats = self._form, grad.shape[1]
+        out = grad.new_empty(self._num_cols, feats)
+        around: tuple = ()
+        if form.name == "scaled":
+            source, row = self.scales
+            around = (row.data_ptr(), 0, source.data_ptr(), 0, False)
+        elif form.name == "mean":
+            around = (0, self._tensors[0].data_ptr(), 0, 0, False)
+        given = (grad.data_ptr(), out.data_ptr(), feats, self._dtype, around)
+        lib.launch("spmm_turned", _ON_CPU, self._csr, *given)
+        return out
 
 
 class _Sum(torch.autograd.Function):
@@ -212,7 +303,8 @@ _record = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
 
 
 class Kernel:
-    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with what is `around` it, but for x and out.
+    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with what is `around` it, but for x and out; or of
+    x[c] times a weight of the edge.
 
     Parameters
     ----------
@@ -220,19 +312,20 @@ class Kernel:
         Kept, as the arguments are addresses.
     x : Tensor [any, num_feats]
         Contiguous, of the width, dtype and device that the call is for.
-    reduce : int
-        Code of a sum or a mean.
+    message, reduce : int
+        Codes of a copy or a product, and of a sum or a mean.
     around : tuple
         Of `fused`; the bias in it is replaced by that of each call.
     """
 
-    __slots__ = ("_around", "_arrays", "_before", "_entry", "_index", "_keys", "_result", "_rows")
+    __slots__ = ("_around", "_arrays", "_before", "_entry", "_in_order", "_index", "_keys", "_result", "_rows")
 
-    def __init__(self, arrays: Structure, x: Tensor, reduce: int, around: tuple):
+    def __init__(self, arrays: Structure, x: Tensor, message: int, reduce: int, around: tuple):
         device = x.device
         self._arrays, self._rows, self._keys = arrays, arrays.num_rows, _keys(x)
-        self._before = arrays.walked(in_order=True)
-        self._result = (0, 0, x.shape[1], lib.MESSAGES["copy_lhs"], reduce, lib.DTYPES[x.dtype], 0.0)
+        self._in_order = message == _COPY or sources_matter(x.shape[1], 1)
+        self._before = arrays.walked(self._in_order)
+        self._result = (0, 0, x.shape[1], message, reduce, lib.DTYPES[x.dtype], 0.0)
         self._around, self._entry = around, lib.entry("spmm", device)
         self._index = device.index if x.is_cuda else None
 
@@ -240,7 +333,8 @@ class Kernel:
         """The call for the same kind of features over other `arrays`."""
         other = object.__new__(type(self))
         other._arrays, other._rows, other._keys = arrays, arrays.num_rows, self._keys
-        other._before = arrays.walked(in_order=True)
+        other._in_order = self._in_order
+        other._before = arrays.walked(self._in_order)
         result = self._result
         other._result = (*result[:4], reduce, *result[5:])
         other._around, other._index, other._entry = around, self._index, self._entry
@@ -248,7 +342,15 @@ class Kernel:
 
     def takes(self, x: Tensor) -> bool:
         """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
-        return _keys(x) == self._keys and self.may_read(x)
+        if torch._C._dispatch_keys(x).raw_repr() != self._keys:
+            return False
+        return x.is_contiguous() if self._index is None else self.may_read(x)
+
+    def reads(self, weight: Tensor) -> bool:
+        """True for weights that lie as the call takes them."""
+        if torch._C._dispatch_keys(weight).raw_repr() != self._keys or not weight.is_contiguous():
+            return False
+        return self._index is None or weight.device.index == self._index
 
     def may_read(self, x: Tensor) -> bool:
         """The same of a tensor that torch treats so."""
@@ -258,14 +360,16 @@ class Kernel:
             return True
         return x.device.index == self._index == torch.cuda.current_device() and x.data_ptr() % 16 == 0
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The sums [num_rows, num_feats] of an x that it takes; with a bias if it was made for one."""
+    def __call__(self, x: Tensor, bias: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The sums [num_rows, num_feats] of an x that it takes; with a bias, or weights [nnz], if it was made for
+        them."""
         feats = x.shape[1]
         out = x.new_empty(self._rows, feats)
         around = self._around if bias is None else (*self._around[:3], bias.data_ptr(), False)
         on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
         before, given = self._before, (x.data_ptr(), feats, 1)
-        self._entry(*before, given, (0, 1, 1), out.data_ptr(), *self._result, around, on)
+        edges = (0 if weight is None else weight.data_ptr(), 1, 1)
+        self._entry(*before, given, edges, out.data_ptr(), *self._result, around, on)
         return out
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._arrays import csr_of
 from gnnaccel.ops._edge_order import dense, pays
 
 
@@ -26,15 +26,16 @@ def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Ten
     gradient : callable
         gradient(graph, out, grad_out): the gradient of the scores by the registered ops, differentiable.
     """
-    if not _operators.usual(scores) or not scores.dim() or scores.shape[0] != graph.nnz:
+    indices = graph.indices
+    if not _operators.usual(scores) or not scores.dim() or scores.shape[0] != indices.shape[0]:
         return None
-    if scores.device != graph.device or not _may_be_read(scores):
+    if scores.device != indices.device or not _may_be_read(scores):
         return None
     if scores.is_cuda and pays(graph.edge_ids, scores, 0, dense(graph.nnz, graph.num_rows)):
         return None
     if scores.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return _recorded(scores, graph, gradient)
-    return _launched("edge_softmax", graph, scores)
+    return _softmax(graph, scores)
 
 
 def _may_be_read(x: Tensor) -> bool:
@@ -43,19 +44,24 @@ def _may_be_read(x: Tensor) -> bool:
     return x.dtype != torch.float16 or x.is_cuda
 
 
-def _launched(name: str, graph: Graph, *inputs: Tensor) -> Tensor:
-    arrays, like = arrays_of(graph, False, listed=False), inputs[0]
-    out = torch.empty_like(like)
-    pointers = [t.data_ptr() for t in (*inputs, out)]
-    heads = like.numel() // arrays.nnz
-    lib.launch(name, like.device, arrays.matrix(), *pointers, heads, lib.DTYPES[like.dtype])
+def _softmax(graph: Graph, scores: Tensor) -> Tensor:
+    out, heads = torch.empty_like(scores), scores.numel() // graph.indices.shape[0]
+    given = (scores.data_ptr(), out.data_ptr(), heads, lib.DTYPES[scores.dtype])
+    lib.launch("edge_softmax", scores.device, csr_of(graph), *given)
     return out
+
+
+def _backward(graph: Graph, out: Tensor, grad: Tensor) -> Tensor:
+    grad_scores, heads = torch.empty_like(out), out.numel() // graph.indices.shape[0]
+    given = (out.data_ptr(), grad.data_ptr(), grad_scores.data_ptr(), heads, lib.DTYPES[out.dtype])
+    lib.launch("edge_softmax_backward", out.device, csr_of(graph), *given)
+    return grad_scores
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores, graph, gradient):
-        out = _launched("edge_softmax", graph, scores)
+        out = _softmax(graph, scores)
         ctx.graph, ctx.gradient = graph, gradient
         ctx.save_for_backward(out)
         return out
@@ -66,8 +72,7 @@ class _Softmax(torch.autograd.Function):
         # Hooks on saved tensors may give back another one.
         usual = not torch.is_grad_enabled() and _operators.usual(grad, out)
         if usual and out.dtype == grad.dtype and out.shape == grad.shape and _may_be_read(out):
-            grad = grad.contiguous()
-            return _launched("edge_softmax_backward", ctx.graph, out, grad), None, None
+            return _backward(ctx.graph, out, grad.contiguous()), None, None
         return ctx.gradient(ctx.graph, out, grad), None, None
 
 

@@ -11,12 +11,13 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
-from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad, scales_first
+from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad, scales_first, sources_matter
 from gnnaccel.ops._edge_order import in_order, pays, room
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops._weight_gradient import kept, weight_gradient
 from gnnaccel.ops.cbsr import CBSR
+from gnnaccel.ops.ready_weighted import weighted_sum_of
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
 from gnnaccel.ops.spgemm import serves, spgemm
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
@@ -98,7 +99,7 @@ def spmm(
     if message is None:
         message = "copy_lhs" if weight is None else "mul"
     usual = method == "auto" and not return_arg and empty_value == 0 and type(graph) is Graph
-    if usual and (out := made_ready(graph, x, message, reduce)) is not None:
+    if usual and (out := made_ready(graph, x, message, reduce, weight)) is not None:
         return out
     _check.graph("spmm", graph)
     _check.one_of("spmm", "message", message, MESSAGES)
@@ -124,12 +125,14 @@ def spmm(
     return choose(graph, x, weight, message, reduce, empty_value, return_arg, method)
 
 
-def made_ready(graph: Graph, x, message: str, reduce: str) -> Tensor | None:
+def made_ready(graph: Graph, x, message: str, reduce: str, weight=None) -> Tensor | None:
     """What `spmm` of an x without a check yet gives by a call that is ready, with `empty_value` 0; None: there is none.
 
     The two frameworks and `spmm` ask here first, then check the arguments, then go to `choose`.
     """
-    return ready.sum_of(graph, x, _FORMS[reduce]) if message == "copy_lhs" and reduce in _FORMS else None
+    if message == "copy_lhs":
+        return ready.sum_of(graph, x, FORMS[reduce]) if reduce in FORMS else None
+    return weighted_sum_of(graph, x, weight, _WEIGHTED) if message == "mul" and reduce == "sum" else None
 
 
 def choose(
@@ -211,9 +214,6 @@ def _extremes_impl(arrays, lhs, rhs, message, reduce, empty_value, _):
     return launch(arrays, lhs, rhs, results, message, reduce, empty_value)
 
 
-_SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
-
-
 def launch(arrays, lhs, rhs, results, message, reduce, empty_value, around=()):
     """Fill `results`: out, and of extremes arg_lhs and arg_rhs. `around`: of `fused`.
 
@@ -235,11 +235,9 @@ def launch(arrays, lhs, rhs, results, message, reduce, empty_value, around=()):
         rhs, arrays = in_order(rhs, arrays.edge_ids, *ordered), arrays.by_nonzero()
         rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
-    # An order of the rows brings their sources together, and takes the edges out of theirs.
-    edge_feats = 0 if rhs is None else rhs_operand[1]
-    sources_matter = lhs is not None and _SOURCES_MATTER * edge_feats <= num_feats
+    by_sources = lhs is not None and sources_matter(num_feats, 0 if rhs is None else rhs_operand[1])
     winners = [a.data_ptr() if a.numel() else 0 for a in results[1:]] or (0, 0)
-    operands = (*arrays.walked(sources_matter), lhs_operand, rhs_operand, out.data_ptr(), *winners)
+    operands = (*arrays.walked(by_sources), lhs_operand, rhs_operand, out.data_ptr(), *winners)
     lib.launch("spmm", given.device, *operands, num_feats, *codes, around)
     return results
 
@@ -434,7 +432,20 @@ def _sum_gradient(arrays: Structure, grad: Tensor, *_scales) -> Tensor:
     return spmm_op(arrays.turned(), grad, None, "copy_lhs", "sum", 0.0)
 
 
-_FORMS = {
+FORMS = {
     "sum": ready.Form("sum", _sum_gradient),
     "mean": ready.Form("mean", lambda arrays, grad, *_: _sum_gradient(arrays, _divided(arrays, grad))),
 }
+
+
+def _weighted_gradient(arrays: Structure, x, weight, grad: Tensor, needed) -> tuple[Tensor | None, Tensor | None]:
+    of_x, of_weight = needed
+    if of_x and of_weight and _fuses(x, weight.view(-1, 1), grad):
+        grad_x, grad_weight = _spmm_backward_op(arrays.turned(), x, weight.view(-1, 1), grad)
+        return grad_x, grad_weight.view(weight.shape)
+    grad_x = spmm_op(arrays.turned(), grad, weight.view(-1, 1), "mul", "sum", 0.0) if of_x else None
+    grad_weight = weight_gradient(arrays, x, grad, (1,), "mul") if of_weight else None
+    return grad_x, grad_weight
+
+
+_WEIGHTED = ready.Form("weighted", _weighted_gradient)

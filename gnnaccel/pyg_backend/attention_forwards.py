@@ -4,18 +4,21 @@ features; after those of PyG 2.8."""
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex, is_compiling
+from torch.nn import functional as F
+from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import gat_conv as module
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
+from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import dropped
 from gnnaccel.pyg_backend.helpers import ours
@@ -30,18 +33,19 @@ def _gat(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
         graph, modules, parameters = None, self._modules, self._parameters
-        usual = not is_compiling() and edge_attr is size is return_attention_weights is None
+        usual = not torch.compiler.is_compiling() and edge_attr is size is return_attention_weights is None
         usual = usual and _is_plain_pair(x, edge_index) and short.are_linear(modules.get("lin"))
         vectors = parameters.get("att_src"), parameters.get("att_dst")
         if usual and "bias" in parameters and all(_is_vector(self, v, x) for v in vectors):
-            graph = _looped(self, guard, edge_index, len(x), len(x))
+            graph = _looped(self, guard, edge_index, x.shape[0], x.shape[0])
         if graph is None:
             return general(self, x, edge_index, edge_attr, size, return_attention_weights)
         res = None if modules.get("res") is None else modules["res"](x)
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
-        with report.accelerated(guard.kind):
-            scale = dropped(self, h, graph.nnz)
-            out = ops.gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        start = time.perf_counter()
+        scale = dropped(self, h, graph.nnz)
+        out = ops.gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        report.record(guard.kind, start)
         return _finished(self, out, res)
 
     return forward
@@ -54,11 +58,11 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
         graph, modules, parameters = None, self._modules, self._parameters
         pair = x if type(x) is tuple and len(x) == 2 else (x, x)
-        usual = not is_compiling() and edge_attr is return_attention_weights is None
+        usual = not torch.compiler.is_compiling() and edge_attr is return_attention_weights is None
         usual = usual and parameters.keys() >= {"att", "bias"}
-        usual = usual and all(_is_plain_pair(t, edge_index) for t in pair) and pair[0].dtype == pair[1].dtype
+        usual = usual and _are_plain(pair, edge_index)
         if usual and short.are_linear(modules.get("lin_l"), modules.get("lin_r")):
-            graph = _looped(self, guard, edge_index, *map(len, pair))
+            graph = _looped(self, guard, edge_index, pair[0].shape[0], pair[1].shape[0])
         shape = -1, self.heads, self.out_channels
         fits = graph is not None and _is_vector(self, parameters["att"], pair[0])
         if not fits or (self.share_weights and pair[0] is not pair[1]):
@@ -67,10 +71,11 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         res = None if modules.get("res") is None else modules["res"](target)
         left = modules["lin_l"](source).view(shape)
         right = left if self.share_weights else modules["lin_r"](target).view(shape)
-        with report.accelerated(guard.kind):
-            scale = dropped(self, left, graph.nnz)
-            vectors = parameters["att"].view(shape[1:])
-            out = ops.gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        start = time.perf_counter()
+        scale = dropped(self, left, graph.nnz)
+        vectors = parameters["att"].view(shape[1:])
+        out = ops.gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        report.record(guard.kind, start)
         return _finished(self, out, res)
 
     return forward
@@ -84,27 +89,53 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         graph, modules = None, self._modules
         pair = x if type(x) is tuple and len(x) == 2 else (x, x)
         usual = (
-            not is_compiling()
+            not torch.compiler.is_compiling()
             and edge_attr is None
             and return_attention_weights is None
             and modules.get("lin_edge") is None
         )
-        usual = usual and all(_is_plain_pair(t, edge_index) for t in pair) and pair[0].dtype == pair[1].dtype
+        usual = usual and _are_plain(pair, edge_index)
         maps = [modules.get(name) for name in ("lin_query", "lin_key", "lin_value")]
         if usual and guard.allows(self, edge_index) and short.are_linear(*maps):
-            graph = short.graph_of(edge_index, *map(len, pair), self.flow) if _flows(self, *pair) else None
+            graph = (
+                short.graph_of(edge_index, pair[0].shape[0], pair[1].shape[0], self.flow)
+                if _flows(self, *pair)
+                else None
+            )
         if graph is None or self.beta or (self.root_weight and "lin_skip" not in modules):
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
         shape = -1, self.heads, self.out_channels
         query, key, value = maps[0](target).view(shape), maps[1](source).view(shape), maps[2](source).view(shape)
-        with report.accelerated(guard.kind):
-            out = ops.dot_attention(graph, query, key, value, edge_scale=dropped(self, query, graph.nnz))
+        start = time.perf_counter()
+        out = heads_attention(graph, query, key, value, dropped(self, query, graph.nnz))
+        report.record(guard.kind, start)
         self._alpha = None
         out = out.view(-1, shape[1] * shape[2]) if self.concat else out.mean(dim=1)
         if self.root_weight:
             return out + modules["lin_skip"](target)
         return out.clone() if self.concat else out
+
+    return forward
+
+
+def _agnn(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.AGNNConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index):
+        beta, graph = self._parameters.get("beta", self._buffers.get("beta")), None
+        usual = not torch.compiler.is_compiling() and _is_plain_pair(x, edge_index) and type(beta) in short.FEATURES
+        if usual and beta.numel() == 1 and beta.dim() <= 1 and beta.dtype == x.dtype and beta.device == x.device:
+            graph = _looped(self, guard, edge_index, x.shape[0], x.shape[0])
+        if graph is None:
+            return general(self, x, edge_index)
+        ends = F.normalize(x, p=2.0, dim=-1)
+        start = time.perf_counter()
+        heads = [t.unsqueeze(1) for t in (beta * ends, ends, x)]
+        out = heads_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # the op keeps its result
+        report.record(guard.kind, start)
+        return out
 
     return forward
 
@@ -147,6 +178,14 @@ def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> 
     return out
 
 
+def _are_plain(pair: tuple, edge_index) -> bool:
+    """The same of features of sources and of destinations, of one dtype."""
+    source, target = pair
+    if source is target:
+        return _is_plain_pair(source, edge_index)
+    return _is_plain_pair(source, edge_index) and _is_plain_pair(target, edge_index) and source.dtype == target.dtype
+
+
 def _is_plain_pair(x, edge_index) -> bool:
     """True for features that the op takes as they come out of the layer's linear maps, and edges beside them."""
     if type(edge_index) is not Tensor or not short.is_matrix(x) or x.device != edge_index.device:
@@ -184,7 +223,7 @@ def _is_plain(conv: Any, x, edge_index) -> bool:
         and edge_index.layout is torch.strided
         and getattr(conv, "lin", None) is not None
         and hasattr(conv, "res")
-        and not is_compiling()
+        and not torch.compiler.is_compiling()
         and obstacle(conv) is None
     )
 
@@ -197,7 +236,12 @@ def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     return tuple((x * v).sum(-1) for v in vectors)
 
 
-_MAKERS = ((pyg_nn.GATConv, _gat), (pyg_nn.GATv2Conv, _gatv2), (pyg_nn.TransformerConv, _transformer))
+_MAKERS = (
+    (pyg_nn.GATConv, _gat),
+    (pyg_nn.GATv2Conv, _gatv2),
+    (pyg_nn.TransformerConv, _transformer),
+    (pyg_nn.AGNNConv, _agnn),
+)
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
 short.know(*(layer for layer, _ in _MAKERS))

@@ -7,6 +7,7 @@ in any way unusual takes. Where the layer adds a bias after its sum, or itself b
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,12 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
+from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
-from gnnaccel.ops import messages
+from gnnaccel.ops import linear_sums, messages
 from gnnaccel.pyg_backend import norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -38,27 +40,42 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         if not usual or not self.normalize or ALLOWED in state or "bias" not in parameters:
             return general(self, x, edge_index, edge_weight)
         edges, flow, cache = edge_index, self.flow, self._cached_edge_index
-        alike = x.device == edge_index.device and short.are_linear(modules.get("lin"))
+        lin, bias = modules.get("lin"), parameters["bias"]
+        maps = short.parameters_of(lin)
+        alike = x.device == edge_index.device and (maps is not None or short.are_linear(lin))
         if not alike or torch.is_autocast_enabled(x.device.type):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
-            graph = short.graph_of(edges, x.shape[0], x.shape[0], flow)
-            fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype and len(weight) == graph.nnz
-            if not fits:
-                return general(self, x, edge_index, edge_weight)
+            key, start = ("cached", x.shape[0], flow), time.perf_counter()
+            constant = weight.dtype == x.dtype and not weight.requires_grad
+            found = derived.get((weight, edges), key) if constant else None
+            if found is None:
+                graph = short.graph_of(edges, x.shape[0], x.shape[0], flow)
+                fits = graph is not None and weight.dim() == 1 and weight.dtype == x.dtype
+                if not fits or weight.shape[0] != graph.indices.shape[0]:
+                    return general(self, x, edge_index, edge_weight)
+                found = graph, norms.factors_of(graph, x, edges, weight, flow)
+                if found[1] is not None:
+                    derived.put((weight, edges), key, found)
+            graph, scale = found
         elif self.cached or self.improved:
             return general(self, x, edge_index, edge_weight)
         else:
             found = short.normed(edge_index, x.shape[0], flow, self.add_self_loops, x.dtype)
             if found is None:
                 return general(self, x, edge_index, edge_weight)
+            start = time.perf_counter()
             graph, scale = found
-        h, bias = modules["lin"](x), parameters["bias"]
-        with report.accelerated(guard.kind):
-            if cache is not None:
-                return norms.weighted_sum(graph, h, edges, weight, flow, bias)
-            return norms.scaled_sum(graph, h, scale, bias)
+        out = None
+        if scale is not None and maps is not None and maps[1] is None:
+            out = linear_sums.mapped_sum(graph, x, maps[0], scale, bias)
+        if out is None and cache is not None:
+            out = norms.weighted_sum(graph, lin(x), edges, weight, flow, bias)
+        elif out is None:
+            out = norms.scaled_sum(graph, lin(x), scale, bias)
+        report.record(guard.kind, start)
+        return out
 
     return forward
 
@@ -75,11 +92,10 @@ def _sage(plain: Any, general: Callable) -> Callable:
             found = _neighbours(self, x, edge_index)
         if found is None or "lin_l" not in modules or (self.root_weight and "lin_r" not in modules):
             return general(self, x, edge_index, size)
-        with report.accelerated(guard.kind):
-            out = ops.spmm(*found, reduce=REDUCES[type(modules["aggr_module"])])
-        out = modules["lin_l"](out)
-        if self.root_weight and own is not None:
-            out = out + modules["lin_r"](own)
+        start = time.perf_counter()
+        reduce, behind = REDUCES[type(modules["aggr_module"])], modules["lin_r"] if self.root_weight else None
+        out = _sum_mapped(*found, reduce, modules["lin_l"], own, behind)
+        report.record(guard.kind, start)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward
@@ -97,12 +113,28 @@ def _graph_conv(plain: Any, general: Callable) -> Callable:
             found = _neighbours(self, x, edge_index)
         if found is None or not modules.keys() >= {"lin_rel", "lin_root"} or not _fits(edge_weight, *found):
             return general(self, x, edge_index, edge_weight, size)
-        with report.accelerated(guard.kind):
-            out = ops.spmm(*found, edge_weight, reduce=REDUCES[type(modules["aggr_module"])])
-        out = modules["lin_rel"](out)
-        return out if own is None else out + modules["lin_root"](own)
+        start = time.perf_counter()
+        reduce, lin = REDUCES[type(modules["aggr_module"])], modules["lin_rel"]
+        out = _sum_mapped(*found, reduce, lin, own, modules["lin_root"], edge_weight)
+        report.record(guard.kind, start)
+        return out
 
     return forward
+
+
+def _sum_mapped(
+    graph: Graph, x: Tensor, reduce: str, lin: Any, own: Any, behind: Any, edge_weight: Tensor | None = None
+) -> Tensor:
+    """lin(sums of x over neighbours) + behind(own), without what is None."""
+    behind = None if own is None else behind
+    if edge_weight is None and own is x and behind is not None:
+        maps, others = short.parameters_of(lin), short.parameters_of(behind)
+        if maps is not None and others is not None and others[1] is None:
+            out = linear_sums.sum_mapped(graph, x, reduce, *maps, others[0])
+            if out is not None:
+                return out
+    out = lin(ops.spmm(graph, x, edge_weight, reduce=reduce))
+    return out if behind is None else out + behind(own)
 
 
 def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:
@@ -117,17 +149,22 @@ def _gin(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        modules, found, eps = self._modules, None, None
-        if size is None and guard.allows(self, edge_index) and "nn" in modules:
-            found, eps = _neighbours(self, x, edge_index), short.number(self._buffers.get("eps"))
-        if found is None or eps is None or own is None or self._buffers["eps"].dtype != own.dtype:
-            return general(self, x, edge_index, size)
-        graph, source = found
+        modules, found = self._modules, None
+        eps = self._buffers.get("eps", self._parameters.get("eps"))
+        one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
+        value = short.number(eps) if one else None
         # A layer's own feature that counts as much as a neighbour's is one more of these.
-        more = short.looped(edge_index, len(own), self.flow, "more") if eps == 0 and own is source else None
-        with report.accelerated(guard.kind):
-            out = ops.spmm(graph if more is None else more, source)
-        return modules["nn"](out if more is not None else torch.add(out, own, alpha=1 + eps))
+        looped = value == 0 and own is x
+        if one and size is None and guard.allows(self, edge_index) and "nn" in modules:
+            found = _neighbours(self, x, edge_index, looped)
+        if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
+            return general(self, x, edge_index, size)
+        start = time.perf_counter()
+        out = ops.spmm(*found)
+        report.record(guard.kind, start)
+        if not looped:
+            out = torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
+        return modules["nn"](out)
 
     return forward
 
@@ -178,8 +215,9 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
         key, query, value = maps[0](own), maps[1](source), maps[2](source)
-        with report.accelerated(guard.kind):
-            out = ops.gated_sum(found[0], query, key, value)
+        start = time.perf_counter()
+        out = ops.gated_sum(found[0], query, key, value)
+        report.record(guard.kind, start)
         bias = parameters["bias"]
         if self.root_weight:
             skip = modules["lin_skip"]
@@ -196,12 +234,15 @@ def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
     return x.is_cpu or graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
 
 
-def _neighbours(conv: Any, x: Any, edge_index: Tensor) -> tuple[Graph, Tensor] | None:
-    """The graph and the features that a sum over sources reads; None where they are not plain matrices."""
+def _neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> tuple[Graph, Tensor] | None:
+    """The graph and the features that a sum over sources reads; None where they are not plain matrices. `looped`: with
+    one more loop at each node, of features that are those of sources and destinations."""
     source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
     if not short.is_matrix(source) or source.device != edge_index.device:
         return None
-    if own is source:
+    if looped:
+        graph = short.looped(edge_index, source.shape[0], conv.flow, "more")
+    elif own is source:
         graph = short.graph_of(edge_index, source.shape[0], source.shape[0], conv.flow)
     elif not short.is_matrix(own) or own.device != source.device or conv.flow != "source_to_target":
         return None

@@ -24,6 +24,8 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 def owners_of(edges) -> tuple[Tensor, ...]:
     """The tensor objects whose identity stands for `edges` in the cache."""
+    if type(edges) is Tensor:
+        return (edges,)
     if isinstance(edges, EdgeIndex):
         return edges, edges._data  # writes bump the counter of one or the other, depending on how they are made
     if isinstance(edges, SparseTensor):

@@ -49,6 +49,8 @@ def noted(gcn_norm: Callable) -> Callable:
 
 def _owners(edges: Any, norm: Any) -> tuple[Tensor, ...]:
     """The tensors whose identity stands for the norms of `edges`: a torch.sparse matrix makes new values each time."""
+    if type(edges) is Tensor and edges.layout is torch.strided:
+        return norm, edges
     if is_torch_sparse_tensor(edges):
         return (edges,)
     return norm, edges.storage.col() if isinstance(edges, SparseTensor) else edges
@@ -67,24 +69,32 @@ def weighted_sum(
     norm : Tensor [nnz]
         In edge-id order, of the dtype of x.
     """
-    factors = None
-    if x.dtype in DTYPES and not norm.requires_grad:
-        factors = derived.get(_owners(edges, norm), ("factors", flow))
-    if factors is None or factors is _NONE or (tiles.pay(graph) and serves_sum(graph, x, norm)):
+    factors = factors_of(graph, x, edges, norm, flow)
+    if factors is None or (tiles.pay(graph) and serves_sum(graph, x, norm)):
         return _plus(ops.spmm(graph, x, norm), bias)
+    return scaled_sum(graph, x, factors, bias)
+
+
+def factors_of(graph: Graph, x: Tensor, edges, norm: Tensor, flow: str) -> Tensor | None:
+    """The nodes' factors [num_rows] of norms that are products of two of them; None if that is not known. As
+    `weighted_sum`, of an x [num_cols, any] that may have yet to be mapped."""
+    if x.dtype not in DTYPES or norm.requires_grad:
+        return None
+    factors = derived.get(_owners(edges, norm), ("factors", flow))
+    if factors is None or factors is _NONE:
+        return None
     if factors is _UNMADE:
         if graph.transient():
-            return _plus(ops.spmm(graph, x, norm), bias)
+            return None
         with torch.inference_mode(False), torch.no_grad():
-            factors = scales.norm_scale(graph, norm.dtype, no_empty_rows=False)
+            factors = scales.norm_scale(graph, norm.dtype)
             # A torch.sparse matrix always has values, and adding loops to it may have added up values.
             if is_torch_sparse_tensor(edges) and not _is_product(graph, norm, factors):
                 factors = _NONE
         derived.put(_owners(edges, norm), ("factors", flow), factors)
-        return weighted_sum(graph, x, edges, norm, flow, bias)
-    if not len(factors) == graph.num_rows == graph.num_cols:  # features may have more rows than at the first call
-        return _plus(ops.spmm(graph, x, norm), bias)
-    return scaled_sum(graph, x, factors, bias)
+        return factors_of(graph, x, edges, norm, flow)
+    # Features may have more rows than at the first call.
+    return factors if factors.shape[0] == graph.num_rows == graph.num_cols else None
 
 
 def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -18,7 +18,6 @@ from torch_geometric import EdgeIndex, is_compiling, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report
-from gnnaccel.graph import modes
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import rules
@@ -54,11 +53,11 @@ def obstacle(conv) -> str | None:
         return "decomposed_layers > 1"
     if any(map(state.get, _HOOKS)):
         return "message passing hooks are registered"
-    if not _METHODS.isdisjoint(state):
+    if not state.keys().isdisjoint(_METHODS):
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
-    if torch.jit.is_tracing():
+    if torch._C._is_tracing():
         return "torch.jit.trace"
-    if modes.transforming() or forward_ad._current_level >= 0:
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return "a torch.func transform or forward-mode differentiation"
     return None
 

@@ -7,14 +7,13 @@ general way, through propagate(), with the same result.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import is_compiling
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
@@ -23,13 +22,13 @@ from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
-from gnnaccel.modules import is_watched
-from gnnaccel.pyg_backend import rules
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
 
 _AGGREGATE, _UPDATE, _EDGE_UPDATE = MessagePassing.aggregate, MessagePassing.update, MessagePassing.edge_update
+_CHECK, _SELECT = MessagePassing._check_input, MessagePassing._index_select
+_LIFT, _SET_SIZE = MessagePassing._lift, MessagePassing._set_size
 
 
 class Guard:
@@ -67,17 +66,18 @@ class Guard:
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
         plain = self.plain
-        if is_compiling() or torch.jit.is_tracing():
-            return False
-        if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
+        if torch.compiler.is_compiling() or type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
             return False
         if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
             return False
         if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
             return False
-        if rules.collects_otherwise(plain):
+        # One by one: a loop takes longer.
+        if plain._check_input is not _CHECK or plain._index_select is not _SELECT or plain._lift is not _LIFT:
             return False
-        if plain.aggregate is not _AGGREGATE or plain.edge_update is not self._edge_update:
+        if plain._set_size is not _SET_SIZE or plain.aggregate is not _AGGREGATE:
+            return False
+        if plain.edge_update is not self._edge_update:
             return False
         if self._edge_update is not _EDGE_UPDATE and not is_pygs(plain.edge_updater):
             return False
@@ -85,15 +85,24 @@ class Guard:
             if self._namespace.get(name) is not helper:
                 return False
         aggregation = conv._modules.get("aggr_module")
-        if type(aggregation) not in self._aggregations or is_watched(aggregation):
+        if type(aggregation) not in self._aggregations or _has_any_global_hook() or hooked(aggregation):
             return False
-        return obstacle(conv) is None and _sends_our_way(conv) and unserved(edge_index.device) is None
+        if obstacle(conv) is not None or not (edge_index.is_cpu or unserved(edge_index.device) is None):
+            return False
+        # PyG binds the class's own propagate() to a layer that it has explained.
+        own = conv.__dict__.get("propagate")
+        return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
 
 
-def _sends_our_way(conv: Any) -> bool:
-    """False for a layer whose propagate() somebody has replaced; PyG binds the class's own to one it has explained."""
-    own = vars(conv).get("propagate")
-    return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
+def hooked(module: torch.nn.Module) -> bool:
+    """`is_watched` of a layer's part, where the layer's guard has found that not all modules are."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 def pairs_by_flow(plain: Any) -> bool:
@@ -107,7 +116,7 @@ def is_pygs(updater: Any) -> bool:
     return updater is MessagePassing.edge_updater or updater.__module__.endswith("_edge_updater")
 
 
-_LINEAR = (pyg_nn.Linear, torch.nn.Linear)
+_LINEAR: dict[type, Callable] = {cls: cls.forward for cls in (pyg_nn.Linear, torch.nn.Linear)}
 
 
 def are_linear(*maps: Any) -> bool:
@@ -117,6 +126,19 @@ def are_linear(*maps: Any) -> bool:
         if type(lin) not in _LINEAR or lin._forward_hooks or lin._forward_pre_hooks or "forward" in vars(lin):
             return False
     return True
+
+
+def parameters_of(lin: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Weight and bias of a linear map that nobody watches, compiles or has changed: what it does with a matrix is
+    torch's linear of these. None for any other. Of layers that a guard allows."""
+    if type(lin) not in _LINEAR or hooked(lin) or type(lin).forward is not _LINEAR[type(lin)]:
+        return None
+    own, parameters = lin.__dict__, lin._parameters
+    weight = parameters.get("weight")
+    # Not of one that is to find its width, and not of a replica.
+    if type(weight) is not torch.nn.Parameter or "bias" not in parameters or own.get("_compiled_call_impl"):
+        return None
+    return weight, parameters["bias"]
 
 
 METHODS: dict[Any, tuple[Any, Callable, Callable, tuple]] = {}
@@ -138,11 +160,17 @@ FEATURES = (Tensor, torch.nn.Parameter)
 
 def is_matrix(x: Any) -> bool:
     """True for a plain tensor of two dimensions that our ops take."""
-    return type(x) in FEATURES and x.dim() == 2 and takes(x)
+    if type(x) not in FEATURES or x.dim() != 2:
+        return False
+    # Float32 on the CPU without a further call.
+    return (x.dtype is torch.float32 and x.is_cpu and x.layout is torch.strided) or takes(x)
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
     """`from_edge_index`, or None for an index out of range, which is PyG's to report."""
+    graph = derived.get((edge_index,), ("graph", num_src, num_dst, flow))
+    if graph is not None:
+        return graph
     try:
         return from_edge_index(edge_index, num_src, num_dst, flow)
     except ValueError:
@@ -154,6 +182,9 @@ def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | N
 
     how : "one" leaves one at each node, where PyG's edges without attributes have any number; "more" adds one to each.
     """
+    graph = derived.get((edge_index,), ("looped", num_nodes, flow, how == "one"))
+    if graph is not None:
+        return graph
     try:
         return with_loops(edge_index, num_nodes, flow, how == "one")
     except ValueError:
@@ -162,44 +193,11 @@ def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | N
 
 def normed(edge_index: Tensor, num_nodes: int, flow: str, loops: bool, dtype: torch.dtype) -> tuple | None:
     """(graph, scale): the matrix of a GCN is that of the graph with this scale [num_nodes] for rows and for sources."""
-    key = ("normed", num_nodes, flow, loops, dtype)
-    found = derived.get((edge_index,), key)
-    if found is None:
-        made = looped(edge_index, num_nodes, flow, "one") if loops else graph_of(edge_index, num_nodes, num_nodes, flow)
-        if made is None:
-            return None
-        found = (made, scales.norm_scale(made, dtype, no_empty_rows=loops))
-        derived.put((edge_index,), key, found)
-    return found
+    made = looped(edge_index, num_nodes, flow, "one") if loops else graph_of(edge_index, num_nodes, num_nodes, flow)
+    return None if made is None else (made, scales.norm_scale(made, dtype))
 
 
-def number(constant: Tensor | None) -> float | None:
-    """The value of a tensor of one number that nobody trains; None where it cannot be told without waiting for it.
-
-    On the CPU it is read each time, on CUDA once until a write that torch sees; others need `forgetting`.
-    """
-    if constant is None or constant.numel() != 1 or constant.dim() > 1 or constant.requires_grad:
-        return None
-    if constant.is_cpu:
-        return float(constant)
-    value = derived.get((constant,), "number")
-    if value is None:
-        if constant.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
-        value = float(constant)
-        derived.put((constant,), "number", value)
-    return value
-
-
-def forgetting(plain: Any, name: str) -> Callable:
-    """reset_parameters() of layers of class `plain`, which forgets buffer `name`: PyG writes into its .data."""
-    reset = plain.reset_parameters
-
-    @functools.wraps(reset)
-    def reset_parameters(self):
-        buffer = self._buffers.get(name)
-        if buffer is not None:
-            derived.invalidate(buffer)
-        return plain.reset_parameters(self)
-
-    return reset_parameters
+def number(constant: Tensor) -> float | None:
+    """The value of a tensor of one number that nobody trains, where it can be read without waiting: on the CPU. Not to
+    be remembered, as writes into `.data` go unseen."""
+    return float(constant) if constant.is_cpu and not constant.requires_grad else None

@@ -1,5 +1,27 @@
 """In what order, in which pieces and by which kernels the rows of a graph are worked on: docs/advisor.md."""
 
-from gnnaccel.schedule.work import Work, decide_tiles, epoch, inherit, of, ordered, prepare, work_list
+from gnnaccel.schedule.work import (
+    Work,
+    decide_tiles,
+    epoch,
+    epochs,
+    inherit,
+    of,
+    ordered,
+    prepare,
+    unordered_epochs,
+    work_list,
+)
 
-__all__ = ["Work", "decide_tiles", "epoch", "inherit", "of", "ordered", "prepare", "work_list"]
+__all__ = [
+    "Work",
+    "decide_tiles",
+    "epoch",
+    "epochs",
+    "inherit",
+    "of",
+    "ordered",
+    "prepare",
+    "unordered_epochs",
+    "work_list",
+]

@@ -1,0 +1,149 @@
+"""Sums with the linear maps that layers have around them, as one node of autograd: GCN's map before its sum, SAGE's and
+GraphConv's behind it, beside the second map of the features themselves.
+
+On a small graph each function that autograd records takes as long as its kernel. The matrix products are torch's, and
+so the results, up to the order in which two sums are added; a second derivative goes through torch's own derivatives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from gnnaccel import _operators, tiles
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import ready
+from gnnaccel.ops.graph_conv import SCALED, graph_conv
+from gnnaccel.ops.spmm import FORMS, spmm
+
+
+def sum_mapped(
+    graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor
+) -> Tensor | None:
+    """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(x, own_weight).
+
+    Parameters
+    ----------
+    graph : Graph
+        As many rows as columns.
+    x : Tensor [num_cols, F]
+    reduce : {"sum", "mean"}
+    weight, own_weight : Tensor [D, F]
+    bias : Tensor [D] or None
+
+    Returns
+    -------
+    Tensor [num_rows, D], or None where the ops are to be called one by one: nothing has been done then.
+    """
+    if reduce not in FORMS or not _are_maps(x, weight, bias) or torch.is_autocast_enabled(x.device.type):
+        return None
+    if not _are_maps(x, own_weight) or own_weight.shape != weight.shape or graph.num_rows != graph.num_cols:
+        return None
+    if _operators.watched() or forward_ad._current_level >= 0:
+        return None
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
+    if recorded and not own_weight.requires_grad:
+        return None
+    call = ready.call_of(graph, x, FORMS[reduce], None, None, None, recorded and x.requires_grad)
+    return None if call is None else _sum_mapped(x, weight, bias, own_weight, call, graph, reduce)
+
+
+def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor | None:
+    """graph_conv(graph, linear(x, weight), source_scale=scale, row_scale=scale, bias=bias).
+
+    Parameters
+    ----------
+    graph : Graph
+        As many rows as columns.
+    x : Tensor [num_cols, F]
+    weight : Tensor [D, F]
+    scale : Tensor [num_rows], a constant
+    bias : Tensor [D] or None
+
+    Returns
+    -------
+    Tensor [num_rows, D], or None, as of `sum_mapped`.
+    """
+    if not _are_maps(x, weight, bias) or graph.num_rows != graph.num_cols or x.shape[0] != graph.num_cols:
+        return None
+    if tiles.pay(graph) or x.device != graph.device or torch.is_autocast_enabled(x.device.type):
+        return None
+    if _operators.watched() or forward_ad._current_level >= 0:
+        return None
+    both = (x.requires_grad or weight.requires_grad) and torch.is_grad_enabled()
+    return _mapped_sum(x, weight, bias, scale, graph, both and not torch.is_inference_mode_enabled())
+
+
+def _are_maps(x: Tensor, weight: Any, bias: Any = None) -> bool:
+    """True for a matrix and a bias that map x, of its dtype and device, none of them of a class of somebody's own."""
+    if not _operators.dense(x) or not _operators.dense(weight) or weight.dim() != 2 or x.dim() != 2:
+        return False
+    if weight.shape[1] != x.shape[1] or weight.dtype != x.dtype or weight.device != x.device:
+        return False
+    if bias is None:
+        return True
+    fits = _operators.dense(bias) and bias.dtype == x.dtype and bias.device == x.device
+    return fits and bias.shape == weight.shape[:1]
+
+
+class _SumMapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, own_weight, call, graph, reduce):
+        sums = call.forward(x, None)
+        out = F.linear(sums, weight, bias).addmm_(x, own_weight.t())
+        of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
+        if of_own_weight:
+            ctx.call, ctx.graph, ctx.reduce = call, graph, reduce
+            maps = (weight, own_weight) if of_x else (None, None)
+            ctx.save_for_backward(x, *maps, sums if of_weight else None)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, own_weight, sums = ctx.saved_tensors
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+        grad = grad.contiguous()
+        turned = grad.t()
+        grad_x = torch.addmm(ctx.call.gradient(grad.mm(weight)), grad, own_weight) if of_x else None
+        if of_weight and torch.is_grad_enabled():  # a second derivative is asked for
+            sums = spmm(ctx.graph, x, reduce=ctx.reduce)
+        grad_weight = turned.mm(sums) if of_weight else None
+        return grad_x, grad_weight, grad.sum(0) if of_bias else None, turned.mm(x), None, None, None
+
+
+class _MappedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, scale, graph, both):
+        mapped = F.linear(x, weight)
+        call = ready.call_of(graph, mapped, SCALED, scale, scale, bias, both)
+        if any(ctx.needs_input_grad):
+            ctx.call, ctx.graph = call, graph
+            of_x, of_weight, *_ = ctx.needs_input_grad
+            ctx.save_for_backward(x if of_weight else None, weight if of_x else None, scale)
+        if call is None:
+            return graph_conv(graph, mapped, source_scale=scale, row_scale=scale, bias=bias)
+        return call.forward(mapped, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors  # raises if one was written into
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+        grad = grad.contiguous()
+        grad_x = grad_weight = None
+        if of_x or of_weight:
+            if ctx.call is None:
+                mapped = graph_conv(ctx.graph.transposed, grad, source_scale=scale, row_scale=scale)
+            else:
+                mapped = ctx.call.gradient(grad)
+            grad_x = mapped.mm(weight) if of_x else None
+            grad_weight = mapped.t().mm(x) if of_weight else None
+        return grad_x, grad_weight, grad.sum(0) if of_bias else None, None, None, None
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
+_sum_mapped, _mapped_sum = (super(torch.autograd.Function, f).apply for f in (_SumMapped, _MappedSum))  # type: ignore[misc]

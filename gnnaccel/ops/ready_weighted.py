@@ -1,0 +1,80 @@
+"""Sums weighted by the edges, whose calls are made ready once, as those of ready.py: with a gradient of the features,
+of the weights, or of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gnnaccel import _library as lib
+from gnnaccel import _operators
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops.ready import Form, Ready, call_of
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+_ON_CPU = torch.device("cpu")
+_MANY = 1_000_000  # edges; the general way may move the weights of as many on CUDA first
+_FUSED_DTYPES = (torch.float32, torch.float64)
+
+
+def weighted_sum_of(graph: Graph, x: Any, weight: Any, form: Form) -> Tensor | None:
+    """Sum over nonzeros (r, c, e) of weight[e] * x[c], of x [num_cols, num_feats] and weight [nnz] or [nnz, 1].
+
+    Returns None where the general way is to be taken, with all its checks: nothing has been done then.
+    """
+    if type(x) not in _TENSORS or type(weight) not in _TENSORS or torch.compiler.is_compiling():
+        return None
+    if _operators.watched() or forward_ad._current_level >= 0 or weight.dtype != x.dtype:
+        return None
+    edges = graph.indices.shape[0]
+    if not edges or weight.shape not in ((edges,), (edges, 1)) or x.dim() != 2 or (x.is_cuda and edges >= _MANY):
+        return None
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    ready = call_of(graph, x, form, None, None, None, recorded and x.requires_grad)
+    if not isinstance(ready, Ready) or not ready.forward.reads(weight):
+        return None
+    if recorded and (x.requires_grad or weight.requires_grad):
+        return _record(x, weight, ready, form)
+    return ready.forward(x, None, weight)
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, ready, form):
+        ctx.ready, ctx.form = ready, form
+        # Each factor is read for the gradient of the other alone; one that nobody needs may be written into.
+        of_x, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        ctx.shape = weight.shape
+        return ready.forward(x, None, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        needed, ready = ctx.needs_input_grad[:2], ctx.ready
+        if needed[0] and not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
+            grad = grad.contiguous()
+            # What hooks on saved tensors give back may lie otherwise.
+            if ready.backward.takes(grad) and ready.forward.reads(weight):
+                if not needed[1]:
+                    return ready.backward(grad, None, weight), None, None, None
+                if grad.is_cpu and grad.dtype in _FUSED_DTYPES and grad.shape[1] % 4 == 0 and ready.forward.takes(x):
+                    return *_of_both(ready, x, weight, grad), None, None
+        grad_x, grad_weight = ctx.form.gradient(ready.arrays, x, weight, grad, needed)
+        return grad_x, None if grad_weight is None else grad_weight.reshape(ctx.shape), None, None
+
+
+def _of_both(ready: Ready, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Both gradients by one walk over the rows of `grad`."""
+    grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+    pointers = (x.data_ptr(), weight.data_ptr(), grad.data_ptr(), grad_x.data_ptr(), grad_weight.data_ptr())
+    sizes = (1, x.shape[1], lib.DTYPES[x.dtype])
+    lib.launch("spmm_backward", _ON_CPU, ready.arrays.turned().matrix(), *pointers, *sizes)
+    return grad_x, grad_weight
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
+_record = super(torch.autograd.Function, _Weighted).apply  # type: ignore[misc]

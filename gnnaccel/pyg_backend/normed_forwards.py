@@ -1,0 +1,97 @@
+"""Forwards of PyG's layers that multiply by the matrix of a GCN several times, each product by one op; after those of
+PyG 2.8. As forwards.py has them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg_nn
+
+from gnnaccel import report
+from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend import norms, short
+
+
+def _sg(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.SGConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        found = None
+        if edge_weight is None and not self.cached and self._cached_x is None and "lin" in self._modules:
+            found = _matrix(self, guard, x, edge_index, self.add_self_loops)
+        if found is None:
+            return general(self, x, edge_index, edge_weight)
+        for _ in range(self.K):
+            x = _product(guard, x, *found)
+        return self._modules["lin"](x)
+
+    return forward
+
+
+def _tag(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.TAGConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        modules, parameters, found = self._modules, self._parameters, None
+        if edge_weight is None and self.normalize and "lins" in modules and "bias" in parameters:
+            found = _matrix(self, guard, x, edge_index, loops=False)
+        if found is None:
+            return general(self, x, edge_index, edge_weight)
+        first, *others = modules["lins"]
+        out = first(x)
+        for lin in others:
+            x = _product(guard, x, *found)
+            out = out + lin.forward(x)
+        bias = parameters["bias"]
+        return out if bias is None else out + bias
+
+    return forward
+
+
+def _appnp(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.APPNP)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        found, alpha = None, self.alpha
+        drops = self.dropout > 0 and self.training
+        if edge_weight is None and self.normalize and not self.cached and not drops and type(alpha) in (float, int):
+            found = _matrix(self, guard, x, edge_index, self.add_self_loops)
+        if found is None or self._cached_edge_index is not None:
+            return general(self, x, edge_index, edge_weight)
+        own = x
+        for _ in range(self.K):
+            x = torch.add(_product(guard, x, *found) * (1 - alpha), own, alpha=alpha)
+        return x
+
+    return forward
+
+
+def _matrix(conv: Any, guard: short.Guard, x: Any, edge_index: Any, loops: bool) -> tuple[Graph, Tensor] | None:
+    """`short.normed` of a plain call; None where the general way is to be taken."""
+    if not short.is_matrix(x) or x.dtype not in norms.DTYPES or not guard.allows(conv, edge_index):
+        return None
+    if x.device != edge_index.device or torch.is_autocast_enabled(x.device.type):
+        return None
+    return short.normed(edge_index, x.shape[0], conv.flow, loops, x.dtype)
+
+
+def _product(guard: short.Guard, x: Tensor, graph: Graph, scale: Tensor) -> Tensor:
+    """One propagate()."""
+    start = time.perf_counter()
+    out = norms.scaled_sum(graph, x, scale, None)
+    report.record(guard.kind, start)
+    return out
+
+
+_MAKERS = ((pyg_nn.SGConv, _sg), (pyg_nn.TAGConv, _tag), (pyg_nn.APPNP, _appnp))
+FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
+"""forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
+short.know(*(layer for layer, _ in _MAKERS))

@@ -1,0 +1,153 @@
+"""Sums with linear maps around them, one node of autograd each, against the reference's sums and torch's maps."""
+
+import pytest
+import torch
+from graphs import make
+from oracle import check, rand
+from torch.nn import functional as F
+
+from gnnaccel import ops
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import linear_sums, reference
+
+IN, OUT = 6, 4
+
+
+def again(name="power_law"):
+    graph = make(name)
+    return Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols)
+
+
+def behind(graph, reduce="mean"):
+    """The map behind the sum, beside that of the features themselves."""
+
+    def ours(x, weight, bias, own_weight):
+        return linear_sums.sum_mapped(graph, x, reduce, weight, bias, own_weight)
+
+    def exact(x, weight, bias, own_weight):
+        return F.linear(reference.spmm(graph, x, None, "copy_lhs", reduce), weight, bias) + F.linear(x, own_weight)
+
+    return ours, exact, [(graph.num_cols, IN), (OUT, IN), (OUT,), (OUT, IN)]
+
+
+def before(graph):
+    scale = rand(graph.num_rows)
+
+    def ours(x, weight, bias):
+        return linear_sums.mapped_sum(graph, x, weight, scale.to(x.dtype), bias)
+
+    def exact(x, weight, bias):
+        sums = reference.spmm(graph, F.linear(x, weight) * scale[:, None], None, "copy_lhs", "sum")
+        return sums * scale[:, None] + bias
+
+    return ours, exact, [(graph.num_cols, IN), (OUT, IN), (OUT,)]
+
+
+FORMS = {
+    "mean": behind,
+    "sum": lambda graph: behind(graph, "sum"),
+    "map first": before,
+}
+
+
+def leaves(shapes, dtype=torch.float64):
+    return [rand(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["power_law", "duplicates", "loops", "one_edge"])
+def test_against_the_reference(name, form, dtype):
+    ours, exact, shapes = FORMS[form](again(name))
+    for _ in range(3):  # once, ready with its backward, ready
+        check(ours, exact, *(rand(*shape, dtype=dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_derivatives_of_derivatives(form):
+    u, v = torch.tensor([[0, 1, 2, 3, 3, 0], [1, 2, 0, 3, 1, 1]])
+    graph = Graph.from_coo(u, v, num_rows=4, num_cols=4)
+    ours, _, shapes = FORMS[form](graph)
+    given = leaves(shapes)
+    assert torch.autograd.gradcheck(ours, given)
+    assert torch.autograd.gradgradcheck(ours, given)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_some_gradients_alone(form):
+    ours, exact, shapes = FORMS[form](again())
+    for wanted in range(len(shapes)):
+        given = [t.requires_grad_(k == wanted) for k, t in enumerate(leaves(shapes))]
+        out = ours(*given)
+        if out is None:  # the ops would let x be written into
+            assert len(given) == 4 and wanted != 3
+            continue
+        got, want = (torch.autograd.grad(t.square().sum(), given[wanted])[0] for t in (out, exact(*given)))
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("frozen", range(4))
+@pytest.mark.parametrize("form", FORMS)
+def test_all_gradients_but_one(form, frozen):
+    ours, exact, shapes = FORMS[form](again())
+    given = [t.requires_grad_(k != frozen) for k, t in enumerate(leaves(shapes))]
+    asked, out = [t for t in given if t.requires_grad], ours(*given)
+    if out is not None:
+        got, want = (torch.autograd.grad(t.square().sum(), asked) for t in (out, exact(*given)))
+        torch.testing.assert_close(got, want)
+    assert out is not None or frozen == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_modes(form):
+    ours, _, shapes = FORMS[form](again())
+    given = leaves(shapes)
+    out = ours(*given)
+    many = rand(3, *out.shape)
+    batched = torch.autograd.grad(out, given, many, is_grads_batched=True)
+    for k, each in enumerate(many):
+        torch.testing.assert_close([t[k] for t in batched], [*torch.autograd.grad(ours(*given), given, each)])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(ours(*given), out.detach())
+    with torch.autograd.graph.save_on_cpu():
+        packed = torch.autograd.grad(ours(*given).sum(), given)
+    torch.testing.assert_close(packed, torch.autograd.grad(ours(*given).sum(), given))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_left_to_the_ops_where_somebody_listens(form):
+    ours, _, shapes = FORMS[form](again())
+    given = leaves(shapes)
+    with torch.autograd.profiler.profile():
+        assert ours(*given) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ours(*given) is None
+    for wrong in (
+        lambda t: t.float(),
+        lambda t: t[..., :3],
+        lambda t: t.as_subclass(type("Mine", (torch.Tensor,), {})),
+    ):
+        changed = [*given[:1], wrong(given[1]), *given[2:]]
+        assert ours(*changed) is None
+    assert type(ours(*given).grad_fn).__name__ in ("_SumMappedBackward", "_MappedSumBackward")
+
+
+def test_a_scale_that_was_written_into():
+    graph, scale = again(), rand(120).abs()
+    x, weight = leaves([(120, IN), (OUT, IN)])
+    out = linear_sums.mapped_sum(graph, x, weight, scale, None)
+    scale.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_scales_that_cannot_be_ready():
+    """The op's own way, in the same node."""
+    graph, scale = again(), rand(240)[::2]
+    x, weight = leaves([(120, IN), (OUT, IN)])
+    out = linear_sums.mapped_sum(graph, x, weight, scale, None)
+    want = ops.graph_conv(graph, F.linear(x, weight), source_scale=scale, row_scale=scale)
+    torch.testing.assert_close(out, want)
+    results = (torch.autograd.grad(t.square().sum(), (x, weight)) for t in (out, want))
+    torch.testing.assert_close(*results)
