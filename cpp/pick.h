@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "sampling.h"
@@ -11,17 +12,20 @@ namespace {
 
 constexpr int64_t kScanned = 64;  // that many picks are searched one by one, more by hashing
 
-double weight_of(const Relation& relation, int64_t k) {
-  return relation.weight_type == DType::f64 ? static_cast<const double*>(relation.weight)[k]
-                                            : static_cast<const float*>(relation.weight)[k];
-}
-
-double checked_weight(const Relation& relation, int64_t k) {
-  const double weight = weight_of(relation, k);
-  if (!(weight >= 0 && std::isfinite(weight)))
+template <class W>
+double checked_weight(const W* weights, int64_t k) {
+  const double weight = weights[k];
+  if (!(weight >= 0 && weight <= std::numeric_limits<double>::max()))
     refuse("neighbor_sample: edge_weight: expected finite numbers that are not negative, got " +
            std::to_string(weight) + " at place " + std::to_string(k));
   return weight;
+}
+
+// body(weights), a pointer to floats or doubles.
+template <class Body>
+auto with_weights(const Relation& relation, const Body& body) {
+  if (relation.weight_type == DType::f64) return body(static_cast<const double*>(relation.weight));
+  return body(static_cast<const float*>(relation.weight));
 }
 
 // The edges of one row that may be drawn, and how many will be.
@@ -47,7 +51,9 @@ class Picker {
     }
     Random random(seed_, static_cast<uint64_t>(place));
     if (relation_.weight)
-      draw_.replace ? weighted_again(row, random, out) : weighted(row, random, out);
+      with_weights(relation_, [&](const auto* weights) {
+        draw_.replace ? weighted_again(weights, row, random, out) : weighted(weights, row, random, out);
+      });
     else if (draw_.replace)
       for (I k = 0; k < row.count; ++k) out[k] = row.first + static_cast<I>(random.below(row.size));
     else if (row.count <= kScanned)
@@ -95,39 +101,72 @@ class Picker {
     });
   }
 
-  // Exponential keys (Efraimidis and Spirakis, 2006): the edges with the smallest of -log(uniform) / weight.
-  void weighted(const Row<I>& row, Random& random, I* out) {
-    keys_.clear();
-    for (I k = row.first; k < row.first + row.size; ++k) {
-      const double weight = checked_weight(relation_, k);
-      if (weight == 0) continue;
-      const bool full = static_cast<I>(keys_.size()) == row.count;
-      const double uniform = random.unit();
-      if (full && 1 - uniform >= weight * keys_.front().first) continue;  // -log(u) >= 1 - u: no logarithm needed
-      const double key = -std::log(uniform) / weight;
-      if (full) {
-        if (key >= keys_.front().first) continue;
-        std::pop_heap(keys_.begin(), keys_.end());
-        keys_.pop_back();
+  // Drawn one after the other, a draw that repeats one before not counting: the same as drawing from what is left, each
+  // time. Where the repeats become many, or the draws are, what is still missing is found by keys.
+  template <class W>
+  void weighted(const W* weights, const Row<I>& row, Random& random, I* out) {
+    I found = 0;
+    if (row.count <= kScanned) {
+      add_up(weights, row);
+      for (I attempts = 4 * row.count + 8; found < row.count && attempts > 0; --attempts) {
+        const I drawn = one_of_sums(row, random);
+        if (std::find(out, out + found, drawn) == out + found) out[found++] = drawn;
       }
-      keys_.emplace_back(key, k);
-      std::push_heap(keys_.begin(), keys_.end());
     }
-    if (static_cast<I>(keys_.size()) != row.count) refuse("neighbor_sample: edge_weight: changed while it was read");
-    std::sort(keys_.begin(), keys_.end());
-    for (const auto& key : keys_) *out++ = key.second;
+    if (found < row.count) by_keys(weights, row, random, out, found);
   }
 
-  void weighted_again(const Row<I>& row, Random& random, I* out) {
+  template <class W>
+  void weighted_again(const W* weights, const Row<I>& row, Random& random, I* out) {
+    add_up(weights, row);
+    for (I k = 0; k < row.count; ++k) out[k] = one_of_sums(row, random);
+  }
+
+  template <class W>
+  void add_up(const W* weights, const Row<I>& row) {
     sums_.resize(static_cast<size_t>(row.size));
     double sum = 0;
-    for (I k = 0; k < row.size; ++k) sums_[static_cast<size_t>(k)] = sum += checked_weight(relation_, row.first + k);
+    for (I k = 0; k < row.size; ++k) sums_[static_cast<size_t>(k)] = sum += checked_weight(weights, row.first + k);
     if (!std::isfinite(sum)) refuse("neighbor_sample: edge_weight: the weights of a row add up to more than a double");
-    for (I k = 0; k < row.count; ++k) {
-      const auto found = std::lower_bound(sums_.begin(), sums_.end(), random.unit() * sum);
-      if (found == sums_.end()) refuse("neighbor_sample: edge_weight: changed while it was read");
-      out[k] = row.first + static_cast<I>(found - sums_.begin());
+  }
+
+  I one_of_sums(const Row<I>& row, Random& random) const {
+    const auto found = std::lower_bound(sums_.begin(), sums_.end(), random.unit() * sums_.back());
+    return row.first + static_cast<I>(found - sums_.begin());
+  }
+
+  // Of the edges that are not among the first `found` of out, those with the smallest keys, exponential ones whose
+  // rates are the weights: Efraimidis and Spirakis, 2006, with their jumps. Once there are enough, the sum of weights
+  // up to the next edge with a key below the largest is exponential too, so that few edges need random numbers.
+  template <class W>
+  void by_keys(const W* weights, const Row<I>& row, Random& random, I* out, I found) {
+    drawn_.assign(out, out + found);
+    std::sort(drawn_.begin(), drawn_.end());
+    auto taken = drawn_.begin();
+    keys_.clear();
+    double jump = 0;
+    const auto next_jump = [&] { jump = -std::log(random.unit()) / keys_.front().first; };
+    for (I k = row.first; k < row.first + row.size; ++k) {
+      const double weight = checked_weight(weights, k);
+      if (taken != drawn_.end() && *taken == k) {
+        ++taken;
+      } else if (static_cast<I>(keys_.size()) < row.count - found) {
+        if (weight == 0) continue;
+        keys_.emplace_back(-std::log(random.unit()) / weight, k);
+        std::push_heap(keys_.begin(), keys_.end());
+        if (static_cast<I>(keys_.size()) == row.count - found) next_jump();
+      } else if ((jump -= weight) < 0) {
+        const double below = std::expm1(-weight * keys_.front().first);  // less the chance of a key below the largest
+        std::pop_heap(keys_.begin(), keys_.end());
+        keys_.back() = {-std::log1p(random.unit() * below) / weight, k};
+        std::push_heap(keys_.begin(), keys_.end());
+        next_jump();
+      }
     }
+    if (static_cast<I>(keys_.size()) != row.count - found)
+      refuse("neighbor_sample: edge_weight: changed while it was read");
+    std::sort(keys_.begin(), keys_.end());
+    for (const auto& key : keys_) out[found++] = key.second;
   }
 
   const Relation& relation_;

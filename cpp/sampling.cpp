@@ -143,7 +143,9 @@ class Sampler {
   I drawable(const Relation& relation, I first, I end, I count) const {
     const I enough = draw_.replace ? 1 : count;
     I found = 0;
-    for (I k = first; k < end && found < enough; ++k) found += !(weight_of(relation, k) == 0);
+    with_weights(relation, [&](const auto* weights) {
+      for (I k = first; k < end && found < enough; ++k) found += weights[k] != 0;
+    });
     return found == enough ? count : found;
   }
 

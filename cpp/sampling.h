@@ -125,7 +125,7 @@ class Hash {
     return &slots_[at];
   }
   void grow() {
-    std::vector<Slot> old(2 * slots_.size());
+    std::vector<Slot> old(4 * slots_.size());
     old.swap(slots_);
     for (const Slot& slot : old)
       if (slot.place >= 0) *look_up(slot.node, slot.tree) = slot;

@@ -228,7 +228,8 @@ def test_weights_with_replacement(dtype):
     assert p_value(found, 20_000 * weight.double() / weight.sum()) > 0.01
 
 
-@pytest.mark.parametrize("weights", [[1.0, 2, 3, 4, 0], [1e-3, 5, 1, 1, 20]])
+# The last are drawn in two ways: one takes nearly all draws, which repeats it until the others are found by keys.
+@pytest.mark.parametrize("weights", [[1.0, 2, 3, 4, 0], [1e-3, 5, 1, 1, 20], [1.0, 2, 1e6, 3, 4]])
 def test_weights_without_replacement_are_those_of_one_draw_after_the_other(weights):
     total, trials = sum(weights), 20_000
     wanted = {}
@@ -239,6 +240,16 @@ def test_weights_without_replacement_are_those_of_one_draw_after_the_other(weigh
     for pair in draws(5, 2, trials, torch.tensor(weights)).sort(dim=1).values.tolist():
         found[tuple(pair)] += 1
     assert p_value(list(found.values()), [trials * wanted[pair] for pair in found]) > 0.01
+
+
+def test_weights_of_many_draws_without_replacement():
+    """Of 100 edges 70 are drawn, by keys; the chance of each is found by draws one after the other in torch."""
+    weight = torch.rand(100) + 0.02
+    found = torch.bincount(draws(100, 70, 20_000, weight).flatten(), minlength=100)
+    expected = torch.bincount(torch.multinomial(weight.expand(20_000, -1), 70).flatten(), minlength=100)
+    part = (found + expected) / 40_000
+    error = (found - expected).double() / (40_000 * part * (1 - part)).sqrt().clamp(min=1)
+    assert error.abs().max() < 4.5 and 0.6 < error.square().mean() < 1.5
 
 
 def test_weights_of_a_hub():
