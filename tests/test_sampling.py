@@ -158,6 +158,16 @@ def test_seeds_have_the_times_of_their_nodes():
     assert out.node.tolist() == [0, 1, 2] and out.batch.tolist() == [0, 0, 0]
 
 
+def test_weights_and_times_together():
+    time, weight = torch.arange(40), torch.tensor([0.0, 1, 3, 4] * 10)
+    out = neighbor_sample(
+        torch.tensor([0, 40] + [40] * 39), torch.arange(40), torch.zeros(9000, dtype=torch.int64), [1],
+        node_time=time, seed_time=torch.full((9000,), 6), edge_weight=weight, seed=3,
+    )  # fmt: skip
+    expected = torch.where(time <= 6, weight, 0) / weight[:7].sum() * 9000
+    assert p_value(torch.bincount(out.edge, minlength=40), expected) > 0.01
+
+
 def test_types_without_time_are_drawn_uniformly_and_not_by_what_is_last():
     graph = {("a", "to", "b"): (torch.tensor([0, 50]), torch.arange(50))}
     given = dict(node_time={"b": torch.tensor([3])}, temporal_strategy="last", num_nodes={"a": 50})
