@@ -5,7 +5,8 @@
 Wall time of a batch in milliseconds, median and least of --count batches, samplers taken in turn on the same seeds.
 batch_edges: of a batch, median. DGL samples again, for every layer, the nodes of the layers before it, so its batches
 have more edges; vs_dgl compares batches, vs_dgl_edge the time per edge. torch_sparse has one thread whatever it is
-given. Full neighbourhoods are compared with torch_sparse's, edge by edge, before anything is timed.
+given. kind "DGL's blocks" is DGL's sampler as the plug-in runs it. Full neighbourhoods are torch_sparse's,
+edge by edge, which is checked before anything is timed.
 """
 
 from __future__ import annotations
@@ -51,17 +52,22 @@ def torch_sparse(indptr: Tensor, indices: Tensor, fanouts: list[int]) -> Sampler
     return run
 
 
-def dgls(indptr: Tensor, indices: Tensor, fanouts: list[int]) -> Sampler | None:
+def dgls(indptr: Tensor, indices: Tensor, fanouts: list[int], ours: bool = False) -> Sampler | None:
+    """DGL's sampler, or what the plug-in has in its place."""
     dgl_backend.shim()
     try:
         import dgl
     except ImportError:
         return None
+    from gnnaccel.dgl_backend.samplers import sample_blocks
+
     graph = dgl.graph(("csc", (indptr, indices, torch.empty(0, dtype=torch.int64))))
     sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
+    method = type(sampler).sample_blocks
+    method = sample_blocks(method) if ours else method
 
     def run(seeds: Tensor) -> tuple[int, int]:
-        nodes, _, blocks = sampler.sample(graph, seeds)
+        nodes, _, blocks = method(sampler, graph, seeds)
         return nodes.numel(), sum(block.num_edges() for block in blocks)
 
     return run
@@ -139,11 +145,14 @@ def main() -> None:
         "disjoint": ours(indptr, indices, args.fanouts, disjoint=True),
         "weighted": ours(indptr, indices, args.fanouts, edge_weight=weight),
     }
+    if peers["dgl"]:
+        kinds["DGL's blocks"] = dgls(indptr, indices, args.fanouts, ours=True)
+    beside = {"int64": ("torch_sparse", "dgl"), "DGL's blocks": ("dgl",)}
     cells = []
     for threads in args.threads:
         set_threads(threads)
         for kind, sampler in kinds.items():
-            others = {name: peer for name, peer in peers.items() if peer is not None and kind == "int64"}
+            others = {name: peers[name] for name in beside.get(kind, ()) if peers[name] is not None}
             row = dict(graph=args.graph, nodes=indptr.numel() - 1, edges=indices.numel(), threads=threads, kind=kind)
             row |= measure({"gnnaccel": sampler, **others}, row["nodes"], args.batch, args.count)
             cells.append(shown(COLUMNS, row))

@@ -1,13 +1,12 @@
 // Neighbour sampling on the CPU. A hop over one relation runs in three steps:
 //   1. how many edges each destination will have, and so where they go;
 //   2. which edges: chunks of destinations, on any thread;
-//   3. the sources' places among the nodes of the batch: chunk by chunk in order, by whichever thread has the chunk.
-// A thread that waits for its turn in step 3 has done its own step 2, so both overlap, and no result depends on how.
+//   3. the sources' places among the nodes of the batch: chunk by chunk in order, by one thread at a time, while the
+//      others are at step 2 of later chunks. No result depends on which.
 #include "sampling.h"
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 #include <variant>
 
 #include "parallel.h"
@@ -23,22 +22,35 @@ constexpr int64_t kChunk = 128;  // destinations of a task
 constexpr int64_t kAhead = 24;   // elements between asking for a line of memory and reading it
 constexpr int64_t kWork = 16;    // what an edge costs, in the elements that useful_threads() counts
 
-// Lets chunks pass one after the other. A chunk that fails lets nobody pass after it.
-class Turn {
+// Work on chunks that has to be done in their order, by whichever thread comes by: none waits for another.
+class Line {
  public:
-  bool wait(int64_t chunk) const {
-    for (int spins = 0; next_.load(std::memory_order_acquire) != chunk; ++spins) {
-      if (failed_.load(std::memory_order_relaxed)) return false;
-      if (spins > 64) std::this_thread::yield();
-    }
-    return true;
+  explicit Line(int64_t chunks) : ready_(static_cast<size_t>(chunks)) {
+    for (auto& ready : ready_) ready = false;
   }
-  void pass(int64_t chunk) { next_.store(chunk + 1, std::memory_order_release); }
-  void fail() { failed_ = true; }
+  void add(int64_t chunk) { ready_[static_cast<size_t>(chunk)].store(true, std::memory_order_release); }
+  // body(chunk) for those whose turn it is, unless another thread is at it. One may stay behind that is added just when
+  // that thread leaves: the last to call, when all threads are done, finds it.
+  template <class Body>
+  void advance(const Body& body) {
+    while (is_ready() && !busy_.test_and_set(std::memory_order_acquire)) {
+      while (is_ready()) {
+        const int64_t chunk = next_.load(std::memory_order_relaxed);
+        body(chunk);
+        next_.store(chunk + 1, std::memory_order_relaxed);
+      }
+      busy_.clear(std::memory_order_release);
+    }
+  }
 
  private:
+  bool is_ready() const {
+    const auto next = static_cast<size_t>(next_.load(std::memory_order_relaxed));
+    return next < ready_.size() && ready_[next].load(std::memory_order_acquire);
+  }
+  std::vector<std::atomic<bool>> ready_;
   std::atomic<int64_t> next_{0};
-  std::atomic<bool> failed_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
 // The nodes of one type in the batch.
@@ -194,18 +206,16 @@ class Sampler {
     row_trees_ = draw_.disjoint ? to.trees.data() + to.begin : nullptr;
     auto& out = edges_[r];
     const Target target{out.rows.extend(total), out.cols.extend(total), out.ids.extend(total)};
-    Turn turn;
+    Line line(chunks_);
+    const auto number_chunk = [&](int64_t chunk) {
+      std::visit([&](auto& places) { number(places, from, chunk, target); }, from.places);
+    };
     parallel_for(chunks_, useful_threads(total * kWork, threads_), [&](int64_t chunk) {
-      try {
-        fill(relation, r, fanout < 0, chunk, target);
-        if (!turn.wait(chunk)) return;
-        std::visit([&](auto& places) { number(places, from, chunk, target); }, from.places);
-        turn.pass(chunk);
-      } catch (...) {
-        turn.fail();
-        throw;
-      }
+      fill(relation, r, fanout < 0, chunk, target);
+      line.add(chunk);
+      line.advance(number_chunk);
     });
+    line.advance(number_chunk);
   }
 
   struct Target {

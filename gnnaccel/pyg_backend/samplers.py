@@ -8,7 +8,6 @@ leaves the samplers to PyG.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +22,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.pyg_backend.views import View, rebind
-
-CHOICE = "GNNACCEL_SAMPLER"
-
-
-def _left_to_pyg() -> bool:
-    """True if the user chose PyG's own samplers. ValueError for a choice that there is not."""
-    choice = os.environ.get(CHOICE, "").strip().lower()
-    if choice not in ("", "framework"):
-        raise ValueError(f"{CHOICE}={choice} is not understood: expected framework, or nothing for gnnaccel's samplers")
-    return bool(choice)
-
+from gnnaccel.sampling.choice import CHOICE, is_frameworks
 
 # ---- The functions of pyg-lib and torch-sparse that PyG's samplers call, with their arguments and results. ----
 
@@ -271,7 +260,7 @@ def _choosing(plain: type, original: Callable, ours: Callable, counted: bool) ->
 
     @functools.wraps(original)
     def method(self, *args, **kwargs):
-        if _left_to_pyg():
+        if is_frameworks():
             if counted:
                 report.fallback(kind, f"{CHOICE}=framework")
             return original(self, *args, **kwargs)
