@@ -92,11 +92,12 @@ def test_a_loader_and_features_that_are_fetched(workers):
     assert workers or ours()
 
 
-def test_torchs_seed_repeats_a_batch():
+def test_dgls_seed_repeats_a_batch_with_any_number_of_threads():
     g, sampler = graph(), dgl.dataloading.NeighborSampler([4, 2])
     batches = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
+    for seed, threads in ((1, 1), (1, 2), (2, 1)):
+        torch.set_num_threads(threads)
+        dgl.seed(seed)
         batches.append([block.edata[dgl.EID].tolist() for block in sampler.sample(g, torch.tensor([3, 4]))[2]])
     assert batches[0] == batches[1] != batches[2]
 

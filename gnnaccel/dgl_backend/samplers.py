@@ -39,6 +39,11 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
     return None
 
 
+def _seed() -> int:
+    """From DGL's generator, which dgl.seed() sets, and DGL's loader in each worker."""
+    return int(dgl.random.choice(1 << 62, 1)[0])
+
+
 def _block(g, seeds: Tensor, out: sampling.NeighborSample, edge_ids: Tensor):
     indptr = torch.zeros(seeds.numel() + 1, dtype=g.idtype)
     torch.cumsum(torch.bincount(out.col, minlength=seeds.numel()), 0, out=indptr[1:])
@@ -66,7 +71,9 @@ def sample_blocks(original: Callable) -> Callable:
         with report.accelerated(_KIND):
             graph, nodes, blocks = to_graph(g), seed_nodes, []
             for fanout in reversed(self.fanouts):
-                out = sampling.neighbor_sample(graph.indptr, graph.indices, nodes, [fanout], replace=self.replace)
+                out = sampling.neighbor_sample(
+                    graph.indptr, graph.indices, nodes, [fanout], replace=self.replace, seed=_seed()
+                )
                 edge_ids = out.edge if graph.edge_ids is None else graph.edge_ids[out.edge]
                 blocks.insert(0, _block(g, nodes, out, edge_ids))
                 nodes = out.node
