@@ -55,6 +55,10 @@ PYBIND11_MODULE(_C, module) {
   add("community_moves", &community_moves);
   add("community_degrees", &community_degrees);
   add("community_edges", &community_edges);
+  bind_samples(module);
+  add("neighbor_sample", &neighbor_sample);
+  add("layer_sample", &layer_sample);
+  add("induced_subgraph", &induced_subgraph);
 #ifdef GNNACCEL_WITH_CUDA
   module.attr("HAS_CUDA") = true;
   bind_cuda(module);

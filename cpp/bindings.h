@@ -7,6 +7,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <tuple>
 #include <type_traits>
@@ -55,6 +56,26 @@ void bind_class(pybind11::module_& module, const char* name) {
   pybind11::class_<S>(module, name).def(pybind11::init([](typename Argument<Members>::Given... given) {
     return S{Argument<Members>::of(given)...};
   }));
+}
+
+// What sampling gives: its arrays are buffers of Python, which torch takes as they are.
+inline void bind_samples(pybind11::module_& module) {
+  namespace py = pybind11;
+  py::class_<Array, std::shared_ptr<Array>>(module, "Array", py::buffer_protocol())
+      .def("__len__", [](const Array& array) { return array.size; })
+      .def_buffer([](Array& array) {
+        const auto format =
+            array.width == 8 ? py::format_descriptor<int64_t>::format() : py::format_descriptor<int32_t>::format();
+        return py::buffer_info(array.data, array.width, format, array.size);
+      });
+  py::class_<Samples>(module, "Samples")
+      .def_readonly("nodes", &Samples::nodes)
+      .def_readonly("trees", &Samples::trees)
+      .def_readonly("rows", &Samples::rows)
+      .def_readonly("cols", &Samples::cols)
+      .def_readonly("edges", &Samples::edges)
+      .def_readonly("nodes_per_hop", &Samples::nodes_per_hop)
+      .def_readonly("edges_per_hop", &Samples::edges_per_hop);
 }
 
 // A tuple of the members of S.
@@ -110,6 +131,16 @@ template <>
 struct type_caster<gnnaccel::Network>
     : gnnaccel::TupleCaster<gnnaccel::Network, const int64_t*, Pointer, Pointer, const int64_t*, int64_t,
                             gnnaccel::IndexType, gnnaccel::IndexType> {};
+template <>
+struct type_caster<gnnaccel::Relation>
+    : gnnaccel::TupleCaster<gnnaccel::Relation, Pointer, Pointer, Pointer, const int64_t*, int64_t, int64_t, int64_t,
+                            int64_t, gnnaccel::DType, std::vector<int64_t>> {};
+template <>
+struct type_caster<gnnaccel::NodeType>
+    : gnnaccel::TupleCaster<gnnaccel::NodeType, Pointer, const int64_t*, int64_t, int64_t, int64_t, int64_t> {};
+template <>
+struct type_caster<gnnaccel::Draw> : gnnaccel::TupleCaster<gnnaccel::Draw, uint64_t*, const int64_t*, uint64_t, int64_t,
+                                                           int64_t, gnnaccel::IndexType, bool, bool, bool> {};
 template <>
 struct type_caster<gnnaccel::Members>
     : gnnaccel::TupleCaster<gnnaccel::Members, Pointer, const int64_t*, const int64_t*, const int64_t*, int64_t> {};

@@ -5,6 +5,9 @@
 // uninitialised. bf16 and f16 accumulate in f32. Results do not depend on `threads`.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "message_program.h"
 #include "types.h"
 
@@ -253,5 +256,92 @@ void spmm_turned(const Csr& graph, const void* x, void* out, int64_t num_feats, 
 
 // out[r] = 1 / sqrt(nonzeros of row r), 0 for an empty row: [num_rows], f32 or f64. CPU only.
 void inverse_roots(const void* indptr, int64_t num_rows, IndexType type, void* out, DType dtype, int threads);
+
+// ---- Sampling: of the CPU. Arrays named "of index_type" share one type, that of the whole graph. Arguments are not
+// trusted in full: every index that is read, of a seed, a row or a neighbour, is checked before it is used, as a graph
+// may be written into between two batches. What is wrong throws std::invalid_argument.
+
+// Memory that a kernel asks for as it learns how much it needs; it is freed with the last that has it.
+struct Array {
+  void* data = nullptr;
+  int64_t size = 0;   // elements, of index_type
+  int64_t width = 8;  // bytes of one
+  Array() = default;
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array();
+};
+using Arrays = std::vector<std::shared_ptr<Array>>;
+
+// One type of edges, by destination: row r has the sources indices[indptr[r]] to indices[indptr[r + 1] - 1].
+struct Relation {
+  const void* indptr;        // [num_rows + 1], of index_type
+  const void* indices;       // [nnz], of index_type
+  const void* weight;        // [nnz], f32 or f64, or null: uniform
+  const int64_t* edge_time;  // [nnz], ascending in each row, or null
+  int64_t num_rows;
+  int64_t nnz;
+  int64_t source;  // types of its nodes: places in the list of node types
+  int64_t target;
+  DType weight_type;
+  std::vector<int64_t> fanouts;  // one per hop; -1: every neighbour
+};
+
+// One type of nodes, and where a batch starts among them.
+struct NodeType {
+  const void* seeds;         // [num_seeds], of index_type
+  const int64_t* node_time;  // [num_nodes], or null; sources ascend by it in each row
+  int64_t num_seeds;
+  int64_t num_nodes;   // -1: not known
+  int64_t first_seed;  // number of the first seed among those of all types: its tree in a disjoint sample
+  int64_t place;       // first entry in the table of whoever calls, or -1: none, a hash table is made
+};
+
+// What holds for a whole batch.
+struct Draw {
+  uint64_t* table;           // one entry per node of the types that have a place; see Table in sampling.h
+  const int64_t* seed_time;  // [seeds of all types], or null: time does not matter
+  uint64_t seed;
+  int64_t stamp;  // of this call in the table: above that of every call before, below 2^32
+  int64_t num_hops;
+  IndexType index_type;
+  bool replace;
+  bool disjoint;  // each seed has a tree of its own
+  bool last;      // of those that are early enough, the latest instead of any
+};
+
+struct Samples {
+  Arrays nodes;                                     // by node type: the seeds, then others as they appear
+  Arrays trees;                                     // by node type, if disjoint: number of the seed of each
+  Arrays rows;                                      // by relation: source of each edge, a place in nodes
+  Arrays cols;                                      // destination, ascending
+  Arrays edges;                                     // place in indices
+  std::vector<std::vector<int64_t>> nodes_per_hop;  // [node types][num_hops + 1]
+  std::vector<std::vector<int64_t>> edges_per_hop;  // [relations][num_hops]
+};
+
+// Sources of the seeds, sources of those, and so on for num_hops hops. In each hop every node that the hop before has
+// added is the destination of up to fanouts[hop] edges of each relation, relations in their order.
+//   Without `replace` a row gives distinct edges, all of them if it has no more than that, and every set of so many
+//   equally likely; with weights, one after the other, each by its weight among those that are left. With it, fanouts
+//   [hop] edges drawn one by one. Edges of weight 0 are drawn by neither.
+//   With seed_time, an edge counts if its edge_time, or else its source's node_time, is not above that of the seed.
+//   The result depends on draw.seed and on no number of threads.
+Samples neighbor_sample(const std::vector<NodeType>& types, const std::vector<Relation>& relations, const Draw& draw,
+                        int threads);
+
+// Sampling by layers, of HGT (Hu et al., WWW 2020): in each hop counts[type][hop] nodes of each type, drawn without
+// replacement from the sources of the nodes so far. A source's probability is the square of what these nodes give it:
+// each shares 1 among the sources of a relation, or among 50 of them, drawn uniformly, where there are more.
+//   Samples has nodes and nodes_per_hop. Of one thread.
+Samples layer_sample(const std::vector<NodeType>& types, const std::vector<Relation>& relations,
+                     const std::vector<std::vector<int64_t>>& counts, const Draw& draw, int threads);
+
+// Edges of a relation between given nodes. targets [num_targets] and sources [num_sources] of index_type; their trees
+// likewise, or null: an edge must not leave its tree. Where a source is there twice, its first place counts.
+//   Samples has rows, cols and edges of the one relation, and edges_per_hop[0] the number of edges of each target.
+Samples induced_subgraph(const Relation& relation, const void* targets, const void* target_trees, int64_t num_targets,
+                         const void* sources, const void* source_trees, int64_t num_sources, int64_t num_nodes,
+                         const Draw& draw, int threads);
 
 }  // namespace gnnaccel

@@ -107,14 +107,19 @@ struct EdgeFactor {
   double dropout;     // the part that is dropped, in [0, 1)
 };
 
-// The hash that decides it: output `counter` of SplitMix64 (Steele, Lea and Flood, 2014) from `seed`, its upper half.
-// A weight is dropped if this is below dropout * 2^32. gnnaccel/ops/reference.py has it in torch. Static: not to be
-// shared between instruction sets.
-GNNACCEL_HOST_DEVICE static inline uint32_t dropout_bits(uint64_t seed, uint64_t counter) {
+// Output `counter` of SplitMix64 (Steele, Lea and Flood, 2014) from `seed`. Static: not to be shared between
+// instruction sets.
+GNNACCEL_HOST_DEVICE static inline uint64_t splitmix64(uint64_t seed, uint64_t counter) {
   uint64_t z = seed + (counter + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
+  return z ^ (z >> 31);
+}
+
+// The hash that decides it: a weight is dropped if this is below dropout * 2^32. gnnaccel/ops/reference.py has it in
+// torch.
+GNNACCEL_HOST_DEVICE static inline uint32_t dropout_bits(uint64_t seed, uint64_t counter) {
+  return static_cast<uint32_t>(splitmix64(seed, counter) >> 32);
 }
 static inline uint32_t dropout_threshold(double dropout) { return static_cast<uint32_t>(dropout * 4294967296.0); }
 

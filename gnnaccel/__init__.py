@@ -19,7 +19,7 @@ _WHERE = {
     "install": "gnnaccel.switch",
     "uninstall": "gnnaccel.switch",
 }
-_MODULES = ("nn", "ops", "report", "tiles")
+_MODULES = ("nn", "ops", "report", "sampling", "tiles")
 
 __all__ = [
     "Graph",
@@ -33,6 +33,7 @@ __all__ = [
     "prepare",
     "renumber",
     "report",
+    "sampling",
     "tiles",
     "uninstall",
 ]

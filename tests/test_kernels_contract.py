@@ -18,7 +18,7 @@ def entries(header: str) -> dict[str, list[tuple[str, str]]]:
     if not path.exists():
         pytest.skip(f"{header} is not in this source tree")
     text = re.sub(r"//[^\n]*|#[^\n]*", "", path.read_text())
-    found = re.findall(r"\b(?:void|int64_t|cudaError_t)\s+(\w+)\s*\(([^)]*)\)\s*;", text)
+    found = re.findall(r"\b(?:void|int64_t|cudaError_t|Samples)\s+(\w+)\s*\(([^)]*)\)\s*;", text)
     split = re.compile(r"^(.*?)(\w+)$", re.S)
     return {
         name: [tuple("".join(part.split()) for part in split.match(p.strip()).groups()) for p in arguments.split(",")]
@@ -28,7 +28,15 @@ def entries(header: str) -> dict[str, list[tuple[str, str]]]:
 
 def test_headers_are_understood():
     names = set(entries("cpp/kernels.h"))
-    assert {"spmm", "sddmm", "edge_softmax", "edge_softmax_backward", "scatter_arg", "coo_to_csr"} <= names
+    assert {
+        "spmm",
+        "sddmm",
+        "edge_softmax",
+        "edge_softmax_backward",
+        "scatter_arg",
+        "coo_to_csr",
+        "neighbor_sample",
+    } <= names
 
 
 def test_every_cuda_entry_has_a_cpu_twin():

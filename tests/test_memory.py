@@ -3,6 +3,7 @@ for a graph dies with it, without Python's garbage collector.
 """
 
 import gc
+import itertools
 import os
 import weakref
 
@@ -17,6 +18,8 @@ from gnnaccel.graph.csr import Graph
 dgl_backend.shim()
 dgl = pytest.importorskip("dgl")
 nn = pytest.importorskip("torch_geometric").nn
+from torch_geometric.data import Data  # noqa: E402
+from torch_geometric.loader import NeighborLoader  # noqa: E402
 from torch_geometric.utils import subgraph  # noqa: E402
 
 from gnnaccel.dgl_backend.structure import structure  # noqa: E402
@@ -190,6 +193,19 @@ def test_a_thousand_batches_of_pyg():
         optimizer.step()
 
     check_flat(step)
+
+
+def test_a_thousand_batches_of_pygs_loaders():
+    """Of sampled batches nothing is kept but the table, one number per node."""
+    data = Data(x=torch.randn(2000, 4), edge_index=torch.randint(2000, (2, 12_000)), edge_weight=torch.rand(12_000))
+    pyg_backend.enable()
+    try:
+        options = ({}, dict(disjoint=True), dict(weight_attr="edge_weight"), dict(subgraph_type="induced"))
+        loaders = [NeighborLoader(data, [5, 5], batch_size=100, shuffle=True, **kwargs) for kwargs in options]
+        batches = itertools.chain.from_iterable(itertools.cycle(loaders))
+        check_flat(lambda: next(batches))
+    finally:
+        pyg_backend.disable()
 
 
 # ---- What is prepared dies with the graph. ----

@@ -15,11 +15,18 @@ from torch_geometric.nn import models
 
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
+from gnnaccel.pyg_backend import samplers
 
 SPARSE = pyg.typing.WITH_TORCH_SPARSE
-SAMPLER = SPARSE or pyg.typing.WITH_PYG_LIB
-needs_sampler = pytest.mark.skipif(not SAMPLER, reason="neither pyg_lib nor torch_sparse is installed: no sampler")
 needs_sparse = pytest.mark.skipif(not SPARSE, reason="torch_sparse is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _samplers():
+    """Batches are ours with layers of PyG's alone, too: those of one seed are the same."""
+    samplers.enable()
+    yield
+    samplers.disable()
 
 
 def graph(seed=0):
@@ -103,16 +110,15 @@ SAMPLED = {
     "links": lambda: loader.LinkNeighborLoader(
         graph(), [3, 3], edge_label_index=edges(seed=4)[:, :20], neg_sampling_ratio=1.0, batch_size=9
     ),
+    "ShaDow": lambda: loader.ShaDowKHopSampler(graph(), depth=2, num_neighbors=3, batch_size=6),
 }
 
 
-@needs_sampler
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampling_loader(name):
     same(epochs(SAMPLED[name], "SAGE"))
 
 
-@needs_sampler
 def test_layerwise_inference():
     def program(wrap):
         net = wrap(MODELS["GAT"]()).eval()
@@ -122,7 +128,6 @@ def test_layerwise_inference():
 
 
 CLUSTERED = {
-    "ShaDow": lambda: loader.ShaDowKHopSampler(graph(), depth=2, num_neighbors=3, batch_size=6),
     "SAINT nodes": lambda: loader.GraphSAINTNodeSampler(graph(), batch_size=9, num_steps=3),
     "SAINT edges": lambda: loader.GraphSAINTEdgeSampler(graph(), batch_size=9, num_steps=3),
     "SAINT walks": lambda: loader.GraphSAINTRandomWalkSampler(graph(), batch_size=5, walk_length=2, num_steps=3),

@@ -45,7 +45,18 @@ def enable() -> None:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GINConv, GraphConv, SAGEConv
 
-    from gnnaccel.dgl_backend import bridge, convolutions, hetero, nn, ops, our_kernels, short, structure, torch_kernels
+    from gnnaccel.dgl_backend import (
+        bridge,
+        convolutions,
+        hetero,
+        nn,
+        ops,
+        our_kernels,
+        samplers,
+        short,
+        structure,
+        torch_kernels,
+    )
 
     guard_sampling()
     kernels = os.environ.get(KERNELS, "")
@@ -96,6 +107,8 @@ def enable() -> None:
         _replace(dgl.DGLGraph, name, structure.degrees(getattr(dgl.DGLGraph, name), name))
     for name, function in {"update_all": short.update_all, "apply_edges": short.apply_edges}.items():
         _replace(dgl.DGLGraph, name, function(getattr(dgl.DGLGraph, name)))
+    sampler = dgl.dataloading.NeighborSampler
+    _replace(sampler, "sample_blocks", samplers.sample_blocks(sampler.sample_blocks))
     for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
         _replace(core, name, _counted(getattr(core, name), what))
 

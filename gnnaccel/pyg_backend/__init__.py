@@ -15,6 +15,7 @@ import torch
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel.pyg_backend import classes as _classes
+from gnnaccel.pyg_backend import samplers as _samplers
 from gnnaccel.pyg_backend.graph import to_graph
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -71,7 +72,7 @@ def _then_accelerate(original):
 
 
 def enable() -> None:
-    """Accelerate every layer that is built or unpickled from now on; does nothing the second time.
+    """Accelerate every layer that is built or unpickled from now on, and samplers; does nothing the second time.
 
     Layers that exist already are left alone: pass their model to `accelerate`.
     """
@@ -80,6 +81,7 @@ def enable() -> None:
     for name in ("__init__", "__setstate__"):
         _originals[name] = getattr(MessagePassing, name)
         setattr(MessagePassing, name, _then_accelerate(_originals[name]))
+    _samplers.enable()
 
 
 def disable() -> None:
@@ -87,4 +89,5 @@ def disable() -> None:
     for name, original in _originals.items():
         setattr(MessagePassing, name, original)
     _originals.clear()
+    _samplers.disable()
     _classes.restore_all()

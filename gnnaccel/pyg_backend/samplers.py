@@ -1,0 +1,289 @@
+"""PyG's samplers on `gnnaccel.sampling`: whether pyg-lib or torch-sparse are installed or not.
+
+What a sampler of PyG's does around the sampling itself (directions, subgraph types, keys of edge types, negative
+edges) is PyG's own code, which finds our functions where it calls one of those packages. ``GNNACCEL_SAMPLER=framework``
+leaves the samplers to PyG.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch_geometric
+from torch import Tensor
+from torch_geometric.index import Index
+from torch_geometric.loader.shadow import ShaDowKHopSampler
+from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler
+from torch_geometric.typing import WITH_TORCH_SPARSE
+
+from gnnaccel import report, sampling
+from gnnaccel.pyg_backend.views import View, rebind
+from gnnaccel.sampling.choice import CHOICE, is_frameworks
+
+# ---- The functions of pyg-lib and torch-sparse that PyG's samplers call, with their arguments and results. ----
+
+
+def _plain(value: Any) -> Any:
+    """What of an Index is a tensor, contiguous; of a dictionary, those of all its values; anything else as it is."""
+    if isinstance(value, dict):
+        return {key: _plain(of_key) for key, of_key in value.items()}
+    return value.as_tensor() if isinstance(value, Index) else value
+
+
+def _neighbor_sample(
+    colptr, row, seed, num_neighbors, node_time, edge_time, seed_time, edge_weight, _csc, replace, _directed, disjoint,
+    temporal_strategy, _return_edge_id,
+):  # fmt: skip
+    """pyg::neighbor_sample, of a graph in CSC."""
+    out = sampling.neighbor_sample(
+        _plain(colptr),
+        _plain(row),
+        _plain(seed),
+        num_neighbors,
+        edge_weight=edge_weight,
+        node_time=node_time,
+        edge_time=edge_time,
+        seed_time=seed_time,
+        replace=replace,
+        disjoint=disjoint,
+        temporal_strategy=temporal_strategy,
+    )
+    node = out.node if out.batch is None else torch.stack((out.batch, out.node)).t()
+    return out.row, out.col, node, out.edge, out.num_nodes_per_hop, out.num_edges_per_hop
+
+
+def _by_edge_type(edge_types, values: dict | None) -> dict:
+    """By edge type what is given, if at all, by their joined names."""
+    names = {"__".join(edge_type): edge_type for edge_type in edge_types}
+    return {names[name]: value for name, value in _plain(values or {}).items() if name in names}
+
+
+def _by_name(values: dict) -> dict:
+    return {"__".join(edge_type): value for edge_type, value in values.items()}
+
+
+def _graph(edge_types, colptr_dict: dict, row_dict: dict) -> dict:
+    colptrs, rows = _by_edge_type(edge_types, colptr_dict), _by_edge_type(edge_types, row_dict)
+    return {edge_type: (colptrs[edge_type], rows[edge_type]) for edge_type in edge_types}
+
+
+def _hetero_neighbor_sample(
+    node_types, edge_types, colptr_dict, row_dict, seed, num_neighbors, node_time, edge_time, seed_time, edge_weight,
+    _csc, replace, _directed, disjoint, temporal_strategy, _return_edge_id,
+):  # fmt: skip
+    """pyg::hetero_neighbor_sample, of a graph in CSC."""
+    out = sampling.hetero_neighbor_sample(
+        _graph(edge_types, colptr_dict, row_dict),
+        _plain(seed),
+        _by_edge_type(edge_types, num_neighbors),
+        node_types=node_types,
+        edge_weight=_by_edge_type(edge_types, edge_weight),
+        node_time=node_time,
+        edge_time=_by_edge_type(edge_types, edge_time),
+        seed_time=seed_time,
+        replace=replace,
+        disjoint=disjoint,
+        temporal_strategy=temporal_strategy,
+    )
+    node = out.node
+    if out.batch is not None:
+        node = {name: torch.stack((out.batch[name], of_type)).t() for name, of_type in node.items()}
+    edges = (_by_name(out.row), _by_name(out.col), node, _by_name(out.edge))
+    return *edges, out.num_nodes_per_hop, _by_name(out.num_edges_per_hop)
+
+
+def _induced_neighbor_sample(colptr, row, seed, num_neighbors, replace, _directed):
+    """torch_sparse::neighbor_sample without `directed`: all edges between the nodes it finds."""
+    colptr, row = _plain(colptr), _plain(row)
+    node = sampling.neighbor_sample(colptr, row, _plain(seed).to(colptr.dtype), num_neighbors, replace=replace).node
+    edges = sampling.induced_subgraph(colptr, row, node)
+    return node, edges.row, edges.col, edges.edge
+
+
+def _induced_hetero_neighbor_sample(
+    node_types, edge_types, colptr_dict, row_dict, seed, num_neighbors, _hops, replace, _directed
+):
+    """torch_sparse::hetero_neighbor_sample without `directed`."""
+    graph = _graph(edge_types, colptr_dict, row_dict)
+    dtype = next((colptr.dtype for colptr, _ in graph.values()), torch.int64)
+    node = sampling.hetero_neighbor_sample(
+        graph,
+        {name: of_type.to(dtype) for name, of_type in _plain(seed).items()},
+        _by_edge_type(edge_types, num_neighbors),
+        node_types=node_types,
+        replace=replace,
+    ).node
+    size = {edge_type[-1]: colptr.numel() - 1 for edge_type, (colptr, _) in graph.items()}
+    edges = {
+        kind: sampling.induced_subgraph(*arrays, node[kind[-1]], sources=node[kind[0]], num_sources=size.get(kind[0]))
+        for kind, arrays in graph.items()
+    }
+    parts = ({kind: getattr(found, part) for kind, found in edges.items()} for part in ("row", "col", "edge"))
+    return node, *map(_by_name, parts)
+
+
+def _ego_k_hop_sample_adj(rowptr, col, seeds, depth, num_neighbors, replace):
+    """torch_sparse::ego_k_hop_sample_adj."""
+    node, ptr, root, edges = sampling.ego_subgraphs(rowptr, col, seeds, [num_neighbors] * depth, replace=replace)
+    return edges.indptr, edges.row, node, edges.edge, ptr, root
+
+
+class _Adjacency:
+    """What ShaDowKHopSampler needs of a SparseTensor, where torch-sparse is not installed: rows, in order."""
+
+    def __init__(
+        self, row=None, rowptr=None, col=None, value=None, sparse_sizes=None, is_sorted=False, trust_data=False
+    ):
+        if row is None:
+            row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1), rowptr.diff())
+        if not is_sorted:
+            order = col.argsort(stable=True)
+            order = order[row[order].argsort(stable=True)]
+            row, col, value = row[order], col[order], value[order]
+        self.row, self.col, self.value, self.sizes = row, col, value, sparse_sizes
+
+    def t(self) -> _Adjacency:
+        return _Adjacency(self.col, None, self.row, self.value, self.sizes[::-1])
+
+    def sparse_size(self, dim: int) -> int:
+        return self.sizes[dim]
+
+    def coo(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.row, self.col, self.value
+
+    def csr(self) -> tuple[Tensor, Tensor, Tensor]:
+        rowptr = torch.zeros(self.sizes[0] + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(self.row, minlength=self.sizes[0]), 0, out=rowptr[1:])
+        return rowptr, self.col, self.value
+
+
+def _ptr2ind(ptr: Tensor, size: int) -> Tensor:
+    return torch.repeat_interleave(torch.arange(ptr.numel() - 1), ptr.diff(), output_size=size)
+
+
+# ---- PyG's methods with these in place. ----
+
+_OPS = View(
+    torch.ops,
+    pyg=SimpleNamespace(neighbor_sample=_neighbor_sample, hetero_neighbor_sample=_hetero_neighbor_sample),
+    torch_sparse=SimpleNamespace(
+        neighbor_sample=_induced_neighbor_sample,
+        hetero_neighbor_sample=_induced_hetero_neighbor_sample,
+        ego_k_hop_sample_adj=_ego_k_hop_sample_adj,
+        ptr2ind=_ptr2ind,
+    ),
+)
+_TORCH = View(torch, ops=_OPS)
+_HAS_ALL = dict.fromkeys(
+    ("WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"), True
+)
+_PYG = View(torch_geometric, typing=View(torch_geometric.typing, **_HAS_ALL))
+_SHADOW = dict(torch=_TORCH, WITH_TORCH_SPARSE=True)
+if not WITH_TORCH_SPARSE:
+    _SHADOW["SparseTensor"] = _Adjacency
+
+
+def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
+    out = sampling.hgt_sample(
+        _graph(self.edge_types, self.colptr_dict, self.row_dict),
+        {inputs.input_type: inputs.node.to(next(iter(self.colptr_dict.values())).dtype)},
+        self.num_samples,
+    )
+    return HeteroSamplerOutput(
+        node=out.node, row=out.row, col=out.col, edge=out.edge, batch=None, metadata=(inputs.input_id, inputs.time)
+    )
+
+
+def _convert(values, dtype: torch.dtype, unless: tuple[torch.dtype, ...]):
+    """A tensor, or each of a dictionary, in `dtype`, unless it is of one that will do."""
+    if isinstance(values, dict):
+        return {key: _convert(value, dtype, unless) for key, value in values.items()}
+    return values if values is None or values.dtype in unless else values.to(dtype)
+
+
+def _check_attributes(self: NeighborSampler) -> None:
+    """Say at once, and not in the middle of an epoch, what cannot be sampled by; bring the rest into our dtypes."""
+    self.edge_weight = _convert(self.edge_weight, torch.float32, (torch.float32, torch.float64))
+    weights = self.edge_weight if isinstance(self.edge_weight, dict) else {"": self.edge_weight}
+    for name, weight in weights.items():
+        if weight is not None and not bool(((weight >= 0) & weight.isfinite()).all()):
+            of_type = f" of {name}" if name else ""
+            raise ValueError(f"NeighborSampler: weight_attr: expected finite weights of at least 0{of_type}")
+    for attribute in ("node_time", "edge_time"):
+        times = getattr(self, attribute)
+        for time in times.values() if isinstance(times, dict) else [times]:
+            if time is not None and (time.is_floating_point() or time.is_complex()):
+                raise TypeError(f"NeighborSampler: time_attr: expected integers, got {time.dtype}")
+        setattr(self, attribute, _convert(times, torch.int64, (torch.int64,)))
+
+
+def _neighbor_init(original: Callable) -> Callable:
+    init = rebind(original, torch_geometric=_PYG)
+
+    def __init__(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        _check_attributes(self)
+
+    return __init__
+
+
+def _neighbor_draw(original: Callable) -> Callable:
+    sample = rebind(original, torch=_TORCH, torch_geometric=_PYG)
+
+    def _sample(self, seed, seed_time=None, **kwargs):
+        return sample(
+            self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs
+        )
+
+    return _sample
+
+
+# Class, method, what makes ours of PyG's, and whether a call is one that report counts.
+_METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
+    (NeighborSampler, "__init__", _neighbor_init, False),
+    (NeighborSampler, "_sample", _neighbor_draw, True),
+    (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True), False),
+    (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),
+    (ShaDowKHopSampler, "__init__", lambda original: rebind(original, **_SHADOW), False),
+    (ShaDowKHopSampler, "__collate__", lambda original: rebind(original, **_SHADOW), True),
+]
+_originals: list[tuple[type, str, Callable]] = []
+
+
+def _choosing(plain: type, original: Callable, ours: Callable, counted: bool) -> Callable:
+    """`ours`, or PyG's `original` where the user chose it."""
+    kind = f"pyg.{plain.__name__}"
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        if is_frameworks():
+            if counted:
+                report.fallback(kind, f"{CHOICE}=framework")
+            return original(self, *args, **kwargs)
+        if not counted:
+            return ours(self, *args, **kwargs)
+        with report.accelerated(kind):
+            return ours(self, *args, **kwargs)
+
+    return method
+
+
+def enable() -> None:
+    """Put our sampling into PyG's samplers; does nothing the second time."""
+    if _originals:
+        return
+    for plain, name, make, counted in _METHODS:
+        original = getattr(plain, name)
+        _originals.append((plain, name, original))
+        setattr(plain, name, _choosing(plain, original, make(original), counted))
+
+
+def disable() -> None:
+    """Undo `enable`. A loader that only ours could make raises PyG's ImportError from then on."""
+    for plain, name, original in _originals:
+        setattr(plain, name, original)
+    _originals.clear()

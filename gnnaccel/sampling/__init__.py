@@ -1,0 +1,25 @@
+"""Sampling of mini-batches: neighbours hop by hop, and edges between given nodes. Plain tensors, no framework.
+
+A graph is its edges by destination, as `gnnaccel.Graph` has them: ``indptr`` and ``indices``. Everything runs on the
+CPU, on as many threads as torch has, and gives the same batch for the same ``seed`` whatever that number is.
+"""
+
+from gnnaccel.sampling.layerwise import hgt_sample
+from gnnaccel.sampling.neighbors import (
+    HeteroNeighborSample,
+    NeighborSample,
+    hetero_neighbor_sample,
+    neighbor_sample,
+)
+from gnnaccel.sampling.subgraphs import Subgraph, ego_subgraphs, induced_subgraph
+
+__all__ = [
+    "HeteroNeighborSample",
+    "NeighborSample",
+    "Subgraph",
+    "ego_subgraphs",
+    "hetero_neighbor_sample",
+    "hgt_sample",
+    "induced_subgraph",
+    "neighbor_sample",
+]

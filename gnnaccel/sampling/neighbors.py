@@ -1,0 +1,335 @@
+"""Neighbour sampling (GraphSAGE: Hamilton, Ying and Leskovec, NeurIPS 2017), with one type of edges or many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel._library import INDEX_TYPES, launch, pointer
+from gnnaccel.sampling import _arrays
+from gnnaccel.sampling._arrays import CPU, Relation
+
+EdgeType = tuple[str, str, str]  # type of the sources, name, type of the destinations
+
+
+class NeighborSample(NamedTuple):
+    """A batch: its nodes, and its edges by places among them.
+
+    Attributes
+    ----------
+    node : Tensor [num_nodes]
+        The seeds, as they were given, then other nodes in order of appearance.
+    row, col : Tensor [num_edges]
+        Source and destination of each edge, as places in `node`; `col` ascends.
+    edge : Tensor [num_edges]
+        Place of each edge in `indices`.
+    batch : Tensor [num_nodes], or None
+        Of a disjoint sample: which seed's tree each node belongs to.
+    num_nodes_per_hop, num_edges_per_hop : list of int
+        How many nodes each hop added, the seeds first; how many edges each hop added.
+    """
+
+    node: Tensor
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+    batch: Tensor | None
+    num_nodes_per_hop: list[int]
+    num_edges_per_hop: list[int]
+
+
+class HeteroNeighborSample(NamedTuple):
+    """A batch of several types of nodes and edges: as `NeighborSample`, by node type or by edge type."""
+
+    node: dict[str, Tensor]
+    row: dict[EdgeType, Tensor]
+    col: dict[EdgeType, Tensor]
+    edge: dict[EdgeType, Tensor]
+    batch: dict[str, Tensor] | None
+    num_nodes_per_hop: dict[str, list[int]]
+    num_edges_per_hop: dict[EdgeType, list[int]]
+
+
+def neighbor_sample(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    num_neighbors: Sequence[int],
+    *,
+    edge_weight: Tensor | None = None,
+    node_time: Tensor | None = None,
+    edge_time: Tensor | None = None,
+    seed_time: Tensor | None = None,
+    replace: bool = False,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    seed: int | None = None,
+) -> NeighborSample:
+    """Sources of the seeds, sources of those, and so on, up to `num_neighbors` of each node.
+
+    Parameters
+    ----------
+    indptr : Tensor [num_nodes + 1], int32 or int64
+        Node v's in-edges are indptr[v]:indptr[v + 1].
+    indices : Tensor [nnz], same dtype
+        Source of each edge.
+    seeds : Tensor [num_seeds], same dtype
+        Nodes to start from. One that is there twice is two nodes of the batch; edges from it go to the first.
+    num_neighbors : list of int
+        One per hop; -1 takes all neighbours.
+    edge_weight : Tensor [nnz], float32 or float64, optional
+        Neighbours are drawn with probabilities in proportion to it. Edges of weight 0 are not drawn, but where a node
+        has no more edges than are asked for, all are taken.
+    node_time, edge_time : Tensor [num_nodes] or [nnz], int64, optional
+        Only edges whose source (or which themselves) are not later than the seed count. In each row of `indices` they
+        must ascend. Such a sample is disjoint.
+    seed_time : Tensor [num_seeds], int64, optional
+        Default: the seeds' `node_time`.
+    replace : bool
+        Draw each neighbour from all, so that one may come several times.
+    disjoint : bool
+        A tree for each seed, no node of it shared with others.
+    temporal_strategy : {"uniform", "last"}
+        "last" takes, of the edges that are early enough, the latest.
+    seed : int, optional
+        Of the random numbers; default: drawn from torch's generator (`torch.manual_seed`).
+
+    Returns
+    -------
+    NeighborSample
+
+    Raises
+    ------
+    TypeError
+        For tensors of the wrong dtype, fan-outs that are not ints.
+    ValueError
+        For wrong shapes, nodes out of range, fan-outs below -1, weights that are negative, infinite or NaN, times that
+        do not ascend. Indices and weights are checked as they are read.
+
+    Notes
+    -----
+    Without replacement, every set of neighbours is equally likely. With weights they are drawn one after the other,
+    each by its weight among those left, as `torch.multinomial` does. The result does not depend on the number of
+    threads. Each thread that samples keeps 8 bytes per node of the largest graph it has sampled from.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gnnaccel.sampling import neighbor_sample
+    >>> indptr, indices = torch.tensor([0, 2, 3, 3]), torch.tensor([1, 2, 2])
+    >>> neighbor_sample(indptr, indices, torch.tensor([0]), [-1, -1]).node
+    tensor([0, 1, 2])
+    """
+    op, kind = "neighbor_sample", ("node", "to", "node")
+    given = Relation(op, indptr, indices, edge_weight, edge_time)
+    out = _sample(
+        op,
+        {kind: given},
+        {kind: _arrays.fanouts(op, num_neighbors)},
+        {"node": seeds},
+        None if node_time is None else {"node": node_time},
+        None if seed_time is None else {"node": seed_time},
+        {},
+        (replace, disjoint, temporal_strategy, seed),
+    )
+    batch = None if out.batch is None else out.batch["node"]
+    return NeighborSample(
+        out.node["node"],
+        out.row[kind],
+        out.col[kind],
+        out.edge[kind],
+        batch,
+        out.num_nodes_per_hop["node"],
+        out.num_edges_per_hop[kind],
+    )
+
+
+def hetero_neighbor_sample(
+    graph: Mapping[EdgeType, tuple[Tensor, Tensor]],
+    seeds: Mapping[str, Tensor],
+    num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+    *,
+    node_types: Sequence[str] = (),
+    num_nodes: Mapping[str, int] | None = None,
+    edge_weight: Mapping[EdgeType, Tensor] | None = None,
+    node_time: Mapping[str, Tensor] | None = None,
+    edge_time: Mapping[EdgeType, Tensor] | None = None,
+    seed_time: Mapping[str, Tensor] | None = None,
+    replace: bool = False,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    seed: int | None = None,
+) -> HeteroNeighborSample:
+    """`neighbor_sample` of a graph with several types of nodes and edges.
+
+    Parameters
+    ----------
+    graph : dict
+        (source type, name, destination type) -> (indptr, indices) of the edges of that type, by destination. In a hop
+        they are taken in this order.
+    seeds : dict
+        Node type -> nodes. Trees of a disjoint sample are numbered in this order.
+    num_neighbors : list of int, or dict
+        Fan-outs, one per hop, for all edge types or for each.
+    node_types : list of str, optional
+        Types that the result shall have, beyond those of `graph` and `seeds`.
+    num_nodes : dict, optional
+        Number of nodes of types that are not the destination of any edge type, to check their nodes against.
+    edge_weight, edge_time, node_time, seed_time : dict, optional
+        As in `neighbor_sample`, for some or all types: the edges of the others are drawn uniformly, at any time.
+    replace, disjoint, temporal_strategy, seed
+        As in `neighbor_sample`.
+
+    Returns
+    -------
+    HeteroNeighborSample
+        With every edge type of `graph`, and every node type.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `neighbor_sample`; also for types that are not in `graph`, and lists of fan-outs of different lengths.
+    """
+    op = "hetero_neighbor_sample"
+    for name, value in (("edge_weight", edge_weight), ("edge_time", edge_time)):
+        for kind in value or ():
+            if kind not in graph:
+                raise ValueError(f"{op}: {name}: {kind} is not an edge type of the graph: {list(graph)}")
+    relations = {
+        kind: Relation(op, *arrays, (edge_weight or {}).get(kind), (edge_time or {}).get(kind), f"[{kind}]")
+        for kind, arrays in graph.items()
+    }
+    if isinstance(num_neighbors, Mapping):
+        missing = [kind for kind in graph if kind not in num_neighbors]
+        if missing:
+            raise ValueError(f"{op}: num_neighbors: expected fan-outs for every edge type, got none for {missing}")
+        fanouts = {kind: _arrays.fanouts(op, num_neighbors[kind]) for kind in graph}
+    else:
+        fanouts = dict.fromkeys(graph, _arrays.fanouts(op, num_neighbors))
+    if len({len(of_kind) for of_kind in fanouts.values()}) > 1:
+        raise ValueError(f"{op}: num_neighbors: expected as many hops for every edge type, got {fanouts}")
+    known = dict.fromkeys(node_types, -1) | dict(num_nodes or {})
+    return _sample(
+        op, relations, fanouts, seeds, node_time, seed_time, known, (replace, disjoint, temporal_strategy, seed)
+    )
+
+
+def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> HeteroNeighborSample:
+    replace, disjoint, strategy, seed = how
+    if strategy not in ("uniform", "last"):
+        raise ValueError(f"{op}: temporal_strategy: expected 'uniform' or 'last', got {strategy!r}")
+    dtypes = {relation.indptr.dtype for relation in relations.values()}
+    if len(dtypes) > 1:
+        raise TypeError(f"{op}: graph: expected one dtype of indices, got {sorted(map(str, dtypes))}")
+    dtype = dtypes.pop() if dtypes else None
+    one = len(relations) == 1 and op == "neighbor_sample"
+    seeds = {
+        name: _arrays.index_array(op, "seeds" if one else f"seeds[{name!r}]", s, dtype) for name, s in seeds.items()
+    }
+    if dtype is None:
+        dtype = next((s.dtype for s in seeds.values()), torch.int64)
+    sizes = _sizes(relations, seeds, num_nodes)
+    times = _times(op, sizes, relations, seeds, node_time, seed_time)
+    disjoint = disjoint or times is not None
+    names, hops = list(sizes), max(map(len, fanouts.values()), default=0)
+    types, address, stamp = _node_types(sizes, seeds, {} if times is None else times[0], disjoint)
+    out = launch(
+        "neighbor_sample",
+        CPU,
+        types,
+        [
+            relation.tuple(names.index(kind[0]), names.index(kind[-1]), fanouts[kind])
+            for kind, relation in relations.items()
+        ],
+        (
+            address,
+            pointer(None if times is None else times[1]),
+            _arrays.random_seed(op, seed),
+            stamp,
+            hops,
+            INDEX_TYPES[dtype],
+            replace,
+            disjoint,
+            strategy == "last",
+        ),
+    )
+
+    def by_node(values):
+        return dict(zip(names, values, strict=True))
+
+    def by_edge(values):
+        return dict(zip(relations, values, strict=True))
+
+    return HeteroNeighborSample(
+        by_node(_arrays.tensors(out.nodes, dtype)),
+        by_edge(_arrays.tensors(out.rows, dtype)),
+        by_edge(_arrays.tensors(out.cols, dtype)),
+        by_edge(_arrays.tensors(out.edges, dtype)),
+        by_node(_arrays.tensors(out.trees, dtype)) if disjoint else None,
+        by_node(out.nodes_per_hop),
+        by_edge(out.edges_per_hop),
+    )
+
+
+def _sizes(relations, seeds, num_nodes) -> dict[str, int]:
+    """Number of nodes of each type; -1 where nobody says it."""
+    sizes = dict(num_nodes)
+    for kind, relation in relations.items():
+        sizes.setdefault(kind[0], -1)
+        sizes[kind[-1]] = max(sizes.get(kind[-1], -1), relation.num_rows)
+    for name in seeds:
+        sizes.setdefault(name, -1)
+    return sizes
+
+
+def _node_types(sizes, seeds, node_times, disjoint: bool) -> tuple[list[tuple], int, int]:
+    """The binary's list of node types (kernels.h: NodeType), and the table for those that are not hashed."""
+    places, total, first = dict.fromkeys(sizes, -1), 0, dict.fromkeys(sizes, 0)
+    for name, size in sizes.items():
+        if not disjoint and 0 <= size <= _arrays.LARGEST_TABLE - total:
+            places[name], total = total, total + size
+    count = 0
+    for name, nodes in seeds.items():
+        first[name], count = count, count + nodes.numel()
+    types = []
+    for name, size in sizes.items():
+        nodes = seeds.get(name)
+        of_seeds = (pointer(nodes), pointer(node_times.get(name)), 0 if nodes is None else nodes.numel())
+        types.append((*of_seeds, size, first[name], places[name]))
+    return types, *(_arrays.table(total) if total else (0, 1))
+
+
+def _times(op, sizes, relations, seeds, node_time, seed_time) -> tuple[dict[str, Tensor], Tensor] | None:
+    """Times of nodes by type, and of all seeds one after the other; None where time does not matter."""
+    by_edge = any(relation.time is not None for relation in relations.values())
+    if node_time is None and not by_edge:
+        return None
+    if node_time is not None and by_edge:
+        raise ValueError(f"{op}: edge_time: expected times of nodes or of edges, got both")
+    checked = {}
+    for name, time in (node_time or {}).items():
+        checked[name] = _arrays.index_array(op, f"node_time of {name!r}", time, torch.int64)
+        if sizes.get(name, -1) >= 0:
+            _arrays.length(op, f"node_time of {name!r}", checked[name], sizes[name], "nodes")
+        sizes[name] = checked[name].numel()
+    of_seeds = []
+    for name, nodes in seeds.items():
+        label = f"seed_time of {name!r}"
+        if seed_time is not None and name in seed_time:
+            time = _arrays.index_array(op, label, seed_time[name], torch.int64)
+            _arrays.length(op, label, time, nodes.numel(), "seeds")
+        elif name in checked:
+            if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < sizes[name]:
+                raise ValueError(
+                    f"{op}: seeds: expected nodes in [0, {sizes[name]}), got {nodes.min()} to {nodes.max()}"
+                )
+            time = checked[name].index_select(0, nodes)
+        elif nodes.numel():
+            raise ValueError(f"{op}: {label}: expected the times of these seeds, whose nodes have none")
+        else:
+            continue
+        of_seeds.append(time)
+    return checked, torch.cat(of_seeds) if of_seeds else torch.empty(0, dtype=torch.int64, device=CPU)
