@@ -152,10 +152,11 @@ def _gin(plain: Any, general: Callable) -> Callable:
         modules, found = self._modules, None
         eps = self._buffers.get("eps", self._parameters.get("eps"))
         one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
-        value = short.number(eps) if one else None
-        # A layer's own feature that counts as much as a neighbour's is one more of these.
-        looped = value == 0 and own is x
+        value, looped = None, False
         if one and size is None and guard.allows(self, edge_index) and "nn" in modules:
+            value = short.number(eps)
+            # A layer's own feature that counts as much as a neighbour's is one more of these.
+            looped = value == 0 and own is x
             found = _neighbours(self, x, edge_index, looped)
         if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
             return general(self, x, edge_index, size)
