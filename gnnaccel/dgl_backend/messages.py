@@ -7,6 +7,7 @@ by a built-in reduction, or by a user's own that does no more than that (mailbox
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -28,12 +29,13 @@ from gnnaccel.dgl_backend.structure import ends, structure
 from gnnaccel.dgl_backend.trust import distrust
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy import programs
-from gnnaccel.lazy.expression import NARROW
+from gnnaccel.lazy import blocks, programs
+from gnnaccel.lazy.expression import NARROW, Apply
 from gnnaccel.lazy.reduce import Unsupported, reduced, unserved
 from gnnaccel.lazy.tensor import Lazy, Trip
 
 MESSAGE, REDUCE = "dgl.message function", "dgl.reduce function"
+_FEW = "few messages, which DGL's own way stores and reduces the quicker"
 _FROM_NARROW = "wide messages, made of narrow features edge by edge"
 _NO_NODES = "a message function that reads no node features"
 _INFINITE = {"max": float("-inf"), "min": float("inf")}
@@ -63,13 +65,23 @@ def _obstacle(g) -> str | None:
     return unserved(g.device)
 
 
+def _are_few(g) -> bool:
+    """True if messages as wide as the widest feature are so few that DGL's own way is the quicker."""
+    if g.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():  # torch's gathers have no such sums
+        return False
+    frames = (g._edge_frames[0], *(g._node_frames[t] for t in set(ends(g._graph))))
+    widths = [math.prod(column.shape) for frame in frames for column in frame._columns.values()]
+    return g.num_edges() * max(widths, default=1) <= blocks.FEW.get(g.device.type, 0)
+
+
 def stored(value):
     """What a user's function returned, with the rows of lazy features made, in one walk over the edges if possible."""
     return tree_map_only(Lazy, _rows, value)
 
 
 def _rows(x: Lazy) -> Tensor:
-    if x.pending and (found := programs.reduced(x.trip.graph, x.expression, "none")) is not None:
+    whole = x.pending and isinstance(x.expression, Apply)
+    if whole and (found := programs.reduced(x.trip.graph, x.expression, "none")) is not None:
         return found
     return x.rows()
 
@@ -86,9 +98,12 @@ class _Call:
         self.trip: Trip | None = None
         self.lifting: Lifting | None = None
 
-    def messages(self, function, ids: Tensor | None):
-        """What the user's message function returns; lazy features in it where it was handed such."""
-        why = _obstacle(self.g) or distrust(function)
+    def messages(self, function, ids: Tensor | None, few: bool = True):
+        """What the user's message function returns; lazy features in it where it was handed such.
+
+        few : leave few messages to DGL.
+        """
+        why = _obstacle(self.g) or (_FEW if few and _are_few(self.g) else None) or distrust(function)
         if why is not None:
             report.fallback(MESSAGE, why)
             return self.originals.invoke_edge_udf(self.g, core.ALL, self.etype, function, orig_eid=ids)
@@ -126,21 +141,21 @@ class _Call:
         if self.lifting is not None:
             self.lifting.close()
 
-    def note(self, data, is_lazy: bool) -> None:
-        """Count the message function's call, which returned `data`. is_lazy: something of that was not made, or in one
-        walk over the edges."""
+    def note(self, is_lazy: bool, is_wide: bool) -> None:
+        """Count the message function's call.
+
+        is_lazy : something of what it returned was not made, or in one walk over the edges.
+        is_wide : something of that was made by the function, of many numbers per edge.
+        """
         if self.lifting is None or self.trip is None:
             return
-        why = self.trip.gathered or self.lifting.left
+        made = self.trip.gathered or (_FROM_NARROW if is_wide else None)
         if not self.lifting.used:
             report.fallback(MESSAGE, self.lifting.left or _NO_NODES)
-            return
-        if why is None and isinstance(data, dict) and any(map(_is_wide, data.values())):
-            why = _FROM_NARROW
-        if why in (self.trip.gathered, _FROM_NARROW) and why is not None and not is_lazy:
-            report.fallback(MESSAGE, why)
+        elif made is not None and not is_lazy:
+            report.fallback(MESSAGE, made)
         else:
-            report.record(MESSAGE, self.start, why)
+            report.record(MESSAGE, self.start, made or self.lifting.left)
 
 
 def _is_lazy(value) -> bool:
@@ -148,8 +163,10 @@ def _is_lazy(value) -> bool:
     return any(isinstance(x, Lazy) and x.waiting for x in values)
 
 
-def _is_wide(x) -> bool:
-    return isinstance(x, Tensor) and not (isinstance(x, Lazy) and x.waiting) and x[:1].numel() > NARROW
+def _is_wide(value) -> bool:
+    """True if something in what a message function returned is made, and wide."""
+    made = [x for x in (value.values() if isinstance(value, dict) else ()) if isinstance(x, Tensor) and x.dim()]
+    return any(math.prod(x.shape[1:]) > NARROW for x in made if not (isinstance(x, Lazy) and x.waiting))
 
 
 def edge_function(originals: Originals):
@@ -163,7 +180,7 @@ def edge_function(originals: Originals):
         out = call.messages(func, orig_eid)
         if call.lifting is None:
             return out
-        call.note(out, _is_lazy(out))
+        call.note(_is_lazy(out), _is_wide(out))
         out = stored(out)
         call.close()
         return out
@@ -200,10 +217,11 @@ def _by_built_in(call: _Call, mfunc, rfunc):
     """A user's messages, reduced by a built-in function."""
     g, field = call.g, rfunc.msg_field
     data = call.messages(mfunc, g.edata.get(EID, None))
-    message, out = data.get(field) if isinstance(data, dict) else None, None
+    is_wide, out = _is_wide(data), None
+    message = data.get(field) if isinstance(data, dict) else None
     if isinstance(message, Lazy) and message.waiting:
         out = _reduced(message.trip.graph, message, rfunc.name)
-    call.note(data, out is not None)
+    call.note(out is not None, is_wide)
     if out is None:
         return core.invoke_gspmm(g, fn.copy_e(field, field), rfunc, edata=stored(data))
     return {rfunc.out_field: out}
@@ -236,12 +254,13 @@ def _by_function(call: _Call, mfunc, rfunc):
     why = "autocast" if autocasting() else _obstacle(g) or distrust(rfunc)
     data = lazy = None
     if is_users:
-        data = lazy = call.messages(mfunc, g.edata.get(EID, None))
+        # However few: a mailbox that DGL makes takes longer still.
+        data = lazy = call.messages(mfunc, g.edata.get(EID, None), few=why is not None)
     elif why is None:
         lazy = call.built_in(mfunc)
     if lazy is None:
         lazy = data = core.invoke_gsddmm(g, mfunc)
-    start, out = time.perf_counter(), None
+    start, is_lazy, is_wide, out = time.perf_counter(), _is_lazy(lazy), _is_wide(lazy), None
     if why is None:
         try:
             out = mailbox.reduce(g, call.trip or Trip(structure(g._graph)), rfunc, lazy)
@@ -249,7 +268,7 @@ def _by_function(call: _Call, mfunc, rfunc):
         except mailbox.Refused as refusal:
             why = str(refusal)
     if is_users:
-        call.note(data, _is_lazy(data) and out is not None)
+        call.note(is_lazy and out is not None, is_wide)
     if out is None:
         report.fallback(REDUCE, why or "")
         data = core.invoke_gsddmm(g, mfunc) if data is None else stored(data)

@@ -145,7 +145,7 @@ class Translation:
 
 def translated(graph: Graph, expression: Expression) -> Translation | None:
     """The translation of an expression; None where it has none, and on CUDA, which has no such kernel."""
-    if graph.device.type != "cpu" or not isinstance(expression, Apply):
+    if graph.device.type != "cpu":
         return None
     try:
         return Translation(graph, expression)
