@@ -4,19 +4,24 @@
     python benchmarks/pyg_layers.py --nodes 2708 --edges 10556 --width 16      # a small graph: overhead
 
 Each layer is checked first: the outputs of both sides must agree. Then the two take turns, and medians are compared.
-The graph is random, its in-degrees by a power law. What is prepared once per graph is not in the times.
+The graph is random, its in-degrees by a power law. What is prepared once per graph is not in the times. With --memory
+(CPU) each side runs once more in a process of its own, for the extra peak memory of its first step.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 
 import torch
+from cpu_layers import extra_memory, versions
+from cpu_rows import Side
+from timing import provenance, save_table, short
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend
@@ -49,7 +54,10 @@ def layers(width: int) -> dict:
         "GENConv sum": (lambda: nn.GENConv(width, width, aggr="add"), True),
         "FiLMConv": (lambda: nn.FiLMConv(width, width), False),
         "LEConv": (lambda: nn.LEConv(width, width), False),
-        "PNAConv": (lambda: nn.PNAConv(width, width, ["mean", "max"], ["identity"], degrees), False),
+        "PNAConv": (lambda: nn.PNAConv(width, width, ["mean", "max", "min", "std"], ["identity"], degrees), False),
+        "FeaStConv": (lambda: nn.FeaStConv(width, width, heads=4), False),
+        "CGConv": (lambda: nn.CGConv(width), False),
+        "EdgeConv": (lambda: nn.EdgeConv(nn.MLP([2 * width, width, width], norm=None)), False),
     }
 
 
@@ -82,6 +90,22 @@ def measured(make, arguments, repeat: int) -> tuple[float, float]:
     return statistics.median(sides[0][1]), statistics.median(sides[1][1])
 
 
+def memory_of(options, name: str, accelerated: bool) -> float:
+    """MiB by which the first step of one side raises the memory of a fresh process."""
+    command = [sys.executable, __file__, "--memory-of", name, str(int(accelerated))]
+    for option in ("nodes", "edges", "width", "threads"):
+        command += [f"--{option}", str(getattr(options, option))]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
+def own_memory(make, arguments, accelerated: bool) -> float:
+    """The same, of this process."""
+    layer = pyg_backend.accelerate(make()) if accelerated else make()
+    edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])  # a step on a tiny graph loads code
+    step(layer, (arguments[0][:4].detach().requires_grad_(), edge_index, *(a[:4] for a in arguments[2:])))
+    return extra_memory(Side(switch=lambda: None, step=lambda: step(layer, arguments)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -93,7 +117,10 @@ def main() -> None:
     parser.add_argument(
         "--rows", nargs="+", default=[], metavar="TEXT", help="only layers with one of these in the name"
     )
+    parser.add_argument("--memory", action="store_true", help="also the extra peak memory of each side (CPU)")
     parser.add_argument("--csv", metavar="OUT", help="also write the figures there")
+    parser.add_argument("--commit", help="named in the table's head; by default what git says")
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
@@ -101,6 +128,10 @@ def main() -> None:
     x = torch.randn(options.nodes, options.width, device=options.device, requires_grad=True)
     attr = torch.randn(options.edges, options.width, device=options.device)
     edge_index = graph(options.nodes, options.edges).to(options.device)
+    if options.memory_of:
+        make, takes_edges = layers(options.width)[options.memory_of[0]]
+        arguments = (x, edge_index, attr) if takes_edges else (x, edge_index)
+        return print(own_memory(make, arguments, options.memory_of[1] == "1"))
     where = torch.cuda.get_device_name() if x.is_cuda else f"CPU, {options.threads} threads"
     print(f"{where}; {options.nodes} nodes, {options.edges} edges, {options.width} features; torch {torch.__version__}")
     rows = []
@@ -108,13 +139,14 @@ def main() -> None:
         if options.rows and not any(text in name for text in options.rows):
             continue
         alone, ours = measured(make, (x, edge_index, attr) if takes_edges else (x, edge_index), options.repeat)
-        rows.append((where, options.nodes, options.edges, options.width, name, f"{alone:.3f}", f"{ours:.3f}"))
-        print(f"{name:24s} {alone:9.2f} ms alone {ours:9.2f} ms with gnnaccel {alone / ours:6.2f}x", flush=True)
+        memory = [memory_of(options, name, side) for side in (False, True)] if options.memory else [None, None]
+        rows.append([where, options.nodes, options.edges, options.width, name, *map(short, (alone, ours, *memory))])
+        note = f"  {memory[0]:8.0f} MiB alone {memory[1]:8.0f} MiB with gnnaccel" if options.memory else ""
+        print(f"{name:24s} {alone:9.2f} ms alone {ours:9.2f} ms with gnnaccel {alone / ours:6.2f}x{note}", flush=True)
     if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(("device", "nodes", "edges", "width", "layer", "alone_ms", "gnnaccel_ms"))
-            writer.writerows(rows)
+        columns = ("device", "nodes", "edges", "width", "layer", "alone_ms", "gnnaccel_ms", "alone_mib", "gnnaccel_mib")
+        save_table(options.csv, [f"# {versions()}", *provenance(options.commit)], columns, rows)
+    return None
 
 
 if __name__ == "__main__":

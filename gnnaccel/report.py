@@ -32,6 +32,7 @@ class Site:
 
 _lock = threading.Lock()
 _sites: dict[str, Site] = {}
+_messages: dict[str, int] = {}  # programs that ran as one kernel, in words
 timing = False  # set by --profile: CUDA calls are timed on the host, without synchronising
 
 
@@ -86,6 +87,11 @@ def fallback(kind: str, reason: str) -> None:
         log.info("%s is left to the framework: %s", kind, reason)
 
 
+def message(words: str) -> None:
+    """Count one run of a program of messages; for who asks while `timing` is on."""
+    _messages[words] = _messages.get(words, 0) + 1
+
+
 def snapshot() -> dict[str, Site]:
     """The counters so far, by call site kind."""
     return {kind: Site(s.accelerated, s.left, s.time_ms, dict(s.reasons)) for kind, s in sorted(_sites.items())}
@@ -94,6 +100,7 @@ def snapshot() -> dict[str, Site]:
 def reset() -> None:
     """Forget all counters."""
     _sites.clear()
+    _messages.clear()
 
 
 def share() -> float:
@@ -103,13 +110,15 @@ def share() -> float:
 
 
 def to_dict() -> dict:
-    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, reasons}}}."""
+    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, reasons}},
+    "messages": {program in words: runs}}."""
     from gnnaccel import __version__
 
     return {
         "version": __version__,
         "share": share(),
         "sites": {kind: asdict(site) for kind, site in snapshot().items()},
+        "messages": dict(_messages),
     }
 
 
@@ -137,4 +146,7 @@ def table() -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     rule = "-" * (sum(widths) + 6)
-    return "\n".join((title, rule, lines[0], rule, *lines[1:], rule))
+    programs = [f"  {count}x {words}" for words, count in sorted(_messages.items())]
+    if programs:
+        programs = ["messages that ran as one kernel (docs/messages.md)", *programs, rule]
+    return "\n".join((title, rule, lines[0], rule, *lines[1:], rule, *programs))

@@ -24,16 +24,16 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 
 - **spmm**: sums, means and extrema over edges; no message per edge in memory.
 - **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
-- **blocks**: messages that are no product of features. Where those of a call take more than {cpu} MiB on the CPU or
-  {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass: no message per
-  edge in memory, unless the layer itself maps edge features to full width (noted). Fewer are stored, which is faster:
-  by ResGatedGraphConv its gates alone; with at most 131,072 numbers in them on the CPU (8 million on CUDA) CGConv and
-  GENConv run PyG's own propagate(), which is the faster one there.
+- **message**: other elementwise messages ([messages.md](messages.md)). On the CPU they are computed and reduced in one
+  walk over the edges; on CUDA made and reduced in blocks of edges where those of a call take more than {cuda} GiB, and
+  else stored, which is faster there. No message per edge in memory then, unless the layer itself maps edge features to
+  full width (noted). With at most {few:,} numbers in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv,
+  GINEConv and LEConv may run PyG's own propagate(), which is the faster one there; on CUDA CGConv and GENConv with at
+  most 8 million.
 - **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
 - **pyg**: PyG's own code.
 
-{count} of the {total} message passing layers run without a message per edge (spmm, attention or blocks), those that run
-in blocks once their messages pass the sizes above.
+{count} of the {total} message passing layers run without a message per edge (spmm, attention or message) on the CPU.
 
 | layer and options | runs as | note |
 |---|---|---|
@@ -117,18 +117,18 @@ def page() -> str:
     warnings.simplefilter("ignore")
     from coverage_dgl import dgl_rows
 
-    from gnnaccel.lazy.blocks import STORED_BYTES
+    from gnnaccel.lazy.blocks import FEW, STORED_BYTES
 
     rows = pyg_rows()
     layers = {name.split()[0] for name, _, _ in rows}
-    free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "blocks")}
+    free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "message")}
     parts = [
         _HEAD,
         _PYG.format(
             count=len(free),
             total=len(layers),
             rows=_table(rows),
-            cpu=STORED_BYTES["cpu"] >> 20,
+            few=FEW["cpu"],
             cuda=STORED_BYTES["cuda"] >> 30,
         ),
         _DGL.format(rows=_table(dgl_rows())),

@@ -176,9 +176,8 @@ def _edge_features(add):
     add("EdgeConv", ("n 6",), 6, 4)
     add("EdgeConv", ("n 6",), 6, 4, options=dict(batch_norm=True, allow_zero_in_degree=True), **forward)
     add("CFConv", ("n 6", "e 3"), 6, 3, 5, 4)
-    second = dict(expect=PARTLY, reason="linear() takes one row per edge", graphs=HOMOGENEOUS)  # map of two
-    add("EGNNConv", ("n 6", "n 3"), 6, 32, 4, **second)
-    add("EGNNConv", ("n 6", "n 3", "e 2"), 6, 32, 4, 2, note=" with edge features", **second)
+    add("EGNNConv", ("n 6", "n 3"), 6, 32, 4, graphs=HOMOGENEOUS)
+    add("EGNNConv", ("n 6", "n 3", "e 2"), 6, 32, 4, 2, graphs=HOMOGENEOUS, note=" with edge features")
     for used in (None, torch.tensor([6.0, 8.0])):
         ones = [torch.ones(3) for _ in range(3)]
         add("AtomicConv", ("n 1", "e 1"), *ones, options={} if used is None else dict(features_to_use=used),

@@ -7,6 +7,8 @@
 "attention"  scores, softmax and weighted sum; at most one number per edge and head in memory
 "message"    messages that are no product, computed and reduced in one kernel on the CPU; on CUDA made and reduced in
              blocks of edges where they are too large to be stored; `why` where edge features are wide
+"blocks"     messages with a linear map of edges, made and reduced in blocks of edges where they are too large to be
+             stored (which SeenOps makes them)
 "segment"    PyG's own message() with our reduction: one message per edge in memory
 "pyg"        PyG's own code; `why` says why
 """
@@ -166,7 +168,6 @@ def _fused_gat(g: Inputs) -> tuple:
 
 
 _DEGREES = torch.tensor([1, 4, 8, 9, 5, 3])
-_MLP = "its message() applies an MLP to both ends of each edge"
 WIDE = "the layer itself makes edge features of full width"
 
 CASES: dict[str, Case] = {
@@ -282,25 +283,21 @@ CASES: dict[str, Case] = {
     "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "message", _attributed, why=WIDE),
     "CGConv": Case(lambda: nn.CGConv(D), "message"),
     "CGConv edges": Case(lambda: nn.CGConv(D, dim=EDGE), "message", _attributed, why=WIDE),
-    "EdgeConv": Case(lambda: nn.EdgeConv(_mlp(2 * D)), "segment", why=_MLP),
-    "DynamicEdgeConv": Case(lambda: nn.DynamicEdgeConv(_mlp(2 * D), k=4), "segment", lambda g: (g.x(),), _MLP),
-    "PointNetConv": Case(
-        lambda: nn.PointNetConv(_mlp(D + 3)), "segment", lambda g: (g.x(), g.pos(), g.index), "its MLP takes edges"
-    ),
+    "EdgeConv": Case(lambda: nn.EdgeConv(_mlp(2 * D)), "blocks"),
+    "DynamicEdgeConv": Case(lambda: nn.DynamicEdgeConv(_mlp(2 * D), k=4), "blocks", lambda g: (g.x(),)),
+    "PointNetConv": Case(lambda: nn.PointNetConv(_mlp(D + 3)), "blocks", lambda g: (g.x(), g.pos(), g.index)),
     "PPFConv": Case(
         lambda: nn.PPFConv(_mlp(D + 4)),
-        "segment",
+        "blocks",
         lambda g: (g.x(), g.pos(), normalize(g.x(6, 3).detach(), dim=-1), g.index),
-        "its MLP takes edges",
     ),
     "PointTransformerConv": Case(
         lambda: nn.PointTransformerConv(D, OUT), "message", lambda g: (g.x(), g.pos(), g.index), why=WIDE
     ),
     "PointGNNConv": Case(
         lambda: nn.PointGNNConv(_mlp(D, 3), _mlp(D + 3), _mlp(OUT, D)),
-        "segment",
+        "blocks",
         lambda g: (g.x(), g.pos(), g.index),
-        "its MLP takes edges",
     ),
     "PNAConv": Case(
         lambda: nn.PNAConv(D, OUT, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES, towers=2),
@@ -308,11 +305,11 @@ CASES: dict[str, Case] = {
     ),
     "PNAConv deeper": Case(
         lambda: nn.PNAConv(D, OUT, ["max", "sum"], ["identity"], _DEGREES, edge_dim=EDGE, pre_layers=2),
-        "segment",
+        "blocks",
         _attributed,
-        _MLP,
+        WIDE,
     ),
-    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "message", _heat, why=WIDE),
+    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "attention", _heat, why=WIDE),
     "DNAConv": Case(
         lambda: nn.DNAConv(D, heads=2),
         "segment",
@@ -367,10 +364,16 @@ class SeenOps(TorchDispatchMode):
     def __enter__(self):
         self._sizes = blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW
         blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW = {}, {"cpu": 16 * D * 8, "cuda": 16 * D * 8}, {}
+        self._compiled, blocks.compiled = blocks.compiled, self._noted
         return super().__enter__()
+
+    def _noted(self, graph, expression):
+        self.names.add("blocks" if graph.device.type == "cpu" else "message_walk")
+        return self._compiled(graph, expression)
 
     def __exit__(self, *exception):
         blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW = self._sizes
+        blocks.compiled = self._compiled
         return super().__exit__(*exception)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -394,7 +397,11 @@ def observed(counted: dict, seen: set[str]) -> tuple[str, str]:
         return "pyg", "; ".join(reasons)
     if any(kind.endswith(" segment") for kind in counted):
         return "segment", "; ".join(reasons)
-    if any(name.startswith(("message_walk", "spmm copy_rhs")) for name in seen):
-        return "message", WIDE if "wide" in seen else ""
-    scores = {"attention", "dot_attention", "edge_softmax", "sddmm add", "sddmm dot"}
-    return ("attention" if seen & scores else "spmm"), WIDE if "wide" in seen else ""
+    scores, wide = {"attention", "dot_attention", "edge_softmax"}, WIDE if "wide" in seen else ""
+    if not seen & scores:
+        if "blocks" in seen:
+            return "blocks", wide
+        if any(name.startswith("message_walk") for name in seen):
+            return "message", wide
+    scores |= {"sddmm add", "sddmm dot"}
+    return ("attention" if seen & scores else "spmm"), wide

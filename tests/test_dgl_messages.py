@@ -517,3 +517,38 @@ def test_outcome_of_float32_and_bfloat16():
         want, got, _ = compare_both(run, [x])
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * 4)
         assert outcome(run, [x], grad=False)["output 0"].dtype == dtype
+
+
+def test_a_column_that_is_yet_to_be_gathered():
+    """A subgraph's features are gathered from the whole graph's when they are read, and not before."""
+
+    def run(g):
+        part = dgl.node_subgraph(g, torch.arange(0, g.num_nodes(), 2))
+        part.update_all(MESSAGES["relu(u + v) w"], lambda nodes: {"o": nodes.mailbox["m"].sum(1) + nodes.data["z"]})
+        if report.snapshot():  # with the plug-in
+            assert part._node_frames[0]._columns["k"].index is not None
+        return part.ndata["o"]
+
+    def call(g):
+        g.ndata["k"] = rand(g.num_nodes(), 3)
+        return run(g)
+
+    assert not reasons(both("int64", call), "message")
+
+
+def test_autocast_on_the_cpu_is_that_of_torch_alone():
+    def run(layer, g):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            g.update_all(layer.message, fn.sum("m", "o"))
+            return g.dstdata["o"]
+
+    g, layer = build("int64"), Layer()
+    h, z = rand(40, WIDE, dtype=torch.float32), rand(40, WIDE, seed=2, dtype=torch.float32)
+    found = []
+    for enable in (dgl_backend.disable, dgl_backend.enable):
+        enable()
+        with g.local_scope():
+            g.ndata["h"], g.ndata["z"] = h, z
+            found.append(run(layer, g).detach())
+    assert found[0].dtype == found[1].dtype
+    torch.testing.assert_close(found[1], found[0], rtol=3e-2, atol=3e-1)

@@ -192,6 +192,25 @@ def test_a_hub_keeps_its_digits(degree):
         assert not got[0].any() and not got[2].any()
 
 
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_hubs_in_parts(reduce):
+    """Rows of more nonzeros than one worker takes (cpp/rows.h: kHubRow), beside and between others."""
+    made = torch.Generator().manual_seed(0)
+    degrees = torch.tensor([3, 16_384, 0, 16_385, 40_000, 2])
+    ends = torch.repeat_interleave(torch.arange(6), degrees)
+    ends = ends[torch.randperm(len(ends), generator=made)]
+    graph = Graph.from_coo(ends, torch.randint(0, 50, (len(ends),), generator=made), num_rows=6, num_cols=50)
+    message = m.tanh(q + k) * w
+    compare(graph, message, operands_of(graph, message, (3,)), reduce)
+    operands = operands_of(graph, message, (3,), dtype=torch.float32)
+    found, before = [], torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append(ops.message_reduce(graph, message, operands, reduce))
+    torch.set_num_threads(before)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_several_in_one_walk():
     graph = graph_of(30, 20, 300)
     operands = operands_of(graph, USUAL["gated"] + k, (2, 5))
@@ -328,3 +347,22 @@ def test_bad_programs_are_refused():
         with pytest.raises(error, match=words):
             call()
     assert gnnaccel.ops.message_reduce(graph, q, good).shape == (6, 4)
+
+
+def test_profile_names_the_programs(monkeypatch):
+    from gnnaccel import report
+
+    graph, message = graph_of(6, 6, 20), m.sigmoid(q + k) * x
+    operands = operands_of(graph, message, (3,))
+    report.reset()
+    ops.message_reduce(graph, message, operands)
+    assert "kernel" not in report.table()  # nobody asked
+    monkeypatch.setattr(report, "timing", True)
+    for _ in range(2):
+        ops.message_reduce(graph, [message, -q], operands, ["sum", "max"])
+    words = "sum of (sigmoid((u.q + v.k)) * u.x); max of neg(u.q)"
+    assert report.to_dict()["messages"] == {words: 2}
+    report.count("pyg.Some")
+    assert f"  2x {words}" in report.table()
+    report.reset()
+    assert not report.to_dict()["messages"]

@@ -35,6 +35,7 @@ class Mine(nn.ResGatedGraphConv):
 # layer, edges -> left to PyG
 CASES = {
     "stored": (lambda: nn.CGConv(D), graph(), True),
+    "on the CPU": (lambda: nn.FiLMConv(D, D), graph(), True),
     "gated sum": (lambda: nn.ResGatedGraphConv(D, D), graph(), False),
     "mean": (lambda: nn.CGConv(D, aggr="mean"), graph(), True),
     "many": (lambda: nn.CGConv(D), graph(50 * E), False),

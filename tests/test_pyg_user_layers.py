@@ -240,7 +240,7 @@ class EdgeNetwork(MessagePassing):
 
 
 class DeepEdgeNetwork(EdgeNetwork):
-    """A message no rule covers: PyG computes it, we reduce it."""
+    """A linear map of what an activation makes of each edge."""
 
     def __init__(self, aggr="sum"):
         super().__init__(aggr)
@@ -248,6 +248,13 @@ class DeepEdgeNetwork(EdgeNetwork):
 
     def message(self, x_i, x_j):
         return self.second(super().message(x_i, x_j))
+
+
+class SortedNetwork(EdgeNetwork):
+    """A message no rule covers: PyG computes it, we reduce it."""
+
+    def message(self, x_i, x_j):
+        return super().message(x_i, x_j).sort(-1).values
 
 
 class OnlyPropagate(MessagePassing):
@@ -307,8 +314,10 @@ WRITTEN = {
     "own message": (run_layer(lambda: Doubler(WIDE, 5), width=WIDE), "pyg.Doubler"),
     "edge network": (run_layer(EdgeNetwork, width=WIDE), "pyg.EdgeNetwork"),
     "edge network max": (run_layer(lambda: EdgeNetwork("max"), width=WIDE), "pyg.EdgeNetwork"),
-    "deep edge network": (run_layer(DeepEdgeNetwork, width=WIDE), "pyg.DeepEdgeNetwork segment"),
-    "deep edge network max": (run_layer(lambda: DeepEdgeNetwork("max"), width=WIDE), "pyg.DeepEdgeNetwork segment"),
+    "deep edge network": (run_layer(DeepEdgeNetwork, width=WIDE), "pyg.DeepEdgeNetwork"),
+    "deep edge network mean": (run_layer(lambda: DeepEdgeNetwork("mean"), width=WIDE), "pyg.DeepEdgeNetwork"),
+    "deep edge network max": (run_layer(lambda: DeepEdgeNetwork("max"), width=WIDE), "pyg.DeepEdgeNetwork"),
+    "sorted edge network": (run_layer(SortedNetwork, width=WIDE), "pyg.SortedNetwork segment"),
 }
 
 

@@ -65,11 +65,23 @@ class Lifting:
 
 
 class LiftedColumn(Column):
-    """A column of node features, one row per edge: DGL's, whose row numbers are found when somebody needs them."""
+    """A column of node features, one row per edge: DGL's, whose row numbers are found when somebody needs them.
 
-    def __init__(self, value: Tensor, lifting: Lifting, side: str):
-        self._lifting, self._side = lifting, side
-        super().__init__(value, index=_LATER)
+    What `column` has yet to do (gather rows of its own, move, cast) it does when this one is read.
+    """
+
+    def __init__(self, column: Column, lifting: Lifting, side: str):
+        self._lifting, self._side, self._column = lifting, side, column
+        is_ready = column.index is None and column.device is None and column.deferred_dtype is None
+        super().__init__(column.storage if is_ready else None, column.scheme, _LATER)
+
+    @property
+    def storage(self):
+        return self._column.data if self._stored is None else self._stored
+
+    @storage.setter
+    def storage(self, value):
+        self._stored = value
 
     @property
     def index(self):
@@ -124,6 +136,6 @@ def fetched(g) -> bool:
 def _lifted(g, lifting: Lifting, ntype: int, side: str) -> Frame:
     frame = g._node_frames[ntype]
     found = Frame(num_rows=g.num_edges())
-    found._columns = {name: LiftedColumn(column.data, lifting, side) for name, column in frame._columns.items()}
+    found._columns = {name: LiftedColumn(column, lifting, side) for name, column in frame._columns.items()}
     found._initializers, found._default_initializer = frame._initializers, frame._default_initializer
     return found

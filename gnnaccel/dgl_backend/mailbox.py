@@ -308,18 +308,20 @@ class _Column(Column):
     """A feature of the nodes with messages."""
 
     def __init__(self, box: _Box, column: Column):
-        super().__init__(column.data, column.scheme, box.ids)
-        self._box = box
+        super().__init__(column.storage, column.scheme)
+        self._box, self._column = box, column
 
     @property
     def data(self):
-        value = Column.data.fget(self)
+        value = self._column.data
+        if self._box.ids is not None:
+            value = value.index_select(0, self._box.ids)
         floating = type(value) in (Tensor, torch.nn.Parameter) and value.is_floating_point()
         return self._box.of_nodes(value) if floating else value
 
     @data.setter
     def data(self, value):
-        Column.data.fset(self, value)
+        raise Refused("a reduce function that writes into features of nodes")
 
 
 class _Batch(NodeBatch):
@@ -388,7 +390,8 @@ def _made(x) -> Tensor:
 
 
 def _random_state(device: torch.device) -> tuple:
-    return torch.get_rng_state(), (torch.cuda.get_rng_state(device) if device.type == "cuda" else None), device
+    on_gpu = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return torch.get_rng_state(), (torch.cuda.get_rng_state(device) if on_gpu else None), device
 
 
 def _restore(state: tuple) -> None:

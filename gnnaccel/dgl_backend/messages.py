@@ -134,8 +134,8 @@ class _Call:
         if target == TargetCode.EDGE:
             return self.g._edge_frames[0][field]
         assert self.lifting is not None
-        value = self.g._node_frames[ends(self.g._graph)[target]][field]
-        return LiftedColumn(value, self.lifting, "uv"[target]).data
+        column = self.g._node_frames[ends(self.g._graph)[target]]._columns[field]
+        return LiftedColumn(column, self.lifting, "uv"[target]).data
 
     def close(self) -> None:
         if self.lifting is not None:

@@ -25,10 +25,10 @@ from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, 
 # Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
 # cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
 STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
-# Numbers in stored messages up to which PyG's own propagate() is the quicker one. CPU: ResGated, CG and
-# GEN take 1.1 to 1.6 times PyG's time at 64,000, 0.7 to 1.3 times at 256,000. CUDA: where the milliseconds that Python
-# takes for lazy features (host_h200.csv) are those that our reductions spare; calculated, not swept.
-FEW = {"cpu": 1 << 17, "cuda": 8 << 20}
+# Numbers in stored messages up to which PyG's own propagate() is the quicker one. CPU: GEN, FiLM and LE take 1.0 to 1.5
+# times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: where the milliseconds that Python takes for lazy
+# features (host_h200.csv) are those that our reductions spare; calculated, not swept.
+FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
 # Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
 BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
@@ -168,6 +168,23 @@ def _logsumexp(graph: Graph, block: Block, values: Tensor) -> Tensor:
     return top + _segments(graph, block, (values - top.index_select(0, row)).exp()).clamp_min(1e-38).log()
 
 
+def _edges(graph: Graph, block: Block, ids: Tensor | None) -> Tensor:
+    """Edge id of each nonzero of a block."""
+    if ids is not None:
+        return ids
+    return torch.arange(block.edges.start, block.edges.stop, device=graph.device, dtype=graph.indptr.dtype)
+
+
+def _extremum(graph: Graph, block: Block, values: Tensor, reduce: str, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The maxima or minima of a block's rows, and the edge ids of those whose they are; -1 in an empty row."""
+    offsets = graph.indptr[block.rows.start : block.rows.stop + 1] - block.edges.start
+    out, winners = ops.segment_reduce(values.contiguous(), offsets, reduce, return_arg=True, check=False)
+    edges = _edges(graph, block, ids)
+    if len(edges) == 0:
+        return out, winners
+    return out, torch.where(winners < 0, winners, edges[winners.clamp_min(0).long()].to(winners.dtype))
+
+
 def _without_autocast(method):
     """A method whose first argument has a device, without autocast for that."""
 
@@ -180,7 +197,8 @@ def _without_autocast(method):
 
 
 class _Blocks(torch.autograd.Function):
-    """Evaluate a program on every edge and reduce it over rows ("sum", "mean", "logsumexp") or not at all (None)."""
+    """Evaluate a program on every edge and reduce it over rows ("sum", "mean", "max", "min", "logsumexp") or not at all
+    (None)."""
 
     @staticmethod
     @_without_autocast
@@ -188,6 +206,9 @@ class _Blocks(torch.autograd.Function):
         ctx.graph, ctx.program, ctx.reduce = graph, program, reduce
         rows = graph.nnz if reduce is None else graph.num_rows
         out = torch.empty(rows, *features, dtype=dtype, device=graph.device)
+        kept = out if reduce == "logsumexp" else None  # what the backward pass reads of the results
+        if reduce in ("max", "min"):
+            kept = torch.empty(rows, *features, dtype=graph.indptr.dtype, device=graph.device)
         for block in blocks_of(graph, _width(features, dtype, operands)):
             values, ids = _values(graph, block, operands, program.kinds)
             message = _evaluate(program, values)
@@ -195,15 +216,17 @@ class _Blocks(torch.autograd.Function):
                 out[block.edges if ids is None else ids] = message
             elif reduce == "logsumexp":
                 out[block.rows] = _logsumexp(graph, block, message)
+            elif reduce in ("max", "min"):
+                out[block.rows], kept[block.rows] = _extremum(graph, block, message, reduce, ids)
             else:
                 out[block.rows] = _segments(graph, block, message, reduce)
-        ctx.save_for_backward(out if reduce == "logsumexp" else None, *operands)
+        ctx.save_for_backward(kept, *operands)
         return out
 
     @staticmethod
     @_without_autocast
     def backward(ctx, grad):
-        out, *operands = ctx.saved_tensors
+        kept, *operands = ctx.saved_tensors
         graph, program, reduce = ctx.graph, ctx.program, ctx.reduce
         needs = ctx.needs_input_grad[5:]
         functorch = torch._C._functorch
@@ -214,7 +237,7 @@ class _Blocks(torch.autograd.Function):
         if reduce == "mean":
             count = graph.indptr.diff().clamp_(min=1).to(grad.dtype)
             grad = grad / count.view(-1, *(1,) * (grad.dim() - 1))
-        given = _Given(reduce, grad.contiguous(), out)
+        given = _Given(reduce, grad.contiguous(), kept)
         grads: list[Tensor | None] = [None] * len(operands)
         here = [n and kind != "u" for n, kind in zip(needs, program.kinds, strict=True)]
         _sweep(graph, program.kinds, program, operands, here, given, "v", grads)
@@ -226,11 +249,12 @@ class _Blocks(torch.autograd.Function):
 
 
 class _Given(NamedTuple):
-    """What the backward pass was given: the gradient of rows (or of edges, if nothing was reduced), and the result."""
+    """What the backward pass was given: the gradient of rows, or of edges if nothing was reduced; and what the forward
+    pass kept: results of "logsumexp", edge ids of the winners of a max or min."""
 
     reduce: str | None
     grad: Tensor
-    out: Tensor | None
+    kept: Tensor | None
 
 
 def _width(features, dtype, operands) -> int:
@@ -245,16 +269,19 @@ def _sweep(graph: Graph, kinds: str, program: Program, operands, wanted, given: 
     for i, operand in enumerate(operands):
         if wanted[i]:
             grads[i] = torch.zeros_like(operand, memory_format=torch.contiguous_format)
-    features = [given.grad, given.out]
+    features = [given.grad, given.kept]
     kind = "e" if given.reduce is None else side
     for block in blocks_of(graph, _width(given.grad.shape[1:], given.grad.dtype, operands)):
         values, ids = _values(graph, block, operands, kinds)
-        (g, out), _ = _values(graph, block, features, kind + ("c" if given.out is None else kind))
+        (g, kept), _ = _values(graph, block, features, kind + ("c" if given.kept is None else kind))
         leaves = [v.detach().requires_grad_() if w else v for v, w in zip(values, wanted, strict=True)]
         with torch.enable_grad():
             message = _evaluate(program, leaves)
         if given.reduce == "logsumexp":
-            g = g * (message.detach() - out).exp()
+            g = g * (message.detach() - kept).exp()
+        elif given.reduce in ("max", "min"):
+            edges = _edges(graph, block, ids)
+            g = torch.where(kept == edges.view(-1, *(1,) * (kept.dim() - 1)), g, 0)
         asked = [leaf for leaf, w in zip(leaves, wanted, strict=True) if w]
         parts = iter(torch.autograd.grad(message, asked, g.to(message.dtype), allow_unused=True))
         for i, kind_ in enumerate(kinds):
@@ -325,7 +352,7 @@ def _is_wide(arg, expression: Apply) -> bool:
 def edge_reduce(graph: Graph, expression: Expression, reduce: str) -> Tensor:
     """Reduce the rows of a large expression over the edges of each destination: [num_rows, ...].
 
-    reduce : "sum", "mean" or "logsumexp". Rows without edges: 0 (for logsumexp: nothing reads them).
+    reduce : "sum", "mean", "max", "min" or "logsumexp". Rows without edges: 0 (for logsumexp: nothing reads them).
     """
     found = programs.reduced(graph, expression, reduce)
     if found is not None:

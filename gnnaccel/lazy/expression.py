@@ -72,8 +72,16 @@ class Apply:
 
 Expression = Leaf | Apply
 
+
+def mapped(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows @ matrix, of edges' own features; may be stored where that spares making other messages in blocks."""
+    return torch.matmul(rows, matrix)
+
+
 # Functions of one row after the other and of constants: a weight may have as many rows as there are edges.
-LINEAR = frozenset((torch.nn.functional.linear, torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__))
+LINEAR = frozenset(
+    (mapped, torch.nn.functional.linear, torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
+)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.expression import LINEAR, NARROW, Apply, Leaf, clean, is_rows, joined
+from gnnaccel.lazy.expression import LINEAR, Apply, Leaf, clean, is_rows, joined, mapped
 from gnnaccel.lazy.rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
 from gnnaccel.lazy.tensor import RULES, Lazy, lift
 
@@ -63,7 +63,7 @@ def _linear(func, x, weight, *bias):
             for shift in bias:
                 apart = apart if shift is None else _shifted(apart, shift)
             return make(x.trip, apart.function, apart.args, apart.features, apart.dtype)
-    if weight.dim() != 2 or width > NARROW:  # made again in the backward pass: only where little is stored instead
+    if weight.dim() != 2:
         return NotImplemented
     return make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
 
@@ -75,7 +75,7 @@ def _shifted(expression, shift: Tensor):
     if isinstance(expression, Apply) and expression.function in (torch.add, torch.sub):
         first, second = expression.args
         return Apply(expression.function, (_shifted(first, shift), second), {}, expression.features, expression.dtype)
-    if isinstance(expression, Tensor):  # of edges: one of the two must be written anew at any rate
+    if isinstance(expression, Tensor):
         return expression + shift
     return Apply(torch.add, (expression, shift), {}, expression.features, expression.dtype)
 
@@ -87,8 +87,12 @@ def _mapped(graph: Graph, expression, matrix: Tensor):
     if isinstance(expression, Leaf):
         return Leaf(expression.side, torch.matmul(clean(graph, expression), matrix), clean=True)
     if isinstance(expression, Tensor):
-        whole = expression.dim() > 0 and expression.shape[-1] == matrix.shape[0]
-        return torch.matmul(expression, matrix) if whole else None
+        if expression.dim() == 0 or expression.shape[-1] != matrix.shape[0]:
+            return None
+        if expression.dim() > 1 and is_rows(expression, graph, "e", expression.dim() - 1):  # perhaps not to be stored
+            features = (*expression.shape[1:-1], matrix.shape[1])
+            return Apply(mapped, (expression, matrix), {}, features, expression.dtype)
+        return torch.matmul(expression, matrix)
     if not isinstance(expression, Apply) or expression.kwargs:
         return None
     function, args = expression.function, expression.args

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.expression import Apply, Expression, Leaf, is_rows, reshaped
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, is_rows, mapped, reshaped, without_autocast
 from gnnaccel.ops import messages
 from gnnaccel.ops.messages import message_reduce
 
@@ -134,6 +134,9 @@ class Translation:
                 raise messages.Unfit("options that the language has not")
             return _LIKE(_OF_TWO[function], tuple(self._read(arg, dims) for arg in node.args))
         inner = node.args[0]
+        if function is mapped:
+            with without_autocast(self.graph.device):
+                return self.leaf("e", mapped(*node.args))
         dims = len(inner.features) if isinstance(inner, (Leaf, Apply)) else dims
         if function in _CASTS:  # computed in float32 or float64 at any rate
             return self._read(inner, dims)

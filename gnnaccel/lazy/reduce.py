@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks, programs
-from gnnaccel.lazy.expression import NARROW, product, reshaped
+from gnnaccel.lazy.expression import LINEAR, NARROW, Apply, Expression, gathered, product, reshaped, without_autocast
 from gnnaccel.lazy.tensor import Lazy, lift
 
 
@@ -67,20 +67,44 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
     if not takes(messages) or messages.shape[dim] != graph.nnz or messages.device != graph.device:
         raise Unsupported("messages of another number or dtype")
     if isinstance(messages, Lazy) and messages.waiting and dim == messages.axis:
-        form = product(graph, messages.expression)
-        if form is not None:
-            x, weight, features = form
-            return _back(reshaped(ops.spmm(graph, x, weight, reduce=reduce), features), dim)
-        out = programs.reduced(graph, messages.expression, reduce)
+        out = _of_expression(graph, messages.expression, reduce)
         if out is not None:
             return _back(out, dim)
-        if not blocks.are_large(graph, messages.expression):
-            messages = messages.rows()
-        elif reduce in ("sum", "mean"):
-            return _back(blocks.edge_reduce(graph, messages.expression, reduce), dim)
+        messages = messages.rows()
     if isinstance(messages, Lazy):
         messages = messages.rows(f"{reduce} of messages that are no product")
     return _back(ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
+
+
+def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
+    """`reduced` of an expression; None where its rows are few enough to be stored."""
+    form = product(graph, expression)
+    if form is not None:
+        x, weight, features = form
+        return reshaped(ops.spmm(graph, x, weight, reduce=reduce), features)
+    if isinstance(expression, Apply) and expression.function in LINEAR and reduce in ("sum", "mean"):
+        inner = expression.args[0]
+        out = _of_expression(graph, inner, reduce)
+        if out is None:
+            out = ops.spmm(graph, None, gathered(graph, inner), "copy_rhs", reduce)
+        return _mapped_sum(graph, expression, out, reduce)
+    out = programs.reduced(graph, expression, reduce)
+    if out is None and blocks.are_large(graph, expression):
+        out = blocks.edge_reduce(graph, expression, reduce)
+    return out
+
+
+def _mapped_sum(graph, expression: Apply, out: Tensor, reduce: str) -> Tensor:
+    """The sum or mean of linear maps is the linear map of the sum or mean: of nodes instead of edges."""
+    _, weight, *bias = expression.args
+    with without_autocast(graph.device):
+        out = expression.function(out, weight)
+        for shift in bias:
+            if shift is not None:  # once for each edge, or for whoever has one
+                count = graph.indptr.diff()
+                count = count if reduce == "sum" else count.clamp(max=1)
+                out = out + count.to(out.dtype).view(-1, *(1,) * (out.dim() - 1)) * shift
+    return out
 
 
 def softmax(graph: Graph, scores: Tensor) -> Tensor:

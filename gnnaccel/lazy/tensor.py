@@ -1,7 +1,7 @@
 """Lifted node features that are not gathered until somebody must have them.
 
-PyG, say, hands message() one row per edge of every feature it names (``x_j``, ``x_i``). We hand it a `Lazy`: a tensor
-that knows the node feature and the side of the edge it comes from. What message() does to it row by row happens on the
+PyG hands message() one row per edge of every feature it names (``x_j``, ``x_i``). We hand it a `Lazy`: a tensor that
+knows the node feature and the side of the edge it comes from. What message() does to it row by row happens on the
 nodes (each once, not once per edge), products and sums of both ends and of edge tensors are kept as expressions, and
 when an aggregation asks for them they become one SpMM, one SDDMM, or a loop over blocks of edges. An operation that
 is not known here gets the gathered rows and goes on with ordinary tensors. message() itself runs once, as

@@ -20,6 +20,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
+from gnnaccel.ops import messages
 from gnnaccel.pyg_backend import norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -131,6 +132,34 @@ def _gin(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+_GINE = messages.relu(messages.u("x") + messages.e("edge"))
+
+
+def _gine(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GINEConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_attr=None, size=None):
+        own = x[1] if type(x) is tuple and len(x) == 2 else x
+        modules, found, eps = self._modules, None, None
+        usual = size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
+        lin = modules.get("lin")
+        if usual and "nn" in modules and (lin is None or short.are_linear(lin)):
+            found, eps = _neighbours(self, x, edge_index), short.number(self._buffers.get("eps"))
+        unusual = found is None or eps is None or own is None or self._buffers["eps"].dtype != own.dtype
+        if unusual or torch.is_autocast_enabled("cpu"):
+            return general(self, x, edge_index, edge_attr, size)
+        graph, source = found
+        edge = edge_attr if lin is None else lin(edge_attr)
+        if edge.shape != (graph.nnz, source.shape[1]) or edge.dtype != source.dtype:
+            return general(self, x, edge_index, edge_attr, size)
+        with report.accelerated(guard.kind):
+            out = ops.message_reduce(graph, _GINE, {"x": source, "edge": edge})
+        return modules["nn"](torch.add(out, own, alpha=1 + eps))
+
+    return forward
+
+
 def _res_gated(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.ResGatedGraphConv)
 
@@ -186,6 +215,7 @@ _MAKERS = (
     (pyg_nn.SAGEConv, _sage),
     (pyg_nn.GraphConv, _graph_conv),
     (pyg_nn.GINConv, _gin),
+    (pyg_nn.GINEConv, _gine),
     (pyg_nn.ResGatedGraphConv, _res_gated),
 )
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, report
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
@@ -104,6 +104,10 @@ def message_reduce(
     reduces = (reduce,) * len(messages) if isinstance(reduce, str) else tuple(reduce)
     if not messages or len(messages) != len(reduces):
         raise ValueError(f"message_reduce: reduce: expected one for each message, got {len(reduces)}")
+    if report.timing:
+        report.message(
+            "; ".join(f"{option} of {expression}" for expression, option in zip(messages, reduces, strict=True))
+        )
     names: dict[tuple[str, str], None] = {}
     for expression, option in zip(messages, reduces, strict=True):
         if not isinstance(expression, Expression):

@@ -1,0 +1,388 @@
+// The values of a program of messages for some tens of nonzeros, which stay in the first cache: an interpreter whose
+// steps are loops over vectors.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "isa.h"
+#include "rows.h"
+#include "simd.h"
+#include "simd_math.h"
+
+namespace gnnaccel::GNNACCEL_ISA {
+namespace {
+
+// Bytes of values of the nonzeros that are worked on together: half a first-level cache.
+constexpr int64_t kTileBytes = 24 << 10;
+constexpr int64_t kMostInTile = 256;
+constexpr int64_t kPrefetchBytes = 1024;  // of a gathered row; the processor follows a longer one by itself
+
+// A value of the nonzeros of a tile: row t at rows[t], or at flat + t * width.
+template <class A>
+struct View {
+  const A* flat;
+  const A* const* rows;
+};
+
+template <class A>
+A* align(A* from) {
+  const auto address = (reinterpret_cast<uintptr_t>(from) + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
+  return reinterpret_cast<A*>(address);
+}
+
+template <class To, class From>
+void copy_row(const From* from, To* to, int64_t width) {
+  for (int64_t d = 0; d < width; ++d) narrow(static_cast<Acc<To>>(widen(from[d])), to + d);
+}
+
+int64_t bytes_of(int32_t dtype, IndexType index_type) {
+  if (dtype < 0) return index_type == IndexType::i64 ? 8 : 4;
+  return dtype == static_cast<int32_t>(DType::f64) ? 8 : dtype == static_cast<int32_t>(DType::f32) ? 4 : 2;
+}
+
+template <class A>
+void write_row(const A* from, const MessageOutput& output, void* results, int64_t row) {
+  const int64_t at = row * output.width;
+  switch (static_cast<DType>(output.dtype)) {
+    case DType::f64:
+      return copy_row(from, static_cast<double*>(results) + at, output.width);
+    case DType::bf16:
+      return copy_row(from, static_cast<bf16*>(results) + at, output.width);
+    default:
+      return copy_row(from, static_cast<float*>(results) + at, output.width);
+  }
+}
+
+// How rows of a leaf are read: where they lie, or from a copy in the tile.
+enum class Access { in_place, copied, fixed };
+
+// What all threads share: the program, and how its leaves are read.
+template <class A, class I>
+struct Plan {
+  const MessageProgram& program;
+  CsrOf<I> graph;
+  const void* const* operands;
+  void* const* results;
+  int64_t tile;    // nonzeros
+  int64_t stride;  // of a value's row in the room for a tile: the width of the widest
+
+  explicit Plan(const MessageWalkArgs& a)
+      : program(a.program), graph(a.graph), operands(a.operands), results(a.results), stride(a.program.width) {
+    int64_t copies = 0;
+    for (int64_t i = 0; i < program.num_leaves; ++i) copies += access(program.leaves[i]) != Access::in_place;
+    const int64_t bytes = (program.num_registers + copies + 1) * stride * static_cast<int64_t>(sizeof(A));
+    tile = std::min(kMostInTile, std::max<int64_t>(4, kTileBytes / bytes));
+  }
+
+  // Rows in place are read by whole vectors, and as they are.
+  static Access access(const MessageLeaf& leaf) {
+    if (leaf.dtype < 0) return Access::in_place;
+    const bool as_is = leaf.dtype == static_cast<int32_t>(sizeof(A) == 8 ? DType::f64 : DType::f32);
+    if (as_is && leaf.width % kLanes<A> == 0) return Access::in_place;
+    return leaf.target == MessageTarget::c ? Access::fixed : Access::copied;
+  }
+
+  // Writes a row of output o: the sum or extremum of its messages, and whose that is.
+  void write(int64_t o, int64_t row, int64_t degree, A* values, const I* winners) const {
+    const MessageOutput& output = program.outputs[o];
+    if (output.reduce == MessageReduce::mean && degree)
+      for (int64_t d = 0; d < output.width; ++d) values[d] /= static_cast<A>(degree);
+    write_row(values, output, results[2 * o], row);
+    I* const to = static_cast<I*>(results[2 * o + 1]);
+    if (!to) return;
+    if (degree)
+      std::copy_n(winners, output.width, to + row * output.width);
+    else
+      std::fill_n(to + row * output.width, output.width, I(-1));
+  }
+
+  // Numbers of one value of a tile: whole vectors, and one more, so that values do not lie a power of two apart.
+  int64_t room() const { return (tile * stride + 2 * kLanes<A> - 1) / kLanes<A> * kLanes<A>; }
+};
+
+// Nonzeros k .. k + n, their rows, and every value of the program for them.
+template <class A, class I>
+class Tile {
+ public:
+  explicit Tile(const Plan<A, I>& plan)
+      : plan_(plan),
+        program_(plan.program),
+        graph_(plan.graph),
+        values_((program_.num_registers + program_.num_leaves) * plan.room() + kLanes<A>),
+        pointers_(program_.num_leaves * plan.tile),
+        views_(program_.num_leaves),
+        row_of_(plan.tile) {
+    A* const leaf_copies = align(values_.get()) + program_.num_registers * plan_.room();
+    for (int64_t i = 0; i < program_.num_leaves; ++i) {
+      const MessageLeaf& leaf = program_.leaves[i];
+      A* const copies = leaf_copies + i * plan_.room();
+      const bool in_place = Plan<A, I>::access(leaf) == Access::in_place;
+      views_[i] = {in_place ? nullptr : copies, in_place ? pointers_.get() + i * plan_.tile : nullptr};
+      if (leaf.target != MessageTarget::c) continue;
+      for (int64_t t = 0; t < plan_.tile; ++t) {
+        if (in_place)
+          pointers_[i * plan_.tile + t] = static_cast<const A*>(plan_.operands[i]);
+        else
+          load_row(leaf, plan_.operands[i], 0, copies + t * leaf.width);
+      }
+    }
+  }
+
+  // Computes the values of the nonzeros first .. first + count, of which the first is in row `row` or a later one.
+  void compute(int64_t first, int64_t count, int64_t row) {
+    k_ = first;
+    n_ = count;
+    for (int64_t t = 0; t < n_; ++t) {
+      while (static_cast<int64_t>(graph_.indptr[row + 1]) <= k_ + t) ++row;
+      row_of_[t] = row;
+    }
+    read_leaves();
+    for (int64_t s = 0; s < program_.num_steps; ++s) step(program_.steps[s]);
+  }
+
+  View<A> view(int32_t value) const { return value < 0 ? views_[~value] : View<A>{register_(value), nullptr}; }
+  int64_t row(int64_t t) const { return row_of_[t]; }
+
+ private:
+  static constexpr int N = kLanes<A>;
+  using V = Vec<A, N>;
+
+  A* register_(int32_t number) const { return align(values_.get()) + number * plan_.room(); }
+
+  static void load_row(const MessageLeaf& leaf, const void* operand, int64_t row, A* to) {
+    switch (static_cast<DType>(leaf.dtype)) {
+      case DType::f64:
+        return copy_row(static_cast<const double*>(operand) + row * leaf.width, to, leaf.width);
+      case DType::bf16:
+        return copy_row(static_cast<const bf16*>(operand) + row * leaf.width, to, leaf.width);
+      default:
+        return copy_row(static_cast<const float*>(operand) + row * leaf.width, to, leaf.width);
+    }
+  }
+
+  int64_t row_read(MessageTarget target, int64_t t) const {
+    switch (target) {
+      case MessageTarget::u:
+        return graph_.indices[k_ + t];
+      case MessageTarget::v:
+        return row_of_[t];
+      default:
+        return graph_.edge(k_ + t);
+    }
+  }
+
+  void read_leaves() {
+    for (int64_t i = 0; i < program_.num_leaves; ++i) {
+      const MessageLeaf& leaf = program_.leaves[i];
+      if (leaf.target == MessageTarget::c) continue;
+      const int64_t row_bytes = leaf.width * bytes_of(leaf.dtype, sizeof(I) == 8 ? IndexType::i64 : IndexType::i32);
+      const char* const base = static_cast<const char*>(plan_.operands[i]);
+      if (leaf.target == MessageTarget::u || (leaf.target == MessageTarget::e && graph_.edge_ids)) {
+        const int64_t ahead = std::min(n_, graph_.nnz - k_ - n_);
+        for (int64_t t = n_; t < n_ + ahead; ++t) {
+          const char* const row = base + row_read(leaf.target, t) * row_bytes;
+          for (int64_t b = 0; b < std::min(row_bytes, kPrefetchBytes); b += 64) prefetch<1>(row + b);
+        }
+      }
+      if (views_[i].rows) {
+        for (int64_t t = 0; t < n_; ++t)
+          pointers_[i * plan_.tile + t] = reinterpret_cast<const A*>(base + row_read(leaf.target, t) * row_bytes);
+      } else {
+        A* const copies = const_cast<A*>(views_[i].flat);
+        for (int64_t t = 0; t < n_; ++t) load_row(leaf, base, row_read(leaf.target, t), copies + t * leaf.width);
+      }
+    }
+  }
+
+  // f of every vector of one, two or three values. Registers have room for whole vectors; rows in place consist of
+  // them.
+  template <class F>
+  void unary(const MessageStep& s, const F& f) {
+    const View<A> a = view(s.a);
+    A* const out = register_(s.out);
+    if (!a.rows) {
+      for (int64_t d = 0; d < n_ * s.width; d += N) store<N>(out + d, f(load<N>(a.flat + d)));
+      return;
+    }
+    for (int64_t t = 0; t < n_; ++t)
+      for (int64_t d = 0; d < s.width; d += N) store<N>(out + t * s.width + d, f(load<N>(a.rows[t] + d)));
+  }
+
+  template <class F>
+  void binary(const MessageStep& s, const F& f) {
+    const View<A> a = view(s.a), b = view(s.b);
+    A* const out = register_(s.out);
+    if (!a.rows && !b.rows) {
+      for (int64_t d = 0; d < n_ * s.width; d += N) store<N>(out + d, f(load<N>(a.flat + d), load<N>(b.flat + d)));
+      return;
+    }
+    for (int64_t t = 0; t < n_; ++t) {
+      const A* const left = a.rows ? a.rows[t] : a.flat + t * s.width;
+      const A* const right = b.rows ? b.rows[t] : b.flat + t * s.width;
+      for (int64_t d = 0; d < s.width; d += N)
+        store<N>(out + t * s.width + d, f(load<N>(left + d), load<N>(right + d)));
+    }
+  }
+
+  void where(const MessageStep& s) {
+    const View<A> a = view(s.a), b = view(s.b), c = view(s.c);
+    const auto row = [&](const View<A>& x, int64_t t) { return x.rows ? x.rows[t] : x.flat + t * s.width; };
+    A* const out = register_(s.out);
+    for (int64_t t = 0; t < n_; ++t) {
+      const A *mask = row(a, t), *yes = row(b, t), *no = row(c, t);
+      for (int64_t d = 0; d < s.width; ++d) out[t * s.width + d] = mask[d] != 0 ? yes[d] : no[d];
+    }
+  }
+
+  void expand(const MessageStep& s) {
+    const View<A> a = view(s.a);
+    A* const out = register_(s.out);
+    for (int64_t t = 0; t < n_; ++t) {
+      const A* const from = a.rows ? a.rows[t] : a.flat + t * s.len;
+      A* to = out + t * s.width;
+      for (int64_t outer = 0; outer < s.width; outer += static_cast<int64_t>(s.len) * s.div)
+        for (int64_t l = 0; l < s.len; ++l, to += s.div) std::fill(to, to + s.div, from[l]);
+    }
+  }
+
+  void fold(const MessageStep& s) {
+    const View<A> a = view(s.a);
+    A* const out = register_(s.out);
+    for (int64_t t = 0; t < n_; ++t) {
+      const A* from = a.rows ? a.rows[t] : a.flat + t * s.width;
+      A* const to = out + t * s.len;
+      for (int64_t l = 0; l < s.len; ++l) to[l] = 0;
+      for (int64_t outer = 0; outer < s.width; outer += static_cast<int64_t>(s.len) * s.div, from += s.len * s.div)
+        for (int64_t l = 0; l < s.len; ++l) to[l] += s.div == 1 ? from[l] : sum(from + l * s.div, s.div);
+    }
+  }
+
+  static A sum(const A* from, int64_t n) {
+    V total{};
+    int64_t d = 0;
+    for (; d + N <= n; d += N) total += load<N>(from + d);
+    A all = horizontal_sum<A, N>(total);
+    for (; d < n; ++d) all += from[d];
+    return all;
+  }
+
+  void winner(const MessageStep& s) {
+    const View<A> a = view(s.a);
+    A* const out = register_(s.out);
+    for (int64_t t = 0; t < n_; ++t) {
+      const I* const ids = reinterpret_cast<const I*>(a.rows[t]);
+      const I edge = static_cast<I>(graph_.edge(k_ + t));
+      for (int64_t d = 0; d < s.width; ++d) out[t * s.width + d] = ids[d] == edge ? A(1) : A(0);
+    }
+  }
+
+  void step(const MessageStep& s) {
+    const V p = splat<N>(static_cast<A>(s.p)), one = splat<N>(A(1)), zero{};
+    switch (s.op) {
+      case MessageOp::add:
+        return binary(s, [](V a, V b) { return a + b; });
+      case MessageOp::sub:
+        return binary(s, [](V a, V b) { return a - b; });
+      case MessageOp::mul:
+        return binary(s, [](V a, V b) { return a * b; });
+      case MessageOp::div:
+        return binary(s, [](V a, V b) { return a / b; });
+      case MessageOp::max:  // NaN wins
+        return binary(s, [](V a, V b) { return (a > b) | (a != a) ? a : b; });
+      case MessageOp::min:
+        return binary(s, [](V a, V b) { return (a < b) | (a != a) ? a : b; });
+      case MessageOp::gt:
+        return binary(s, [&](V a, V b) { return a > b ? one : zero; });
+      case MessageOp::ge:
+        return binary(s, [&](V a, V b) { return a >= b ? one : zero; });
+      case MessageOp::eq:
+        return binary(s, [&](V a, V b) { return a == b ? one : zero; });
+      case MessageOp::add_p:
+        return unary(s, [&](V a) { return a + p; });
+      case MessageOp::mul_p:
+        return unary(s, [&](V a) { return a * p; });
+      case MessageOp::div_p:
+        return unary(s, [&](V a) { return a / p; });
+      case MessageOp::max_p:
+        return unary(s, [&](V a) { return (a > p) | (a != a) ? a : p; });
+      case MessageOp::min_p:
+        return unary(s, [&](V a) { return (a < p) | (a != a) ? a : p; });
+      case MessageOp::gt_p:
+        return unary(s, [&](V a) { return a > p ? one : zero; });
+      case MessageOp::ge_p:
+        return unary(s, [&](V a) { return a >= p ? one : zero; });
+      case MessageOp::lt_p:
+        return unary(s, [&](V a) { return a < p ? one : zero; });
+      case MessageOp::le_p:
+        return unary(s, [&](V a) { return a <= p ? one : zero; });
+      case MessageOp::eq_p:
+        return unary(s, [&](V a) { return a == p ? one : zero; });
+      case MessageOp::rsub_p:
+        return unary(s, [&](V a) { return p - a; });
+      case MessageOp::rdiv_p:
+        return unary(s, [&](V a) { return p / a; });
+      case MessageOp::pow_p:
+        return unary(s,
+                     [&](V a) { return lane_by_lane<A, N>(a, [&](A x) { return std::pow(x, static_cast<A>(s.p)); }); });
+      case MessageOp::leaky_relu_p:
+        return unary(s, [&](V a) { return a > zero ? a : a * p; });
+      case MessageOp::copy:
+        return unary(s, [](V a) { return a; });
+      case MessageOp::neg:
+        return unary(s, [](V a) { return -a; });
+      case MessageOp::abs:
+        return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::abs(x); }); });
+      case MessageOp::sign:
+        return unary(s, [&](V a) { return (a > zero ? one : zero) - (a < zero ? one : zero); });
+      case MessageOp::exp:
+        return unary(s, [](V a) { return vector_exp<N>(a); });
+      case MessageOp::expm1:
+        return unary(s, [](V a) { return vector_expm1<N>(a); });
+      case MessageOp::log:
+        return unary(s, [](V a) { return vector_log<N>(a); });
+      case MessageOp::log1p:
+        return unary(s, [](V a) { return vector_log1p<N>(a); });
+      case MessageOp::sqrt:
+        return unary(s, [](V a) { return vector_sqrt<A, N>(a); });
+      case MessageOp::rsqrt:
+        return unary(s, [&](V a) { return one / vector_sqrt<A, N>(a); });
+      case MessageOp::sigmoid:
+        return unary(s, [](V a) { return vector_sigmoid<A, N>(a); });
+      case MessageOp::tanh:
+        return unary(s, [](V a) { return vector_tanh<N>(a); });
+      case MessageOp::relu:
+        return unary(s, [&](V a) { return a < zero ? zero : a; });
+      case MessageOp::erf:
+        return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::erf(x); }); });
+      case MessageOp::sin:
+        return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::sin(x); }); });
+      case MessageOp::cos:
+        return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::cos(x); }); });
+      case MessageOp::where:
+        return where(s);
+      case MessageOp::fill: {
+        A* const out = register_(s.out);
+        return std::fill(out, out + n_ * s.width, static_cast<A>(s.p));
+      }
+      case MessageOp::expand:
+        return expand(s);
+      case MessageOp::fold:
+        return fold(s);
+      case MessageOp::winner:
+        return winner(s);
+    }
+  }
+
+  const Plan<A, I>& plan_;
+  const MessageProgram& program_;
+  const CsrOf<I>& graph_;
+  int64_t k_, n_;
+  Buffer<A> values_;
+  Buffer<const A*> pointers_;
+  Buffer<View<A>> views_;
+  Buffer<int64_t> row_of_;
+};
+
+}  // namespace
+}  // namespace gnnaccel::GNNACCEL_ISA
