@@ -1,6 +1,7 @@
 // Programs of elementwise messages on the CPU: computed tile by tile (message_tile.h), and reduced there. Nothing per
 // edge is stored. Rows longer than kHubRow are worked on in pieces of that length, which run in parallel.
 #include <algorithm>
+#include <cstring>
 
 #include "isa.h"
 #include "message_tile.h"
@@ -76,15 +77,15 @@ class Worker {
         part_(part),
         tile_(plan),
         sums_(program_.num_outputs * 3 * (plan.stride + N) + N),
-        winners_(program_.num_outputs * plan.stride),
+        winners_(program_.num_outputs * (plan.stride + N)),
         accumulators_(program_.num_outputs) {
     A* const sums = align(sums_.get());
     const int64_t room = plan_.stride + N;
     std::fill_n(sums, program_.num_outputs * 3 * room, A(0));
-    std::fill_n(winners_.get(), program_.num_outputs * plan_.stride, I(-1));
+    std::fill_n(winners_.get(), program_.num_outputs * room, I(-1));
     for (int64_t o = 0; o < program_.num_outputs; ++o)
       accumulators_[o] = {sums + 3 * o * room, sums + (3 * o + 1) * room, sums + (3 * o + 2) * room,
-                          winners_.get() + o * plan_.stride};
+                          winners_.get() + o * room};
   }
 
   void write() {
@@ -147,23 +148,28 @@ class Worker {
     for (; d < width; d += N) block(std::integral_constant<int, 1>{}, d);
   }
 
-  void extremum(int64_t o, const View<A>& x, int64_t begin, int64_t t0, int64_t t1) {
+  void extremum(int64_t o, const View<A>& values, int64_t begin, int64_t t0, int64_t t1) {
     const MessageOutput& output = program_.outputs[o];
     const bool max = output.reduce == MessageReduce::max;
     A* const best = accumulators_[o].piece;
     I* const winners = accumulators_[o].winners;
     for (int64_t t = t0; t < t1; ++t) {
-      const A* const from = x.rows ? x.rows[t] : x.flat + t * output.width;
+      const A* const from = values.rows ? values.rows[t] : values.flat + t * output.width;
       const I edge = static_cast<I>(graph_.edge(k_ + t));
+      const Vec<I, N> edges = splat<N>(edge);
       if (k_ + t == begin) {
         std::copy(from, from + output.width, best);
         std::fill(winners, winners + output.width, edge);
         continue;
       }
-      for (int64_t d = 0; d < output.width; ++d) {
-        const bool better = is_better(from[d], best[d], max);
-        best[d] = better ? from[d] : best[d];
-        winners[d] = better ? edge : winners[d];
+      for (int64_t d = 0; d < output.width; d += N) {  // into the room behind the last
+        const V x = load<N>(from + d), old = load<N>(best + d);
+        const auto better = (max ? x > old : x < old) | ((x != x) & (old == old));
+        store<N>(best + d, better ? x : old);
+        Vec<I, N> whose;
+        std::memcpy(&whose, winners + d, sizeof(whose));
+        whose = __builtin_convertvector(better, Vec<I, N>) ? edges : whose;
+        std::memcpy(winners + d, &whose, sizeof(whose));
       }
     }
   }

@@ -340,7 +340,7 @@ def edge_values(graph: Graph, expression: Expression) -> Tensor:
         return gathered(graph, expression)
     found = programs.reduced(graph, expression, "none")
     if found is not None:
-        return found
+        return found[0]
     program, operands = compiled(graph, expression)
     return _Blocks.apply(graph, program, None, expression.features, expression.dtype, *operands)
 
@@ -354,7 +354,7 @@ def edge_reduce(graph: Graph, expression: Expression, reduce: str) -> Tensor:
 
     reduce : "sum", "mean", "max", "min" or "logsumexp". Rows without edges: 0 (for logsumexp: nothing reads them).
     """
-    found = programs.reduced(graph, expression, reduce)
+    found = programs.logsumexp(graph, expression) if reduce == "logsumexp" else None
     if found is not None:
         return found
     program, operands = compiled(graph, expression)

@@ -156,19 +156,27 @@ def translated(graph: Graph, expression: Expression) -> Translation | None:
         return None
 
 
-def reduced(graph: Graph, expression: Expression, reduce: str) -> Tensor | None:
-    """The rows of an expression, reduced over the edges of each destination, or None (`translated`).
+def reduced(graph: Graph, expression: Expression, *reduces: str) -> tuple[Tensor, ...] | None:
+    """The rows of an expression, reduced over the edges of each destination in one walk, or None (`translated`).
 
-    reduce : "sum", "mean", "max", "min", "none" (the rows themselves, in edge-id order), or "logsumexp", which is for
-        destinations with edges.
+    reduces : "sum", "mean", "max", "min", "none" (the rows themselves, in edge-id order).
     """
+    found = translated(graph, expression)
+    if found is None:
+        return None
+    try:
+        return message_reduce(graph, [found.message] * len(reduces), found.operands, reduces, dtype=expression.dtype)
+    except messages.Unfit:
+        return None
+
+
+def logsumexp(graph: Graph, expression: Expression) -> Tensor | None:
+    """The logarithm of the sum of exp(rows) over the edges of each destination that has some, or None."""
     found = translated(graph, expression)
     if found is None:
         return None
     dtype = expression.dtype
     try:
-        if reduce != "logsumexp":
-            return message_reduce(graph, found.message, found.operands, reduce, dtype=dtype)
         with torch.no_grad():
             top = message_reduce(graph, found.message, found.operands, "max", dtype=dtype)
         shifted = found.message - found.leaf("v", top)

@@ -67,13 +67,24 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
     if not takes(messages) or messages.shape[dim] != graph.nnz or messages.device != graph.device:
         raise Unsupported("messages of another number or dtype")
     if isinstance(messages, Lazy) and messages.waiting and dim == messages.axis:
-        out = _of_expression(graph, messages.expression, reduce)
+        out = _of_several(graph, messages, reduce) if reduce in messages.together else None
+        if out is None:
+            out = _of_expression(graph, messages.expression, reduce)
         if out is not None:
             return _back(out, dim)
         messages = messages.rows()
     if isinstance(messages, Lazy):
         messages = messages.rows(f"{reduce} of messages that are no product")
     return _back(ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
+
+
+def _of_several(graph, messages: Lazy, reduce: str) -> Tensor | None:
+    """`reduced` by one walk for all that will be asked for; None where each goes its own way."""
+    if messages.reduced is None:
+        apart = len(messages.together) < 2 or product(graph, messages.expression) is not None
+        found = None if apart else programs.reduced(graph, messages.expression, *messages.together)
+        messages.reduced = {} if found is None else dict(zip(messages.together, found, strict=True))
+    return messages.reduced.get(reduce)
 
 
 def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
@@ -88,7 +99,8 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
         if out is None:
             out = ops.spmm(graph, None, gathered(graph, inner), "copy_rhs", reduce)
         return _mapped_sum(graph, expression, out, reduce)
-    out = programs.reduced(graph, expression, reduce)
+    found = programs.reduced(graph, expression, reduce)
+    out = None if found is None else found[0]
     if out is None and blocks.are_large(graph, expression):
         out = blocks.edge_reduce(graph, expression, reduce)
     return out

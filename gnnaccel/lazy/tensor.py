@@ -77,6 +77,8 @@ class Lazy(Tensor):
     axis: int  # of the edges: 0 but for features [K, N, F] of stacks and time steps, whose expressions have it first
     traced: bool  # a gradient goes through it; else its expression has none
     inference: bool  # made under torch.inference_mode
+    together: tuple[str, ...]  # the reductions that somebody will ask for one after the other
+    reduced: dict[str, Tensor] | None  # what they are, once one was asked for
     _value: Tensor | None
 
     @staticmethod
@@ -94,6 +96,7 @@ class Lazy(Tensor):
         )
         self.trip, self.expression, self.axis, self._value = trip, expression, axis, None
         self.traced, self.inference = grad, inference
+        self.together, self.reduced = (), None
         trip.made.append(weakref.ref(self))
         if grad:
             # Reached only where autograd took this object for an input of its own, so that its gradient would be lost.

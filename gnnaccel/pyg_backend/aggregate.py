@@ -65,12 +65,37 @@ def _view_class(plain: Any) -> type:
     if issubclass(plain, aggr.MultiAggregation):
         # The fused aggregation would share sums among the modules by scatter; they are one SpMM each.
         members["fused_aggr"] = None
+        members["forward"] = _in_one_walk(members.get("forward", plain.forward))
         members["aggrs"] = property(lambda self: [_part(part) for part in self._modules["aggrs"]])
     if issubclass(plain, aggr.DegreeScalerAggregation):
         members["aggr"] = property(lambda self: _part(self._modules["aggr"]))
     if issubclass(plain, aggr.StdAggregation):
         members["var_aggr"] = property(lambda self: _part(self._modules["var_aggr"]))
     return type(plain.__name__, (plain,), members)
+
+
+# What each module asks of the messages that it is given.
+_ASKS = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MaxAggregation: "max",
+    aggr.MinAggregation: "min",
+    aggr.VarAggregation: "mean",
+    aggr.StdAggregation: "mean",
+}
+
+
+def _in_one_walk(forward):
+    """forward() of several modules, whose reductions of the same messages are computed at once."""
+
+    @functools.wraps(forward)
+    def several(self, x, *args, **kwargs):
+        if isinstance(x, Lazy) and not x.together:
+            asked = [_ASKS[type(part)] for part in self._modules["aggrs"] if type(part) in _ASKS and _may_view(part)]
+            x.together = tuple(dict.fromkeys(asked))
+        return forward(self, x, *args, **kwargs)
+
+    return several
 
 
 def _part(part: aggr.Aggregation) -> Any:
