@@ -148,6 +148,7 @@ LEFT = {
     "of everything": (lambda nodes: {"o": nodes.mailbox["m"].sum(1) / nodes.mailbox["m"].max()}, "max() of a mailbox"),
     "node ids": (lambda nodes: {"o": nodes.mailbox["m"].sum(1) + nodes.nodes()[:, None]}, "which nodes"),
     "how many nodes": (lambda nodes: {"o": nodes.mailbox["m"].sum(1) + torch.ones(len(nodes), 1)}, "how many nodes"),
+    "integers": (lambda nodes: {"o": nodes.mailbox["m"].sum(1) + nodes.data["n"].double().mean()}, "of torch.int64"),
     "in place": (lambda nodes: {"o": nodes.mailbox["m"].sum(1).mul_(2)}, "writes in place"),
     "a branch on values": (
         lambda nodes: {"o": nodes.data["z"] if nodes.mailbox["m"].sum(1).sum() > 0 else -nodes.data["z"]},
@@ -161,6 +162,7 @@ def test_what_is_left_to_dgl_says_why(name):
     function, why = LEFT[name]
 
     def run(g):
+        g.dstdata["n"] = torch.arange(g.num_dst_nodes())
         g.update_all(_message, function)
         return {key: g.dstdata[key] for key in "op" if key in g.dstdata}
 
@@ -189,6 +191,19 @@ def test_a_number_of_messages_that_is_reckoned_with():
 
     for where in GRAPHS:
         assert not reasons(both(where, run_torch), "reduce")
+
+
+def test_a_number_of_messages_keeps_the_dtype_of_messages():
+    g, found = graph(loops=True), []
+    g.ndata["h"] = rand(40, 3, dtype=torch.float32)
+    for enable in (dgl_backend.disable, dgl_backend.enable):
+        enable()
+        g.update_all(
+            fn.copy_u("h", "m"), lambda nodes: {"o": (nodes.mailbox["m"] * nodes.mailbox["m"].shape[1]).sum(1)}
+        )
+        found.append(g.ndata["o"])
+    torch.testing.assert_close(found[1], found[0])
+    assert report.snapshot()["dgl.reduce function"].accelerated == 1
 
 
 def test_a_function_that_is_refused_is_tried_once():

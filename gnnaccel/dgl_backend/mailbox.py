@@ -239,7 +239,7 @@ def _of_mail(box: _Box, func, args: tuple, kwargs: dict):
         if func is Tensor.__getitem__ and _is_of_features(args[1]):
             return box.of_messages(mail.held[args[1][1:]])
     if func in ELEMENTWISE:
-        return box.of_messages(func(*(_at_edges(box, x, dims) for x in args), **kwargs))
+        return box.of_messages(func(*(_at_edges(box, x, mail) for x in args), **kwargs))
     raise Refused(f"{getattr(func, '__name__', func)}() of a mailbox")
 
 
@@ -290,10 +290,11 @@ def _reduced(box: _Box, func, mail: _Values, *args, **kwargs):
     return getattr(torch.return_types, name)((out, _Unseen("where in the mailbox an extremum is")))
 
 
-def _at_edges(box: _Box, x, dims: int):
-    """An operand beside messages of `dims` dimensions, as one beside the edges."""
+def _at_edges(box: _Box, x, mail: _Values):
+    """An operand beside messages, as one beside the edges."""
+    dims = mail.held.dim() + 1
     if isinstance(x, Degree):
-        x = box.of_nodes(x.beside(dims, torch.float64))
+        x = box.of_nodes(x.beside(dims, mail.held.dtype))
     if isinstance(x, _Values):
         if x.is_mail and x.held.dim() + 1 == dims:
             return x.held
@@ -314,10 +315,9 @@ class _Column(Column):
     @property
     def data(self):
         value = self._column.data
-        if self._box.ids is not None:
-            value = value.index_select(0, self._box.ids)
-        floating = type(value) in (Tensor, torch.nn.Parameter) and value.is_floating_point()
-        return self._box.of_nodes(value) if floating else value
+        if type(value) not in (Tensor, torch.nn.Parameter) or not value.is_floating_point():
+            raise Refused(f"a reduce function that reads features of {value.dtype}")  # what is done to them is not seen
+        return self._box.received(value)
 
     @data.setter
     def data(self, value):
@@ -340,7 +340,9 @@ class _Batch(NodeBatch):
         raise Refused("a reduce function that reads how many nodes it is given")
 
 
-_refusals: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # owner of a function or its code -> {code: reason}
+_refusals: weakref.WeakKeyDictionary = (
+    weakref.WeakKeyDictionary()
+)  # code -> {None: reason}, object -> {code of a method: reason}
 
 
 def reduce(g, trip: Trip, function, messages) -> Frame:
@@ -354,10 +356,10 @@ def reduce(g, trip: Trip, function, messages) -> Frame:
         If DGL must run the function.
     """
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    owner = getattr(function, "__self__", code)
-    known = _known(owner)
-    if code in known:
-        raise Refused(known[code])
+    owner = getattr(function, "__self__", None)
+    known, method = (_known(code), None) if owner is None else (_known(owner), code)
+    if method in known:
+        raise Refused(known[method])
     if not isinstance(messages, dict) or not all(
         takes(x) and x.dim() > 0 and x.shape[0] == trip.graph.nnz for x in messages.values()
     ):
@@ -369,8 +371,7 @@ def reduce(g, trip: Trip, function, messages) -> Frame:
     except (Refused, Exception) as error:  # an error of the user's comes again, from DGL's own run
         _restore(state)
         why = str(error) if isinstance(error, Refused) else "a reduce function that raises an error"
-        if code is not None:
-            known[code] = why
+        known[method] = why
         raise Refused(why) from None
     return _frame(g, box, found)
 
