@@ -69,7 +69,7 @@ class Row:
         return f"{self.framework}: {self.name}"
 
 
-def _step(forward: Callable[[], Tensor], inputs: list[Tensor], grad_out: Tensor) -> Step:
+def step_of(forward: Callable[[], Tensor], inputs: list[Tensor], grad_out: Tensor) -> Step:
     def step():
         out = forward()
         return out.detach(), torch.autograd.grad(out, inputs, grad_out)
@@ -80,7 +80,7 @@ def _step(forward: Callable[[], Tensor], inputs: list[Tensor], grad_out: Tensor)
 # ---- DGL: the same call on both sides, with the plug-in switched off and on ----
 
 
-def _dgl_graph(case: Case):
+def dgl_graph(case: Case):
     from gnnaccel import dgl_backend
 
     dgl_backend.shim()
@@ -92,7 +92,7 @@ def _dgl_graph(case: Case):
     return dgl, graph
 
 
-def _dgl_sides(step: Step) -> tuple[Side, Side]:
+def dgl_sides(step: Step) -> tuple[Side, Side]:
     from gnnaccel import dgl_backend
 
     return Side(dgl_backend.disable, step), Side(dgl_backend.enable, step)
@@ -100,36 +100,36 @@ def _dgl_sides(step: Step) -> tuple[Side, Side]:
 
 def _dgl_op(name: str, weighted: bool = False, distinct: bool = False) -> Callable[[Case], tuple[Side, Side]]:
     def build(case: Case):
-        dgl, graph = _dgl_graph(case)
+        dgl, graph = dgl_graph(case)
         x, weight = case.distinct if distinct else case.x, case.features(case.edge_index.shape[1], 1)
         inputs = [x, weight] if weighted else [x]
         # DGL alone sends what comes back to a row without edges, infinite in a max, to node 0.
         grad_out = case.grad_out * (graph.in_degrees() > 0).unsqueeze(1) if distinct else case.grad_out
         # Looked up at each call: enable() replaces the function in its module.
-        return _dgl_sides(_step(lambda: getattr(dgl.ops, name)(graph, *inputs), inputs, grad_out))
+        return dgl_sides(step_of(lambda: getattr(dgl.ops, name)(graph, *inputs), inputs, grad_out))
 
     return build
 
 
 def _dgl_softmax(case: Case):
-    dgl, graph = _dgl_graph(case)
+    dgl, graph = dgl_graph(case)
     x, scores = case.x, case.features(case.edge_index.shape[1], 1)
 
     def forward():
         return dgl.ops.u_mul_e_sum(graph, x, dgl.ops.edge_softmax(graph, scores))
 
-    return _dgl_sides(_step(forward, [x, scores], case.grad_out))
+    return dgl_sides(step_of(forward, [x, scores], case.grad_out))
 
 
 def _dgl_layer(name: str, **options) -> Callable[[Case], tuple[Side, Side]]:
     def build(case: Case):
-        _, graph = _dgl_graph(case)
+        _, graph = dgl_graph(case)
         import dgl.nn
 
         torch.manual_seed(0)
         layer = getattr(dgl.nn, name)(case.width, allow_zero_in_degree=True, **options)
         x = case.x
-        return _dgl_sides(_step(lambda: layer(graph, x).flatten(1), [x, *layer.parameters()], case.grad_out))
+        return dgl_sides(step_of(lambda: layer(graph, x).flatten(1), [x, *layer.parameters()], case.grad_out))
 
     return build
 
@@ -164,7 +164,7 @@ def _nothing() -> None:
 
 def _layer_step(conv: torch.nn.Module, edges: Tensor, case: Case) -> Step:
     x = case.x
-    return _step(lambda: conv(x, edges), [x, *conv.parameters()], case.grad_out)
+    return step_of(lambda: conv(x, edges), [x, *conv.parameters()], case.grad_out)
 
 
 def _adj_t(case: Case) -> Tensor:

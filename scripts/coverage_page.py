@@ -51,6 +51,9 @@ message (median, quantile, LSTM, sort ...) get them.
 """
 _DGL = """## DGL 2.1.0
 
+User-defined message and reduce functions, and the layers that DGL writes as such, run as [messages.md](messages.md)
+says; those of few messages (at most {few:,} numbers on the CPU) DGL's way, which is the faster one there.
+
 | group | case | runs on | reason |
 |---|---|---|---|
 {rows}
@@ -132,7 +135,7 @@ def page() -> str:
             few=FEW["cpu"],
             cuda=STORED_BYTES["cuda"] >> 30,
         ),
-        _DGL.format(rows=_table(dgl_rows())),
+        _DGL.format(rows=_table(dgl_rows()), few=FEW["cpu"]),
     ]
     return "".join(parts)
 

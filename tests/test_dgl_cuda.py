@@ -20,7 +20,7 @@ from dgl_cases import CASES
 from dgl_compare import assert_same, attempt, build, dgl, graph, hetero_graph, rand
 from dgl_structure_cases import STRUCTURE, tensors_of, with_data
 
-from gnnaccel import dgl_backend
+from gnnaccel import dgl_backend, report
 from gnnaccel.dgl_backend import bridge
 
 if not bridge.needed():
@@ -209,6 +209,31 @@ def test_hetero_and_messages_of_the_user():
 
     g = graph(loops=True)
     torch.testing.assert_close(run(g.to(DEVICE), rand(40, 3).to(DEVICE)).cpu(), run(g, rand(40, 3)))
+
+
+def test_messages_and_mailboxes_that_are_not_made():
+    def attend(nodes):
+        alpha = torch.softmax(nodes.mailbox["s"], dim=1)
+        return {"h": (alpha * nodes.mailbox["m"]).sum(1) + nodes.data["x"], "top": nodes.mailbox["m"].max(1)[0]}
+
+    def message(edges):
+        score = (edges.src["x"] * edges.dst["x"]).sum(-1, keepdim=True)
+        return {"m": torch.relu(edges.src["x"] + edges.dst["x"]) * edges.data["w"], "s": score}
+
+    def run(g, x, w):
+        g.ndata["x"], g.edata["w"] = x, w
+        g.update_all(message, attend)
+        g.update_all(message, dgl.function.sum("m", "o"))
+        out = g.ndata["h"] + g.ndata["top"] + g.ndata["o"]
+        return out, *torch.autograd.grad(out.sin().sum(), [x, w])
+
+    g, found = graph(40, 60), []
+    for device in ("cpu", DEVICE):
+        x, w = (t.to(device).requires_grad_() for t in (rand(40, 24), rand(60, 1)))
+        report.reset()
+        found.append([t.cpu() for t in run(g.to(device), x, w)])
+        assert not any(report.snapshot()[f"dgl.{kind} function"].left for kind in ("message", "reduce"))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_memory_goes_with_the_graph():

@@ -65,8 +65,12 @@ def test_user_defined_functions_are_counted():
         with g.local_scope():
             g.ndata["h"] = x
             g.update_all(lambda edges: {"m": edges.src["h"] * 2}, fn.sum("m", "a"))
+            g.update_all(lambda edges: {"m": edges.src["h"].mul_(1)}, fn.sum("m", "a"))
             g.update_all(fn.copy_u("h", "m"), lambda nodes: {"b": nodes.mailbox["m"].sum(1)})
+            g.update_all(fn.copy_u("h", "m"), lambda nodes: {"b": nodes.mailbox["m"].median(1)[0]})
             return g.ndata["a"], g.ndata["b"]
 
     counted = compare(call, [rand(40, 4)])
-    assert counted["dgl.message function"].left == 1 and counted["dgl.reduce function"].left == 1
+    for kind in ("message", "reduce"):
+        site = counted[f"dgl.{kind} function"]
+        assert site.accelerated == 1 and site.left == 1 and len(site.reasons) == 1

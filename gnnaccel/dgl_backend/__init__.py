@@ -45,24 +45,15 @@ def enable() -> None:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GINConv, GraphConv, SAGEConv
 
-    from gnnaccel.dgl_backend import (
-        bridge,
-        convolutions,
-        hetero,
-        nn,
-        ops,
-        our_kernels,
-        samplers,
-        short,
-        structure,
-        torch_kernels,
-    )
+    from gnnaccel.dgl_backend import bridge, convolutions, hetero, messages, nn, ops, samplers, short, structure
+    from gnnaccel.dgl_backend import our_kernels as ours
+    from gnnaccel.dgl_backend import torch_kernels as torchs
 
     guard_sampling()
     kernels = os.environ.get(KERNELS, "")
     if kernels not in ("", "torch"):
         raise ValueError(f"{KERNELS}={kernels} is not understood: expected torch")
-    ops.kernels = torch_kernels if kernels == "torch" else our_kernels
+    ops.kernels = torchs if kernels == "torch" else ours
     if bridge.needed():
         for holder, name, value in bridge.replacements():
             _replace(holder, name, value)
@@ -85,7 +76,7 @@ def enable() -> None:
     for layer in nn.layers_that_check_degrees():
         _replace(layer, "forward", nn.checked_once(layer.forward))
         _replace(layer, nn.ALLOWS, nn.allowance)
-    if ops.kernels is our_kernels:
+    if ops.kernels is ours:
         forwards = {
             AGNNConv: nn.agnn_forward,
             DotGatConv: nn.dotgat_forward,
@@ -109,8 +100,13 @@ def enable() -> None:
         _replace(dgl.DGLGraph, name, function(getattr(dgl.DGLGraph, name)))
     sampler = dgl.dataloading.NeighborSampler
     _replace(sampler, "sample_blocks", samplers.sample_blocks(sampler.sample_blocks))
-    for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
-        _replace(core, name, _counted(getattr(core, name), what))
+    if ops.kernels is ours:
+        originals = messages.Originals(*(getattr(core, name) for name in messages.Originals._fields))
+        _replace(core, "invoke_edge_udf", messages.edge_function(originals))
+        _replace(core, "message_passing", messages.message_passing(originals))
+    else:
+        for name, what in (("invoke_edge_udf", "message"), ("invoke_udf_reduce", "reduce")):
+            _replace(core, name, _counted(getattr(core, name), what))
 
 
 def is_enabled() -> bool:

@@ -16,6 +16,7 @@ from gnnaccel.graph.csr import Graph
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS, _ENDS = "gnnaccel.reverse", "gnnaccel.all_rows", "gnnaccel.ends"
+_RECEIVERS = "gnnaccel.receivers"
 
 
 def structure(gidx) -> Graph:
@@ -200,6 +201,20 @@ def degrees_and_one(g, dtype: torch.dtype) -> torch.Tensor:
 def every_row_has_edges(gidx) -> bool:
     """True if no destination is without in-edges; found once per index."""
     return structure(gidx).no_empty_rows
+
+
+def receivers(gidx) -> tuple[Tensor | None, Graph]:
+    """Which destinations have in-edges (None: all), and a graph with one edge from each of them to itself; found once
+    per index."""
+    found = gidx._cache.get(_RECEIVERS)
+    if found is None:
+        graph = structure(gidx)
+        with torch.inference_mode(False):
+            ids = None if graph.no_empty_rows else graph.indptr.diff().nonzero().squeeze(1)
+            count = graph.num_rows if ids is None else ids.numel()
+            steps = torch.arange(count + 1, dtype=graph.indptr.dtype, device=graph.device)
+        found = gidx._cache[_RECEIVERS] = ids, Graph(steps, steps[:-1], None, count)
+    return found
 
 
 def forget(gidx) -> None:

@@ -30,7 +30,8 @@ def is_name(name: str) -> bool:
     return name.endswith("_") or name in _OPERATORS
 
 
-def names_of(code: types.CodeType) -> tuple[set[str], set[str]]:
+@functools.lru_cache(maxsize=4096)  # what code says of itself does not change, and a lambda's is asked at every call
+def names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """The names of globals and builtins that this code and the functions in it read, and those of attributes."""
     read, attributes = set(), set()
     for part in _parts(code):
@@ -38,9 +39,10 @@ def names_of(code: types.CodeType) -> tuple[set[str], set[str]]:
         read |= mine
         attributes |= set(part.co_names) - mine
         attributes |= {i.argval for i in dis.get_instructions(part) if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
-    return read, attributes
+    return frozenset(read), frozenset(attributes)
 
 
+@functools.lru_cache(maxsize=4096)
 def of_code(code: types.CodeType) -> str | None:
     """Why this code may write in place by an operator or a keyword; None if it does not."""
     for part in _parts(code):
@@ -98,18 +100,25 @@ def of_calls(codes: Iterable[types.CodeType], aliases: Iterable[tuple[str, int]]
     """
     own = dict(aliases)
     for code in codes:
-        for part in _parts(code):
-            instructions = list(dis.get_instructions(part))
-            for place, instruction in enumerate(instructions):
-                # An attribute of the layer itself is what it is, whatever its name: self.dropout may be a number.
-                limits = own if place and _loads_self(instructions[place - 1]) else _limits() | own
-                name = instruction.argval
-                if instruction.opname not in _LOADS or name not in limits:
-                    continue
-                given = _arguments(instructions, place)
-                if given is None or given > limits[name]:
-                    return f"{code.co_name}() may tell {name}() to write in place"
+        for name, is_own, given in _loaded(code):
+            # An attribute of the layer itself is what it is, whatever its name: self.dropout may be a number.
+            most = own.get(name, None if is_own else _limits().get(name))
+            if most is not None and (given is None or given > most):
+                return f"{code.co_name}() may tell {name}() to write in place"
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _loaded(code: types.CodeType) -> tuple[tuple[str, bool, int | None], ...]:
+    """Of each name that the code loads: the name, whether of `self`, and how many arguments it is called with."""
+    found: dict[tuple[str, bool, int | None], None] = {}
+    for part in _parts(code):
+        instructions = list(dis.get_instructions(part))
+        for place, instruction in enumerate(instructions):
+            if instruction.opname in _LOADS:
+                is_own = bool(place) and _loads_self(instructions[place - 1])
+                found[instruction.argval, is_own, _arguments(instructions, place)] = None
+    return tuple(found)
 
 
 def _loads_self(instruction: dis.Instruction) -> bool:

@@ -62,7 +62,7 @@ def _table() -> dict[Any, tuple[str, Callable]]:
                 if hasattr(holder, spelling):
                     found[getattr(holder, spelling)] = (name or spelling.strip("_"), options)
 
-    put("relu sigmoid tanh exp expm1 log log1p sqrt rsqrt abs neg __neg__ square sin cos erf reciprocal")
+    put("relu sigmoid tanh exp expm1 log log1p sqrt rsqrt abs neg __neg__ square sin cos erf reciprocal sign")
     put("silu selu mish softsign logsigmoid hardswish")
     put("leaky_relu", _options("negative_slope"))
     put("elu celu", _options("alpha"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from gnnaccel import ops
+from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks, programs
-from gnnaccel.lazy.expression import LINEAR, Apply, Expression, gathered, product, reshaped, without_autocast
-from gnnaccel.lazy.tensor import Lazy
+from gnnaccel.lazy.expression import LINEAR, NARROW, Apply, Expression, gathered, product, reshaped, without_autocast
+from gnnaccel.lazy.tensor import Lazy, lift
 
 
 class Unsupported(Exception):
@@ -114,6 +117,19 @@ def _mapped_sum(graph, expression: Apply, out: Tensor, reduce: str) -> Tensor:
                 count = count if reduce == "sum" else count.clamp(max=1)
                 out = out + count.to(out.dtype).view(-1, *(1,) * (out.dim() - 1)) * shift
     return out
+
+
+def softmax(graph: Graph, scores: Tensor) -> Tensor:
+    """exp(scores) over its sum on the edges of each destination: of [E, ...] scores, lazy or not, of the same shape.
+
+    Lazy where scores are, are wide, and are more than to be stored.
+    """
+    scores = exponent(scores)
+    is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > NARROW
+    if is_wide and blocks.are_large(graph, scores.expression):  # type: ignore[attr-defined]
+        top = blocks.edge_reduce(graph, scores.expression, "logsumexp")  # type: ignore[attr-defined]
+        return (scores - lift(scores.trip, "v", top)).exp()  # type: ignore[attr-defined]
+    return ops.edge_softmax(graph, scores.rows() if isinstance(scores, Lazy) else scores)
 
 
 def _back(out: Tensor, dim: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
-from gnnaccel.lazy.tensor import METADATA, RULES, Lazy, Trip, lift
+from gnnaccel.lazy.tensor import ELEMENTWISE, METADATA, RULES, Lazy, Trip, lift
 from gnnaccel.ops._features import broadcast
 
 TENSORS = (Tensor, torch.nn.Parameter)
@@ -30,9 +30,10 @@ def hoist(x: Lazy, function, *args, **kwargs) -> Any:
 
 
 def make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
-    """An Apply as a Lazy; as an ordinary tensor where it is narrow and no product that an SpMM could take."""
+    """An Apply as a Lazy; as an ordinary tensor where it is narrow and neither a product that an SpMM could take nor
+    features side by side, which a wide linear map may follow."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if function is not torch.mul and function is not reshaped and math.prod(features) <= NARROW:
+    if function not in (torch.mul, reshaped, joined) and math.prod(features) <= NARROW:
         return blocks.edge_values(trip.graph, expression).movedim(0, axis)
     return Lazy(trip, expression, axis)
 
@@ -53,7 +54,7 @@ def _is_plain(value, lazy: Lazy) -> bool:
 
 
 def _binary(function):
-    def rule(_func, a, b, *args, **kwargs):
+    def _elementwise(_func, a, b, *args, **kwargs):
         if args or kwargs:
             return NotImplemented
         lazy = a if isinstance(a, Lazy) else b
@@ -73,7 +74,7 @@ def _binary(function):
             operands.append(x)
         return _combine(lazy, function, operands)
 
-    return rule
+    return _elementwise
 
 
 def _combine(lazy: Lazy, function, operands: list):
@@ -141,6 +142,11 @@ def _cast(func, x, *args, **kwargs):
         return NotImplemented
     dtype = func(torch.empty(0, dtype=x.expression.dtype), *args).dtype
     return x if dtype == x.expression.dtype else _unary(func, x, *args)
+
+
+def _subtracted(func, x, other):
+    """other - x, of a number or tensor that is no lazy feature."""
+    return _binary(torch.sub)(func, other, x)
 
 
 def _divided_by(func, x, number):
@@ -328,13 +334,13 @@ def _rules() -> dict:
     ):
         put(_binary(function), *names)
         rules[function] = _binary(function)
-    put(lambda f, a, b: _binary(torch.sub)(f, b, a), "__rsub__")
+    put(_subtracted, "__rsub__")
     put(_divided_by, "__rdiv__", "__rtruediv__")
     elementwise = (
         "relu leaky_relu sigmoid tanh exp log log1p sqrt rsqrt abs neg clamp clamp_min clamp_max square sin cos"
     )
     elementwise += " pow __pow__ __neg__ softplus elu selu gelu silu mish reciprocal celu hardtanh hardswish"
-    elementwise += " logsigmoid softsign erf expm1 nan_to_num"
+    elementwise += " logsigmoid softsign erf expm1 nan_to_num sign"
     put(_unary, *elementwise.split(), holders=(torch, Tensor, F, torch._C._nn))
     put(_cast, "to", "float", "double", "half", "bfloat16", holders=(Tensor,))
     put(_dropout, "dropout", holders=(F, torch))
@@ -366,4 +372,9 @@ def _metadata() -> set:
 
 
 RULES.update(_rules())
+ELEMENTWISE.update(
+    f
+    for f, rule in RULES.items()
+    if rule in (_unary, _cast, _subtracted, _divided_by) or rule.__name__ == "_elementwise"
+)
 METADATA.update(_metadata())

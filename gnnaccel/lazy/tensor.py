@@ -38,6 +38,7 @@ from gnnaccel.lazy.expression import (
 
 # torch function -> rule(function, *args, **kwargs), filled by rules.py and linear_rules.py
 RULES: dict[Any, Callable] = {}
+ELEMENTWISE: set = set()  # those among them that work number by number, on what broadcasts
 METADATA: set = set()  # functions that ask for nothing but shape, type and place
 
 
@@ -53,6 +54,12 @@ class Trip:
     graph: Graph
     gathered: str | None = None
     made: list[weakref.ref[Lazy]] = field(default_factory=list)
+
+    def rows(self, lazy: Lazy, reason: str | None, always: bool) -> Tensor:
+        """The rows of a feature that was lifted here. `reason` is noted if they are wide (or `always`)."""
+        if self.gathered is None and (always or math.prod(lazy.expression.features) > NARROW):
+            self.gathered = reason
+        return gathered(self.graph, lazy.expression).movedim(0, lazy.axis)
 
     def settle(self) -> None:
         """Gather the rows of features that somebody keeps beyond the call, in which their nodes may change."""
@@ -146,10 +153,8 @@ class Lazy(Tensor):
     def rows(self, reason: str | None = None, always: bool = False) -> Tensor:
         """The rows, as an ordinary tensor; always the same one. `reason` is noted if they are wide (or `always`)."""
         if self.waiting:
-            if self.trip.gathered is None and (always or math.prod(self.expression.features) > NARROW):
-                self.trip.gathered = reason
             with _as_made(self.traced, self.inference):
-                self._value = gathered(self.trip.graph, self.expression).movedim(0, self.axis)
+                self._value = self.trip.rows(self, reason, always)
         return self._value  # type: ignore[return-value]
 
 

@@ -33,9 +33,12 @@ _MOST = 64  # things in a collection that are looked at
 class Walk:
     """Follows values to the functions they are, and these to what they name.
 
+    plain : a class; the functions that code finds by their names in it are followed too.
     codes : of the functions that were followed.
     names : of attributes that they read.
     """
+
+    harmless: frozenset[str] = frozenset()  # words that what the code is handed gives another meaning
 
     def __init__(self, plain: Any, codes: tuple[types.CodeType, ...] = ()):
         self.plain = plain
@@ -72,12 +75,15 @@ class Walk:
         if isinstance(value, functools.partial):
             return [(name, value.func), (name, value.args), (name, value.keywords)]
         if isinstance(value, torch.nn.Module):
-            return f"it reads {name!r}, a module that is no part of it"
+            return self._of_module(name, value)
         if is_known(value):
             return self._of_known(name, value)
         if not isinstance(value, types.FunctionType):
             return f"it calls {getattr(value, '__name__', type(value).__name__)!r}, which cannot be looked through"
         return self._of_function(value)
+
+    def _of_module(self, name: str, value: torch.nn.Module) -> list[tuple[str, Any]] | str:
+        return f"it reads {name!r}, a module that is no part of it"
 
     def _of_known(self, name: str, value) -> list[tuple[str, Any]] | str:
         own = getattr(value, "__name__", name)
@@ -98,7 +104,7 @@ class Walk:
         if (function.__globals__.get("__name__") or "").split(".")[0] in _PACKAGES:  # a wrapper made by torch
             return [item for item in closure.items() if callable(item[1])]
         read, attributes = in_place.names_of(code)
-        reason = _of_code(code, read | attributes)
+        reason = _of_code(code, (read | attributes) - self.harmless)
         if reason is not None:
             return f"{function.__name__}() {reason}"
         self.codes.append(code)
@@ -134,7 +140,7 @@ def _of_name(name: str) -> str | None:
     return "writes in place" if in_place.is_name(name) else None
 
 
-def _of_code(code: types.CodeType, names: set[str]) -> str | None:
+def _of_code(code: types.CodeType, names: frozenset[str]) -> str | None:
     """Why the code itself, without what it calls, cannot be trusted."""
     for name in sorted(names):
         if in_place.is_name(name):

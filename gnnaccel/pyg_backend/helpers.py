@@ -23,10 +23,8 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 from gnnaccel import ops
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
-from gnnaccel.lazy import blocks
-from gnnaccel.lazy.expression import NARROW
-from gnnaccel.lazy.reduce import exponent, takes
-from gnnaccel.lazy.tensor import Lazy, lift
+from gnnaccel.lazy.reduce import softmax as softmax_of_edges
+from gnnaccel.lazy.reduce import takes
 from gnnaccel.pyg_backend import norms
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of
@@ -185,13 +183,7 @@ def softmax(src, index, ptr=None, num_nodes=None, dim=0):
         except Unsupported:
             graph = None
         if graph is not None and src.shape[0] == graph.nnz:
-            src = exponent(src)
-            is_wide = isinstance(src, Lazy) and src.pending and math.prod(src.shape[1:]) > NARROW
-            if is_wide and blocks.are_large(graph, src.expression):
-                top = blocks.edge_reduce(graph, src.expression, "logsumexp")
-                return (src - lift(src.trip, "v", top)).exp()
-            src = src.rows() if isinstance(src, Lazy) else src
-            return ops.edge_softmax(graph, src)
+            return softmax_of_edges(graph, src)
     return utils.softmax(src, wide(index), wide(ptr), num_nodes, dim)
 
 

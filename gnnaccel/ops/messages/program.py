@@ -267,7 +267,7 @@ def _rule(shape: Shape, full: Shape) -> tuple[int, int]:
     rule = index_rule(shape, full)
     if rule is None:
         raise Unfit(f"messages: {list(shape)} and {list(full)} differ in dimensions that do not lie side by side")
-    return rule
+    return rule if rule[0] != 1 else (1, math.prod(full))  # one number: a run of all, not many of one
 
 
 def _pow(b: Builder, x: Value, exponent: float) -> Value:
