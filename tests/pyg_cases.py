@@ -268,7 +268,7 @@ CASES: dict[str, Case] = {
     "FiLMConv": Case(lambda: nn.FiLMConv(D, OUT), "message"),
     "FiLMConv relations": Case(lambda: nn.FiLMConv(D, OUT, num_relations=TYPES), "message", _typed),
     "LEConv": Case(lambda: nn.LEConv(D, OUT), "message", _weighted),
-    "FeaStConv": Case(lambda: nn.FeaStConv(D, OUT, heads=3), "message"),
+    "FeaStConv": Case(lambda: nn.FeaStConv(D, OUT, heads=3), "blocks"),
     "GeneralConv": Case(lambda: nn.GeneralConv(D, OUT), "spmm"),
     "GeneralConv edges": Case(
         lambda: nn.GeneralConv(D, OUT, in_edge_channels=EDGE, directed_msg=False), "message", _attributed, why=WIDE

@@ -104,7 +104,7 @@ def without_programs(request, monkeypatch):
         monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
 
 
-MESSAGES = [name for name in CASES if CASES[name].runs == "message" or name.startswith("GATv2")]
+MESSAGES = [name for name in CASES if CASES[name].runs in ("message", "blocks") or name.startswith("GATv2")]
 
 
 @pytest.mark.parametrize("name", MESSAGES)

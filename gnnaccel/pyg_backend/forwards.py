@@ -163,11 +163,15 @@ def _gin(plain: Any, general: Callable) -> Callable:
         start = time.perf_counter()
         out = ops.spmm(*found)
         report.record(guard.kind, start)
-        if not looped:
-            out = torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
-        return modules["nn"](out)
+        return modules["nn"](out if looped else _with_own(out, own, eps))
 
     return forward
+
+
+def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
+    """out + (1 + eps) * own."""
+    value = short.number(eps)
+    return torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
 
 
 _GINE = messages.relu(messages.u("x") + messages.e("edge"))
@@ -179,12 +183,16 @@ def _gine(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        modules, found, eps = self._modules, None, None
-        usual = size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
+        modules, found = self._modules, None
+        eps = self._buffers.get("eps", self._parameters.get("eps"))
+        one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
+        usual = (
+            one and size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
+        )
         lin = modules.get("lin")
         if usual and "nn" in modules and (lin is None or short.are_linear(lin)):
-            found, eps = _neighbours(self, x, edge_index), short.number(self._buffers.get("eps"))
-        unusual = found is None or eps is None or own is None or self._buffers["eps"].dtype != own.dtype
+            found = _neighbours(self, x, edge_index)
+        unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
         if unusual or torch.is_autocast_enabled("cpu"):
             return general(self, x, edge_index, edge_attr, size)
         graph, source = found
@@ -193,7 +201,7 @@ def _gine(plain: Any, general: Callable) -> Callable:
             return general(self, x, edge_index, edge_attr, size)
         with report.accelerated(guard.kind):
             out = ops.message_reduce(graph, _GINE, {"x": source, "edge": edge})
-        return modules["nn"](torch.add(out, own, alpha=1 + eps))
+        return modules["nn"](_with_own(out, own, eps))
 
     return forward
 
