@@ -30,10 +30,14 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
   full width (noted). With at most {few:,} numbers in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv,
   GINEConv and LEConv may run PyG's own propagate(), which is the faster one there; on CUDA CGConv and GENConv with at
   most 8 million.
+- **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
+  on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
+  fewer are stored.
 - **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
 - **pyg**: PyG's own code.
 
-{count} of the {total} message passing layers run without a message per edge (spmm, attention or message) on the CPU.
+On the CPU {count} of the {total} message passing layers run without a message per edge (spmm, attention, message or
+blocks, these once their messages pass that size).
 
 | layer and options | runs as | note |
 |---|---|---|
@@ -125,7 +129,7 @@ def page() -> str:
 
     rows = pyg_rows()
     layers = {name.split()[0] for name, _, _ in rows}
-    free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "message")}
+    free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "message", "blocks")}
     parts = [
         _HEAD,
         _PYG.format(
@@ -133,6 +137,7 @@ def page() -> str:
             total=len(layers),
             rows=_table(rows),
             few=FEW["cpu"],
+            cpu=STORED_BYTES["cpu"] >> 20,
             cuda=STORED_BYTES["cuda"] >> 30,
         ),
         _DGL.format(rows=_table(dgl_rows()), few=FEW["cpu"]),

@@ -16,5 +16,5 @@ def test_page_is_up_to_date(monkeypatch):
     import coverage_page
 
     layers = {name.split()[0]: how for name, how, _ in coverage_page.pyg_rows()}
-    assert sum(how in ("spmm", "attention", "message") for how in layers.values()) >= 44
+    assert sum(how in ("spmm", "attention", "message", "blocks") for how in layers.values()) >= 50
     assert coverage_page.page() == coverage_page.PAGE.read_text(encoding="utf-8"), "run scripts/coverage_page.py"
