@@ -77,7 +77,7 @@ def build(address_sanitizer: bool) -> Path:
     for folder in (made, BUILD / "cpp", objects):
         folder.mkdir(parents=True, exist_ok=True)
     headers, units = (
-        [BUILD / "cpp" / name for name in ("types.h", "kernels.h", "bindings.h")],
+        [BUILD / "cpp" / name for name in ("types.h", "message_program.h", "kernels.h", "bindings.h")],
         [HERE / "module.cpp", HERE / "switch.S"],
     )
     for header in headers:
