@@ -18,7 +18,7 @@ _DTYPES = (torch.float32, torch.float64)  # whose sums are of their own dtype
 
 def as_they_lie(x: Tensor, *others: Tensor | None) -> bool:
     """True of features x [.., H, F] on the CPU that kernels read where they are, and others beside them."""
-    if x.shape[-1] % 4 or not x.is_cpu or x.dtype not in _DTYPES or not x.is_contiguous():
+    if x.shape[-1] % 4 or x.is_cuda or x.dtype not in _DTYPES or not x.is_contiguous():
         return False
     for t in others:  # noqa: SIM110 - all() takes longer
         if t is not None and not t.is_contiguous():

@@ -212,7 +212,7 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
     composed, inputs = partial(_gated_composed, graph), (gate_src, gate_dst, x)
     fits = x.dim() == 2 and x.shape == gate_src.shape == (graph.num_cols, *x.shape[1:]) and x.shape[1] > 0
     fits = fits and gate_dst.shape == (graph.num_rows, x.shape[1])
-    if fits and x.is_cpu and gate_src.dtype == gate_dst.dtype == x.dtype:
+    if fits and not x.is_cuda and gate_src.dtype == gate_dst.dtype == x.dtype:
         return messages.message_reduce(graph, _GATED, {"src": gate_src, "dst": gate_dst, "x": x})
     if not fits or not _usual(graph, inputs, None):
         return composed(*inputs)

@@ -61,7 +61,12 @@ class _Weighted(torch.autograd.Function):
             if ready.backward.takes(grad) and ready.forward.reads(weight):
                 if not needed[1]:
                     return ready.backward(grad, None, weight), None, None, None
-                if grad.is_cpu and grad.dtype in _FUSED_DTYPES and grad.shape[1] % 4 == 0 and ready.forward.takes(x):
+                if (
+                    not grad.is_cuda
+                    and grad.dtype in _FUSED_DTYPES
+                    and grad.shape[1] % 4 == 0
+                    and ready.forward.takes(x)
+                ):
                     return *_of_both(ready, x, weight, grad), None, None
         grad_x, grad_weight = ctx.form.gradient(ready.arrays, x, weight, grad, needed)
         return grad_x, None if grad_weight is None else grad_weight.reshape(ctx.shape), None, None
