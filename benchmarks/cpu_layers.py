@@ -278,6 +278,14 @@ def results_of(source: str, chosen: list[Row], options) -> list[dict]:
     return results
 
 
+def save(path: str, results: list[dict]) -> None:
+    """Write the figures of `measure` to a CSV file."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(results)
+
+
 def _arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", nargs="+", default=["power-law"], metavar="NAME", help="power-law, PATH.npz")
@@ -316,10 +324,7 @@ def main(argv=None) -> int:
         return 1
     print(f"{versions()}\n\n{markdown(results)}")
     if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(results)
+        save(options.csv, results)
     return 0 if all(r["error"] <= TOLERANCE for r in results) else 1
 
 

@@ -10,12 +10,11 @@ is checked first.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable
 
 import torch
-from cpu_layers import COLUMNS, TOLERANCE, load, markdown, measure, versions
+from cpu_layers import TOLERANCE, load, markdown, measure, save, versions
 from cpu_rows import Case, Row, Side, dgl_graph, dgl_sides, step_of
 
 
@@ -127,10 +126,7 @@ def main(argv=None) -> int:
             results.append(measure(row, case, options.repeat))
     print(f"{versions()}\n\n{markdown(results)}")
     if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(results)
+        save(options.csv, results)
     return 0 if all(r["error"] <= TOLERANCE for r in results) else 1
 
 

@@ -10,7 +10,17 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks, programs
-from gnnaccel.lazy.expression import LINEAR, NARROW, Apply, Expression, gathered, product, reshaped, without_autocast
+from gnnaccel.lazy.expression import (
+    LINEAR,
+    NARROW,
+    Apply,
+    Expression,
+    Leaf,
+    gathered,
+    product,
+    reshaped,
+    without_autocast,
+)
 from gnnaccel.lazy.tensor import Lazy, lift
 
 
@@ -93,7 +103,7 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
     if form is not None:
         x, weight, features = form
         return reshaped(ops.spmm(graph, x, weight, reduce=reduce), features)
-    if isinstance(expression, Apply) and expression.function in LINEAR and reduce in ("sum", "mean"):
+    if isinstance(expression, Apply) and _maps_rows(expression) and reduce in ("sum", "mean"):
         inner = expression.args[0]
         out = _of_expression(graph, inner, reduce)
         if out is None:
@@ -104,6 +114,11 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
     if out is None and blocks.are_large(graph, expression):
         out = blocks.edge_reduce(graph, expression, reduce)
     return out
+
+
+def _maps_rows(expression: Apply) -> bool:
+    """True for a linear map of what is an expression itself."""
+    return expression.function in LINEAR and isinstance(expression.args[0], (Leaf, Apply))
 
 
 def _mapped_sum(graph, expression: Apply, out: Tensor, reduce: str) -> Tensor:
