@@ -10,7 +10,7 @@ from oracle import check, rand
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import ready, reference
+from gnnaccel.ops import ready, ready_weighted, reference
 
 general = importlib.import_module("gnnaccel.ops.spmm").choose
 WANTED = [(True, True), (True, False), (False, True), (False, False)]
@@ -129,3 +129,23 @@ def test_errors_are_those_of_the_op():
         ops.spmm(graph, rand(120, 5), rand(7))
     with pytest.raises(TypeError, match="dtype"):
         ops.spmm(graph, rand(120, 5), torch.ones(900, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("ready_first", [True, False])
+def test_checkpointing_while_a_sum_becomes_ready(ready_first, monkeypatch):
+    """The general way and the ready one keep the same tensors."""
+    made = torch.Generator().manual_seed(0)
+    graph = Graph.from_coo(*torch.randint(0, 20, (2, 90), generator=made), num_rows=20, num_cols=20)
+    inputs = [torch.randn(20, 8, generator=made).requires_grad_(), torch.randn(90, generator=made).requires_grad_()]
+    want = torch.autograd.grad(ops.spmm(graph, *inputs).square().sum(), inputs)
+    known, calls = ready_weighted.call_of, []
+
+    def call_of(*given):
+        calls.append(given)
+        return known(*given) if (len(calls) == 1) is ready_first else None
+
+    monkeypatch.setattr(ready_weighted, "call_of", call_of)
+    out = torch.utils.checkpoint.checkpoint(lambda *t: ops.spmm(graph, *t), *inputs, use_reentrant=False)
+    for got, one in zip(torch.autograd.grad(out.square().sum(), inputs), want, strict=True):
+        torch.testing.assert_close(got, one)
+    assert len(calls) == 2

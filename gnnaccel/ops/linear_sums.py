@@ -7,14 +7,16 @@ so the results, up to the order in which two sums are added; a second derivative
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from gnnaccel import _operators, tiles
+from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
@@ -49,8 +51,7 @@ def sum_mapped(
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
     if recorded and not own_weight.requires_grad:
         return None
-    call = ready.call_of(graph, x, FORMS[reduce], None, None, None, recorded and x.requires_grad)
-    return None if call is None else _sum_mapped(x, weight, bias, own_weight, call, graph, reduce)
+    return _sum_mapped(x, weight, bias, own_weight, graph, reduce, recorded and x.requires_grad)
 
 
 def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -71,7 +72,7 @@ def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     """
     if not _are_maps(x, weight, bias) or graph.num_rows != graph.num_cols or x.shape[0] != graph.num_cols:
         return None
-    if tiles.pay(graph) or x.device != graph.device or torch.is_autocast_enabled(x.device.type):
+    if x.device != graph.device or torch.is_autocast_enabled(x.device.type):
         return None
     if _operators.watched() or forward_ad._current_level >= 0:
         return None
@@ -91,12 +92,36 @@ def _are_maps(x: Tensor, weight: Any, bias: Any = None) -> bool:
     return fits and bias.shape == weight.shape[:1]
 
 
+class _Apart:
+    """A sum that is not ready, with a piece of autograd's graph of its own. Whether it is must not show in what is saved:
+    torch.utils.checkpoint makes a call again, by when the graph may have earned other kernels."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
+        with torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):  # the caller's hooks see nothing of it
+            self._x = x.detach().requires_grad_()
+            self._sums = function(self._x)
+
+    def result(self) -> Tensor:
+        return self._sums.detach()
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        again = torch.is_grad_enabled()
+        return torch.autograd.grad(self._sums, self._x, grad, retain_graph=True, create_graph=again)[0]
+
+
 class _SumMapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, own_weight, call, graph, reduce):
-        sums = call.forward(x, None)
-        out = F.linear(sums, weight, bias).addmm_(x, own_weight.t())
+    def forward(ctx, x, weight, bias, own_weight, graph, reduce, both):
         of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
+        call = ready.call_of(graph, x, FORMS[reduce], None, None, None, both)
+        if call is not None:
+            sums = call.forward(x, None)
+        elif both:
+            call = _Apart(lambda x: spmm(graph, x, reduce=reduce), x)
+            sums = call.result()
+        else:
+            sums = spmm(graph, x, reduce=reduce)
+        out = F.linear(sums, weight, bias).addmm_(x, own_weight.t())
         if of_own_weight:
             ctx.call, ctx.graph, ctx.reduce = call, graph, reduce
             maps = (weight, own_weight) if of_x else (None, None)
@@ -121,25 +146,27 @@ class _MappedSum(torch.autograd.Function):
     def forward(ctx, x, weight, bias, scale, graph, both):
         mapped = F.linear(x, weight)
         call = ready.call_of(graph, mapped, SCALED, scale, scale, bias, both)
+        if call is not None:
+            out = call.forward(mapped, bias)
+        elif both:
+            call = _Apart(lambda x: graph_conv(graph, x, source_scale=scale, row_scale=scale, bias=bias), mapped)
+            out = call.result()
+        else:
+            out = graph_conv(graph, mapped, source_scale=scale, row_scale=scale, bias=bias)
         if any(ctx.needs_input_grad):
-            ctx.call, ctx.graph = call, graph
+            ctx.call = call
             of_x, of_weight, *_ = ctx.needs_input_grad
             ctx.save_for_backward(x if of_weight else None, weight if of_x else None, scale)
-        if call is None:
-            return graph_conv(graph, mapped, source_scale=scale, row_scale=scale, bias=bias)
-        return call.forward(mapped, bias)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, scale = ctx.saved_tensors  # raises if one was written into
+        x, weight, _ = ctx.saved_tensors  # raises if one was written into
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         grad = grad.contiguous()
         grad_x = grad_weight = None
         if of_x or of_weight:
-            if ctx.call is None:
-                mapped = graph_conv(ctx.graph.transposed, grad, source_scale=scale, row_scale=scale)
-            else:
-                mapped = ctx.call.gradient(grad)
+            mapped = ctx.call.gradient(grad)
             grad_x = mapped.mm(weight) if of_x else None
             grad_weight = mapped.t().mm(x) if of_weight else None
         return grad_x, grad_weight, grad.sum(0) if of_bias else None, None, None, None

@@ -37,7 +37,8 @@ def weighted_sum_of(graph: Graph, x: Any, weight: Any, form: Form) -> Tensor | N
     if not isinstance(ready, Ready) or not ready.forward.reads(weight):
         return None
     if recorded and (x.requires_grad or weight.requires_grad):
-        return _record(x, weight, ready, form)
+        # The shape that the general way keeps: torch.utils.checkpoint wants the same saved tensors of both.
+        return _record(x, weight if weight.dim() == 2 else weight.unsqueeze(1), ready, form)
     return ready.forward(x, None, weight)
 
 
@@ -48,7 +49,6 @@ class _Weighted(torch.autograd.Function):
         # Each factor is read for the gradient of the other alone; one that nobody needs may be written into.
         of_x, of_weight, *_ = ctx.needs_input_grad
         ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
-        ctx.shape = weight.shape
         return ready.forward(x, None, weight)
 
     @staticmethod
@@ -69,7 +69,7 @@ class _Weighted(torch.autograd.Function):
                 ):
                     return *_of_both(ready, x, weight, grad), None, None
         grad_x, grad_weight = ctx.form.gradient(ready.arrays, x, weight, grad, needed)
-        return grad_x, None if grad_weight is None else grad_weight.reshape(ctx.shape), None, None
+        return grad_x, grad_weight, None, None
 
 
 def _of_both(ready: Ready, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
