@@ -93,8 +93,8 @@ def _are_maps(x: Tensor, weight: Any, bias: Any = None) -> bool:
 
 
 class _Apart:
-    """A sum that is not ready, with a piece of autograd's graph of its own. Whether it is must not show in what is saved:
-    torch.utils.checkpoint makes a call again, by when the graph may have earned other kernels."""
+    """A sum that is not ready, with a piece of autograd's graph of its own. Whether it is must not show in what is
+    saved: torch.utils.checkpoint makes a call again, by when the graph may have earned other kernels."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
         with torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):  # the caller's hooks see nothing of it
