@@ -88,7 +88,7 @@ def test_losses_equal_and_every_call_accelerated(tmp_path, small, script, epochs
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
     assert expected[-1] < expected[0]
     sites = json.loads(profile.read_text())["sites"]
-    sites.pop("dgl.NeighborSampler", None)
+    sites = {kind: site for kind, site in sites.items() if not kind.endswith(".NeighborSampler")}  # the framework's
     assert {kind: site["left"] for kind, site in sites.items()} == dict.fromkeys(kinds, 0)
     assert {kind: site["accelerated"] for kind, site in sites.items()} == dict.fromkeys(kinds, epochs * calls + 2)
 
