@@ -31,6 +31,7 @@ from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.gatv2 import scores_op
 from gnnaccel.ops.graph_conv import graph_conv_op
 from gnnaccel.ops.head_dots import head_dots_op
+from gnnaccel.ops.own_sum import own_sum_op
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import degrees_op, extremes_op, spmm_op
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, unserved
@@ -209,14 +210,11 @@ def _gcn(layer: _Layer) -> Callable:
         graph = _normed_graph(layer, conv, x, edge_index, conv.add_self_loops)
         if graph is None:
             return None
-        weighted = edge_weight is not None or (conv.improved and conv.add_self_loops)
-        if edge_weight is None and weighted:
-            edge_weight = x.new_ones(edge_index.shape[1])
-        if weighted and not _is_weight(edge_weight, x, edge_index):
+        if edge_weight is not None and not _is_weight(edge_weight, x, edge_index):
             return None
         _counted(layer.kind)
         h = conv.lin(x)
-        if not weighted:
+        if edge_weight is None:  # `improved` then makes no difference
             return _normed_sum(graph, h, _norm(graph, h.dtype), conv.bias)
         weight, factors = _weighted_norm(graph, edge_weight, 2.0 if conv.improved else 1.0)
         factors = factors.view(-1, 1)
@@ -284,6 +282,20 @@ def _appnp(layer: _Layer) -> Callable:
         for _ in range(conv.K):
             x = _normed_sum(graph, x, scale) * (1 - conv.alpha) + conv.alpha * own
         return x
+
+    return forward
+
+
+def _gin(layer: _Layer) -> Callable:
+    def forward(conv, x, edge_index, size=None):
+        eps = conv.eps
+        if size is not None or not layer.allows(conv, edge_index) or not _is_matrix(x, edge_index):
+            return None
+        if not x.is_cpu or eps.numel() != 1 or eps.dtype != x.dtype or eps.device != x.device:
+            return None  # elsewhere Inductor does better with a sum that it sees
+        _counted(layer.kind)
+        flipped = conv.flow != "source_to_target"
+        return conv.nn(own_sum_op(Described(edge_index, x.shape[0], x.shape[0], "none", flipped), x, eps))
 
     return forward
 
@@ -391,6 +403,7 @@ _MAKERS = (
     (pyg_nn.SGConv, _sg),
     (pyg_nn.TAGConv, _tag),
     (pyg_nn.APPNP, _appnp),
+    (pyg_nn.GINConv, _gin),
     (pyg_nn.GATConv, _gat),
     (pyg_nn.GATv2Conv, _gatv2),
     (pyg_nn.AGNNConv, _agnn),
