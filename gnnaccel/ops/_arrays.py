@@ -109,9 +109,7 @@ class Structure:
         *("edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
     )
 
-    def __init__(
-        self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = (), nnz: int | None = None
-    ):
+    def __init__(self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = (), nnz: int | None = None):
         self._own, self._other, self.epochs = own, other, epochs
         self.indptr, self.indices, self.edge_ids = own.indptr, own.indices, own.edge_ids
         self.num_rows, self.num_cols = own.indptr.shape[0] - 1, own.num_cols

@@ -39,7 +39,13 @@ class Described:
     """(edges, num_src, num_dst, loops, flipped) -> Graph, kept with `edges`: set by the backend that has one."""
 
     def __init__(
-        self, edges: Tensor, num_src: int, num_dst: int, loops: str = "none", flipped: bool = False, turned: bool = False
+        self,
+        edges: Tensor,
+        num_src: int,
+        num_dst: int,
+        loops: str = "none",
+        flipped: bool = False,
+        turned: bool = False,
     ):
         self.edges, self.num_src, self.num_dst = edges, num_src, num_dst
         self.loops, self.flipped, self._is_turned = loops, flipped, turned
@@ -95,6 +101,4 @@ class Described:
         """The inverse of `flat`."""
         num_src, num_dst, code = sizes
         code = int(code)
-        return cls(
-            edges, num_src, num_dst, LOOPS[code % _LOOPS_CODE], bool(code & _FLIPPED), bool(code & _TURNED)
-        )
+        return cls(edges, num_src, num_dst, LOOPS[code % _LOOPS_CODE], bool(code & _FLIPPED), bool(code & _TURNED))

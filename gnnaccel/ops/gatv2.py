@@ -12,8 +12,8 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
-from gnnaccel.ops._described import Described
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
+from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm

@@ -11,7 +11,8 @@ from gnnaccel.ops.spmm import spmm_op
 
 
 def _sum(arrays: Structure, x: Tensor, eps: Tensor) -> Tensor:
-    return spmm_op.impl(arrays, x, None, "copy_lhs", "sum", 0.0).add_(x, alpha=1 + float(eps))
+    out = spmm_op.impl(arrays, x, None, "copy_lhs", "sum", 0.0)  # type: ignore[attr-defined]
+    return out.add_(x, alpha=1 + float(eps))
 
 
 def _fake(_arrays, x, *_):
