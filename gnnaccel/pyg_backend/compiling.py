@@ -138,7 +138,7 @@ def is_quiet(module: Any) -> bool:
     return not (module._forward_hooks or module._forward_pre_hooks)
 
 
-def is_weight(weight: Any, x: Tensor, edge_index: Tensor) -> bool:
+def is_weight(weight: Any, x: Any, edge_index: Tensor) -> bool:
     return (
         type(weight) in FEATURES
         and weight.dim() == 1
@@ -182,8 +182,11 @@ def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -
         return _transformer(conv, kind, edge_index, **kwargs) if reduce == "sum" else None
     x, size, name = kwargs.get("x"), kwargs.get("size"), WEIGHTS[plain.message]
     weight: Any = None if name is None else kwargs.get(name)
-    source, target = (x, x) if type(x) in FEATURES else x if type(x) is tuple and len(x) == 2 else (None, None)
-    if size is not None or target is None or conv.node_dim not in (-2, 0) or not is_matrix(source, edge_index):
+    pair: Any = (x, x) if type(x) in FEATURES else x
+    if size is not None or type(pair) is not tuple or len(pair) != 2 or pair[1] is None:
+        return None
+    source, target = pair
+    if conv.node_dim not in (-2, 0) or not is_matrix(source, edge_index):
         return None
     if target is not source and (not is_matrix(target, edge_index) or conv.flow != "source_to_target"):
         return None
@@ -193,7 +196,6 @@ def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -
     if weight is not None and not is_weight(weight, source, edge_index):
         return None
     counted(kind)
-    assert source is not None and target is not None
     graph = Described(edge_index, source.shape[0], target.shape[0], "none", conv.flow != "source_to_target")
     weight, message = (None, "copy_lhs") if weight is None else (weight.view(-1, 1), "mul")
     if reduce in ("sum", "mean"):
