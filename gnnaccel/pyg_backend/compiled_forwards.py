@@ -101,8 +101,10 @@ def _weighted_norm(graph: Described, weight: Tensor, fill: float) -> tuple[Tenso
 
 def _gcn(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_weight=None):
-        if not conv.normalize or conv.cached or conv._cached_edge_index is not None:
-            return None  # with norms from elsewhere, it is a weighted sum
+        # With norms that an earlier call has kept it is a weighted sum. None are kept here: the graph is, and to see PyG
+        # keep them, torch.compile would read a program that it reads anew at the next call.
+        if not conv.normalize or conv._cached_edge_index is not None or (conv.cached and edge_weight is not None):
+            return None
         graph = _normed_graph(layer, conv, x, edge_index, conv.add_self_loops)
         if graph is None:
             return None
@@ -156,7 +158,7 @@ def _tag(layer: _Layer) -> Callable:
 def _appnp(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_weight=None):
         drops = conv.dropout > 0 and conv.training
-        if edge_weight is not None or drops or not conv.normalize or conv.cached:
+        if edge_weight is not None or drops or not conv.normalize:
             return None
         if conv._cached_edge_index is not None:
             return None
