@@ -101,8 +101,8 @@ def _weighted_norm(graph: Described, weight: Tensor, fill: float) -> tuple[Tenso
 
 def _gcn(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_weight=None):
-        # With norms that an earlier call has kept it is a weighted sum. None are kept here: the graph is, and to see PyG
-        # keep them, torch.compile would read a program that it reads anew at the next call.
+        # With norms that an earlier call has kept it is a weighted sum. None are kept here: the graph is, and a program
+        # that keeps them is read anew at the next call.
         if not conv.normalize or conv._cached_edge_index is not None or (conv.cached and edge_weight is not None):
             return None
         graph = _normed_graph(layer, conv, x, edge_index, conv.add_self_loops)
