@@ -13,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.nn import models
 
-from gnnaccel import ops, pyg_backend, report
+from gnnaccel import _operators, ops, pyg_backend, report
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._described import Described
 from gnnaccel.pyg_backend.graph import of_described
 
+_operators.define_twins()
 OPS = torch.ops.gnnaccel
 
 

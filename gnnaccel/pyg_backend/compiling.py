@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import report
+from gnnaccel import _operators, report
 from gnnaccel.lazy.reduce import FEATURE_DTYPES
 from gnnaccel.ops._described import Described
 from gnnaccel.ops.attention import FUSED_DTYPES
@@ -42,12 +42,13 @@ _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_upd
 
 def compiling() -> bool:
     """True while torch.compile reads the code, which is not to be exported: an exported program is PyG's own."""
-    return torch.compiler.is_dynamo_compiling() and not _exporting()
+    return torch.compiler.is_dynamo_compiling() and _takes_ops()
 
 
 @torch.compiler.assume_constant_result
-def _exporting() -> bool:
-    return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
+def _takes_ops() -> bool:
+    _operators.define_twins()
+    return not getattr(torch.compiler, "is_exporting", bool)()
 
 
 class _Seen(threading.local):
