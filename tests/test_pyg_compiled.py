@@ -114,6 +114,10 @@ LAYERS = {
     "TAG": (lambda: nn.TAGConv(D, 5, K=2), ()),
     "APPNP": (lambda: nn.APPNP(3, 0.2), ()),
     "LG": (lambda: nn.LGConv(normalize=False), (WEIGHT,)),
+    "LG norm": (lambda: nn.LGConv(), ()),
+    "GatedGraph": (lambda: nn.GatedGraphConv(D, 2), (WEIGHT,)),
+    "MF": (lambda: nn.MFConv(D, 5), ()),
+    "SSG no loops": (lambda: nn.SSGConv(D, 5, alpha=0.1, add_self_loops=False), ()),
     "Simple": (lambda: nn.SimpleConv(aggr="mean"), (WEIGHT,)),
 }
 BIPARTITE = {

@@ -62,12 +62,12 @@ _seen = _Seen()
 
 def _look(context: Any) -> None:
     """While torch.compile reads `is_given`: whether `edges` is an input of the program, as it was given."""
-    _seen.given = False
-    node = context.get_local("edges").as_proxy().node
-    example = node.meta.get("example_value")
-    if node.op not in ("placeholder", "get_attr") or example is None or example._version:
-        return
-    _seen.given = True
+    try:
+        node = context.get_local("edges").as_proxy().node
+        example = node.meta["example_value"]
+        _seen.given = node.op in ("placeholder", "get_attr") and example._version == 0
+    except Exception:  # parts of torch that may change: what they do not tell is left to PyG
+        _seen.given = False
 
 
 @torch.compiler.assume_constant_result
