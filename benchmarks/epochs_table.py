@@ -131,7 +131,9 @@ def show(rows: list[dict], sides: list[str]) -> None:
 
 def summary(outcomes: Outcomes, cases: list[Case], sides: list[str]) -> list[str]:
     """Geometric means over the small graphs, of each side over PyG alone, and of what else the flag is held to."""
-    pairs = [(side, "pyg") for side in sides if side != "pyg"] + [("flag", "compiled"), ("dgl-flag", "flag")]
+    pairs = [(side, "pyg") for side in sides if side != "pyg"] + [
+        ("flag", "compiled"), ("compiled-flag", "compiled"), ("compiled-flag", "flag"), ("dgl-flag", "flag"),
+    ]  # fmt: skip
     lines = []
     for side, base in pairs:
         ratios = {}

@@ -66,6 +66,9 @@ def plain(
     return True
 
 
+# Of ops that look up a graph when they run: a replayed CUDA graph would not look again.
+_LOOKING_UP = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+_twins: list[Callable] = []  # what defines the twins of ops
 _usual_keys: set[int] = set()  # torch's dispatch keys of tensors that `usual` takes,
 _eager_keys: set[int] = set()  # and of those that are not `_lazy`
 
@@ -147,12 +150,24 @@ def register(
         The implementation on all `devices`, and the one that only allocates.
     structure : type, optional
         Class of the first argument, a graph, which has no gradient (`gnnaccel.ops._arrays.Structure`). The dispatcher
-        is given the two lists of its flat(), which the schema names, and its of() makes it again from them.
+        is given the two values of its flat(), which the schema names, and its of() makes it again from them. Where it
+        has a `twin`, `define_twins` gives the op one of the name with "_of_edges" behind it, whose first argument is of
+        the class twin.kind: twin.made() makes a `structure` of that when the implementation runs.
     backward, setup_context : callable, optional
         setup_context(ctx, inputs, output) as torch.library.register_autograd has it; backward(ctx, *grads) returns the
         gradients of the arguments after the structure, and ctx.wanted says which of these are asked for.
         register_autograd itself looks up the defaults of all arguments at every call, 0.1 ms for ours (torch 2.13).
     """
+    twin, twin_kind = getattr(structure, "twin", None), None
+    if twin is not None:
+        twin_kind, both, sums = twin.kind, name.endswith("_backward"), name in ("spmm", "graph_conv")
+        words = schema.replace(*twin.schemas)
+
+        def made(described, *args):
+            return impl(twin.made(described, both, args, sums), *args)
+
+        options = {"devices": devices, "structure": twin_kind, "backward": backward, "setup_context": setup_context}
+        _twins.append(lambda: register(f"{name}_of_edges", words, made, fake, **options))
     full = f"gnnaccel::{name}"
     graphs = 0 if structure is None else 1  # arguments that are one
 
@@ -162,7 +177,8 @@ def register(
     def flat(args: tuple) -> tuple:
         return (*args[0].flat(), *args[1:]) if graphs else args
 
-    torch.library.define(full, schema)
+    looks_up = structure is not None and twin is None
+    torch.library.define(full, schema, tags=_LOOKING_UP if looks_up else ())
     torch.library.impl(full, tuple(device.upper() for device in devices))(lambda *args: impl(*packed(args)))
     torch.library.register_fake(full)(lambda *args: fake(*packed(args)))
     op = getattr(torch.ops.gnnaccel, name).default
@@ -256,6 +272,8 @@ def register(
 
     def call(*args):
         if not plain(args, features, devices, types) or (graphs and not args[0].is_plain):
+            if twin_kind is not None and type(args[0]) is twin_kind:
+                return _calls[f"{name}_of_edges"](*args)
             return op(*flat(args))
         if forward_ad._current_level >= 0:
             refuse_tangents(args)
@@ -266,6 +284,13 @@ def register(
     call.impl = impl  # type: ignore[attr-defined]  # for who has checked, and records for himself
     _calls[name] = call
     return call
+
+
+def define_twins() -> None:
+    """Define the twins of all ops, for who compiles: not on import, as torch takes 4 ms for an op."""
+    waiting, _twins[:] = _twins[:], []
+    for define in waiting:
+        define()
 
 
 def named(name: str) -> Callable:

@@ -46,9 +46,12 @@ blocks, these once their messages pass that size).
 A layer of yours is treated the same way: `message()` gets features that are not gathered yet, and what it does to
 them decides. `GNNACCEL_PROFILE=1` prints the reason for each layer that stores messages.
 
+Inside torch.compile, layers of copied and weighted messages and of attention run on the same ops, and PyG's code of the
+others is traced whole: [compile.md](compile.md).
+
 Left to PyG, and counted, whatever the layer: explain mode, decomposed layers, hooks on message passing, replaced
-methods, torch.compile (PyG's code is traced whole), TorchScript, torch.func and forward-mode differentiation, own
-propagate() methods, features that are not floating point. Layers whose code writes in place, uses autograd functions
+methods, TorchScript, torch.export, torch.func and forward-mode differentiation, own propagate() methods, features that
+are not floating point. Layers whose code writes in place, uses autograd functions
 of its own or modules that are not torch's or PyG's get gathered features (`segment`). Aggregations that need every
 message (median, quantile, LSTM, sort ...) get them.
 

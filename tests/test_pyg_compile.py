@@ -105,11 +105,19 @@ def test_compiled_parts():
 
 
 def test_compile_is_counted():
-    model = pyg_backend.accelerate(models.GCN(D, 8, 2, 3))
+    """Once for each layer of a compilation: as ours, or as PyG's."""
+    model = torch.nn.ModuleList([models.GCN(D, 8, 2, 3), nn.EdgeConv(torch.nn.Linear(6, 3))])
+    model = pyg_backend.accelerate(model)
+
+    def run(x, index):
+        return model[1](model[0](x, index), index)
+
     report.reset()
-    torch.compile(model, backend="eager", fullgraph=True)(rand(N, D), edges())
+    for _ in range(2):
+        torch.compile(run, backend="eager", fullgraph=True)(rand(N, D), edges())
     sites = report.snapshot()
-    assert any("compile" in reason for site in sites.values() for reason in site.reasons), sites
+    assert (sites["pyg.GCNConv"].accelerated, sites["pyg.GCNConv"].left) == (2, 0)
+    assert (sites["pyg.EdgeConv"].accelerated, sites["pyg.EdgeConv"].reasons) == (0, {"torch.compile": 1})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -141,7 +149,9 @@ def test_export(name):
         model, (x, index) = wrap(MODELS[name]()).eval(), graphs()[0]
         x = x.detach()
         try:
-            exported = torch.export.export(model, (x, index)).module()
+            exported = torch.export.export(model, (x, index))
+            assert not any("gnnaccel" in str(node.target) for node in exported.graph.nodes)  # runs without it
+            exported = exported.module()
             results = exported(x, index), exported(x * 2, index.flip(0))
         except Exception as error:
             results = type(error).__name__

@@ -13,6 +13,8 @@ from gnnaccel import _library as lib
 from gnnaccel import schedule
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import _described
+from gnnaccel.ops._described import Described
 from gnnaccel.schedule import worklist
 
 SCHEMA = "Tensor?[] structure, SymInt[] sizes"  # what the dispatcher is given in place of a Structure
@@ -100,15 +102,18 @@ class Structure:
     Holds no Graph: a graph keeps its structures (`arrays_of`), and is freed when nobody else holds it.
     """
 
+    twin: Any  # below
+
     __slots__ = (
         *("_by_nonzero", "_other", "_own", "_plain", "_turned"),
         *("edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
     )
 
-    def __init__(self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = ()):
+    def __init__(self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = (), nnz: int | None = None):
         self._own, self._other, self.epochs = own, other, epochs
         self.indptr, self.indices, self.edge_ids = own.indptr, own.indices, own.edge_ids
-        self.num_rows, self.num_cols, self.nnz = own.indptr.shape[0] - 1, own.num_cols, own.nnz
+        self.num_rows, self.num_cols = own.indptr.shape[0] - 1, own.num_cols
+        self.nnz = own.nnz if nnz is None else nnz  # rows of features of edges: more where ids have gaps
         self.plan = own.plan
         self._by_nonzero: Structure | None = None
         self._turned: Structure | None = None
@@ -123,12 +128,16 @@ class Structure:
         """That of the matrix."""
         return self._own.order
 
+    def new_index(self, shape: Sequence[int]) -> Tensor:
+        """An empty tensor of the dtype of the graph's indices."""
+        return self.indptr.new_empty(shape)
+
     def turned(self) -> Structure:
         """The same edges reversed."""
         if self._turned is None:
             if self._other is None:
                 raise RuntimeError("gnnaccel: a gradient needs the transposed graph, which this call was not given")
-            self._turned = Structure(self._other, self._own)
+            self._turned = Structure(self._other, self._own, nnz=self.nnz)
         return self._turned
 
     def both_ways(self) -> Structure:
@@ -145,6 +154,10 @@ class Structure:
             matrix = Matrix(own.indptr, own.indices, None, own.num_cols, own.nnz, own.order, own.plan)
             self._by_nonzero = Structure(matrix)
         return self._by_nonzero
+
+    def numbered_up_to(self, nnz: int) -> Structure:
+        """The same with edge ids below `nnz`, of which some are of no edge."""
+        return Structure(self._own, self._other, self.epochs, nnz)
 
     def ordered(self, order: worklist.WorkList | worklist.Ordered | None) -> Structure:
         """The matrix alone with another order of its rows."""
@@ -244,7 +257,27 @@ def arrays_of(
     return found
 
 
-def save(ctx, arrays: Structure, *tensors: Tensor | None) -> None:
+def made(described: Described, both: bool, features: Sequence, sums: bool = False) -> Structure:
+    """The Structure that `described` stands for now; with both directions if a kernel reads `both`."""
+    graph, both = described.graph(), both or described.is_turned
+    floats = (t for t in features if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 1)
+    arrays = arrays_of(graph, both, *floats, sums=sums)
+    if arrays.nnz != described.nnz:
+        arrays = arrays.numbered_up_to(described.nnz)
+    return arrays.turned() if described.is_turned else arrays
+
+
+class _OfEdges:
+    """What `_operators.register` makes of an op on a graph beside it: its twin on a `Described`."""
+
+    schemas = (SCHEMA, _described.SCHEMA)
+    kind, made = Described, staticmethod(made)
+
+
+Structure.twin = _OfEdges
+
+
+def save(ctx, arrays: Structure | Described, *tensors: Tensor | None) -> None:
     """Keep `arrays`, and ctx.save_for_backward of `tensors`; `saved` gives them back.
 
     The structure stays out of what is saved: nobody writes into it, it is no use to hooks that pack saved tensors
@@ -252,11 +285,17 @@ def save(ctx, arrays: Structure, *tensors: Tensor | None) -> None:
     same forward again, between which a graph may earn a work list or a ready call.
     """
     ctx.arrays = arrays
-    ctx.save_for_backward(*tensors)
+    if type(arrays) is Described:  # the user's own tensor: writes into it are autograd's to notice
+        ctx.save_for_backward(arrays.edges, *tensors)
+    else:
+        ctx.save_for_backward(*tensors)
 
 
-def saved(ctx) -> tuple[Structure, tuple]:
+def saved(ctx) -> tuple[Any, tuple]:
     """What `save` kept."""
+    if type(ctx.arrays) is Described:
+        edges, *tensors = ctx.saved_tensors
+        return ctx.arrays.of_edges(edges), tuple(tensors)
     return ctx.arrays, ctx.saved_tensors
 
 

@@ -21,7 +21,7 @@ from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = f"Tensor? query, Tensor? key, Tensor value, Tensor? edge_bias, {_edge_factor.SCHEMA}"
-_MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
+MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
 # The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
 # the gradient of the queries is then a weighted sum, and not another pass that computes them again.
 FEW = 4
@@ -144,7 +144,7 @@ def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor 
         # reddit-like:sorted, 10.2 and 14.5 ms at 1x32 and 1x128; by the ops, which walk the rows, 4.8 and 11.9. The
         # ops with weights made again, instead of kept, took 5 to 10 % longer than these.
         return not (value.is_cuda and (needs_grad(value, edge_bias) or shorter_by_parts(graph, value)))
-    return not value.is_cuda or value.shape[2] * value.element_size() <= _MAX_CUDA_HEAD_BYTES
+    return not value.is_cuda or value.shape[2] * value.element_size() <= MAX_CUDA_HEAD_BYTES
 
 
 def _composed(arrays: Structure, query, key, value, edge_bias, factor: EdgeFactor, scale) -> Tensor:

@@ -13,6 +13,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
+from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm
@@ -149,6 +150,7 @@ def _backward(ctx, grad):
         return None, None, None, None
     arrays, (x, y, vectors) = _arrays.saved(ctx)
     if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition instead
+        arrays = _arrays.made(arrays, False, ()) if type(arrays) is Described else arrays
         graph = Graph(arrays.indptr, arrays.indices, arrays.edge_ids, arrays.num_cols)
         scores = partial(reference.gatv2_scores, graph, negative_slope=ctx.negative_slope)
         return *_arrays.gradients(scores, (x, y, vectors), ctx.wanted[:3], grad), None

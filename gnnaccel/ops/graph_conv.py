@@ -97,7 +97,7 @@ def graph_conv(
             )
         x = x.to_dense()
     arrays = arrays_of(graph, needs_grad(x), x, sums=True)
-    return _graph_conv_op(arrays, x, weight, source_scale, row_scale, bias, relu)
+    return graph_conv_op(arrays, x, weight, source_scale, row_scale, bias, relu)
 
 
 def _scale(name: str, scale: Tensor, count: int, device: torch.device) -> Tensor:
@@ -166,7 +166,7 @@ def _backward(ctx, grad):
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     grad_x = grad_weight = grad_bias = None
     if needs_x:
-        grad_x = _graph_conv_op(arrays.turned(), grad, weight, row_scale, source_scale, None, False)
+        grad_x = graph_conv_op(arrays.turned(), grad, weight, row_scale, source_scale, None, False)
     if needs_weight:
         grad_weight = weight_gradient(arrays, _scaled(x, source_scale), _scaled(grad, row_scale), (), "mul")
     if needs_bias:
@@ -178,7 +178,7 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else (x * scale.view(-1, *(1,) * (x.dim() - 1))).to(x.dtype)
 
 
-_graph_conv_op = _operators.register(
+graph_conv_op = _operators.register(
     "graph_conv",
     f"({_arrays.SCHEMA}, Tensor x, Tensor? weight, Tensor? source_scale, Tensor? row_scale, Tensor? bias, bool relu) "
     "-> Tensor",
@@ -191,7 +191,7 @@ _graph_conv_op = _operators.register(
 
 
 def _scaled_gradient(arrays, grad, source_scale, row_scale) -> Tensor:
-    return _graph_conv_op(arrays.turned(), grad, None, row_scale, source_scale, None, False)
+    return graph_conv_op(arrays.turned(), grad, None, row_scale, source_scale, None, False)
 
 
 SCALED = ready.Form("scaled", _scaled_gradient)

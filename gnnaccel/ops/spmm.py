@@ -200,7 +200,7 @@ def _spmm_fake(arrays, lhs, rhs, *_):
 
 def _extremes_fake(arrays, lhs, rhs, message, *_):
     out = _spmm_fake(arrays, lhs, rhs)
-    args = (arrays.indptr.new_empty(out.shape if message != other else (0,)) for other in ("copy_rhs", "copy_lhs"))
+    args = (arrays.new_index(out.shape if message != other else (0,)) for other in ("copy_rhs", "copy_lhs"))
     return out, *args
 
 
@@ -310,7 +310,7 @@ def _backward_sum(ctx, grad):
 def _divided(arrays: Structure, grad: Tensor) -> Tensor:
     """The gradient of a mean over the number of its row's nonzeros."""
     # In fp32 at least: a count past 65504 has no fp16.
-    count = arrays.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
+    count = degrees_op(arrays).clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
     return (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
 
 
@@ -407,6 +407,14 @@ def _backward_extremes(ctx, grad):
     return grad_lhs, grad_rhs
 
 
+# The number of nonzeros of each row, int64.
+degrees_op = _operators.register(
+    "degrees",
+    f"({_arrays.SCHEMA}) -> Tensor",
+    lambda arrays: arrays.indptr.diff().long(),
+    lambda arrays: arrays.new_index((arrays.num_rows,)).long(),
+    structure=Structure,
+)
 _INPUTS = f"{_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value"
 spmm_op = _operators.register(
     "spmm",

@@ -18,6 +18,7 @@ from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import Unsupported, unserved
+from gnnaccel.ops._described import Described
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -72,6 +73,33 @@ def with_loops(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> 
                 _inherit(graph, owners, plain)
         derived.put(owners, key, graph)
     return graph
+
+
+def of_described(edge_index: Tensor, num_src: int, num_dst: int, loops: str, flipped: bool) -> Graph:
+    """The cached Graph that a `gnnaccel.ops._described.Described` stands for: the edge of id e is column e of
+    edge_index, the loop of node v that of id E + v."""
+    flow = "target_to_source" if flipped else "source_to_target"
+    if loops == "none":
+        return from_edge_index(edge_index, num_src, num_dst, flow)
+    graph, most = with_loops(edge_index, num_src, flow, loops == "one"), edge_index.shape[1] + num_src
+    if graph.nnz == most:
+        return graph
+    # Loops were left out, and the edges behind them have moved up.
+    owners, key = (edge_index,), ("spaced", num_src, flow)
+    spaced = derived.get(owners, key)
+    if spaced is None:
+        with modes.outside_inference(grad=False):
+            kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
+            loop_ids = torch.arange(edge_index.shape[1], most, device=edge_index.device)
+            edge_ids = torch.cat([kept, loop_ids]).to(graph.indices.dtype)
+            edge_ids = edge_ids if graph.edge_ids is None else edge_ids[graph.edge_ids]
+            spaced = Graph(graph.indptr, graph.indices, edge_ids, graph.num_cols)
+            schedule.inherit(spaced, graph)
+        derived.put(owners, key, spaced)
+    return spaced
+
+
+Described.graph_of = staticmethod(of_described)
 
 
 def note_origin(edges, origin: tuple[Tensor, ...]) -> None:

@@ -11,7 +11,16 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.typing import SparseTensor
 
-from gnnaccel.pyg_backend import attention_forwards, flight, forwards, normed_forwards, rules, short, update_order
+from gnnaccel.pyg_backend import (
+    attention_forwards,
+    compiled_forwards,
+    flight,
+    forwards,
+    normed_forwards,
+    rules,
+    short,
+    update_order,
+)
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
@@ -51,7 +60,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
     for table in (forwards.FORWARDS, normed_forwards.FORWARDS, attention_forwards.FORWARDS):
         if plain.forward in table:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
-            members["forward"] = table[plain.forward](plain, general)
+            members["forward"] = table[plain.forward](plain, compiled_forwards.first(plain, general))
     return members
 
 

@@ -20,7 +20,7 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnaccel import report
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
-from gnnaccel.pyg_backend import rules
+from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.call import Call
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
@@ -112,6 +112,10 @@ def make_entry(plain: Any, name: str) -> Callable:
 
     def entry(self, edge_index, *args, **kwargs):
         if is_compiling():
+            if name == "propagate" and not args and compiling.compiling():
+                out = compiling.propagate(self, plain, kind, edge_index, kwargs)
+                if out is not None:
+                    return out
             _note_compiled(kind)
             return getattr(plain, name)(self, edge_index, *args, **kwargs)
         reason = obstacle(self) or (f"positional arguments to {name}()" if args else None)

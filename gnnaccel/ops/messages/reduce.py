@@ -162,7 +162,7 @@ def _walked(
     arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple[torch.dtype, ...]
 ) -> list[Tensor]:
     """The outputs, differentiable."""
-    run = _direct if _operators.usual(*operands) else _dispatched
+    run = walk if _operators.usual(*operands) else _dispatched
     if needs_grad(*operands):
         return list(_record(run, arrays, program, dtypes, *operands)[: len(dtypes)])
     return run(arrays, program, operands, dtypes)[: len(dtypes)]
@@ -205,16 +205,26 @@ class _Messages(torch.autograd.Function):
                 degrees = arrays.indptr.diff().clamp_(min=1).to(grad.dtype)
                 grad = grad / degrees.view(-1, *(1,) * (grad.dim() - 1))
             seeds += [grad] if winner is None else [grad, winner]
-        here, there = gradients(program, wanted, tuple(g is not None for g in grads))
-        found: list[Tensor | None] = [None] * len(operands)
-        if here is not None:
-            _fill(found, arrays, here, operands, [*operands, *seeds])
-        if there is not None:
-            _fill(found, arrays.turned(), there, operands, [*operands, *seeds])
-        for i, operand in enumerate(operands):
-            if wanted[i] and found[i] is None:
-                found[i] = torch.zeros_like(operand)
+        given = tuple(g is not None for g in grads)
+        found = gradients_of(arrays, program, operands, wanted, seeds, given)
         return None, None, None, None, *found
+
+
+def gradients_of(
+    arrays: Structure, program: Program, operands: list[Tensor], wanted: tuple, seeds: list[Tensor], given: tuple
+) -> list[Tensor | None]:
+    """Gradients of the `wanted` operands of a program. seeds: the gradients of those outputs that have one `given`,
+    those of means by the degrees, of extremes with their winners behind them."""
+    here, there = gradients(program, wanted, given)
+    found: list[Tensor | None] = [None] * len(operands)
+    if here is not None:
+        _fill(found, arrays, here, operands, [*operands, *seeds])
+    if there is not None:
+        _fill(found, arrays.turned(), there, operands, [*operands, *seeds])
+    for i, operand in enumerate(operands):
+        if wanted[i] and found[i] is None:
+            found[i] = torch.zeros_like(operand)
+    return found
 
 
 def _is_batched(grad: Tensor) -> bool:
@@ -268,7 +278,7 @@ def _allocate(arrays: Structure, program: Program, dtypes: Sequence[torch.dtype]
     return outs + winners
 
 
-def _direct(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
+def walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
     """A walk: its outputs and winners."""
     outs = _allocate(arrays, program, dtypes)
     if not any(map(Tensor.numel, outs)):
@@ -292,7 +302,7 @@ def _direct(arrays: Structure, program: Program, operands: list[Tensor], dtypes:
 
 
 def _walk_impl(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
-    return _direct(arrays, parse(text), operands, tuple(_DTYPES[code] for code in dtypes))
+    return walk(arrays, parse(text), operands, tuple(_DTYPES[code] for code in dtypes))
 
 
 def _walk_fake(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
