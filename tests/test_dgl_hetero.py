@@ -247,3 +247,143 @@ def test_blocks_of_several_edge_types():
         fed = sum(block.in_degrees(etype=e) for e in block.canonical_etypes if e[2] == target) > 0
         torch.testing.assert_close(total, fed.double().view(-1, 1).expand(-1, 2))
     assert report.snapshot()["dgl.edge_softmax_hetero"].accelerated == 1
+
+
+def _skewed():
+    """One edge type with nearly all edges, one without any, and a node type without nodes."""
+    generator = torch.Generator().manual_seed(1)
+    pair = lambda n, m, e: tuple(torch.randint(0, k, (e,), generator=generator) for k in (n, m))  # noqa: E731
+    edges = {
+        ("a", "most", "b"): pair(6, 9, 600),
+        ("b", "few", "b"): pair(9, 9, 4),
+        ("a", "none", "b"): ([], []),
+        ("c", "empty", "b"): ([], []),
+        ("b", "back", "a"): pair(9, 6, 8),
+    }
+    edges = {e: tuple(torch.as_tensor(x, dtype=torch.int64) for x in pair) for e, pair in edges.items()}
+    return dgl.heterograph(edges, {"a": 6, "b": 9, "c": 0})
+
+
+def _twice(call, g, inputs, module=None):
+    """The plug-in's second call on a graph, whose structures the first has made, against DGL alone."""
+    want = outcome(call, inputs, module)
+    dgl_backend.enable()
+    outcome(call, inputs, module)
+    report.reset()
+    got = outcome(call, inputs, module)
+    assert_same(got, want, 1e-10)
+    return report.snapshot()
+
+
+@pytest.mark.parametrize("message", ["copy_u", "u_mul_e", "mixed"])
+@pytest.mark.parametrize("cross", ["sum", "mean", "max", "min", "stack"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "sum and mean"])
+@pytest.mark.parametrize("where", ["ring", "hetero", "skewed"])
+def test_all_edge_types_in_one_walk(where, reduce, cross, message):
+    g = _skewed() if where == "skewed" else build(where)
+    nodes, edges = features(g)
+    types = [e for e in g.canonical_etypes if g.num_edges(e) or reduce in ("sum", "mean", "sum and mean")]
+
+    def call(*given):
+        with g.local_scope():
+            for name, x in zip(g.ntypes, given, strict=False):
+                g.nodes[name].data["h"] = x
+            functions = {}
+            for i, (etype, w) in enumerate(zip(g.canonical_etypes, given[len(g.ntypes) :], strict=True)):
+                g.edges[etype].data["w"] = w
+                product = message == "u_mul_e" or (message == "mixed" and i % 2)
+                each = ("sum", "mean")[i % 2] if reduce == "sum and mean" else reduce
+                make = fn.u_mul_e("h", "w", "m") if product else fn.copy_u("h", "m")
+                functions[etype] = (make, getattr(fn, each)("m", "o"))
+            g.multi_update_all({e: functions[e] for e in reversed(types)}, cross)
+            return [g.nodes[n].data["o"] for n in g.ntypes if "o" in g.nodes[n].data]
+
+    counted = _twice(call, g, nodes + edges)
+    assert not counted["dgl.multi_update_all"].reasons and counted["dgl.multi_update_all"].accelerated
+
+
+@pytest.mark.parametrize("functions, cross, reason", [
+    ((fn.copy_e("w", "m"), fn.sum("m", "o")), "sum", "messages other than"),
+    ((fn.copy_u("h", "m"), fn.sum("m", "o")), lambda parts: sum(parts), "a reducer across edge types"),
+    ((fn.copy_u("h", "m"), fn.max("m", "o")), "max", "without edges"),
+])  # fmt: skip
+def test_why_edge_types_are_walked_one_by_one(functions, cross, reason):
+    g = _skewed()
+    nodes, edges = features(g)
+
+    def call(*given):
+        with g.local_scope():
+            for name, x in zip(g.ntypes, given, strict=False):
+                g.nodes[name].data["h"] = x
+            for etype, w in zip(g.canonical_etypes, given[len(g.ntypes) :], strict=True):
+                g.edges[etype].data["w"] = w
+            kinds = [e for e in g.canonical_etypes if e[2] == "b"]
+            g.multi_update_all(dict.fromkeys(kinds, functions), cross)
+            return [torch.nan_to_num(g.nodes["b"].data["o"])]
+
+    dgl_backend.enable()
+    call(*nodes, *edges)
+    (why,) = report.snapshot()["dgl.multi_update_all"].reasons
+    assert reason in why
+
+
+def test_a_changed_graph_has_a_stack_of_its_own():
+    g = build("ring")
+    sums = {e: (fn.copy_u("h", "m"), fn.sum("m", "o")) for e in g.canonical_etypes}
+
+    def call(g):
+        for i, name in enumerate(g.ntypes):
+            g.nodes[name].data["h"] = rand(g.num_nodes(name), 3, seed=i)
+        g.multi_update_all(sums, "sum")
+        return [g.nodes[name].data.pop("o") for name in g.ntypes]
+
+    more = dgl.add_edges(g, [0, 1], [0, 2], etype="plays")
+    want = [call(g), call(more)]
+    dgl_backend.enable()
+    for _ in range(2):
+        for each, expected in zip((g, more), want, strict=True):
+            torch.testing.assert_close(call(each), expected)
+
+
+LAYERS = {
+    "GraphConv": lambda n, f: dgl.nn.GraphConv(f, 5, norm=("both", "right", "left", "none")[n % 4]),
+    "GraphConv narrow": lambda n, f: dgl.nn.GraphConv(f, 1, norm="both", bias=n % 2 == 0),
+    "SAGEConv": lambda n, f: dgl.nn.SAGEConv(f, 5, "mean", bias=n % 2 == 0),
+    "both": lambda n, f: dgl.nn.GraphConv(f, 5) if n % 2 else dgl.nn.SAGEConv(f, 5, "mean"),
+    "some": lambda n, f: dgl.nn.SAGEConv(f, 5, ("mean", "gcn")[n == 1], feat_drop=0.5 * (n == 2)),
+}
+
+
+@pytest.mark.parametrize("form", ["dict", "pair", "block"])
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("where", ["ring", "skewed"])
+def test_layers_of_all_edge_types_together(where, name, aggregate, form):
+    g = _skewed() if where == "skewed" else build(where)
+    torch.manual_seed(2)
+    conv = dgl.nn.HeteroGraphConv({e: LAYERS[name](n, 4) for n, e in enumerate(g.etypes)}, aggregate).double()
+    if form == "block":
+        g = dgl.to_block(g, {n: torch.arange(g.num_nodes(n)) for n in g.ntypes})
+    nodes = [rand(g.num_nodes(f"SRC/{n}" if form == "block" else n), 4, seed=i) for i, n in enumerate(g.srctypes)]
+
+    def call(conv, *given):
+        inputs = dict(zip(g.srctypes, given, strict=True))
+        return conv(g, (inputs, {k: x * 2 for k, x in inputs.items()}) if form == "pair" else inputs)
+
+    site = _twice(call, g, nodes, conv)["dgl.HeteroGraphConv"]
+    assert site.accelerated and (not site.reasons)
+
+
+@pytest.mark.parametrize("change, called", [
+    (lambda conv: conv.mods["plays"].register_forward_hook(lambda *a: a[2] * 2), True),
+    (lambda conv: setattr(conv.mods["plays"], "_activation", torch.relu), True),
+    (lambda conv: setattr(conv, "agg_fn", lambda parts, name: sum(parts) * 3), False),
+])  # fmt: skip
+def test_changed_layers_are_called(change, called):
+    g = build("ring")
+    torch.manual_seed(2)
+    conv = dgl.nn.HeteroGraphConv({e: dgl.nn.GraphConv(4, 3) for e in g.etypes}).double()
+    change(conv)
+    nodes, _ = features(g)
+    site = _twice(lambda conv, *given: conv(g, dict(zip(g.ntypes, given, strict=True))), g, nodes, conv)
+    assert bool(site["dgl.HeteroGraphConv"].reasons) != called  # the others into other types are taken together

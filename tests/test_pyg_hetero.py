@@ -13,6 +13,8 @@ from torch_geometric import nn
 from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
 
+from gnnaccel import report
+
 COUNTS = {"paper": N, "author": 15, "venue": 4}
 WIDTHS = {"paper": 6, "author": 3, "venue": 5}
 RELATIONS = [
@@ -268,3 +270,104 @@ def test_to_hetero_of_an_accelerated_model_equals_that_of_a_plain_one():
         results.append(model.double()({k: x.double() for k, x in graph.x_dict.items()}, graph.edge_index_dict))
     assert_equal(results[1], results[0])
     assert_equal(results[2], results[0])
+
+
+PLAIN = {
+    "SAGE": lambda n: nn.SAGEConv((-1, -1), 8, aggr=("mean", "sum")[n % 2], bias=n % 2 == 0),
+    "Graph": lambda n: nn.GraphConv((-1, -1), 8, aggr=("add", "mean")[n % 2]),
+    "GCN": lambda n: nn.SAGEConv((-1, -1), 8) if n else nn.GCNConv(-1, 8, add_self_loops=True),
+    "GCN without loops": lambda n: nn.SAGEConv((-1, -1), 8) if n else nn.GCNConv(-1, 8, add_self_loops=False),
+    "no root": lambda n: nn.SAGEConv((-1, -1), 8, root_weight=n % 2 == 0),
+    "some": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n == 1 else nn.SAGEConv((-1, -1), 8),
+    "normalized": lambda n: nn.SAGEConv((-1, -1), 8, normalize=n == 4),
+}
+
+
+def together(name, aggr="sum", widths=None, change=lambda model, graph: None):
+    """Calls on one graph, the third of which finds what the earlier ones have kept, then on its edges changed."""
+
+    def program(wrap):
+        graph = data(widths)
+        model = wrap(nn.HeteroConv({r: PLAIN[name](n) for n, r in enumerate(RELATIONS)}, aggr=aggr))
+        model(graph.x_dict, graph.edge_index_dict)
+        change(model, graph)
+        out = [train(model, graph) for _ in range(3)]
+        graph[RELATIONS[1]].edge_index[1, :30] = 0
+        out.append(train(model, graph))
+        graph[RELATIONS[4]].edge_index = torch.empty(2, 0, dtype=torch.long)
+        return out, [train(model, graph) for _ in range(2)]
+
+    return program
+
+
+def _walks():
+    return report.snapshot()["pyg.HeteroConv"]
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Two small layers are worth it as well."""
+    from gnnaccel.pyg_backend import hetero_conv
+
+    monkeypatch.setattr(hetero_conv, "_FEW", 0)
+
+
+@pytest.mark.parametrize("widths", [None, 8])
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_layers_of_all_relations_together(name, aggr, widths, always):
+    report.reset()
+    same(together(name, aggr, widths), accelerated=None if name == "some" else True)
+    site = _walks()  # of the first call, of layers that are yet to find their width, none
+    assert site.accelerated - sum(site.reasons.values()) >= 3
+
+
+@pytest.mark.parametrize("change", [
+    lambda model, graph: model.convs[RELATIONS[1]].register_forward_hook(lambda *a: a[2] * 2),
+    lambda model, graph: setattr(model.convs[RELATIONS[1]], "lin_l", nn.Linear(3, 8, bias=False)),
+    lambda model, graph: model.convs[RELATIONS[1]].lin_l.register_forward_hook(lambda *a: a[2] * 2),
+])  # fmt: skip
+def test_watched_and_changed_layers_are_called(change, always):
+    report.reset()
+    same(together("SAGE", change=change), accelerated=True)
+    assert _walks().accelerated
+
+
+@pytest.mark.parametrize("aggr, reason", [("max", "an aggr"), ("cat", "an aggr"), (None, "an aggr")])
+def test_why_layers_are_called_one_by_one(aggr, reason):
+    report.reset()
+    same(together("SAGE", aggr), accelerated=True)
+    (why,) = _walks().reasons
+    assert why.startswith(reason)
+
+
+def test_edge_weights_of_some_relations():
+    def program(wrap):
+        graph = data()
+        model = wrap(nn.HeteroConv({r: nn.GraphConv((-1, -1), 8) for r in RELATIONS}))
+        weight = {RELATIONS[0]: rand(60, seed=5)}
+        model(graph.x_dict, graph.edge_index_dict, edge_weight_dict=weight)
+        return [train(model, graph, edge_weight_dict=weight) for _ in range(3)]
+
+    same(program)
+
+
+def test_relations_that_leave_and_plain_models(always):
+    """A model that was not accelerated runs as PyG runs it, also beside one that was."""
+    from gnnaccel import pyg_backend
+
+    graph = data(8)
+    plain = nn.HeteroConv({r: nn.SAGEConv(8, 8) for r in RELATIONS}).double()
+    x = {k: v.double() for k, v in graph.x_dict.items()}
+    want = plain(x, graph.edge_index_dict)
+    model = pyg_backend.accelerate(copy.deepcopy(plain))
+    report.reset()
+    assert_equal(plain(x, graph.edge_index_dict), want)
+    assert not report.snapshot()
+    for _ in range(2):
+        assert_equal(model(x, graph.edge_index_dict), want)
+    assert _walks().accelerated == 1
+    pyg_backend.disable()
+    report.reset()
+    assert_equal(model(x, graph.edge_index_dict), want)
+    assert not report.snapshot()

@@ -43,9 +43,31 @@ def enable() -> None:
     from dgl import core
     from dgl.backend.pytorch import sparse
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GINConv, GraphConv, SAGEConv
+    from dgl.nn.pytorch import (
+        AGNNConv,
+        DotGatConv,
+        EdgeGATConv,
+        GATConv,
+        GATv2Conv,
+        GINConv,
+        GraphConv,
+        HeteroGraphConv,
+        SAGEConv,
+    )
 
-    from gnnaccel.dgl_backend import bridge, convolutions, hetero, messages, nn, ops, samplers, short, structure
+    from gnnaccel.dgl_backend import (
+        bridge,
+        convolutions,
+        hetero,
+        hetero_conv,
+        messages,
+        nn,
+        ops,
+        relations,
+        samplers,
+        short,
+        structure,
+    )
     from gnnaccel.dgl_backend import our_kernels as ours
     from gnnaccel.dgl_backend import torch_kernels as torchs
 
@@ -98,6 +120,10 @@ def enable() -> None:
         _replace(dgl.DGLGraph, name, structure.degrees(getattr(dgl.DGLGraph, name), name))
     for name, function in {"update_all": short.update_all, "apply_edges": short.apply_edges}.items():
         _replace(dgl.DGLGraph, name, function(getattr(dgl.DGLGraph, name)))
+    if ops.kernels is ours:
+        method = relations.multi_update_all(dgl.DGLGraph.multi_update_all)
+        _replace(dgl.DGLGraph, "multi_update_all", method)
+        _replace(HeteroGraphConv, "forward", hetero_conv.forward(HeteroGraphConv.forward))
     sampler = dgl.dataloading.NeighborSampler
     _replace(sampler, "sample_blocks", samplers.sample_blocks(sampler.sample_blocks))
     if ops.kernels is ours:

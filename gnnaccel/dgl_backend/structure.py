@@ -7,16 +7,19 @@ itself keeps out of pickles and clears on legacy mutations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from gnnaccel.dgl_backend.device import device_of, host, to_device
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.stack import Stack
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS, _ENDS = "gnnaccel.reverse", "gnnaccel.all_rows", "gnnaccel.ends"
-_RECEIVERS = "gnnaccel.receivers"
+_RECEIVERS, _ALL_ENDS, _STACK = "gnnaccel.receivers", "gnnaccel.all_ends", "gnnaccel.stack"
 
 
 def structure(gidx) -> Graph:
@@ -42,6 +45,35 @@ def ends(gidx) -> tuple[int, int]:
     found = gidx._cache.get(_ENDS)
     if found is None:
         found = gidx._cache[_ENDS] = tuple(gidx.metagraph.find_edge(0))
+    return found
+
+
+def ends_of(gidx, etype: int) -> tuple[int, int]:
+    """The node types of the sources and of the destinations of an edge type."""
+    found = gidx._cache.get(_ALL_ENDS)
+    if found is None:
+        found = gidx._cache[_ALL_ENDS] = [
+            tuple(gidx.metagraph.find_edge(number)) for number in range(gidx.number_of_etypes())
+        ]
+    return found[etype]
+
+
+def known_structures(gidx, etypes: list[int]) -> list[Graph] | None:
+    """The Graphs of these edge types, if each has been asked for before; None for an index that may be a new one."""
+    found = []
+    for etype in etypes:
+        graph = known_structure(gidx.get_relation_graph(etype))
+        if graph is None:
+            return None
+        found.append(graph)
+    return found
+
+
+def stack_of(gidx, key: tuple, make: Callable[[], Stack]) -> Stack:
+    """What `make` makes of several edge types of an index, once."""
+    found = gidx._cache.get((_STACK, key))
+    if found is None:
+        found = gidx._cache[_STACK, key] = make()
     return found
 
 

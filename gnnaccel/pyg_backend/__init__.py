@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.conv import HeteroConv, MessagePassing
 
 from gnnaccel.pyg_backend import classes as _classes
+from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
 from gnnaccel.pyg_backend import samplers as _samplers
 from gnnaccel.pyg_backend.graph import to_graph
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -55,6 +56,8 @@ def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.n
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accelerate: model: expected a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
+        if isinstance(module, HeteroConv):
+            _hetero_conv.enable()
         if isinstance(module, MessagePassing):
             _classes.accelerate(module)
             if update_order and _classes.is_accelerated(module):
@@ -82,6 +85,7 @@ def enable() -> None:
         _originals[name] = getattr(MessagePassing, name)
         setattr(MessagePassing, name, _then_accelerate(_originals[name]))
     _samplers.enable()
+    _hetero_conv.enable()
 
 
 def disable() -> None:
@@ -90,4 +94,5 @@ def disable() -> None:
         setattr(MessagePassing, name, original)
     _originals.clear()
     _samplers.disable()
+    _hetero_conv.disable()
     _classes.restore_all()

@@ -1,0 +1,282 @@
+"""HeteroConv of SAGEConv, GraphConv and GCNConv: the layers of all edge types into a node type as one sum and product.
+
+Where results are summed or averaged across types, the linear maps behind the sums of each type add up in one matrix
+product over all types, and the layers' maps of the destinations themselves are added up before they are applied.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg_nn
+from torch_geometric.nn.conv import hetero_conv
+
+from gnnaccel import report
+from gnnaccel.graph import modes
+from gnnaccel.graph.cache import derived
+from gnnaccel.modules import is_watched
+from gnnaccel.ops.relation_sums import Own, Term, pays, relation_sums
+from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.classes import is_accelerated
+from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.update_order import ALLOWED
+
+KIND = "pyg.HeteroConv"
+_DTYPES = (torch.float32, torch.float64)
+_originals: list[Callable] = []
+
+
+class Layer(NamedTuple):
+    """A layer that is a sum, a map, a bias, and a map of the destinations' `own` features. Bias and `own_weight` may be
+    None.
+
+    form : how the term's graph was made of `edges`.
+    """
+
+    term: Term
+    bias: Tensor | None
+    own: Tensor
+    own_weight: Tensor | None
+    edges: Tensor
+    form: str
+
+
+class Refused(NamedTuple):
+    """Why a layer is called by itself; None: its edges are new, and may be gone after this call."""
+
+    why: str | None
+
+
+def enable() -> None:
+    """Have every HeteroConv take its accelerated layers together; does nothing the second time."""
+    if not _originals:
+        _originals.append(pyg_nn.HeteroConv.forward)
+        pyg_nn.HeteroConv.forward = _forward(_originals[0])
+
+
+def disable() -> None:
+    """Undo `enable`."""
+    if _originals:
+        pyg_nn.HeteroConv.forward = _originals.pop()
+
+
+def _forward(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def forward(self, *args_dict, **kwargs_dict):
+        if torch.compiler.is_compiling() or not any(is_accelerated(conv) for conv in self.convs._modules.values()):
+            return original(self, *args_dict, **kwargs_dict)
+        start = time.perf_counter()
+        why = _unusual(self, args_dict, kwargs_dict)
+        if why is None:
+            found = _layers(self, *args_dict, kwargs_dict)
+            if not isinstance(found, Refused):
+                out = _results(self, found, args_dict, kwargs_dict)
+                report.record(KIND, start)
+                return out
+            why = found.why
+        if why is not None:
+            report.record(KIND, start, why)  # each layer is accelerated, or left, and counted by itself
+        return original(self, *args_dict, **kwargs_dict)
+
+    return forward
+
+
+def _unusual(conv: Any, args_dict: tuple, kwargs_dict: dict) -> str | None:
+    if conv.aggr not in ("sum", "mean"):
+        return "an aggr of edge types other than sum and mean"
+    if len(args_dict) != 2 or any(not name.endswith("_dict") for name in kwargs_dict):
+        return "arguments other than x_dict and edge_index_dict by position"
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
+        return "a mode of torch that each layer sees to by itself"
+    return None
+
+
+def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> dict | Refused:
+    """By destination type, in PyG's order: the layers to be taken together, and (layer, edge type) of the others."""
+    found: dict[str, tuple[list[Layer], list[tuple]]] = {}
+    calls: dict[int, tuple] = {}
+    edge_types, counts = _layout(conv)
+    if not any(_are_worth(count, x_dict.get(target)) for target, count in counts.items()):
+        return Refused("few layers into each node type")
+    for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
+        source, _, target = edge_type
+        given = (edge_index_dict, x_dict, *kwargs_dict.values())
+        if not any(edge_type in values for values in given):
+            continue
+        together, others = found.setdefault(target, ([], []))
+        layer = None
+        plain = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
+        if plain and _are_worth(counts[target], x_dict[target]):
+            layer = _layer(module, x_dict[source], x_dict[target], edge_index_dict[edge_type], source == target)
+        if isinstance(layer, Refused):
+            return layer
+        if layer is not None and (not together or _alike(together[0], layer)):
+            calls[id(layer)] = module, edge_type
+            together.append(layer)
+        else:
+            others.append((module, edge_type))
+    for target, (together, others) in found.items():
+        if together and (len(together) == 1 or not pays([layer.term for layer in together])):
+            found[target] = ([], [calls[id(layer)] for layer in together] + others)
+    return found if any(together for together, _ in found.values()) else Refused("layers that cannot be taken together")
+
+
+_layouts: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()
+
+
+def _layout(conv: Any) -> tuple[list[tuple], Counter]:
+    """The edge types of a HeteroConv, and how many lead into each node type."""
+    names, found = tuple(conv.convs._modules), _layouts.get(conv)
+    if found is None or found[0] != names:
+        edge_types = list(conv.convs.keys())
+        found = _layouts[conv] = names, edge_types, Counter([edge_type[-1] for edge_type in edge_types])
+    return found[1], found[2]
+
+
+def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> bool:
+    """True if the layer of `edge_type` gets node features and edges alone."""
+    source, _, target = edge_type
+    if source not in x_dict or target not in x_dict or edge_type in x_dict or edge_type not in edge_index_dict:
+        return False
+    return not kwargs_dict or not any(_given(values, edge_type) for values in kwargs_dict.values())
+
+
+_FEW = 1 << 14  # features of the destinations, below which two layers take less by themselves (EPYC, one thread)
+
+
+def _are_worth(count: int, own: Any) -> bool:
+    """True if `count` layers into these destinations are worth to be looked at."""
+    return count > 2 or (count == 2 and isinstance(own, Tensor) and own.numel() >= _FEW)
+
+
+def _given(values: dict, edge_type: tuple) -> tuple:
+    """(what HeteroConv hands to the layer of `edge_type`,), or () for nothing."""
+    source, _, target = edge_type
+    if edge_type in values:
+        return (values[edge_type],)
+    if source == target:
+        return (values[source],) if source in values else ()
+    return ((values.get(source), values.get(target)),) if source in values or target in values else ()
+
+
+def _alike(first: Layer, layer: Layer) -> bool:
+    x, other = first.term.x, layer.term.x
+    if first.term.outputs != layer.term.outputs or x.dtype != other.dtype or x.device != other.device:
+        return False
+    return first.term.graph.num_rows == layer.term.graph.num_rows
+
+
+@functools.lru_cache(256)
+def _guard(plain: type, known: type) -> short.Guard:
+    return short.Guard(plain, known, tuple(REDUCES))
+
+
+_KNOWN = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv)
+
+
+def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool) -> Layer | Refused | None:
+    """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
+    if not is_accelerated(conv):
+        return None
+    plain = type(conv)._gnnaccel_plain
+    known = next((cls for cls in _KNOWN if plain.forward is cls.forward), None)
+    if known is None or not _guard(plain, known).allows(conv, edge_index) or is_watched(conv):
+        return None
+    if not short.is_matrix(x) or not short.is_matrix(own) or x.dtype not in _DTYPES or ALLOWED in vars(conv):
+        return None
+    alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
+    if not alike or conv.flow != "source_to_target" or vars(conv).get("_compiled_call_impl"):
+        return None
+    names: tuple[str, str | None]
+    modules, kind = conv._modules, REDUCES.get(type(conv._modules.get("aggr_module")))
+    key: tuple = ("graph", x.shape[0], own.shape[0], conv.flow)
+    if known is pyg_nn.GCNConv:
+        usual = square and conv.normalize and not conv.cached and not conv.improved and kind == "sum"
+        kind, names = "gcn", ("lin", None)
+        if conv.add_self_loops:
+            key = ("looped", x.shape[0], conv.flow, True)
+    elif known is pyg_nn.SAGEConv:
+        usual = not conv.project and not conv.normalize
+        names = ("lin_l", "lin_r" if conv.root_weight else None)
+    else:
+        usual, names = True, ("lin_rel", "lin_root")
+    if not usual or kind not in ("sum", "mean", "gcn"):
+        return None
+    maps = _maps(modules, names, x, own)
+    if maps is None:
+        return None
+    weight, bias, own_weight = maps
+    if known is pyg_nn.GCNConv:
+        if bias is not None or "bias" not in conv._parameters:
+            return None
+        bias = conv._parameters["bias"]
+        if bias is not None and bias.dtype != x.dtype:
+            return None
+    graph = derived.get((edge_index,), key)
+    if graph is None:
+        return Refused(None)
+    return Layer(Term(graph, x, weight, kind, True), bias, own, own_weight, edge_index, key[0])
+
+
+def _maps(modules: dict, names: tuple, x: Tensor, own: Tensor) -> tuple | None:
+    """Weight and bias behind the sums, and the weight for the destinations' own features (None: there is none)."""
+    found = short.parameters_of(modules.get(names[0]))
+    if found is None or not _fits(found, x):
+        return None
+    if names[1] is None:
+        return *found, None
+    others = short.parameters_of(modules.get(names[1]))
+    if others is None or others[1] is not None or not _fits(others, own) or others[0].shape[0] != found[0].shape[0]:
+        return None
+    return *found, others[0]
+
+
+def _fits(maps: tuple, x: Tensor) -> bool:
+    weight, bias = maps
+    if weight.dtype != x.dtype or weight.device != x.device or weight.dim() != 2 or weight.shape[1] != x.shape[1]:
+        return False
+    return bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1])
+
+
+def _called(module: Any, edge_type: tuple, args_dict: tuple, kwargs_dict: dict) -> Tensor:
+    """The layer of one edge type, called as HeteroConv calls it."""
+    args = [given[0] for values in args_dict if (given := _given(values, edge_type))]
+    named = {name[:-5]: given[0] for name, values in kwargs_dict.items() if (given := _given(values, edge_type))}
+    return module(*args, **named)
+
+
+def _results(conv: Any, found: dict, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor]:
+    out = {}
+    for target, (together, others) in found.items():
+        results = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
+        if not together:
+            out[target] = hetero_conv.group(results, conv.aggr)
+            continue
+        total, count = sum(results, start=_together(together)), len(results) + len(together)
+        out[target] = total / count if conv.aggr == "mean" else total
+    return out
+
+
+def _together(layers: list[Layer]) -> Tensor:
+    """The sum of these layers' results."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    owns = [layer.own_weight for layer in layers if layer.own_weight is not None]
+    owners = tuple(layer.edges for layer in layers)
+
+    def kept(key, make):
+        key = ("relations", tuple(layer.form for layer in layers), key)
+        stack = derived.get(owners, key)
+        if stack is None:
+            stack = make()
+            derived.put(owners, key, stack)
+        return stack
+
+    own = Own(layers[0].own, owns) if owns else None
+    return relation_sums([layer.term for layer in layers], kept, biases, own)
