@@ -43,9 +43,30 @@ def enable() -> None:
     from dgl import core
     from dgl.backend.pytorch import sparse
     from dgl.heterograph_index import HeteroGraphIndex
-    from dgl.nn.pytorch import AGNNConv, DotGatConv, EdgeGATConv, GATConv, GATv2Conv, GINConv, GraphConv, SAGEConv
+    from dgl.nn.pytorch import (
+        AGNNConv,
+        DotGatConv,
+        EdgeGATConv,
+        GATConv,
+        GATv2Conv,
+        GINConv,
+        GraphConv,
+        RelGraphConv,
+        SAGEConv,
+    )
 
-    from gnnaccel.dgl_backend import bridge, convolutions, hetero, messages, nn, ops, samplers, short, structure
+    from gnnaccel.dgl_backend import (
+        bridge,
+        convolutions,
+        hetero,
+        messages,
+        nn,
+        ops,
+        relational,
+        samplers,
+        short,
+        structure,
+    )
     from gnnaccel.dgl_backend import our_kernels as ours
     from gnnaccel.dgl_backend import torch_kernels as torchs
 
@@ -85,6 +106,7 @@ def enable() -> None:
             GATv2Conv: nn.gatv2_forward,
             GINConv: convolutions.gin_forward,
             GraphConv: convolutions.conv_forward,
+            RelGraphConv: relational.rel_graph_forward,
             SAGEConv: convolutions.sage_forward,
         }
         for layer, forward in forwards.items():

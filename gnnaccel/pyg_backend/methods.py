@@ -11,7 +11,16 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.typing import SparseTensor
 
-from gnnaccel.pyg_backend import attention_forwards, flight, forwards, normed_forwards, rules, short, update_order
+from gnnaccel.pyg_backend import (
+    attention_forwards,
+    flight,
+    forwards,
+    normed_forwards,
+    relational_forwards,
+    rules,
+    short,
+    update_order,
+)
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
@@ -48,7 +57,8 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     if hides or turned is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
-    for table in (forwards.FORWARDS, normed_forwards.FORWARDS, attention_forwards.FORWARDS):
+    tables = (forwards, normed_forwards, attention_forwards, relational_forwards)
+    for table in (module.FORWARDS for module in tables):
         if plain.forward in table:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
             members["forward"] = table[plain.forward](plain, general)
