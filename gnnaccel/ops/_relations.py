@@ -78,6 +78,7 @@ class Relations:
     def __init__(self, graph: Graph, types: Tensor, count: int):
         self.count, self.num_cols, self.nnz = count, graph.num_cols, graph.nnz
         self.types = types
+        self._shares: dict[torch.dtype, Tensor] = {}
         self._rows_of_matrices: Graph | None = None
         most = max(graph.num_rows, graph.num_cols, _LEAST_ROWS)
         rows, by_source = _Rows(graph, types, count), _Rows(graph.transposed, types, count)
@@ -99,10 +100,12 @@ class Relations:
                 first = last
         return chunks
 
-    @functools.cached_property
-    def shares(self) -> Tensor:
-        """Of each edge, one over the number of edges of its relation to its destination: float64 [nnz]."""
-        return self.sizes.double().reciprocal()
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """Of each edge, one over the number of edges of its relation to its destination: [nnz]."""
+        if dtype not in self._shares:
+            with modes.outside_inference(grad=False):
+                self._shares[dtype] = self.sizes.double().reciprocal().to(dtype)
+        return self._shares[dtype]
 
     @functools.cached_property
     def of_edges(self) -> Graph:

@@ -12,6 +12,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops._relations import Chunk, Relations, relations_of
+from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment_matmul import matmul_op, weights_op
 from gnnaccel.ops.spmm import spmm
 
@@ -89,18 +90,18 @@ def relational_spmm(
     if x is None and reduce in ("max", "min"):
         raise ValueError(f"{op}: reduce: expected sum or mean without an x, got {reduce!r}")
     relations = relations_of(op, graph, edge_type, count)
-    if x is None:
-        return _of_identity(graph, relations, weight, coefficients, norm, reduce)
-    if reduce == "mean" and (relations.by_source or _by_bases(relations, coefficients)):
+    if reduce == "mean":
         norm, reduce = _shared(relations, norm, weight.dtype), "sum"
+    if x is None:
+        return _of_identity(graph, relations, weight, coefficients, norm)
     if reduce == "sum" and _by_bases(relations, coefficients):
         return _over_bases(graph, relations, x, weight, coefficients, norm)
     if coefficients is not None:
         weight = _of_bases(coefficients, weight)
     given = (x, weight) if norm is None else (x, weight, norm)
-    alone = reduce in ("sum", "mean") and x.dtype == weight.dtype and _operators.usual(*given)
-    if alone and torch.is_grad_enabled() and any(t.requires_grad for t in given):
-        return _Sum.apply(x, weight, norm, relations, reduce, graph.num_rows)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if reduce == "sum" and recorded and x.dtype == weight.dtype and _operators.usual(*given):
+        return _Sum.apply(x, weight, norm, relations, graph.num_rows)
     return _summed(x, weight, norm, relations, reduce, graph.num_rows)
 
 
@@ -144,7 +145,7 @@ def _of_bases(coefficients: Tensor, weight: Tensor) -> Tensor:
 
 def _shared(relations: Relations, norm: Tensor | None, dtype: torch.dtype) -> Tensor:
     """`norm` divided by the number of edges of each edge's relation into its destination."""
-    shares = relations.shares.to(dtype)
+    shares = relations.shares(dtype)
     return shares if norm is None else norm * shares
 
 
@@ -162,10 +163,8 @@ def _over_bases(graph, relations, x, weight, coefficients, norm) -> Tensor:
     return spmm(graph, mapped, _of_edges(relations, coefficients, norm)).sum(1)
 
 
-def _of_identity(graph, relations, weight, coefficients, norm, reduce) -> Tensor:
+def _of_identity(graph, relations, weight, coefficients, norm) -> Tensor:
     """Sums of rows of the matrices themselves."""
-    if reduce == "mean":
-        norm = _shared(relations, norm, weight.dtype)
     if coefficients is not None and 0 < coefficients.shape[1] < coefficients.shape[0]:
         mapped = weight.transpose(0, 1).contiguous()
         return spmm(graph, mapped, _of_edges(relations, coefficients, norm)).sum(1)
@@ -174,85 +173,66 @@ def _of_identity(graph, relations, weight, coefficients, norm, reduce) -> Tensor
     return spmm(relations.rows_of_matrices(graph), weight.reshape(-1, weight.shape[-1]), norm)
 
 
-def _gathered(chunk: Chunk, x: Tensor, norm: Tensor | None, relations: Relations, reduce: str) -> Tensor:
-    """Rows of a chunk before their map."""
-    if relations.by_source and reduce == "sum":
-        return spmm(chunk.gather, x)
-    return spmm(chunk.gather, x, None if norm is None else norm[chunk.edges], reduce=reduce)
-
-
-def _scattered(chunk: Chunk, mapped: Tensor, norm: Tensor | None, relations: Relations, reduce: str) -> Tensor:
-    if relations.by_source and reduce == "sum" and norm is not None:
-        return spmm(chunk.scatter, mapped, norm[chunk.edges])
-    return spmm(chunk.scatter, mapped)
-
-
 def _summed(x, weight, norm, relations: Relations, reduce: str, num_rows: int) -> Tensor:
     """The sum, each op by itself."""
-    chunks = relations.chunks if reduce == "sum" else relations.by_destination
-    out = None
-    for chunk in chunks:
-        rows = _gathered(chunk, x, norm, relations, reduce)
+    sums, out = reduce == "sum", None
+    for chunk in relations.chunks if sums else relations.by_destination:
+        before, after = _factors(chunk, norm, relations)
+        rows = spmm(chunk.gather, x, before, reduce=reduce)
         mapped = matmul_op(rows, chunk.ptr, weight[chunk.first : chunk.last])
-        part = _scattered(chunk, mapped, norm, relations, reduce)
+        part = spmm(chunk.scatter, mapped, after)
         out = part if out is None else out + part
-    if out is None:
+    if out is None:  # no edges
         width = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
-        given = x.sum() * 0 + weight.sum() * 0 if x.numel() else weight.sum() * 0
-        out = x.new_zeros(num_rows, width) + given
+        out = x.new_zeros(num_rows, width) + sum(t[:0].sum() for t in (x, weight, norm) if t is not None)
     return out
 
 
+def _factors(chunk: Chunk, norm: Tensor | None, relations: Relations) -> tuple[Tensor | None, Tensor | None]:
+    """Of the edges of a chunk's two graphs; one of them has a single edge for each row, without a factor."""
+    factor = None if norm is None else norm[chunk.edges]
+    return (None, factor) if relations.by_source else (factor, None)
+
+
 class _Sum(torch.autograd.Function):
-    """The same for sums and means, which keeps no row of a chunk from one pass to the other."""
+    """The same of "sum", which keeps no row of a chunk from one pass to the other."""
 
     @staticmethod
-    def forward(ctx, x, weight, norm, relations, reduce, num_rows):
+    def forward(ctx, x, weight, norm, relations, num_rows):
         ctx.save_for_backward(x, weight, norm)
-        ctx.relations, ctx.reduce, ctx.num_rows = relations, reduce, num_rows
-        return _summed(x, weight, norm, relations, reduce, num_rows)
+        ctx.relations, ctx.num_rows = relations, num_rows
+        return _summed(x, weight, norm, relations, "sum", num_rows)
 
     @staticmethod
     def backward(ctx, grad):
-        given, wanted = ctx.saved_tensors, ctx.needs_input_grad[:3]
-        relations, reduce = ctx.relations, ctx.reduce
-        if torch.is_grad_enabled():
-            found = gradients(lambda *t: _summed(*t, relations, reduce, ctx.num_rows), given, wanted, grad)
-            return *found, None, None, None
-        return *_gradients(*given, grad.contiguous(), relations, reduce, wanted), None, None, None
+        given, wanted, relations = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.relations
+        if torch.is_grad_enabled():  # a second derivative is asked for
+            found = gradients(lambda *t: _summed(*t, relations, "sum", ctx.num_rows), given, wanted, grad)
+            return *found, None, None
+        return *_gradients(*given, grad.contiguous(), relations, wanted), None, None
 
 
-def _gradients(x, weight, norm, grad, relations: Relations, reduce: str, wanted) -> tuple:
+def _gradients(x, weight, norm, grad, relations: Relations, wanted) -> tuple:
     """Of x, weight and norm, chunk by chunk."""
-    of_x, _, of_norm = wanted
+    of_x, of_weight, of_norm = wanted
     grad_x, grad_weight, grad_norm = (
         torch.zeros_like(t, memory_format=torch.contiguous_format) if w else None
         for t, w in zip((x, weight, norm), wanted, strict=True)
     )
-    heads = weight.shape[1] if weight.dim() == 4 else 0
-    behind = relations.by_source and reduce == "sum"  # norms are
-    for chunk in relations.chunks if reduce == "sum" else relations.by_destination:
-        own = weight[chunk.first : chunk.last]
-        leaf = x.detach().requires_grad_(of_x)
-        factor = None if norm is None else norm[chunk.edges].detach().requires_grad_(of_norm)
-        with torch.enable_grad():
-            rows = spmm(chunk.gather, leaf, None if behind else factor, reduce=reduce)
-            if behind and of_norm:
-                mapped = matmul_op(rows.detach(), chunk.ptr, own.detach())
-            else:  # no gradient asks for its values
-                mapped = grad.new_empty(rows.shape[0], grad.shape[1])
-            part = spmm(chunk.scatter, mapped.requires_grad_(), factor if behind else None)
-        asked = [mapped, factor] if behind and of_norm and factor is not None else [mapped]
-        grad_mapped, *of_factor = torch.autograd.grad(part, asked, grad)
-        if grad_weight is not None:
-            grad_weight[chunk.first : chunk.last] = weights_op(rows.detach(), chunk.ptr, grad_mapped, heads)
-        asked = [t for t, w in ((leaf, of_x), (factor, of_norm and not behind)) if w and t is not None]
-        if asked:
+    by_source, heads = relations.by_source, weight.shape[1] if weight.dim() == 4 else 0
+    for chunk in relations.chunks:
+        own, (before, after) = weight[chunk.first : chunk.last], _factors(chunk, norm, relations)
+        grad_mapped = spmm(chunk.scatter.transposed, grad, after)
+        rows = spmm(chunk.gather, x, before) if of_weight or (of_norm and by_source) else None
+        grad_rows = None
+        if of_x or (of_norm and not by_source):
             grad_rows = matmul_op(grad_mapped, chunk.ptr, own.transpose(-1, -2))
-            found = torch.autograd.grad(rows, asked, grad_rows)
-            if grad_x is not None:
-                grad_x += found[0]
-            of_factor += found[1:] if of_x else found
-        if grad_norm is not None:
-            grad_norm[chunk.edges] = of_factor[0]
+        if grad_weight is not None:
+            grad_weight[chunk.first : chunk.last] = weights_op(rows, chunk.ptr, grad_mapped, heads)
+        if grad_x is not None:
+            grad_x += spmm(chunk.gather.transposed, grad_rows, before)
+        if grad_norm is not None and by_source:
+            grad_norm[chunk.edges] = sddmm(chunk.scatter, matmul_op(rows, chunk.ptr, own), grad).flatten()
+        elif grad_norm is not None:
+            grad_norm[chunk.edges] = sddmm(chunk.gather, x, grad_rows).flatten()
     return grad_x, grad_weight, grad_norm
