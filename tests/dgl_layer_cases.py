@@ -142,10 +142,10 @@ def _relational(add):
     left = dict(expect=PARTLY, reason=typed, graphs=HOMOGENEOUS)
     for regularizer in (None, "basis", "bdd"):
         options = dict(regularizer=regularizer, num_bases=2) if regularizer else dict(self_loop=False)
-        add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=options, **left)
-        add("RelGraphConv", ("n 6",), 6, 4, 3, call=sorted_types, options=options, note=" sorted", **left)
-    add("RelGraphConv", ("n 6", "e 1"), 6, 12, 3, call=normed, note=" with norm", **left)
-    add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=dict(layer_norm=True, dropout=0.5), **left)
+        add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=options, graphs=HOMOGENEOUS)
+        add("RelGraphConv", ("n 6",), 6, 4, 3, call=sorted_types, options=options, note=" sorted", graphs=HOMOGENEOUS)
+    add("RelGraphConv", ("n 6", "e 1"), 6, 12, 3, call=normed, note=" with norm", graphs=HOMOGENEOUS)
+    add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=dict(layer_norm=True, dropout=0.5), graphs=HOMOGENEOUS)
     for options in (dict(dropout=0.0), dict(dropout=0.2, use_norm=True)):
         add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, options=options, call=_hgt, **left)
     add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, call=partial(_hgt, presorted=True), note=" sorted", **left)

@@ -221,7 +221,13 @@ CASES: dict[str, Case] = {
     "RGCNConv": Case(lambda: nn.RGCNConv(D, OUT, TYPES), "spmm", _typed),
     "RGCNConv bases": Case(lambda: nn.RGCNConv(D, OUT, TYPES, num_bases=2, aggr="sum"), "spmm", _typed),
     "RGCNConv blocks": Case(lambda: nn.RGCNConv(D, OUT, TYPES, num_blocks=4), "spmm", _typed),
+    "RGCNConv max": Case(lambda: nn.RGCNConv(D, OUT, TYPES, aggr="max", root_weight=False, bias=False), "spmm", _typed),
     "RGCNConv by index": Case(lambda: nn.RGCNConv(30, OUT, TYPES), "spmm", _by_index),
+    "RGCNConv by index bases": Case(lambda: nn.RGCNConv(30, OUT, TYPES, num_bases=2, aggr="sum"), "spmm", _by_index),
+    "FastRGCNConv": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES), "spmm", _typed),
+    "FastRGCNConv bases": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES, num_bases=2, aggr="sum"), "spmm", _typed),
+    "FastRGCNConv blocks": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES, num_blocks=4), "spmm", _typed),
+    "FastRGCNConv by index": Case(lambda: nn.FastRGCNConv(30, OUT, TYPES), "spmm", _by_index),
     # Attention
     "GATConv": Case(lambda: nn.GATConv(D, OUT, heads=3, residual=True), "attention"),
     "GATConv mean": Case(lambda: nn.GATConv(D, OUT, heads=2, concat=False), "attention"),
@@ -278,7 +284,6 @@ CASES: dict[str, Case] = {
         lambda: nn.ResGatedGraphConv(D, OUT, edge_dim=EDGE), "message", _attributed, why=WIDE
     ),
     "RGATConv": Case(lambda: nn.RGATConv(D, OUT, TYPES, heads=2), "segment", _typed, "a matrix per edge"),
-    "FastRGCNConv": Case(lambda: nn.FastRGCNConv(D, OUT, TYPES), "segment", _typed, "a matrix per edge"),
     "NNConv": Case(lambda: nn.NNConv(D, OUT, _mlp(EDGE, D * OUT)), "segment", _attributed, "a matrix per edge"),
     "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "message", _attributed, why=WIDE),
     "CGConv": Case(lambda: nn.CGConv(D), "message"),

@@ -52,6 +52,7 @@ def enable() -> None:
         GINConv,
         GraphConv,
         HeteroGraphConv,
+        RelGraphConv,
         SAGEConv,
     )
 
@@ -63,9 +64,10 @@ def enable() -> None:
         messages,
         nn,
         ops,
-        relations,
+        relational,
         samplers,
         short,
+        stacked,
         structure,
     )
     from gnnaccel.dgl_backend import our_kernels as ours
@@ -107,6 +109,7 @@ def enable() -> None:
             GATv2Conv: nn.gatv2_forward,
             GINConv: convolutions.gin_forward,
             GraphConv: convolutions.conv_forward,
+            RelGraphConv: relational.rel_graph_forward,
             SAGEConv: convolutions.sage_forward,
         }
         for layer, forward in forwards.items():
@@ -121,7 +124,7 @@ def enable() -> None:
     for name, function in {"update_all": short.update_all, "apply_edges": short.apply_edges}.items():
         _replace(dgl.DGLGraph, name, function(getattr(dgl.DGLGraph, name)))
     if ops.kernels is ours:
-        method = relations.multi_update_all(dgl.DGLGraph.multi_update_all)
+        method = stacked.multi_update_all(dgl.DGLGraph.multi_update_all)
         _replace(dgl.DGLGraph, "multi_update_all", method)
         _replace(HeteroGraphConv, "forward", hetero_conv.forward(HeteroGraphConv.forward))
     sampler = dgl.dataloading.NeighborSampler

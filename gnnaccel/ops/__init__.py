@@ -16,8 +16,10 @@ from gnnaccel.ops.head_dots import head_dots
 from gnnaccel.ops.layers import gat, gated_sum, gatv2
 from gnnaccel.ops.maxk import maxk
 from gnnaccel.ops.messages import message_reduce
+from gnnaccel.ops.relational import relational_spmm
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
+from gnnaccel.ops.segment_matmul import grouped_matmul, segment_matmul
 from gnnaccel.ops.spgemm import spgemm
 from gnnaccel.ops.spmm import spmm
 
@@ -32,11 +34,14 @@ __all__ = [
     "gatv2",
     "gatv2_scores",
     "graph_conv",
+    "grouped_matmul",
     "has_cuda_kernels",
     "head_dots",
     "maxk",
     "message_reduce",
+    "relational_spmm",
     "sddmm",
+    "segment_matmul",
     "segment_reduce",
     "spgemm",
     "spmm",

@@ -54,6 +54,31 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str, empty_value: float =
     return torch.where(count == 0, torch.full_like(out, empty_value), out)
 
 
+def relational_spmm(graph, x, edge_type, weight, coefficients=None, norm=None, reduce: str = "sum") -> Tensor:
+    """The sum over relations r of (reduce over edges of type r of norm * x[u]) @ weight[r]."""
+    if coefficients is not None:
+        weight = torch.einsum("rb,b...->r...", coefficients, weight)
+    if weight.dim() == 4:
+        weight = torch.stack([torch.block_diag(*blocks) for blocks in weight])
+    x = torch.eye(graph.num_cols, dtype=weight.dtype, device=weight.device) if x is None else x
+    message = x[graph.indices.long()]
+    if norm is not None:
+        message = message * norm[edges_of(graph)].unsqueeze(1)
+    types, rows = edge_type.long()[edges_of(graph)], rows_of(graph.indptr)
+    out = x.new_zeros(graph.num_rows, weight.shape[2])
+    for r in range(weight.shape[0]):
+        mine = types == r
+        offsets = torch.cat([rows.new_zeros(1), torch.bincount(rows[mine], minlength=graph.num_rows).cumsum(0)])
+        out = out + segment_reduce(message[mine], offsets, reduce) @ weight[r]
+    return out
+
+
+def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+    """The rows of each segment of x [n, D] times its matrix of weight [S, D, E]."""
+    pieces = [x[a:b] @ w for a, b, w in zip(ptr[:-1].tolist(), ptr[1:].tolist(), weight, strict=True)]
+    return torch.cat([x.new_zeros(0, weight.shape[2]), *pieces])
+
+
 def maxk(x: Tensor, k: int) -> Tensor:
     """x [N, D] with all but the k largest of each row 0; of equal ones those with the lowest index stay. Dense."""
     places = x.detach().sort(dim=1, descending=True, stable=True).indices[:, :k]

@@ -17,6 +17,7 @@ from gnnaccel.pyg_backend import (
     flight,
     forwards,
     normed_forwards,
+    relational_forwards,
     rules,
     short,
     update_order,
@@ -57,7 +58,8 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     if hides or turned is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
-    for table in (forwards.FORWARDS, normed_forwards.FORWARDS, attention_forwards.FORWARDS):
+    tables = (forwards, normed_forwards, attention_forwards, relational_forwards)
+    for table in (module.FORWARDS for module in tables):
         if plain.forward in table:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
             members["forward"] = table[plain.forward](plain, compiled_forwards.first(plain, general))

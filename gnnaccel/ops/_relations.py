@@ -1,0 +1,161 @@
+"""The edges of a graph by relation: what sums with a matrix per relation run over, kept with the types of the edges.
+
+Edges of one relation with the same destination need one product with the relation's matrix and not one each: their
+sources are summed first (a "row"). Or those with the same source, which is mapped once. Of the two there is the one
+that has fewer rows. Rows are sorted by relation, and worked on in chunks of whole relations that have about as many
+rows as the graph has nodes: so much memory they take, however many edges there are.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _operators
+from gnnaccel.graph import build, modes
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.csr import Graph
+
+_LEAST_ROWS = 16384  # of a chunk: fewer would be too little for the calls it takes
+
+
+class Chunk(NamedTuple):
+    """Rows of consecutive relations, and the graphs around their product with the relations' matrices."""
+
+    first: int  # of its relations
+    last: int  # behind them
+    ptr: Tensor  # [last - first + 1] rows of each, on the CPU
+    gather: Graph  # rows x sources
+    scatter: Graph  # destinations x rows
+    edges: Tensor | None  # ids of its edges, in the order of those of the graph that has them; None: 0, 1, ...
+
+
+class _Rows:
+    """The edges of a graph sorted by (relation, end), ends being the rows of `graph`."""
+
+    def __init__(self, graph: Graph, types: Tensor, count: int):
+        at_edge = types if graph.edge_ids is None else types[graph.edge_ids.long()]
+        ends = build.rows_of(graph.indptr).to(at_edge.dtype)
+        indptr, ends, order, _ = build.coo_to_csr(at_edge, ends, count, graph.num_rows)
+        order = slice(None) if order is None else order.long()
+        self.graph = graph
+        self.far = graph.indices[order]
+        ids = torch.arange(graph.nnz, device=graph.device) if graph.edge_ids is None else graph.edge_ids.long()
+        self.edges = ids[order]
+        new = torch.ones(graph.nnz, dtype=torch.bool, device=graph.device)
+        torch.ne(ends[1:], ends[:-1], out=new[1:])
+        starts = indptr[:-1].long()
+        new[starts[starts < graph.nnz]] = True
+        self.firsts = new.nonzero().squeeze(1)  # edge that each row begins with
+        self.ends = ends[self.firsts]
+        self.count = self.firsts.numel()
+        self.ptr = torch.searchsorted(self.firsts, indptr.long()).cpu()
+        self.bounds = torch.cat([self.firsts, self.firsts.new_tensor([graph.nnz])]).to(graph.indptr.dtype)
+
+    def sizes(self) -> Tensor:
+        """How many edges lie in the row of each edge, by edge id: int64 [nnz]."""
+        length = self.bounds.diff().long()
+        return torch.empty_like(self.edges).scatter_(0, self.edges, length.repeat_interleave(length))
+
+    def chunk(self, first: int, last: int, by_source: bool) -> Chunk:
+        a, b = int(self.ptr[first]), int(self.ptr[last])
+        bounds = self.bounds[a : b + 1]
+        k0, k1 = (int(bounds[0]), int(bounds[-1])) if b > a else (0, 0)
+        ends, graph = self.ends[a:b].contiguous(), self.graph
+        many = Graph((bounds - k0).contiguous(), self.far[k0:k1].contiguous(), None, graph.num_cols)
+        one = Graph(torch.arange(b - a + 1, dtype=ends.dtype, device=ends.device), ends, None, graph.num_rows)
+        ptr = (self.ptr[first : last + 1] - a).contiguous()
+        gather, scatter = (one, many.transposed) if by_source else (many, one.transposed)
+        return Chunk(first, last, ptr, gather, scatter, self.edges[k0:k1].contiguous())
+
+
+class Relations:
+    """The edges of `graph` by relation; `types` int32 or int64 [nnz] by edge id, checked."""
+
+    def __init__(self, graph: Graph, types: Tensor, count: int):
+        self.count, self.num_cols, self.nnz = count, graph.num_cols, graph.nnz
+        self.types = types
+        self._shares: dict[torch.dtype, Tensor] = {}
+        self._rows_of_matrices: Graph | None = None
+        most = max(graph.num_rows, graph.num_cols, _LEAST_ROWS)
+        rows, by_source = _Rows(graph, types, count), _Rows(graph.transposed, types, count)
+        self.sizes = rows.sizes()
+        self.by_source = by_source.count < rows.count
+        self.num_rows = min(rows.count, by_source.count)
+        # For extremes, whose rows are of destinations in any case.
+        self.by_destination = self._chunks(rows, most, False)
+        self.chunks = self._chunks(by_source, most, True) if self.by_source else self.by_destination
+
+    @staticmethod
+    def _chunks(rows: _Rows, most: int, by_source: bool) -> list[Chunk]:
+        chunks, offsets, first = [], rows.ptr.tolist(), 0
+        for last in range(1, len(offsets)):
+            following = offsets[last + 1] if last + 1 < len(offsets) else None
+            if following is None or following - offsets[first] > most:
+                if offsets[last] > offsets[first]:
+                    chunks.append(rows.chunk(first, last, by_source))
+                first = last
+        return chunks
+
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """Of each edge, one over the number of edges of its relation to its destination: [nnz]."""
+        if dtype not in self._shares:
+            with modes.outside_inference(grad=False):
+                self._shares[dtype] = self.sizes.double().reciprocal().to(dtype)
+        return self._shares[dtype]
+
+    @functools.cached_property
+    def of_edges(self) -> Graph:
+        """Relations x edges: to add up values of edges by relation."""
+        edges = torch.arange(self.nnz, device=self.types.device, dtype=self.types.dtype)
+        return Graph.from_coo(self.types, edges, num_rows=self.count, num_cols=self.nnz)
+
+    def rows_of_matrices(self, graph: Graph) -> Graph:
+        """Destinations x the rows of all relations' matrices, one for each source."""
+        if self._rows_of_matrices is None:
+            types = self.types if graph.edge_ids is None else self.types[graph.edge_ids.long()]
+            columns = (types.long() * graph.num_cols + graph.indices).to(_index_dtype(self.count * graph.num_cols))
+            indptr, edge_ids = graph.indptr.to(columns.dtype, copy=True), graph.edge_ids
+            edge_ids = None if edge_ids is None else edge_ids.to(columns.dtype, copy=True)
+            self._rows_of_matrices = Graph(indptr, columns, edge_ids, self.count * graph.num_cols)
+        return self._rows_of_matrices
+
+
+def _index_dtype(most: int) -> torch.dtype:
+    return torch.int32 if most < 2**31 else torch.int64
+
+
+def relations_of(op: str, graph: Graph, types: Tensor, count: int) -> Relations:
+    """The relations of a graph's edges, kept as long as graph and types live and neither is written into.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For types that are not int32 or int64 [nnz] on the graph's device; IndexError: for one outside [0, count).
+    """
+    key = ("relations", count, graph.num_cols)
+    if isinstance(types, Tensor) and (found := derived.get((types, graph.indptr), key)) is not None:
+        return found
+    index = build.as_index("edge_type", types, op)
+    if index.dim() != 1 or index.shape[0] != graph.nnz:
+        raise ValueError(f"{op}: edge_type: expected [{graph.nnz}], one per edge, got {tuple(index.shape)}")
+    if index.device != graph.device:
+        raise ValueError(f"{op}: edge_type: expected device {graph.device} (the graph's), got {index.device}")
+    with modes.outside_inference(grad=False):
+        index = index.clone()
+        if index.numel():
+            low, high = (int(v) for v in torch.aminmax(index))
+            if low < 0 or high >= count:
+                bad = low if low < 0 else high
+                where = int((index == bad).nonzero()[0])
+                raise IndexError(
+                    f"{op}: edge_type: expected relations in [0, {count}), got {bad} at edge {where}; "
+                    "give one matrix (or row of coefficients) for each relation"
+                )
+        found = Relations(graph, index, count)
+    if not graph.transient() and _operators.plain((types,)):
+        derived.put((types, graph.indptr), key, found)
+    return found

@@ -1,0 +1,238 @@
+"""Sums over edges of several types, each with a matrix of its own, as in R-GCN (Schlichtkrull et al., ESWC 2018)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _operators
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import _check
+from gnnaccel.ops._arrays import gradients
+from gnnaccel.ops._relations import Chunk, Relations, relations_of
+from gnnaccel.ops.sddmm import sddmm
+from gnnaccel.ops.segment_matmul import matmul_op, weights_op
+from gnnaccel.ops.spmm import spmm
+
+REDUCES = ("sum", "mean", "max", "min")
+_BASES_PAY = 2  # rows to map for one that bases map: these read as many features of each edge as there are bases
+
+
+def relational_spmm(
+    graph: Graph,
+    x: Tensor | None,
+    edge_type: Tensor,
+    weight: Tensor,
+    coefficients: Tensor | None = None,
+    norm: Tensor | None = None,
+    reduce: str = "sum",
+) -> Tensor:
+    """out[v] = sum over relations r of (reduce over edges e = (u, v) of type r of norm[e] * x[u]) @ W[r].
+
+    Parameters
+    ----------
+    graph : Graph
+        num_rows destinations, num_cols sources, nnz edges.
+    x : Tensor [num_cols, D_in], or None
+        float32, float64, bfloat16; float16 on CUDA. None: row u of the identity, so that x[u] @ W[r] is W[r, u].
+    edge_type : Tensor [nnz], int32 or int64
+        Relation of each edge, by edge id, in [0, R). What is made of it is kept until it or the graph is gone, or it is
+        written into.
+    weight : Tensor
+        W [R, D_in, D_out]; or, for block-diagonal W of H blocks, [R, H, D_in / H, D_out / H]. With coefficients bases V
+        [B, ...] of either shape. Same dtype as x.
+    coefficients : Tensor [R, B], optional
+        W[r] = sum over b of coefficients[r, b] * V[b].
+    norm : Tensor [nnz], optional
+        By edge id. For sum and mean.
+    reduce : {"sum", "mean", "max", "min"}
+        Of the edges of one relation into one destination; mean divides by their number. Relations are always summed.
+        Without an x: sum or mean.
+
+    Returns
+    -------
+    Tensor [num_rows, D_out]
+
+    Raises
+    ------
+    IndexError
+        For an edge type outside [0, R), which is named. TypeError, ValueError: for a wrong type, dtype, shape, device
+        or option.
+
+    Notes
+    -----
+    No feature of an edge is stored. Edges of one relation that share a destination (or a source, if these are fewer)
+    are mapped together, as many at a time as the graph has nodes; many more of these than nodes times bases: bases map
+    the nodes, and the edges sum what they say. A relation without edges costs nothing. Gradients of all but edge_type,
+    of any order. Runs in the dtype of its inputs under autocast.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
+    >>> weight = torch.tensor([[[1.0]], [[10.0]]])
+    >>> gnnaccel.ops.relational_spmm(g, torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1]), weight)
+    tensor([[21.],
+            [20.]])
+    """
+    op = "relational_spmm"
+    _check.graph(op, graph)
+    _check.one_of(op, "reduce", reduce, REDUCES)
+    count = _check_maps(op, graph, x, weight, coefficients)
+    if norm is not None:
+        _check.feature(op, "norm", norm, graph.nnz, "one per edge", graph.device)
+        _check.features_of(op, "norm", norm, ())
+        _check.same_dtype(op, weight, norm, "weight", "norm")
+        if reduce in ("max", "min"):
+            raise ValueError(f"{op}: norm: is for sum and mean, got reduce={reduce!r}")
+    if x is None and reduce in ("max", "min"):
+        raise ValueError(f"{op}: reduce: expected sum or mean without an x, got {reduce!r}")
+    relations = relations_of(op, graph, edge_type, count)
+    if reduce == "mean":
+        norm, reduce = _shared(relations, norm, weight.dtype), "sum"
+    if x is None:
+        return _of_identity(graph, relations, weight, coefficients, norm)
+    if reduce == "sum" and _by_bases(relations, coefficients):
+        return _over_bases(graph, relations, x, weight, coefficients, norm)
+    if coefficients is not None:
+        weight = _of_bases(coefficients, weight)
+    given = (x, weight) if norm is None else (x, weight, norm)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if reduce == "sum" and recorded and x.dtype == weight.dtype and _operators.usual(*given):
+        return _Sum.apply(x, weight, norm, relations, graph.num_rows)
+    return _summed(x, weight, norm, relations, reduce, graph.num_rows)
+
+
+def _check_maps(op: str, graph: Graph, x: Tensor | None, weight: Tensor, coefficients: Tensor | None) -> int:
+    """Check the factors; returns how many relations there are."""
+    rows = weight.shape[0] if isinstance(weight, Tensor) and weight.dim() else -1
+    _check.feature(op, "weight", weight, rows, "relations or bases", graph.device)
+    if x is not None:
+        _check.feature(op, "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
+        _check.same_dtype(op, x, weight, "x", "weight")
+    blocks = weight.shape[1] if weight.dim() == 4 else 1
+    wanted = graph.num_cols if x is None else x.shape[1] if x.dim() == 2 else -1
+    dims = (3,) if x is None else (3, 4)
+    if weight.dim() not in dims or weight.shape[-2] * blocks != wanted:
+        raise ValueError(
+            f"{op}: weight: expected [R, D_in, D_out] or [R, H, D_in / H, D_out / H] for an x of "
+            f"{None if x is None else tuple(x.shape)} and {graph.num_cols} sources, got {tuple(weight.shape)}"
+        )
+    if coefficients is None:
+        return rows
+    count = coefficients.shape[0] if isinstance(coefficients, Tensor) and coefficients.dim() else -1
+    _check.feature(op, "coefficients", coefficients, count, "relations", graph.device)
+    _check.features_of(op, "coefficients", coefficients, (rows,))
+    _check.same_dtype(op, weight, coefficients, "weight", "coefficients")
+    return count
+
+
+def _by_bases(relations: Relations, coefficients: Tensor | None) -> bool:
+    """True if it is better to map each node by all bases than each row by its relation's matrix."""
+    if coefficients is None:
+        return False
+    bases = coefficients.shape[1]
+    return bases > 0 and relations.num_rows > _BASES_PAY * bases * max(1, relations.num_cols)
+
+
+def _of_bases(coefficients: Tensor, weight: Tensor) -> Tensor:
+    """The matrices of the relations."""
+    flat = weight.reshape(weight.shape[0], math.prod(weight.shape[1:]))
+    return (coefficients @ flat).view(coefficients.shape[0], *weight.shape[1:])
+
+
+def _shared(relations: Relations, norm: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`norm` divided by the number of edges of each edge's relation into its destination."""
+    shares = relations.shares(dtype)
+    return shares if norm is None else norm * shares
+
+
+def _of_edges(relations: Relations, coefficients: Tensor, norm: Tensor | None) -> Tensor:
+    """Coefficients of each edge, [nnz, B]: by a graph whose gradient adds them up by relation."""
+    found = spmm(relations.of_edges.transposed, coefficients)
+    return found if norm is None else found * norm.unsqueeze(1)
+
+
+def _over_bases(graph, relations, x, weight, coefficients, norm) -> Tensor:
+    """Nodes mapped by each basis, then summed with the coefficients of the edges."""
+    bases = weight.shape[0]
+    ptr = torch.arange(bases + 1) * x.shape[0]
+    mapped = matmul_op(x.repeat(bases, 1), ptr, weight).view(bases, x.shape[0], -1).transpose(0, 1).contiguous()
+    return spmm(graph, mapped, _of_edges(relations, coefficients, norm)).sum(1)
+
+
+def _of_identity(graph, relations, weight, coefficients, norm) -> Tensor:
+    """Sums of rows of the matrices themselves."""
+    if coefficients is not None and 0 < coefficients.shape[1] < coefficients.shape[0]:
+        mapped = weight.transpose(0, 1).contiguous()
+        return spmm(graph, mapped, _of_edges(relations, coefficients, norm)).sum(1)
+    if coefficients is not None:
+        weight = _of_bases(coefficients, weight)
+    return spmm(relations.rows_of_matrices(graph), weight.reshape(-1, weight.shape[-1]), norm)
+
+
+def _summed(x, weight, norm, relations: Relations, reduce: str, num_rows: int) -> Tensor:
+    """The sum, each op by itself."""
+    sums, out = reduce == "sum", None
+    for chunk in relations.chunks if sums else relations.by_destination:
+        before, after = _factors(chunk, norm, relations)
+        rows = spmm(chunk.gather, x, before, reduce=reduce)
+        mapped = matmul_op(rows, chunk.ptr, weight[chunk.first : chunk.last])
+        part = spmm(chunk.scatter, mapped, after)
+        out = part if out is None else out + part
+    if out is None:  # no edges
+        width = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
+        out = x.new_zeros(num_rows, width) + sum(t[:0].sum() for t in (x, weight, norm) if t is not None)
+    return out
+
+
+def _factors(chunk: Chunk, norm: Tensor | None, relations: Relations) -> tuple[Tensor | None, Tensor | None]:
+    """Of the edges of a chunk's two graphs; one of them has a single edge for each row, without a factor."""
+    factor = None if norm is None else norm[chunk.edges]
+    return (None, factor) if relations.by_source else (factor, None)
+
+
+class _Sum(torch.autograd.Function):
+    """The same of "sum", which keeps no row of a chunk from one pass to the other."""
+
+    @staticmethod
+    def forward(ctx, x, weight, norm, relations, num_rows):
+        ctx.save_for_backward(x, weight, norm)
+        ctx.relations, ctx.num_rows = relations, num_rows
+        return _summed(x, weight, norm, relations, "sum", num_rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        given, wanted, relations = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.relations
+        if torch.is_grad_enabled():  # a second derivative is asked for
+            found = gradients(lambda *t: _summed(*t, relations, "sum", ctx.num_rows), given, wanted, grad)
+            return *found, None, None
+        return *_gradients(*given, grad.contiguous(), relations, wanted), None, None
+
+
+def _gradients(x, weight, norm, grad, relations: Relations, wanted) -> tuple:
+    """Of x, weight and norm, chunk by chunk."""
+    of_x, of_weight, of_norm = wanted
+    grad_x, grad_weight, grad_norm = (
+        torch.zeros_like(t, memory_format=torch.contiguous_format) if w else None
+        for t, w in zip((x, weight, norm), wanted, strict=True)
+    )
+    by_source, heads = relations.by_source, weight.shape[1] if weight.dim() == 4 else 0
+    for chunk in relations.chunks:
+        own, (before, after) = weight[chunk.first : chunk.last], _factors(chunk, norm, relations)
+        grad_mapped = spmm(chunk.scatter.transposed, grad, after)
+        rows = spmm(chunk.gather, x, before) if of_weight or (of_norm and by_source) else None
+        grad_rows = None
+        if of_x or (of_norm and not by_source):
+            grad_rows = matmul_op(grad_mapped, chunk.ptr, own.transpose(-1, -2))
+        if grad_weight is not None:
+            grad_weight[chunk.first : chunk.last] = weights_op(rows, chunk.ptr, grad_mapped, heads)
+        if grad_x is not None:
+            grad_x += spmm(chunk.gather.transposed, grad_rows, before)
+        if grad_norm is not None and by_source:
+            grad_norm[chunk.edges] = sddmm(chunk.scatter, matmul_op(rows, chunk.ptr, own), grad).flatten()
+        elif grad_norm is not None:
+            grad_norm[chunk.edges] = sddmm(chunk.gather, x, grad_rows).flatten()
+    return grad_x, grad_weight, grad_norm

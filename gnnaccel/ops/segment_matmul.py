@@ -1,0 +1,203 @@
+"""Matrix products of groups of rows, each group with a matrix of its own: by the BLAS that torch has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _operators
+from gnnaccel.graph import build
+from gnnaccel.ops import _check
+
+
+def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor, *, check: bool = True) -> Tensor:
+    """out[i] = x[i] @ weight[s] for the rows i of segment s, ptr[s] <= i < ptr[s + 1].
+
+    Parameters
+    ----------
+    x : Tensor [n, D_in]
+        float32, float64, bfloat16; float16 on CUDA.
+    ptr : Tensor [S + 1], int32 or int64
+        Ascending from 0 to n. Read on the host: one that lies on the CPU spares a CUDA x a synchronisation.
+    weight : Tensor [S, D_in, D_out], or [S, H, D_in / H, D_out / H] for block-diagonal matrices of H blocks
+        Same dtype and device as x.
+    check : bool
+        Check `ptr`.
+
+    Returns
+    -------
+    Tensor [n, D_out]
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong type, dtype, shape or device, or offsets that do not describe x.
+
+    Notes
+    -----
+    A segment without rows costs nothing. Rows of bfloat16 are added up as torch.mm adds them.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> weight = torch.tensor([[[1.0]], [[10.0]]])
+    >>> gnnaccel.ops.segment_matmul(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, 3]), weight)
+    tensor([[ 1.],
+            [ 2.],
+            [40.]])
+    """
+    op = "segment_matmul"
+    ptr = build.as_index("ptr", ptr, op)
+    rows = x.shape[0] if isinstance(x, Tensor) and x.dim() else -1
+    _check.feature(op, "x", x, rows, "rows", x.device if isinstance(x, Tensor) else torch.device("cpu"))
+    _check.feature(op, "weight", weight, ptr.shape[0] - 1, "one per segment", x.device)
+    x, weight = _check.same_dtype(op, x, weight, "x", "weight")
+    _maps(op, x, weight)
+    if check and torch.compiler.is_compiling():
+        _check.traced_offsets(op, ptr, rows)
+    elif check:
+        ptr = ptr.clone()
+        build.check_offsets(f"{op}: ptr", ptr, rows)
+    return matmul_op(x, ptr, weight)
+
+
+def grouped_matmul(inputs: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """outs[i] = inputs[i] @ others[i].
+
+    Parameters
+    ----------
+    inputs : sequence of Tensor [n_i, D_i]
+    others : sequence of Tensor [D_i, E_i]
+
+    Returns
+    -------
+    list of Tensor [n_i, E_i]
+
+    Raises
+    ------
+    ValueError
+        For sequences of different lengths.
+
+    Notes
+    -----
+    Where all matrices have one shape this is one node of autograd, as `segment_matmul` of the inputs put together.
+    """
+    inputs, others = list(inputs), list(others)
+    if len(inputs) != len(others):
+        raise ValueError(f"grouped_matmul: others: expected {len(inputs)}, one per input, got {len(others)}")
+    alike = len(inputs) > 1 and all(w.dim() == 2 and w.shape == others[0].shape for w in others)
+    if not alike or any(x.dim() != 2 or x.dtype != inputs[0].dtype for x in inputs):
+        return [x @ w for x, w in zip(inputs, others, strict=True)]
+    sizes = [x.shape[0] for x in inputs]
+    ptr = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    return list(segment_matmul(torch.cat(inputs), ptr, torch.stack(others), check=False).split(sizes))
+
+
+def _maps(op: str, x: Tensor, weight: Tensor) -> None:
+    """ValueError unless the matrices of `weight` map rows of x."""
+    wide = weight.dim() in (3, 4) and x.dim() == 2
+    if not wide or x.shape[1] != weight.shape[-2] * (weight.shape[1] if weight.dim() == 4 else 1):
+        raise ValueError(
+            f"{op}: weight: expected [S, D_in, D_out] or [S, H, D_in / H, D_out / H] for an x [n, D_in], got "
+            f"{tuple(weight.shape)} for {tuple(x.shape)}"
+        )
+
+
+def _segments(ptr: Tensor) -> list[tuple[int, int, int]]:
+    """(segment, first row, end) of those that have rows."""
+    offsets = ptr.tolist()
+    return [(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(offsets)) if a < b]
+
+
+def _width(weight: Tensor) -> int:
+    return weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """[n, H * D] -> [H, n, D]."""
+    return x.view(x.shape[0], heads, -1).transpose(0, 1)
+
+
+def _matmul_impl(x, ptr, weight):
+    x, out = x.contiguous(), x.new_empty(x.shape[0], _width(weight))
+    if not x.shape[1]:
+        return out.zero_()
+    for s, a, b in _segments(ptr):
+        if weight.dim() == 3:
+            torch.mm(x[a:b], weight[s], out=out[a:b])
+        else:
+            heads = weight.shape[1]
+            _by_head(out[a:b], heads).copy_(torch.bmm(_by_head(x[a:b], heads), weight[s]))
+    return out
+
+
+def _matmul_fake(x, ptr, weight):
+    return x.new_empty(x.shape[0], _width(weight))
+
+
+def _weights_impl(x, ptr, grad, heads):
+    x, grad, segments = x.contiguous(), grad.contiguous(), _segments(ptr)
+    out = _weights_fake(x, ptr, grad, heads)
+    if len(segments) != out.shape[0]:
+        out.zero_()
+    for s, a, b in segments:
+        if heads:
+            torch.bmm(_by_head(x[a:b], heads).transpose(1, 2), _by_head(grad[a:b], heads), out=out[s])
+        else:
+            torch.mm(x[a:b].t(), grad[a:b], out=out[s])
+    return out
+
+
+def _weights_fake(x, ptr, grad, heads):
+    count, wide, tall = ptr.shape[0] - 1, x.shape[1], grad.shape[1]
+    return x.new_empty(count, heads, wide // heads, tall // heads) if heads else x.new_empty(count, wide, tall)
+
+
+def _matmul_context(ctx, inputs, output):
+    x, ptr, weight = inputs
+    of_x, _, of_weight = ctx.wanted
+    ctx.heads = weight.shape[1] if weight.dim() == 4 else 0
+    ctx.save_for_backward(x if of_weight else None, ptr, weight if of_x else None)
+
+
+def _matmul_backward(ctx, grad):
+    x, ptr, weight = ctx.saved_tensors
+    of_x, _, of_weight = ctx.wanted
+    grad_x = matmul_op(grad, ptr, weight.transpose(-1, -2)) if of_x else None
+    return grad_x, None, weights_op(x, ptr, grad, ctx.heads) if of_weight else None
+
+
+def _weights_context(ctx, inputs, output):
+    x, ptr, grad, _ = inputs
+    of_x, _, of_grad, _ = ctx.wanted
+    ctx.save_for_backward(x if of_grad else None, ptr, grad if of_x else None)
+
+
+def _weights_backward(ctx, outer):
+    x, ptr, grad = ctx.saved_tensors
+    of_x, _, of_grad, _ = ctx.wanted
+    grad_x = matmul_op(grad, ptr, outer.transpose(-1, -2)) if of_x else None
+    return grad_x, None, matmul_op(x, ptr, outer) if of_grad else None, None
+
+
+# segment_matmul of checked arguments.
+matmul_op = _operators.register(
+    "segment_matmul",
+    "(Tensor x, Tensor ptr, Tensor weight) -> Tensor",
+    _matmul_impl,
+    _matmul_fake,
+    backward=_matmul_backward,
+    setup_context=_matmul_context,
+)
+# out[s] = x[rows of s].T @ grad[rows of s], of `heads` blocks each; heads 0: one matrix without that dimension.
+weights_op = _operators.register(
+    "segment_matmul_weights",
+    "(Tensor x, Tensor ptr, Tensor grad, SymInt heads) -> Tensor",
+    _weights_impl,
+    _weights_fake,
+    backward=_weights_backward,
+    setup_context=_weights_context,
+)
