@@ -110,6 +110,7 @@ def test_sampled_blocks(idtype):
 
 _LAYERS = ("GraphConv(norm='both')", "SAGEConv('mean')", "GATConv(residual=True)", "GATv2Conv", "GINEConv", "EGATConv")
 _LAYERS += ("SAGEConv('pool')", "HeteroGraphConv('sum')", "RelGraphConv(regularizer='basis', num_bases=2)")
+_IN_16_BITS = {_LAYERS[-1]: "partly"}  # by DGL's own message, whose product is one of 16 bits
 
 
 @pytest.mark.parametrize("name", _LAYERS)
@@ -124,7 +125,7 @@ def test_layers_under_autocast(name):
     want, got, counted = both(autocast, inputs, module)
     assert_same(got, want, 0.05, name)
     if isinstance(want, dict):  # DGL refuses the mixture of dtypes that some layers make
-        assert status(counted)[0] == case.expect
+        assert status(counted)[0] == _IN_16_BITS.get(name, case.expect)
 
 
 _CALLS = {
