@@ -387,3 +387,30 @@ def test_changed_layers_are_called(change, called):
     nodes, _ = features(g)
     site = _twice(lambda conv, *given: conv(g, dict(zip(g.ntypes, given, strict=True))), g, nodes, conv)
     assert bool(site["dgl.HeteroGraphConv"].reasons) != called  # the others into other types are taken together
+
+
+@pytest.mark.parametrize("name", ["GraphConv", "SAGEConv", "multi_update_all"])
+def test_checkpointing_what_a_second_call_does_another_way(name):
+    g = build("ring")
+    torch.manual_seed(2)
+    layer = LAYERS.get(name, LAYERS["GraphConv"])
+    conv = dgl.nn.HeteroGraphConv({e: layer(n, 4) for n, e in enumerate(g.etypes)}).double()
+
+    def call(*given):
+        inputs = dict(zip(g.ntypes, given, strict=True))
+        if name != "multi_update_all":
+            return tuple(conv(g, inputs).values())
+        with g.local_scope():
+            for n, x in inputs.items():
+                g.nodes[n].data["h"] = x
+            g.multi_update_all({e: (fn.copy_u("h", "m"), fn.max("m", "o")) for e in g.canonical_etypes}, "sum")
+            return tuple(g.nodes[n].data["o"] for n in g.ntypes if "o" in g.nodes[n].data)
+
+    nodes = [x.requires_grad_() for x in features(g)[0]]
+    dgl_backend.disable()
+    want = torch.autograd.grad([out.square().sum() for out in call(*nodes)], nodes)
+    dgl_backend.enable()
+    g = build("ring")
+    for _ in range(2):
+        outs = torch.utils.checkpoint.checkpoint(call, *nodes, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad([out.square().sum() for out in outs], nodes), want)

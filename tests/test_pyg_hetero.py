@@ -371,3 +371,23 @@ def test_relations_that_leave_and_plain_models(always):
     report.reset()
     assert_equal(model(x, graph.edge_index_dict), want)
     assert not report.snapshot()
+
+
+def test_checkpointing_what_a_second_call_does_another_way(always):
+    def program(wrap):
+        graph = data(8)
+        model = wrap(nn.HeteroConv({r: PLAIN["SAGE"](n) for n, r in enumerate(RELATIONS)}))
+        names = list(graph.x_dict)
+        model(graph.x_dict, {r: e.clone() for r, e in graph.edge_index_dict.items()})
+        found = []
+        for _ in range(2):
+            xs = [x.clone().requires_grad_() for x in graph.x_dict.values()]
+
+            def call(*given):
+                return tuple(model(dict(zip(names, given, strict=True)), graph.edge_index_dict).values())
+
+            outs = torch.utils.checkpoint.checkpoint(call, *xs, use_reentrant=False)
+            found.append((outs, torch.autograd.grad([out.square().sum() for out in outs], xs)))
+        return found
+
+    same(program)

@@ -64,7 +64,7 @@ def _obstacle(conv, mod_args, mod_kwargs) -> str | None:
         return _ACROSS
     if mod_args or mod_kwargs:
         return "arguments of the edge types' layers"
-    return None
+    return modes.RECOMPUTING if modes.recomputing() else None
 
 
 def _reducer(conv) -> Any:

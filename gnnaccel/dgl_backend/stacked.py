@@ -23,6 +23,7 @@ from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.short import autocasting, is_plain
 from gnnaccel.dgl_backend.structure import ends_of, known_structures, stack_of, structure
+from gnnaccel.graph import modes
 from gnnaccel.graph.stack import Relation, Stack
 
 dgl_heterograph = sys.modules["dgl.heterograph"]  # the attribute of dgl is a function
@@ -107,6 +108,8 @@ def _reduced(g, calls: list[Call], cross) -> Tensor | None:
         raise Left("messages other than copies of sources and their products with edge features")
     if len({c.reduce.out_field for c in calls}) > 1 or any(c.message.out_field != c.reduce.msg_field for c in calls):
         raise Left("results of different names")
+    if modes.recomputing():
+        raise Left(modes.RECOMPUTING)
     reduces = {c.reduce.name for c in calls}
     linear = reduces <= {*_LINEAR}
     if not linear and len(reduces) > 1:

@@ -24,6 +24,19 @@ def faking() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+def recomputing() -> bool:
+    """True where hooks see what is saved for a backward pass: torch.utils.checkpoint has the same saved again later,
+    when a graph may have what makes another way through the kernels the shorter one. Also with a torch that does not
+    tell."""
+    if not torch.is_grad_enabled():
+        return False
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is None or hooks(False) is not None
+
+
+RECOMPUTING = "hooks of saved tensors, as those of a checkpoint"
+
+
 def outside_inference(grad: bool = True) -> contextlib.AbstractContextManager:
     """Out of inference mode: what is made there could not be used in a later training step.
 

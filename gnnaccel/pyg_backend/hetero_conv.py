@@ -95,7 +95,7 @@ def _unusual(conv: Any, args_dict: tuple, kwargs_dict: dict) -> str | None:
         return "arguments other than x_dict and edge_index_dict by position"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
         return "a mode of torch that each layer sees to by itself"
-    return None
+    return modes.RECOMPUTING if modes.recomputing() else None
 
 
 def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> dict | Refused:
