@@ -96,8 +96,8 @@ def relational_spmm(
         return _relational(graph, relations, *given, reduce)
     wide = functools.reduce(torch.promote_types, (t.dtype for t in given if t is not None))
     with torch.autocast(graph.device.type, enabled=False):
-        x, weight, coefficients, norm = (None if t is None else t.to(wide) for t in given)
-        return _relational(graph, relations, x, weight, coefficients, norm, reduce)  # type: ignore[arg-type]
+        features, matrices, factors, norms = (None if t is None else t.to(wide) for t in given)
+        return _relational(graph, relations, features, matrices, factors, norms, reduce)
 
 
 def _relational(graph: Graph, relations: Relations, x, weight, coefficients, norm, reduce: str) -> Tensor:
