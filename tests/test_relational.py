@@ -169,6 +169,31 @@ def test_edges_by_relation_are_kept_until_a_write():
     assert len(derived) < before
 
 
+@pytest.mark.parametrize("kind", ["norm", "mean", "bases", "blocks", "max"])
+def test_autocast_leaves_dtypes_alone(kind):
+    graph = graphs.make("tall")
+    given = factors(graph, kind, torch.float32)
+    op, definition = pair(graph, types_of(graph), given, KINDS[kind][3])
+
+    def cast(*tensors):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return op(*tensors)
+
+    check(cast, definition, *given.values())
+    given["x"] = given["x"].bfloat16()
+    assert cast(*given.values()).dtype == torch.float32
+
+
+def test_edges_by_relation_go_with_the_graph():
+    graph = Graph.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 1, 0]))
+    types = torch.tensor([0, 1, 0])
+    ops.relational_spmm(graph, rand(2, 6), types, rand(2, 6, 4))
+    ops.relational_spmm(graph, None, types, rand(2, 2, 4))
+    before = len(derived)
+    del graph
+    assert len(derived) < before
+
+
 @pytest.mark.parametrize("function", ["vmap", "grad", "compile", "inference", "checkpoint", "profiler"])
 def test_modes(function):
     graph = graphs.make("tall")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -66,7 +67,7 @@ def relational_spmm(
     No feature of an edge is stored. Edges of one relation that share a destination (or a source, if these are fewer)
     are mapped together, as many at a time as the graph has nodes; many more of these than nodes times bases: bases map
     the nodes, and the edges sum what they say. A relation without edges costs nothing. Gradients of all but edge_type,
-    of any order. Runs in the dtype of its inputs under autocast.
+    of any order. Runs in the dtype of its inputs under autocast too, in the widest of several.
 
     Examples
     --------
@@ -90,6 +91,17 @@ def relational_spmm(
     if x is None and reduce in ("max", "min"):
         raise ValueError(f"{op}: reduce: expected sum or mean without an x, got {reduce!r}")
     relations = relations_of(op, graph, edge_type, count)
+    given = (x, weight, coefficients, norm)
+    if not torch.is_autocast_enabled(graph.device.type):
+        return _relational(graph, relations, *given, reduce)
+    wide = functools.reduce(torch.promote_types, (t.dtype for t in given if t is not None))
+    with torch.autocast(graph.device.type, enabled=False):
+        features, matrices, factors, norms = (None if t is None else t.to(wide) for t in given)
+        return _relational(graph, relations, features, matrices, factors, norms, reduce)
+
+
+def _relational(graph: Graph, relations: Relations, x, weight, coefficients, norm, reduce: str) -> Tensor:
+    """The op on checked arguments of one dtype."""
     if reduce == "mean":
         norm, reduce = _shared(relations, norm, weight.dtype), "sum"
     if x is None:
