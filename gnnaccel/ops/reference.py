@@ -79,6 +79,11 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([x.new_zeros(0, weight.shape[2]), *pieces])
 
 
+def grouped_matmul(inputs, others) -> list[Tensor]:
+    """Each of inputs [n_i, D_i] times its matrix of others [D_i, E_i]."""
+    return [x @ w for x, w in zip(inputs, others, strict=True)]
+
+
 def maxk(x: Tensor, k: int) -> Tensor:
     """x [N, D] with all but the k largest of each row 0; of equal ones those with the lowest index stay. Dense."""
     places = x.detach().sort(dim=1, descending=True, stable=True).indices[:, :k]
