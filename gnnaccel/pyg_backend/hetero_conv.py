@@ -49,7 +49,8 @@ class Layer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Why a layer is called by itself; None: its edges are new, and may be gone after this call."""
+    """Why layers are called one by one; None: there is nothing to take together, or edges are new, and may be gone after
+    this call."""
 
     why: str | None
 
@@ -103,6 +104,8 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
     found: dict[str, tuple[list[Layer], list[tuple]]] = {}
     calls: dict[int, tuple] = {}
     edge_types, counts = _layout(conv)
+    if max(counts.values(), default=0) < 2:
+        return Refused(None)  # nothing to be taken together
     if not any(_are_worth(count, x_dict.get(target)) for target, count in counts.items()):
         return Refused("few layers into each node type")
     for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
