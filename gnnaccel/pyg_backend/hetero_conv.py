@@ -49,8 +49,8 @@ class Layer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Why layers are called one by one; None: there is nothing to take together, or edges are new, and may be gone after
-    this call."""
+    """Why layers are called one by one; None: there is nothing to take together, or edges are new, and may be gone
+    after this call."""
 
     why: str | None
 
