@@ -115,8 +115,8 @@ class Filled:
         The sums of each such row.
     spread : Graph [num_rows, filled rows]
         Which of these belong to each destination.
-    counts : list of int
-        How many each relation has.
+    ptr : Tensor [number of relations + 1], int64, on the CPU
+        Where those of each relation begin.
     """
 
     def __init__(self, relations: Sequence[Relation], num_cols: int):
@@ -131,7 +131,7 @@ class Filled:
                 starts.append(graph.indptr[:-1].long()[ids] + before)
                 sources.append(graph.indices.long() * stride + base)
                 before += graph.nnz
-            self.counts = [ids.numel() for ids in rows]
+            self.ptr = torch.tensor([0, *(ids.numel() for ids in rows)]).cumsum(0)
             dtype = torch.int32 if max(before, num_cols) <= _INT32_MAX else torch.int64
             indptr = torch.cat([*starts, torch.tensor([before], device=device)]).to(dtype)
             self.rows = Graph(indptr, torch.cat(sources).to(dtype), None, num_cols)

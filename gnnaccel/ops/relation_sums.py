@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Filled, Relation, Stack, filled_rows
+from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import spmm
 
 Kept = Callable[[Hashable, Callable[[], Any]], Any]
@@ -202,53 +203,8 @@ def _filled_rows_mapped(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor
         return Filled([Relation(t.graph, base) for t, base in zip(terms, bases, strict=True)], rows)
 
     filled = kept(("filled", numbers, tuple(bases), rows, terms[0].graph.num_rows), make)
-    x = features[0] if len(features) == 1 else torch.cat(features)
-    kinds = [term.kind for term in terms]
-    one = kinds[0] if len(set(kinds)) == 1 else None
-    if one in ("sum", "mean"):
-        sums = spmm(filled.rows, x, reduce=one)
-    else:
-        sums = spmm(filled.rows, x, filled.factors(kinds, x.dtype))
-    turned = [term.turned for term in terms]
-    return spmm(filled.spread, _Segments.apply((filled.counts, turned), sums, *[term.weight for term in terms]))
-
-
-class _Segments(torch.autograd.Function):
-    """Consecutive rows times a weight each: (counts, which weights are [D, F]), x [rows, F], weights."""
-
-    @staticmethod
-    def forward(ctx, sizes, x, *weights):
-        ctx.sizes = sizes
-        _, of_x, *of_weights = ctx.needs_input_grad
-        keep = weights if of_x else [None] * len(weights)
-        ctx.save_for_backward(x if any(of_weights) else None, *keep)
-        counts, turned = sizes
-        maps = [w.t() if flag else w for w, flag in zip(weights, turned, strict=True)]
-        return _segments(x, counts, maps)
-
-    @staticmethod
-    def backward(ctx, grad):
-        counts, turned = ctx.sizes
-        x, *weights = ctx.saved_tensors
-        _, of_x, *of_weights = ctx.needs_input_grad
-        grad_x, grad_weights = None, [None] * len(counts)
-        if of_x:
-            maps = [w if flag else w.t() for w, flag in zip(weights, turned, strict=True)]
-            grad_x = _segments(grad, counts, maps)
-        if any(of_weights):
-            pairs = zip(x.split(counts), grad.split(counts), turned, of_weights, strict=True)
-            grad_weights = [(g.t().mm(y) if flag else y.t().mm(g)) if of else None for y, g, flag, of in pairs]
-        return None, grad_x, *grad_weights
-
-
-def _segments(x: Tensor, counts: list[int], maps: list[Tensor]) -> Tensor:
-    parts = x.split(counts)
-    if torch.is_grad_enabled():  # a second derivative is asked for
-        return torch.cat([part.mm(m) for part, m in zip(parts, maps, strict=True)])
-    out = x.new_empty(x.shape[0], maps[0].shape[1])
-    for part, m, place in zip(parts, maps, out.split(counts), strict=True):
-        torch.mm(part, m, out=place)
-    return out
+    sums = _sum(filled, filled.rows, _end_to_end(features), terms)
+    return spmm(filled.spread, matmul_op(sums, filled.ptr, torch.stack([term.matrix for term in terms])))
 
 
 def _summed(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
@@ -259,8 +215,7 @@ def _summed(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
         return Stack([Relation(t.graph, base) for t, base in zip(terms, bases, strict=True)], rows)
 
     stack = kept(("sums", numbers, tuple(bases), rows, terms[0].graph.num_rows), make)
-    x = features[0] if len(features) == 1 else torch.cat(features)
-    return _sum(stack, stack.apart, x, terms)
+    return _sum(stack, stack.apart, _end_to_end(features), terms)
 
 
 def _joined(terms: list[Term]) -> tuple[list[Tensor], list[int], int]:
@@ -276,10 +231,16 @@ def _joined(terms: list[Term]) -> tuple[list[Tensor], list[int], int]:
     return features, [places[id(term.x)] for term in terms], rows
 
 
-def _sum(stack: Stack, graph: Graph, x: Tensor, terms: list[Term]) -> Tensor:
+def _end_to_end(features: list[Tensor]) -> Tensor:
+    return features[0] if len(features) == 1 else torch.cat(features)
+
+
+def _sum(stack: Stack | Filled, graph: Graph, x: Tensor, terms: list[Term]) -> Tensor:
+    """The sum of each row of `graph`, which is one of the stack's."""
     kinds = [term.kind for term in terms]
     one = kinds[0] if len(set(kinds)) == 1 else None
-    if one == "sum" or (one == "mean" and graph is stack.apart):
+    merged = type(stack) is Stack and graph is stack.merged
+    if one == "sum" or (one == "mean" and not merged):
         return spmm(graph, x, reduce=one)
     return spmm(graph, x, stack.factors(kinds, x.dtype))
 
@@ -300,8 +261,7 @@ def _mapped_first(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
     layout = tuple((base, stride) for _, base, stride in relations)
     key = ("maps", tuple(numbers[i] for i in order), layout, rows, terms[0].graph.num_rows)
     stack = kept(key, lambda: Stack(relations, rows))
-    x = mapped[0] if len(mapped) == 1 else torch.cat(mapped)
-    return _sum(stack, stack.merged, x, [terms[i] for i in order])
+    return _sum(stack, stack.merged, _end_to_end(mapped), [terms[i] for i in order])
 
 
 # Edges of a row from which on a factor for each takes longer than to scale the sources for each graph, where there is
