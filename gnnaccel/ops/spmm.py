@@ -407,12 +407,12 @@ def _backward_extremes(ctx, grad):
     return grad_lhs, grad_rhs
 
 
-# The number of nonzeros of each row, int64.
+# The number of nonzeros of each row, of the graph's index type.
 degrees_op = _operators.register(
     "degrees",
     f"({_arrays.SCHEMA}) -> Tensor",
-    lambda arrays: arrays.indptr.diff().long(),
-    lambda arrays: arrays.new_index((arrays.num_rows,)).long(),
+    lambda arrays: arrays.indptr.diff(),
+    lambda arrays: arrays.new_index((arrays.num_rows,)),
     structure=Structure,
 )
 _INPUTS = f"{_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value"
