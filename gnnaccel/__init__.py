@@ -16,6 +16,7 @@ _WHERE = {
     "renumber": "gnnaccel.hosts",
     "invalidate": "gnnaccel.hosts",
     "accelerate": "gnnaccel.hosts",
+    "captured": "gnnaccel.capture",
     "install": "gnnaccel.switch",
     "uninstall": "gnnaccel.switch",
 }
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "as_graph",
+    "captured",
     "install",
     "invalidate",
     "nn",

@@ -189,6 +189,11 @@ class TensorCache:
             if len(values) > self._most:
                 gone.append(values.pop(next(iter(values))))
 
+    def holds(self, tensor: Tensor) -> bool:
+        """True if something that is kept was derived from `tensor`, alone or with others."""
+        record = self._records.get(id(tensor))
+        return record is not None and record.ref() is tensor and bool(record.values or record.groups)
+
     def owner(self, tensor: Tensor) -> Owner:
         """What a value may keep to find `tensor` again as long as that lives and is not invalidated."""
         gone: list = []

@@ -1,0 +1,123 @@
+"""Recording on one GPU: a CUDA graph, the stream that it is made on, and what tells that none can be made."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Unfit(Exception):
+    """What was to be captured cannot be, and will not be at another try."""
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+_pools: dict[int, Any] = {}
+
+
+def _stream() -> torch.cuda.Stream:
+    device = torch.cuda.current_device()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream()
+    return _streams[device]
+
+
+class Recording:
+    """A CUDA graph of what a function did, in memory that it shares with the other recordings of this device.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        By how much it raised the GPU memory that torch has reserved.
+    """
+
+    def __init__(self, tensors: list[Tensor]):
+        self._graph = torch.cuda.CUDAGraph()
+        self.memory_bytes = 0
+
+    @staticmethod
+    def takes(tensor: Tensor) -> bool:
+        """True for a tensor that a recording reads where it is."""
+        return tensor.is_cuda
+
+    @staticmethod
+    def unfit(tensors: list[Tensor]) -> str | None:
+        """Why nothing that works on `tensors` can be recorded; None if it may."""
+        devices = {x.device for x in tensors if x.is_cuda}
+        if not devices:
+            return "its tensors are on the CPU"
+        if len(devices) > 1 or devices != {torch.device("cuda", torch.cuda.current_device())}:
+            return "its tensors are not all on the current GPU"
+        return None
+
+    @staticmethod
+    def busy() -> bool:
+        """True while something is captured already."""
+        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def warming() -> Iterator[None]:
+        """On the stream that recordings are made on, in order with the present one."""
+        stream, present = _stream(), torch.cuda.current_stream()
+        stream.wait_stream(present)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            present.wait_stream(stream)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def watching() -> Iterator[list[str]]:
+        """Gives the places at which the host waited for the GPU, filled at the end."""
+        places: list[str] = []
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield places
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        for each in seen:
+            if "synchronizing CUDA operation" in str(each.message):
+                places.append(f"{each.filename}:{each.lineno}")
+            elif "synchronization debug mode" not in str(each.message):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+    def scalar(self, value: float) -> Tensor:
+        """A number that later replays read."""
+        return torch.tensor(value, dtype=torch.float32, device="cuda")
+
+    def record(self, function: Callable[[], Any]) -> Any:
+        """Record function(), which runs on the host alone, and give what it returned.
+
+        Raises
+        ------
+        Exception
+            What `function` raised, or CUDA, where it did what cannot be recorded. Nothing was run on the GPU.
+        """
+        device = torch.cuda.current_device()
+        if device not in _pools:
+            _pools[device] = torch.cuda.graph_pool_handle()
+        before = torch.cuda.memory_reserved()
+        try:
+            with torch.cuda.graph(
+                self._graph, pool=_pools[device], stream=_stream(), capture_error_mode="thread_local"
+            ):
+                out = function()
+        except BaseException:
+            # A capture that ended early leaves the generator waiting for its end.
+            generator = torch.cuda.default_generators[device]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+        self.memory_bytes = max(0, torch.cuda.memory_reserved() - before)
+        return out
+
+    def replay(self) -> None:
+        self._graph.replay()

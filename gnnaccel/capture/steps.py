@@ -1,0 +1,435 @@
+"""`captured`: a user's whole training step as one CUDA graph, replayed for as long as nothing it reads is another."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gnnaccel import report
+from gnnaccel.capture.device import Recording, Unfit
+from gnnaccel.capture.reach import Reach, TooMuch
+from gnnaccel.capture.watch import Masks, modules_set
+from gnnaccel.graph.cache import derived
+
+log = logging.getLogger("gnnaccel")
+
+_VARIANTS = 4  # kept of a step, the oldest goes first
+_ATTEMPTS = 2  # at capturing, that fail
+_EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
+_TENSOR_RATES = (torch.optim.Adam, torch.optim.AdamW)  # optimizers that read a learning rate from the GPU
+
+
+def captured(step: Callable | None = None, *, warmup: int = 3, copy_outputs: bool = True) -> Any:
+    """Decorate a training step (or an evaluation) to run as one CUDA graph.
+
+    Parameters
+    ----------
+    step : callable
+        All of a step: ``zero_grad``, forward, loss, ``backward``, optimizer step. It may read what it likes from its
+        arguments, its closure and globals. What it returns must be made of tensors and of values that do not change.
+    warmup : int
+        Calls that run as they are, the last of them watched, before one is captured. At least 2.
+    copy_outputs : bool
+        False: returned tensors are the graph's own, which the next replay writes into.
+
+    Returns
+    -------
+    callable
+        Called as `step` is. Its tensors are without history: they cannot be differentiated. Attribute `variants`: the
+        number of graphs that it has now; `memory_bytes`: GPU memory that they hold.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a step that cannot be called, or a warmup below 2. What `step` raises.
+
+    Notes
+    -----
+    Before a replay all that the step can reach is compared with what it was when it was captured: arguments, closure,
+    globals, attributes of models and optimizers, addresses of parameters, which of them are trained, hooks, modes
+    (training, grad, autocast, deterministic), the structure of graphs. What is another leads to another capture, up to
+    four of which are kept; tensors as arguments that are new at each call are copied into the captured ones. Learning
+    rates of Adam and AdamW may change. Dropout draws new numbers. What cannot be captured runs as it is and is counted
+    with its reason (GNNACCEL_PROFILE): a step that reads a value of a tensor (``loss.item()``: return the loss
+    instead), that counts, prints or appends, whose tensors lie on the CPU, or that leaves its backward to the caller.
+    A replay runs no Python: what the step prints, and hooks do, happens at captures alone.
+    ``.grad`` of parameters is memory of the graph, which the next replay writes into. Optimizers of torch that have the
+    option are made capturable.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> @gnnaccel.captured
+    ... def step(x):
+    ...     optimizer.zero_grad()
+    ...     loss = model(x).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     return loss
+    >>> step(torch.ones(3, 2)).shape
+    torch.Size([])
+    """
+    if step is None:
+        return functools.partial(captured, warmup=warmup, copy_outputs=copy_outputs)
+    if not callable(step):
+        raise TypeError(f"captured: step: expected a callable, got {type(step).__name__}")
+    if warmup < 2:
+        raise ValueError(f"captured: warmup: expected at least 2, got {warmup}")
+    return _Step(step, warmup, copy_outputs)
+
+
+class _Step:
+    """A step and its captures."""
+
+    def __init__(self, step: Callable, warmup: int, copy_outputs: bool):
+        functools.update_wrapper(self, step)
+        self._step, self._warmup, self._copy = step, warmup, copy_outputs
+        self._kind = f"captured.{getattr(step, '__name__', type(step).__name__)}"
+        self._variants: list[_Variant] = []
+        self._lock = threading.Lock()
+        self._warm: dict[tuple, _Warm] = {}  # by what calls are given
+        self._refused: str | None = None
+        self._failed = self._captures = self._replays = 0
+
+    @property
+    def variants(self) -> int:
+        return len(self._variants)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(variant.recording.memory_bytes for variant in self._variants)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args, **kwargs):
+        if self._refused is not None:
+            report.fallback(self._kind, self._refused)
+            return self._step(*args, **kwargs)
+        if not self._lock.acquire(blocking=False):
+            return self._left("it is running already", args, kwargs)
+        try:
+            return self._run(args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _left(self, reason: str, args: tuple, kwargs: dict) -> Any:
+        report.fallback(self._kind, reason)
+        return self._step(*args, **kwargs)
+
+    def _run(self, args: tuple, kwargs: dict) -> Any:
+        if Recording.busy():
+            return self._left("it is part of another capture", args, kwargs)
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        modes = _modes()
+        changed = None
+        for variant in self._variants:
+            changed = variant.mismatch(leaves, form, modes)
+            if changed is None:
+                self._replays += 1
+                report.count(self._kind)
+                return variant.replay(leaves, self._copy)
+        if self._captures * _EARNED > self._replays + 2 * _EARNED:
+            self._refused = f"{changed} is another time and again"
+            return self._left(self._refused, args, kwargs)
+        warm = self._noted(leaves, form, modes)
+        if warm.calls < self._warmup:
+            return self._side(warm, args, kwargs)
+        # The last of the calls to warm up is watched; the next one is captured.
+        if warm.calls == self._warmup:
+            return self._watched(warm, args, kwargs)
+        self._warm.clear()  # what comes then, if not a replay, is another step
+        return self._capture(warm, form, modes)
+
+    def _noted(self, leaves: list, form: Any, modes: tuple) -> _Warm:
+        key = (str(form), modes, tuple(map(_meta, leaves)))
+        warm = self._warm.pop(key, None) or _Warm(leaves)
+        self._warm[key] = warm  # the last one is the latest
+        if len(self._warm) > _VARIANTS:
+            self._warm.pop(next(iter(self._warm)))
+        warm.fixed = [fixed and a is b for fixed, a, b in zip(warm.fixed, leaves, warm.leaves, strict=True)]
+        warm.leaves = leaves
+        warm.calls += 1
+        return warm
+
+    def _reach(self, warm: _Warm, args: tuple, kwargs: dict) -> Reach:
+        floating = {id(x) for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if not fixed}
+        roots = {"step": self._step}
+        roots |= {f"argument {i}": value for i, value in enumerate(args) if id(value) not in floating}
+        roots |= {key: value for key, value in kwargs.items() if id(value) not in floating}
+        reach = Reach(roots)
+        reach.ignore((group, "lr") for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float))
+        reach.ignore((vars(module), "training") for module in warm.switched)
+        return reach
+
+    def _side(self, warm: _Warm, args: tuple, kwargs: dict) -> Any:
+        """A call that warms up, on the stream on which the step is captured."""
+        if warm.calls == 1:
+            try:
+                reach = self._reach(warm, args, kwargs)
+            except TooMuch as error:
+                self._refused = str(error)
+                return self._left(self._refused, args, kwargs)
+            for optimizer in reach.optimizers:
+                _make_capturable(optimizer)
+            given = [x for x in warm.leaves if isinstance(x, Tensor)]
+            self._refused = Recording.unfit([x for _, x in reach.tensors] + given)
+            if self._refused is not None:
+                return self._left(self._refused, args, kwargs)
+        with Recording.warming():
+            return self._step(*args, **kwargs)
+
+    def _watched(self, warm: _Warm, args: tuple, kwargs: dict) -> Any:
+        before = self._reach(warm, args, kwargs)
+        grads = _grads(before)
+        on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
+        warm.masks = Masks([x for _, x in before.tensors])
+        with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
+            out = self._step(*args, **kwargs)
+        before.ignore((vars(module), "training") for module in warm.switched)
+        changed = before.difference()
+        wrote = next((name for name, x, version in on_cpu if x._version != version), None)
+        outputs = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        moving = any(_is_structure(x) for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if not fixed)
+        reason = None
+        if seen:
+            self._refused = f"it waits for the GPU: {seen[0]}"
+        elif changed is not None:
+            reason = f"it changes {changed}"
+        elif wrote is not None:
+            reason = f"it writes {wrote}, a tensor on the CPU"
+        elif moving:
+            self._refused = "a graph is among its arguments that is another at each call"
+        elif any(not Recording.takes(x) for x in outputs):
+            self._refused = "it returns a tensor on the CPU"
+        elif not all(isinstance(x, Tensor) or _fixed_value(x) for x in pytree.tree_leaves(out)):
+            self._refused = "it returns something other than tensors and numbers"
+        elif any(x.requires_grad for x in outputs) and all(_same_grad(*each) for each in grads):
+            self._refused = "it returns what is still to be differentiated"
+        if reason is not None:
+            self._fail(reason)
+        if reason is not None or self._refused is not None:
+            report.fallback(self._kind, reason or self._refused)
+        return out
+
+    def _fail(self, reason: str) -> None:
+        self._warm.clear()
+        self._failed += 1
+        if self._failed >= _ATTEMPTS:
+            self._refused = reason
+
+    def _capture(self, warm: _Warm, form: Any, modes: tuple) -> Any:
+        grads: list = []
+        try:
+            # New tensors are copied into one that stays; structure and what does not change is read where it is.
+            pairs = zip(warm.leaves, warm.fixed, strict=True)
+            inputs = [_stand_in(x) if isinstance(x, Tensor) and not fixed else x for x, fixed in pairs]
+            args, kwargs = pytree.tree_unflatten(inputs, form)
+            reach = self._reach(warm, args, kwargs)
+            grads = _grads(reach)
+            variant = _Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
+        except Exception as error:
+            for parameter, grad, _ in grads:
+                parameter.grad = grad
+            reason = f"it cannot be captured: {(str(error) or type(error).__name__).splitlines()[0]}"
+            self._fail(reason)
+            args, kwargs = pytree.tree_unflatten(warm.leaves, form)
+            return self._left(reason, args, kwargs)
+        self._captures += 1
+        self._variants = [*self._variants, variant][-_VARIANTS:]
+        log.info("%s: captured, %.1f MiB", self._kind, variant.recording.memory_bytes / 2**20)
+        report.count(self._kind)
+        return variant.replay(warm.leaves, self._copy)
+
+
+class _Warm:
+    """Calls with the same kinds of arguments that no capture serves."""
+
+    def __init__(self, leaves: list):
+        self.leaves = leaves  # of the last one
+        self.calls = 0
+        self.fixed = [True] * len(leaves)  # whether they were the same objects at each call
+        self.masks = Masks([])  # of the call that was watched
+        self.switched: list[torch.nn.Module] = []  # modules that the step itself sets to train or evaluate
+
+
+class _Grad(NamedTuple):
+    """The .grad of a tensor before and after a captured step."""
+
+    tensor: Tensor
+    required: Tensor | None  # before; not looked at where free
+    free: bool
+    left: Tensor | None  # after
+
+
+class _Variant:
+    """One capture of a step, and what it is good for."""
+
+    def __init__(self, step: Callable, reach: Reach, inputs: list, warm: _Warm, form: Any, modes: tuple,
+                 args: tuple, kwargs: dict):  # fmt: skip
+        self._reach, self._inputs, self._fixed, self._form, self._modes = reach, inputs, warm.fixed, form, modes
+        self._masks = masks = warm.masks  # whose row numbers the graph reads
+        self._meta = [_meta(x) for x in inputs]
+        before, versions = _grads(reach), _versions(reach)
+        structure = {id(x) for _, x in reach.tensors if _is_structure(x)} | masks.tensors()
+        groups = [group for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float)]
+        self.recording = Recording([x for _, x in reach.tensors] + [x for x in inputs if isinstance(x, Tensor)])
+        self._rates: list[list] = []
+        try:
+            for group in groups:
+                rate = self.recording.scalar(group["lr"])
+                self._rates.append([group, rate, group["lr"]])
+                group["lr"] = rate
+            with masks:
+                out = self.recording.record(lambda: step(*args, **kwargs))
+        finally:
+            for group, _, value in self._rates:
+                group["lr"] = value
+        self._training = [(vars(module), module.training) for module in warm.switched]  # set by the step
+        changed = reach.difference()
+        if changed is not None:
+            raise Unfit(f"it changes {changed}")
+        leaves, self._out_form = pytree.tree_flatten(out)
+        self._outputs = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+        self._written = [x for x, version in versions if x._version != version]
+        written = set(map(id, self._written))
+        self._tensors = [
+            (name, x, x.data_ptr(), x.requires_grad,
+             x._version if id(x) in structure and id(x) not in written else None)
+            for name, x in reach.tensors if x.layout is torch.strided
+        ]  # fmt: skip
+        self._grads = []
+        for tensor, grad, _ in before:
+            left = tensor.grad
+            if grad is None and left is None and not tensor.requires_grad:
+                continue
+            self._grads.append(_Grad(tensor, grad, grad is not None and left is not grad, left))
+
+    def mismatch(self, leaves: list, form: Any, modes: tuple) -> str | None:
+        """What is another than when this was captured; None if a replay does what the step would do."""
+        if form != self._form:
+            return "the form of its arguments"
+        if modes != self._modes:
+            return "a mode of torch (grad, autocast, deterministic, dtype)"
+        for i, (now, kept, fixed) in enumerate(zip(leaves, self._inputs, self._fixed, strict=True)):
+            if isinstance(kept, Tensor) and not fixed:
+                if _meta(now) != self._meta[i] or _is_structure(now):
+                    return f"the shape of argument {i}"
+            elif now is not kept and not (_fixed_value(kept) and type(now) is type(kept) and now == kept):
+                return f"argument {i}"
+        changed = self._reach.difference()
+        if changed is not None:
+            return changed
+        for name, tensor, address, required, version in self._tensors:
+            if tensor.data_ptr() != address or tensor.requires_grad is not required:
+                return name
+            if version is not None and tensor._version != version:
+                return name
+        for each in self._grads:
+            if not each.free and each.tensor.grad is not each.required:
+                return "a .grad"
+        return None
+
+    def replay(self, leaves: list, copy_outputs: bool) -> Any:
+        for now, kept, fixed in zip(leaves, self._inputs, self._fixed, strict=True):
+            if not fixed and isinstance(kept, Tensor):
+                kept.detach().copy_(now.detach())
+        for entry in self._rates:
+            group, rate, last = entry
+            if group["lr"] != last:
+                rate.fill_(group["lr"])
+                entry[2] = group["lr"]
+        self.recording.replay()
+        torch.autograd.graph.increment_version(self._written)
+        for tensor, _, _, left in self._grads:
+            if tensor.grad is not left:
+                tensor.grad = left
+        for attributes, training in self._training:
+            attributes["training"] = training
+        outputs = self._outputs
+        if copy_outputs:
+            outputs = [x.clone() if isinstance(x, Tensor) else x for x in outputs]
+        return pytree.tree_unflatten(outputs, self._out_form)
+
+
+def _modes() -> tuple:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def _meta(leaf: Any) -> Any:
+    """What must be the same of an argument for two calls to be alike."""
+    if isinstance(leaf, Tensor):
+        strides = leaf.stride() if leaf.layout is torch.strided else None
+        return type(leaf), leaf.dtype, leaf.device, leaf.shape, strides, leaf.requires_grad
+    return leaf if _fixed_value(leaf) else (type(leaf), id(leaf))
+
+
+def _fixed_value(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
+
+
+def _is_structure(value: Any) -> bool:
+    """True of a tensor that a graph, or a graph's norms, were made of."""
+    return isinstance(value, Tensor) and derived.holds(value)
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    if tensor.requires_grad:
+        raise Unfit("a new tensor at each call that gradients flow to")
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def _grads(reach: Reach) -> list[tuple[Tensor, Tensor | None, int]]:
+    """Tensors that gradients flow to, these, and their versions."""
+    leaves = [x for _, x in reach.tensors if x.is_leaf and (x.requires_grad or x.grad is not None)]
+    return [(x, x.grad, 0 if x.grad is None else x.grad._version) for x in leaves]
+
+
+def _same_grad(tensor: Tensor, grad: Tensor | None, version: int) -> bool:
+    return tensor.grad is grad and (grad is None or grad._version == version)
+
+
+def _versions(reach: Reach) -> list[tuple[Tensor, int]]:
+    return [(x, x._version) for _, x in reach.tensors if not x.is_inference()]
+
+
+def _rated_groups(optimizers: list) -> Iterator[dict]:
+    for optimizer in optimizers:
+        if type(optimizer) in _TENSOR_RATES:
+            yield from (group for group in optimizer.param_groups if group.get("capturable"))
+
+
+def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer of torch's keep its counters on the GPU; without its
+    warning that not all calls are captured."""
+    if not type(optimizer).__module__.startswith("torch."):
+        return
+    for group in optimizer.param_groups:
+        if "capturable" not in group or not all(Recording.takes(p) for p in group["params"]):
+            continue
+        group["capturable"] = True
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            step = None if state is None else state.get("step")
+            if isinstance(step, Tensor) and not Recording.takes(step):
+                state["step"] = step.to(parameter.device)
+    with contextlib.suppress(AttributeError):
+        optimizer._warned_capturable_if_run_uncaptured = True

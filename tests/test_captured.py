@@ -1,0 +1,445 @@
+"""gnnaccel.captured against the same step as it is: what is changed between calls is seen. On the CPU with a stand-in
+for the CUDA graph (recorded.py), on a GPU with that."""
+
+import copy
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import recorded
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gnnaccel
+from gnnaccel import report
+from gnnaccel.capture import steps
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    report.reset()
+    if not CUDA:
+        monkeypatch.setattr(steps, "Recording", recorded.Recording)
+        for name in ("adam", "adamw", "rmsprop"):
+            module = importlib.import_module(f"torch.optim.{name}")
+            monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *a, **k: ["cpu"], raising=False)
+
+
+class Net(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(5, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.dropout, self.scale, self.extra = dropout, 1.0, None
+
+    def forward(self, x):
+        h = F.dropout(self.norm(self.first(x)).relu(), self.dropout, self.training)
+        return self.last(h) * self.scale
+
+
+def problem(make=lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=5e-4), dropout=0.0):
+    torch.manual_seed(0)
+    model = Net(dropout).to(DEVICE)
+    data = SimpleNamespace(
+        x=torch.randn(20, 5, device=DEVICE),
+        y=torch.randint(0, 3, (20,), device=DEVICE),
+        mask=torch.rand(20, device=DEVICE) < 0.6,
+    )
+    return SimpleNamespace(model=model, data=data, optimizer=make(model.parameters()), factor=1.0)
+
+
+def training(env):
+    def train():
+        env.model.train()
+        env.optimizer.zero_grad()
+        out = env.model(env.data.x)
+        loss = env.factor * F.cross_entropy(out[env.data.mask], env.data.y[env.data.mask])
+        if hasattr(env, "late"):
+            loss = loss * env.late
+        loss.backward()
+        env.optimizer.step()
+        return loss
+
+    return train
+
+
+def both(make_env, between=lambda env, i: None, calls=14, make_step=training, **options):
+    """Losses, parameters and buffers of a step as it is and captured; `between` is called before call i."""
+    found = []
+    for wrap in (lambda step: step, lambda step: gnnaccel.captured(step, **options)):
+        env = make_env()
+        step = wrap(make_step(env))
+        torch.manual_seed(1)
+        losses = []
+        for i in range(calls):
+            between(env, i)
+            losses.append(step().detach().clone())
+        found.append((torch.stack(losses), [t.detach().clone() for t in env.model.state_dict().values()], step))
+    (want, want_state, _), (got, got_state, step) = found
+    slack = max(1, calls // 10)
+    torch.testing.assert_close(got, want, rtol=1e-5 * slack, atol=1e-6 * slack)
+    for ours, theirs in zip(got_state, want_state, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4 * slack, atol=1e-5 * slack)
+    return step
+
+
+def site():
+    return report.snapshot()["captured.train"]
+
+
+OPTIMIZERS = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "groups": lambda p: torch.optim.Adam([{"params": list(p), "lr": 0.02}]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_captured(name):
+    step = both(lambda: problem(OPTIMIZERS[name]))
+    assert step.variants == 1 and site().accelerated == 11 and site().left == 0
+
+
+def at(call, change):
+    return lambda env, i: change(env) if i == call else None
+
+
+def _set(where, name, value):
+    def change(env):
+        setattr(where(env), name, value(env))
+
+    return change
+
+
+def _evaluate(env):
+    env.model.eval()
+    with torch.no_grad():
+        env.model(env.data.x)
+
+
+def _in_place(env):
+    with torch.no_grad():
+        env.data.x.mul_(2)
+        env.data.y.copy_(env.data.y.roll(1))
+
+
+def _reload(env):
+    env.model.load_state_dict({k: v * 0.5 if v.is_floating_point() else v for k, v in env.model.state_dict().items()})
+
+
+def _rate(env):
+    for group in env.optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def _decay(env):
+    env.optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+def _freeze(env):
+    env.model.first.requires_grad_(False)
+    env.optimizer.zero_grad()
+
+
+def _hook(env):
+    env.model.first.register_forward_hook(lambda module, args, out: out * 2)
+
+
+def _drop_grads(env):
+    env.optimizer.zero_grad()
+
+
+def _mask(env):
+    env.data.mask.logical_not_()
+
+
+def _address(env):
+    env.model.last.weight.data = env.model.last.weight.data * 0.5
+
+
+def _cast(env):
+    env.model.double()
+    env.data.x = env.data.x.double()
+    env.optimizer = torch.optim.Adam(env.model.parameters(), lr=0.01)
+
+
+# name -> what is changed before call 8, how many captures there are then
+CHANGES = {
+    "features replaced": (_set(lambda e: e.data, "x", lambda e: e.data.x * 2), 2),
+    "features written": (_in_place, 1),
+    "mask written": (_mask, 2),
+    "mask replaced": (_set(lambda e: e.data, "mask", lambda e: ~e.data.mask), 2),
+    "evaluation between": (_evaluate, 1),
+    "state loaded": (_reload, 1),
+    "learning rate": (_rate, 1),
+    "weight decay": (_decay, 2),
+    "a number of the closure's": (_set(lambda e: e, "factor", lambda e: 0.5), 2),
+    "a number of the model's": (_set(lambda e: e.model, "scale", lambda e: 3.0), 2),
+    "an equal number": (_set(lambda e: e.model, "scale", lambda e: float("1.0")), 1),
+    "a new attribute": (_set(lambda e: e.model, "more", lambda e: 1), 2),
+    "an attribute that was not there": (_set(lambda e: e, "late", lambda e: 2.0), 2),
+    "a layer": (_set(lambda e: e.model, "last", lambda e: copy.deepcopy(e.model.last)), 2),
+    "a parameter's memory": (_address, 2),
+    "frozen": (_freeze, 2),
+    "a hook": (_hook, 2),
+    "gradients dropped": (_drop_grads, 1),
+    "another optimizer": (
+        _set(lambda e: e, "optimizer", lambda e: torch.optim.Adam(e.model.parameters(), lr=0.1)), 2),
+    "another dtype": (_cast, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_between_calls(name):
+    change, captures = CHANGES[name]
+    step = both(problem, at(8, change))
+    assert step.variants == captures and not site().reasons
+    assert site().accelerated == (11 if captures == 1 else 5 + 3)
+
+
+def test_a_schedule_of_learning_rates():
+    def make():
+        env = problem()
+        env.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(env.optimizer, 10)
+        return env
+
+    step = both(make, lambda env, i: env.schedule.step() if i else None)
+    assert step.variants == 1 and site().accelerated == 11
+
+
+def test_attributes_that_the_step_does_not_name():
+    def make():
+        env = problem()
+        env.epoch, env.log = 0, []
+        return env
+
+    def between(env, i):
+        env.epoch += 1
+        env.log.append(i)
+
+    assert both(make, between).variants == 1 and site().accelerated == 11
+
+
+def test_there_and_back():
+    """Both forms stay captured; a fifth takes the place of the first."""
+
+    def between(env, i):
+        env.model.scale = 1.0 if i % 10 < 5 else 2.0
+
+    assert both(problem, between, calls=30).variants == 2
+    assert site().accelerated == 30 - 6
+
+    def further(env, i):
+        env.model.scale = float(i // 20)
+
+    assert both(problem, further, calls=120).variants == 4
+
+
+def test_what_changes_all_the_time_is_left():
+    step = both(problem, lambda env, i: setattr(env.model, "scale", 1.0 + i // 4), calls=40)
+    (reason,) = site().reasons
+    assert reason.endswith("time and again") and "scale" in reason and step.variants <= 4
+
+
+def test_dropout_draws_new_numbers():
+    env = problem(dropout=0.5)
+
+    @gnnaccel.captured
+    def train():
+        return env.model(env.data.x).detach()
+
+    outs = [train() for _ in range(12)]
+    assert site().accelerated == 9
+    assert len({out.sum().item() for out in outs}) == 12
+
+
+def _accumulates(env):
+    def train():
+        loss = F.cross_entropy(env.model(env.data.x), env.data.y)
+        loss.backward()
+        return loss
+
+    return train
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_are_accumulated(to_none):
+    seen = []
+
+    def between(env, i):
+        if i % 4 == 3:
+            env.optimizer.step()
+            env.optimizer.zero_grad(set_to_none=to_none)
+        seen.append(env.model.last.weight.grad)
+
+    both(problem, between, calls=40, make_step=_accumulates)
+    assert site().accelerated >= 20
+    if CUDA and not to_none:  # under a dispatch mode torch adds gradients up into new tensors
+        assert len({id(x) for x in seen[30:]}) == 1
+
+
+def test_zeroed_and_clipped_gradients():
+    def make_step(env):
+        def train():
+            env.optimizer.zero_grad(set_to_none=False)
+            loss = F.cross_entropy(env.model(env.data.x), env.data.y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(env.model.parameters(), 0.1)
+            env.optimizer.step()
+            return loss
+
+        return train
+
+    both(problem, make_step=make_step)
+    assert site().accelerated == 11
+
+
+REFUSED = {
+    "a value is read": (lambda env, loss: env.losses.__class__([loss.item()]), "waits for the GPU"),
+    "a list grows": (lambda env, loss: env.losses.append(1), "it changes env.losses"),
+    "a counter": (lambda env, loss: setattr(env, "count", env.count + 1), "it changes env.count"),
+    "a tensor is kept": (lambda env, loss: setattr(env, "last", loss), "it changes env.last"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_replayed_runs_as_it_is(name):
+    does, words = REFUSED[name]
+
+    def make():
+        env = problem()
+        env.losses, env.count, env.last = [], 0, None
+        return env
+
+    def make_step(env):
+        plain = training(env)
+
+        def train():
+            loss = plain()
+            does(env, loss)
+            return loss
+
+        return train
+
+    step = both(make, make_step=make_step)
+    (reason,) = site().reasons
+    assert words in reason and step.variants == 0 and site().left in (12, 10)
+
+
+def test_a_loss_that_is_differentiated_outside():
+    env = problem()
+
+    @gnnaccel.captured
+    def train():
+        return F.cross_entropy(env.model(env.data.x), env.data.y)
+
+    for _ in range(6):
+        train().backward()
+    (reason,) = site().reasons
+    assert "differentiated" in reason
+
+
+def test_arguments():
+    env = problem()
+
+    def plain(x, y, *, smooth=0.0):
+        env.optimizer.zero_grad()
+        loss = F.cross_entropy(env.model(x), y, label_smoothing=smooth)
+        loss.backward()
+        env.optimizer.step()
+        return {"loss": loss, "outs": (loss * 2, 7)}
+
+    def run(step):
+        torch.manual_seed(3)
+        env.model.load_state_dict(state)
+        env.optimizer.state.clear()
+        found = []
+        for i in range(30):
+            rows = 8 if i % 15 < 10 else 9
+            x, y = torch.randn(rows, 5, device=DEVICE), torch.randint(0, 3, (rows,), device=DEVICE)
+            out = step(x, y, smooth=0.1 if i >= 20 else 0.0)
+            assert out["outs"][1] == 7
+            found.append(torch.stack([out["loss"].detach(), out["outs"][0].detach()]))
+            del x, y
+        return torch.stack(found)
+
+    state = copy.deepcopy(env.model.state_dict())
+    want = run(plain)
+    train = gnnaccel.captured(plain)
+    torch.testing.assert_close(run(train), want, rtol=1e-5, atol=1e-6)
+    assert train.variants >= 2 and not report.snapshot()["captured.plain"].reasons
+
+
+def test_results_last():
+    env = problem()
+    step, own = gnnaccel.captured(training(env)), gnnaccel.captured(training(env), copy_outputs=False)
+    losses = [step() for _ in range(10)]
+    assert len({loss.item() for loss in losses}) == 10
+    shared = [own() for _ in range(10)]
+    assert shared[-1] is not losses[-1] and shared[-1].item() == shared[-2].item()
+
+
+def test_an_evaluation_and_a_method():
+    class Trainer:
+        def __init__(self):
+            self.env = problem()
+
+        @gnnaccel.captured
+        @torch.no_grad()
+        def train(self):
+            self.env.model.eval()
+            return self.env.model(self.env.data.x)
+
+    trainer = Trainer()
+    for _ in range(6):
+        got = trainer.train()
+        with torch.no_grad():
+            torch.testing.assert_close(got, trainer.env.model(trainer.env.data.x))
+    assert site().accelerated == 3
+
+
+def test_errors_are_the_steps_own():
+    env = problem()
+    env.fail = False
+
+    @gnnaccel.captured
+    def train():
+        if env.fail:
+            raise KeyError("mine")
+        return env.model(env.data.x).detach()
+
+    for i in range(12):
+        env.fail = i == 7
+        if env.fail:
+            with pytest.raises(KeyError, match="mine"):
+                train()
+        else:
+            train()
+    assert site().accelerated >= 4
+
+
+@pytest.mark.parametrize("make, error, words", [
+    (lambda: gnnaccel.captured(3), TypeError, "callable"),
+    (lambda: gnnaccel.captured(print, warmup=1), ValueError, "at least 2"),
+])  # fmt: skip
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_on_the_cpu(monkeypatch):
+    monkeypatch.undo()
+    env = problem()
+    env.model.cpu()
+    env.data = SimpleNamespace(x=env.data.x.cpu(), y=env.data.y.cpu(), mask=env.data.mask.cpu())
+    env.optimizer = torch.optim.Adam(env.model.parameters())
+    step = gnnaccel.captured(training(env))
+    for _ in range(5):
+        step()
+    (reason,) = site().reasons
+    assert "CPU" in reason and site().left == 5

@@ -1,0 +1,195 @@
+"""Relational and heterogeneous layers on CUDA: ops against their definitions, layers against the framework on the CPU."""
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA GPU here", allow_module_level=True)
+
+from oracle import rand
+from test_relational import KINDS, factors, pair, types_of
+
+import graphs
+import gnnaccel
+from gnnaccel import dgl_backend, ops, report
+from gnnaccel.ops import _relations
+
+DEVICE = torch.device("cuda", 0)
+HAS_DGL = importlib.util.find_spec("dgl") is not None
+
+
+def on_cuda(value):
+    if isinstance(value, dict):
+        return {k: on_cuda(v) for k, v in value.items()}
+    return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("least_rows", [1, 16384])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["no_edges", "duplicates", "tall", "wide", "power_law"])
+def test_op(name, kind, dtype, tolerance, least_rows, monkeypatch):
+    monkeypatch.setattr(_relations, "_LEAST_ROWS", least_rows)
+    graph = graphs.make(name)
+    types, reduce = types_of(graph), KINDS[kind][3]
+    given = factors(graph, kind, dtype)
+    exact = [t.double().requires_grad_() for t in given.values()]
+    want = pair(graph, types, given, reduce)[1](*exact)
+    leaves = [t.to(DEVICE).requires_grad_() for t in given.values()]
+    got = pair(graph.to(DEVICE), types.to(DEVICE), given, reduce)[0](*leaves)
+    upstream = rand(*want.shape)
+    pairs = zip(
+        (got, *torch.autograd.grad(got, leaves, upstream.to(DEVICE, dtype))),
+        (want, *torch.autograd.grad(want, exact, upstream)),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        scale = theirs.abs().max().clamp(min=1) if theirs.numel() else 1
+        torch.testing.assert_close(ours.cpu().double() / scale, theirs / scale, rtol=0, atol=tolerance)
+
+
+def compare(call, module, inputs, calls=3):
+    """call(module, inputs) on the CPU without gnnaccel, and `calls` times on CUDA with: outputs and all gradients."""
+
+    def run(module, inputs):
+        outs = call(module, inputs)
+        leaves = [x for x in inputs.values() if x.requires_grad] + list(module.parameters())
+        loss = sum((out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum()
+                   for out in outs)  # fmt: skip
+        return [*outs, *torch.autograd.grad(loss, leaves, allow_unused=True)]
+
+    want = run(module, inputs)
+    there = gnnaccel.accelerate(copy.deepcopy(module)).to(DEVICE)
+    inputs = {k: v.detach().to(DEVICE).requires_grad_(v.requires_grad) for k, v in inputs.items()}
+    for _ in range(calls):
+        for ours, theirs in zip(run(there, inputs), want, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-7, atol=1e-8)
+
+
+N, E, R = 50, 400, 4
+TYPES = [("a", "to", "b"), ("b", "back", "a"), ("a", "self", "a"), ("b", "also", "b"), ("a", "more", "b")]
+
+
+def random_edges(seed, count=E):
+    return torch.randint(0, N, (2, count), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 3}, {"num_blocks": 2}, {"aggr": "max"}])
+@pytest.mark.parametrize("name", ["RGCNConv", "FastRGCNConv"])
+def test_pyg(name, options):
+    nn = pytest.importorskip("torch_geometric").nn
+    if name == "FastRGCNConv" and "aggr" not in options:
+        options = {**options, "aggr": "add"}
+    index, types = random_edges(0), torch.randint(0, R, (E,), generator=torch.Generator().manual_seed(1))
+    there = (index.to(DEVICE), types.to(DEVICE))
+
+    def call(module, inputs):
+        return [module(inputs["x"], *(there if inputs["x"].is_cuda else (index, types)))]
+
+    report.reset()
+    compare(call, getattr(nn, name)(6, 4, R, **options).double(), {"x": rand(N, 6).requires_grad_()})
+    assert any(site.accelerated for site in report.snapshot().values())
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv", "GCNConv"])
+def test_pyg_hetero_conv(name, aggr):
+    nn = pytest.importorskip("torch_geometric").nn
+    edges = {t: random_edges(i, E if i else 0) for i, t in enumerate(TYPES)}
+    there = on_cuda(edges)
+    more = {"add_self_loops": False} if name == "GCNConv" else {}
+    torch.manual_seed(0)
+    convs = {t: getattr(nn, name)(6 if name == "GCNConv" else (6, 6), 4, **more) for t in TYPES
+             if name != "GCNConv" or t[0] == t[2]}  # fmt: skip
+    module = nn.HeteroConv(convs, aggr=aggr).double()
+
+    def call(module, inputs):
+        return list(module(inputs, there if inputs["a"].is_cuda else edges).values())
+
+    report.reset()
+    compare(call, module, {k: rand(N, 6).requires_grad_() for k in "ab"}, calls=4)
+    assert report.snapshot()["pyg.HeteroConv"].accelerated
+
+
+@pytest.fixture
+def plugged():
+    dgl_backend.enable()
+    yield
+    dgl_backend.disable()
+
+
+def dgl_pair(make):
+    dgl_backend.disable()
+    g = make()
+    dgl_backend.enable()
+    return g, g.to(DEVICE)
+
+
+@pytest.mark.skipif(not HAS_DGL, reason="no DGL")
+@pytest.mark.parametrize("regularizer", ["basis", "bdd", None])
+def test_dgl_rel_graph_conv(regularizer, plugged):
+    import dgl
+
+    index, types = random_edges(0), torch.randint(0, R, (E,), generator=torch.Generator().manual_seed(1))
+    g, there = dgl_pair(lambda: dgl.graph((index[0], index[1]), num_nodes=N))
+    conv = dgl.nn.RelGraphConv(6, 4, R, regularizer, 2 if regularizer else None).double()
+    on_there = types.to(DEVICE)
+
+    def call(module, inputs):
+        cuda = inputs["x"].is_cuda
+        (dgl_backend.enable if cuda else dgl_backend.disable)()
+        return [module(there if cuda else g, inputs["x"], on_there if cuda else types)]
+
+    compare(call, conv, {"x": rand(N, 6).requires_grad_()})
+
+
+@pytest.mark.skipif(not HAS_DGL, reason="no DGL")
+@pytest.mark.parametrize("name", ["GraphConv", "SAGEConv", "sum", "mean", "max", "weighted"])
+def test_dgl_hetero(name, plugged):
+    import dgl
+    import dgl.function as fn
+
+    edges = {t: tuple(random_edges(i)) for i, t in enumerate(TYPES)}
+    g, there = dgl_pair(lambda: dgl.heterograph(edges, num_nodes_dict={"a": N, "b": N}))
+    torch.manual_seed(0)
+    make = {"GraphConv": lambda: dgl.nn.GraphConv(6, 4), "SAGEConv": lambda: dgl.nn.SAGEConv(6, 4, "mean")}
+    if name in make:
+        module = dgl.nn.HeteroGraphConv({t[1]: make[name]() for t in TYPES}, "sum").double()
+    else:
+        module = torch.nn.Identity()
+    weights = {f"w{i}": rand(E, 1).requires_grad_() for i in range(len(TYPES))} if name == "weighted" else {}
+
+    def call(module, inputs):
+        cuda = inputs["a"].is_cuda
+        (dgl_backend.enable if cuda else dgl_backend.disable)()
+        graph = there if cuda else g
+        if name in make:
+            return list(module(graph, {k: inputs[k] for k in "ab"}).values())
+        with graph.local_scope():
+            for k in "ab":
+                graph.nodes[k].data["h"] = inputs[k]
+            for i, t in enumerate(graph.canonical_etypes if weights else ()):
+                graph.edges[t].data["w"] = inputs[f"w{i}"]
+            message = fn.u_mul_e("h", "w", "m") if weights else fn.copy_u("h", "m")
+            reduce = getattr(fn, "sum" if weights else name)("m", "o")
+            graph.multi_update_all({t: (message, reduce) for t in graph.canonical_etypes}, "sum")
+            return [graph.nodes[k].data["o"] for k in "ab"]
+
+    compare(call, module, {**{k: rand(N, 6).requires_grad_() for k in "ab"}, **weights}, calls=4)
+
+
+def test_segment_and_grouped_matmul():
+    x, weight = rand(30, 6), rand(3, 6, 4)
+    ptr = torch.tensor([0, 5, 5, 30])
+    torch.testing.assert_close(
+        ops.segment_matmul(x.to(DEVICE), ptr.to(DEVICE), weight.to(DEVICE)).cpu(), ops.segment_matmul(x, ptr, weight)
+    )
+    inputs, others = [rand(n, 6) for n in (3, 0, 7)], [rand(6, d) for d in (2, 4, 3)]
+    got = ops.grouped_matmul([t.to(DEVICE) for t in inputs], [t.to(DEVICE) for t in others])
+    for ours, a, b in zip(got, inputs, others, strict=True):
+        torch.testing.assert_close(ours.cpu(), a @ b)
