@@ -9,8 +9,9 @@ epoch is zero_grad, forward, loss, backward and step.
 
 Sides: pyg, PyG alone on edge_index; compiled, the same by torch.compile; csr, PyG alone on torch.sparse_csr; flag, PyG
 with GNNACCEL=1; dgl, DGL alone (on the CPU: its wheel has no CUDA); dgl-flag, DGL with GNNACCEL=1; compiled-flag and
-csr-flag. Each is epochs_train.py, a plain script, in a process of its own, with all graphs and models one after the
-other; the sides take turns, so that a drift of the machine shows in spread_ms.
+csr-flag; captured-flag and dgl-captured-flag, the epoch under gnnaccel.captured; hand-flag, captured by hand (CUDA; its
+losses are not compared). Each is epochs_train.py, a plain script, in a process of its own, with all graphs and models
+one after the other; the sides take turns, so that a drift of the machine shows in spread_ms.
 
 epoch_ms: median over the turns of the medians of blocks of epochs, synchronised around blocks alone; spread_ms: from
 the quickest turn to the slowest; iqr_ms: of blocks within a turn; of_pyg, of_flag: epoch_ms over that of the side pyg
@@ -59,6 +60,9 @@ SIDES = {
     "flag": (["--layers", "pyg"], "on"),
     "compiled-flag": (["--layers", "pyg", "--compile"], "on"),
     "csr-flag": (["--layers", "csr"], "on"),
+    "captured-flag": (["--layers", "pyg", "--capture", "gnnaccel"], "on"),
+    "hand-flag": (["--layers", "pyg", "--capture", "hand"], "on"),
+    "dgl-captured-flag": (["--layers", "dgl", "--capture", "gnnaccel"], "on"),
     "dgl": (["--layers", "dgl"], "compat"),
     "dgl-flag": (["--layers", "dgl"], "on"),
 }

@@ -104,7 +104,7 @@ def table(outcomes: Outcomes, cases: list[Case]) -> list[dict]:
                     "of_flag": over(outcome, outcomes.get(("flag", case.name))),
                     "first_ms": first["first_ms"],
                     "peak_mib": first["peak_mib"],
-                    "loss": first["losses"][-1],
+                    "loss": first["losses"][-1] if first["losses"] else None,
                     "loss_diff": outcome.loss_diff,
                 }
             rows.append(row)

@@ -1,12 +1,13 @@
 """Training of small models in PyG or DGL: the plain script that epochs.py starts, with and without the flag.
 
     python benchmarks/epochs_train.py --layers pyg plan.json
+    python benchmarks/epochs_train.py --layers pyg --capture hand plan.json
     GNNACCEL=1 python benchmarks/epochs_train.py --layers dgl plan.json
 
-It knows nothing of gnnaccel. plan.json: device; threads (0: torch's own number); features, hidden, classes; losses, how
-many are kept; cases, each with its name, graph (a .npz with edge_index [2, E], sources first, and num_nodes), model,
-warm_up, blocks and epochs (of a block). Features and labels are random, from one seed, as are the weights, which are
-the same in PyG and DGL. It prints a line of JSON when a case begins and one when it ends.
+It knows nothing of gnnaccel, but for --capture gnnaccel. plan.json: device; threads (0: torch's own number); features,
+hidden, classes; losses, how many are kept; cases, each with its name, graph (a .npz with edge_index [2, E], sources
+first, and num_nodes), model, warm_up, blocks and epochs (of a block). Features and labels are random, from one seed, as
+are the weights, which are the same in PyG and DGL. It prints a line of JSON when a case begins and one when it ends.
 """
 
 from __future__ import annotations
@@ -115,9 +116,28 @@ def make_graph(layers: str, model: str, edge_index: Tensor, num_nodes: int, devi
     return edge_index.to(device, copy=True)  # one of its own: what is derived from it is not there yet
 
 
-def epoch_of(model: nn.Module, x: Tensor, graph, y: Tensor) -> Callable[[], Tensor]:
+def by_hand(epoch: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The epoch in a CUDA graph, as PyTorch's notes on them have it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(60):  # with the lists of work that come with the 51st call of a graph
+            epoch()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = epoch()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def epoch_of(model: nn.Module, x: Tensor, graph, y: Tensor, capture: str | None = None) -> Callable[[], Tensor]:
     """A function that trains for one epoch and returns the loss."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=capture == "hand")
 
     def epoch() -> Tensor:
         optimizer.zero_grad()
@@ -126,14 +146,19 @@ def epoch_of(model: nn.Module, x: Tensor, graph, y: Tensor) -> Callable[[], Tens
         optimizer.step()
         return loss.detach()
 
-    return epoch
+    if capture == "gnnaccel":
+        import gnnaccel
+
+        return gnnaccel.captured(epoch)
+    return by_hand(epoch) if capture == "hand" else epoch
 
 
 class Trainer:
     """What the cases of a plan share."""
 
-    def __init__(self, layers: str, compiled: bool, plan: dict):
-        self.layers, self.compiled, self.keep = layers, compiled, plan["losses"]
+    def __init__(self, layers: str, compiled: bool, capture: str | None, plan: dict):
+        self.layers, self.compiled, self.capture = layers, compiled, capture
+        self.keep = 0 if capture == "hand" else plan["losses"]  # it is trained before
         self.device = torch.device(plan["device"])
         self.sizes = plan["features"], plan["hidden"], plan["classes"]
         self.loaded: tuple[str, Tensor, int] | None = None
@@ -152,7 +177,7 @@ class Trainer:
         y = torch.randint(self.sizes[2], (num_nodes,), generator=rng).to(self.device)
         graph = make_graph(self.layers, model, edge_index, num_nodes, self.device)
         net = make_net(self.layers, model, self.sizes).to(self.device)
-        return epoch_of(torch.compile(net) if self.compiled else net, x, graph, y)
+        return epoch_of(torch.compile(net) if self.compiled else net, x, graph, y, self.capture)
 
     def rehearse(self, model: str) -> None:
         """Two epochs on a ring of 64 nodes: what loads at the first call of a kernel is no graph's preparation."""
@@ -210,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", choices=["pyg", "csr", "dgl"], required=True, help="csr: PyG's on torch.sparse_csr")
     parser.add_argument("--compile", action="store_true", help="torch.compile(model)")
+    parser.add_argument("--capture", choices=["gnnaccel", "hand"], help="the epoch in a CUDA graph")
     parser.add_argument("plan", help="file.json")
     options = parser.parse_args()
     with open(options.plan, encoding="utf-8") as file:
@@ -218,7 +244,7 @@ def main() -> None:
         torch.set_num_threads(plan["threads"])
     __import__("dgl" if options.layers == "dgl" else "torch_geometric")
     say(modules=[name for name in sys.modules if name.count(".") == 1])  # so that who started it sees what it loaded
-    trainer = Trainer(options.layers, options.compile, plan)
+    trainer = Trainer(options.layers, options.compile, options.capture, plan)
     for case in plan["cases"]:
         say(begin=case["name"])
         try:

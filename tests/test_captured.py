@@ -375,6 +375,79 @@ def test_arguments():
     assert train.variants >= 2 and not report.snapshot()["captured.plain"].reasons
 
 
+@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+def test_a_capture_that_fails():
+    """What only the capture meets: what it had changed is put back, and random numbers are drawn as before."""
+    env = problem(dropout=0.5)
+    env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
+    plain = training(env)
+
+    @gnnaccel.captured
+    def train():
+        loss = plain()
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return loss
+
+    for _ in range(12):
+        grad, weight = env.model.last.weight.grad, env.model.last.weight.detach().clone()
+        assert train().isfinite() and not torch.equal(env.model.last.weight, weight)
+        assert env.model.last.weight.grad is not grad
+    (reason,) = site().reasons
+    assert "cannot be captured" in reason and site().accelerated == 0
+
+
+PYG = ["GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "ResGatedGraphConv"]
+
+
+@pytest.mark.parametrize("name", PYG)
+def test_layers_of_pyg(name):
+    """Under watch, which looks at every function of torch's, and (CUDA) captured; the graph is another in the end."""
+    pyg = pytest.importorskip("torch_geometric").nn
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            make = getattr(pyg, name)
+            wrap = (lambda i, o: make(nn.Linear(i, o))) if name == "GINConv" else make
+            self.convs = nn.ModuleList([wrap(5, 8), wrap(8, 3)])
+
+        def forward(self, x, edge_index):
+            return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+
+    def make():
+        env = problem()
+        torch.manual_seed(4)
+        env.model = gnnaccel.accelerate(Layers().to(DEVICE))
+        env.optimizer = torch.optim.Adam(env.model.parameters(), lr=0.01)
+        env.edge_index = torch.randint(0, 20, (2, 60)).to(DEVICE)
+        return env
+
+    def make_step(env):
+        def train():
+            env.optimizer.zero_grad()
+            out = env.model(env.data.x, env.edge_index)
+            loss = F.cross_entropy(out[env.data.mask], env.data.y[env.data.mask])
+            loss.backward()
+            env.optimizer.step()
+            return loss
+
+        return train
+
+    def between(env, i):
+        if i == 8:
+            env.edge_index[0, :30] = 1
+        elif i == 16:
+            env.edge_index = env.edge_index[:, :40].clone()
+
+    if CUDA:
+        assert both(make, between, calls=24, make_step=make_step).variants == 3 and site().accelerated == 15
+    else:  # our calls pass the dispatcher by, so that the stand-in cannot replay them
+        both(make, calls=3, make_step=make_step)
+    counted = report.snapshot()
+    assert not any(site.left for site in counted.values()), counted
+
+
 def test_results_last():
     env = problem()
     step, own = gnnaccel.captured(training(env)), gnnaccel.captured(training(env), copy_outputs=False)

@@ -273,4 +273,3 @@ def _names(code: types.CodeType) -> list[str]:
 
 def _stored(code: types.CodeType, name: str) -> bool:
     return dict(_globals(code))[name]
-

@@ -18,6 +18,7 @@ from gnnaccel.capture.device import Recording, Unfit
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.watch import Masks, modules_set
 from gnnaccel.graph.cache import derived
+from gnnaccel.schedule import work
 
 log = logging.getLogger("gnnaccel")
 
@@ -186,7 +187,9 @@ class _Step:
             self._refused = Recording.unfit([x for _, x in reach.tensors] + given)
             if self._refused is not None:
                 return self._left(self._refused, args, kwargs)
-        with Recording.warming():
+        # Before the last of them, as lists of work are made on the device, which the host waits for.
+        early = work.lasting() if warm.calls == self._warmup - 1 else contextlib.nullcontext()
+        with Recording.warming(), early:
             return self._step(*args, **kwargs)
 
     def _watched(self, warm: _Warm, args: tuple, kwargs: dict) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from gnnaccel.tiles import gate
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
 _LASTING_USES = 50
+_lasting = False  # within `lasting`
 
 
 class Work:
@@ -71,7 +74,8 @@ class Work:
         if found is not None or self._uses < 0:
             return found
         self._uses += 1
-        if self._uses <= _LASTING_USES or graph.nnz == 0 or torch.are_deterministic_algorithms_enabled():
+        early = self._uses <= _LASTING_USES and not _lasting
+        if early or graph.nnz == 0 or torch.are_deterministic_algorithms_enabled():
             return None
         if graph.transient():
             return None
@@ -91,7 +95,7 @@ class Work:
         if self._uses < 0:
             return False
         self._uses += 1
-        beyond = self._uses - _LASTING_USES
+        beyond = 0 if _lasting else self._uses - _LASTING_USES
         return beyond >= 0 and beyond % _LASTING_USES == 0  # now and then: it may have refused, as in a capture
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
@@ -261,6 +265,17 @@ def unordered_epochs(graph: Graph) -> tuple[int, int | None] | None:
     if (own is not None and own.ordered is not None) or (other is not None and other.ordered is not None):
         return None
     return epochs(graph)
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """CUDA graphs used in here are known to last: they get their lists at once."""
+    global _lasting
+    before, _lasting = _lasting, True
+    try:
+        yield
+    finally:
+        _lasting = before
 
 
 def ordered(graph: Graph) -> Ordered | None:
