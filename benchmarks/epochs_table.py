@@ -78,7 +78,7 @@ def difference(outcome: Outcome, base: Outcome) -> float | None:
         for turn in outcome.turns
         for mine, theirs in zip(turn["losses"], base.turns[0]["losses"], strict=False)
     ]
-    return math.nan if any(map(math.isnan, found)) else max(found)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=None)
 
 
 def over(outcome: Outcome, base: Outcome | None) -> float | None:

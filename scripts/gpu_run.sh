@@ -21,7 +21,8 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 
 # All that needs nothing but torch, PyG and pytest.
 tests=$(for name in cuda_ops cuda_lists cuda_tiles cuda_maxk maxk cbsr maxk_models cuda_runtime cuda_tune plans translate worklist reorder ops cuda_pyg cuda_build dgl_cuda attention dot_attention gatv2 graph_conv deterministic ops_registration layers structure ready_softmax \
-    pyg_inputs pyg_norms pyg_structure pyg_user_layers pyg_matrix pyg_autograd pyg_autocast graph cache data memory nn ready hubs races pyg_trust; do
+    pyg_inputs pyg_norms pyg_structure pyg_user_layers pyg_matrix pyg_autograd pyg_autocast graph cache data memory nn ready hubs races pyg_trust \
+    captured cuda_relations pyg_compiled linear_sums ready_weighted; do
   echo "tests/test_$name.py"; done)
 # xdist's main process imports the module of each warning; dgl imports nowhere but behind our stand-in for GraphBolt.
 workers=""
@@ -43,7 +44,12 @@ for stage in "$@"; do
         ours=$(grep -c "at .*gnnaccel::cuda" "$OUT/$tool.log" || true)
         [ "$ours" = 0 ] && grep -q "all kernels ran" "$OUT/$tool.log" || status=1
         echo "$tool: $ours errors in gnnaccel's kernels; $(tail -n 1 "$OUT/$tool.log")"
-      done ;;
+      done
+      # Captured steps need torch's allocator.
+      compute-sanitizer --tool memcheck --kernel-name kns=gnnaccel "$PYTHON" -m pytest -q -p no:cacheprovider \
+        tests/test_captured.py -k layers_of_pyg > "$OUT/captured.log" 2>&1 || status=1
+      grep -q "ERROR SUMMARY: 0 errors" "$OUT/captured.log" || status=1
+      echo "memcheck of captured steps: $(tail -n 1 "$OUT/captured.log")" ;;
     bench)
       "$PYTHON" benchmarks/cuda_ops.py ${BENCH:-} --csv "$OUT/cuda_ops.csv" 2>&1 | tee "$OUT/bench.log" || status=1 ;;
     kernels)

@@ -80,6 +80,7 @@ def both(make_env, between=lambda env, i: None, calls=14, make_step=training, **
         found.append((torch.stack(losses), [t.detach().clone() for t in env.model.state_dict().values()], step))
     (want, want_state, _), (got, got_state, step) = found
     slack = max(1, calls // 10)
+    slack *= 100 if CUDA else 1  # Adam that can be captured takes powers of beta in float32
     torch.testing.assert_close(got, want, rtol=1e-5 * slack, atol=1e-6 * slack)
     for ours, theirs in zip(got_state, want_state, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4 * slack, atol=1e-5 * slack)
@@ -280,7 +281,7 @@ def test_gradients_are_accumulated(to_none):
     both(problem, between, calls=40, make_step=_accumulates)
     assert site().accelerated >= 20
     if CUDA and not to_none:  # under a dispatch mode torch adds gradients up into new tensors
-        assert len({id(x) for x in seen[30:]}) == 1
+        assert len({id(x) for x in seen[-10:]}) == 1
 
 
 def test_zeroed_and_clipped_gradients():
@@ -393,8 +394,9 @@ def test_a_capture_that_fails():
         grad, weight = env.model.last.weight.grad, env.model.last.weight.detach().clone()
         assert train().isfinite() and not torch.equal(env.model.last.weight, weight)
         assert env.model.last.weight.grad is not grad
-    (reason,) = site().reasons
-    assert "cannot be captured" in reason and site().accelerated == 0
+    assert site().accelerated == 0 and all("cannot be captured" in reason for reason in site().reasons)
+    both(problem)  # others can
+    assert site().accelerated == 11
 
 
 PYG = ["GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "ResGatedGraphConv"]
@@ -442,7 +444,8 @@ def test_layers_of_pyg(name):
             env.edge_index = env.edge_index[:, :40].clone()
 
     if CUDA:
-        assert both(make, between, calls=24, make_step=make_step).variants == 3 and site().accelerated == 15
+        step = both(make, between, calls=24, make_step=make_step)
+        assert step.variants == 3 and site().accelerated == 15, site()
     else:  # our calls pass the dispatcher by, so that the stand-in cannot replay them
         both(make, calls=3, make_step=make_step)
     counted = report.snapshot()

@@ -19,6 +19,8 @@ from gnnaccel.ops import _relations
 
 DEVICE = torch.device("cuda", 0)
 HAS_DGL = importlib.util.find_spec("dgl") is not None
+if HAS_DGL:
+    from dgl_compare import dgl
 
 
 def on_cuda(value):
@@ -134,8 +136,6 @@ def dgl_pair(make):
 @pytest.mark.skipif(not HAS_DGL, reason="no DGL")
 @pytest.mark.parametrize("regularizer", ["basis", "bdd", None])
 def test_dgl_rel_graph_conv(regularizer, plugged):
-    import dgl
-
     index, types = random_edges(0), torch.randint(0, R, (E,), generator=torch.Generator().manual_seed(1))
     g, there = dgl_pair(lambda: dgl.graph((index[0], index[1]), num_nodes=N))
     conv = dgl.nn.RelGraphConv(6, 4, R, regularizer, 2 if regularizer else None).double()
@@ -152,9 +152,7 @@ def test_dgl_rel_graph_conv(regularizer, plugged):
 @pytest.mark.skipif(not HAS_DGL, reason="no DGL")
 @pytest.mark.parametrize("name", ["GraphConv", "SAGEConv", "sum", "mean", "max", "weighted"])
 def test_dgl_hetero(name, plugged):
-    import dgl
-    import dgl.function as fn
-
+    fn = dgl.function
     edges = {t: tuple(random_edges(i)) for i, t in enumerate(TYPES)}
     g, there = dgl_pair(lambda: dgl.heterograph(edges, num_nodes_dict={"a": N, "b": N}))
     torch.manual_seed(0)

@@ -112,7 +112,10 @@ class Recording:
             ):
                 out = function()
         except BaseException:
-            # A capture that ended early leaves the generator waiting for its end.
+            # A capture that ended early leaves the pool and the generator waiting for its end.
+            with contextlib.suppress(Exception):
+                torch._C._cuda_endAllocateToPool(device, _pools[device])
+            del _pools[device]
             generator = torch.cuda.default_generators[device]
             generator.graphsafe_set_state(generator.clone_state())
             raise

@@ -14,6 +14,7 @@ import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -56,6 +57,12 @@ class Reach:
         self.tensors, self.optimizers = [], []
         self._named = None if names & _DYNAMIC else names
         self._walk(roots)
+        # Compared by a few calls into C.
+        self._empty = [mapping for _, mapping, keys, _ in self._maps if not keys]
+        filled = [each for each in self._maps if each[2]]
+        self._filled = [mapping for _, mapping, _, _ in filled]
+        self._lengths = [len(keys) for _, _, keys, _ in filled]
+        self._values = [value for each in filled for value in each[3]]
 
     def _walk(self, roots: dict[str, Any]) -> None:
         self._maps: list[tuple[str, Any, tuple, tuple]] = []  # of all their entries
@@ -81,9 +88,13 @@ class Reach:
     def difference(self) -> str | None:
         """The name of the first thing that is not what it was; None if all is."""
         same = operator.is_
-        for name, mapping, keys, values in self._maps:
-            if len(mapping) != len(keys) or not all(map(same, mapping.values(), values)):
-                changed = self._of_map(name, mapping, keys, values)
+        if (
+            any(self._empty)
+            or list(map(len, self._filled)) != self._lengths
+            or not all(map(same, chain.from_iterable(map(dict.values, self._filled)), self._values))
+        ):
+            for each in self._maps:
+                changed = self._of_map(*each)
                 if changed is not None:
                     return changed
         for name, mapping, key, value in self._entries:
@@ -149,7 +160,8 @@ class Reach:
         if isinstance(found, torch.optim.Optimizer):
             self.optimizers.append(found)
         elif not isinstance(found, torch.nn.Module) and (
-            package in ("gnnaccel", "numpy", "builtins", "weakref", "_weakref")
+            kind.__module__ == "torch_geometric.inspector"  # of what a class of layers is, not of this one
+            or package in ("gnnaccel", "numpy", "builtins", "weakref", "_weakref")
             or (package in sys.stdlib_module_names and package not in _OPEN)
         ):
             return  # opaque: the same as long as it is the same object

@@ -131,7 +131,7 @@ class _Step:
     def _run(self, args: tuple, kwargs: dict) -> Any:
         if Recording.busy():
             return self._left("it is part of another capture", args, kwargs)
-        leaves, form = pytree.tree_flatten((args, kwargs))
+        leaves, form = pytree.tree_flatten((args, kwargs)) if args or kwargs else ([], _NO_ARGUMENTS)
         modes = _modes()
         changed = None
         for variant in self._variants:
@@ -266,6 +266,9 @@ class _Warm:
         self.switched: list[torch.nn.Module] = []  # modules that the step itself sets to train or evaluate
 
 
+_NO_ARGUMENTS = pytree.tree_flatten(((), {}))[1]
+
+
 class _Grad(NamedTuple):
     """The .grad of a tensor before and after a captured step."""
 
@@ -306,11 +309,12 @@ class _Variant:
         self._outputs = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
         self._written = [x for x, version in versions if x._version != version]
         written = set(map(id, self._written))
-        self._tensors = [
-            (name, x, x.data_ptr(), x.requires_grad,
-             x._version if id(x) in structure and id(x) not in written else None)
-            for name, x in reach.tensors if x.layout is torch.strided
-        ]  # fmt: skip
+        named = [(name, x) for name, x in reach.tensors if x.layout is torch.strided]
+        self._names, self._tensors = [name for name, _ in named], [x for _, x in named]
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        self._required = [x.requires_grad for x in self._tensors]
+        kept = [(name, x, x._version) for name, x in reach.tensors if id(x) in structure - written]
+        self._structure = kept  # what is not to be written into
         self._grads = []
         for tensor, grad, _ in before:
             left = tensor.grad
@@ -333,10 +337,12 @@ class _Variant:
         changed = self._reach.difference()
         if changed is not None:
             return changed
-        for name, tensor, address, required, version in self._tensors:
-            if tensor.data_ptr() != address or tensor.requires_grad is not required:
-                return name
-            if version is not None and tensor._version != version:
+        addresses, required = list(map(Tensor.data_ptr, self._tensors)), [x.requires_grad for x in self._tensors]
+        if addresses != self._addresses or required != self._required:
+            pairs = zip(addresses, required, strict=True), zip(self._addresses, self._required, strict=True)
+            return self._names[next(i for i, (now, then) in enumerate(zip(*pairs, strict=True)) if now != then)]
+        for name, tensor, version in self._structure:
+            if tensor._version != version:
                 return name
         for each in self._grads:
             if not each.free and each.tensor.grad is not each.required:
