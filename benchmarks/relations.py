@@ -1,10 +1,11 @@
-"""Layers with a matrix per relation on the CPU, a framework alone and on gnnaccel: forward and backward.
+"""Layers with a matrix per relation, a framework alone and on gnnaccel: forward and backward.
 
     python benchmarks/relations.py --fb15k237 DATA/fb15k237.npz --csv out.csv
     python benchmarks/relations.py --framework pyg --rows "RGCNConv, 8 bases"
+    python benchmarks/relations.py --framework pyg --device cuda
 
-10,000 nodes, 100,000 random edges, 64 features, 20 relations: a tenth of what issue 32 names for a GPU; and as many
-edges of 5 to 200 relations. fb15k237: two layers of DGL's RelGraphConv, 32 wide, 8 bases, gradients of an embedding and
+10,000 nodes, 100,000 random edges (CUDA: ten times as many of both), 64 features, 20 relations; and as many edges of 5
+to 200 relations. fb15k237: two layers of DGL's RelGraphConv, 32 wide, 8 bases, gradients of an embedding and
 all parameters. Milliseconds, the least of --repeat steps of each side in turn in one process (one step of a framework's
 that takes over two seconds); first_ms: the first step, which makes the structure. error: largest difference of the
 results of the two sides over the largest result. mib: by how much a step raises the memory of a process of its own.
@@ -25,6 +26,7 @@ import torch
 from timing import provenance, save_table, shown
 
 NODES, EDGES, WIDTH, RELATIONS, BASES = 10_000, 100_000, 64, 20, 8
+DEVICE = "cpu"
 COLUMNS = ("framework", "row", "relations", "edges", "alone_ms", "gnnaccel_ms", "ratio", "first_ms", "error")
 COLUMNS += ("alone_mib", "gnnaccel_mib")
 
@@ -40,7 +42,7 @@ class Row(NamedTuple):
 def _edges(relations: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, NODES, (2, EDGES), generator=generator)
-    return index, torch.randint(0, relations, (EDGES,), generator=generator)
+    return index.to(DEVICE), torch.randint(0, relations, (EDGES,), generator=generator).to(DEVICE)
 
 
 def _step(forward: Callable, leaves: list) -> torch.Tensor:
@@ -58,9 +60,9 @@ def _pyg(layer: str, relations: int, **options) -> tuple[Callable, Callable]:
 
     index, types = _edges(relations)
     torch.manual_seed(0)
-    x = torch.randn(NODES, WIDTH, requires_grad=True)
-    alone = getattr(nn, layer)(WIDTH, WIDTH, relations, **options)
-    ours = getattr(nn, layer)(WIDTH, WIDTH, relations, **options)
+    x = torch.randn(NODES, WIDTH, device=DEVICE, requires_grad=True)
+    alone = getattr(nn, layer)(WIDTH, WIDTH, relations, **options).to(DEVICE)
+    ours = getattr(nn, layer)(WIDTH, WIDTH, relations, **options).to(DEVICE)
     ours.load_state_dict(alone.state_dict())
     ours = gnnaccel.accelerate(ours)
     sides = [functools.partial(_step, lambda c=c: c(x, index, types), [x, *c.parameters()]) for c in (alone, ours)]
@@ -127,8 +129,11 @@ def rows(fb15k237: str | None) -> list[Row]:
 
 
 def timed(step: Callable) -> tuple[float, torch.Tensor]:
+    synchronize = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
+    synchronize()
     start = time.perf_counter()
     out = step()
+    synchronize()
     return (time.perf_counter() - start) * 1e3, out
 
 
@@ -168,12 +173,18 @@ def main(argv=None) -> int:
     parser.add_argument("--framework", choices=("pyg", "dgl", "both"), default="both")
     parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="only rows of these names")
     parser.add_argument("--fb15k237", metavar="FILE", help="the file of the two-layer rows")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: of PyG's rows, without mib")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--csv", metavar="OUT")
     parser.add_argument("--own-memory", type=int, nargs=2, metavar=("ROW", "SIDE"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
+    if options.device == "cuda":
+        global DEVICE, NODES, EDGES
+        DEVICE, NODES, EDGES = "cuda", 10 * NODES, 10 * EDGES
+        if options.framework != "pyg":
+            parser.error("--device cuda: for --framework pyg; DGL alone has no CUDA here")
     every = rows(options.fb15k237)
     if options.own_memory:
         number, side = options.own_memory
@@ -185,14 +196,19 @@ def main(argv=None) -> int:
             continue
         found = measure(row, options.repeat)
         for side, name in enumerate(("alone_mib", "gnnaccel_mib")):
-            if found["alone_ms"] < 8000:
+            if DEVICE == "cpu" and found["alone_ms"] < 8000:
                 given = ["--fb15k237", options.fb15k237] if options.fb15k237 else []
                 command = [sys.executable, __file__, "--own-memory", str(number), str(side), *given]
                 found[name] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         cells.append(shown(COLUMNS, found))
         wrong += found["error"] > 1e-4
     if options.csv:
-        save_table(options.csv, provenance(None, f"{options.threads} threads"), COLUMNS, cells)
+        save_table(
+            options.csv,
+            provenance(None, torch.cuda.get_device_name() if DEVICE == "cuda" else f"{options.threads} threads"),
+            COLUMNS,
+            cells,
+        )
     return 1 if wrong else 0
 
 
