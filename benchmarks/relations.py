@@ -205,7 +205,7 @@ def main(argv=None) -> int:
     if options.csv:
         save_table(
             options.csv,
-            provenance(None, torch.cuda.get_device_name() if DEVICE == "cuda" else f"{options.threads} threads"),
+            provenance(None, f"{options.threads} threads"),
             COLUMNS,
             cells,
         )
