@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class Recording:
     unfit = staticmethod(lambda tensors: None if tensors else "its tensors are on the CPU")
     warming = staticmethod(contextlib.nullcontext)
     scalar = staticmethod(torch.tensor)
+    host_random = staticmethod(random.getstate)  # torch's own stands for the GPU's here
 
     @staticmethod
     @contextlib.contextmanager

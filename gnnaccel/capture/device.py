@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -58,6 +60,13 @@ class Recording:
     def busy() -> bool:
         """True while something is captured already."""
         return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+    @staticmethod
+    def host_random() -> tuple:
+        """The states of the host's generators of random numbers: another one where numbers were drawn."""
+        numpy = sys.modules.get("numpy")
+        drawn = repr(numpy.random.get_state()) if numpy is not None else ""
+        return random.getstate(), drawn, bytes(torch.get_rng_state().numpy())
 
     @staticmethod
     @contextlib.contextmanager

@@ -30,7 +30,7 @@ _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", *_STORES)
 
 
 class TooMuch(Exception):
-    """A step that reaches more than can be compared at every call."""
+    """A step that reaches more than can be compared at every call, or what cannot be compared."""
 
 
 class Reach:
@@ -50,12 +50,13 @@ class Reach:
         self.tensors: list[tuple[str, Tensor]] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._ignored: set[tuple[int, Any]] = set()
-        self._named: set[str] | None = None  # attributes that the code names, once it is known
+        self._named: set[str] | None = None  # attributes that the code names, where that is known
+        self._known = False
         names: set[str] = set()
         self._names = names
         self._walk(roots)
         self.tensors, self.optimizers = [], []
-        self._named = None if names & _DYNAMIC else names
+        self._named, self._known = None if names & _DYNAMIC else names, True
         self._walk(roots)
         # Compared by a few calls into C.
         self._empty = [mapping for _, mapping, keys, _ in self._maps if not keys]
@@ -146,8 +147,18 @@ class Reach:
         elif isinstance(found, type):
             if not _of_library(found.__module__):
                 yield from self._class(name, found)
-        elif isinstance(found, (types.ModuleType, types.BuiltinFunctionType)):
+        elif isinstance(found, types.ModuleType):
+            if not _of_library(found.__name__):
+                variables = vars(found)
+                for key in list(variables) if self._named is None else self._named & variables.keys():
+                    self._entries.append((f"{name}.{key}", variables, key, variables[key]))
+                    yield f"{name}.{key}", variables[key]
+        elif isinstance(found, types.BuiltinFunctionType):
             return
+        elif hasattr(type(found), "__next__"):
+            if not self._known:
+                return  # nobody may name it
+            raise TooMuch(f"it reaches {name}, whose next value cannot be foreseen")
         else:
             yield from self._object(name, found)
 

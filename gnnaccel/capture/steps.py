@@ -60,7 +60,8 @@ def captured(step: Callable | None = None, *, warmup: int = 3, copy_outputs: boo
     four of which are kept; tensors as arguments that are new at each call are copied into the captured ones. Learning
     rates of Adam and AdamW may change. Dropout draws new numbers. What cannot be captured runs as it is and is counted
     with its reason (GNNACCEL_PROFILE): a step that reads a value of a tensor (``loss.item()``: return the loss
-    instead), that counts, prints or appends, whose tensors lie on the CPU, or that leaves its backward to the caller.
+    instead), counts or appends, takes from an iterator, draws random numbers on the host, leaves its backward to the
+    caller, or whose tensors lie on the CPU.
     A replay runs no Python: what the step prints, and hooks do, happens at captures alone.
     ``.grad`` of parameters is memory of the graph, which the next replay writes into. Optimizers of torch that have the
     option are made capturable.
@@ -196,6 +197,7 @@ class _Step:
         before = self._reach(warm, args, kwargs)
         grads = _grads(before)
         on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
+        random = Recording.host_random()
         warm.masks = Masks([x for _, x in before.tensors])
         with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
             out = self._step(*args, **kwargs)
@@ -211,6 +213,8 @@ class _Step:
             reason = f"it changes {changed}"
         elif wrote is not None:
             reason = f"it writes {wrote}, a tensor on the CPU"
+        elif random != Recording.host_random():
+            self._refused = "it draws random numbers on the host"
         elif moving:
             self._refused = "a graph is among its arguments that is another at each call"
         elif any(not Recording.takes(x) for x in outputs):
@@ -287,7 +291,8 @@ class _Variant:
         self._masks = masks = warm.masks  # whose row numbers the graph reads
         self._meta = [_meta(x) for x in inputs]
         before, versions = _grads(reach), _versions(reach)
-        structure = {id(x) for _, x in reach.tensors if _is_structure(x)} | masks.tensors()
+        # What the host has read, or kept something of: numbers on the CPU, graphs, masks.
+        structure = {id(x) for _, x in reach.tensors if _is_structure(x) or not Recording.takes(x)} | masks.tensors()
         groups = [group for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float)]
         self.recording = Recording([x for _, x in reach.tensors] + [x for x in inputs if isinstance(x, Tensor)])
         self._rates: list[list] = []
