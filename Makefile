@@ -1,6 +1,6 @@
 # make demo | test | test-sparse | soak | fuzz | build | lint | format. Everything goes into .venv; nothing else on the
 # machine is touched. `make soak` and `make fuzz` take MINUTES=10.
-# Needs Python 3.10 or later with its venv module, a C++17 compiler, and the package registry.
+# Needs Python 3.11 or 3.12 with its venv module, a C++17 compiler, and the package registry.
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,7 +22,7 @@ unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE
 .PHONY: demo test test-emulated test-sparse soak fuzz build lint format clean
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gnnaccel needs Python 3.10 or later")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) and "the pinned tools need Python 3.11 or 3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/torch.done: $(BIN)/python
