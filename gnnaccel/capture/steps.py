@@ -225,8 +225,9 @@ class _Step:
             self._refused = "it returns what is still to be differentiated"
         if reason is not None:
             self._fail(reason)
-        if reason is not None or self._refused is not None:
-            report.fallback(self._kind, reason or self._refused)
+        reason = reason or self._refused
+        if reason is not None:
+            report.fallback(self._kind, reason)
         return out
 
     def _fail(self, reason: str) -> None:
@@ -442,8 +443,8 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
         group["capturable"] = True
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
-            step = None if state is None else state.get("step")
-            if isinstance(step, Tensor) and not Recording.takes(step):
+            step = (state or {}).get("step")
+            if state is not None and isinstance(step, Tensor) and not Recording.takes(step):
                 state["step"] = step.to(parameter.device)
     with contextlib.suppress(AttributeError):
         optimizer._warned_capturable_if_run_uncaptured = True

@@ -77,7 +77,7 @@ def modules_set() -> Iterator[list[torch.nn.Module]]:
         return original(module, mode)
 
     found: list[torch.nn.Module] = []
-    torch.nn.Module.train = train  # type: ignore[method-assign]
+    torch.nn.Module.train = train  # type: ignore[assignment,method-assign]
     try:
         yield found
     finally:
