@@ -3,10 +3,13 @@ for the CUDA graph (recorded.py), on a GPU with that."""
 
 import copy
 import importlib
+import pickle
 import random
+import sys
 import types
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import recorded
 import torch
@@ -50,7 +53,15 @@ def problem(make=lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=5e-4), drop
         y=torch.randint(0, 3, (20,), device=DEVICE),
         mask=torch.rand(20, device=DEVICE) < 0.6,
     )
-    return SimpleNamespace(model=model, data=data, optimizer=make(model.parameters()), factor=1.0)
+
+    def weigh(loss):
+        return loss * weigh.by
+
+    weigh.by = 1.0
+    return SimpleNamespace(
+        model=model, data=data, optimizer=make(model.parameters()), factor=1.0, names=set(), flags={"one": True},
+        array=np.ones(1, dtype=np.float32), weigh=weigh,
+    )  # fmt: skip
 
 
 def training(env):
@@ -61,6 +72,7 @@ def training(env):
         loss = env.factor * F.cross_entropy(out[env.data.mask], env.data.y[env.data.mask])
         if hasattr(env, "late"):
             loss = loss * env.late
+        loss = env.weigh(loss) * (1 + len(env.names)) * (1.0 if "one" in env.flags else 0.5) * float(env.array[0])
         loss.backward()
         env.optimizer.step()
         return loss
@@ -171,6 +183,22 @@ def _cast(env):
     env.optimizer = torch.optim.Adam(env.model.parameters(), lr=0.01)
 
 
+def _hook_of_tensor(env):
+    env.model.last.weight.register_hook(lambda grad: grad * 3)
+
+
+def _rename(env):
+    env.flags["other"] = env.flags.pop("one")
+
+
+def _number(env):
+    env.array *= 2
+
+
+def _function(env):
+    env.weigh.by = 2.0
+
+
 # name -> what is changed before call 8, how many captures there are then
 CHANGES = {
     "features replaced": (_set(lambda e: e.data, "x", lambda e: e.data.x * 2), 2),
@@ -191,6 +219,12 @@ CHANGES = {
     "frozen": (_freeze, 2),
     "a hook": (_hook, 2),
     "gradients dropped": (_drop_grads, 1),
+    "a hook of a tensor": (_hook_of_tensor, 2),
+    "a set": (lambda e: e.names.add("late"), 2),
+    "a key": (_rename, 2),
+    "an array's number": (_number, 2),
+    "an attribute of a function": (_function, 2),
+    "frozen and trained by the step": (lambda e: e.model.last.bias.requires_grad_(False), 2),
     "another optimizer": (
         _set(lambda e: e, "optimizer", lambda e: torch.optim.Adam(e.model.parameters(), lr=0.1)), 2),
     "another dtype": (_cast, 2),
@@ -202,7 +236,78 @@ def test_what_changes_between_calls(name):
     change, captures = CHANGES[name]
     step = both(problem, at(8, change))
     assert step.variants == captures and not site().reasons
-    assert site().accelerated == (11 if captures == 1 else 5 + 3)
+    # An evaluation leaves the model in another mode than the step: that call is another step.
+    assert site().accelerated == (5 + 3 if captures > 1 else 10 if name == "evaluation between" else 11)
+
+
+def _trainers(env, kind):
+    """Steps that set what they read, or end in another state than they begin in."""
+    plain = training(env)
+
+    def evaluates():
+        loss = F.cross_entropy(env.model(env.data.x), env.data.y)
+        env.optimizer.zero_grad()
+        loss.backward()
+        env.optimizer.step()
+        env.model.eval()
+        return loss
+
+    def freezes():
+        loss = plain()
+        env.model.last.bias.requires_grad_(False)
+        return loss
+
+    def imports():
+        import settings_of_a_user as settings
+
+        return plain() * settings.factor
+
+    inner = gnnaccel.captured(lambda: env.factor * env.data.x.sum())
+
+    def nested():
+        return plain() + inner()
+
+    return {"evaluates": evaluates, "freezes": freezes, "imports": imports, "nested": nested}[kind]
+
+
+@pytest.mark.parametrize("kind", ["evaluates", "freezes", "imports", "nested"])
+def test_states_at_the_start_and_the_end(kind, monkeypatch):
+    settings = types.ModuleType("settings_of_a_user")
+    monkeypatch.setitem(sys.modules, "settings_of_a_user", settings)
+
+    def between(env, i):
+        settings.factor = 1.0 if i < 8 else 2.0
+        if i % 3 == 0:
+            env.model.train()
+            env.model.last.bias.requires_grad_(True)
+        if kind == "nested" and i == 8:
+            env.factor = 2.0
+
+    both(lambda: problem(lambda p: torch.optim.SGD(p, lr=0.1)), between, calls=24,
+         make_step=lambda env: _trainers(env, kind))  # fmt: skip
+
+
+def test_an_argument_that_is_written():
+    def step(x):
+        return x.mul_(2).sum()
+
+    train = gnnaccel.captured(step)
+    for i in range(10):
+        x = torch.full((3,), float(i), device=DEVICE)
+        assert train(x).item() == 6 * i and x[0].item() == 2 * i
+    (reason,) = report.snapshot()["captured.step"].reasons
+    assert "writes into an argument" in reason
+
+
+def test_pickled_and_copied():
+    assert pickle.loads(pickle.dumps(_of_this_module)) is _of_this_module
+    again = copy.deepcopy(gnnaccel.captured(torch.nn.Linear(2, 2)))
+    assert again(torch.ones(2)).shape == (2,) and again.variants == 0
+
+
+@gnnaccel.captured
+def _of_this_module():
+    return 1
 
 
 def test_modules_of_users():
@@ -325,6 +430,8 @@ REFUSED = {
     "a value is read": (lambda env, loss: env.losses.__class__([loss.item()]), "waits for the GPU"),
     "a list grows": (lambda env, loss: env.losses.append(1), "it changes env.losses"),
     "a counter": (lambda env, loss: setattr(env, "count", env.count + 1), "it changes env.count"),
+    "memory is moved": (lambda env, loss: _address(env), "to other memory"),
+    "a generator": (lambda env, loss: env.dice.random(), "env.dice"),
     "a random number": (lambda env, loss: random.random(), "on the host"),
     "an iterator": (lambda env, loss: next(env.numbers), "env.numbers"),
     "a tensor is kept": (lambda env, loss: setattr(env, "last", loss), "it changes env.last"),
@@ -338,6 +445,7 @@ def test_what_cannot_be_replayed_runs_as_it_is(name):
     def make():
         env = problem()
         env.losses, env.count, env.last, env.numbers = [], 0, None, iter(range(100))
+        env.dice = random.Random(0)
         return env
 
     def make_step(env):

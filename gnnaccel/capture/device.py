@@ -19,6 +19,7 @@ class Unfit(Exception):
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: dict[int, Any] = {}
+_replayed: dict[int, torch.cuda.Stream] = {}  # on which the last replay was
 
 
 def _stream() -> torch.cuda.Stream:
@@ -132,4 +133,10 @@ class Recording:
         return out
 
     def replay(self) -> None:
+        """Run it on the present stream, after all replays before: recordings share memory."""
+        stream = torch.cuda.current_stream()
+        last = _replayed.get(stream.device_index)
+        if last is not None and last != stream:
+            stream.wait_stream(last)
+        _replayed[stream.device_index] = stream
         self._graph.replay()

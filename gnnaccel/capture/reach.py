@@ -7,23 +7,43 @@ compared by identity before each replay.
 
 from __future__ import annotations
 
+import abc
 import argparse
+import collections
+import contextvars
 import dis
 import functools
+import importlib.util
 import operator
+import os
+import random
 import sys
+import sysconfig
+import threading
 import types
-from collections.abc import Iterable, Iterator
+import typing
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _MOST = 50_000  # objects; more than a model, its optimizer and its graph hold
 _LIBRARIES = frozenset({"torch", "torch_geometric", "torch_sparse", "dgl", "gnnaccel", "numpy", "scipy"})
 _OPEN = frozenset({"argparse", "collections", "functools", "types"})  # standard, and hold what users put there
-_DYNAMIC = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "deepcopy", "copy"})
+_LARGE = 2**20  # bytes of a NumPy array, more of which would take long to compare
+# Names in whose presence all attributes count; and builtins that reach what no name tells.
+_DYNAMIC = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "deepcopy", "copy"})
+_UNSEEN = frozenset({"globals", "locals", "eval", "exec"})
+_STATEFUL: tuple[type, ...] = (
+    random.Random, np.random.Generator, np.random.RandomState, torch.Generator, bytearray, memoryview, threading.local,
+    contextvars.ContextVar, types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
+)  # fmt: skip
+_PLAIN = (dict, list, tuple, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter)
+_USERS = (object, types.SimpleNamespace, argparse.Namespace, abc.ABC, typing.Generic, typing.Protocol)
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL")
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", *_STORES)
@@ -54,8 +74,11 @@ class Reach:
         self._known = False
         names: set[str] = set()
         self._names = names
+        roots = roots | {"hooks of all modules": _global_hooks()}
         self._walk(roots)
         self.tensors, self.optimizers = [], []
+        if names & {"environ", "getenv"}:
+            roots["os.environ"] = vars(os.environ)
         self._named, self._known = None if names & _DYNAMIC else names, True
         self._walk(roots)
         # Compared by a few calls into C.
@@ -63,12 +86,19 @@ class Reach:
         filled = [each for each in self._maps if each[2]]
         self._filled = [mapping for _, mapping, _, _ in filled]
         self._lengths = [len(keys) for _, _, keys, _ in filled]
+        # Of attributes order says nothing.
+        ordered = [each for each in filled if id(each[1]) not in self._attributes]
+        self._ordered, self._keys = [each[1] for each in ordered], [key for each in ordered for key in each[2]]
         self._values = [value for each in filled for value in each[3]]
 
     def _walk(self, roots: dict[str, Any]) -> None:
         self._maps: list[tuple[str, Any, tuple, tuple]] = []  # of all their entries
         self._entries: list[tuple[str, Any, Any, Any]] = []  # of one
-        self._absent: list[tuple[str, dict, frozenset]] = []
+        self._attributes: set[int] = set()  # ids of maps that are those of an object
+        self._hooked: list[tuple[str, Tensor, tuple]] = []
+        self._sets: list[tuple[str, set, frozenset]] = []
+        self._arrays: list[tuple[str, np.ndarray, np.ndarray]] = []
+        self._absent: list[tuple[str, Mapping, frozenset]] = []
         self._lists: list[tuple[str, Any, tuple]] = []
         self._cells: list[tuple[str, Any, Any]] = []
         self._held: dict[int, Any] = {}
@@ -86,13 +116,21 @@ class Reach:
         """Let the entries (dict, key) change."""
         self._ignored.update((id(mapping), key) for mapping, key in entries)
 
-    def difference(self) -> str | None:
-        """The name of the first thing that is not what it was; None if all is."""
+    def difference(self, ignored: Iterable[tuple[dict, Any]] = ()) -> str | None:
+        """The name of what is not what it was, but for entries (dict, key) `ignored`; None if all is."""
+        if ignored:
+            kept = set(self._ignored)
+            self.ignore(ignored)
+            try:
+                return self.difference()
+            finally:
+                self._ignored = kept
         same = operator.is_
         if (
             any(self._empty)
             or list(map(len, self._filled)) != self._lengths
             or not all(map(same, chain.from_iterable(map(dict.values, self._filled)), self._values))
+            or not all(map(same, chain.from_iterable(self._ordered), self._keys))
         ):
             for each in self._maps:
                 changed = self._of_map(*each)
@@ -105,6 +143,15 @@ class Reach:
         for name, attributes, absent in self._absent:
             if not absent.isdisjoint(attributes):
                 return _entry(name, next(key for key in attributes if key in absent))
+        for name, tensor, (backward, accumulated) in self._hooked:
+            if tensor._backward_hooks is not backward or tensor._post_accumulate_grad_hooks is not accumulated:
+                return name
+        for name, held, members in self._sets:
+            if held != members:
+                return name
+        for name, array, copied in self._arrays:
+            if array.shape != copied.shape or array.dtype != copied.dtype or array.tobytes() != copied.tobytes():
+                return name
         for name, sequence, values in self._lists:
             if len(sequence) != len(values) or not all(map(same, sequence, values)):
                 if len(sequence) == len(values) and all(map(_equal, sequence, values)):
@@ -122,20 +169,41 @@ class Reach:
             if now is not value and not _equal(now, value) and (id(mapping), key) not in self._ignored:
                 return _entry(name, key)
         if len(mapping) == len(keys):
-            return None
-        return _entry(name, next(key for key in mapping if key not in set(keys)))
+            if id(mapping) in self._attributes:
+                return None
+            return None if all(map(_equal, mapping, keys)) else f"the order of {name}"
+        known = set(keys)
+        return _entry(name, next(key for key in mapping if key not in known))
 
     def _look(self, name: str, found: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(found, Tensor):
             self.tensors.append((name, found))
+            if found.is_leaf:
+                kept = found._backward_hooks, found._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+                self._hooked.append((f"{name}'s hooks", found, kept))
+                yield f"{name}'s hooks", kept
+                self._attributes.add(id(vars(found)))
+                yield name, vars(found)
         elif isinstance(found, dict):
             yield from self._map(name, found)
-        elif isinstance(found, (list, tuple)) or type(found).__name__ == "deque":
+            yield from self._more(name, found)
+        elif isinstance(found, (list, tuple, collections.deque)):
             if not isinstance(found, tuple):
                 self._lists.append((name, found, tuple(found)))
             yield from ((f"{name}[{i}]", item) for i, item in enumerate(found))
+            yield from self._more(name, found)
         elif isinstance(found, (set, frozenset)):
+            if isinstance(found, set):
+                self._sets.append((name, found, frozenset(found)))
             yield from ((name, item) for item in found)
+        elif isinstance(found, np.ndarray):
+            if self._known and found.nbytes > _LARGE:
+                raise TooMuch(f"it reaches {name}, a large array of NumPy's")
+            self._arrays.append((name, found, found.copy() if self._known else found))
+        elif isinstance(found, weakref.ref):
+            yield name, found()
+        elif type(found).__module__ == "gnnaccel.capture.steps":
+            yield name, found._step  # a captured step that this one calls
         elif isinstance(found, types.MethodType):
             yield name, found.__func__
             yield name, found.__self__
@@ -154,12 +222,17 @@ class Reach:
                     self._entries.append((f"{name}.{key}", variables, key, variables[key]))
                     yield f"{name}.{key}", variables[key]
         elif isinstance(found, types.BuiltinFunctionType):
-            return
-        elif hasattr(type(found), "__next__"):
-            if not self._known:
-                return  # nobody may name it
-            raise TooMuch(f"it reaches {name}, whose next value cannot be foreseen")
+            if not isinstance(found.__self__, (types.ModuleType, type)):
+                yield name, found.__self__
+        elif isinstance(found, _STATEFUL) or hasattr(type(found), "__next__"):
+            if self._known:  # else nobody may name it
+                raise TooMuch(f"it reaches {name}, whose next value cannot be foreseen")
         else:
+            yield from self._object(name, found)
+
+    def _more(self, name: str, found: Any) -> Iterator[tuple[str, Any]]:
+        """What an object of a subclass of a container holds besides."""
+        if type(found) not in _PLAIN:
             yield from self._object(name, found)
 
     def _map(self, name: str, found: Any) -> Iterator[tuple[str, Any]]:
@@ -172,8 +245,8 @@ class Reach:
             self.optimizers.append(found)
         elif not isinstance(found, torch.nn.Module) and (
             kind.__module__ == "torch_geometric.inspector"  # of what a class of layers is, not of this one
-            or package in ("gnnaccel", "numpy", "builtins", "weakref", "_weakref")
-            or (package in sys.stdlib_module_names and package not in _OPEN)
+            or package in ("gnnaccel", "numpy", "builtins")
+            or (package in sys.stdlib_module_names and package not in _OPEN and _is_library(package))
         ):
             return  # opaque: the same as long as it is the same object
         attributes = getattr(found, "__dict__", None)
@@ -185,6 +258,7 @@ class Reach:
                 self._absent.append((name, attributes, frozenset(self._named - attributes.keys())))
             else:
                 self._held[id(attributes)] = attributes
+                self._attributes.add(id(attributes))
                 yield from self._map(name, attributes)
         for base in kind.__mro__:
             slots = base.__dict__.get("__slots__", ())
@@ -197,10 +271,13 @@ class Reach:
 
     def _class(self, name: str, found: type) -> Iterator[tuple[str, Any]]:
         for key, value in list(vars(found).items()):
-            if not key.startswith("__") or key == "__call__":
+            if key not in ("__dict__", "__weakref__", "__doc__", "__module__"):
                 self._entries.append((f"{name}.{key}", vars(found), key, value))
-                value = getattr(value, "fget", value)
-                yield f"{name}.{key}", getattr(value, "__func__", value)
+                for part in ("fget", "func", "__func__"):  # properties, cached ones, static methods
+                    value = getattr(value, part, None) or value
+                yield f"{name}.{key}", value
+        if self._named is not None:
+            self._absent.append((name, vars(found), frozenset(self._named - vars(found).keys())))
         yield from ((name, base) for base in found.__bases__)
 
     def _function(self, name: str, found: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -209,13 +286,21 @@ class Reach:
             self._cells.append((key, cell, value))
             yield key, value
         self._names.update(_attributes(found.__code__))
+        for imported in _imports(found.__code__):
+            for whole in (imported, f"{found.__globals__.get('__package__')}.{imported}"):
+                yield whole, sys.modules.get(whole)
         for key in _names(found.__code__):
             value = found.__globals__.get(key, _GONE)
+            if key in _UNSEEN and value is _GONE and self._known:
+                raise TooMuch(f"it calls {key}()")
             if value is _GONE and not _stored(found.__code__, key):
                 continue  # a builtin
             self._entries.append((key, found.__globals__, key, value))
             yield key, value
+        for key in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._entries.append((f"{name}.{key}", _Slot(found), key, getattr(found, key)))
         yield from ((name, value) for value in (found.__defaults__, found.__kwdefaults__) if value)
+        yield from self._map(name, found.__dict__)
 
 
 class _Gone:
@@ -260,8 +345,32 @@ def _content(cell: Any) -> Any:
 
 
 def _of_library(module: str | None) -> bool:
-    package = (module or "").partition(".")[0]
-    return package in _LIBRARIES or package in sys.stdlib_module_names
+    return _is_library((module or "").partition(".")[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(package: str) -> bool:
+    if package in _LIBRARIES or package not in sys.stdlib_module_names:
+        return package in _LIBRARIES
+    # A user's own may have the name of one of Python's.
+    if package in sys.modules:
+        where = getattr(sys.modules[package], "__file__", None)
+    else:
+        spec = importlib.util.find_spec(package)
+        where = spec.origin if spec is not None and spec.has_location else None
+    return where is None or where.startswith(sysconfig.get_path("stdlib"))
+
+
+def _global_hooks() -> dict[str, Any]:
+    return {k: v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and isinstance(v, dict)}
+
+
+@functools.lru_cache(maxsize=512)
+def _imports(code: types.CodeType) -> frozenset[str]:
+    """Modules that `code` and the functions in it import."""
+    found = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    inner = [_imports(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return frozenset(name for name in found if name).union(*inner)
 
 
 @functools.lru_cache(maxsize=512)
@@ -282,12 +391,14 @@ def _globals(code: types.CodeType) -> tuple[tuple[str, bool], ...]:
 def _attributes(code: types.CodeType) -> frozenset[str]:
     """All names in `code` and the functions in it: of globals, attributes and methods."""
     inner = [_attributes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    words = chain(code.co_consts, *(each for each in code.co_consts if isinstance(each, tuple)))
+    named = {each for each in words if isinstance(each, str) and each.isidentifier()}  # by hasattr, match
+    return frozenset(code.co_names).union(named, *inner)
 
 
 def _of_user(base: type) -> bool:
     """True of a class whose attributes only code that was looked at reads."""
-    return base in (object, types.SimpleNamespace, argparse.Namespace) or not _of_library(base.__module__)
+    return base in _USERS or not _of_library(base.__module__)
 
 
 def _names(code: types.CodeType) -> list[str]:

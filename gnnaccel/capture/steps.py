@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -85,9 +88,14 @@ def captured(step: Callable | None = None, *, warmup: int = 3, copy_outputs: boo
         return functools.partial(captured, warmup=warmup, copy_outputs=copy_outputs)
     if not callable(step):
         raise TypeError(f"captured: step: expected a callable, got {type(step).__name__}")
+    if isinstance(step, (staticmethod, classmethod)):
+        raise TypeError(f"captured: step: write @{type(step).__name__} above @captured")
     if warmup < 2:
         raise ValueError(f"captured: warmup: expected at least 2, got {warmup}")
     return _Step(step, warmup, copy_outputs)
+
+
+_within = threading.local()  # step: whether one runs on this thread
 
 
 class _Step:
@@ -101,7 +109,7 @@ class _Step:
         self._lock = threading.Lock()
         self._warm: dict[tuple, _Warm] = {}  # by what calls are given
         self._refused: str | None = None
-        self._failed = self._captures = self._replays = 0
+        self._failed = self._captures = self._replays = self._fresh = 0
 
     @property
     def variants(self) -> int:
@@ -112,17 +120,27 @@ class _Step:
         return sum(variant.recording.memory_bytes for variant in self._variants)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        module, name = sys.modules.get(self.__module__), getattr(self, "__qualname__", "")
+        with contextlib.suppress(AttributeError):
+            if operator.attrgetter(name)(module) is self:
+                return name  # as a function is pickled
+        return _Step, (self._step, self._warmup, self._copy)
 
     def __call__(self, *args, **kwargs):
         if self._refused is not None:
-            report.fallback(self._kind, self._refused)
-            return self._step(*args, **kwargs)
+            return self._left(self._refused, args, kwargs)
+        if getattr(_within, "step", False):
+            return self._left("it is part of another captured step", args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._left("it is running already", args, kwargs)
         try:
+            _within.step = True
             return self._run(args, kwargs)
         finally:
+            _within.step = False
             self._lock.release()
 
     def _left(self, reason: str, args: tuple, kwargs: dict) -> Any:
@@ -145,6 +163,10 @@ class _Step:
             self._refused = f"{changed} is another time and again"
             return self._left(self._refused, args, kwargs)
         warm = self._noted(leaves, form, modes)
+        self._fresh += warm.calls == 1
+        if self._fresh > 4 * _EARNED + self._replays:
+            self._refused = "its arguments are others at each call"
+            return self._left(self._refused, args, kwargs)
         if warm.calls < self._warmup:
             return self._side(warm, args, kwargs)
         # The last of the calls to warm up is watched; the next one is captured.
@@ -171,7 +193,6 @@ class _Step:
         roots |= {key: value for key, value in kwargs.items() if id(value) not in floating}
         reach = Reach(roots)
         reach.ignore((group, "lr") for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float))
-        reach.ignore((vars(module), "training") for module in warm.switched)
         return reach
 
     def _side(self, warm: _Warm, args: tuple, kwargs: dict) -> Any:
@@ -198,14 +219,20 @@ class _Step:
         grads = _grads(before)
         on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
         random = Recording.host_random()
+        places, rates = _places(before), [group["lr"] for group in _rated_groups(before.optimizers)]
+        moving = [x for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if isinstance(x, Tensor) and not fixed]
+        given = [(x, x._version) for x in moving if not x.is_inference()]
         warm.masks = Masks([x for _, x in before.tensors])
         with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
             out = self._step(*args, **kwargs)
-        before.ignore((vars(module), "training") for module in warm.switched)
-        changed = before.difference()
+        changed = before.difference((vars(module), "training") for module in warm.switched)
+        if changed is None and rates != [group["lr"] for group in _rated_groups(before.optimizers)]:
+            changed = "a learning rate"
+        moved = _moved(before, places)
         wrote = next((name for name, x, version in on_cpu if x._version != version), None)
+        written = any(x._version != version for x, version in given)
         outputs = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        moving = any(_is_structure(x) for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if not fixed)
+        warm.values = [x for x in pytree.tree_leaves(out) if not isinstance(x, Tensor)]
         reason = None
         if seen:
             self._refused = f"it waits for the GPU: {seen[0]}"
@@ -215,7 +242,11 @@ class _Step:
             reason = f"it writes {wrote}, a tensor on the CPU"
         elif random != Recording.host_random():
             self._refused = "it draws random numbers on the host"
-        elif moving:
+        elif moved is not None:
+            reason = f"it moves {moved} to other memory"
+        elif written:
+            self._refused = "it writes into an argument that is another tensor at each call"
+        elif any(map(_is_structure, moving)):
             self._refused = "a graph is among its arguments that is another at each call"
         elif any(not Recording.takes(x) for x in outputs):
             self._refused = "it returns a tensor on the CPU"
@@ -268,6 +299,7 @@ class _Warm:
         self.calls = 0
         self.fixed = [True] * len(leaves)  # whether they were the same objects at each call
         self.masks = Masks([])  # of the call that was watched
+        self.values: list = []  # what it returned beside tensors
         self.switched: list[torch.nn.Module] = []  # modules that the step itself sets to train or evaluate
 
 
@@ -281,6 +313,7 @@ class _Grad(NamedTuple):
     required: Tensor | None  # before; not looked at where free
     free: bool
     left: Tensor | None  # after
+    address: int  # of what is required
 
 
 class _Variant:
@@ -291,7 +324,8 @@ class _Variant:
         self._reach, self._inputs, self._fixed, self._form, self._modes = reach, inputs, warm.fixed, form, modes
         self._masks = masks = warm.masks  # whose row numbers the graph reads
         self._meta = [_meta(x) for x in inputs]
-        before, versions = _grads(reach), _versions(reach)
+        before, versions, self._places = _grads(reach), _versions(reach), _places(reach)
+        required, addresses = [x.requires_grad for _, x in reach.tensors], [_address(grad) for _, grad, _ in before]
         # What the host has read, or kept something of: numbers on the CPU, graphs, masks.
         structure = {id(x) for _, x in reach.tensors if _is_structure(x) or not Recording.takes(x)} | masks.tensors()
         groups = [group for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float)]
@@ -302,31 +336,50 @@ class _Variant:
                 rate = self.recording.scalar(group["lr"])
                 self._rates.append([group, rate, group["lr"]])
                 group["lr"] = rate
+            rates_made = [rate._version for _, rate, _ in self._rates]
             with masks:
                 out = self.recording.record(lambda: step(*args, **kwargs))
+            if any(group["lr"] is not rate or rate._version != made for (group, rate, _), made in zip(
+                    self._rates, rates_made, strict=True)):  # fmt: skip
+                raise Unfit("it changes a learning rate")
         finally:
             for group, _, value in self._rates:
                 group["lr"] = value
         self._training = [(vars(module), module.training) for module in warm.switched]  # set by the step
-        changed = reach.difference()
+        changed = reach.difference((vars(module), "training") for module in warm.switched) or _moved(
+            reach, self._places
+        )
         if changed is not None:
             raise Unfit(f"it changes {changed}")
         leaves, self._out_form = pytree.tree_flatten(out)
+        if [x for x in leaves if not isinstance(x, Tensor)] != warm.values:
+            raise Unfit("it returns a number that is another at each call")
+        if any(x is rate for x in leaves for _, rate, _ in self._rates):
+            raise Unfit("it returns a learning rate")
         self._outputs = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
         self._written = [x for x, version in versions if x._version != version]
         written = set(map(id, self._written))
-        named = [(name, x) for name, x in reach.tensors if x.layout is torch.strided]
-        self._names, self._tensors = [name for name, _ in named], [x for _, x in named]
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        self._required = [x.requires_grad for x in self._tensors]
-        kept = [(name, x, x._version) for name, x in reach.tensors if id(x) in structure - written]
-        self._structure = kept  # what is not to be written into
+        self._named = reach.tensors
+        self._tensors = [x for _, x in reach.tensors]
+        self._dense = [x for x in self._tensors if x.layout is torch.strided]
+        self._addresses, self._shapes = _addresses(self._dense)
+        self._sparse = [
+            (x, place) for x, place in zip(self._tensors, self._places, strict=True) if x.layout is not torch.strided
+        ]
+        self._required = required
+        # What the step sets itself.
+        self._requires = [(x, x.requires_grad) for x, was in zip(self._tensors, required, strict=True)
+                          if x.requires_grad is not was]  # fmt: skip
+        kept = [(name, x) for name, x in reach.tensors if id(x) in structure - written and not x.is_inference()]
+        self._structure = [(name, x, x._version) for name, x in kept]  # what is not to be written into
         self._grads = []
-        for tensor, grad, _ in before:
+        for (tensor, grad, _), address in zip(before, addresses, strict=True):
             left = tensor.grad
+            if left is grad and _address(grad) != address:
+                raise Unfit("it moves a .grad to other memory")
             if grad is None and left is None and not tensor.requires_grad:
                 continue
-            self._grads.append(_Grad(tensor, grad, grad is not None and left is not grad, left))
+            self._grads.append(_Grad(tensor, grad, grad is not None and left is not grad, left, address))
 
     def mismatch(self, leaves: list, form: Any, modes: tuple) -> str | None:
         """What is another than when this was captured; None if a replay does what the step would do."""
@@ -343,15 +396,21 @@ class _Variant:
         changed = self._reach.difference()
         if changed is not None:
             return changed
-        addresses, required = list(map(Tensor.data_ptr, self._tensors)), [x.requires_grad for x in self._tensors]
-        if addresses != self._addresses or required != self._required:
-            pairs = zip(addresses, required, strict=True), zip(self._addresses, self._required, strict=True)
-            return self._names[next(i for i, (now, then) in enumerate(zip(*pairs, strict=True)) if now != then)]
+        required = [x.requires_grad for x in self._tensors]
+        moved = _addresses(self._dense) != (self._addresses, self._shapes)
+        if moved or required != self._required or any(_place(x) != place for x, place in self._sparse):
+            return next(
+                (name for (name, x), now, then, place in zip(
+                    self._named, required, self._required, self._places, strict=True)
+                 if now is not then or _place(x) != place), "a tensor")  # fmt: skip
         for name, tensor, version in self._structure:
             if tensor._version != version:
                 return name
         for each in self._grads:
-            if not each.free and each.tensor.grad is not each.required:
+            if each.free:
+                continue
+            grad = each.tensor.grad
+            if grad is not each.required or (grad is not None and grad.data_ptr() != each.address):
                 return "a .grad"
         return None
 
@@ -366,9 +425,11 @@ class _Variant:
                 entry[2] = group["lr"]
         self.recording.replay()
         torch.autograd.graph.increment_version(self._written)
-        for tensor, _, _, left in self._grads:
-            if tensor.grad is not left:
-                tensor.grad = left
+        for each in self._grads:
+            if each.tensor.grad is not each.left:
+                each.tensor.grad = each.left
+        for tensor, required in self._requires:
+            tensor.requires_grad_(required)
         for attributes, training in self._training:
             attributes["training"] = training
         outputs = self._outputs
@@ -406,10 +467,48 @@ def _is_structure(value: Any) -> bool:
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
+    if type(tensor) is not Tensor:
+        raise Unfit(f"a new {type(tensor).__name__} at each call")
     if tensor.requires_grad:
         raise Unfit("a new tensor at each call that gradients flow to")
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return tensor.data_ptr() if tensor is not None and tensor.layout is torch.strided else 0
+
+
+def _addresses(tensors: list[Tensor]) -> tuple[list[int], list[tuple]]:
+    """Where tensors lie, and in what form: by few calls into C."""
+    return list(map(Tensor.data_ptr, tensors)), [(x.shape, x.stride()) for x in tensors]
+
+
+_PARTS = {
+    torch.sparse_coo: (Tensor._indices, Tensor._values),
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+}
+
+
+def _place(tensor: Tensor) -> tuple:
+    """Where a tensor, or the parts of a sparse one, lie, and in what form."""
+    if tensor.layout is torch.strided:
+        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    parts = [part(tensor.detach()) for part in _PARTS.get(tensor.layout, ())]
+    return tuple((x.data_ptr(), x.shape) for x in parts), tensor.shape
+
+
+def _places(reach: Reach) -> list[tuple]:
+    return [_place(x) for _, x in reach.tensors]
+
+
+def _moved(reach: Reach, places: list[tuple]) -> str | None:
+    """The name of a tensor that lies elsewhere than it did."""
+    pairs = zip(reach.tensors, places, strict=True)
+    return next((name for (name, x), place in pairs if _place(x) != place), None)
 
 
 def _grads(reach: Reach) -> list[tuple[Tensor, Tensor | None, int]]:
