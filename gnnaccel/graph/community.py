@@ -55,10 +55,6 @@ def communities(graph: Graph, *, max_size: int = 16384) -> Tensor:
     Notes
     -----
     Deterministic; cost as of `reorder.row_order`.
-
-    Example
-    -------
-    >>> label = communities(graph)
     """
     levels, label = hierarchy(graph, max_size, nested=False)
     for level in levels:

@@ -62,10 +62,6 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
     first level is most of the cost. Memory beside the graph: on the CPU 4 to 16 bytes per edge and some 300 per node,
     on CUDA 30 per edge; twice as much and more unless the graph is symmetric, which also needs the transposed. Graphs
     that no order can help return at once. Times and memory: benchmarks/communities.py.
-
-    Example
-    -------
-    >>> order = row_order(graph)
     """
     most_reads = None
     if least_gain is not None:
