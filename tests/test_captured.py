@@ -18,7 +18,7 @@ from torch import nn
 
 import gnnaccel
 from gnnaccel import report
-from gnnaccel.capture import steps
+from gnnaccel.capture import steps, variant
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -28,7 +28,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 def device(monkeypatch):
     report.reset()
     if not CUDA:
-        monkeypatch.setattr(steps, "Recording", recorded.Recording)
+        for module in (steps, variant):
+            monkeypatch.setattr(module, "Recording", recorded.Recording)
         for name in ("adam", "adamw", "rmsprop"):
             module = importlib.import_module(f"torch.optim.{name}")
             monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *a, **k: ["cpu"], raising=False)
@@ -308,6 +309,24 @@ def test_pickled_and_copied():
 @gnnaccel.captured
 def _of_this_module():
     return 1
+
+
+def test_an_iterator_that_comes_later():
+    def between(env, i):
+        if i == 2:
+            env.data.extra = iter(range(3))
+
+    def make_step(env):
+        plain = training(env)
+
+        def train():
+            return plain() * (2 if hasattr(env.data, "extra") else 1)
+
+        return train
+
+    both(problem, between, make_step=make_step)
+    (reason,) = site().reasons
+    assert "env.data.extra" in reason
 
 
 def test_modules_of_users():

@@ -12,11 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-class Unfit(Exception):
-    """What was to be captured cannot be, and will not be at another try."""
-
-
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: dict[int, Any] = {}
 _replayed: dict[int, torch.cuda.Stream] = {}  # on which the last replay was

@@ -9,18 +9,30 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gnnaccel import report
-from gnnaccel.capture.device import Recording, Unfit
+from gnnaccel.capture.device import Recording
 from gnnaccel.capture.reach import Reach, TooMuch
+from gnnaccel.capture.variant import (
+    Variant,
+    Warm,
+    fixed_value,
+    grads_of,
+    is_structure,
+    meta,
+    moved,
+    places_of,
+    rated_groups,
+    same_grad,
+    stand_in,
+)
 from gnnaccel.capture.watch import Masks, modules_set
-from gnnaccel.graph.cache import derived
 from gnnaccel.schedule import work
 
 log = logging.getLogger("gnnaccel")
@@ -28,7 +40,6 @@ log = logging.getLogger("gnnaccel")
 _VARIANTS = 4  # kept of a step, the oldest goes first
 _ATTEMPTS = 2  # at capturing, that fail
 _EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
-_TENSOR_RATES = (torch.optim.Adam, torch.optim.AdamW)  # optimizers that read a learning rate from the GPU
 
 
 def captured(step: Callable | None = None, *, warmup: int = 3, copy_outputs: bool = True) -> Any:
@@ -105,9 +116,9 @@ class _Step:
         functools.update_wrapper(self, step)
         self._step, self._warmup, self._copy = step, warmup, copy_outputs
         self._kind = f"captured.{getattr(step, '__name__', type(step).__name__)}"
-        self._variants: list[_Variant] = []
+        self._variants: list[Variant] = []
         self._lock = threading.Lock()
-        self._warm: dict[tuple, _Warm] = {}  # by what calls are given
+        self._warm: dict[tuple, Warm] = {}  # by what calls are given
         self._refused: str | None = None
         self._failed = self._captures = self._replays = self._fresh = 0
 
@@ -175,9 +186,9 @@ class _Step:
         self._warm.clear()  # what comes then, if not a replay, is another step
         return self._capture(warm, form, modes)
 
-    def _noted(self, leaves: list, form: Any, modes: tuple) -> _Warm:
-        key = (str(form), modes, tuple(map(_meta, leaves)))
-        warm = self._warm.pop(key, None) or _Warm(leaves)
+    def _noted(self, leaves: list, form: Any, modes: tuple) -> Warm:
+        key = (str(form), modes, tuple(map(meta, leaves)))
+        warm = self._warm.pop(key, None) or Warm(leaves)
         self._warm[key] = warm  # the last one is the latest
         if len(self._warm) > _VARIANTS:
             self._warm.pop(next(iter(self._warm)))
@@ -186,16 +197,16 @@ class _Step:
         warm.calls += 1
         return warm
 
-    def _reach(self, warm: _Warm, args: tuple, kwargs: dict) -> Reach:
+    def _reach(self, warm: Warm, args: tuple, kwargs: dict) -> Reach:
         floating = {id(x) for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if not fixed}
         roots = {"step": self._step}
         roots |= {f"argument {i}": value for i, value in enumerate(args) if id(value) not in floating}
         roots |= {key: value for key, value in kwargs.items() if id(value) not in floating}
         reach = Reach(roots)
-        reach.ignore((group, "lr") for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float))
+        reach.ignore((group, "lr") for group in rated_groups(reach.optimizers) if isinstance(group["lr"], float))
         return reach
 
-    def _side(self, warm: _Warm, args: tuple, kwargs: dict) -> Any:
+    def _side(self, warm: Warm, args: tuple, kwargs: dict) -> Any:
         """A call that warms up, on the stream on which the step is captured."""
         if warm.calls == 1:
             try:
@@ -214,21 +225,25 @@ class _Step:
         with Recording.warming(), early:
             return self._step(*args, **kwargs)
 
-    def _watched(self, warm: _Warm, args: tuple, kwargs: dict) -> Any:
-        before = self._reach(warm, args, kwargs)
-        grads = _grads(before)
+    def _watched(self, warm: Warm, args: tuple, kwargs: dict) -> Any:
+        try:
+            before = self._reach(warm, args, kwargs)
+        except TooMuch as error:
+            self._refused = str(error)
+            return self._left(self._refused, args, kwargs)
+        grads = grads_of(before)
         on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
         random = Recording.host_random()
-        places, rates = _places(before), [group["lr"] for group in _rated_groups(before.optimizers)]
+        places, rates = places_of(before), [group["lr"] for group in rated_groups(before.optimizers)]
         moving = [x for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if isinstance(x, Tensor) and not fixed]
         given = [(x, x._version) for x in moving if not x.is_inference()]
         warm.masks = Masks([x for _, x in before.tensors])
         with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
             out = self._step(*args, **kwargs)
         changed = before.difference((vars(module), "training") for module in warm.switched)
-        if changed is None and rates != [group["lr"] for group in _rated_groups(before.optimizers)]:
+        if changed is None and rates != [group["lr"] for group in rated_groups(before.optimizers)]:
             changed = "a learning rate"
-        moved = _moved(before, places)
+        elsewhere = moved(before, places)
         wrote = next((name for name, x, version in on_cpu if x._version != version), None)
         written = any(x._version != version for x, version in given)
         outputs = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
@@ -242,17 +257,17 @@ class _Step:
             reason = f"it writes {wrote}, a tensor on the CPU"
         elif random != Recording.host_random():
             self._refused = "it draws random numbers on the host"
-        elif moved is not None:
-            reason = f"it moves {moved} to other memory"
+        elif elsewhere is not None:
+            reason = f"it moves {elsewhere} to other memory"
         elif written:
             self._refused = "it writes into an argument that is another tensor at each call"
-        elif any(map(_is_structure, moving)):
+        elif any(map(is_structure, moving)):
             self._refused = "a graph is among its arguments that is another at each call"
         elif any(not Recording.takes(x) for x in outputs):
             self._refused = "it returns a tensor on the CPU"
-        elif not all(isinstance(x, Tensor) or _fixed_value(x) for x in pytree.tree_leaves(out)):
+        elif not all(isinstance(x, Tensor) or fixed_value(x) for x in pytree.tree_leaves(out)):
             self._refused = "it returns something other than tensors and numbers"
-        elif any(x.requires_grad for x in outputs) and all(_same_grad(*each) for each in grads):
+        elif any(x.requires_grad for x in outputs) and all(same_grad(*each) for each in grads):
             self._refused = "it returns what is still to be differentiated"
         if reason is not None:
             self._fail(reason)
@@ -267,16 +282,16 @@ class _Step:
         if self._failed >= _ATTEMPTS:
             self._refused = reason
 
-    def _capture(self, warm: _Warm, form: Any, modes: tuple) -> Any:
+    def _capture(self, warm: Warm, form: Any, modes: tuple) -> Any:
         grads: list = []
         try:
             # New tensors are copied into one that stays; structure and what does not change is read where it is.
             pairs = zip(warm.leaves, warm.fixed, strict=True)
-            inputs = [_stand_in(x) if isinstance(x, Tensor) and not fixed else x for x, fixed in pairs]
+            inputs = [stand_in(x) if isinstance(x, Tensor) and not fixed else x for x, fixed in pairs]
             args, kwargs = pytree.tree_unflatten(inputs, form)
             reach = self._reach(warm, args, kwargs)
-            grads = _grads(reach)
-            variant = _Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
+            grads = grads_of(reach)
+            variant = Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
         except Exception as error:
             for parameter, grad, _ in grads:
                 parameter.grad = grad
@@ -291,151 +306,7 @@ class _Step:
         return variant.replay(warm.leaves, self._copy)
 
 
-class _Warm:
-    """Calls with the same kinds of arguments that no capture serves."""
-
-    def __init__(self, leaves: list):
-        self.leaves = leaves  # of the last one
-        self.calls = 0
-        self.fixed = [True] * len(leaves)  # whether they were the same objects at each call
-        self.masks = Masks([])  # of the call that was watched
-        self.values: list = []  # what it returned beside tensors
-        self.switched: list[torch.nn.Module] = []  # modules that the step itself sets to train or evaluate
-
-
 _NO_ARGUMENTS = pytree.tree_flatten(((), {}))[1]
-
-
-class _Grad(NamedTuple):
-    """The .grad of a tensor before and after a captured step."""
-
-    tensor: Tensor
-    required: Tensor | None  # before; not looked at where free
-    free: bool
-    left: Tensor | None  # after
-    address: int  # of what is required
-
-
-class _Variant:
-    """One capture of a step, and what it is good for."""
-
-    def __init__(self, step: Callable, reach: Reach, inputs: list, warm: _Warm, form: Any, modes: tuple,
-                 args: tuple, kwargs: dict):  # fmt: skip
-        self._reach, self._inputs, self._fixed, self._form, self._modes = reach, inputs, warm.fixed, form, modes
-        self._masks = masks = warm.masks  # whose row numbers the graph reads
-        self._meta = [_meta(x) for x in inputs]
-        before, versions, self._places = _grads(reach), _versions(reach), _places(reach)
-        required, addresses = [x.requires_grad for _, x in reach.tensors], [_address(grad) for _, grad, _ in before]
-        # What the host has read, or kept something of: numbers on the CPU, graphs, masks.
-        structure = {id(x) for _, x in reach.tensors if _is_structure(x) or not Recording.takes(x)} | masks.tensors()
-        groups = [group for group in _rated_groups(reach.optimizers) if isinstance(group["lr"], float)]
-        self.recording = Recording([x for _, x in reach.tensors] + [x for x in inputs if isinstance(x, Tensor)])
-        self._rates: list[list] = []
-        try:
-            for group in groups:
-                rate = self.recording.scalar(group["lr"])
-                self._rates.append([group, rate, group["lr"]])
-                group["lr"] = rate
-            rates_made = [rate._version for _, rate, _ in self._rates]
-            with masks:
-                out = self.recording.record(lambda: step(*args, **kwargs))
-            if any(group["lr"] is not rate or rate._version != made for (group, rate, _), made in zip(
-                    self._rates, rates_made, strict=True)):  # fmt: skip
-                raise Unfit("it changes a learning rate")
-        finally:
-            for group, _, value in self._rates:
-                group["lr"] = value
-        self._training = [(vars(module), module.training) for module in warm.switched]  # set by the step
-        changed = reach.difference((vars(module), "training") for module in warm.switched) or _moved(
-            reach, self._places
-        )
-        if changed is not None:
-            raise Unfit(f"it changes {changed}")
-        leaves, self._out_form = pytree.tree_flatten(out)
-        if [x for x in leaves if not isinstance(x, Tensor)] != warm.values:
-            raise Unfit("it returns a number that is another at each call")
-        if any(x is rate for x in leaves for _, rate, _ in self._rates):
-            raise Unfit("it returns a learning rate")
-        self._outputs = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-        self._written = [x for x, version in versions if x._version != version]
-        written = set(map(id, self._written))
-        self._named = reach.tensors
-        self._tensors = [x for _, x in reach.tensors]
-        self._dense = [x for x in self._tensors if x.layout is torch.strided]
-        self._addresses, self._shapes = _addresses(self._dense)
-        self._sparse = [
-            (x, place) for x, place in zip(self._tensors, self._places, strict=True) if x.layout is not torch.strided
-        ]
-        self._required = required
-        # What the step sets itself.
-        self._requires = [(x, x.requires_grad) for x, was in zip(self._tensors, required, strict=True)
-                          if x.requires_grad is not was]  # fmt: skip
-        kept = [(name, x) for name, x in reach.tensors if id(x) in structure - written and not x.is_inference()]
-        self._structure = [(name, x, x._version) for name, x in kept]  # what is not to be written into
-        self._grads = []
-        for (tensor, grad, _), address in zip(before, addresses, strict=True):
-            left = tensor.grad
-            if left is grad and _address(grad) != address:
-                raise Unfit("it moves a .grad to other memory")
-            if grad is None and left is None and not tensor.requires_grad:
-                continue
-            self._grads.append(_Grad(tensor, grad, grad is not None and left is not grad, left, address))
-
-    def mismatch(self, leaves: list, form: Any, modes: tuple) -> str | None:
-        """What is another than when this was captured; None if a replay does what the step would do."""
-        if form != self._form:
-            return "the form of its arguments"
-        if modes != self._modes:
-            return "a mode of torch (grad, autocast, deterministic, dtype)"
-        for i, (now, kept, fixed) in enumerate(zip(leaves, self._inputs, self._fixed, strict=True)):
-            if isinstance(kept, Tensor) and not fixed:
-                if _meta(now) != self._meta[i] or _is_structure(now):
-                    return f"the shape of argument {i}"
-            elif now is not kept and not (_fixed_value(kept) and type(now) is type(kept) and now == kept):
-                return f"argument {i}"
-        changed = self._reach.difference()
-        if changed is not None:
-            return changed
-        required = [x.requires_grad for x in self._tensors]
-        moved = _addresses(self._dense) != (self._addresses, self._shapes)
-        if moved or required != self._required or any(_place(x) != place for x, place in self._sparse):
-            return next(
-                (name for (name, x), now, then, place in zip(
-                    self._named, required, self._required, self._places, strict=True)
-                 if now is not then or _place(x) != place), "a tensor")  # fmt: skip
-        for name, tensor, version in self._structure:
-            if tensor._version != version:
-                return name
-        for each in self._grads:
-            if each.free:
-                continue
-            grad = each.tensor.grad
-            if grad is not each.required or (grad is not None and grad.data_ptr() != each.address):
-                return "a .grad"
-        return None
-
-    def replay(self, leaves: list, copy_outputs: bool) -> Any:
-        for now, kept, fixed in zip(leaves, self._inputs, self._fixed, strict=True):
-            if not fixed and isinstance(kept, Tensor):
-                kept.detach().copy_(now.detach())
-        for entry in self._rates:
-            group, rate, last = entry
-            if group["lr"] != last:
-                rate.fill_(group["lr"])
-                entry[2] = group["lr"]
-        self.recording.replay()
-        torch.autograd.graph.increment_version(self._written)
-        for each in self._grads:
-            if each.tensor.grad is not each.left:
-                each.tensor.grad = each.left
-        for tensor, required in self._requires:
-            tensor.requires_grad_(required)
-        for attributes, training in self._training:
-            attributes["training"] = training
-        outputs = self._outputs
-        if copy_outputs:
-            outputs = [x.clone() if isinstance(x, Tensor) else x for x in outputs]
-        return pytree.tree_unflatten(outputs, self._out_form)
 
 
 def _modes() -> tuple:
@@ -447,88 +318,6 @@ def _modes() -> tuple:
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
     )
-
-
-def _meta(leaf: Any) -> Any:
-    """What must be the same of an argument for two calls to be alike."""
-    if isinstance(leaf, Tensor):
-        strides = leaf.stride() if leaf.layout is torch.strided else None
-        return type(leaf), leaf.dtype, leaf.device, leaf.shape, strides, leaf.requires_grad
-    return leaf if _fixed_value(leaf) else (type(leaf), id(leaf))
-
-
-def _fixed_value(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
-
-
-def _is_structure(value: Any) -> bool:
-    """True of a tensor that a graph, or a graph's norms, were made of."""
-    return isinstance(value, Tensor) and derived.holds(value)
-
-
-def _stand_in(tensor: Tensor) -> Tensor:
-    if type(tensor) is not Tensor:
-        raise Unfit(f"a new {type(tensor).__name__} at each call")
-    if tensor.requires_grad:
-        raise Unfit("a new tensor at each call that gradients flow to")
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return tensor.data_ptr() if tensor is not None and tensor.layout is torch.strided else 0
-
-
-def _addresses(tensors: list[Tensor]) -> tuple[list[int], list[tuple]]:
-    """Where tensors lie, and in what form: by few calls into C."""
-    return list(map(Tensor.data_ptr, tensors)), [(x.shape, x.stride()) for x in tensors]
-
-
-_PARTS = {
-    torch.sparse_coo: (Tensor._indices, Tensor._values),
-    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
-    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
-    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
-    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
-}
-
-
-def _place(tensor: Tensor) -> tuple:
-    """Where a tensor, or the parts of a sparse one, lie, and in what form."""
-    if tensor.layout is torch.strided:
-        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-    parts = [part(tensor.detach()) for part in _PARTS.get(tensor.layout, ())]
-    return tuple((x.data_ptr(), x.shape) for x in parts), tensor.shape
-
-
-def _places(reach: Reach) -> list[tuple]:
-    return [_place(x) for _, x in reach.tensors]
-
-
-def _moved(reach: Reach, places: list[tuple]) -> str | None:
-    """The name of a tensor that lies elsewhere than it did."""
-    pairs = zip(reach.tensors, places, strict=True)
-    return next((name for (name, x), place in pairs if _place(x) != place), None)
-
-
-def _grads(reach: Reach) -> list[tuple[Tensor, Tensor | None, int]]:
-    """Tensors that gradients flow to, these, and their versions."""
-    leaves = [x for _, x in reach.tensors if x.is_leaf and (x.requires_grad or x.grad is not None)]
-    return [(x, x.grad, 0 if x.grad is None else x.grad._version) for x in leaves]
-
-
-def _same_grad(tensor: Tensor, grad: Tensor | None, version: int) -> bool:
-    return tensor.grad is grad and (grad is None or grad._version == version)
-
-
-def _versions(reach: Reach) -> list[tuple[Tensor, int]]:
-    return [(x, x._version) for _, x in reach.tensors if not x.is_inference()]
-
-
-def _rated_groups(optimizers: list) -> Iterator[dict]:
-    for optimizer in optimizers:
-        if type(optimizer) in _TENSOR_RATES:
-            yield from (group for group in optimizer.param_groups if group.get("capturable"))
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
