@@ -176,6 +176,7 @@ def main(argv=None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: of PyG's rows, without mib")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--commit", help="to name in the table, where git is not at hand")
     parser.add_argument("--csv", metavar="OUT")
     parser.add_argument("--own-memory", type=int, nargs=2, metavar=("ROW", "SIDE"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -205,7 +206,7 @@ def main(argv=None) -> int:
     if options.csv:
         save_table(
             options.csv,
-            provenance(None, f"{options.threads} threads"),
+            provenance(options.commit, f"{options.threads} threads"),
             COLUMNS,
             cells,
         )
