@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels.h"
+#include "walk_source.h"
 
 namespace gnnaccel {
 namespace cuda {
@@ -62,6 +63,7 @@ void bind_cuda(pybind11::module_& module) {
   using namespace gnnaccel::cuda;
   const auto add = [&](const char* name, auto* launcher) { gnnaccel::cuda::bind(module, name, launcher); };
   module.def("use_memory", [](pybind11::object function) { allocate = function.release().ptr(); });
+  module.attr("WALK_SOURCE") = kWalkSource;
   add("spmm", &spmm);
   add("sddmm", &sddmm);
   add("edge_softmax", &edge_softmax);

@@ -15,9 +15,6 @@
 namespace gnnaccel {
 namespace cuda {
 
-// Nonzeros of a run of a piece (types.h: WorkList).
-constexpr int kPieceRun = 16;
-
 // Scratch memory of one call, which asks once.
 class Workspace {
  public:

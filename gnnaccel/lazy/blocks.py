@@ -332,11 +332,16 @@ def are_large(graph: Graph, expression: Expression) -> bool:
     return stored > STORED_BYTES.get(graph.device.type, 0) or any(are_large(graph, part) for part in parts)
 
 
+def not_stored(graph: Graph, expression: Expression) -> bool:
+    """True if the rows of an expression are better made again than stored: large ones, on CUDA what programs make."""
+    return are_large(graph, expression) or (graph.indptr.is_cuda and programs.translated(graph, expression) is not None)
+
+
 def edge_values(graph: Graph, expression: Expression) -> Tensor:
     """The rows of an expression, [E, ...] in edge-id order, without storing much that is wider on the way."""
     if not isinstance(expression, Apply) or not any(_is_wide(arg, expression) for arg in expression.args):
         return gathered(graph, expression)
-    if not are_large(graph, expression):
+    if not not_stored(graph, expression):
         return gathered(graph, expression)
     found = programs.reduced(graph, expression, "none")
     if found is not None:
