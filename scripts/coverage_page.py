@@ -24,12 +24,11 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 
 - **spmm**: sums, means and extrema over edges; no message per edge in memory.
 - **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
-- **message**: other elementwise messages ([messages.md](messages.md)). On the CPU they are computed and reduced in one
-  walk over the edges; on CUDA made and reduced in blocks of edges where those of a call take more than {cuda} GiB, and
-  else stored, which is faster there. No message per edge in memory then, unless the layer itself maps edge features to
-  full width (noted). With at most {few:,} numbers in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv,
-  GINEConv and LEConv may run PyG's own propagate(), which is the faster one there; on CUDA CGConv and GENConv with at
-  most 8 million.
+- **message**: other elementwise messages ([messages.md](messages.md)), computed and reduced in one walk over the edges
+  (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No message
+  per edge in memory then, unless the layer itself maps edge features to full width (noted). With at most {few:,} numbers
+  in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv, GINEConv and LEConv may run PyG's own propagate(),
+  which is the faster one there; on CUDA CGConv and GENConv with at most 8 million.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
   fewer are stored.

@@ -10,7 +10,7 @@ import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order
+from gnnaccel.ops import _edge_order, messages
 from gnnaccel.schedule import work
 from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
 from gnnaccel.tiles.translate import Tiles
@@ -56,6 +56,13 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     results += [ops.edge_attention(graph, given, heads), ops.attention(graph, heads, *scores, dropout=0.5)]
     results.append(ops.gatv2_scores(graph, heads, others, heads.detach()[0].clone().requires_grad_()))
     results.append(ops.attention(graph, heads.detach(), *(s.detach() for s in scores)))
+    if dtype != torch.float16:  # programs, which become kernels of their own
+        a, b, e, each = messages.u("x"), messages.v("v"), messages.e("e"), messages.e("w")
+        given = {"x": x, "v": v, "e": full, "w": scalar.unsqueeze(-1)}
+        gate = messages.sigmoid(a + b) * a
+        dots = messages.dot(a, b, keepdim=True)
+        results += ops.message_reduce(graph, [gate, gate + e, gate], given, ["sum", "max", "mean"])
+        results += ops.message_reduce(graph, [dots * a * each, dots], given, ["sum", "none"])
     if dtype != torch.float64:
         for warps in (1, 8):
             Tiles.team_for = lambda *args, warps=warps, **options: warps

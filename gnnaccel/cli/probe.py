@@ -29,7 +29,12 @@ def torch_and_binary() -> dict:
         from gnnaccel import _library
     except ImportError as error:
         return answer | {"binary_error": str(error)}
-    return answer | {"cuda_kernels": _library.has_cuda_kernels(), "isa": _library.isa()}
+    answer |= {"cuda_kernels": _library.has_cuda_kernels(), "isa": _library.isa()}
+    if gpus and answer["cuda_kernels"]:
+        from gnnaccel.ops.messages import nvrtc
+
+        answer["messages"] = nvrtc.described()
+    return answer
 
 
 class _Keep(logging.Handler):

@@ -92,6 +92,16 @@ def obstacle() -> str | None:
     return None
 
 
+def described() -> dict:
+    """For `gnnaccel doctor`: NVRTC's version or why it cannot be used, and where machine code is kept."""
+    why = obstacle()
+    try:
+        where = str(folder())
+    except ImportError as error:
+        where = f"nowhere ({error})"
+    return {"nvrtc": None if why else ".".join(map(str, version())), "why": why, "folder": where}
+
+
 def _checked(status: int, what: str) -> None:
     if status:
         _nvrtc().nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -158,7 +168,11 @@ def _kept(path: Path, key: str) -> bytes | None:
 def code_of(source: str, capability: tuple[int, int]) -> bytes:
     """`compiled`, from the user's cache if it is there; a folder that cannot be written is none."""
     key = key_of(source, capability)
-    path = folder() / f"{key}.cubin"
+    try:
+        path = folder() / f"{key}.cubin"
+    except ImportError as error:
+        _log.debug("%s: kernels are compiled again in each process", error)
+        return compiled(source, capability)
     code = _kept(path, key)
     if code is None:
         code = compiled(source, capability)
