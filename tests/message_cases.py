@@ -72,6 +72,7 @@ USUAL = {
     "norm": m.sqrt(m.sum(m.square(q - k), -1, True) + 1.0) * x,
     "one number": x * m.e("w:1") + m.v("b:1"),
     "destination alone": m.tanh(k),
+    "sums of features": m.sum(q + k, -1, True),  # whose gradient is the same for each of them
     "copied": x,
 }
 

@@ -30,7 +30,7 @@ def poisoned():
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("name", USUAL if not EMULATED else ("gated", "heads", "dot"))
+@pytest.mark.parametrize("name", USUAL if not EMULATED else ("gated", "heads", "dot", "sums of features"))
 def test_usual_messages(name, reduce):
     for features in SHAPES:
         for index in (torch.int32, torch.int64)[: 1 if EMULATED else 2]:

@@ -19,7 +19,7 @@ def torch_and_binary() -> dict:
     gpus = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
-    answer = {
+    answer: dict = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),

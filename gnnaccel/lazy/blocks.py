@@ -29,6 +29,8 @@ STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
 # times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: where the milliseconds that Python takes for lazy
 # features (host_h200.csv) are those that our reductions spare; calculated, not swept.
 FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
+# The same for edges that a layer sees for the first time: they would have to be sorted, for one use perhaps.
+FEW_AT_FIRST = {"cuda": 8 << 20}
 # Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
 BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 

@@ -677,8 +677,8 @@ class _Kernel:
         return any(leaf.kind == kind for leaf in self.program.leaves)
 
     def _slots(self, o: int) -> str:
-        """Of an output; a constant is laid out as its view is."""
-        return self.values[o].slots or self.w.lies(self.views[o])
+        """How many numbers of an output a lane has: of one that is the same for a whole vector no fewer."""
+        return self.w.lies(self.views[o])
 
     def _count(self, o: int) -> str:
         return "S" if self._slots(o) == "full" else "R"
