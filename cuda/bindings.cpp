@@ -8,6 +8,17 @@
 
 #include "kernels.h"
 
+namespace pybind11 {
+namespace detail {
+
+template <>
+struct type_caster<gnnaccel::cuda::SampleBatch>
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleBatch, void*, void*, void*, void*, void*, void*, void*, int64_t,
+                            int64_t, int64_t> {};
+
+}  // namespace detail
+}  // namespace pybind11
+
 namespace gnnaccel {
 namespace cuda {
 namespace {
@@ -89,4 +100,7 @@ void bind_cuda(pybind11::module_& module) {
   add("collect", &collect);
   add("spgemm", &spgemm);
   add("sspmm", &sspmm);
+  add("sample_seeds", &sample_seeds);
+  add("sample_degrees", &sample_degrees);
+  add("sample_edges", &sample_edges);
 }
