@@ -242,6 +242,7 @@ def _check_attributes(self: NeighborSampler) -> None:
 
 # ---- Where NeighborSampler runs. ----
 
+_KIND, _WORKERS = "pyg.NeighborSampler", "num_workers > 0"
 _HOST = "_gnnaccel_host"  # of a sampler on the GPU: its arrays in host memory, and whether results belong there
 
 
@@ -263,7 +264,7 @@ def _not_on_cuda(self: NeighborSampler, device: torch.device | None, share_memor
     if not has_cuda_kernels():
         return "this gnnaccel has no CUDA half"
     if share_memory:
-        return "num_workers > 0"
+        return _WORKERS
     if self.subgraph_type.value == "induced":
         return "an induced subgraph"
     if self.edge_weight is not None or self.disjoint:
@@ -281,7 +282,7 @@ def _to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
     reason = _not_on_cuda(self, device, share_memory)
     if reason is not None:
         level = logging.WARNING if asked else logging.INFO
-        return report.note("pyg.NeighborSampler", f"sampled on the CPU: {reason}", level)
+        return report.note(_KIND, f"sampled on the CPU: {reason}", level)
     host = (self.colptr, self.row, self.perm)
     target = device if there else torch.device("cuda", torch.cuda.current_device())
     self.colptr, self.row = (array.to(target) for array in host[:2])
@@ -290,11 +291,12 @@ def _to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
     setattr(self, _HOST, (host, not there))
 
 
-def _to_host(self: NeighborSampler) -> None:
-    """Undo _to_cuda. The arrays there are kept: a forked worker had better not free them."""
+def _to_host(self: NeighborSampler) -> Any:
+    """Undo _to_cuda; gives the arrays that were there."""
+    left = (self.colptr, self.row, self.perm)
     if (kept := self.__dict__.pop(_HOST, None)) is not None:
-        self._gnnaccel_device = (self.colptr, self.row, self.perm)
         self.colptr, self.row, self.perm = kept[0]
+    return left
 
 
 def _neighbor_init(original: Callable) -> Callable:
@@ -326,9 +328,11 @@ def _neighbor_draw(original: Callable) -> Callable:
 
     def _sample(self, seed, seed_time=None, **kwargs):
         kept = self.__dict__.get(_HOST)
-        if kept is not None and torch.utils.data.get_worker_info() is not None:
-            report.note("pyg.NeighborSampler", "sampled on the CPU: num_workers > 0")
-            _to_host(self)
+        worker = None if kept is None else torch.utils.data.get_worker_info()
+        if worker is not None:
+            if worker.id == 0:
+                report.note(_KIND, f"sampled on the CPU: {_WORKERS}")
+            self._gnnaccel_left = _to_host(self)  # not freed: a forked process must not touch CUDA
             kept = None
         out = sample(
             self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs

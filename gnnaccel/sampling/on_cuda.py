@@ -53,11 +53,11 @@ def neighbor_sample(
     batch = _Batch(graph, seeds, len(fanouts), sum(bounds), bounded=len(bounds) == len(fanouts))
     csr = lib.csr(graph.indptr, graph.indices, None, graph.num_rows, graph.nnz)
     device, max_rows = seeds.device, seeds.numel()
-    lib.launch("sample_seeds", device, csr, seeds.data_ptr(), batch.described())
+    lib.launch("sample_seeds", device, csr, seeds.data_ptr(), batch.described)
     for hop, fanout in enumerate(fanouts):
         offsets = seeds.new_empty(max_rows + 1, dtype=torch.int64)
         how = (fanout, replace)
-        lib.launch("sample_degrees", device, csr, batch.described(), hop, max_rows, *how, offsets.data_ptr())
+        lib.launch("sample_degrees", device, csr, batch.described, hop, max_rows, *how, offsets.data_ptr())
         if bounds:
             max_edges = bounds.pop(0)
         else:
@@ -65,7 +65,7 @@ def neighbor_sample(
             bounds = _bounds(graph, fanouts[hop + 1 :], min(max_edges, graph.num_rows), hop + 1, replace)
             batch.reserve(max_edges + sum(bounds))
         sizes, drawn = (hop, max_rows, max_edges), (*how, seed, offsets.data_ptr())
-        lib.launch("sample_edges", device, csr, batch.described(), *sizes, *drawn)
+        lib.launch("sample_edges", device, csr, batch.described, *sizes, *drawn)
         max_rows = min(max_edges, graph.num_rows)
     return batch.result(graph, seeds)
 
@@ -101,6 +101,7 @@ class _Batch:
         self.slots = slots if bounded and slots * slot_bytes < 4 * self.num_nodes else 0
         table_bytes = self.slots * slot_bytes if self.slots else 4 * self.num_nodes
         self.table = seeds.new_empty(table_bytes, dtype=torch.uint8)
+        self.described = self._describe()
 
     def _most_nodes(self) -> int:
         return self.num_seeds + min(self.room, self.num_nodes)
@@ -120,8 +121,9 @@ class _Batch:
         self.edges = grown(self.edges, room)
         self.nodes = grown(self.nodes, self._most_nodes())
         self.places = grown(self.places, self.num_seeds + room)
+        self.described = self._describe()
 
-    def described(self) -> tuple:
+    def _describe(self) -> tuple:
         """The binary's."""
         arrays = (self.nodes, *self.edges.unbind(), self.places, self.table, self.state)
         return (*(array.data_ptr() for array in arrays), self.num_seeds, self.num_hops, self.slots)
