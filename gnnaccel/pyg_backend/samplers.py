@@ -117,7 +117,7 @@ def _induced_neighbor_sample(colptr, row, seed, num_neighbors, replace, _directe
     """torch_sparse::neighbor_sample without `directed`: all edges between the nodes it finds."""
     colptr, row = _plain(colptr), _plain(row)
     node = sampling.neighbor_sample(
-        colptr, row, _at(_CPU, _plain(seed)).to(colptr.dtype), num_neighbors, replace=replace
+        colptr, row, _at(colptr.device, _plain(seed)).to(colptr.dtype), num_neighbors, replace=replace
     ).node
     edges = sampling.induced_subgraph(colptr, row, node)
     return node, edges.row, edges.col, edges.edge
@@ -272,17 +272,21 @@ def _not_on_cuda(self: NeighborSampler, device: torch.device | None, share_memor
     return None
 
 
+def _say(reason: str) -> None:
+    level = logging.WARNING if is_cuda() else logging.INFO  # where the user asked for the GPU
+    report.note(_KIND, f"sampled on the CPU: {reason}", level)
+
+
 def _to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
     """Move to the GPU what the sampler samples from, if that is where it shall be; or say why not."""
-    (device, there), asked = _place_of(data), is_cuda()
-    if not there and not asked:
+    device, there = _place_of(data)
+    if not there and not is_cuda():
         return
     if not there and not torch.cuda.is_available():
         raise RuntimeError(f"NeighborSampler: {CHOICE}=cuda, but torch finds no CUDA GPU here")
     reason = _not_on_cuda(self, device, share_memory)
     if reason is not None:
-        level = logging.WARNING if asked else logging.INFO
-        return report.note(_KIND, f"sampled on the CPU: {reason}", level)
+        return _say(reason)
     host = (self.colptr, self.row, self.perm)
     target = device if there else torch.device("cuda", torch.cuda.current_device())
     self.colptr, self.row = (array.to(target) for array in host[:2])
@@ -331,7 +335,7 @@ def _neighbor_draw(original: Callable) -> Callable:
         worker = None if kept is None else torch.utils.data.get_worker_info()
         if worker is not None:
             if worker.id == 0:
-                report.note(_KIND, f"sampled on the CPU: {_WORKERS}")
+                _say(_WORKERS)
             self._gnnaccel_left = _to_host(self)  # not freed: a forked process must not touch CUDA
             kept = None
         out = sample(
