@@ -68,8 +68,12 @@ struct Hop {
   // Edge number `at` of the hop is nonzero k, into row i. Its row is the source's number for now, -1 if that is wrong.
   template <typename Table>
   __device__ __forceinline__ void put(const Table& table, int64_t at, int64_t i, int64_t k) const {
-    if (at >= max_edges || k < 0 || k >= nnz) return refuse(SampleError::changed, 0);
+    if (at >= max_edges) return refuse(SampleError::changed, 0);
     const int64_t edge = first_edge() + at;
+    if (k < 0 || k >= nnz) {
+      rows[edge] = static_cast<I>(-1);
+      return refuse(SampleError::changed, 0);
+    }
     edges[edge] = static_cast<I>(k);
     cols[edge] = static_cast<I>(first_row() + i);
     const I source = indices[k];
@@ -180,6 +184,7 @@ __global__ void __launch_bounds__(kThreads)
   const Row<I> row(given, offsets, i, seed);
   const int64_t base = row.size - row.count;
   if (row.at + row.count > given.max_edges) {
+    for (int64_t at = row.at + lane; at < given.max_edges; at += 32) given.rows[given.first_edge() + at] = -1;
     given.refuse(SampleError::changed, 0);
     return;
   }
