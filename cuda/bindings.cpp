@@ -9,6 +9,17 @@
 #include "kernels.h"
 #include "walk_source.h"
 
+namespace pybind11 {
+namespace detail {
+
+template <>
+struct type_caster<gnnaccel::cuda::SampleBatch>
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleBatch, void*, void*, void*, void*, void*, void*, void*, int64_t,
+                            int64_t, int64_t> {};
+
+}  // namespace detail
+}  // namespace pybind11
+
 namespace gnnaccel {
 namespace cuda {
 namespace {
@@ -91,4 +102,7 @@ void bind_cuda(pybind11::module_& module) {
   add("collect", &collect);
   add("spgemm", &spgemm);
   add("sspmm", &sspmm);
+  add("sample_seeds", &sample_seeds);
+  add("sample_degrees", &sample_degrees);
+  add("sample_edges", &sample_edges);
 }

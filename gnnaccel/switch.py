@@ -9,7 +9,8 @@ GNNACCEL : "1", "on", "true", "yes": accelerate; "compat": only make DGL importa
 GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to the framework with its reason.
 GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
 GNNACCEL_BACKWARD : "threads": backward passes run on torch's threads, as without us (gnnaccel/engine.py).
-GNNACCEL_SAMPLER : "framework": samplers are left to the frameworks (gnnaccel/sampling/choice.py).
+GNNACCEL_SAMPLER : "framework": samplers are left to the frameworks; "cuda": the GPU samples for graphs on the CPU too
+    (gnnaccel/sampling/choice.py).
 GNNACCEL_DGL_KERNELS : "torch": DGL's message passing on torch's kernels instead of ours, to compare with.
 """
 

@@ -22,7 +22,7 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 # All that needs nothing but torch, PyG and pytest.
 tests=$(for name in cuda_ops cuda_lists cuda_tiles cuda_maxk cuda_messages maxk cbsr maxk_models cuda_runtime cuda_tune plans translate worklist reorder ops cuda_pyg cuda_build dgl_cuda attention dot_attention gatv2 graph_conv deterministic ops_registration layers structure ready_softmax \
     pyg_inputs pyg_norms pyg_structure pyg_user_layers pyg_matrix pyg_autograd pyg_autocast graph cache data memory nn ready hubs races pyg_trust \
-    captured cuda_relations pyg_compiled linear_sums ready_weighted; do
+    captured cuda_relations pyg_compiled linear_sums ready_weighted sampling cuda_sampling pyg_samplers cuda_pyg_sampling dgl_samplers; do
   echo "tests/test_$name.py"; done)
 # xdist's main process imports the module of each warning; dgl imports nowhere but behind our stand-in for GraphBolt.
 workers=""

@@ -33,6 +33,8 @@ TESTS = (
     "tests/test_cuda_tiles.py",
     "tests/test_cuda_maxk.py",
     "tests/test_cuda_messages.py",
+    "tests/test_cuda_sampling.py",
+    "tests/test_cuda_pyg_sampling.py",
     *(f"tests/test_cuda_runtime.py::test_{name}" for name in ON_ANY_DEVICE),
     # torch.utils.checkpoint asks CUDA for the state of its random numbers; a million rows take too long.
     "--deselect=tests/test_cuda_lists.py::test_checkpointing_while_a_list_is_earned",
