@@ -17,7 +17,6 @@ namespace {
 using namespace sample_impl;
 using sort_impl::blocks_for;
 using sort_impl::kThreads;
-using sort_impl::Pieces;
 
 // A hop of a batch as kernels see it.
 template <typename I>
@@ -364,7 +363,7 @@ cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleBat
                                 max_edges + 1);
   const int64_t hashed = fanout > 32 && !replace ? 2 * max_edges : 0;
   const auto padded = [](int64_t size) { return sort_impl::padded(size); };
-  Pieces pieces(workspace.take(padded(4 * (max_edges + 1)) + padded(4 * hashed) + static_cast<int64_t>(bytes)));
+  sort_impl::Pieces pieces(workspace.take(padded(4 * (max_edges + 1)) + padded(4 * hashed) + static_cast<int64_t>(bytes)));
   auto* const news = pieces.take<uint32_t>(max_edges + 1);
   auto* const hash = pieces.take<uint32_t>(hashed);
   void* const storage = pieces.take<char>(static_cast<int64_t>(bytes));
