@@ -363,7 +363,8 @@ cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleBat
                                 max_edges + 1);
   const int64_t hashed = fanout > 32 && !replace ? 2 * max_edges : 0;
   const auto padded = [](int64_t size) { return sort_impl::padded(size); };
-  sort_impl::Pieces pieces(workspace.take(padded(4 * (max_edges + 1)) + padded(4 * hashed) + static_cast<int64_t>(bytes)));
+  sort_impl::Pieces pieces(
+      workspace.take(padded(4 * (max_edges + 1)) + padded(4 * hashed) + static_cast<int64_t>(bytes)));
   auto* const news = pieces.take<uint32_t>(max_edges + 1);
   auto* const hash = pieces.take<uint32_t>(hashed);
   void* const storage = pieces.take<char>(static_cast<int64_t>(bytes));
