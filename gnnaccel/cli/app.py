@@ -127,6 +127,12 @@ def compare(
     maxk: Annotated[
         int, typer.Option(min=0, help="gnnaccel's side trains ANOTHER MODEL: MaxK with this k for ReLU. 0: the same.")
     ] = 0,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Also both sides under torch.compile; its time is shown apart.")
+    ] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Also gnnaccel.captured around the training step; on CUDA alone.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),
 ) -> None:
     """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
@@ -149,5 +155,7 @@ def compare(
         tolerance=tolerance,
         maxk=maxk,
         out=out,
+        compile=compiled,
+        cuda_graphs=cuda_graphs,
     )
     raise typer.Exit(compare.run(request))
