@@ -95,7 +95,8 @@ def test_compare_prints_a_plain_table_in_a_pipe(compared):
 def test_compare_has_a_compiled_side_of_each(graph, tmp_path, capsys):
     if util.find_spec("torch_geometric") is None or compare.shutil.which("g++") is None:
         pytest.skip("needs PyG and a C++ compiler")
-    words = ["--framework=pyg", f"--dataset={graph}", "--epochs=4", "--repeats=1", "--threads=1", "--dropout=0", "--layers=1"]
+    words = ["--framework=pyg", f"--dataset={graph}", "--epochs=4", "--repeats=1", "--threads=1"]
+    words += ["--dropout=0", "--layers=1"]
     assert main(["compare", *words, "--compile", f"--out={tmp_path / 'runs'}"]) == 0
     (where,) = (tmp_path / "runs").iterdir()
     rows = table(where)

@@ -24,6 +24,7 @@ from gnnaccel import __version__
 from gnnaccel.cli import children, datasets, doctor, output
 from gnnaccel.cli.children import Failed
 from gnnaccel.cli.results import SIDES, Results, Run, evaluate, is_accelerated, is_captured, is_compiled
+from gnnaccel.data import Dataset
 
 _PACKAGES = {"dgl": "dgl", "pyg": "torch_geometric"}
 NAMES = {"dgl": "DGL", "pyg": "PyG"}
@@ -79,7 +80,8 @@ class Comparison:
 def run(request: Request) -> int:
     """Do the whole comparison, print it, and save it in a new folder: the exit code."""
     try:
-        check(request)
+        check_options(request)
+        check_installed(request)
         with new_folder(request.out) as folder, tempfile.TemporaryDirectory(prefix="gnnaccel-") as work:
             done = measure(request, Path(work))
             output.show(done.results, done.title, done.names, done.notes)
@@ -95,8 +97,13 @@ def run(request: Request) -> int:
     return 0
 
 
-def check(request: Request) -> None:
-    """Refuse what cannot work before anything is trained.
+def installed() -> list[str]:
+    """The frameworks that are installed."""
+    return [framework for framework, package in _PACKAGES.items() if util.find_spec(package)]
+
+
+def check_options(request: Request) -> None:
+    """Refuse options that contradict each other.
 
     Raises
     ------
@@ -115,6 +122,15 @@ def check(request: Request) -> None:
             f"--cuda-graphs: expected --epochs of at least {_CAPTURED_EPOCHS} (the fourth one captures the step), "
             f"got {request.epochs}", code=2
         )  # fmt: skip
+
+
+def check_installed(request: Request) -> None:
+    """Refuse what cannot run here.
+
+    Raises
+    ------
+    Failed
+    """
     package = _PACKAGES[request.framework]
     if util.find_spec(package) is None:
         raise Failed(f"{NAMES[request.framework]} is not installed: pip install {package}=={doctor.RUN_WITH[package]}")
@@ -195,15 +211,17 @@ def new_folder(out: Path) -> Iterator[Callable[[str], Path]]:
                 out.rmdir()
 
 
-def measure(request: Request, work: Path) -> Comparison:
+def measure(request: Request, work: Path, graph: Dataset | None = None) -> Comparison:
     """Run all sides and evaluate them; `work` is a folder for what is needed on the way.
+
+    graph: what to train on, where it has been loaded; default: that which the request names.
 
     Raises
     ------
     Failed
         If the graph cannot be had or a run fails.
     """
-    graph = datasets.load(request.dataset, request.framework, work)
+    graph = graph or datasets.load(request.dataset, request.framework, work)
     data = work / "graph-to-train.npz"
     datasets.save(graph, data)
     runs, said = _train(request, data, work)
@@ -355,7 +373,7 @@ def _reading_of_more_sides(request: Request) -> list[str]:
     return notes
 
 
-def _circumstances(request: Request, graph, runs: list[Run], results: Results, notes: list[str]) -> dict:
+def _circumstances(request: Request, graph: Dataset, runs: list[Run], results: Results, notes: list[str]) -> dict:
     """Where the figures come from: command, versions, devices, settings, counters."""
     measured = runs[0].measured
     first: dict[str, Run] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,11 @@ def save_epochs(path: Path, runs: list[Run], warmup: int) -> None:
                 writer.writerow((run.pair + 1, run.side, epoch, int(epoch <= warmup), time_ms, loss))
 
 
-def draw_runs(times: Any, losses: Any, runs: list[Run], results: Results, names: Mapping[str, str]) -> None:
+def draw_runs(
+    times: Any, losses: Any, runs: Sequence[Run], sides: Sequence[str], warmup: int, names: Mapping[str, str]
+) -> None:
     """Draw epoch times and losses of every run into two axes of matplotlib."""
-    for side in results.sides:
+    for side in sides:
         for nth, run in enumerate(run for run in runs if run.side == side):
             epochs = range(1, len(run.measured["loss"]) + 1)
             look: dict[str, Any] = {"color": COLOURS[side], "linewidth": 1, "marker": "." if len(epochs) < 10 else ""}
@@ -120,14 +122,12 @@ def draw_runs(times: Any, losses: Any, runs: list[Run], results: Results, names:
             label = None if nth else names[side]
             times.plot(epochs, run.measured["epoch_time_ms"], label=label, **look)
             losses.plot(epochs, run.measured["loss"], label=label, linestyle=dashed, **look)
-    counted = [time for run in runs for time in run.measured["epoch_time_ms"][results.warmup :]]
+    counted = [time for run in runs for time in run.measured["epoch_time_ms"][warmup:]]
     times.set_ylim(0, 1.1 * max(counted))
-    if results.warmup:
-        times.axvspan(0.5, results.warmup + 0.5, color="0.9", label="warm-up, not counted")
-    medians = " and ".join(f"{results['epoch_time_median'][side]:.3g}" for side in results.sides)
-    times.set(xlabel="epoch", ylabel="epoch time [ms]", title=f"medians {medians} ms")
-    gaps = " and ".join(number(results["max_loss_difference"][side]) for side in results.sides[1:])
-    losses.set(xlabel="epoch", ylabel="training loss", title=f"largest difference {gaps}")
+    if warmup:
+        times.axvspan(0.5, warmup + 0.5, color="0.9", label="warm-up, not counted")
+    times.set(xlabel="epoch", ylabel="epoch time [ms]")
+    losses.set(xlabel="epoch", ylabel="training loss")
     for one in (times, losses):
         one.xaxis.get_major_locator().set_params(integer=True)
         one.legend()
@@ -139,6 +139,10 @@ def save_chart(path: Path, runs: list[Run], results: Results, title: str, names:
 
     canvas = Canvas(figsize=(10, 4), layout="constrained")
     axes: Any = canvas.subplots(1, 2)
-    draw_runs(axes[0], axes[1], runs, results, names)
+    draw_runs(axes[0], axes[1], runs, results.sides, results.warmup, names)
+    medians = " and ".join(f"{results['epoch_time_median'][side]:.3g}" for side in results.sides)
+    axes[0].set_title(f"medians {medians} ms")
+    gaps = " and ".join(number(results["max_loss_difference"][side]) for side in results.sides[1:])
+    axes[1].set_title(f"largest difference {gaps}")
     canvas.suptitle(title)
     canvas.savefig(path, dpi=120)
