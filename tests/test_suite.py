@@ -244,6 +244,19 @@ def test_what_was_compared_before_a_failure_or_an_interruption_is_saved(
     assert found["interrupted"] == (code == 130) and (where / "pyg-gcn-cora" / "results.csv").is_file()
 
 
+def test_a_suite_in_which_all_fails_says_why(tmp_path, monkeypatch, capsys):
+    def measure(request, work, graph):
+        raise children.Failed("out of memory")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "measure", measure)
+    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    assert main(["compare", "--framework=pyg", "--model=gcn,gat", "--dataset=cora"]) == 1
+    (where,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in where.iterdir()} == {"report.html", "results.json", "results.csv"}
+    assert "PyG gat on cora: out of memory" in capsys.readouterr().out
+
+
 def test_nothing_is_saved_of_a_suite_that_is_interrupted_at_once(tmp_path, monkeypatch, capsys):
     def measure(request, work, graph):
         raise KeyboardInterrupt

@@ -109,7 +109,7 @@ def compare(
     dataset: Annotated[
         str,
         typer.Option(
-            help="cora, citeseer, pubmed, a path.npz, a name of the framework's own loaders; or several: cora,pubmed."
+            help="cora, citeseer, pubmed, generated, a path.npz, a name of the framework's loaders; or several."
         ),
     ] = "",
     suite: Annotated[

@@ -62,7 +62,9 @@ def relative(axes: Any, suite: dict[str, Any], figure: str, ratios: str, unit: s
 
 def where(suite: dict[str, Any]) -> str:
     """What ran it: the GPU, or the CPU and its threads."""
-    return suite["gpu"] or f"{suite['cpu']}, {suite['threads']} thread{'s' if suite['threads'] != 1 else ''}"
+    if suite["gpu"] or suite["threads"] is None:  # None: no comparison came to an end
+        return suite["gpu"] or suite["cpu"]
+    return f"{suite['cpu']}, {suite['threads']} thread{'s' if suite['threads'] != 1 else ''}"
 
 
 def _height(suite: dict[str, Any]) -> float:

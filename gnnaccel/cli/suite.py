@@ -64,7 +64,8 @@ def run(requests: Sequence[Request], out: Path, earlier: Path | None = None) -> 
         print("gnnaccel compare: interrupted before the first comparison was done; nothing was saved", file=sys.stderr)
         return 130
     show(suite, changes)
-    print(f"saved in {where}: report.html, results.json, results.csv, overview.png and a folder for each comparison")
+    print(f"saved in {where}: {', '.join(sorted(path.name for path in where.iterdir() if path.is_file()))}")
+    print("and each comparison in a folder of its own there")
     if interrupted:
         print("gnnaccel compare: interrupted; what was done by then was saved", file=sys.stderr)
         return 130
@@ -178,7 +179,8 @@ def label(case: dict[str, Any]) -> str:
 def _save(suite: dict[str, Any], changes: baseline.Changes | None, folder: Path) -> None:
     (folder / "results.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
     save_csv(folder / "results.csv", suite)
-    charts.save_overview(folder / "overview.png", suite)
+    if any(not case["error"] for case in suite["cases"]):
+        charts.save_overview(folder / "overview.png", suite)
     (folder / "report.html").write_text(html.render(suite, changes), encoding="utf-8")
 
 
