@@ -13,7 +13,7 @@ import pytest
 from command_line import TORCH, arrays, command, table
 
 from gnnaccel import data
-from gnnaccel.cli import children, compare, datasets, main, output, results
+from gnnaccel.cli import children, compare, datasets, main, output, request, results
 from gnnaccel.cli.train import export
 
 COMPARED = [("dgl", "gcn"), ("pyg", "gat")]
@@ -93,7 +93,7 @@ def test_compare_prints_a_plain_table_in_a_pipe(compared):
 
 
 def test_compare_has_a_compiled_side_of_each(graph, tmp_path, capsys):
-    if util.find_spec("torch_geometric") is None or compare.shutil.which("g++") is None:
+    if util.find_spec("torch_geometric") is None or request.shutil.which("g++") is None:
         pytest.skip("needs PyG and a C++ compiler")
     words = ["--framework=pyg", f"--dataset={graph}", "--epochs=4", "--repeats=1", "--threads=1"]
     words += ["--dropout=0", "--layers=1"]
@@ -126,14 +126,15 @@ def test_compare_has_a_compiled_side_of_each(graph, tmp_path, capsys):
         (["--cuda-graphs"], 2, "captured on a GPU alone; add --device cuda"),
         (["--cuda-graphs", "--device=cuda", "--epochs=7"], 2, "--epochs of at least 8"),
         (["--cuda-graphs", "--device=cuda"], 1, "this torch was built without CUDA"),
-        (["--compile"], 1, "no no-such-compiler"),
+        (["--compile"], 1, "there is no no-such-compiler"),
+        (["--compile", "--maxk=4"], 2, "leave out --compile"),
     ],
 )
 def test_compare_refuses_sides_that_cannot_run(options, code, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(children, "ask", lambda question: TORCH)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework=pyg", *options]) == code
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -170,14 +171,14 @@ def test_compare_refuses_what_it_cannot_train_on(options, code, said, tmp_path, 
 def test_compare_refuses_cuda_where_it_cannot_run(framework, answers, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(children, "ask", lambda question: answers[question])
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework", framework, "--device", "cuda"]) == 1
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_compare_refuses_a_framework_that_is_not_installed(monkeypatch, capsys):
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: None))
     assert main(["compare", "--framework", "dgl"]) == 1
     assert "DGL is not installed: pip install dgl==" in capsys.readouterr().err
 
@@ -197,7 +198,7 @@ def test_compare_shows_why_a_run_failed_and_saves_nothing(program, said, graph, 
     trainer = tmp_path / "trainer.py"
     trainer.write_text(program)
     monkeypatch.setattr(compare, "_TRAINER", trainer)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     out = tmp_path / "runs"
     assert main(["compare", "--framework=pyg", f"--dataset={graph}", f"--out={out}"]) == 1
     assert re.search(said, capsys.readouterr().err)

@@ -1,8 +1,10 @@
 """`gnnaccel compare --suite`: its report, its tables, what it refuses, and the comparison with an earlier one."""
 
 import csv
+import dataclasses
 import json
 import re
+import types
 from html.parser import HTMLParser
 from importlib import util
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import arrays, command
 
-from gnnaccel.cli import baseline, children, compare, html, main, output, results, suite
+from gnnaccel.cli import baseline, children, compare, html, main, output, request, results, suite
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -197,7 +199,7 @@ def test_other_trainings_and_machines_are_said():
 )
 def test_a_suite_refuses_what_it_cannot_compare_before_it_trains(options, code, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     (tmp_path / "own").mkdir()
     np.savez(tmp_path / "own" / "cora.npz", **arrays())
     for name, text in (("text", "no"), ("run", '{"format": 1}'), ("next", '{"format": 2}')):
@@ -234,7 +236,7 @@ def test_what_was_compared_before_a_failure_or_an_interruption_is_saved(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "measure", measure)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework=pyg", "--model=gcn,gat,gin", "--dataset=cora"]) == code
     assert said in capsys.readouterr().err
     (where,) = (tmp_path / "runs").iterdir()
@@ -250,11 +252,27 @@ def test_a_suite_in_which_all_fails_says_why(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "measure", measure)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework=pyg", "--model=gcn,gat", "--dataset=cora"]) == 1
     (where,) = (tmp_path / "runs").iterdir()
     assert {path.name for path in where.iterdir()} == {"report.html", "results.json", "results.csv"}
     assert "PyG gat on cora: out of memory" in capsys.readouterr().out
+
+
+def test_losses_that_are_not_finite_are_null_in_json(tmp_path, monkeypatch):
+    def measure(request, work, graph):
+        done = trained(request, work, graph)
+        done.runs[1].measured["loss"] = [1.0, float("nan"), float("inf"), 1.0]
+        return dataclasses.replace(done, results=results.evaluate(done.runs, 1.0, 1e-4))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "measure", measure)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
+    assert main(["compare", "--framework=pyg", "--suite", "--model=gcn", "--dataset=cora"]) == 0
+    (where,) = (tmp_path / "runs").iterdir()
+    (case,) = json.loads((where / "results.json").read_text(), parse_constant=pytest.fail)["cases"]
+    assert case["runs"][1]["loss"] == [1.0, None, None, 1.0] and "not finite" in case["warnings"][0]
+    assert "not finite" in " ".join(Page((where / "report.html").read_text()).text)
 
 
 def test_nothing_is_saved_of_a_suite_that_is_interrupted_at_once(tmp_path, monkeypatch, capsys):
@@ -263,7 +281,7 @@ def test_nothing_is_saved_of_a_suite_that_is_interrupted_at_once(tmp_path, monke
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "measure", measure)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework=pyg", "--model=gcn,gat"]) == 130
     assert "nothing was saved" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 

@@ -144,6 +144,7 @@ def compare(
     """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
     from gnnaccel.cli import compare
     from gnnaccel.cli import suite as suites
+    from gnnaccel.cli.request import installed
 
     frameworks = _several("--framework", framework, FRAMEWORKS)
     models = _several("--model", model, MODELS)
@@ -154,7 +155,7 @@ def compare(
             raise typer.BadParameter(
                 "expected dgl or pyg (or --suite, which takes those installed)", None, None, "--framework"
             )
-        frameworks = compare.installed()
+        frameworks = installed()
         if not frameworks:
             print("gnnaccel compare: neither DGL nor PyG is installed: pip install torch_geometric", file=sys.stderr)
             raise typer.Exit(1)

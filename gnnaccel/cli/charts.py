@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnaccel.cli import output
-from gnnaccel.cli.compare import NAMES
+from gnnaccel.cli.request import NAMES
 from gnnaccel.cli.results import SIDES, Run
 
 _BAR = 0.22  # inches

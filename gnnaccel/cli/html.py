@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnaccel.cli import baseline, charts, output
-from gnnaccel.cli.compare import NAMES
+from gnnaccel.cli.request import NAMES
 
 _TEMPLATE = Path(__file__).parent / "report.html.jinja"
 

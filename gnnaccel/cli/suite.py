@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import shlex
 import sys
 import tempfile
@@ -22,7 +23,8 @@ from rich.table import Table
 from gnnaccel import __version__, data
 from gnnaccel.cli import baseline, charts, compare, datasets, doctor, html, output
 from gnnaccel.cli.children import Failed
-from gnnaccel.cli.compare import Comparison, Request
+from gnnaccel.cli.compare import Comparison
+from gnnaccel.cli.request import NAMES, Request, check_installed, check_options
 
 FORMAT = 1  # of results.json
 # Figures of a side that have a column in results.csv.
@@ -75,9 +77,9 @@ def run(requests: Sequence[Request], out: Path, earlier: Path | None = None) -> 
 def _check(requests: Sequence[Request]) -> dict[str, data.Dataset]:
     """Refuse what cannot work before anything is trained: the graphs, by name, the same ones for both frameworks."""
     for request in requests:
-        compare.check_options(request)
+        check_options(request)
     for framework in dict.fromkeys(request.framework for request in requests):
-        compare.check_installed(next(request for request in requests if request.framework == framework))
+        check_installed(next(request for request in requests if request.framework == framework))
     graphs: dict[str, data.Dataset] = {}
     with tempfile.TemporaryDirectory(prefix="gnnaccel-") as work:
         for request in requests:
@@ -173,15 +175,25 @@ def describe(cases: Sequence[tuple[Request, Comparison | Failed]], interrupted: 
 
 def label(case: dict[str, Any]) -> str:
     """A comparison in a few words."""
-    return f"{compare.NAMES[case['framework']]} {case['model']} on {case['dataset']['name']}"
+    return f"{NAMES[case['framework']]} {case['model']} on {case['dataset']['name']}"
 
 
 def _save(suite: dict[str, Any], changes: baseline.Changes | None, folder: Path) -> None:
-    (folder / "results.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(_finite(suite), indent=1, allow_nan=False)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
     save_csv(folder / "results.csv", suite)
     if any(not case["error"] for case in suite["cases"]):
         charts.save_overview(folder / "overview.png", suite)
     (folder / "report.html").write_text(html.render(suite, changes), encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_csv(path: Path, suite: dict[str, Any]) -> None:
