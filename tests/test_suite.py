@@ -224,7 +224,11 @@ def trained(request, work, graph):
 
 @pytest.mark.parametrize(
     "stop, code, said",
-    [(children.Failed("out of memory"), 1, "out of memory"), (KeyboardInterrupt(), 130, "interrupted")],
+    [
+        (children.Failed("out of memory"), 1, "out of memory"),
+        (OSError("disk full"), 1, "OSError: disk full"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
 )
 def test_what_was_compared_before_a_failure_or_an_interruption_is_saved(
     stop, code, said, tmp_path, monkeypatch, capsys
@@ -284,6 +288,15 @@ def test_nothing_is_saved_of_a_suite_that_is_interrupted_at_once(tmp_path, monke
     monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework=pyg", "--model=gcn,gat"]) == 130
     assert "nothing was saved" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "value, unit, shown",
+    [(None, "ms", ""), (21950.4, "ms", "21950"), (9.5671, "ms", "9.567"), (3.0, "", "3"), (8.04, "MiB", "8.0"),
+     (float("inf"), "", "inf"), (1.19e-7, "", "1.19e-07")],
+)  # fmt: skip
+def test_numbers_are_short_and_never_powers_of_ten_in_milliseconds(value, unit, shown):
+    assert output.number(value, unit) == shown
 
 
 def test_every_side_has_a_colour():

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gnnaccel.cli.results import SIDES, Figure, Results, Run, is_accelerated
 
-_PIPE_WIDTH = 160  # nothing is cut off where there is no terminal to be as wide as
+_PIPE_WIDTH = 200  # nothing is cut off where there is no terminal to be as wide as
 _LABEL_WIDTH = 60
 # Of Okabe and Ito, which people who see few colours tell apart.
 COLOURS = dict(zip(SIDES, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73"), strict=True))
@@ -35,7 +35,8 @@ def number(value: float | None, unit: str = "") -> str:
         return str(value)
     if unit == "MiB":
         return f"{value:.1f}"
-    return f"{value:.0f}" if value == int(value) and not unit else f"{value:.4g}"
+    whole = (value == int(value) and not unit) or (unit == "ms" and value >= 1000)
+    return f"{value:.0f}" if whole else f"{value:.4g}"
 
 
 def _cell(figure: Figure, side: str) -> str:

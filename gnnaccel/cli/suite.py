@@ -13,6 +13,7 @@ import shlex
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,9 @@ def _cases(
             except Failed as error:
                 print(f"gnnaccel compare: {name}: {error}", file=sys.stderr, flush=True)
                 cases.append((request, error))
+            except Exception as error:  # a full disk, a mistake of ours: what the others measured is kept
+                traceback.print_exc()
+                cases.append((request, Failed(f"{type(error).__name__}: {error}")))
     except KeyboardInterrupt:
         return cases, True
     return cases, False
