@@ -55,7 +55,7 @@ def test_links_lead_somewhere(page):
         if not there.exists() or (anchor and anchor not in anchors(there)):
             broken.append(target)
     named = re.findall(
-        r"(?<![\w/])((?:benchmarks|docs|gnnaccel|scripts|tests|examples|cpp|cuda)/[\w./-]+\.(?:py|csv|md|cu|cuh|cpp))",
+        r"(?<![\w/])((?:benchmarks|docs|gnnaccel|scripts|tests|examples|cpp|cuda)/[\w./-]+\.(?:py|csv|md|cuh|cu|cpp))",
         text,
     )
     broken += [name for name in named if not (ROOT / name).exists()]
