@@ -9,8 +9,7 @@
 namespace gnnaccel {
 namespace {
 
-constexpr int64_t kAhead = 32;  // elements between asking for a target and adding to it
-constexpr int64_t kSlice = 16;  // features per task: a cache line of f32, so that two tasks share none
+constexpr int64_t kLine = 16;  // features: a cache line of f32, so that two tasks share none
 
 struct Bf16 {
   uint16_t bits;
@@ -38,34 +37,29 @@ struct Shared {
   int64_t operator()(int64_t d) const { return (d / div) % len; }
 };
 
-// Rows row0 .. row1, features d0 .. d1. Targets lie anywhere in memory: those of a row ahead are asked for early.
+// Rows row0 .. row1, features d0 .. d1. Whole rows and nothing else: to ask early for targets, or to take a line's
+// features at a time, takes longer than it gains (EPYC, one thread, 64 features: 6.3 times at 20,000 rows, 1.6 at 100,000).
 template <class T, class I, class Column>
 void part(const I* arg, const T* values, T* target, int64_t num_feats, int64_t len, Column column, int64_t row0,
           int64_t row1, int64_t d0, int64_t d1) {
-  const int64_t ahead = std::max<int64_t>(1, kAhead / (d1 - d0));
-  for (int64_t r = row0; r < row1; ++r) {
-    if (r + ahead < row1)
-      for (int64_t d = d0; d < d1; ++d) {
-        const int64_t next = arg[(r + ahead) * num_feats + d];
-        __builtin_prefetch(target + (next < 0 ? 0 : next) * len + column(d), 1);
-      }
+  for (int64_t r = row0; r < row1; ++r)
     for (int64_t d = d0; d < d1; ++d) {
       const int64_t at = r * num_feats + d;
       if (arg[at] >= 0) target[static_cast<int64_t>(arg[at]) * len + column(d)] += values[at];
     }
-  }
 }
 
 template <class T, class I>
 void run(const I* arg, const T* values, T* target, int64_t num_rows, int64_t num_feats, int64_t len, int64_t div,
          bool rows_disjoint, int threads) {
   threads = useful_threads(num_rows * num_feats, threads);
-  const int64_t tasks = rows_disjoint ? threads * int64_t{4} : (num_feats + kSlice - 1) / kSlice;
+  const int64_t lines = (num_feats + kLine - 1) / kLine;
+  const int64_t tasks = rows_disjoint ? threads * int64_t{4} : std::min<int64_t>(threads, lines);
   parallel_for(tasks, threads, [&](int64_t t) {
     const int64_t row0 = rows_disjoint ? num_rows * t / tasks : 0;
     const int64_t row1 = rows_disjoint ? num_rows * (t + 1) / tasks : num_rows;
-    const int64_t d0 = rows_disjoint ? 0 : t * kSlice;
-    const int64_t d1 = rows_disjoint ? num_feats : std::min(num_feats, (t + 1) * kSlice);
+    const int64_t d0 = rows_disjoint ? 0 : lines * t / tasks * kLine;
+    const int64_t d1 = rows_disjoint ? num_feats : std::min(num_feats, lines * (t + 1) / tasks * kLine);
     if (len == num_feats && div == 1)
       part(arg, values, target, num_feats, len, EveryFeature{}, row0, row1, d0, d1);
     else
