@@ -220,7 +220,7 @@ class _Step:
             self._refused = Recording.unfit([x for _, x in reach.tensors] + given)
             if self._refused is not None:
                 return self._left(self._refused, args, kwargs)
-        # Before the last of them, as lists of work are made on the device, which the host waits for.
+        # In the last of them what is captured runs first: lists of work are made, kernels compiled, and the host waits.
         early = work.lasting() if warm.calls == self._warmup - 1 else contextlib.nullcontext()
         with Recording.warming(), early:
             return self._step(*args, **kwargs)
@@ -238,7 +238,7 @@ class _Step:
         moving = [x for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if isinstance(x, Tensor) and not fixed]
         given = [(x, x._version) for x in moving if not x.is_inference()]
         warm.masks = Masks([x for _, x in before.tensors])
-        with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
+        with Recording.warming(), work.lasting(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
             out = self._step(*args, **kwargs)
         changed = before.difference((vars(module), "training") for module in warm.switched)
         if changed is None and rates != [group["lr"] for group in rated_groups(before.optimizers)]:
@@ -291,7 +291,8 @@ class _Step:
             args, kwargs = pytree.tree_unflatten(inputs, form)
             reach = self._reach(warm, args, kwargs)
             grads = grads_of(reach)
-            variant = Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
+            with work.lasting():
+                variant = Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
         except Exception as error:
             for parameter, grad, _ in grads:
                 parameter.grad = grad

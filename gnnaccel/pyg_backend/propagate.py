@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling, nn
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import report
+from gnnaccel import report, schedule
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import compiling, rules
@@ -29,8 +29,11 @@ from gnnaccel.pyg_backend.trust import distrust
 _FUSED = "own message_and_aggregate()"
 _FEW = "few messages, which PyG's own code stores and reduces the quicker"
 # Layers whose messages are no products.
-_STORING = frozenset(layer.message for layer in (nn.CGConv, nn.GENConv, nn.ResGatedGraphConv))
-_STORING_ON_CPU = _STORING | {layer.message for layer in (nn.FeaStConv, nn.FiLMConv, nn.GINEConv, nn.LEConv)}
+_STORING = frozenset(
+    layer.message
+    for layer in (nn.CGConv, nn.FeaStConv, nn.FiLMConv, nn.GENConv, nn.GINEConv, nn.LEConv, nn.ResGatedGraphConv)
+)
+_SHORT = frozenset((nn.GINEConv.message,))  # whose calls take no longer on CUDA
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
@@ -95,11 +98,14 @@ def _settled(kwargs: dict) -> dict:
 def _are_few(plain: Any, edge_index, kwargs: dict) -> bool:
     """True if messages of the width of the features are so few that PyG's own code is quicker.
 
-    Left out: int32, of which torch's scatters have wrong gradients, and sums whose order somebody has asked for.
+    Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what is
+    to be captured in a CUDA graph, where the host's time counts for nothing.
     """
     if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
         return False
-    if edge_index.is_cuda and (plain.message not in _STORING or torch.are_deterministic_algorithms_enabled()):
+    if edge_index.is_cuda and (plain.message in _SHORT or torch.are_deterministic_algorithms_enabled()):
+        return False
+    if schedule.is_lasting():
         return False
     given = [x for value in kwargs.values() for x in (value if isinstance(value, tuple) else (value,))]
     width = max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor)), default=1)
@@ -135,7 +141,7 @@ def make_entry(plain: Any, name: str) -> Callable:
                 return out
             except Unsupported as error:
                 reason = str(error) if rule is not rules.weighted else None
-        elif name == "propagate" and plain.message in _STORING_ON_CPU and _are_few(plain, edge_index, kwargs):
+        elif name == "propagate" and plain.message in _STORING and _are_few(plain, edge_index, kwargs):
             report.fallback(kind, _FEW)
             return plain.propagate(self, edge_index, **_settled(kwargs))
         return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason)

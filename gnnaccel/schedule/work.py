@@ -269,13 +269,19 @@ def unordered_epochs(graph: Graph) -> tuple[int, int | None] | None:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """CUDA graphs used in here are known to last: they get their lists at once."""
+    """What runs in here is to be captured in a CUDA graph: graphs get their lists at once, and the host's time counts for
+    nothing."""
     global _lasting
     before, _lasting = _lasting, True
     try:
         yield
     finally:
         _lasting = before
+
+
+def is_lasting() -> bool:
+    """True within `lasting`."""
+    return _lasting
 
 
 def ordered(graph: Graph) -> Ordered | None:
