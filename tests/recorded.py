@@ -43,7 +43,9 @@ def _storages(tree) -> set[int]:
 class Recording:
     memory_bytes = 0
 
-    def __init__(self, tensors):
+    pool = staticmethod(lambda: None)
+
+    def __init__(self, tensors, pool=None):
         self._tensors = tensors
         self._calls: list = []
 
