@@ -53,6 +53,7 @@ class Recording:
     busy = staticmethod(lambda: False)
     unfit = staticmethod(lambda tensors: None if tensors else "its tensors are on the CPU")
     warming = staticmethod(contextlib.nullcontext)
+    follow = staticmethod(lambda: None)
     scalar = staticmethod(torch.tensor)
     host_random = staticmethod(random.getstate)  # torch's own stands for the GPU's here
 

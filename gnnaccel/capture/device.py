@@ -140,11 +140,16 @@ class Recording:
         self.memory_bytes = max(0, torch.cuda.memory_reserved() - before)
         return out
 
-    def replay(self) -> None:
-        """Run it on the present stream, after all replays before: recordings share memory."""
+    @staticmethod
+    def follow() -> None:
+        """What comes on the present stream runs after all replays before: recordings share memory, and have inputs."""
         stream = torch.cuda.current_stream()
         last = _replayed.get(stream.device_index)
         if last is not None and last != stream:
             stream.wait_stream(last)
         _replayed[stream.device_index] = stream
+
+    def replay(self) -> None:
+        """Run it on the present stream, after all replays before."""
+        self.follow()
         self._graph.replay()

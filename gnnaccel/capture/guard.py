@@ -28,6 +28,7 @@ class Warm:
         self.calls = 0
         self.fixed = [True] * len(leaves)  # whether they were the same objects at each call
         self.masks = Masks([])  # of the call that was watched
+        self.reach: Reach | None = None  # of that call
         self.values: list = []  # what it returned beside tensors
         self.switched: list[torch.nn.Module] = []  # modules that the step itself sets to train or evaluate
 
@@ -36,6 +37,10 @@ class Warm:
         self.fixed = [fixed and a is b for fixed, a, b in zip(self.fixed, leaves, self.leaves, strict=True)]
         self.leaves = leaves
         self.calls += 1
+
+    def forget(self) -> None:
+        """Let go of arguments that were others at each call."""
+        self.leaves = [x if fixed else None for x, fixed in zip(self.leaves, self.fixed, strict=True)]
 
     def moving(self) -> list[Tensor]:
         """Tensors as arguments that were others at each call."""
@@ -88,7 +93,9 @@ class Guard:
             (x, place) for x, place in zip(self._tensors, self._places, strict=True) if x.layout is not torch.strided
         ]
         kept = [(name, x) for name, x in reach.tensors if id(x) in self._read - written and not x.is_inference()]
-        self._structure = [(name, x, x._version) for name, x in kept]  # what is not to be written into
+        # What is not to be written into, nor to be forgotten by what was made of it, which the recording reads.
+        self._structure = [(name, x, x._version, derived.mark(x)) for name, x in kept]
+        self._made = [derived.made_of(x) for _, x in kept]
         pairs = zip(self._tensors, self._required, strict=True)
         return [(x, x.requires_grad) for x, was in pairs if x.requires_grad is not was]
 
@@ -114,8 +121,8 @@ class Guard:
                 (name for (name, x), now, then, place in zip(
                     self._reach.tensors, required, self._required, self._places, strict=True)
                  if now is not then or _place(x) != place), "a tensor")  # fmt: skip
-        for name, tensor, version in self._structure:
-            if tensor._version != version:
+        for name, tensor, version, mark in self._structure:
+            if tensor._version != version or derived.mark(tensor) is not mark:
                 return name
         return None
 

@@ -64,6 +64,8 @@ class Reach:
     ----------
     tensors : list of (name, Tensor), each once
     optimizers : list of torch.optim.Optimizer
+    names : set of str
+        All that the code in it names.
     """
 
     def __init__(self, roots: dict[str, Any]):
@@ -73,7 +75,7 @@ class Reach:
         self._named: set[str] | None = None  # attributes that the code names, where that is known
         self._known = False
         names: set[str] = set()
-        self._names = names
+        self.names = names
         roots = roots | {"hooks of all modules": _global_hooks()}
         self._walk(roots)
         self.tensors, self.optimizers = [], []
@@ -285,7 +287,7 @@ class Reach:
             value = _content(cell)
             self._cells.append((key, cell, value))
             yield key, value
-        self._names.update(_attributes(found.__code__))
+        self.names.update(_attributes(found.__code__))
         for imported in _imports(found.__code__):
             for whole in (imported, f"{found.__globals__.get('__package__')}.{imported}"):
                 yield whole, sys.modules.get(whole)

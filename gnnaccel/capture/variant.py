@@ -86,6 +86,7 @@ class Variant:
         return None
 
     def replay(self, leaves: list, copy_outputs: bool) -> Any:
+        self.recording.follow()
         for now, kept, fixed in zip(leaves, self._inputs, self._fixed, strict=True):
             if not fixed and isinstance(kept, Tensor):
                 kept.detach().copy_(now.detach())

@@ -1,0 +1,463 @@
+"""Captured modules: the forward and the backward of a user's model as two CUDA graphs, in a training loop that stays.
+
+torch calls what a module has as `_compiled_call_impl` in place of its own call, and leaves that out of copies and
+pickles; a `Captures` is put there. It calls the module as it is until calls are alike, then replays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
+
+from gnnaccel import report
+from gnnaccel.capture.device import Recording
+from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, modes_now, moved, places_of, within
+from gnnaccel.capture.pair import Pair, flatten
+from gnnaccel.capture.reach import Reach, TooMuch
+from gnnaccel.capture.variant import grads_of, same_grad
+from gnnaccel.capture.watch import Masks
+from gnnaccel.graph import modes as torch_modes
+from gnnaccel.schedule import work
+
+log = logging.getLogger("gnnaccel")
+
+_WARMUP = 3  # calls that are alike and run as they are, the last of them watched
+_VARIANTS = 4  # kept of a module, the oldest goes first
+_ATTEMPTS = 2  # at capturing, that fail
+_EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
+_CROWDED = 2  # calls that find their capture waiting for its backward, after which there is another one
+_SLOT = "_compiled_call_impl"
+# Hooks that no call of a module runs.
+_QUIET = frozenset({
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+})  # fmt: skip
+_HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.backward)
+_NODES = frozenset({"grad_fn", "register_prehook", "register_multi_grad_hook", "get_gradient_edge"})  # in users' code
+_COMPILED = "torch._dynamo."
+_PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
+_LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.")
+
+_attached: weakref.WeakSet[Captures] = weakref.WeakSet()
+
+
+def attach(module: torch.nn.Module, *, copy_outputs: bool = True) -> Captures:
+    """Have calls of `module` captured and replayed; what it has captured already stays.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    copy_outputs : bool
+        False: what it returns is the graph's own memory, which the next replay writes into.
+
+    Raises
+    ------
+    TypeError
+        If `module` is not a torch.nn.Module.
+    ValueError
+        If torch.compile has it already (``module.compile()``).
+    """
+    _check(module)
+    there = vars(module).get(_SLOT)
+    if there is not None and not isinstance(there, Captures):
+        raise ValueError("accelerate: cuda_graphs: the model is compiled (model.compile()), whose calls are left to that")
+    if there is not None and there.copy_outputs is copy_outputs and there.is_of(module):
+        return there
+    made = Captures(module, copy_outputs)
+    vars(module)[_SLOT] = made
+    _attached.add(made)
+    return made
+
+
+def _check(module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"accelerate: model: expected a torch.nn.Module, got {type(module).__name__}")
+
+
+def detach(module: torch.nn.Module) -> None:
+    """Undo `attach`, and free what was captured; does nothing to another module. TypeError as there."""
+    _check(module)
+    if isinstance(vars(module).get(_SLOT), Captures):
+        del vars(module)[_SLOT]
+
+
+def captures_of(module: torch.nn.Module) -> Captures | None:
+    """The captures of `module`, with `variants`, `memory_bytes` and `refused`; None if it is not to be captured."""
+    there = vars(module).get(_SLOT)
+    return there if isinstance(there, Captures) else None
+
+
+def enable() -> None:
+    """From now on capture modules that call layers of PyG or DGL on a GPU: of those that contain each other the
+    outermost one, which a program calls itself. Not layers that are called alone, and nothing inside torch.compile."""
+    report.on_call = _notice
+
+
+def disable() -> None:
+    """Undo `enable` and every `attach`."""
+    report.on_call = None
+    for captures in tuple(_attached):
+        module = captures.module()
+        if module is not None:
+            detach(module)
+
+
+class Captures:
+    """What is called in place of a module: the module, or one of the captures of it.
+
+    Attributes
+    ----------
+    variants : int
+        Captures that there are now.
+    memory_bytes : int
+        GPU memory that they hold.
+    refused : str or None
+        Why the module is not captured any more.
+    """
+
+    def __init__(self, module: torch.nn.Module, copy_outputs: bool = True):
+        self.module = weakref.ref(module)
+        self.copy_outputs = copy_outputs
+        self.refused: str | None = None
+        self._name = type(module).__name__
+        self._kind = f"captured.{self._name}"
+        self._pairs: list[Pair] = []
+        self._warm: dict[tuple, Warm] = {}  # by what calls are given
+        self._lock = threading.Lock()
+        self._failed = self._captures = self._replays = self._fresh = self._crowded = 0
+
+    @property
+    def variants(self) -> int:
+        return len(self._pairs)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(pair.memory_bytes for pair in self._pairs)
+
+    def is_of(self, module: torch.nn.Module) -> bool:
+        return self.module() is module
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # where a class copies all its attributes: a copy is captured on its own, or not
+
+    def __deepcopy__(self, memo: dict) -> None:
+        return None
+
+    def __call__(self, *args, **kwargs):
+        module = self.module()
+        if torch.compiler.is_compiling():
+            return module._call_impl(*args, **kwargs)
+        caller = sys._getframe(1)
+        if caller.f_code is _WRAPPED and caller.f_locals["self"] is not module:
+            # Another that has all attributes of ours, such as a replica of torch.nn.DataParallel.
+            return caller.f_locals["self"]._call_impl(*args, **kwargs)
+        if getattr(within, "running", False):  # part of what is captured, or warms up for it
+            return module._call_impl(*args, **kwargs)
+        reason = self.refused or _unusual()
+        if reason is not None:
+            return self._left(module, reason, args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            return self._left(module, "it is running already", args, kwargs)
+        try:
+            within.running = True
+            return self._run(module, args, kwargs)
+        finally:
+            within.running = False
+            self._lock.release()
+
+    def _left(self, module: torch.nn.Module, reason: str, args: tuple, kwargs: dict) -> Any:
+        report.fallback(self._kind, reason)
+        before, within.noticed = getattr(within, "noticed", False), True
+        try:
+            return module._call_impl(*args, **kwargs)
+        finally:
+            within.noticed = before
+
+    def _refuse(self, reason: str) -> str:
+        self.refused = reason
+        self._pairs, self._warm = [], {}
+        return reason
+
+    def _run(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+        leaves, form = flatten(args, kwargs)
+        modes = _modes()
+        changed, waiting = None, None
+        for pair in self._pairs:
+            difference = pair.mismatch(leaves, form, modes)
+            if difference is not None:
+                changed = difference
+            elif pair.unfit is not None:
+                return self._left(module, self._refuse(pair.unfit), args, kwargs)
+            elif pair.busy:
+                waiting = pair
+            else:
+                return self._replay(module, pair, leaves, args, kwargs)
+        if waiting is not None:
+            return self._beside(module, waiting, leaves, form, modes, args, kwargs)
+        reason = _hooked(module)
+        if reason is not None:
+            self._warm.clear()
+            return self._left(module, reason, args, kwargs)
+        if self._captures * _EARNED > self._replays + 2 * _EARNED:
+            return self._left(module, self._refuse(f"{changed} is another time and again"), args, kwargs)
+        key = (str(form), modes, tuple(map(meta, leaves)))
+        warm = self._warm.pop(key, None) or Warm(leaves)
+        self._warm[key] = warm  # the last one is the latest
+        if len(self._warm) > _VARIANTS:
+            self._warm.pop(next(iter(self._warm)))
+        warm.note(leaves)
+        self._fresh += warm.calls == 1
+        if self._fresh > 4 * _EARNED + self._replays:
+            return self._left(module, self._refuse("its arguments are others at each call"), args, kwargs)
+        if warm.calls < _WARMUP:
+            return self._as_it_is(module, warm, args, kwargs)
+        if warm.calls == _WARMUP or warm.reach is None or warm.reach.difference() is not None:
+            return self._watched(module, warm, args, kwargs)  # as it is now
+        del self._warm[key]
+        return self._capture(module, warm, form, modes, args, kwargs)
+
+    def _replay(self, module: torch.nn.Module, pair: Pair, leaves: list, args: tuple, kwargs: dict) -> Any:
+        try:
+            pair.record_backward()  # if it is time to
+        except Exception as error:
+            return self._left(module, self._refuse(f"its backward {_cannot(error)}"), args, kwargs)
+        self._replays += 1
+        report.count(self._kind)
+        return pair.replay(leaves, self.copy_outputs)
+
+    def _beside(self, module: torch.nn.Module, waiting: Pair, leaves: list, form: Any, modes: tuple, args: tuple,
+                kwargs: dict) -> Any:  # fmt: skip
+        """A call while what an earlier one keeps for its backward must stay."""
+        self._crowded += 1
+        if self._crowded <= _CROWDED or len(self._pairs) >= _VARIANTS or _hooked(module):
+            return self._left(module, "an earlier call of it waits for its backward", args, kwargs)
+        self._crowded = 0
+        warm = waiting.warm
+        warm.note(leaves)
+        return self._capture(module, warm, form, modes, args, kwargs)
+
+    def _reach(self, module: torch.nn.Module, warm: Warm, args: tuple, kwargs: dict) -> Reach:
+        """What a call reads; raises TooMuch where that cannot be compared."""
+        floating = {id(x) for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if not fixed}
+        roots: dict[str, Any] = {"module": module}
+        roots |= {f"argument {i}": value for i, value in enumerate(args) if id(value) not in floating}
+        roots |= {key: value for key, value in kwargs.items() if id(value) not in floating}
+        reach = Reach(roots)
+        nodes = reach.names & _NODES
+        if nodes:
+            raise TooMuch(f"its code names {min(nodes)}, a node of autograd's")
+        return reach
+
+    def _as_it_is(self, module: torch.nn.Module, warm: Warm, args: tuple, kwargs: dict) -> Any:
+        """A call that warms up."""
+        if warm.calls == 1:
+            try:
+                reach = self._reach(module, warm, args, kwargs)
+            except TooMuch as error:
+                return self._left(module, self._refuse(str(error)), args, kwargs)
+            given = [x for x in warm.leaves if isinstance(x, Tensor)]
+            reason = Recording.unfit([x for _, x in reach.tensors] + given) or _foreign(module)
+            if reason is not None:
+                return self._left(module, self._refuse(reason), args, kwargs)
+        # Before the watched one, as lists of work are made on the device, which the host waits for.
+        with work.lasting() if warm.calls == _WARMUP - 1 else contextlib.nullcontext():
+            out = module._call_impl(*args, **kwargs)
+        self._mind_second_derivatives(out)
+        return out
+
+    def _mind_second_derivatives(self, out: Any) -> None:
+        this = weakref.ref(self)
+
+        def note(grads: Any) -> None:
+            captures = this()
+            if captures is not None and torch.is_grad_enabled():
+                captures._refuse("its gradients are differentiated again (create_graph=True)")
+
+        for x in pytree.tree_leaves(out):
+            if isinstance(x, Tensor) and x.grad_fn is not None:
+                x.grad_fn.register_prehook(note)
+
+    def _watched(self, module: torch.nn.Module, warm: Warm, args: tuple, kwargs: dict) -> Any:
+        """The last call that warms up, on the stream that recordings are made on."""
+        try:
+            before = self._reach(module, warm, args, kwargs)
+        except TooMuch as error:
+            return self._left(module, self._refuse(str(error)), args, kwargs)
+        tensors = [x for _, x in before.tensors]
+        grads = grads_of(before)
+        on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
+        given = [(x, x._version) for x in warm.leaves if isinstance(x, Tensor) and not x.is_inference()]
+        required = [x.requires_grad for x in tensors]
+        random, places, moving = Recording.host_random(), places_of(before), warm.moving()
+        warm.masks = watch = _Watch(tensors)
+        warm.reach = None
+        with Recording.warming(), Recording.watching() as seen, watch:
+            out = module._call_impl(*args, **kwargs)
+        changed, elsewhere = before.difference(), moved(before, places)
+        wrote = next((name for name, x, version in on_cpu if x._version != version), None)
+        leaves = pytree.tree_leaves(out)
+        outputs = [x for x in leaves if isinstance(x, Tensor)]
+        warm.values = [x for x in leaves if not isinstance(x, Tensor)]
+        given_ids = set(map(id, warm.leaves))
+        reason = passing = None
+        if seen:
+            reason = f"it waits for the GPU: {seen[0]}"
+        elif watch.hooks:
+            reason = f"it calls {watch.hooks[0]}() of a tensor"
+        elif changed is not None:
+            passing = f"it changes {changed}"
+        elif wrote is not None:
+            reason = f"it writes {wrote}, a tensor on the CPU"
+        elif random != Recording.host_random():
+            reason = "it draws random numbers on the host"
+        elif elsewhere is not None:
+            reason = f"it moves {elsewhere} to other memory"
+        elif any(x._version != version for x, version in given):
+            reason = "it writes into an argument"
+        elif required != [x.requires_grad for x in tensors]:
+            reason = "it sets requires_grad"
+        elif not all(same_grad(*each) for each in grads):
+            reason = "it runs a backward itself"
+        elif any(map(is_structure, moving)):
+            reason = "a graph is among its arguments that is another at each call"
+        elif not all(map(Recording.takes, moving)):
+            reason = "a tensor on the CPU is among its arguments that is another at each call"
+        elif any(not (x.is_floating_point() or x.is_complex()) for x in moving):
+            reason = "a tensor of integers is among its arguments that is another at each call"
+        elif any(not Recording.takes(x) for x in outputs if id(x) not in given_ids):
+            reason = "it returns a tensor on the CPU"
+        elif not all(map(fixed_value, warm.values)):
+            reason = "it returns something other than tensors and numbers"
+        if passing is not None:
+            reason = self._fail(passing)
+        elif reason is not None:
+            self._refuse(reason)
+        if reason is not None:
+            report.fallback(self._kind, reason)
+        else:
+            warm.reach = before
+            self._mind_second_derivatives(out)
+        return out
+
+    def _fail(self, reason: str) -> str:
+        self._warm.clear()
+        self._failed += 1
+        return self._refuse(reason) if self._failed >= _ATTEMPTS else reason
+
+    def _capture(self, module: torch.nn.Module, warm: Warm, form: Any, modes: tuple, args: tuple, kwargs: dict) -> Any:
+        try:
+            reach = self._reach(module, warm, args, kwargs)
+            pair = Pair(module, self._name, reach, warm, form, modes)
+        except Exception as error:
+            return self._left(module, self._fail(f"it {_cannot(error)}"), args, kwargs)
+        self._captures += 1
+        self._pairs = [*self._pairs, pair][-_VARIANTS:]
+        log.info("%s: captured, %.1f MiB", self._kind, pair.memory_bytes / 2**20)
+        report.count(self._kind)
+        leaves = warm.leaves
+        warm.forget()
+        return pair.replay(leaves, self.copy_outputs)
+
+
+class _Watch(Masks):
+    """What a forward does while it is watched; hooks: names of what it called that a replay would leave out."""
+
+    def __init__(self, tensors: list[Tensor]):
+        super().__init__(tensors)
+        self.hooks: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _HOOKING:
+            self.hooks.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _modes() -> tuple:
+    """`modes_now`, and the default device where it is a mode."""
+    count = torch._C._len_torch_function_stack()
+    return (*modes_now(), *[torch._C._get_function_stack_at(i).device for i in range(count)])
+
+
+def _unusual() -> str | None:
+    """Why this call is to run as it is, whatever it is given."""
+    if Recording.busy():
+        return "it is part of another capture"
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch_modes.transforming()
+        or torch._C._get_tracing_state() is not None
+        or torch.is_anomaly_enabled()
+        or forward_ad._current_level >= 0
+    ):
+        return "a mode of torch that sees each operation"
+    if torch_modes.recomputing():
+        return torch_modes.RECOMPUTING
+    for i in range(torch._C._len_torch_function_stack()):
+        mode: TorchFunctionMode = torch._C._get_function_stack_at(i)
+        if type(mode) is not DeviceContext:
+            return f"a mode of torch, {type(mode).__name__}"
+    return None
+
+
+def _hooked(module: torch.nn.Module) -> str | None:
+    """Why a replay, which runs no hooks, may not stand for a call of `module`."""
+    if torch.nn.modules.module._has_any_global_hook():
+        return "hooks of all modules"
+    for name, part in module.named_modules():
+        for key, hooks in vars(part).items():
+            if hooks and key.endswith("_hooks") and key not in _QUIET and isinstance(hooks, dict):
+                return f"a hook watches {name or 'it'}"
+    return None
+
+
+def _foreign(module: torch.nn.Module) -> str | None:
+    """Why `module` is not to be captured, by what it is made of."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.SyncBatchNorm) or type(part).__module__.startswith(_PARALLEL):
+            return f"it contains {type(part).__name__}, which speaks to other processes"
+        compiled = vars(part).get(_SLOT)
+        if type(part).__module__.startswith(_COMPILED) or isinstance(part, torch.jit.ScriptModule):
+            return f"it contains {type(part).__name__}"
+        if compiled is not None and not isinstance(compiled, Captures):
+            return "part of it is compiled"
+    return None
+
+
+def _cannot(error: Exception) -> str:
+    return f"cannot be captured: {(str(error) or type(error).__name__).splitlines()[0]}"
+
+
+def _notice() -> None:
+    """A layer of PyG or DGL was called: capture the outermost module that it is called in from now on."""
+    if getattr(within, "running", False) or getattr(within, "noticed", False) or torch.compiler.is_compiling():
+        return
+    outer: list[torch.nn.Module] = []  # innermost first
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            outer.append(frame.f_locals["self"])
+        frame = frame.f_back  # type: ignore[assignment]
+    while outer and isinstance(outer[-1], torch.nn.parallel.DistributedDataParallel):
+        outer.pop()  # its hooks see what the gradients of its module's parameters are, however they came
+    if not outer or any(type(x).__module__.startswith((_COMPILED, *_PARALLEL)) for x in outer):
+        return
+    found = outer[-1]
+    alone = type(found).__module__.startswith(_LAYERS)
+    if alone or vars(found).get(_SLOT) is not None or getattr(found, "_is_replica", False):
+        return
+    first = next(found.parameters(), None)
+    if first is not None and Recording.takes(first):
+        attach(found)
+
+
+_CALL, _WRAPPED = torch.nn.Module._call_impl.__code__, torch.nn.Module._wrapped_call_impl.__code__
