@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 from gnnaccel import report
-from gnnaccel.capture import captures_of, guard, modules, pair
+from gnnaccel.capture import captures_of, guard, modules, obstacles, pair
 
 pyg_nn = pytest.importorskip("torch_geometric.nn")
 
@@ -34,7 +34,7 @@ SCALE = 1.0  # which forward() reads
 def device(monkeypatch):
     report.reset()
     if not CUDA:
-        for module in (guard, modules, pair):
+        for module in (guard, modules, obstacles, pair):
             monkeypatch.setattr(module, "Recording", recorded.Recording)
 
 
@@ -222,7 +222,8 @@ CHANGES = {
     "gradients of features": (_of_inputs, 2),
     "another dtype": (_double, 2),
     "a hook": (lambda e: e.model.first.register_forward_hook(lambda module, args, out: out * 2), None),
-    "a hook of the model": (lambda e: e.model.register_forward_pre_hook(lambda module, args: (args[0] * 2, args[1])), None),
+    "a hook of the model": (
+        lambda e: e.model.register_forward_pre_hook(lambda module, args: (args[0] * 2, args[1])), None),
     "a hook of gradients": (
         lambda e: e.model.norm.register_full_backward_hook(lambda module, given, out: (given[0] * 2,)), None),
     "a hook of a parameter": (lambda e: e.model.last.lin_l.weight.register_hook(lambda grad: grad * 3), 2),
@@ -756,7 +757,7 @@ class Scaled(nn.Module):
         return self.inner(x, edge_index) * self.gain
 
 
-@pytest.mark.parametrize("way", ["compile", "in place", "compiled outer", "functional", "checkpoint", "trace", "nested"])
+@pytest.mark.parametrize("way", ["compile", "in place", "compiled outer", "functional", "checkpoint", "trace"])
 def test_beside_other_ways_of_torch(way):
     """Others that call modules in their way still do."""
     env = capture(problem())
@@ -772,7 +773,6 @@ def test_beside_other_ways_of_torch(way):
         "functional": lambda: torch.func.functional_call(model, dict(model.named_parameters()), given),
         "checkpoint": lambda: checkpoint(model, *given, use_reentrant=False),
         "trace": lambda: torch.jit.trace(model, given)(*given),
-        "nested": lambda: nn.Sequential(model).forward(model(*given)) if False else model(*given),
     }
     for _ in range(3):
         got = calls[way]()
@@ -827,8 +827,9 @@ def test_distributed(tmp_path):
 
         report.reset()
         env = inner()
-        losses = torch.stack([train(env).detach() for _ in range(14)])
-        torch.testing.assert_close(losses, torch.stack([train(plain).detach() for plain in [make()] for _ in range(14)]))
+        plain = make()
+        for _ in range(14):
+            torch.testing.assert_close(train(env), train(plain), **OF)
         assert site().accelerated == 11
     finally:
         dist.destroy_process_group()

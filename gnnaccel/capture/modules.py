@@ -15,19 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._device import DeviceContext
 
 from gnnaccel import report
 from gnnaccel.capture.device import Recording
-from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, modes_now, moved, places_of, within
-from gnnaccel.capture.pair import Pair, flatten
+from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, moved, places_of, within
+from gnnaccel.capture.leaves import flatten
+from gnnaccel.capture.obstacles import COMPILED, PARALLEL, SLOT, foreign, hooked, modes_of_call, unusual
+from gnnaccel.capture.pair import Pair
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import grads_of, same_grad
-from gnnaccel.capture.watch import Masks
-from gnnaccel.graph import modes as torch_modes
+from gnnaccel.capture.watch import Watch
 from gnnaccel.schedule import work
 
 log = logging.getLogger("gnnaccel")
@@ -37,15 +35,7 @@ _VARIANTS = 4  # kept of a module, the oldest goes first
 _ATTEMPTS = 2  # at capturing, that fail
 _EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
 _CROWDED = 2  # calls that find their capture waiting for its backward, after which there is another one
-_SLOT = "_compiled_call_impl"
-# Hooks that no call of a module runs.
-_QUIET = frozenset({
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-})  # fmt: skip
-_HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.backward)
 _NODES = frozenset({"grad_fn", "register_prehook", "register_multi_grad_hook", "get_gradient_edge"})  # in users' code
-_COMPILED = "torch._dynamo."
-_PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
 _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.")
 
 _attached: weakref.WeakSet[Captures] = weakref.WeakSet()
@@ -68,13 +58,15 @@ def attach(module: torch.nn.Module, *, copy_outputs: bool = True) -> Captures:
         If torch.compile has it already (``module.compile()``).
     """
     _check(module)
-    there = vars(module).get(_SLOT)
+    there = vars(module).get(SLOT)
     if there is not None and not isinstance(there, Captures):
-        raise ValueError("accelerate: cuda_graphs: the model is compiled (model.compile()), whose calls are left to that")
+        raise ValueError(
+            "accelerate: cuda_graphs: the model is compiled (model.compile()), whose calls are left to that"
+        )
     if there is not None and there.copy_outputs is copy_outputs and there.is_of(module):
         return there
     made = Captures(module, copy_outputs)
-    vars(module)[_SLOT] = made
+    vars(module)[SLOT] = made
     _attached.add(made)
     return made
 
@@ -87,13 +79,13 @@ def _check(module: Any) -> None:
 def detach(module: torch.nn.Module) -> None:
     """Undo `attach`, and free what was captured; does nothing to another module. TypeError as there."""
     _check(module)
-    if isinstance(vars(module).get(_SLOT), Captures):
-        del vars(module)[_SLOT]
+    if isinstance(vars(module).get(SLOT), Captures):
+        del vars(module)[SLOT]
 
 
 def captures_of(module: torch.nn.Module) -> Captures | None:
     """The captures of `module`, with `variants`, `memory_bytes` and `refused`; None if it is not to be captured."""
-    there = vars(module).get(_SLOT)
+    there = vars(module).get(SLOT)
     return there if isinstance(there, Captures) else None
 
 
@@ -163,7 +155,7 @@ class Captures:
             return caller.f_locals["self"]._call_impl(*args, **kwargs)
         if getattr(within, "running", False):  # part of what is captured, or warms up for it
             return module._call_impl(*args, **kwargs)
-        reason = self.refused or _unusual()
+        reason = self.refused or unusual()
         if reason is not None:
             return self._left(module, reason, args, kwargs)
         if not self._lock.acquire(blocking=False):
@@ -190,7 +182,7 @@ class Captures:
 
     def _run(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
         leaves, form = flatten(args, kwargs)
-        modes = _modes()
+        modes = modes_of_call()
         changed, waiting = None, None
         for pair in self._pairs:
             difference = pair.mismatch(leaves, form, modes)
@@ -204,7 +196,7 @@ class Captures:
                 return self._replay(module, pair, leaves, args, kwargs)
         if waiting is not None:
             return self._beside(module, waiting, leaves, form, modes, args, kwargs)
-        reason = _hooked(module)
+        reason = hooked(module)
         if reason is not None:
             self._warm.clear()
             return self._left(module, reason, args, kwargs)
@@ -239,7 +231,7 @@ class Captures:
                 kwargs: dict) -> Any:  # fmt: skip
         """A call while what an earlier one keeps for its backward must stay."""
         self._crowded += 1
-        if self._crowded <= _CROWDED or len(self._pairs) >= _VARIANTS or _hooked(module):
+        if self._crowded <= _CROWDED or len(self._pairs) >= _VARIANTS or hooked(module):
             return self._left(module, "an earlier call of it waits for its backward", args, kwargs)
         self._crowded = 0
         warm = waiting.warm
@@ -266,7 +258,7 @@ class Captures:
             except TooMuch as error:
                 return self._left(module, self._refuse(str(error)), args, kwargs)
             given = [x for x in warm.leaves if isinstance(x, Tensor)]
-            reason = Recording.unfit([x for _, x in reach.tensors] + given) or _foreign(module)
+            reason = Recording.unfit([x for _, x in reach.tensors] + given) or foreign(module, Captures)
             if reason is not None:
                 return self._left(module, self._refuse(reason), args, kwargs)
         # Before the watched one, as lists of work are made on the device, which the host waits for.
@@ -299,7 +291,7 @@ class Captures:
         given = [(x, x._version) for x in warm.leaves if isinstance(x, Tensor) and not x.is_inference()]
         required = [x.requires_grad for x in tensors]
         random, places, moving = Recording.host_random(), places_of(before), warm.moving()
-        warm.masks = watch = _Watch(tensors)
+        warm.masks = watch = Watch(tensors)
         warm.reach = None
         with Recording.warming(), Recording.watching() as seen, watch:
             out = module._call_impl(*args, **kwargs)
@@ -369,70 +361,6 @@ class Captures:
         return pair.replay(leaves, self.copy_outputs)
 
 
-class _Watch(Masks):
-    """What a forward does while it is watched; hooks: names of what it called that a replay would leave out."""
-
-    def __init__(self, tensors: list[Tensor]):
-        super().__init__(tensors)
-        self.hooks: list[str] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _HOOKING:
-            self.hooks.append(func.__name__)
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-def _modes() -> tuple:
-    """`modes_now`, and the default device where it is a mode."""
-    count = torch._C._len_torch_function_stack()
-    return (*modes_now(), *[torch._C._get_function_stack_at(i).device for i in range(count)])
-
-
-def _unusual() -> str | None:
-    """Why this call is to run as it is, whatever it is given."""
-    if Recording.busy():
-        return "it is part of another capture"
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch_modes.transforming()
-        or torch._C._get_tracing_state() is not None
-        or torch.is_anomaly_enabled()
-        or forward_ad._current_level >= 0
-    ):
-        return "a mode of torch that sees each operation"
-    if torch_modes.recomputing():
-        return torch_modes.RECOMPUTING
-    for i in range(torch._C._len_torch_function_stack()):
-        mode: TorchFunctionMode = torch._C._get_function_stack_at(i)
-        if type(mode) is not DeviceContext:
-            return f"a mode of torch, {type(mode).__name__}"
-    return None
-
-
-def _hooked(module: torch.nn.Module) -> str | None:
-    """Why a replay, which runs no hooks, may not stand for a call of `module`."""
-    if torch.nn.modules.module._has_any_global_hook():
-        return "hooks of all modules"
-    for name, part in module.named_modules():
-        for key, hooks in vars(part).items():
-            if hooks and key.endswith("_hooks") and key not in _QUIET and isinstance(hooks, dict):
-                return f"a hook watches {name or 'it'}"
-    return None
-
-
-def _foreign(module: torch.nn.Module) -> str | None:
-    """Why `module` is not to be captured, by what it is made of."""
-    for part in module.modules():
-        if isinstance(part, torch.nn.SyncBatchNorm) or type(part).__module__.startswith(_PARALLEL):
-            return f"it contains {type(part).__name__}, which speaks to other processes"
-        compiled = vars(part).get(_SLOT)
-        if type(part).__module__.startswith(_COMPILED) or isinstance(part, torch.jit.ScriptModule):
-            return f"it contains {type(part).__name__}"
-        if compiled is not None and not isinstance(compiled, Captures):
-            return "part of it is compiled"
-    return None
-
-
 def _cannot(error: Exception) -> str:
     return f"cannot be captured: {(str(error) or type(error).__name__).splitlines()[0]}"
 
@@ -449,11 +377,11 @@ def _notice() -> None:
         frame = frame.f_back  # type: ignore[assignment]
     while outer and isinstance(outer[-1], torch.nn.parallel.DistributedDataParallel):
         outer.pop()  # its hooks see what the gradients of its module's parameters are, however they came
-    if not outer or any(type(x).__module__.startswith((_COMPILED, *_PARALLEL)) for x in outer):
+    if not outer or any(type(x).__module__.startswith((COMPILED, *PARALLEL)) for x in outer):
         return
     found = outer[-1]
     alone = type(found).__module__.startswith(_LAYERS)
-    if alone or vars(found).get(_SLOT) is not None or getattr(found, "_is_replica", False):
+    if alone or vars(found).get(SLOT) is not None or getattr(found, "_is_replica", False):
         return
     first = next(found.parameters(), None)
     if first is not None and Recording.takes(first):

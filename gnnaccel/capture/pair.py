@@ -7,8 +7,8 @@ recording belongs to nobody else, and stays. From it the backward is recorded la
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,24 +18,27 @@ from torch.utils import _pytree as pytree
 from gnnaccel import _operators
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Guard, Unfit, Warm
+from gnnaccel.capture.leaves import (
+    aliases_of,
+    counts,
+    saving,
+    sources_of,
+    stand_in,
+    standing_in,
+    storage,
+    uncached,
+    unflatten,
+)
 from gnnaccel.capture.reach import Reach
 from gnnaccel.schedule import work
 
 _REHEARSALS = 2  # backward passes that run as they are: for lists of work, and to see what waits for the GPU
 _AGAIN = (
-    "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): call "
-    "gnnaccel.accelerate(model, cuda_graphs=False), or leave GNNACCEL_CUDA_GRAPHS unset"
+    "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): "
+    "call gnnaccel.accelerate(model, cuda_graphs=False), or leave GNNACCEL_CUDA_GRAPHS unset"
 )
 _OVERWRITTEN = "{}: what its captured forward kept for this backward was overwritten by a later call: keep no graph"
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False)
-
-
-class _Source(NamedTuple):
-    """A tensor that gradients are for: a parameter, or the argument of this number; and what stands for it."""
-
-    tensor: Tensor | None
-    argument: int
-    alias: Tensor
 
 
 class _Token:
@@ -85,10 +88,10 @@ class Pair:
         self._rehearsals: dict[tuple, int] = {}  # by which outputs have gradients
         self._backwards: dict[tuple, _Backward] = {}
         differentiated = torch.is_grad_enabled()
-        aliases = _aliases(module) if differentiated else {}
+        aliases = aliases_of(module) if differentiated else {}
         inputs, handed = [], []
         for leaf, fixed in zip(warm.leaves, warm.fixed, strict=True):
-            kept = _stand_in(leaf) if isinstance(leaf, Tensor) and not fixed else leaf
+            kept = stand_in(leaf) if isinstance(leaf, Tensor) and not fixed else leaf
             if differentiated and isinstance(kept, Tensor) and kept.requires_grad:
                 aliases.setdefault(id(kept), kept if kept is not leaf else kept.data.requires_grad_())
             inputs.append(kept)
@@ -99,13 +102,13 @@ class Pair:
         self.guard = Guard(reach, inputs, warm, form, modes)
         args, kwargs = unflatten(handed, form)
         self._tensors = [x for _, x in reach.tensors] + [x for x in inputs if isinstance(x, Tensor)]
-        versions = [(x, x._version) for x in (*aliases.values(), *handed) if _counts(x)]
+        versions = [(x, x._version) for x in (*aliases.values(), *handed) if counts(x)]
         self._forward = Recording(self._tensors, self._pool)
         self._packed: set[int] = set()  # where what the backward reads lies
-        saved = _saving(self._packed) if differentiated else contextlib.nullcontext()
+        saved = saving(self._packed) if differentiated else contextlib.nullcontext()
 
         def forward() -> Any:
-            with uncached(), warm.masks, _standing_in(module, aliases), saved:
+            with uncached(), warm.masks, standing_in(module, aliases), saved:
                 return module._call_impl(*args, **kwargs)
 
         out = self._forward.record(forward)
@@ -117,14 +120,14 @@ class Pair:
         if self.guard.settle():
             raise Unfit("it sets requires_grad")
         self._note_outputs(out, handed, [*aliases.values(), *handed, *self._tensors])
-        self._sources = _sources(self._differentiated, aliases, inputs, module)
+        self._sources = sources_of(self._differentiated, aliases, inputs, module)
         checked = [(x, -1) for _, x in reach.tensors]
         checked += [(x, i) for i, x in enumerate(inputs) if isinstance(x, Tensor) and not warm.fixed[i]]
-        self._checked = [(x, i) for x, i in checked if _counts(x) and self.reads(x)]
+        self._checked = [(x, i) for x, i in checked if counts(x) and self.reads(x)]
 
     def reads(self, tensor: Tensor) -> bool:
         """True for a tensor whose memory the backward reads."""
-        return _storage(tensor) in self._packed
+        return storage(tensor) in self._packed
 
     def _note_outputs(self, out: Any, handed: list, held: list) -> None:
         """What it returns: each tensor once, where what it was given stands, and the form."""
@@ -132,7 +135,7 @@ class Pair:
         if [x for x in leaves if not isinstance(x, Tensor)] != self.warm.values:
             raise Unfit("it returns a number that is another at each call")
         passed = {id(x): i for i, x in enumerate(handed) if isinstance(x, Tensor)}
-        outer = {_storage(x) for x in held if isinstance(x, Tensor)} - {0}
+        outer = {storage(x) for x in held if isinstance(x, Tensor)} - {0}
         self._unique: list[Tensor] = []  # static tensors
         self._places: list[tuple[str, Any]] = []  # of each leaf
         known: dict[int, int] = {}
@@ -145,9 +148,9 @@ class Pair:
                 if type(leaf) is not Tensor or leaf.layout is not torch.strided or not Recording.takes(leaf):
                     raise Unfit(f"it returns a {type(leaf).__name__} of {leaf.layout} on {leaf.device}")
                 if id(leaf) not in known:
-                    if _storage(leaf) in outer:
+                    if storage(leaf) in outer:
                         raise Unfit("it returns what shares memory with another result, an argument or a parameter")
-                    outer |= {_storage(leaf)} - {0}
+                    outer |= {storage(leaf)} - {0}
                     known[id(leaf)] = len(self._unique)
                     self._unique.append(leaf)
                 self._places.append(("tensor", known[id(leaf)]))
@@ -220,7 +223,9 @@ class Pair:
     def _as_it_is(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
         number = self._rehearsals[mask] = self._rehearsals.get(mask, 0) + 1
         early = work.lasting() if number < _REHEARSALS else contextlib.nullcontext()
-        watch = Recording.watching() if number == _REHEARSALS else contextlib.nullcontext([])
+        watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
+        if number == _REHEARSALS:
+            watch = Recording.watching()
         with early, watch as places:
             found = self._differentiate(mask, grads)
         if places:
@@ -241,9 +246,7 @@ class Pair:
         # Into new memory: autograd makes them .grad, or the next of them is added to those.
         statics = [x for x in captured.found if x is not None]
         fresh = [
-            torch.empty_like(each.alias)
-            for each, x in zip(self._sources, captured.found, strict=True)
-            if x is not None
+            torch.empty_like(each.alias) for each, x in zip(self._sources, captured.found, strict=True) if x is not None
         ]
         torch._foreach_copy_(fresh, statics)
         remaining = iter(fresh)
@@ -267,8 +270,8 @@ class Pair:
             outputs = [x for x, there in zip(self._differentiated, mask, strict=True) if there]
             given = [torch.zeros_like(x, requires_grad=False) for x in outputs]
             recording = Recording(self._tensors, self._pool)
-            versions = [(x, x._version) for x in self._tensors if _counts(x)]
-            found = recording.record(lambda mask=mask, given=given: self._differentiate(mask, given))
+            versions = [(x, x._version) for x in self._tensors if counts(x)]
+            found = recording.record(functools.partial(self._differentiate, mask, given))
             if any(x is not None and x.layout is not torch.strided for x in found):
                 raise Unfit("its gradients are sparse")
             written = [x for x, version in versions if x._version != version]
@@ -295,23 +298,6 @@ class _Replay(torch.autograd.Function):
         return None, None, None, *ctx.pair.gradients(ctx.token, grads)
 
 
-def flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
-    """Arguments as a list, and their form."""
-    if _SIMPLE.issuperset(map(type, args)) and (not kwargs or _SIMPLE.issuperset(map(type, kwargs.values()))):
-        return [*args, *kwargs.values()], (len(args), *kwargs)
-    return pytree.tree_flatten((args, kwargs))
-
-
-def unflatten(leaves: list, form: Any) -> tuple[tuple, dict]:
-    """The arguments again."""
-    if isinstance(form, tuple):
-        return tuple(leaves[: form[0]]), dict(zip(form[1:], leaves[form[0] :], strict=True))
-    return pytree.tree_unflatten(leaves, form)
-
-
-_SIMPLE = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float, str})
-
-
 def _modes_of_backward() -> tuple:
     return (
         torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
@@ -322,93 +308,3 @@ def _modes_of_backward() -> tuple:
 
 def _plain(grad: Tensor) -> bool:
     return grad.layout is torch.strided and _operators.dense(grad)
-
-
-def _counts(value: Any) -> bool:
-    """True for a tensor that counts its versions."""
-    return isinstance(value, Tensor) and not value.is_inference()
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _stand_in(tensor: Tensor) -> Tensor:
-    """A tensor that arguments of this kind are copied into."""
-    if type(tensor) is not Tensor:
-        raise Unfit(f"it is given a new {type(tensor).__name__} at each call")
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
-def _aliases(module: torch.nn.Module) -> dict[int, Tensor]:
-    """What stands for the parameters that gradients are for, by their id: with versions of its own."""
-    found: dict[int, Tensor] = {}
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            if type(parameter) is not torch.nn.Parameter:
-                raise Unfit(f"it has a parameter of class {type(parameter).__name__}")
-            alias = found[id(parameter)] = torch.nn.Parameter(parameter.data)
-            vars(alias).update(vars(parameter))
-    return found
-
-
-@contextlib.contextmanager
-def _standing_in(module: torch.nn.Module, aliases: dict[int, Tensor]) -> Iterator[None]:
-    """The module has the aliases for parameters."""
-    held = [(part._parameters, name, x) for part in module.modules() for name, x in part._parameters.items()]
-    held = [(parameters, name, x) for parameters, name, x in held if id(x) in aliases]
-    try:
-        for parameters, name, x in held:
-            parameters[name] = aliases[id(x)]  # type: ignore[assignment]
-        yield
-    finally:
-        for parameters, name, x in held:
-            parameters[name] = x
-
-
-def _saving(storages: set[int]) -> contextlib.AbstractContextManager:
-    """Tensors are saved for the backward as they are, without a check of their versions; `storages` gets where."""
-
-    def pack(tensor: Tensor) -> Tensor:
-        storages.add(_storage(tensor) or -1)
-        return tensor.detach()
-
-    pack.recomputes = False  # type: ignore[attr-defined]
-    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-
-
-@contextlib.contextmanager
-def uncached() -> Iterator[None]:
-    """Autocast casts anew: what it keeps of parameters is of these calls alone."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-def _sources(outputs: list[Tensor], aliases: dict[int, Tensor], inputs: list, module: torch.nn.Module) -> list[_Source]:
-    """The parameters and arguments that gradients of `outputs` reach."""
-    reached, seen, stack = {id(x) for x in outputs if x.grad_fn is None}, set(), [x.grad_fn for x in outputs]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "torch::autograd::AccumulateGrad":
-            reached.add(id(node.variable))
-        stack.extend([following for following, _ in node.next_functions])
-    if not reached <= {id(alias) for alias in aliases.values()}:
-        raise Unfit("gradients flow to a tensor that is neither a parameter of it nor an argument")
-    numbers = {id(x): i for i, x in enumerate(inputs) if isinstance(x, Tensor)}
-    parameters = {id(x): x for x in module.parameters()}
-    found = []
-    for key, alias in aliases.items():
-        if id(alias) in reached:
-            if key in parameters:
-                found.append(_Source(parameters[key], -1, alias))
-            else:
-                found.append(_Source(None, numbers[key], alias))
-    return found

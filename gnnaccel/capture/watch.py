@@ -52,6 +52,22 @@ class Masks(TorchFunctionMode):
         return known[2]
 
 
+class Watch(Masks):
+    """`Masks`; hooks: names of what was called that a replay would leave out."""
+
+    def __init__(self, tensors: list[Tensor]):
+        super().__init__(tensors)
+        self.hooks: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _HOOKING:
+            self.hooks.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.backward)
+
+
 @contextlib.contextmanager
 def _waiting() -> Iterator[None]:
     """The host may wait for the GPU in here, unseen."""
