@@ -727,6 +727,147 @@ def test_results(name):
     assert not reasons if words is None else words in next(iter(reasons)), reasons
 
 
+class Of(nn.Module):
+    """A module of parts whose forward is `call`(module, *arguments)."""
+
+    def __init__(self, call, **parts):
+        super().__init__()
+        self.call = call
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args, **kwargs):
+        return self.call(self, *args, **kwargs)
+
+
+def _conv(layer="SAGE", *sizes):
+    return LAYERS[layer](*(sizes or (5, 3)))
+
+
+def _forces(model, x, edge_index):
+    energy = model.conv(x, edge_index).tanh().sum()
+    return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def _weight_norm(module):
+    return torch.nn.utils.parametrizations.weight_norm(module)
+
+
+def _checkpointed(reentrant):
+    def call(model, x, edge_index):
+        h = model.first(x, edge_index)
+        return model.last(checkpoint(lambda h: model.norm(h).tanh(), h, use_reentrant=reentrant), edge_index)
+
+    return lambda: Of(call, first=_conv("SAGE", 5, 8), norm=nn.LayerNorm(8), last=_conv("SAGE", 8, 3))
+
+
+def _hetero(env):
+    x = {"a": env.data.x, "b": env.data.x[:7].clone()}
+    kinds = {("a", "to", "b"): env.data.edge_index % 7, ("b", "of", "a"): env.data.edge_index % 7}
+    return x, kinds
+
+
+def _of_types():
+    convs = {("a", "to", "b"): pyg_nn.SAGEConv((5, 5), 3), ("b", "of", "a"): pyg_nn.SAGEConv((5, 5), 3)}
+    return Of(lambda model, x, edges: model.conv(x, edges), conv=pyg_nn.HeteroConv(convs))
+
+
+def _data(env):
+    from torch_geometric.data import Data
+
+    return (Data(x=env.data.x, edge_index=env.data.edge_index),)
+
+
+def _matrix(env):
+    from torch_geometric.utils import to_torch_csr_tensor
+
+    return env.data.x, to_torch_csr_tensor(env.data.edge_index, size=(20, 20))
+
+
+def _edge_index(env):
+    from torch_geometric import EdgeIndex
+
+    return env.data.x, EdgeIndex(env.data.edge_index, sparse_size=(20, 20))
+
+
+def _weights(env):
+    return env.data.x, env.data.edge_index, torch.rand(60, device=DEVICE).requires_grad_()
+
+
+def _usual(env):
+    return env.data.x, env.data.edge_index
+
+
+# name -> the model, its arguments (the same objects at each call), why it is left (None: it is captured)
+MODELS = {
+    "an embedding": (
+        lambda: Of(lambda m, edges: m.conv(m.emb.weight, edges), emb=nn.Embedding(20, 5), conv=_conv()),
+        lambda env: (env.data.edge_index,), None),
+    "shared layers": (
+        lambda: (lambda conv: Of(lambda m, x, e: m.a(x, e).tanh() + m.b(x * 2, e), a=conv, b=conv))(_conv()),
+        _usual, None),
+    "weights of edges": (
+        lambda: Of(lambda m, x, e, w: m.conv(x, e, w), conv=pyg_nn.GraphConv(5, 3)), _weights, None),
+    "cached": (lambda: Of(lambda m, x, e: m.conv(x, e), conv=pyg_nn.GCNConv(5, 3, cached=True)), _usual, None),
+    "a model of PyG's": (lambda: pyg_nn.GraphSAGE(5, 8, 2, 3, norm="batch", jk="cat"), _usual, None),
+    "Sequential of PyG's": (
+        lambda: pyg_nn.Sequential("x, edge_index", [(_conv("SAGE", 5, 8), "x, edge_index -> x"), nn.ReLU(),
+                                                    (_conv("SAGE", 8, 3), "x, edge_index -> x")]), _usual, None),
+    "Data": (lambda: Of(lambda m, data: m.conv(data.x, data.edge_index), conv=_conv()), _data, None),
+    "types of nodes": (_of_types, _hetero, None),
+    "a sparse matrix": (lambda: Of(lambda m, x, e: m.conv(x, e), conv=_conv()), _matrix, None),
+    "an EdgeIndex": (lambda: Of(lambda m, x, e: m.conv(x, e), conv=_conv()), _edge_index, None),
+    "derivatives inside": (
+        lambda: Of(_forces, conv=_conv("GraphConv")), lambda env: (env.data.x.requires_grad_(), env.data.edge_index),
+        None),
+    "a parametrization": (
+        lambda: Of(lambda m, x, e: m.conv(m.lin(x), e), lin=_weight_norm(nn.Linear(5, 5)), conv=_conv()), _usual, None),
+    "a checkpoint": (_checkpointed(False), _usual, None),
+    "a reentrant checkpoint": (_checkpointed(True), _usual, "reentrant checkpoint"),
+    "lists of weights": (
+        lambda: Of(lambda m, x, e: m.conv(m.rnn(x)[0], e), rnn=nn.LSTM(5, 5), conv=_conv()), _usual, "_flat_weight"),
+    "weights with a hook": (
+        lambda: Of(lambda m, x, e: m.conv(m.lin(x), e), lin=torch.nn.utils.weight_norm(nn.Linear(5, 5)), conv=_conv()),
+        _usual, "a hook"),
+    "sparse gradients": (
+        lambda: Of(lambda m, edges: m.conv(m.emb(torch.arange(20, device=edges.device)), edges),
+                   emb=nn.Embedding(20, 5, sparse=True), conv=_conv()),
+        lambda env: (env.data.edge_index,), "sparse"),
+    "a compiled part": (
+        lambda: Of(lambda m, x, e: m.conv(m.lin(x), e), lin=torch.compile(nn.Linear(5, 5), backend="eager"),
+                   conv=_conv()), _usual, "OptimizedModule"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    make_model, arguments, words = MODELS[name]
+
+    def make():
+        env = problem()
+        torch.manual_seed(1)
+        env.model = gnnaccel.accelerate(make_model().to(DEVICE))
+        env.args = arguments(env)
+        env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.01)
+        return env
+
+    def step(env):
+        env.optimizer.zero_grad()
+        found = env.model(*env.args)
+        loss = sum(out.square().mean() for out in (found.values() if isinstance(found, dict) else [found]))
+        loss.backward()
+        env.optimizer.step()
+        return loss
+
+    env = both(make, step=step)
+    seen = site(type(env.model).__name__)
+    if words is None:
+        assert seen.accelerated == 11 and not seen.left and in_both(env), (seen, captures_of(env.model).refused)
+    else:
+        assert any(words in reason for reason in seen.reasons) and variants(env) == 0, seen
+
+
 def test_sampled_graphs_are_left():
     def between(env, i):
         env.data.edge_index = env.data.edge_index.roll(i, 1)

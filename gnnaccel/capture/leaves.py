@@ -44,7 +44,9 @@ def counts(value: Any) -> bool:
 
 
 def storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    """Where the memory of a tensor begins; 0 if it has none of its own, as sparse ones and subclasses."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if plain else 0
 
 
 def stand_in(tensor: Tensor) -> Tensor:
@@ -113,6 +115,8 @@ def sources_of(
         if node is None or node in seen:
             continue
         seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise Unfit("its backward runs another one, in a reentrant checkpoint")
         if node.name() == "torch::autograd::AccumulateGrad":
             reached.add(id(node.variable))  # type: ignore[attr-defined]
         stack.extend([following for following, _ in node.next_functions])

@@ -36,6 +36,7 @@ _ATTEMPTS = 2  # at capturing, that fail
 _EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
 _CROWDED = 2  # calls that find their capture waiting for its backward, after which there is another one
 _NODES = frozenset({"grad_fn", "register_prehook", "register_multi_grad_hook", "get_gradient_edge"})  # in users' code
+_LOOKS = 256  # in vain, after which one in so many calls of layers looks for a module
 _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.")
 
 _attached: weakref.WeakSet[Captures] = weakref.WeakSet()
@@ -97,7 +98,8 @@ def enable() -> None:
 
 def disable() -> None:
     """Undo `enable` and every `attach`."""
-    report.on_call = None
+    global _in_vain
+    report.on_call, _in_vain = None, 0
     for captures in tuple(_attached):
         module = captures.module()
         if module is not None:
@@ -367,25 +369,36 @@ def _cannot(error: Exception) -> str:
 
 def _notice() -> None:
     """A layer of PyG or DGL was called: capture the outermost module that it is called in from now on."""
+    global _in_vain
     if getattr(within, "running", False) or getattr(within, "noticed", False) or torch.compiler.is_compiling():
         return
-    outer: list[torch.nn.Module] = []  # innermost first
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL:
-            outer.append(frame.f_locals["self"])
-        frame = frame.f_back  # type: ignore[assignment]
-    while outer and isinstance(outer[-1], torch.nn.parallel.DistributedDataParallel):
-        outer.pop()  # its hooks see what the gradients of its module's parameters are, however they came
-    if not outer or any(type(x).__module__.startswith((COMPILED, *PARALLEL)) for x in outer):
+    _in_vain += 1
+    if _in_vain > _LOOKS and _in_vain % _LOOKS:  # on the CPU, or by calls of layers alone
         return
-    found = outer[-1]
-    alone = type(found).__module__.startswith(_LAYERS)
-    if alone or vars(found).get(SLOT) is not None or getattr(found, "_is_replica", False):
-        return
-    first = next(found.parameters(), None)
-    if first is not None and Recording.takes(first):
+    found = _outermost(sys._getframe(1))
+    if found is not None:
+        _in_vain = 0
         attach(found)
 
 
+def _outermost(frame: Any) -> torch.nn.Module | None:
+    """The module to capture of those that are being called; None if there is none."""
+    outer: list[torch.nn.Module] = []  # innermost first
+    while frame is not None:
+        if frame.f_code is _CALL:
+            outer.append(frame.f_locals["self"])
+        frame = frame.f_back
+    while outer and isinstance(outer[-1], torch.nn.parallel.DistributedDataParallel):
+        outer.pop()  # its hooks see what the gradients of its module's parameters are, however they came
+    if not outer or any(type(x).__module__.startswith((COMPILED, *PARALLEL)) for x in outer):
+        return None
+    found = outer[-1]
+    alone = type(found).__module__.startswith(_LAYERS)
+    if alone or vars(found).get(SLOT) is not None or getattr(found, "_is_replica", False):
+        return None
+    first = next(found.parameters(), None)
+    return found if first is not None and Recording.takes(first) else None
+
+
+_in_vain = 0  # looks for a module that found none, one after the other
 _CALL, _WRAPPED = torch.nn.Module._call_impl.__code__, torch.nn.Module._wrapped_call_impl.__code__

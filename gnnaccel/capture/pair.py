@@ -30,6 +30,7 @@ from gnnaccel.capture.leaves import (
     unflatten,
 )
 from gnnaccel.capture.reach import Reach
+from gnnaccel.capture.variant import grads_of, same_grad
 from gnnaccel.schedule import work
 
 _REHEARSALS = 2  # backward passes that run as they are: for lists of work, and to see what waits for the GPU
@@ -226,10 +227,13 @@ class Pair:
         watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
         if number == _REHEARSALS:
             watch = Recording.watching()
+        before = grads_of(self._reach)
         with early, watch as places:
             found = self._differentiate(mask, grads)
         if places:
             self.unfit = f"its backward waits for the GPU: {places[0]}"
+        elif not all(same_grad(*each) for each in before):
+            self.unfit = "its backward writes gradients itself"
         return found
 
     def _differentiate(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
