@@ -3,6 +3,7 @@ ever. On the CPU with a stand-in for CUDA graphs (recorded.py), on a GPU with th
 
 import contextlib
 import copy
+import gc
 import io
 import os
 import pickle
@@ -313,13 +314,32 @@ def _global(env):
     SCALE = 2.0
 
 
-def test_a_global(monkeypatch):
-    monkeypatch.setitem(globals(), "SCALE", 1.0)
+def _tripled(forward):
+    return lambda *args: forward(*args) * 3
+
+
+@pytest.mark.parametrize("where, name, value", [
+    (globals(), "SCALE", 2.0),
+    (Net, "forward", _tripled(Net.forward)),
+    (nn.BatchNorm1d, "forward", _tripled(nn.BatchNorm1d.forward)),
+    (Net, "further", 1),
+])  # fmt: skip
+def test_globals_and_classes(where, name, value):
+    """What is another from call 8 on: an entry of a dict, or an attribute of a class, that may not have been there."""
+    patched = pytest.MonkeyPatch()
 
     def between(env, i):
-        globals()["SCALE"] = 2.0 if i >= 8 else 1.0
+        if i == 0:
+            patched.undo()
+        elif i == 8 and isinstance(where, dict):
+            patched.setitem(where, name, value)
+        elif i == 8:
+            patched.setattr(where, name, value, raising=False)
 
-    assert variants(both(problem, between)) == 2
+    try:
+        both(problem, between)
+    finally:
+        patched.undo()
 
 
 def test_there_and_back():
@@ -593,12 +613,19 @@ def test_dropout_draws_new_numbers():
     env = capture(problem(dropout=0.5))
     outs = [env.model(env.data.x, env.data.edge_index).sum().item() for _ in range(12)]
     assert site().accelerated == 9 and len(set(outs)) == 12
-    env.model.zero_grad()
-    for _ in range(10):  # the backward sees what its forward has dropped
+
+
+def test_a_backward_sees_what_its_forward_has_dropped():
+    model = Of(lambda m, x, e: F.dropout(m.conv(x, e), 0.5), conv=pyg_nn.GraphConv(5, 3, bias=False)).to(DEVICE)
+    env = problem()
+    env.model = gnnaccel.accelerate(model)
+    capture(env)
+    for _ in range(12):
         x = env.data.x.clone().requires_grad_()
-        out = env.model(x, env.data.edge_index)
-        (out.sum() * 0).backward()
-        assert not x.grad.any()
+        out = env.model(x, env.data.edge_index).sum()
+        out.backward()
+        torch.testing.assert_close((x * x.grad).sum(), out, **OF)  # linear in x
+    assert site("Of").accelerated == 9 and in_both(env)
 
 
 def test_copies_and_checkpoints(tmp_path):
@@ -725,6 +752,94 @@ def test_results(name):
     both(make, step=lambda env: env.model(env.data.x, env.data.edge_index)[0])
     reasons = site("Returns").reasons
     assert not reasons if words is None else words in next(iter(reasons)), reasons
+
+
+def _loss(env):
+    return env.model(env.data.x, env.data.edge_index).square().mean()
+
+
+def _jacobian(env):
+    found = env.model.eval()
+    return torch.autograd.functional.jacobian(lambda x: found(x, env.data.edge_index)[:2].sum(0), env.data.x.clone())
+
+
+def _batched(env):
+    out, eye = env.model(env.data.x, env.data.edge_index)[0], torch.eye(3, device=DEVICE)
+    return torch.autograd.grad(out, [env.model.first.lin_l.weight], eye, is_grads_batched=True)[0]
+
+
+def _written_result(env):
+    env.optimizer.zero_grad()
+    out = env.model(env.data.x, env.data.edge_index)
+    out[3] = 0
+    loss = out.mul_(2).square().mean()
+    loss.backward()
+    env.optimizer.step()
+    return loss
+
+
+def _cut_result(env):
+    return env.model(env.data.x, env.data.edge_index).detach_()
+
+
+def _gradient_of_result(env):
+    env.optimizer.zero_grad()
+    out = env.model(env.data.x, env.data.edge_index)
+    out.register_hook(lambda grad: grad * 2)
+    out.retain_grad()
+    loss = out.square().mean()
+    torch.autograd.grad(loss, out, retain_graph=True)
+    loss.backward()
+    env.optimizer.step()
+    return out.grad
+
+
+def _for_one_parameter(env):
+    env.optimizer.zero_grad()
+    loss = _loss(env)
+    loss.backward(inputs=[env.model.last.lin_l.weight])
+    env.optimizer.step()
+    return loss
+
+
+def _frozen_by_turns(env):
+    env.calls = getattr(env, "calls", 0) + 1
+    env.model.first.requires_grad_(env.calls % 2 == 0)
+    return train(env)
+
+
+def _retained_by_turns(env):
+    env.calls = getattr(env, "calls", 0) + 1
+    env.optimizer.zero_grad()
+    out = env.model(env.data.x, env.data.edge_index)
+    out.square().mean().backward(retain_graph=env.calls % 2 == 0)
+    if env.calls % 2 == 0:
+        out.sum().backward()
+    return torch.cat([p.grad.flatten() for p in env.model.last.parameters()])
+
+
+STEPS = {
+    "jacobian": _jacobian, "batched gradients": _batched, "a result is written": _written_result,
+    "a result is cut off": _cut_result, "the gradient of a result": _gradient_of_result,
+    "one parameter": _for_one_parameter, "frozen by turns": _frozen_by_turns, "retained by turns": _retained_by_turns,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_ways_to_use_it(name):
+    both(problem, step=STEPS[name], calls=20)
+    assert site().accelerated >= 14 and not site().left
+
+
+def test_results_of_the_graphs_own_memory_are_not_to_be_written():
+    env = capture(problem(does=lambda model, h: h.exp()), copy_outputs=False)
+    env.model.last = nn.Identity()
+    env.model.forward = lambda x, edge_index: env.model.does(env.model, env.model.first(x, edge_index))
+    for _ in range(8):
+        env.model(env.data.x, env.data.edge_index).sum().backward()
+    loss = env.model(env.data.x, env.data.edge_index).mul_(2).sum()
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        loss.backward()
 
 
 class Of(nn.Module):
@@ -1054,3 +1169,81 @@ def test_on_the_cpu(monkeypatch):
         train(env)
     (reason,) = site().reasons
     assert "CPU" in reason and site().left == 5
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+def test_memory_is_told_and_freed():
+    env = capture(problem())
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(10):
+        train(env)
+    assert captures_of(env.model).memory_bytes > 0
+    gnnaccel.accelerate(env.model, cuda_graphs=False)
+    env.optimizer.zero_grad()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 2**21
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+def test_other_streams():
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+
+    def step(env):
+        env.calls = getattr(env, "calls", 0) + 1
+        stream = streams[env.calls % 2]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            env.data.x = env.data.x * 0.9 + 0.1  # new memory
+            loss = train(env)
+        torch.cuda.current_stream().wait_stream(stream)
+        return loss
+
+    both(problem, step=step, calls=30)
+    assert site().accelerated == 27
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+@pytest.mark.parametrize("threads", [True, False])
+def test_backward_on_threads_of_torch(threads):
+    before = torch.autograd.is_multithreading_enabled()
+    torch.autograd.set_multithreading_enabled(threads)
+    try:
+        env = both(lambda: problem("GAT"), step=_pairs, calls=20)
+        assert in_both(env)
+    finally:
+        torch.autograd.set_multithreading_enabled(before)
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+def test_a_backward_that_waits_for_the_gpu():
+    env = both(lambda: problem(does=lambda model, h: _Waits.apply(h)))
+    assert "its backward waits for the GPU" in captures_of(env.model).refused
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+def test_beside_captured_steps():
+    """Recordings of steps share memory of their own: what is kept between forward and backward is not in it."""
+    env, other = capture(problem()), problem()
+    step = gnnaccel.captured(lambda: train(other))
+    want = problem()
+    for _ in range(12):
+        env.optimizer.zero_grad()
+        out = env.model(env.data.x, env.data.edge_index)
+        step()
+        F.cross_entropy(out[env.data.mask], env.data.y[env.data.mask]).backward()
+        env.optimizer.step()
+        train(want)
+    assert step.variants == 1 and in_both(env)
+    torch.testing.assert_close(env.model.last.lin_l.weight, want.model.last.lin_l.weight, **OF)
+
+
+class _Waits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float(grad.sum() == grad.sum())

@@ -252,7 +252,8 @@ class Pair:
         fresh = [
             torch.empty_like(each.alias) for each, x in zip(self._sources, captured.found, strict=True) if x is not None
         ]
-        torch._foreach_copy_(fresh, statics)
+        if fresh:
+            torch._foreach_copy_(fresh, statics)
         remaining = iter(fresh)
         return [None if x is None else next(remaining) for x in captured.found]
 
