@@ -4,6 +4,7 @@ ever. On the CPU with a stand-in for CUDA graphs (recorded.py), on a GPU with th
 import contextlib
 import copy
 import io
+import logging
 import pickle
 import random
 from types import SimpleNamespace
@@ -308,8 +309,7 @@ def test_scaled_losses():
         env.scaler = torch.amp.GradScaler(DEVICE, init_scale=64.0, growth_interval=3)
         return env
 
-    both(make, step=step)
-    assert site().accelerated == 11
+    assert in_both(both(make, step=step)) and site().accelerated == 11
 
 
 def test_results_last():
@@ -578,6 +578,21 @@ def _hooks(model, h):
     return h
 
 
+def _prints(model, h):
+    print("shape", h.shape)
+    return h
+
+
+def _logs(model, h):
+    logging.getLogger("of.a.user").warning("here")
+    return h
+
+
+def _reads_grads(model, h):
+    grad = model.unused.weight.grad
+    return h if grad is None else h * grad.sum()
+
+
 def _writes(model, h):
     with torch.no_grad():
         model.last.lin_l.weight.clamp_(-1, 1)
@@ -603,6 +618,9 @@ REFUSED = {
     "a tensor is kept": (_keep, "it changes module.extra"),
     "a random number": (_dice, "on the host"),
     "a hook is set": (_hooks, "register_hook"),
+    "it prints": (_prints, "print()"),
+    "it logs": (_logs, "of.a.user"),
+    "it reads a .grad": (_reads_grads, "it uses grad of a tensor"),
     "a parameter is written": (_writes, "writes into an argument or a parameter"),
     "another's gradient": (_foreign, "neither a parameter of it nor an argument"),
     "a part is switched": (_switches, "training"),

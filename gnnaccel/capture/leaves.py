@@ -105,6 +105,19 @@ def uncached() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+@contextlib.contextmanager
+def uncast() -> Iterator[None]:
+    """Outside of autocast."""
+    before = [(device, torch.is_autocast_enabled(device)) for device in ("cuda", "cpu")]
+    try:
+        for device, _ in before:
+            torch.set_autocast_enabled(device, False)
+        yield
+    finally:
+        for device, enabled in before:
+            torch.set_autocast_enabled(device, enabled)
+
+
 def sources_of(
     outputs: list[Tensor], aliases: dict[int, Tensor], inputs: list, module: torch.nn.Module
 ) -> list[Source]:

@@ -25,7 +25,7 @@ from gnnaccel.capture.obstacles import COMPILED, PARALLEL, SLOT, foreign, hooked
 from gnnaccel.capture.pair import Pair
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import grads_of, same_grad
-from gnnaccel.capture.watch import Watch
+from gnnaccel.capture.watch import Watch, speaking
 from gnnaccel.schedule import work
 
 log = logging.getLogger("gnnaccel")
@@ -295,7 +295,7 @@ class Captures:
         random, places, moving = Recording.host_random(), places_of(before), warm.moving()
         warm.masks = watch = Watch(tensors)
         warm.reach = None
-        with Recording.warming(), Recording.watching() as seen, watch:
+        with Recording.warming(), Recording.watching() as seen, watch, speaking() as said:
             out = module._call_impl(*args, **kwargs)
         changed, elsewhere = before.difference(), moved(before, places)
         wrote = next((name for name, x, version in on_cpu if x._version != version), None)
@@ -307,7 +307,9 @@ class Captures:
         if seen:
             reason = f"it waits for the GPU: {seen[0]}"
         elif watch.hooks:
-            reason = f"it calls {watch.hooks[0]}() of a tensor"
+            reason = f"it uses {watch.hooks[0]} of a tensor"
+        elif said:
+            reason = f"it calls {said[0]}"
         elif changed is not None:
             passing = f"it changes {changed}"
         elif wrote is not None:

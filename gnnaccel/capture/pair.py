@@ -27,6 +27,7 @@ from gnnaccel.capture.leaves import (
     standing_in,
     storage,
     uncached,
+    uncast,
     unflatten,
 )
 from gnnaccel.capture.reach import Reach
@@ -268,15 +269,14 @@ class Pair:
         for mask, number in tuple(self._rehearsals.items()):
             if number < _REHEARSALS:
                 continue
-            modes = _modes_of_backward()
-            if modes[0]:  # autocast, which backward passes are seldom run under
-                continue
             del self._rehearsals[mask]
             outputs = [x for x, there in zip(self._differentiated, mask, strict=True) if there]
             given = [torch.zeros_like(x, requires_grad=False) for x in outputs]
             recording = Recording(self._tensors, self._pool)
             versions = [(x, x._version) for x in self._tensors if counts(x)]
-            found = recording.record(functools.partial(self._differentiate, mask, given))
+            with uncast():  # as backward passes are run outside of it
+                modes = _modes_of_backward()
+                found = recording.record(functools.partial(self._differentiate, mask, given))
             if any(x is not None and x.layout is not torch.strided for x in found):
                 raise Unfit("its gradients are sparse")
             written = [x for x, version in versions if x._version != version]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,12 +62,40 @@ class Watch(Masks):
         self.hooks: list[str] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _HOOKING:
-            self.hooks.append(func.__name__)
+        if func in _LEFT_OUT:
+            self.hooks.append(_LEFT_OUT[func])
         return super().__torch_function__(func, types, args, kwargs)
 
 
-_HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.backward)
+_LEFT_OUT = {
+    Tensor.register_hook: "register_hook()",
+    Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook()",
+    Tensor.retain_grad: "retain_grad()",
+    Tensor.backward: "backward()",
+    Tensor.grad.__get__: "grad",  # type: ignore[union-attr]  # memory that is another at each call
+}
+
+
+@contextlib.contextmanager
+def speaking() -> Iterator[list[str]]:
+    """Gives what was called in the block that speaks to the user: print(), or a logger that has something to do."""
+    said: list[str] = []
+    say, log = builtins.print, logging.Logger.callHandlers
+
+    def print_(*args, **kwargs):
+        said.append("print()")
+        say(*args, **kwargs)
+
+    def call_handlers(self, record):
+        if not self.name.startswith("gnnaccel"):
+            said.append(f"the logger {self.name}")
+        log(self, record)
+
+    builtins.print, logging.Logger.callHandlers = print_, call_handlers  # type: ignore[method-assign]
+    try:
+        yield said
+    finally:
+        builtins.print, logging.Logger.callHandlers = say, log  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
