@@ -54,6 +54,7 @@ class Recording:
     memory_bytes = 0
 
     pool = staticmethod(lambda: None)
+    most_bytes = staticmethod(lambda: 1 << 40)
 
     def __init__(self, tensors, pool=None):
         self._tensors = tensors

@@ -249,6 +249,16 @@ def test_models(name):
         assert any(words in reason for reason in seen.reasons) and variants(env) == 0, seen
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_large_ones_are_left(size, monkeypatch):
+    """Where the forward, or the backward beside it, would take more memory than is left for captures."""
+    monkeypatch.setattr(captured_cases.pair.Recording, "memory_bytes", 1, raising=False)
+    monkeypatch.setattr(captured_cases.pair.Recording, "most_bytes", lambda: size - 1)
+    env = both(problem)
+    (reason,) = site().reasons
+    assert "GPU's memory" in reason and variants(env) == 0 and site().accelerated == (0 if size == 1 else 2)
+
+
 def test_sampled_graphs_are_left():
     def between(env, i):
         env.data.edge_index = env.data.edge_index.roll(i, 1)
@@ -353,7 +363,13 @@ def test_distributed(tmp_path):
         for _ in range(14):
             torch.testing.assert_close(train(env), train(plain), **OF)
         assert site().accelerated == 11
+        modules.enable()
+        env = make()
+        for _ in range(8):
+            train(env)
+        assert captures_of(env.model) is None and captures_of(env.model.module).variants == 1
     finally:
+        modules.disable()
         dist.destroy_process_group()
 
 

@@ -51,6 +51,11 @@ class Recording:
         return torch.cuda.graph_pool_handle()
 
     @staticmethod
+    def most_bytes() -> int:
+        """How much of the GPU's memory the captures of one module may hold."""
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
+
+    @staticmethod
     def takes(tensor: Tensor) -> bool:
         """True for a tensor that a recording reads where it is."""
         return tensor.is_cuda

@@ -222,9 +222,11 @@ class Captures:
 
     def _replay(self, module: torch.nn.Module, pair: Pair, leaves: list, args: tuple, kwargs: dict) -> Any:
         try:
-            pair.record_backward()  # if it is time to
+            recorded = pair.record_backward()  # if it is time to
         except Exception as error:
             return self._left(module, self._refuse(f"its backward {_cannot(error)}"), args, kwargs)
+        if recorded and self.memory_bytes > Recording.most_bytes():
+            return self._left(module, self._refuse(self._too_large()), args, kwargs)
         self._replays += 1
         report.count(self._kind)
         return pair.replay(leaves, self.copy_outputs)
@@ -345,6 +347,9 @@ class Captures:
             self._mind_second_derivatives(out)
         return out
 
+    def _too_large(self) -> str:
+        return f"its captures would hold {self.memory_bytes / 2**20:.0f} MiB of the GPU's memory"
+
     def _fail(self, reason: str) -> str:
         self._warm.clear()
         self._failed += 1
@@ -358,6 +363,9 @@ class Captures:
             return self._left(module, self._fail(f"it {_cannot(error)}"), args, kwargs)
         self._captures += 1
         self._pairs = [*self._pairs, pair][-_VARIANTS:]
+        if self.memory_bytes > Recording.most_bytes():
+            del pair
+            return self._left(module, self._refuse(self._too_large()), args, kwargs)
         log.info("%s: captured, %.1f MiB", self._kind, pair.memory_bytes / 2**20)
         report.count(self._kind)
         leaves = warm.leaves
@@ -392,7 +400,8 @@ def _outermost(frame: Any) -> torch.nn.Module | None:
         frame = frame.f_back
     while outer and isinstance(outer[-1], torch.nn.parallel.DistributedDataParallel):
         outer.pop()  # its hooks see what the gradients of its module's parameters are, however they came
-    if not outer or any(type(x).__module__.startswith((COMPILED, *PARALLEL)) for x in outer):
+    others = (COMPILED, *PARALLEL)
+    if not outer or any(type(x).__module__.startswith(others) or isinstance(x, torch.nn.DataParallel) for x in outer):
         return None
     found = outer[-1]
     alone = type(found).__module__.startswith(_LAYERS)

@@ -35,6 +35,7 @@ from gnnaccel.capture.variant import grads_of, same_grad
 from gnnaccel.schedule import work
 
 _REHEARSALS = 2  # backward passes that run as they are: for lists of work, and to see what waits for the GPU
+_BACKWARDS = 4  # captured of one forward
 _AGAIN = (
     "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): "
     "call gnnaccel.accelerate(model, cuda_graphs=False), or leave GNNACCEL_CUDA_GRAPHS unset"
@@ -223,7 +224,9 @@ class Pair:
         return found
 
     def _as_it_is(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
-        number = self._rehearsals[mask] = self._rehearsals.get(mask, 0) + 1
+        number = self._rehearsals.get(mask, 0) + 1
+        if mask not in self._backwards and len(self._backwards) < _BACKWARDS:
+            self._rehearsals[mask] = number
         early = work.lasting() if number < _REHEARSALS else contextlib.nullcontext()
         watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
         if number == _REHEARSALS:
@@ -258,14 +261,17 @@ class Pair:
         remaining = iter(fresh)
         return [None if x is None else next(remaining) for x in captured.found]
 
-    def record_backward(self) -> None:
-        """Record the backward passes that have run often enough. To be called while not `busy`.
+    def record_backward(self) -> bool:
+        """Record the backward passes that have run often enough; True if there were any. To be called while not `busy`.
 
         Raises
         ------
         Unfit, or what CUDA raises
             Where it cannot be captured.
         """
+        if not self._rehearsals:
+            return False
+        there = len(self._backwards)
         for mask, number in tuple(self._rehearsals.items()):
             if number < _REHEARSALS:
                 continue
@@ -281,6 +287,7 @@ class Pair:
                 raise Unfit("its gradients are sparse")
             written = [x for x, version in versions if x._version != version]
             self._backwards[mask] = _Backward(recording, given, found, written, modes)
+        return len(self._backwards) > there
 
 
 class _Replay(torch.autograd.Function):
