@@ -192,6 +192,10 @@ MODELS = {
     "weights of edges": (
         lambda: Of(lambda m, x, e, w: m.conv(x, e, w), conv=pyg_nn.GraphConv(5, 3)), _weights, None),
     "cached": (lambda: Of(lambda m, x, e: m.conv(x, e), conv=pyg_nn.GCNConv(5, 3, cached=True)), _usual, None),
+    "messages seen lazily": (
+        lambda: Of(lambda m, x, e: m.conv(x, e), conv=pyg_nn.EdgeConv(nn.Linear(10, 3))), _usual, None),
+    "several aggregations": (
+        lambda: Of(lambda m, x, e: m.conv(x, e), conv=pyg_nn.SAGEConv(5, 3, aggr=["mean", "max"])), _usual, None),
     "a model of PyG's": (lambda: pyg_nn.GraphSAGE(5, 8, 2, 3, norm="batch", jk="cat"), _usual, None),
     "Sequential of PyG's": (
         lambda: pyg_nn.Sequential("x, edge_index", [(conv("SAGE", 5, 8), "x, edge_index -> x"), nn.ReLU(),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gnnaccel.lazy.tensor import Lazy
+
 
 class Masks(TorchFunctionMode):
     """Rows picked by a mask that does not change are picked by number: x[mask] waits for how many they are.
@@ -62,7 +64,7 @@ class Watch(Masks):
         self.hooks: list[str] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _LEFT_OUT:
+        if func in _LEFT_OUT and not (args and isinstance(args[0], Lazy)):  # whose hooks are our own
             self.hooks.append(_LEFT_OUT[func])
         return super().__torch_function__(func, types, args, kwargs)
 
