@@ -32,6 +32,7 @@ from torch import nn
 from torch_geometric import nn as pyg_nn
 
 import gnnaccel
+from gnnaccel import report
 from gnnaccel.capture import captures_of
 
 device = captured_cases.device  # a fixture for all that is here
@@ -634,6 +635,33 @@ def test_what_cannot_be_replayed_runs_as_it_is(name):
     env = both(lambda: problem(does=does))
     (reason,) = site().reasons
     assert words in reason and variants(env) == 0 and site().left >= 8 and captures_of(env.model).refused == reason
+
+
+def _reads_in_evaluation(model, h):
+    return h if model.training else h * float(h.sum() > -1e9)
+
+
+def _reads_for_a_while(model, h):
+    return h if model.extra is None else h * float(h.sum() > -1e9)
+
+
+def test_what_keeps_one_kind_of_calls_leaves_the_others():
+    env = both(lambda: problem(does=_reads_in_evaluation), step=lambda env: train(env) + evaluate(env))
+    assert variants(env) == 1 and site().accelerated == 11 and site().left == 12
+
+    def between(env, i):
+        env.model.extra = 1 if 8 <= i < 14 else None
+
+    report.reset()
+    env = both(lambda: problem(does=_reads_for_a_while), between, calls=20)
+    assert variants(env) == 1 and site().accelerated == 11 and site().left == 4
+
+
+def test_hooks_of_parts_that_torch_does_not_know():
+    hidden = nn.Identity().to(DEVICE)
+    hidden.register_forward_hook(lambda module, args, out: out * 2)
+    env = both(lambda: problem(does=lambda model, h: hidden(h)))
+    assert "hook" in captures_of(env.model).refused
 
 
 class Returns(nn.Module):

@@ -23,8 +23,9 @@ class Unfit(Exception):
 class Warm:
     """Calls with the same kinds of arguments that no capture serves."""
 
-    def __init__(self, leaves: list):
+    def __init__(self, leaves: list, key: Any = None):
         self.leaves = leaves  # of the last one
+        self.key = key  # of what they have in common
         self.calls = 0
         self.fixed = [True] * len(leaves)  # whether they were the same objects at each call
         self.masks = Masks([])  # of the call that was watched

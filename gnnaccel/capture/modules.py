@@ -33,6 +33,7 @@ log = logging.getLogger("gnnaccel")
 _WARMUP = 3  # calls that are alike and run as they are, the last of them watched
 _VARIANTS = 4  # kept of a module, the oldest goes first
 _ATTEMPTS = 2  # at capturing, that fail
+_REASONS = 32  # kinds of calls that are left, after which all are
 _EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
 _CROWDED = 2  # calls that find their capture waiting for its backward, after which there is another one
 _NODES = frozenset({"grad_fn", "register_prehook", "register_multi_grad_hook", "get_gradient_edge"})  # in users' code
@@ -89,7 +90,7 @@ def detach(module: torch.nn.Module) -> None:
 def captures_of(module: torch.nn.Module) -> Captures | None:
     """The captures of `module`, with `variants`, `memory_bytes` and `refused`; None if it is not to be captured."""
     there = vars(module).get(SLOT)
-    return there if isinstance(there, Captures) else None
+    return there if isinstance(there, Captures) and there.is_of(module) else None
 
 
 def enable() -> None:
@@ -118,19 +119,21 @@ class Captures:
     memory_bytes : int
         GPU memory that they hold.
     refused : str or None
-        Why the module is not captured any more.
+        Why nothing is captured any more, or yet.
     """
 
     def __init__(self, module: torch.nn.Module, copy_outputs: bool = True):
         self.module = weakref.ref(module)
         self.copy_outputs = copy_outputs
-        self.refused: str | None = None
+        self._whole: str | None = None  # why no call is captured any more
+        self._reasons: dict[tuple, str] = {}  # and calls that are alike
+        self._failures: dict[tuple, int] = {}
         self._name = type(module).__name__
         self._kind = f"captured.{self._name}"
         self._pairs: list[Pair] = []
         self._warm: dict[tuple, Warm] = {}  # by what calls are given
         self._lock = threading.Lock()
-        self._failed = self._captures = self._replays = self._fresh = self._crowded = 0
+        self._captures = self._replays = self._fresh = self._crowded = 0
 
     @property
     def variants(self) -> int:
@@ -139,6 +142,10 @@ class Captures:
     @property
     def memory_bytes(self) -> int:
         return sum(pair.memory_bytes for pair in self._pairs)
+
+    @property
+    def refused(self) -> str | None:
+        return self._whole or (next(reversed(self._reasons.values()), None) if not self._pairs else None)
 
     def free(self) -> None:
         """Drop what was captured."""
@@ -163,7 +170,7 @@ class Captures:
             return caller.f_locals["self"]._call_impl(*args, **kwargs)
         if getattr(within, "running", False):  # part of what is captured, or warms up for it
             return module._call_impl(*args, **kwargs)
-        reason = self.refused or unusual()
+        reason = self._whole or unusual()
         if reason is not None:
             return self._left(module, reason, args, kwargs)
         if not self._lock.acquire(blocking=False):
@@ -184,9 +191,24 @@ class Captures:
             within.noticed = before
 
     def _refuse(self, reason: str) -> str:
-        self.refused = reason
+        """Capture nothing any more."""
+        self._whole = reason
         self.free()
         return reason
+
+    def _leave(self, key: tuple, reason: str, drop: bool = False) -> str:
+        """Capture no more calls like those of `key` (an evaluation may do what training does not), and drop those that
+        were."""
+        self._warm.pop(key, None)
+        if drop:
+            self._pairs = [pair for pair in self._pairs if pair.warm.key != key]
+        self._reasons[key] = reason
+        return reason if len(self._reasons) <= _REASONS else self._refuse(reason)
+
+    def _fail(self, key: tuple, reason: str) -> str:
+        self._warm.pop(key, None)
+        self._failures[key] = self._failures.get(key, 0) + 1
+        return self._leave(key, reason) if self._failures[key] >= _ATTEMPTS else reason
 
     def _run(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
         leaves, form = flatten(args, kwargs)
@@ -197,21 +219,21 @@ class Captures:
             if difference is not None:
                 changed = difference
             elif pair.unfit is not None:
-                return self._left(module, self._refuse(pair.unfit), args, kwargs)
+                return self._left(module, self._leave(pair.warm.key, pair.unfit, True), args, kwargs)
             elif pair.busy:
                 waiting = pair
             else:
                 return self._replay(module, pair, leaves, args, kwargs)
         if waiting is not None:
             return self._beside(module, waiting, leaves, form, modes, args, kwargs)
-        reason = hooked(module)
+        key = (module.training, str(form), modes, tuple(map(meta, leaves)))
+        reason = self._reasons.get(key) or hooked(module.modules())
         if reason is not None:
-            self._warm.clear()
+            self._warm.pop(key, None)
             return self._left(module, reason, args, kwargs)
         if self._captures * _EARNED > self._replays + 2 * _EARNED:
             return self._left(module, self._refuse(f"{changed} is another time and again"), args, kwargs)
-        key = (str(form), modes, tuple(map(meta, leaves)))
-        warm = self._warm.pop(key, None) or Warm(leaves)
+        warm = self._warm.pop(key, None) or Warm(leaves, key)
         self._warm[key] = warm  # the last one is the latest
         if len(self._warm) > _VARIANTS:
             self._warm.pop(next(iter(self._warm)))
@@ -230,7 +252,7 @@ class Captures:
         try:
             recorded = pair.record_backward()  # if it is time to
         except Exception as error:
-            return self._left(module, self._refuse(f"its backward {_cannot(error)}"), args, kwargs)
+            return self._left(module, self._leave(pair.warm.key, f"its backward {_cannot(error)}", True), args, kwargs)
         if recorded and self.memory_bytes > Recording.most_bytes():
             return self._left(module, self._refuse(self._too_large()), args, kwargs)
         self._replays += 1
@@ -241,7 +263,7 @@ class Captures:
                 kwargs: dict) -> Any:  # fmt: skip
         """A call while what an earlier one keeps for its backward must stay."""
         self._crowded += 1
-        if self._crowded <= _CROWDED or len(self._pairs) >= _VARIANTS or hooked(module):
+        if self._crowded <= _CROWDED or len(self._pairs) >= _VARIANTS or hooked(module.modules()):
             return self._left(module, "an earlier call of it waits for its backward", args, kwargs)
         self._crowded = 0
         warm = waiting.warm
@@ -268,9 +290,10 @@ class Captures:
             except TooMuch as error:
                 return self._left(module, self._refuse(str(error)), args, kwargs)
             given = [x for x in warm.leaves if isinstance(x, Tensor)]
-            reason = Recording.unfit([x for _, x in reach.tensors] + given) or foreign(module, Captures)
+            reason = Recording.unfit([x for _, x in reach.tensors] + given)
+            reason = reason or hooked(reach.modules) or foreign(reach.modules, Captures)
             if reason is not None:
-                return self._left(module, self._refuse(reason), args, kwargs)
+                return self._left(module, self._leave(warm.key, reason), args, kwargs)
         # Before the watched one, as lists of work are made on the device, which the host waits for.
         with work.lasting() if warm.calls == _WARMUP - 1 else contextlib.nullcontext():
             out = module._call_impl(*args, **kwargs)
@@ -311,8 +334,10 @@ class Captures:
         outputs = [x for x in leaves if isinstance(x, Tensor)]
         warm.values = [x for x in leaves if not isinstance(x, Tensor)]
         given_ids = set(map(id, warm.leaves))
-        reason = passing = None
-        if seen:
+        passing = None
+        if (reason := hooked(before.modules)) is not None:
+            pass
+        elif seen:
             reason = f"it waits for the GPU: {seen[0]}"
         elif watch.hooks:
             reason = f"it uses {watch.hooks[0]} of a tensor"
@@ -343,9 +368,9 @@ class Captures:
         elif not all(map(fixed_value, warm.values)):
             reason = "it returns something other than tensors and numbers"
         if passing is not None:
-            reason = self._fail(passing)
+            reason = self._fail(warm.key, passing)
         elif reason is not None:
-            self._refuse(reason)
+            self._leave(warm.key, reason)
         if reason is not None:
             report.fallback(self._kind, reason)
         else:
@@ -356,17 +381,15 @@ class Captures:
     def _too_large(self) -> str:
         return f"its captures would hold {self.memory_bytes / 2**20:.0f} MiB of the GPU's memory"
 
-    def _fail(self, reason: str) -> str:
-        self._warm.clear()
-        self._failed += 1
-        return self._refuse(reason) if self._failed >= _ATTEMPTS else reason
-
     def _capture(self, module: torch.nn.Module, warm: Warm, form: Any, modes: tuple, args: tuple, kwargs: dict) -> Any:
         try:
             reach = self._reach(module, warm, args, kwargs)
+            reason = hooked(reach.modules)
+            if reason is not None:
+                return self._left(module, reason, args, kwargs)
             pair = Pair(module, self._name, reach, warm, form, modes)
         except Exception as error:
-            return self._left(module, self._fail(f"it {_cannot(error)}"), args, kwargs)
+            return self._left(module, self._fail(warm.key, f"it {_cannot(error)}"), args, kwargs)
         self._captures += 1
         self._pairs = [*self._pairs, pair][-_VARIANTS:]
         if self.memory_bytes > Recording.most_bytes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -47,20 +49,20 @@ def unusual() -> str | None:
     return None
 
 
-def hooked(module: torch.nn.Module) -> str | None:
-    """Why a replay, which runs no hooks, may not stand for a call of `module`."""
+def hooked(parts: Iterable[torch.nn.Module]) -> str | None:
+    """Why a replay, which runs no hooks, may not stand for a call of a module made of `parts`."""
     if torch.nn.modules.module._has_any_global_hook():
         return "hooks of all modules"
-    for name, part in module.named_modules():
+    for part in parts:
         for key, hooks in vars(part).items():
             if key.endswith("_hooks") and key not in _QUIET and isinstance(hooks, dict) and hooks:
-                return f"a hook watches {name or 'it'}"
+                return f"a hook watches {type(part).__name__}"
     return None
 
 
-def foreign(module: torch.nn.Module, ours: type) -> str | None:
-    """Why `module` is not to be captured, by what it is made of."""
-    for part in module.modules():
+def foreign(parts: Iterable[torch.nn.Module], ours: type) -> str | None:
+    """Why a module made of `parts` is not to be captured."""
+    for part in parts:
         if isinstance(part, torch.nn.SyncBatchNorm) or type(part).__module__.startswith(PARALLEL):
             return f"it contains {type(part).__name__}, which speaks to other processes"
         compiled = vars(part).get(SLOT)

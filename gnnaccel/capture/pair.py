@@ -100,7 +100,7 @@ class Pair:
             inputs.append(kept)
             handed.append(aliases.get(id(kept), kept))
         self._inputs, self._still = inputs, all(warm.fixed)
-        self._parts = list(module.modules())
+        self._parts = reach.modules
         self._classes = [(type(part), type(part).forward) for part in self._parts]
         self.guard = Guard(reach, inputs, warm, form, modes)
         args, kwargs = unflatten(handed, form)
