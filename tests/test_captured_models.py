@@ -32,7 +32,7 @@ from torch_geometric import nn as pyg_nn
 
 import gnnaccel
 from gnnaccel import report
-from gnnaccel.capture import captures_of, modules
+from gnnaccel.capture import attaching, captures_of
 
 device = captured_cases.device  # a fixture for all that is here
 
@@ -369,21 +369,21 @@ def test_distributed(tmp_path):
         for _ in range(14):
             torch.testing.assert_close(train(env), train(plain), **OF)
         assert site().accelerated == 11
-        modules.enable()
+        attaching.enable()
         env = make()
         for _ in range(8):
             train(env)
         assert captures_of(env.model) is None and captures_of(env.model.module).variants == 1
     finally:
-        modules.disable()
+        attaching.disable()
         dist.destroy_process_group()
 
 
 @pytest.fixture
 def enabled():
-    modules.enable()
+    attaching.enable()
     yield
-    modules.disable()
+    attaching.disable()
 
 
 def test_the_outermost_module_is_found(enabled):
@@ -403,7 +403,7 @@ def test_the_outermost_module_is_found(enabled):
     assert captures_of(outer).variants == 1
     others = (outer.inner, alone, compiled._orig_mod, parallel, parallel.module)
     assert all(captures_of(other) is None for other in others)
-    modules.disable()
+    attaching.disable()
     assert captures_of(outer) is None and report.on_call is None
 
 
