@@ -123,7 +123,7 @@ class Guard:
                     self._reach.tensors, required, self._required, self._places, strict=True)
                  if now is not then or _place(x) != place), "a tensor")  # fmt: skip
         for name, tensor, version, mark in self._structure:
-            if tensor._version != version or derived.mark(tensor) is not mark:
+            if tensor._version != version or (mark is not None and derived.mark(tensor) is not mark):
                 return name
         return None
 
