@@ -214,14 +214,9 @@ class Captures:
 
     def _as_it_is(self, module: torch.nn.Module, warm: Warm, args: tuple, kwargs: dict) -> Any:
         """A call that warms up."""
-        if warm.calls == 1:
-            try:
-                reach = self._reach(module, warm, args, kwargs)
-            except TooMuch as error:
-                return self._left(module, self._refuse(str(error)), args, kwargs)
-            given = [x for x in warm.leaves if isinstance(x, Tensor)]
-            reason = Recording.unfit([x for _, x in reach.tensors] + given)
-            reason = reason or hooked(reach.modules) or foreign(reach.modules, Captures)
+        if warm.calls == 1:  # no more than that, as sampled graphs never come to a second one
+            tensors = [*module.parameters(), *module.buffers(), *[x for x in warm.leaves if isinstance(x, Tensor)]]
+            reason = Recording.unfit(tensors) or foreign(module.modules(), Captures)
             if reason is not None:
                 return self._left(module, self._leave(warm.key, reason), args, kwargs)
         # Before the watched one, as lists of work are made on the device, which the host waits for.
@@ -249,6 +244,9 @@ class Captures:
         except TooMuch as error:
             return self._left(module, self._refuse(str(error)), args, kwargs)
         tensors = [x for _, x in before.tensors]
+        reason = Recording.unfit(tensors) or hooked(before.modules) or foreign(before.modules, Captures)
+        if reason is not None:
+            return self._left(module, self._leave(warm.key, reason), args, kwargs)
         grads = grads_of(before)
         on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
         given = [(x, x._version) for x in warm.leaves if isinstance(x, Tensor) and not x.is_inference()]
@@ -264,10 +262,8 @@ class Captures:
         outputs = [x for x in leaves if isinstance(x, Tensor)]
         warm.values = [x for x in leaves if not isinstance(x, Tensor)]
         given_ids = set(map(id, warm.leaves))
-        passing = None
-        if (reason := hooked(before.modules)) is not None:
-            pass
-        elif seen:
+        reason = passing = None
+        if seen:
             reason = f"it waits for the GPU: {seen[0]}"
         elif watch.hooks:
             reason = f"it uses {watch.hooks[0]} of a tensor"
