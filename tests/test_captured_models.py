@@ -319,6 +319,18 @@ def test_beside_other_ways_of_torch(way):
             got.sum().backward()
 
 
+def test_called_in_a_backward():
+    def step(env):
+        env.optimizer.zero_grad()
+        x = env.data.x.clone().requires_grad_()
+        checkpoint(env.model, x, env.data.edge_index, use_reentrant=True).square().mean().backward()
+        env.optimizer.step()
+        return x.grad
+
+    both(problem, step=step)
+    assert site().reasons == {"it is called in a backward pass": 14} and site().accelerated == 11
+
+
 def test_other_parameters_in_its_place():
     env = capture(problem())
     env.model.eval()

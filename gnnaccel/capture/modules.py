@@ -62,7 +62,7 @@ class Captures:
         self._kind = f"captured.{self._name}"
         self._pairs: list[Pair] = []
         self._warm: dict[tuple, Warm] = {}  # by what calls are given
-        self._lock = threading.Lock()
+        self._lock, self._recording = threading.Lock(), False
         self._captures = self._replays = self._fresh = self._crowded = 0
 
     @property
@@ -104,6 +104,9 @@ class Captures:
         if reason is not None:
             return self._left(module, reason, args, kwargs)
         if not self._lock.acquire(blocking=False):
+            if self._recording:  # when others stand for the parameters
+                with self._lock:
+                    pass
             return self._left(module, "it is running already", args, kwargs)
         try:
             within.running = True
@@ -313,9 +316,12 @@ class Captures:
             reason = hooked(reach.modules)
             if reason is not None:
                 return self._left(module, reason, args, kwargs)
+            self._recording = True
             pair = Pair(module, self._name, reach, warm, form, modes)
         except Exception as error:
             return self._left(module, self._fail(warm.key, f"it {_cannot(error)}"), args, kwargs)
+        finally:
+            self._recording = False
         self._captures += 1
         self._pairs = [*self._pairs, pair][-_VARIANTS:]
         if self.memory_bytes > Recording.most_bytes():

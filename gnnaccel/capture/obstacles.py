@@ -22,6 +22,9 @@ _QUIET = frozenset({
 })  # fmt: skip
 
 
+_current_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
 def modes_of_call() -> tuple:
     """`modes_now`, and the default device where it is a mode."""
     count = torch._C._len_torch_function_stack()
@@ -40,6 +43,8 @@ def unusual() -> str | None:
         or forward_ad._current_level >= 0
     ):
         return "a mode of torch that sees each operation"
+    if _current_backward() != -1:
+        return "it is called in a backward pass"  # as a reentrant checkpoint does, which is to draw the same numbers
     if modes.recomputing():
         return modes.RECOMPUTING
     for i in range(torch._C._len_torch_function_stack()):
