@@ -349,6 +349,21 @@ def test_forwards_before_a_backward():
     assert variants(both(problem, step=step, calls=10)) == 4
 
 
+def test_a_second_capture_that_fails(monkeypatch):
+    env, tried = capture(problem()), []
+    for _ in range(8):
+        train(env)
+
+    def fails(*args):
+        tried.append(args)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(captured_cases.modules, "Pair", fails)
+    for _ in range(20):
+        _pairs(env)
+    assert len(tried) == 2 and variants(env) == 1 and site().accelerated == 5 + 20
+
+
 def test_early_exits():
     def step(env):
         env.out = env.model(env.data.x, env.data.edge_index)  # while the one before is there, without a backward

@@ -196,7 +196,8 @@ class Captures:
                 kwargs: dict) -> Any:  # fmt: skip
         """A call while what an earlier one keeps for its backward must stay."""
         self._crowded += 1
-        if self._crowded <= _CROWDED or len(self._pairs) >= _VARIANTS or hooked(module.modules()):
+        full = len(self._pairs) >= _VARIANTS or waiting.warm.key in self._reasons
+        if self._crowded <= _CROWDED or full or hooked(module.modules()):
             return self._left(module, "an earlier call of it waits for its backward", args, kwargs)
         self._crowded = 0
         warm = waiting.warm
