@@ -1,24 +1,36 @@
-"""Neighbour sampling on the CPU: a batch with its renumbering, beside torch_sparse's and DGL's samplers.
+"""Neighbour sampling: a batch with its renumbering, beside torch_sparse's and DGL's samplers, or the GPU's beside ours.
 
     PYTHONPATH=.venv/sparse python benchmarks/sampling.py --scale 0.25 --csv out.csv      # make test-sparse builds it
+    python benchmarks/sampling.py --device cuda --csv out.csv
 
 Wall time of a batch in milliseconds, median and least of --count batches, samplers taken in turn on the same seeds.
 batch_edges: of a batch, median. DGL samples again, for every layer, the nodes of the layers before it, so its batches
 have more edges; vs_dgl compares batches, vs_dgl_edge the time per edge. torch_sparse has one thread whatever it is
 given. kind "DGL's blocks" is DGL's sampler as the plug-in runs it. Full neighbourhoods are torch_sparse's,
 edge by edge, which is checked before anything is timed.
+
+With --device cuda, one row for each of
+    int64, int32    `neighbor_sample` on the GPU (cuda), on the CPU with the first of --threads (cpu), and for int64 a
+                    sampler of torch's ops on the GPU (torch; benchmarks/minibatch.py), which samples as DGL does
+    DGL's blocks    `NeighborSampler` as the plug-in runs it, with GNNACCEL_SAMPLER=cuda and without
+    PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, batches moved to the
+                    GPU, without workers (cpu) and with --workers (workers)
+    with training   the same, and a step of GraphSAGE, 3 layers of 256: mean of all batches of a row
+vs_ columns: times of the others over that of cuda. The GPU's batches are the CPU's, which is checked first.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
 
 import graphs
+import minibatch
 import torch
-from timing import provenance, save_table, shown
+from timing import clocks_under_load, provenance, save_table, shown
 from torch import Tensor
 
 from gnnaccel import dgl_backend, sampling
@@ -28,12 +40,16 @@ COLUMNS = (
     "torch_sparse_ms", "torch_sparse_least_ms", "dgl_ms", "dgl_least_ms", "dgl_edges", "vs_torch_sparse", "vs_dgl",
     "vs_dgl_edge",
 )  # fmt: skip
+CUDA_COLUMNS = (
+    "graph", "nodes", "edges", "threads", "kind", "batch_nodes", "batch_edges", "cuda_ms", "cuda_least_ms", "cpu_ms",
+    "cpu_least_ms", "workers", "workers_ms", "torch_ms", "torch_edges", "vs_cpu", "vs_workers", "vs_torch",
+)  # fmt: skip
 Sampler = Callable[[Tensor], tuple[int, int]]  # seeds -> nodes and edges of the batch
 
 
 def ours(indptr: Tensor, indices: Tensor, fanouts: list[int], **options) -> Sampler:
     def run(seeds: Tensor) -> tuple[int, int]:
-        out = sampling.neighbor_sample(indptr, indices, seeds.to(indptr.dtype), fanouts, **options)
+        out = sampling.neighbor_sample(indptr, indices, seeds.to(indptr), fanouts, **options)
         return out.node.numel(), out.edge.numel()
 
     return run
@@ -93,6 +109,51 @@ def check(indptr: Tensor, indices: Tensor) -> None:
             raise SystemExit("wrong result: a full neighbourhood is not torch_sparse's")
 
 
+def torch_ops(indptr: Tensor, indices: Tensor, fanouts: list[int]) -> Sampler:
+    def run(seeds: Tensor) -> tuple[int, int]:
+        nodes, edges = seeds.to(indptr), 0
+        for fanout in fanouts:
+            block, nodes = minibatch.block(indptr, indices, nodes, fanout)
+            edges += block.edge_index.shape[1]
+        return nodes.numel(), edges
+
+    return run
+
+
+def by_choice(sampler: Sampler, choice: str) -> Sampler:
+    """The same with GNNACCEL_SAMPLER set."""
+
+    def run(seeds: Tensor) -> tuple[int, int]:
+        os.environ["GNNACCEL_SAMPLER"] = choice
+        try:
+            return sampler(seeds)
+        finally:
+            del os.environ["GNNACCEL_SAMPLER"]
+
+    return run
+
+
+def until_done(sampler: Sampler) -> Sampler:
+    """The same, and the GPU is done when it returns."""
+
+    def run(seeds: Tensor) -> tuple[int, int]:
+        size = sampler(seeds)
+        torch.cuda.synchronize()
+        return size
+
+    return run
+
+
+def check_cuda(indptr: Tensor, indices: Tensor, fanouts: list[int]) -> None:
+    """End the benchmark unless the GPU draws the CPU's batches."""
+    seeds = torch.arange(64)
+    for given in (fanouts, [-1, 2], [40]):
+        wanted = sampling.neighbor_sample(indptr, indices, seeds, given, seed=1)
+        got = sampling.neighbor_sample(indptr.cuda(), indices.cuda(), seeds.cuda(), given, seed=1)
+        if not all(torch.equal(a.cpu(), b) for a, b in zip(got[:4], wanted[:4], strict=True)):
+            raise SystemExit(f"wrong result: with fan-outs {given} the GPU's batch is not the CPU's")
+
+
 def measure(samplers: dict[str, Sampler], num_nodes: int, batch: int, count: int) -> dict:
     times: dict[str, list[float]] = {name: [] for name in samplers}
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in samplers}
@@ -119,22 +180,113 @@ def measure(samplers: dict[str, Sampler], num_nodes: int, batch: int, count: int
     return row
 
 
+def epoch_ms(loader, count: int, model=None) -> tuple[float, int, int]:
+    """Mean time of a batch over `count` of them, and their mean size; every batch ends on the GPU."""
+    optimizer = None if model is None else torch.optim.Adam(model.parameters())
+    nodes = edges = done = 0
+    start = time.perf_counter()
+    for number, batch in enumerate(loader):
+        if number == 3:  # what is made once is there, and workers are at work
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+        batch = batch.to("cuda")
+        if optimizer is not None:
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if number >= 3:
+            nodes, edges, done = nodes + batch.num_nodes, edges + batch.num_edges, done + 1
+        if done == count:
+            break
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3 / done, nodes // done, edges // done
+
+
+def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dict:
+    """Loaders of PyG: of data on the GPU, and of data on the CPU with and without workers."""
+    import torch_geometric as pyg
+    from torch_geometric.loader import NeighborLoader
+
+    from gnnaccel import pyg_backend
+
+    pyg_backend.enable()
+    num_nodes = indptr.numel() - 1
+    ends = torch.stack([indices, torch.repeat_interleave(torch.arange(num_nodes), indptr.diff())])
+    data = pyg.data.Data(x=torch.randn(num_nodes, 100), y=torch.randint(47, (num_nodes,)), edge_index=ends)
+    model = pyg.nn.GraphSAGE(100, 256, len(args.fanouts), 47).cuda() if trained else None
+    sides = {"cuda": (data.clone().to("cuda"), 0), "cpu": (data, 0), "workers": (data, args.workers)}
+    row: dict = {"workers": args.workers}
+    for name, (given, workers) in sides.items():
+        loader = NeighborLoader(
+            given, args.fanouts, batch_size=args.batch, shuffle=True, is_sorted=True, num_workers=workers
+        )
+        row[f"{name}_ms"], nodes, edges = epoch_ms(loader, args.count, model)
+        if name == "cuda":
+            row |= {"batch_nodes": nodes, "batch_edges": edges}
+    pyg_backend.disable()
+    return row
+
+
+def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
+    check_cuda(indptr, indices, args.fanouts)
+    set_threads(args.threads[0])
+    same = dict(graph=args.graph, nodes=indptr.numel() - 1, edges=indices.numel(), threads=args.threads[0])
+    cells = []
+
+    def show(kind: str, row: dict) -> None:
+        for other in ("cpu", "workers", "torch"):
+            if f"{other}_ms" in row:
+                row[f"vs_{other}"] = row[f"{other}_ms"] / row["cuda_ms"]
+        cells.append(shown(CUDA_COLUMNS, same | {"kind": kind} | row))
+
+    def show_samplers(kind: str, cuda: Sampler, **others: Sampler) -> None:
+        samplers = {name: until_done(sampler) for name, sampler in {"gnnaccel": cuda, **others}.items()}
+        row = measure(samplers, same["nodes"], args.batch, args.count)
+        show(kind, row | {"cuda_ms": row["gnnaccel_ms"], "cuda_least_ms": row["gnnaccel_least_ms"]})
+
+    for dtype in (torch.int64, torch.int32):
+        arrays = (indptr.to(dtype), indices.to(dtype))
+        there = tuple(array.cuda() for array in arrays)
+        beside = {"torch": torch_ops(*there, args.fanouts)} if dtype == torch.int64 else {}
+        kind = str(dtype).removeprefix("torch.")
+        show_samplers(kind, ours(*there, args.fanouts), cpu=ours(*arrays, args.fanouts), **beside)
+    if (dgl := dgls(indptr, indices, args.fanouts, ours=True)) is not None:
+        show_samplers("DGL's blocks", by_choice(dgl, "cuda"), cpu=dgl)
+    for kind in ("PyG's loader", "with training"):
+        show(kind, measure_loaders(indptr, indices, args, kind == "with training"))
+    return cells
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="products-like", help=f"of {', '.join(graphs.GRAPHS)}")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph")
     parser.add_argument("--fanouts", nargs="+", type=int, default=[15, 10, 5])
     parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--workers", type=int, default=4, help="of PyG's loader, with --device cuda")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--count", type=int, default=20, help="batches")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
     parser.add_argument("--csv", help="file to write")
     args = parser.parse_args()
     torch.manual_seed(0)
-    head = provenance(args.commit, f"fan-out {args.fanouts}, {args.batch} seeds")
+    notes = [f"fan-out {args.fanouts}, {args.batch} seeds"]
+    if args.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("--device cuda: torch finds no CUDA GPU here")
+        notes.append(clocks_under_load())
+    head = provenance(args.commit, *notes)
     print(*head, sep="\n", flush=True)
     made = graphs.generate(args.graph, "cpu", args.scale)
     indptr, indices = made["indptr"].long(), made["indices"].long()
+    if args.device == "cuda":
+        cells = cuda_rows(indptr, indices, args)
+        if args.csv:
+            save_table(args.csv, head, CUDA_COLUMNS, cells)
+        return
     peers = {"torch_sparse": torch_sparse(indptr, indices, args.fanouts), "dgl": dgls(indptr, indices, args.fanouts)}
     if peers["torch_sparse"]:
         check(indptr, indices)

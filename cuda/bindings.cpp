@@ -7,6 +7,18 @@
 #include <string>
 
 #include "kernels.h"
+#include "walk_source.h"
+
+namespace pybind11 {
+namespace detail {
+
+template <>
+struct type_caster<gnnaccel::cuda::SampleBatch>
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleBatch, void*, void*, void*, void*, void*, void*, void*, int64_t,
+                            int64_t, int64_t> {};
+
+}  // namespace detail
+}  // namespace pybind11
 
 namespace gnnaccel {
 namespace cuda {
@@ -62,6 +74,7 @@ void bind_cuda(pybind11::module_& module) {
   using namespace gnnaccel::cuda;
   const auto add = [&](const char* name, auto* launcher) { gnnaccel::cuda::bind(module, name, launcher); };
   module.def("use_memory", [](pybind11::object function) { allocate = function.release().ptr(); });
+  module.attr("WALK_SOURCE") = kWalkSource;
   add("spmm", &spmm);
   add("sddmm", &sddmm);
   add("edge_softmax", &edge_softmax);
@@ -89,4 +102,7 @@ void bind_cuda(pybind11::module_& module) {
   add("collect", &collect);
   add("spgemm", &spgemm);
   add("sspmm", &sspmm);
+  add("sample_seeds", &sample_seeds);
+  add("sample_degrees", &sample_degrees);
+  add("sample_edges", &sample_edges);
 }

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "walk.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -117,29 +118,11 @@ struct Reader {
   }
 };
 
-// One entry of a work list (kernels.h): a row, or a piece of it. 16-byte aligned.
-template <typename I>
-struct alignas(16) Item {
-  I row;
-  I begin;  // first nonzero
-  I end;    // of the row
-  I part;   // 0: the whole row; else 1 + the number of the piece among all pieces
-};
-
 // True if Reader<T, N> can serve `x` (with T of `size` bytes); a null operand is never read.
 inline bool fits(const Operand& x, int n, int size) {
   if (x.data == nullptr || n == 1) return true;
   if (x.div == 1 && x.len % n == 0) return reinterpret_cast<uintptr_t>(x.data) % (n * size) == 0;
   return x.len == 1 || x.div % n == 0;
-}
-
-template <typename I>
-__device__ __forceinline__ Item<I> load_item(const Item<I>* from) {
-  Item<I> item;
-  const int4* raw = reinterpret_cast<const int4*>(from);
-#pragma unroll
-  for (size_t i = 0; i < sizeof(item) / sizeof(int4); ++i) reinterpret_cast<int4*>(&item)[i] = __ldg(raw + i);
-  return item;
 }
 
 // Bit i: `flag` of lane i of this thread's group of L lanes (a power of two).
@@ -151,21 +134,6 @@ __device__ __forceinline__ unsigned group_ballot(bool flag) {
   } else {
     return all >> (threadIdx.x % 32 / L * L) & ((1u << L) - 1);
   }
-}
-
-// The row that holds nonzero k: the last one with indptr[row] <= k, of those from `low` on. Needs 0 <= k < nnz.
-template <typename I>
-__device__ __forceinline__ int64_t find_row(const I* indptr, int64_t num_rows, int64_t k, int64_t low = 0) {
-  int64_t high = num_rows;
-  while (high - low > 1) {
-    int64_t middle = (low + high) >> 1;
-    if (static_cast<int64_t>(__ldg(indptr + middle)) <= k) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
 }
 
 // The same by each group of L lanes for a nonzero of its own, probing L rows at a time (4 rounds of 32 for a million

@@ -15,9 +15,6 @@
 namespace gnnaccel {
 namespace cuda {
 
-// Nonzeros of a run of a piece (types.h: WorkList).
-constexpr int kPieceRun = 16;
-
 // Scratch memory of one call, which asks once.
 class Workspace {
  public:
@@ -131,6 +128,39 @@ cudaError_t sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, con
 
 cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids,
                       cudaStream_t stream);
+
+// ---- The steps of neighbor_sample, of one relation, uniform and without trees or times; gnnaccel/sampling/on_cuda.py
+// puts them together. How many rows and edges a hop has stays on the device: launches are for as many as there may be.
+// As on the CPU, every index that is read is checked before it is used.
+
+// A batch: results, and what steps tell each other. Arrays are of the graph's index type unless said otherwise.
+struct SampleBatch {
+  void* nodes;   // [most nodes]: the seeds, then others as they appear
+  void* rows;    // [most edges]: source of each edge, a place in nodes
+  void* cols;    // [most edges]: destination, ascending
+  void* edges;   // [most edges]: place in indices
+  void* places;  // [num_seeds + most edges], uint32: of seed i, and of the node that an edge is the first to come from
+  void* table;   // uint32 for each node of the graph, or `slots` nodes and as many uint32
+  void* state;   // [1 + 2 * (num_hops + 1)], int64: what is wrong, or -1; nodes, then edges, so far after each hop
+  int64_t num_seeds;
+  int64_t num_hops;
+  int64_t slots;  // a power of two, at least twice as many as nodes that there may be; or 0
+};
+// What is wrong, in the upper 8 bits of state[0], the others saying where: number of a seed, node, place in indices.
+enum class SampleError : int { seeds = 0, indptr = 1, indices = 2, changed = 3 };
+
+// Takes seeds [num_seeds] in; writes table and state.
+cudaError_t sample_seeds(const Csr& graph, const void* seeds, const SampleBatch& batch, cudaStream_t stream);
+
+// offsets [max_rows + 1]: where the edges of each node that the hop before has added go among those of `hop`; the last
+// one, how many these are.
+cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
+                           int64_t max_rows, int64_t fanout, bool replace, int64_t* offsets, cudaStream_t stream);
+
+// Those edges, at most max_edges, and the nodes that they add.
+cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
+                         int64_t max_rows, int64_t max_edges, int64_t fanout, bool replace, uint64_t seed,
+                         const int64_t* offsets, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace gnnaccel

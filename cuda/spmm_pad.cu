@@ -30,7 +30,7 @@ int64_t padded_head(int64_t kept, int64_t size) {
 // True if the sum of padded sources, with both copies, takes less time than that of one value at a time (spmm_general)
 // and what it saves is more than two launches. H200: from 1.3 times as fast at 4 bytes to 4.4 at 2408 (6.5 in 16 bits)
 // by work lists at degrees of 12 and more; without a list 0.3 to 1.0 where few lanes have features, or little is read
-// (docs/performance.md).
+// (docs/kernels.md).
 bool pays(const SpmmCall& call, bool listed) {
   const Csr& graph = call.graph;
   const int64_t size = size_of(call.dtype), kept = head_of(call), ends = graph.num_rows + graph.num_cols;

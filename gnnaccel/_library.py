@@ -133,6 +133,20 @@ def launch(name: str, device: torch.device, *args):
         return kernel(*args, torch._C._cuda_getCurrentRawStream(device.index))
 
 
+def on_stream(device: torch.device, start: Callable[[int], None]) -> None:
+    """Call `start` with the address of torch's current stream on a CUDA device, which is the current one meanwhile."""
+    current = torch._C._cuda_getDevice()
+    if device.index in (current, None):
+        return start(torch._C._cuda_getCurrentRawStream(current))
+    with torch.cuda.device(device):
+        return start(torch._C._cuda_getCurrentRawStream(device.index))
+
+
+def walk_source() -> str:
+    """cuda/walk.cuh, for kernels that are compiled at run time."""
+    return _C.WALK_SOURCE
+
+
 def entry(name: str, device: torch.device) -> Callable:
     """Kernel `name` for `device` as `launch` calls it, for callers that keep it: after its arguments it takes the
     number of threads on the CPU, and on CUDA, where it has to be the current device, the stream. Raises as `launch`.

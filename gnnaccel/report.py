@@ -98,6 +98,15 @@ def fallback(kind: str, reason: str) -> None:
         log.info("%s is left to the framework: %s", kind, reason)
 
 
+def note(kind: str, reason: str, level: int = logging.INFO) -> None:
+    """Keep why part of what calls of `kind` do is not as it was asked for; logged the first time."""
+    reasons = _site(kind).reasons
+    seen = reasons.get(reason, 0)
+    reasons[reason] = seen + 1
+    if not seen:
+        log.log(level, "%s: %s", kind, reason)
+
+
 def message(words: str) -> None:
     """Count one run of a program of messages; for who asks while `timing` is on."""
     _messages[words] = _messages.get(words, 0) + 1

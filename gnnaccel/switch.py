@@ -10,7 +10,8 @@ GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to
 GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
 GNNACCEL_BACKWARD : "threads": backward passes run on torch's threads, as without us (gnnaccel/engine.py).
 GNNACCEL_CUDA_GRAPHS : as above: models on a GPU are captured in CUDA graphs (gnnaccel/capture/attaching.py).
-GNNACCEL_SAMPLER : "framework": samplers are left to the frameworks (gnnaccel/sampling/choice.py).
+GNNACCEL_SAMPLER : "framework": samplers are left to the frameworks; "cuda": the GPU samples for graphs on the CPU too
+    (gnnaccel/sampling/choice.py).
 GNNACCEL_DGL_KERNELS : "torch": DGL's message passing on torch's kernels instead of ours, to compare with.
 """
 

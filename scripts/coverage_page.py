@@ -24,17 +24,20 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 
 - **spmm**: sums, means and extrema over edges; no message per edge in memory.
 - **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
-- **message**: other elementwise messages ([messages.md](messages.md)). On the CPU they are computed and reduced in one
-  walk over the edges; on CUDA made and reduced in blocks of edges where those of a call take more than {cuda} GiB, and
-  else stored, which is faster there. No message per edge in memory then, unless the layer itself maps edge features to
-  full width (noted). With at most {few:,} numbers in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv,
-  GINEConv and LEConv may run PyG's own propagate(), which is the faster one there; on CUDA CGConv and GENConv with at
-  most 8 million.
+- **message**: other elementwise messages ([messages.md](messages.md)), computed and reduced in one walk over the edges
+  (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No
+  message per edge in memory then, unless the layer itself maps edge features to full width (noted). With at most
+  {few:,} numbers in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv, GINEConv and LEConv may run PyG's
+  own propagate(), which is the faster one there; on CUDA CGConv and GENConv with at most 8 million.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
   fewer are stored.
 - **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
 - **pyg**: PyG's own code.
+
+On CUDA the first call of a layer on an `edge_index` is PyG's own where its messages hold at most {first} million
+numbers: the edges of a sampled batch are used once, and sorting them takes the host longer than it gains. From its
+second call on the same edges on, and after `gnnaccel.prepare`, all run as listed. Deterministic mode has no such call.
 
 On the CPU {count} of the {total} message passing layers run without a message per edge (spmm, attention, message or
 blocks, these once their messages pass that size).
@@ -128,7 +131,7 @@ def page() -> str:
     warnings.simplefilter("ignore")
     from coverage_dgl import dgl_rows
 
-    from gnnaccel.lazy.blocks import FEW, STORED_BYTES
+    from gnnaccel.lazy.blocks import FEW, FEW_AT_FIRST, STORED_BYTES
 
     rows = pyg_rows()
     layers = {name.split()[0] for name, _, _ in rows}
@@ -142,6 +145,7 @@ def page() -> str:
             few=FEW["cpu"],
             cpu=STORED_BYTES["cpu"] >> 20,
             cuda=STORED_BYTES["cuda"] >> 30,
+            first=FEW_AT_FIRST["cuda"] >> 20,
         ),
         _DGL.format(rows=_table(dgl_rows()), few=FEW["cpu"]),
     ]

@@ -20,9 +20,9 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("torch", torch.__version__, "Python", sys.version.split()[0])'
 
 # All that needs nothing but torch, PyG and pytest.
-tests=$(for name in cuda_ops cuda_lists cuda_tiles cuda_maxk maxk cbsr maxk_models cuda_runtime cuda_tune plans translate worklist reorder ops cuda_pyg cuda_build dgl_cuda attention dot_attention gatv2 graph_conv deterministic ops_registration layers structure ready_softmax \
+tests=$(for name in cuda_ops cuda_lists cuda_tiles cuda_maxk cuda_messages maxk cbsr maxk_models cuda_runtime cuda_tune plans translate worklist reorder ops cuda_pyg cuda_build dgl_cuda attention dot_attention gatv2 graph_conv deterministic ops_registration layers structure ready_softmax \
     pyg_inputs pyg_norms pyg_structure pyg_user_layers pyg_matrix pyg_autograd pyg_autocast graph cache data memory nn ready hubs races pyg_trust \
-    captured cuda_relations pyg_compiled linear_sums ready_weighted; do
+    captured cuda_relations pyg_compiled linear_sums ready_weighted sampling cuda_sampling pyg_samplers cuda_pyg_sampling dgl_samplers; do
   echo "tests/test_$name.py"; done)
 # xdist's main process imports the module of each warning; dgl imports nowhere but behind our stand-in for GraphBolt.
 workers=""
@@ -41,7 +41,7 @@ for stage in "$@"; do
         [ $tool = initcheck ] && only=""
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool $only "$PYTHON" tests/sanitize_cuda.py \
           > "$OUT/$tool.log" 2>&1 || status=1
-        ours=$(grep -c "at .*gnnaccel::cuda" "$OUT/$tool.log" || true)
+        ours=$(grep -c "at .*gnnaccel::cuda\|at gnnaccel_message" "$OUT/$tool.log" || true)
         [ "$ours" = 0 ] && grep -q "all kernels ran" "$OUT/$tool.log" || status=1
         echo "$tool: $ours errors in gnnaccel's kernels; $(tail -n 1 "$OUT/$tool.log")"
       done

@@ -16,6 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 def _every_size(monkeypatch):
     """Graphs of tests are as small as those that are left to PyG."""
     monkeypatch.setattr(blocks, "FEW", {})
+    monkeypatch.setattr(blocks, "FEW_AT_FIRST", {})
 
 
 @pytest.fixture(autouse=True)

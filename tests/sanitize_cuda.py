@@ -8,9 +8,9 @@ import torch
 
 import gnnaccel
 from gnnaccel import _library as lib
-from gnnaccel import ops, schedule
+from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order
+from gnnaccel.ops import _edge_order, messages
 from gnnaccel.schedule import work
 from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
 from gnnaccel.tiles.translate import Tiles
@@ -56,6 +56,13 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     results += [ops.edge_attention(graph, given, heads), ops.attention(graph, heads, *scores, dropout=0.5)]
     results.append(ops.gatv2_scores(graph, heads, others, heads.detach()[0].clone().requires_grad_()))
     results.append(ops.attention(graph, heads.detach(), *(s.detach() for s in scores)))
+    if dtype != torch.float16:  # programs, which become kernels of their own
+        a, b, e, each = messages.u("x"), messages.v("v"), messages.e("e"), messages.e("w")
+        given = {"x": x, "v": v, "e": full, "w": scalar.unsqueeze(-1)}
+        gate = messages.sigmoid(a + b) * a
+        dots = messages.dot(a, b, keepdim=True)
+        results += ops.message_reduce(graph, [gate, gate + e, gate], given, ["sum", "max", "mean"])
+        results += ops.message_reduce(graph, [dots * a * each, dots], given, ["sum", "none"])
     if dtype != torch.float64:
         for warps in (1, 8):
             Tiles.team_for = lambda *args, warps=warps, **options: warps
@@ -88,6 +95,16 @@ def run_kept(graph: Graph) -> None:
             torch.use_deterministic_algorithms(False)
 
 
+def run_sampling() -> None:
+    """Every width of a group, rows of a warp and whole ones; a table of cells, and one of slots."""
+    for index, num_nodes in itertools.product((torch.int32, torch.int64), (60, 300_000)):
+        graph = build([0, 1, 5, 9, 20, 33, 40, 70, 300, *[12] * 40] + [0] * (num_nodes - 49), 49, index)
+        seeds = torch.tensor([8, 8, 0, *range(49)], device="cuda", dtype=index)
+        for replace in (False, True):
+            for fanouts in ([3, 7], [12, 30], [60, 2], [-1, 0, 6], [2, -1]):
+                sampling.neighbor_sample(graph.indptr, graph.indices, seeds, fanouts, replace=replace)
+
+
 def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
@@ -118,6 +135,7 @@ def main() -> None:
     for index in (torch.int64, torch.int32):
         made = Graph.from_coo(*(t.to(index) for t in pairs), num_rows=50, num_cols=40).transposed
         assert made.nnz == 700
+    run_sampling()
     torch.cuda.synchronize()
     print("all kernels ran")
 

@@ -142,6 +142,16 @@ def machine(monkeypatch):
         ({"gpus": ["H200"]}, 0, ["For the GPU, install nvcc", "GNNACCEL_CUDA=ON", "the driver lists H200"]),
         ({"torch": TORCH | {"cuda_kernels": True, "gpus": ["H200"]}}, 0, ["CPU and CUDA kernels; both", "H200"]),
         ({"torch": TORCH | {"cuda_kernels": True}}, 0, ["torch sees no GPU here"]),
+        (
+            {"torch": ON_GPU | {"messages": {"nvrtc": "13.0", "why": None, "folder": "/cache/kernels"}}},
+            0,
+            ["messages on CUDA one kernel each, compiled by NVRTC 13.0, kept in /cache/kernels"],
+        ),
+        (
+            {"torch": ON_GPU | {"messages": {"nvrtc": None, "why": "NVRTC was not found", "folder": "/cache"}}},
+            0,
+            ["messages on CUDA stored: NVRTC was not found"],
+        ),
         ({"switch": False}, 0, ["GNNACCEL=1 has no effect"]),
     ],
 )

@@ -13,10 +13,11 @@ import pytest
 from command_line import TORCH, arrays, command, table
 
 from gnnaccel import data
-from gnnaccel.cli import children, compare, datasets, main, output, results
+from gnnaccel.cli import children, compare, datasets, main, output, request, results
 from gnnaccel.cli.train import export
 
 COMPARED = [("dgl", "gcn"), ("pyg", "gat")]
+SIDES = ("alone", "gnnaccel")
 PACKAGES = {"dgl": "dgl", "pyg": "torch_geometric"}
 
 
@@ -91,6 +92,54 @@ def test_compare_prints_a_plain_table_in_a_pipe(compared):
     assert "the first epoch of each run is warm-up" in printed
 
 
+def test_compare_has_a_compiled_side_of_each(graph, tmp_path, capsys):
+    if util.find_spec("torch_geometric") is None or request.shutil.which("g++") is None:
+        pytest.skip("needs PyG and a C++ compiler")
+    words = ["--framework=pyg", f"--dataset={graph}", "--epochs=4", "--repeats=1", "--threads=1"]
+    words += ["--dropout=0", "--layers=1"]
+    assert main(["compare", *words, "--compile", f"--out={tmp_path / 'runs'}"]) == 0
+    (where,) = (tmp_path / "runs").iterdir()
+    rows = table(where)
+    assert list(rows["compile_time"]) == [
+        "figure", "unit", *results.SIDES[:4], "ratio_alone_compiled", "ratio", "ratio_gnnaccel_compiled", "text"
+    ]  # fmt: skip
+    assert rows["compile_time"]["alone"] == rows["compile_time"]["gnnaccel"] == ""
+    compile_ms = [float(rows["compile_time"][side]) for side in ("alone_compiled", "gnnaccel_compiled")]
+    assert min(compile_ms) > 10 * float(rows["epoch_time_median"]["gnnaccel_compiled"])  # and in no epoch:
+    assert max(float(rows["first_epoch_surplus"][side]) for side in results.SIDES[:4]) < min(compile_ms)
+    gaps = rows["max_loss_difference"]
+    assert max(float(gaps[side]) for side in results.SIDES[1:4]) < 1e-4
+    assert (
+        float(rows["share_accelerated"]["gnnaccel_compiled"]) == 1 and rows["share_accelerated"]["alone_compiled"] == ""
+    )
+    about = json.loads((where / "run.json").read_text())
+    assert set(about["calls"]) == {"gnnaccel", "gnnaccel_compiled"} and set(about["pair_speedups"]) == set(
+        results.SIDES[1:4]
+    )
+    shown = capsys.readouterr().out
+    assert "PyG alone, compiled" in shown and "torch.compile, before the epochs [ms]" in shown
+
+
+@pytest.mark.parametrize(
+    "options, code, said",
+    [
+        (["--cuda-graphs"], 2, "captured on a GPU alone; add --device cuda"),
+        (["--cuda-graphs", "--device=cuda", "--epochs=7"], 2, "--epochs of at least 8"),
+        (["--cuda-graphs", "--device=cuda"], 1, "this torch was built without CUDA"),
+        (["--compile"], 1, "there is no no-such-compiler"),
+        (["--compile", "--maxk=4"], 2, "leave out --compile"),
+    ],
+)
+def test_compare_refuses_sides_that_cannot_run(options, code, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(children, "ask", lambda question: TORCH)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
+    assert main(["compare", "--framework=pyg", *options]) == code
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "options, code, said",
     [
@@ -122,14 +171,14 @@ def test_compare_refuses_what_it_cannot_train_on(options, code, said, tmp_path, 
 def test_compare_refuses_cuda_where_it_cannot_run(framework, answers, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(children, "ask", lambda question: answers[question])
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     assert main(["compare", "--framework", framework, "--device", "cuda"]) == 1
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_compare_refuses_a_framework_that_is_not_installed(monkeypatch, capsys):
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: None))
     assert main(["compare", "--framework", "dgl"]) == 1
     assert "DGL is not installed: pip install dgl==" in capsys.readouterr().err
 
@@ -149,7 +198,7 @@ def test_compare_shows_why_a_run_failed_and_saves_nothing(program, said, graph, 
     trainer = tmp_path / "trainer.py"
     trainer.write_text(program)
     monkeypatch.setattr(compare, "_TRAINER", trainer)
-    monkeypatch.setattr(compare.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(request, "util", types.SimpleNamespace(find_spec=lambda name: name))
     out = tmp_path / "runs"
     assert main(["compare", "--framework=pyg", f"--dataset={graph}", f"--out={out}"]) == 1
     assert re.search(said, capsys.readouterr().err)
@@ -158,7 +207,7 @@ def test_compare_shows_why_a_run_failed_and_saves_nothing(program, said, graph, 
 
 def test_results_get_folders_of_their_own(tmp_path):
     for _ in range(2):
-        with compare._new_folder(tmp_path) as folder:
+        with compare.new_folder(tmp_path) as folder:
             (folder("") / "file").touch()
             folder("same")
     assert {path.name for path in tmp_path.iterdir()} == {"same", "same-2"}
@@ -225,11 +274,13 @@ def test_graphs_in_the_folder_of_the_user_come_before_loaders(monkeypatch, tmp_p
 # figures
 
 
-def a_run(side, times, losses, pair=0, memory=2**20, sites=None):
+def a_run(side, times, losses, pair=0, memory=2**20, sites=None, compile_ms=None, captures=()):
     measured = {
         "epoch_time_ms": times,
         "loss": losses,
         "extra_memory_bytes": memory,
+        "compile_time_ms": compile_ms,
+        "capture_epochs": list(captures),
         "test_accuracy": 0.5,
     }
     return results.Run(side, pair, measured, {"sites": sites or {}})
@@ -244,14 +295,14 @@ def test_figures_are_medians_without_the_warm_up():
         a_run("gnnaccel", [50.0, 40, 30, 2, 2.5, 3], [3.0] * 5 + [3.00001], sites=SITES),
     ]
     found = results.evaluate(runs, 1.5, tolerance=1e-4)
-    assert found.warmup == 3 and found.warnings == () and found.pair_speedups == (2.0,)
+    assert found.warmup == 3 and found.warnings == () and found.speedups == {"gnnaccel": (2.0,)}
     time = found["epoch_time_median"]
-    assert (time.alone, time.gnnaccel, time.ratio) == (5, 2.5, 2)
-    assert (found["epoch_time_q1"].alone, found["epoch_time_q3"].alone) == (4.5, 5.5)
-    assert found["first_epoch_surplus"].alone == 85 and found["prepare_time"].gnnaccel == 1.5
-    assert found["peak_memory"].gnnaccel == 1 and found["share_accelerated"].gnnaccel == 0.75
-    assert found["max_loss_difference"].gnnaccel == pytest.approx(1e-5)
-    assert found.left == (("pyg.X", "why", 2),)
+    assert (time["alone"], time["gnnaccel"], time.ratios) == (5, 2.5, {"gnnaccel": 2})
+    assert (found["epoch_time_q1"]["alone"], found["epoch_time_q3"]["alone"]) == (4.5, 5.5)
+    assert found["first_epoch_surplus"]["alone"] == 85 and found["prepare_time"]["gnnaccel"] == 1.5
+    assert found["peak_memory"]["gnnaccel"] == 1 and found["share_accelerated"]["gnnaccel"] == 0.75
+    assert found["max_loss_difference"]["gnnaccel"] == pytest.approx(1e-5)
+    assert found.left == (("gnnaccel", "pyg.X", "why", 2),)
 
 
 @pytest.mark.parametrize("epochs, warmup", [(1, 0), (2, 1), (3, 1), (6, 3), (500, 3)])
@@ -274,7 +325,7 @@ def test_what_spoils_a_comparison_is_a_row_of_the_table(losses, times, sites, sa
     runs = [a_run("alone", [1.0] * count, [1.0] * count), a_run("gnnaccel", times, losses, sites=sites)]
     found = results.evaluate(runs, None, tolerance=1e-4)
     assert len(found.warnings) == 1 and said in found.warnings[0]
-    output.show(found, "title", "alone", ["[a note]"])
+    output.show(found, "title", {side: side for side in results.SIDES}, ["[a note]"])
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
     assert "WARNING" in printed and "note: [a note]" in printed
     output.save_results(tmp_path / "results.csv", found)
@@ -283,14 +334,61 @@ def test_what_spoils_a_comparison_is_a_row_of_the_table(losses, times, sites, sa
 
 def test_repeated_runs_show_how_far_the_framework_is_from_itself():
     runs = [a_run(side, [1.0] * 4, [1.0 + 0.001 * (pair + (side == "gnnaccel"))] * 4, pair, sites=SITES)
-            for pair in (0, 1) for side in results.SIDES]  # fmt: skip
+            for pair in (0, 1) for side in SIDES]  # fmt: skip
     found = results.evaluate(runs, None, tolerance=1e-4)
-    assert found["max_loss_difference"].alone == pytest.approx(0.001)
+    assert found["max_loss_difference"]["alone"] == pytest.approx(0.001)
     assert "alone differ by up to 0.001" in found.warnings[0]
 
 
 def test_memory_that_could_not_be_measured_stays_empty(tmp_path):
-    runs = [a_run(side, [1.0] * 4, [1.0] * 4, memory=None, sites=SITES) for side in results.SIDES]
+    runs = [a_run(side, [1.0] * 4, [1.0] * 4, memory=None, sites=SITES) for side in SIDES]
     found = results.evaluate(runs, None, tolerance=1e-4)
     output.save_results(tmp_path / "results.csv", found)
-    assert table(tmp_path)["peak_memory"]["alone"] == "" and found["peak_memory"].ratio is None
+    assert table(tmp_path)["peak_memory"]["alone"] == "" and not found["peak_memory"].ratios
+
+
+def sides(losses=(3.0, 3.0, 3.0, 3.0, 3.0), sites=SITES, captures=(4,)):
+    """A run of each side; that which is captured at its fourth epoch takes 100 ms for it."""
+    times = {side: [9.0] * 4 + [8.0 / nth] * 4 for nth, side in enumerate(results.SIDES, start=1)}
+    times["gnnaccel_captured"][3] = 101.6
+    own = {"gnnaccel": SITES, "gnnaccel_compiled": SITES, "gnnaccel_captured": sites}
+    return [
+        a_run(side, times[side], [loss] * 8, sites=own.get(side), compile_ms=7e3, captures=captures)
+        for side, loss in zip(results.SIDES, losses, strict=True)
+    ]
+
+
+def test_more_sides_are_compared_with_the_framework_alone():
+    found = results.evaluate(sides(), 1.5, tolerance=1e-4)
+    assert found.sides == results.SIDES and found.warmup == 4 and found.warnings == ()
+    assert found["epoch_time_median"].ratios == dict(zip(results.SIDES[1:], (2, 3, 4, 5), strict=True))
+    assert found["capture_time"].values == {"gnnaccel_captured": 100}
+    assert found["compile_time"].values == {"alone_compiled": 7e3, "gnnaccel_compiled": 7e3}
+    assert [left.side for left in found.left] == ["gnnaccel", "gnnaccel_compiled", "gnnaccel_captured"]
+
+
+def test_losses_of_every_side_are_compared_where_no_numbers_are_drawn():
+    runs = sides(losses=(3.0, 3.1, 3.0, 3.2, math.nan))
+    said = results.evaluate(runs, 1.5, tolerance=1e-4).warnings
+    assert [re.sub(" by up.*", "", text) for text in said] == [
+        "the losses of alone and alone, compiled differ",
+        "the losses of alone and gnnaccel, compiled differ",
+        "the losses of gnnaccel, captured are not finite",
+    ]
+    said = results.evaluate(runs, 1.5, tolerance=1e-4, dropout=True).warnings
+    assert said == ("the losses of gnnaccel, captured are not finite",)
+
+
+def test_a_step_that_was_not_captured_is_a_warning_with_its_reason():
+    step = {"captured.step": {"accelerated": 0, "left": 8, "reasons": {"it waits for the GPU": 8}}}
+    found = results.evaluate(sides(sites=SITES | step, captures=()), 1.5, tolerance=1e-4)
+    assert found.warnings == ("gnnaccel, captured: the step was not captured: it waits for the GPU",)
+    assert found["capture_time"]["gnnaccel_captured"] is None
+    assert found["share_accelerated"]["gnnaccel_captured"] == 0.75  # a step is no message passing
+
+
+def test_a_table_of_more_sides_has_its_ratios_in_brackets(capsys):
+    found = results.evaluate(sides(), 1.5, tolerance=1e-4)
+    output.show(found, "title", {side: side for side in results.SIDES}, [])
+    printed = capsys.readouterr().out
+    assert "1.6 (5.00x)" in printed and "left to the framework (gnnaccel_captured): 2x pyg.X: why" in printed

@@ -214,3 +214,18 @@ def test_files_that_are_no_npz(tmp_path, save):
         with pytest.raises(ValueError) as error:
             data.load(path)
         assert str(path) in str(error.value)
+
+
+def test_the_generated_graph_is_the_same_sound_graph_each_time():
+    found, again = data.load("generated"), data.load("generated")
+    assert (found.num_nodes, found.num_classes, found.x.shape) == (14_000, 10, (14_000, 128))
+    assert 450_000 < found.edge_index.shape[1] < 520_000 and "generated" in found.notes[0]
+    assert all((getattr(found, key) == getattr(again, key)).all() for key in ("edge_index", "x", "y", *MASKS))
+    pairs = found.edge_index[0] * found.num_nodes + found.edge_index[1]
+    reverse = found.edge_index[1] * found.num_nodes + found.edge_index[0]
+    assert len(np.unique(pairs)) == len(pairs) and set(reverse) == set(pairs)
+    assert (found.edge_index[0] != found.edge_index[1]).all() and found.edge_index.min() >= 0
+    assert [int(getattr(found, key).sum()) for key in MASKS] == [8400, 2800, 2800]
+    assert np.bincount(found.edge_index[1]).max() > 20 * np.bincount(found.edge_index[1]).mean()
+    with pytest.raises(ValueError, match="expected 0, got 1"):
+        data.load("generated", split=1)

@@ -5,10 +5,12 @@ import contextlib
 import pytest
 import torch
 
-from gnnaccel import dgl_backend, report
+from gnnaccel import _library, dgl_backend, report, sampling
 
 dgl_backend.shim()
 dgl = pytest.importorskip("dgl")
+
+from gnnaccel.dgl_backend import samplers  # noqa: E402
 
 NODES, EDGES = 60, 400
 
@@ -123,6 +125,61 @@ def test_what_is_left_to_dgl(monkeypatch):
             call()
         site = report.snapshot()["dgl.NeighborSampler"]
         assert site.left == 1 and not site.accelerated and words in next(iter(site.reasons)), words
+
+
+# ---- GNNACCEL_SAMPLER=cuda. ----
+
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available() or not _library.has_cuda_kernels(), reason="no CUDA GPU or no CUDA half here"
+)
+
+
+@needs_cuda
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+def test_the_gpu_draws_the_cpus_blocks(idtype, monkeypatch):
+    g, seeds = graph(idtype), torch.tensor([7, 3, 9], dtype=idtype)
+    sampler = dgl.dataloading.NeighborSampler([4, 40, 2])
+    calls, sample = [], sampling.neighbor_sample
+    monkeypatch.setattr(sampling, "neighbor_sample", lambda *a, **k: calls.append(a[0].is_cuda) or sample(*a, **k))
+    batches = []
+    for choice in ("", "cuda"):
+        monkeypatch.setenv("GNNACCEL_SAMPLER", choice)
+        dgl.seed(4)
+        nodes, _, blocks = sampler.sample(g, seeds)
+        check_blocks(g, seeds, nodes, blocks)
+        batches.append([nodes.tolist(), *(block.edata[dgl.EID].tolist() for block in blocks)])
+    assert batches[0] == batches[1] and calls == [False] * 3 + [True] * 3
+    assert ours()
+
+
+@needs_cuda
+def test_workers_leave_the_gpu_alone(monkeypatch):
+    monkeypatch.setenv("GNNACCEL_SAMPLER", "cuda")
+    torch.zeros(1, device="cuda")
+    g = graph()
+    loader = dgl.dataloading.DataLoader(
+        g, torch.arange(20), dgl.dataloading.NeighborSampler([4, 2]), batch_size=6, num_workers=2
+    )
+    for nodes, out, blocks in loader:
+        check_blocks(g, out, nodes, blocks)
+
+
+def test_a_gpu_that_there_is_not(monkeypatch):
+    monkeypatch.setenv("GNNACCEL_SAMPLER", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="GNNACCEL_SAMPLER=cuda"):
+        dgl.dataloading.NeighborSampler([2]).sample(graph(), torch.tensor([3]))
+
+
+def test_a_build_without_cuda_samples_on_the_cpu(monkeypatch):
+    monkeypatch.setenv("GNNACCEL_SAMPLER", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(samplers, "has_cuda_kernels", lambda: False)
+    g, seeds = graph(), torch.tensor([7, 3])
+    nodes, _, blocks = dgl.dataloading.NeighborSampler([2]).sample(g, seeds)
+    check_blocks(g, seeds, nodes, blocks)
+    assert "sampled on the CPU: this gnnaccel has no CUDA half" in report.snapshot()["dgl.NeighborSampler"].reasons
 
 
 def test_disabling_restores_the_sampler():

@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # What a CUDA entry has in place of the thread count and of the CPU's order of the rows, and its scratch memory.
 CUDA_ONLY = {"stream", "work", "workspace"}
 CPU_ONLY = {"threads", "out_rows"}
-ALONE = {"coo_in_order"}  # the CPU's coo_to_csr looks at its pairs itself
+# The CPU's coo_to_csr looks at its pairs itself, and its neighbor_sample does all steps in one.
+ALONE = {"coo_in_order", "sample_seeds", "sample_degrees", "sample_edges"}
 
 
 def entries(header: str) -> dict[str, list[tuple[str, str]]]:

@@ -5,79 +5,28 @@ import random
 
 import pytest
 import torch
+from message_cases import (
+    REDUCES,
+    TWO,
+    USUAL,
+    compare,
+    graph_of,
+    k,
+    messages_of,
+    operands_of,
+    options_of,
+    q,
+    random_message,
+    w,
+    x,
+)
 
 import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
-from gnnaccel.ops import reference
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.tape import _OPS
-
-q, k, x, w = m.u("q"), m.v("k"), m.u("x"), m.e("w")
-REDUCES = ("sum", "mean", "max", "min", "none")
-
-
-def graph_of(rows, cols, edges, seed=0, dtype=torch.int64):
-    """A graph with a hub, empty rows and repeated edges."""
-    made = torch.Generator().manual_seed(seed)
-    ends = torch.randint(0, rows, (edges,), generator=made)
-    ends[: edges // 3] = rows // 2
-    ends[ends == 0] = rows - 1
-    sources = torch.randint(0, cols, (edges,), generator=made)
-    return Graph.from_coo(ends.to(dtype), sources.to(dtype), num_rows=rows, num_cols=cols)
-
-
-def operands_of(graph, message, features, seed=0, dtype=torch.float64, scale=1.0):
-    """One for each leaf; of "name:1" and "name:h" with one number, and with one for each head."""
-    made = torch.Generator().manual_seed(seed)
-    rows = {"u": (graph.num_cols,), "v": (graph.num_rows,), "e": (graph.nnz,), "c": ()}
-    out = {}
-    for kind, name in message.leaves:
-        shape = {"1": (1,) * len(features), "h": (*features[:-1], 1)}.get(name.partition(":")[2], features)
-        value = torch.randn(*rows[kind], *shape, generator=made, dtype=torch.float64) * scale
-        out[name] = value.to(dtype).requires_grad_()
-    return out
-
-
-def defined(graph, message, operands, reduce):
-    """The definition, with operands as they are."""
-    names = message.leaves
-    shapes = tuple(((kind, name), tuple(operands[name].shape[kind != "c" :])) for kind, name in names)
-    program, leaves = program_of(((message, reduce),), shapes)
-    return reference.message_reduce(graph, program, [operands[name] for _, name in leaves])[0]
-
-
-def compare(graph, message, operands, reduce, second=False, **tolerance):
-    leaves = list(operands.values())
-    wide = {name: value.detach().double().requires_grad_() for name, value in operands.items()}
-    got, want = ops.message_reduce(graph, message, operands, reduce), defined(graph, message, wide, reduce)
-    torch.testing.assert_close(got.double(), want, **tolerance)
-    seed = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    options = {"create_graph": second, "allow_unused": True, "materialize_grads": True}
-    grads = torch.autograd.grad(got, leaves, seed.to(got.dtype), **options)
-    wanted = torch.autograd.grad(want, list(wide.values()), seed, **options)
-    for one, other in zip(grads, wanted, strict=True):
-        torch.testing.assert_close(one.double(), other, **tolerance)
-    if second and any(t.requires_grad for t in wanted):
-        ends = [torch.autograd.grad(sum((t.double() ** 2).sum() for t in found if t.requires_grad), list(inputs),
-                                    allow_unused=True, materialize_grads=True)
-                for found, inputs in ((grads, leaves), (wanted, wide.values()))]  # fmt: skip
-        for one, other in zip(*ends, strict=True):
-            torch.testing.assert_close(one.double(), other, **tolerance)
-
-
-USUAL = {
-    "gated": m.sigmoid(q + k) * x,
-    "edges": m.relu(x + w) + 1e-7,
-    "film": m.relu(m.u("g") * x + k) * m.c("scale"),
-    "heads": m.u("a:h") * x * m.e("w:h"),
-    "dot": m.dot(q, k, keepdim=True) * x,
-    "norm": m.sqrt(m.sum(m.square(q - k), -1, True) + 1.0) * x,
-    "one number": x * m.e("w:1") + m.v("b:1"),
-    "destination alone": m.tanh(k),
-    "copied": x,
-}
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
@@ -88,42 +37,11 @@ def test_usual_messages(name, reduce):
         compare(graph, USUAL[name], operands_of(graph, USUAL[name], features), reduce, second=reduce != "mean")
 
 
-def options_of(function):
-    given = {
-        "pow": [(2.0,), (3.0,), (0.5,), (-0.5,), (-1.0,), (1.0,), (1.7,)],
-        "round": [("bfloat16",), ("float32",)],
-        "hardtanh": [(), (-0.3, 0.4)],
-        "clamp": [(-0.5, 0.5), (None, 0.2), (-0.1, None)],
-        "leaky_relu": [(), (0.2,)],
-        "gelu": [(), ("tanh",)],
-        "elu": [(), (0.7,)],
-        "softplus": [(), (2.0, 1.0)],
-        "sum": [((-1,), True), ((-2,), True), ((-1, -2), True), ((-1,), False)],
-        "reshape": [((8, 2),), ((16,),)],
-    }
-    return given.get(function, [()])
-
-
 @pytest.mark.parametrize("function", [f for f in FUNCTIONS if f != "round"])
 def test_each_function(function):
-    positive = function in ("log", "sqrt", "rsqrt", "reciprocal", "pow", "div", "log1p")
-    inner = m.square(q + k) + 0.3 if positive else q + k
     graph = graph_of(12, 9, 60)
-    for options in options_of(function):
-        if function == "where":
-            messages = [m.where(q > k, x, 2.0), m.where(q >= 0.1, 0.5, x), m.where(q < k, x, k), m.where(q < 0.2, x, k)]
-        elif function in TWO:
-            make = [(inner, m.square(x) + 0.2), (inner, 0.7), (0.7, inner)]
-            messages = [m.Expression(function, args) for args in make]
-            if function in ("gt", "ge", "lt", "le", "eq", "ne"):  # which have no gradient of their own
-                messages = [message * q for message in messages]
-        else:
-            messages = [m.Expression(function, (inner,), options)]
-        for message in messages:
-            compare(graph, message, operands_of(graph, message, (4, 4)), "sum", second=True)
-
-
-TWO = ("add", "sub", "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "eq", "ne")
+    for message in messages_of(function):
+        compare(graph, message, operands_of(graph, message, (4, 4)), "sum", second=True)
 
 
 def test_a_case_for_each_primitive():
@@ -139,17 +57,6 @@ def test_a_case_for_each_primitive():
                 shapes = tuple((leaf, (4, 4)) for leaf in swapped.leaves)
                 seen |= {s.op for s in program_of(((swapped, "sum"),), shapes)[0].steps}
     assert set(_OPS) - seen <= {"copy", "expand", "winner", "fill", "keep"}  # of broadcasts and gradients
-
-
-def random_message(made, depth):
-    leaves = [q, k, x, w, m.c("scale"), m.u("a:h"), m.e("w:1")]
-    if depth == 0:
-        return made.choice(leaves)
-    one, other = random_message(made, depth - 1), random_message(made, made.randrange(depth))
-    kind = made.randrange(9)
-    if kind < 4:
-        return (one + other, one - other, one * other, other * made.choice((-0.5, 2.0)))[kind]
-    return (m.sigmoid(one), m.tanh(one), m.leaky_relu(one, 0.3), m.maximum(one, other), m.exp(-m.square(one)))[kind - 4]
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -440,6 +440,27 @@ def test_a_choice_that_there_is_not(monkeypatch):
         NeighborLoader(homogeneous(), [2])
 
 
+def test_a_build_without_cuda_samples_on_the_cpu_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(samplers, "has_cuda_kernels", lambda: False)
+    data = homogeneous()
+    for _ in range(2):
+        for batch in NeighborLoader(data, [2], batch_size=20):
+            check_batch(batch, data)
+    said = [
+        record for record in caplog.records if "sampled on the CPU: this gnnaccel has no CUDA half" in record.message
+    ]
+    assert len(said) == 1 and said[0].levelname == "WARNING"
+
+
+def test_a_gpu_that_there_is_not(monkeypatch):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="GNNACCEL_SAMPLER=cuda"):
+        NeighborLoader(homogeneous(), [2])
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_bad_weights_are_refused_at_once(value):
     data = homogeneous()

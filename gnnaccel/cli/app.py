@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -14,17 +15,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 _program: list[list[str]] = []  # what `run` was asked for
 
 
-class Framework(str, enum.Enum):
-    dgl = "dgl"
-    pyg = "pyg"
-
-
-class Model(str, enum.Enum):
-    gcn = "gcn"
-    sage = "sage"
-    gin = "gin"
-    gat = "gat"
-    agnn = "agnn"
+FRAMEWORKS = ("dgl", "pyg")
+MODELS = ("gcn", "sage", "gin", "gat", "agnn")
+# What --suite compares where nothing is said.
+_SUITE = {"--model": ("gcn", "sage", "gin", "gat"), "--dataset": ("cora", "pubmed")}
 
 
 class Device(str, enum.Enum):
@@ -108,11 +102,23 @@ def inspect(
 
 @app.command()
 def compare(
-    framework: Annotated[Framework, typer.Option(help="Whose layers are trained.")],
-    model: Annotated[Model, typer.Option(help="Made of the framework's own layers.")] = Model.gcn,
+    framework: Annotated[str, typer.Option(help="Whose layers are trained: dgl, pyg, or both: dgl,pyg.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Of the framework's own layers: gcn, sage, gin, gat, agnn; or several: gcn,gat.")
+    ] = "",
     dataset: Annotated[
-        str, typer.Option(help="cora, citeseer, pubmed, a path.npz, or a name of the framework's own loaders.")
-    ] = "cora",
+        str,
+        typer.Option(
+            help="cora, citeseer, pubmed, generated, a path.npz, a name of the framework's loaders; or several."
+        ),
+    ] = "",
+    suite: Annotated[
+        bool, typer.Option("--suite", help="One report of all that is named; also where several are named.")
+    ] = False,
+    baseline: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="results.json of an earlier suite: say what got slower since."),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Training steps on the whole graph, per run.")] = 50,
     device: Annotated[Device, typer.Option(help="Where both sides train.")] = Device.cpu,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as torch takes.")] = 0,
@@ -127,15 +133,33 @@ def compare(
     maxk: Annotated[
         int, typer.Option(min=0, help="gnnaccel's side trains ANOTHER MODEL: MaxK with this k for ReLU. 0: the same.")
     ] = 0,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Also both sides under torch.compile; its time is shown apart.")
+    ] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Also gnnaccel.captured around the training step; on CUDA alone.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),
 ) -> None:
     """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
     from gnnaccel.cli import compare
+    from gnnaccel.cli import suite as suites
+    from gnnaccel.cli.request import installed
 
-    request = compare.Request(
-        framework=framework.value,
-        model=model.value,
-        dataset=dataset,
+    frameworks = _several("--framework", framework, FRAMEWORKS)
+    models = _several("--model", model, MODELS)
+    datasets = [dataset] if dataset.endswith(".npz") and Path(dataset).is_file() else _several("--dataset", dataset)
+    suite = suite or baseline is not None or max(len(frameworks), len(models), len(datasets)) > 1
+    if not frameworks:
+        if not suite:
+            raise typer.BadParameter(
+                "expected dgl or pyg (or --suite, which takes those installed)", None, None, "--framework"
+            )
+        frameworks = installed()
+        if not frameworks:
+            print("gnnaccel compare: neither DGL nor PyG is installed: pip install torch_geometric", file=sys.stderr)
+            raise typer.Exit(1)
+    options = dict(
         epochs=epochs,
         device=device.value,
         threads=threads,
@@ -149,5 +173,22 @@ def compare(
         tolerance=tolerance,
         maxk=maxk,
         out=out,
+        compile=compiled,
+        cuda_graphs=cuda_graphs,
     )
+    if suite:
+        models, datasets = models or _SUITE["--model"], datasets or _SUITE["--dataset"]
+        requests = suites.requests_of(frameworks, models, datasets, **options)
+        raise typer.Exit(suites.run(requests, out, baseline))
+    (request,) = suites.requests_of(frameworks, models or MODELS[:1], datasets or ("cora",), **options)
     raise typer.Exit(compare.run(request))
+
+
+def _several(option: str, text: str, allowed: Sequence[str] = ()) -> Sequence[str]:
+    """The values between the commas, each once; none for an empty text."""
+    values = list(dict.fromkeys(value.strip() for value in text.split(","))) if text else []
+    for value in values:
+        if not value or (allowed and value not in allowed):
+            expected = ", ".join(allowed) if allowed else "names between the commas"
+            raise typer.BadParameter(f"{value!r} in {text!r}: expected {expected}", None, None, option)
+    return values

@@ -1,4 +1,7 @@
-"""`gnnaccel compare`: one training program, run by the framework alone and with gnnaccel, side by side."""
+"""`gnnaccel compare`: one training program, run by the framework alone and with gnnaccel, side by side.
+
+With --compile and --cuda-graphs there are more sides: both compiled, and gnnaccel with its step captured.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +17,42 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib import util
 from pathlib import Path
 
 from gnnaccel import __version__
 from gnnaccel.cli import children, datasets, doctor, output
 from gnnaccel.cli.children import Failed
-from gnnaccel.cli.results import SIDES, Results, Run, evaluate
+from gnnaccel.cli.request import NAMES, PACKAGES, Request, check_installed, check_options
+from gnnaccel.cli.results import Results, Run, evaluate, is_accelerated, is_captured, is_compiled
+from gnnaccel.data import Dataset
 
-_PACKAGES = {"dgl": "dgl", "pyg": "torch_geometric"}
-_NAMES = {"dgl": "DGL", "pyg": "PyG"}
 _TRAINER = Path(__file__).parent / "train" / "trainer.py"
 _TRAINED = ("framework", "model", "device", "threads", "epochs", "seed", "hidden", "heads", "layers", "lr", "dropout")
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """What `compare` was asked for; the fields are its options."""
+class Comparison:
+    """What was measured: the runs, their figures and where they come from. names: of the sides."""
 
-    framework: str
-    model: str
-    dataset: str
-    epochs: int
-    device: str
-    threads: int
-    seed: int
-    hidden: int
-    heads: int
-    layers: int
-    lr: float
-    dropout: float
-    repeats: int
-    tolerance: float
-    maxk: int
-    out: Path
+    request: Request
+    title: str
+    names: dict[str, str]
+    runs: list[Run]
+    results: Results
+    notes: list[str]
+    circumstances: dict
 
 
 def run(request: Request) -> int:
     """Do the whole comparison, print it, and save it in a new folder: the exit code."""
     try:
-        _check(request)
-        with _new_folder(request.out) as folder, tempfile.TemporaryDirectory(prefix="gnnaccel-") as work:
-            where = _compare(request, folder, Path(work))
+        check_options(request)
+        check_installed(request)
+        with new_folder(request.out) as folder, tempfile.TemporaryDirectory(prefix="gnnaccel-") as work:
+            done = measure(request, Path(work))
+            output.show(done.results, done.title, done.names, done.notes)
+            save(done, folder(""))
+            where = folder(name_of(done))
     except Failed as error:
         print(f"gnnaccel compare: {error}", file=sys.stderr)
         return error.code
@@ -64,37 +61,6 @@ def run(request: Request) -> int:
         return 130
     print(f"saved in {where}: {', '.join(sorted(os.listdir(where)))}")
     return 0
-
-
-def _check(request: Request) -> None:
-    """Refuse what cannot work before anything is trained.
-
-    Raises
-    ------
-    Failed
-    """
-    if request.maxk and request.model not in ("gcn", "sage", "gin"):
-        raise Failed(
-            f"--maxk: {request.model} has no ReLU in front of a plain sum; use it with gcn, sage or gin", code=2
-        )
-    if request.maxk >= request.hidden:
-        raise Failed(f"--maxk: expected less than --hidden, {request.hidden}, got {request.maxk}", code=2)
-    package = _PACKAGES[request.framework]
-    if util.find_spec(package) is None:
-        raise Failed(f"{_NAMES[request.framework]} is not installed: pip install {package}=={doctor.RUN_WITH[package]}")
-    if request.device == "cpu":
-        return
-    torch = children.ask("torch")
-    if "error" in torch or "binary_error" in torch:
-        raise Failed(torch.get("error") or torch["binary_error"])
-    if not torch["gpus"]:
-        why = "this torch was built without CUDA" if torch["cuda"] is None else "torch sees no GPU"
-        raise Failed(f"--device cuda: {why} (torch {torch['version']}); use --device cpu")
-    if not torch["cuda_kernels"]:
-        raise Failed(
-            "--device cuda: this gnnaccel was built without its CUDA half; install nvcc (CUDA 12 or later) and "
-            "reinstall it with GNNACCEL_CUDA=ON, or use --device cpu"
-        )
 
 
 @functools.cache
@@ -106,14 +72,14 @@ def _bridged(request: Request) -> bool:
 
 def _side(request: Request, side: str) -> str:
     """What runs on a side, in words."""
-    name = _NAMES[request.framework]
-    if side == "gnnaccel":
-        return f"{name} with gnnaccel"
-    return f"{name} on torch's kernels" if _bridged(request) else f"{name} alone"
+    name = NAMES[request.framework]
+    alone = f"{name} on torch's kernels" if _bridged(request) else f"{name} alone"
+    words = f"{name} with gnnaccel" if is_accelerated(side) else alone
+    return words + (", compiled" if is_compiled(side) else ", captured" if is_captured(side) else "")
 
 
 @contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Callable[[str], Path]]:
+def new_folder(out: Path) -> Iterator[Callable[[str], Path]]:
     """A hidden folder in `out` for the results; it gets the name that the function is called with, or vanishes."""
     existed = out.is_dir()
     try:
@@ -145,18 +111,27 @@ def _new_folder(out: Path) -> Iterator[Callable[[str], Path]]:
                 out.rmdir()
 
 
-def _compare(request: Request, folder: Callable[[str], Path], work: Path) -> Path:
-    graph = datasets.load(request.dataset, request.framework, work)
+def measure(request: Request, work: Path, graph: Dataset | None = None) -> Comparison:
+    """Run all sides and evaluate them; `work` is a folder for what is needed on the way.
+
+    graph: what to train on, where it has been loaded; default: that which the request names.
+
+    Raises
+    ------
+    Failed
+        If the graph cannot be had or a run fails.
+    """
+    graph = graph or datasets.load(request.dataset, request.framework, work)
     data = work / "graph-to-train.npz"
     datasets.save(graph, data)
     runs, said = _train(request, data, work)
     prepared = children.ask(
         "prepare", request.framework, str(data), request.model, request.device, str(request.threads), timeout=600
     )
-    results = evaluate(runs, prepared.get("time_ms"), math.inf if request.maxk else request.tolerance)
-    alone = _side(request, "alone")
+    tolerance = math.inf if request.maxk else request.tolerance
+    results = evaluate(runs, prepared.get("time_ms"), tolerance, request.dropout > 0)
     threads = runs[0].measured["threads"]
-    title = f"{_NAMES[request.framework]} {request.model} on {graph.name}: {request.epochs} epochs, "
+    title = f"{NAMES[request.framework]} {request.model} on {graph.name}: {request.epochs} epochs, "
     title += f"{request.device}, {threads} thread{'s' if threads != 1 else ''}"
     title += f", MaxK of {request.maxk} with gnnaccel" if request.maxk else ""
     notes = [*(f"{graph.name}: {note}" for note in graph.notes), *said]
@@ -169,14 +144,22 @@ def _compare(request: Request, folder: Callable[[str], Path], work: Path) -> Pat
             "too) and on torch's gather and scatter (the rest)"
         )
     notes += _reading(results, request, runs)
-    output.show(results, title, alone, notes)
+    names = {side: _side(request, side) for side in request.sides}
+    return Comparison(request, title, names, runs, results, notes, _circumstances(request, graph, runs, results, notes))
 
-    hidden = folder("")
-    output.save_results(hidden / "results.csv", results)
-    output.save_epochs(hidden / "epochs.csv", runs, results.warmup)
-    output.save_chart(hidden / "curves.png", runs, results, title, alone)
-    (hidden / "run.json").write_text(json.dumps(_circumstances(request, graph, runs, results, notes), indent=1) + "\n")
-    return folder(f"{request.framework}-{request.model}-{graph.name}-{request.device}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+def save(done: Comparison, folder: Path) -> None:
+    """Write the files of a comparison into an existing folder."""
+    output.save_results(folder / "results.csv", done.results)
+    output.save_epochs(folder / "epochs.csv", done.runs, done.results.warmup)
+    output.save_chart(folder / "curves.png", done.runs, done.results, done.title, done.names)
+    (folder / "run.json").write_text(json.dumps(done.circumstances, indent=1) + "\n", encoding="utf-8")
+
+
+def name_of(done: Comparison) -> str:
+    """A name for the folder of a comparison."""
+    request, graph = done.request, done.circumstances["dataset"]["name"]
+    return f"{request.framework}-{request.model}-{graph}-{request.device}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _train(request: Request, data: Path, work: Path) -> tuple[list[Run], list[str]]:
@@ -185,11 +168,11 @@ def _train(request: Request, data: Path, work: Path) -> tuple[list[Run], list[st
     said: dict[str, None] = {}
     with _progress(request) as (begin, on_line):
         for pair in range(request.repeats):
-            for side in SIDES if pair % 2 == 0 else reversed(SIDES):
+            for side in request.sides if pair % 2 == 0 else reversed(request.sides):
                 begin(pair, side)
                 run, complaints = _train_once(request, data, work, pair, side, on_line)
                 runs.append(run)
-                if side == "gnnaccel":
+                if is_accelerated(side):
                     said.update(dict.fromkeys(line for line in complaints.splitlines() if line.startswith("gnnaccel")))
     return runs, list(said)
 
@@ -198,7 +181,7 @@ def _train_once(
     request: Request, data: Path, work: Path, pair: int, side: str, on_line: Callable[[str], None]
 ) -> tuple[Run, str]:
     result, profile = work / f"{side}-{pair}.json", work / f"profile-{side}-{pair}.json"
-    if side == "gnnaccel":
+    if is_accelerated(side):
         start, env = children.command("on", profile)
     else:  # DGL's wheel cannot be imported beside a current torch without the shim
         mode = "off" if request.framework != "dgl" else "bridge" if _bridged(request) else "compat"
@@ -206,14 +189,19 @@ def _train_once(
     if request.threads:
         env |= {"OMP_NUM_THREADS": str(request.threads), "MKL_NUM_THREADS": str(request.threads)}
     options = [f"--{name}={getattr(request, name)}" for name in _TRAINED]
-    if request.maxk and side == "gnnaccel":
+    if request.maxk and is_accelerated(side):
         options.append(f"--maxk={request.maxk}")
+    if is_compiled(side):
+        options.append("--compile")
+        env |= {"TORCHINDUCTOR_CACHE_DIR": str(work / f"inductor-{side}-{pair}")}  # what an earlier run has compiled
+    if is_captured(side):
+        options.append("--capture")
     words = [*start, str(_TRAINER), *options, f"--data={data}", f"--result={result}"]
     what = f"the run of {_side(request, side)}"
     _, complaints = children.run(words, env, what, on_line)
     try:
         measured = json.loads(result.read_text(encoding="utf-8"))
-        counters = json.loads(profile.read_text(encoding="utf-8")) if side == "gnnaccel" else {}
+        counters = json.loads(profile.read_text(encoding="utf-8")) if is_accelerated(side) else {}
     except (OSError, ValueError) as error:
         raise Failed(f"{what} left no result: {error}\n\n{complaints.strip()}") from None
     return Run(side, pair, measured, counters), complaints
@@ -224,7 +212,8 @@ def _progress(request: Request) -> Iterator[tuple[Callable[[int, str], None], Ca
     """Functions to call at the start of a run and with each line it prints: a bar, or a line per run in a pipe."""
 
     def describe(pair: int, side: str) -> str:
-        return f"pair {pair + 1} of {request.repeats}: {_side(request, side)}"
+        what = "pair" if len(request.sides) == 2 else "round"
+        return f"{what} {pair + 1} of {request.repeats}: {_side(request, side)}"
 
     if not sys.stdout.isatty():
         yield lambda pair, side: print(describe(pair, side), file=sys.stderr, flush=True), lambda line: None
@@ -233,7 +222,7 @@ def _progress(request: Request) -> Iterator[tuple[Callable[[int, str], None], Ca
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[loss]}"), console=output.console(), transient=True) as progress:
-        task = progress.add_task("", total=2 * request.repeats * request.epochs, loss="")
+        task = progress.add_task("", total=len(request.sides) * request.repeats * request.epochs, loss="")
 
         def on_line(line: str) -> None:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # frameworks print things of their own
@@ -251,21 +240,45 @@ def _reading(results: Results, request: Request, runs: list[Run]) -> list[str]:
         notes = ["epoch time: the only epoch is counted, warm-up included"]
     if request.maxk:
         notes.insert(0, f"with gnnaccel another model: MaxK keeps {request.maxk} of {request.hidden} features for ReLU")
-    if len(results.pair_speedups) > 1:
-        notes.append("speedup of each pair: " + ", ".join(f"{speedup:.2f}x" for speedup in results.pair_speedups))
+    for side, speedups in results.speedups.items() if request.repeats > 1 else ():
+        of = "" if len(results.sides) == 2 else f", {_side(request, side)}"
+        what = "pair" if len(results.sides) == 2 else "round"
+        notes.append(f"speedup of each {what}{of}: " + ", ".join(f"{speedup:.2f}x" for speedup in speedups))
+    if len(results.sides) > 2:
+        notes += _reading_of_more_sides(request)
     if runs[0].measured["extra_memory_bytes"] is None:
         notes.append("peak memory: this system does not let a process reset the peak of its resident memory")
     if runs[0].measured["test_accuracy"] is None:
         notes.append("test accuracy: the graph has no test nodes")
-    if results["max_loss_difference"].alone is not None:
+    if results["max_loss_difference"]["alone"] is not None:
         notes.append("largest loss difference: under alone, that of runs of the framework alone among themselves")
     return notes
 
 
-def _circumstances(request: Request, graph, runs: list[Run], results: Results, notes: list[str]) -> dict:
+def _reading_of_more_sides(request: Request) -> list[str]:
+    notes = ["in brackets: the framework alone (not compiled) over this side; above 1 the side is better"]
+    if request.compile:
+        notes.append(
+            "torch.compile: what three forwards and backwards before the epochs took beyond three that are compiled, "
+            "with no cache of an earlier run; the structure of the graph, which the first one makes, is in it"
+        )
+        notes.append("share of calls accelerated, compiled: counted while torch.compile reads the model")
+    if request.cuda_graphs:
+        notes.append("share of calls accelerated, captured: counted until the step is captured; replays run no Python")
+    if request.dropout:
+        notes.append(
+            "compiled and captured, dropout draws other numbers: so do the losses differ, which is no fault; "
+            "--dropout 0 compares them"
+        )
+    return notes
+
+
+def _circumstances(request: Request, graph: Dataset, runs: list[Run], results: Results, notes: list[str]) -> dict:
     """Where the figures come from: command, versions, devices, settings, counters."""
     measured = runs[0].measured
-    first = next(run for run in runs if run.side == "gnnaccel")
+    first: dict[str, Run] = {}
+    for run in runs:
+        first.setdefault(run.side, run)
     return {
         "command": shlex.join(["gnnaccel", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -281,7 +294,7 @@ def _circumstances(request: Request, graph, runs: list[Run], results: Results, n
             "gnnaccel": __version__,
             "python": sys.version.split()[0],
             "torch": measured["torch"],
-            _PACKAGES[request.framework]: measured["framework_version"],
+            PACKAGES[request.framework]: measured["framework_version"],
         },
         "cpu": doctor.cpu_name(),
         "cores": doctor.cores(),
@@ -290,8 +303,8 @@ def _circumstances(request: Request, graph, runs: list[Run], results: Results, n
         "started_by": "flag" if children.switch_is_installed() else "python -m gnnaccel",
         "order": [f"{run.pair + 1} {run.side}" for run in runs],
         "warmup_epochs": results.warmup,
-        "pair_speedups": list(results.pair_speedups),
+        "pair_speedups": {side: list(speedups) for side, speedups in results.speedups.items()},
         "warnings": list(results.warnings),
         "notes": notes,
-        "calls": first.profile.get("sites", {}),
+        "calls": {side: run.profile.get("sites", {}) for side, run in first.items() if is_accelerated(side)},
     }

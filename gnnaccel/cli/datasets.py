@@ -21,7 +21,7 @@ def known() -> str:
     folder = os.environ.get(data.DATA)
     here = f"{data.DATA}={folder}" if folder else f"the folder that {data.DATA} names (not set)"
     return (
-        f"{', '.join(data.names())} (shipped); a path.npz; NAME of a NAME.npz in {here}; "
+        f"{', '.join(data.names())} (shipped); generated; a path.npz; NAME of a NAME.npz in {here}; "
         f"or, where the network is reached, {', '.join(export.LOADERS)}"
     )
 

@@ -142,6 +142,7 @@ def examine() -> dict:
             "gpus": torch.get("gpus", []),
             "gpus_of_the_machine": gpus,
         },
+        "messages": torch.get("messages"),
         "frameworks": frameworks,
         "switch": {"installed": children.switch_is_installed(), "flag": _flag()},
         "usable": build["loads"] and any(one["accelerated"] for one in frameworks.values()),
@@ -180,6 +181,10 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     unseen = f"none that torch sees; the driver lists {', '.join(devices['gpus_of_the_machine'])}"
     none = unseen if devices["gpus_of_the_machine"] else "none"
     lines.append(("GPU", ", ".join(devices["gpus"]) or none))
+    messages = found["messages"]
+    if messages is not None:
+        fused = f"one kernel each, compiled by NVRTC {messages['nvrtc']}, kept in {messages['folder']}"
+        lines.append(("messages on CUDA", f"stored: {messages['why']}" if messages["why"] else fused))
     for name, one in found["frameworks"].items():
         lines.append((switch.NAMES[name], " ".join(filter(None, (one["version"], one["advice"])))))
     lines.append(("flag's .pth file", _switch_line(found["switch"]["installed"])))

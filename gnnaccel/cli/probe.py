@@ -19,7 +19,7 @@ def torch_and_binary() -> dict:
     gpus = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
-    answer = {
+    answer: dict = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
@@ -29,7 +29,12 @@ def torch_and_binary() -> dict:
         from gnnaccel import _library
     except ImportError as error:
         return answer | {"binary_error": str(error)}
-    return answer | {"cuda_kernels": _library.has_cuda_kernels(), "isa": _library.isa()}
+    answer |= {"cuda_kernels": _library.has_cuda_kernels(), "isa": _library.isa()}
+    if gpus and answer["cuda_kernels"]:
+        from gnnaccel.ops.messages import nvrtc
+
+        answer["messages"] = nvrtc.described()
+    return answer
 
 
 class _Keep(logging.Handler):

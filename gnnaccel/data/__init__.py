@@ -1,4 +1,4 @@
-"""Graphs to train on: three that ship with the package, and any file of the same schema.
+"""Graphs to train on: three that ship with the package, a generated one, and any file of the same schema.
 
 The schema, one ``numpy.savez`` file per graph, without pickled objects:
 
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gnnaccel.data import generated
 from gnnaccel.graph import files
 
 DATA = "GNNACCEL_DATA"  # a folder searched for NAME.npz after the package's own
@@ -94,7 +95,8 @@ def load(name: str | os.PathLike, split: int = 0) -> Dataset:
     Parameters
     ----------
     name : str or path
-        As for `find`.
+        As for `find`, or "generated": about half a million edges between 14,000 nodes, made when it is asked for
+        (`gnnaccel.data.generated`).
     split : int
         Which of several splits, where the masks are [N, S].
 
@@ -120,6 +122,12 @@ def load(name: str | os.PathLike, split: int = 0) -> Dataset:
     >>> data.load("cora").x.shape
     (2708, 1433)
     """
+    if name == generated.NAME:
+        if split:
+            raise ValueError(f"split: expected 0, got {split}: the generated graph has one")
+        note = "the graph, its features and its labels are generated, from a fixed seed"
+        arrays = generated.arrays()
+        return Dataset(generated.NAME, generated.NUM_NODES, generated.NUM_CLASSES, notes=(note,), **arrays)
     path = find(name)
     with files.reading("data", path):
         return _dataset(Path(path).stem if os.fspath(name).endswith(".npz") else os.fspath(name), path, split)

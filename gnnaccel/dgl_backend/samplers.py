@@ -1,9 +1,12 @@
 """DGL's NeighborSampler on `gnnaccel.sampling`: uniform in-neighbours in graphs of the CPU that have one type of nodes
-and edges. Blocks are what DGL's own fused sampling gives, features included."""
+and edges. Blocks are what DGL's own fused sampling gives, features included.
+
+DGL's C++ has the structure of blocks in host memory; with GNNACCEL_SAMPLER=cuda the GPU samples, and hands it back."""
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 
 import dgl
@@ -13,7 +16,8 @@ from torch import Tensor
 
 from gnnaccel import report, sampling
 from gnnaccel.dgl_backend.structure import to_graph
-from gnnaccel.sampling.choice import CHOICE, is_frameworks
+from gnnaccel.ops import has_cuda_kernels
+from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _KIND = "dgl.NeighborSampler"
 
@@ -44,6 +48,34 @@ def _seed() -> int:
     return int(dgl.random.choice(1 << 62, 1)[0])
 
 
+def _device() -> torch.device:
+    """Where to sample. RuntimeError for a GPU that there is not."""
+    cpu = torch.device("cpu")
+    if not is_cuda():
+        return cpu
+    worker = torch.utils.data.get_worker_info()
+    if worker is None and not torch.cuda.is_available():
+        raise RuntimeError(f"NeighborSampler: {CHOICE}=cuda, but torch finds no CUDA GPU here")
+    reason = "num_workers > 0" if worker else None if has_cuda_kernels() else "this gnnaccel has no CUDA half"
+    if reason is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if worker is None or worker.id == 0:
+        report.note(_KIND, f"sampled on the CPU: {reason}", logging.WARNING)
+    return cpu
+
+
+def _sample(graph, nodes: Tensor, fanout: int, replace: bool, device: torch.device) -> sampling.NeighborSample:
+    """A layer of a graph on the CPU, sampled on `device`, which keeps a copy of the graph."""
+    indptr, indices = graph.indptr, graph.indices
+    if indptr.device != device:
+        copies = graph.slot("sampled_on", dict)
+        if device not in copies:
+            copies[device] = (indptr.to(device), indices.to(device))
+        indptr, indices = copies[device]
+    out = sampling.neighbor_sample(indptr, indices, nodes.to(device), [fanout], replace=replace, seed=_seed())
+    return out._replace(node=out.node.cpu(), row=out.row.cpu(), col=out.col.cpu(), edge=out.edge.cpu())
+
+
 def _block(g, seeds: Tensor, out: sampling.NeighborSample, edge_ids: Tensor):
     indptr = torch.zeros(seeds.numel() + 1, dtype=g.idtype)
     torch.cumsum(torch.bincount(out.col, minlength=seeds.numel()), 0, out=indptr[1:])
@@ -69,11 +101,9 @@ def sample_blocks(original: Callable) -> Callable:
             report.fallback(_KIND, reason)
             return original(self, g, seed_nodes, exclude_eids)
         with report.accelerated(_KIND):
-            graph, nodes, blocks = to_graph(g), seed_nodes, []
+            graph, nodes, blocks, device = to_graph(g), seed_nodes, [], _device()
             for fanout in reversed(self.fanouts):
-                out = sampling.neighbor_sample(
-                    graph.indptr, graph.indices, nodes, [fanout], replace=self.replace, seed=_seed()
-                )
+                out = _sample(graph, nodes, fanout, self.replace, device)
                 edge_ids = out.edge if graph.edge_ids is None else graph.edge_ids[out.edge]
                 blocks.insert(0, _block(g, nodes, out, edge_ids))
                 nodes = out.node

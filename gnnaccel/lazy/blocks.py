@@ -29,6 +29,8 @@ STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
 # times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: where the milliseconds that Python takes for lazy
 # features (host_h200.csv) are those that our reductions spare; calculated, not swept.
 FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
+# The same for edges that a layer sees for the first time: they would have to be sorted, for one use perhaps.
+FEW_AT_FIRST = {"cuda": 8 << 20}
 # Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
 BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
@@ -332,11 +334,16 @@ def are_large(graph: Graph, expression: Expression) -> bool:
     return stored > STORED_BYTES.get(graph.device.type, 0) or any(are_large(graph, part) for part in parts)
 
 
+def not_stored(graph: Graph, expression: Expression) -> bool:
+    """True if the rows of an expression are better made again than stored: large ones, on CUDA what programs make."""
+    return are_large(graph, expression) or (graph.indptr.is_cuda and programs.translated(graph, expression) is not None)
+
+
 def edge_values(graph: Graph, expression: Expression) -> Tensor:
     """The rows of an expression, [E, ...] in edge-id order, without storing much that is wider on the way."""
     if not isinstance(expression, Apply) or not any(_is_wide(arg, expression) for arg in expression.args):
         return gathered(graph, expression)
-    if not are_large(graph, expression):
+    if not not_stored(graph, expression):
         return gathered(graph, expression)
     found = programs.reduced(graph, expression, "none")
     if found is not None:

@@ -166,8 +166,8 @@ class Translation:
 
 
 def translated(graph: Graph, expression: Expression) -> Translation | None:
-    """The translation of an expression; None where it has none, and on CUDA, which has no such kernel."""
-    if graph.device.type != "cpu":
+    """The translation of an expression; None where it has none, and where no program can run."""
+    if not messages.is_fused(graph):
         return None
     try:
         found = Translation(graph, expression)

@@ -141,7 +141,7 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
     """
     scores = exponent(scores)
     is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > NARROW
-    if is_wide and blocks.are_large(graph, scores.expression):  # type: ignore[attr-defined]
+    if is_wide and blocks.not_stored(graph, scores.expression):  # type: ignore[attr-defined]
         top = blocks.edge_reduce(graph, scores.expression, "logsumexp")  # type: ignore[attr-defined]
         return (scores - lift(scores.trip, "v", top)).exp()  # type: ignore[attr-defined]
     return ops.edge_softmax(graph, scores.rows() if isinstance(scores, Lazy) else scores)

@@ -198,8 +198,8 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
 
     Notes
     -----
-    CPU: `message_reduce`, which stores nothing for edges. CUDA: stores the gates, [nnz, F], and in the backward their
-    gradient.
+    `message_reduce`, which stores nothing for edges. On CUDA without NVRTC, and of float16: stores the gates, [nnz, F],
+    and in the backward their gradient.
     Source: Bresson and Laurent, Residual Gated Graph ConvNets, 2017.
 
     Examples
@@ -212,7 +212,8 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
     composed, inputs = partial(_gated_composed, graph), (gate_src, gate_dst, x)
     fits = x.dim() == 2 and x.shape == gate_src.shape == (graph.num_cols, *x.shape[1:]) and x.shape[1] > 0
     fits = fits and gate_dst.shape == (graph.num_rows, x.shape[1])
-    if fits and not x.is_cuda and gate_src.dtype == gate_dst.dtype == x.dtype:
+    fused = messages.is_fused(graph) and x.dtype != torch.float16
+    if fits and fused and gate_src.dtype == gate_dst.dtype == x.dtype:
         return messages.message_reduce(graph, _GATED, {"src": gate_src, "dst": gate_dst, "x": x})
     if not fits or not _usual(graph, inputs, None):
         return composed(*inputs)

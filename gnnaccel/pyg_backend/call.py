@@ -20,10 +20,12 @@ class _Current(threading.local):
     """What the methods of a layer tell each other during one call on this thread.
 
     hidden : its forward() will not show the attention weights to anybody.
+    plainly : it is PyG's own, with all that it calls.
     """
 
     call: Call | None = None
     hidden: bool = False
+    plainly: bool = False
 
 
 current = _Current()

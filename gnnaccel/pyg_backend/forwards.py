@@ -219,7 +219,7 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
             act = modules.get("act")
             if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:
                 found = _neighbours(self, (source, own), edge_index)
-        # On CUDA gates are stored as long as PyG's messages may be, and made again in blocks beyond that.
+        # Where gates are stored it is as long as PyG's messages may be; beyond that they are made again in blocks.
         alike = found is not None and source.dtype == own.dtype
         if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
@@ -240,7 +240,9 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
 
 def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
     """True if a tensor with a row of the layer's width for each edge may be kept, or need not be."""
-    return x.is_cpu or graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
+    if ops.messages.is_fused(graph) and x.dtype != torch.float16:
+        return True
+    return graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
 
 
 def _neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> tuple[Graph, Tensor] | None:

@@ -21,6 +21,7 @@ from gnnaccel.lazy.reduce import Unsupported, unserved
 from gnnaccel.ops._described import Described
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+USED = "used"  # what is kept with edges: True if there is a graph of them, else the layers that have seen them
 
 
 def owners_of(edges) -> tuple[Tensor, ...]:
@@ -54,6 +55,7 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
             graph = Graph(*build.edges_to_csr(data, destinations, num_dst, num_src))
             _inherit(graph, owners, key)
         derived.put(owners, key, graph)
+        derived.put(owners, USED, True)
     return graph
 
 
@@ -72,6 +74,7 @@ def with_loops(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> 
             else:
                 _inherit(graph, owners, plain)
         derived.put(owners, key, graph)
+        derived.put(owners, USED, True)
     return graph
 
 

@@ -14,6 +14,7 @@ from torch_geometric.typing import SparseTensor
 from gnnaccel.pyg_backend import (
     attention_forwards,
     compiled_forwards,
+    first_calls,
     flight,
     forwards,
     normed_forwards,
@@ -63,6 +64,9 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         if plain.forward in table:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
             members["forward"] = table[plain.forward](plain, compiled_forwards.first(plain, general))
+    forward = first_calls.first(plain, members.get("forward"))
+    if forward is not None:
+        members["forward"] = forward
     return members
 
 

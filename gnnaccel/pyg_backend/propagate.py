@@ -22,7 +22,7 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
-from gnnaccel.pyg_backend.call import Call
+from gnnaccel.pyg_backend.call import Call, current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.trust import distrust
 
@@ -111,6 +111,8 @@ def make_entry(plain: Any, name: str) -> Callable:
     kind = kind_of(plain) + " edge_update" * (name == "edge_updater")
 
     def entry(self, edge_index, *args, **kwargs):
+        if current.plainly:
+            return getattr(plain, name)(self, edge_index, *args, **kwargs)
         if is_compiling():
             if name == "propagate" and not args and compiling.compiling():
                 out = compiling.propagate(self, plain, kind, edge_index, kwargs)

@@ -3,11 +3,16 @@
 What a sampler of PyG's does around the sampling itself (directions, subgraph types, keys of edge types, negative
 edges) is PyG's own code, which finds our functions where it calls one of those packages. ``GNNACCEL_SAMPLER=framework``
 leaves the samplers to PyG.
+
+The GPU samples from a graph that is there, or for all that GNNACCEL_SAMPLER=cuda asks it to: NeighborSampler, in the
+process that made it. Workers cannot use the GPU that it uses, and sample on the CPU.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +20,18 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.index import Index
 from torch_geometric.loader.shadow import ShaDowKHopSampler
-from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler
+from torch_geometric.sampler import BidirectionalNeighborSampler, HeteroSamplerOutput, HGTSampler, NeighborSampler
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
+from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.pyg_backend.views import View, rebind
-from gnnaccel.sampling.choice import CHOICE, is_frameworks
+from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
+
+_CPU = torch.device("cpu")
 
 # ---- The functions of pyg-lib and torch-sparse that PyG's samplers call, with their arguments and results. ----
 
@@ -34,20 +43,28 @@ def _plain(value: Any) -> Any:
     return value.as_tensor() if isinstance(value, Index) else value
 
 
+def _at(device: torch.device, value: Any) -> Any:
+    """The same on `device`: seeds and their times come from where the user has them."""
+    if isinstance(value, dict):
+        return {key: _at(device, of_key) for key, of_key in value.items()}
+    return value if value is None else value.to(device)
+
+
 def _neighbor_sample(
     colptr, row, seed, num_neighbors, node_time, edge_time, seed_time, edge_weight, _csc, replace, _directed, disjoint,
     temporal_strategy, _return_edge_id,
 ):  # fmt: skip
-    """pyg::neighbor_sample, of a graph in CSC."""
+    """pyg::neighbor_sample, of a graph in CSC, where that is."""
+    colptr = _plain(colptr)
     out = sampling.neighbor_sample(
-        _plain(colptr),
+        colptr,
         _plain(row),
-        _plain(seed),
+        _at(colptr.device, _plain(seed)),
         num_neighbors,
         edge_weight=edge_weight,
         node_time=node_time,
         edge_time=edge_time,
-        seed_time=seed_time,
+        seed_time=_at(colptr.device, seed_time),
         replace=replace,
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
@@ -78,13 +95,13 @@ def _hetero_neighbor_sample(
     """pyg::hetero_neighbor_sample, of a graph in CSC."""
     out = sampling.hetero_neighbor_sample(
         _graph(edge_types, colptr_dict, row_dict),
-        _plain(seed),
+        _at(_CPU, _plain(seed)),
         _by_edge_type(edge_types, num_neighbors),
         node_types=node_types,
         edge_weight=_by_edge_type(edge_types, edge_weight),
         node_time=node_time,
         edge_time=_by_edge_type(edge_types, edge_time),
-        seed_time=seed_time,
+        seed_time=_at(_CPU, seed_time),
         replace=replace,
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
@@ -99,7 +116,9 @@ def _hetero_neighbor_sample(
 def _induced_neighbor_sample(colptr, row, seed, num_neighbors, replace, _directed):
     """torch_sparse::neighbor_sample without `directed`: all edges between the nodes it finds."""
     colptr, row = _plain(colptr), _plain(row)
-    node = sampling.neighbor_sample(colptr, row, _plain(seed).to(colptr.dtype), num_neighbors, replace=replace).node
+    node = sampling.neighbor_sample(
+        colptr, row, _at(colptr.device, _plain(seed)).to(colptr.dtype), num_neighbors, replace=replace
+    ).node
     edges = sampling.induced_subgraph(colptr, row, node)
     return node, edges.row, edges.col, edges.edge
 
@@ -112,7 +131,7 @@ def _induced_hetero_neighbor_sample(
     dtype = next((colptr.dtype for colptr, _ in graph.values()), torch.int64)
     node = sampling.hetero_neighbor_sample(
         graph,
-        {name: of_type.to(dtype) for name, of_type in _plain(seed).items()},
+        {name: of_type.to(dtype) for name, of_type in _at(_CPU, _plain(seed)).items()},
         _by_edge_type(edge_types, num_neighbors),
         node_types=node_types,
         replace=replace,
@@ -190,7 +209,7 @@ if not WITH_TORCH_SPARSE:
 def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
     out = sampling.hgt_sample(
         _graph(self.edge_types, self.colptr_dict, self.row_dict),
-        {inputs.input_type: inputs.node.to(next(iter(self.colptr_dict.values())).dtype)},
+        {inputs.input_type: _at(_CPU, inputs.node).to(next(iter(self.colptr_dict.values())).dtype)},
         self.num_samples,
     )
     return HeteroSamplerOutput(
@@ -207,7 +226,7 @@ def _convert(values, dtype: torch.dtype, unless: tuple[torch.dtype, ...]):
 
 def _check_attributes(self: NeighborSampler) -> None:
     """Say at once, and not in the middle of an epoch, what cannot be sampled by; bring the rest into our dtypes."""
-    self.edge_weight = _convert(self.edge_weight, torch.float32, (torch.float32, torch.float64))
+    self.edge_weight = _at(_CPU, _convert(self.edge_weight, torch.float32, (torch.float32, torch.float64)))
     weights = self.edge_weight if isinstance(self.edge_weight, dict) else {"": self.edge_weight}
     for name, weight in weights.items():
         if weight is not None and not bool(((weight >= 0) & weight.isfinite()).all()):
@@ -218,15 +237,92 @@ def _check_attributes(self: NeighborSampler) -> None:
         for time in times.values() if isinstance(times, dict) else [times]:
             if time is not None and (time.is_floating_point() or time.is_complex()):
                 raise TypeError(f"NeighborSampler: time_attr: expected integers, got {time.dtype}")
-        setattr(self, attribute, _convert(times, torch.int64, (torch.int64,)))
+        setattr(self, attribute, _at(_CPU, _convert(times, torch.int64, (torch.int64,))))
+
+
+# ---- Where NeighborSampler runs. ----
+
+_KIND, _WORKERS = "pyg.NeighborSampler", "num_workers > 0"
+_HOST = "_gnnaccel_host"  # of a sampler on the GPU: its arrays in host memory, and whether results belong there
+
+
+def _place_of(data: Any) -> tuple[torch.device | None, bool]:
+    """Where the edges of a Data are, None for other graphs; and whether that is a GPU."""
+    names = [name for name in ("adj", "adj_t", "edge_index") if isinstance(data, Data) and name in data]
+    if not names:
+        return None, False
+    edges = data[names[0]]
+    if isinstance(edges, Tensor):
+        return edges.device, edges.is_cuda
+    return edges.device(), edges.is_cuda()
+
+
+def _not_on_cuda(self: NeighborSampler, device: torch.device | None, share_memory: bool) -> str | None:
+    """Why the GPU cannot sample, or None."""
+    if device is None:
+        return "a graph of several types, or of a graph store"
+    if not has_cuda_kernels():
+        return "this gnnaccel has no CUDA half"
+    if share_memory:
+        return _WORKERS
+    if self.subgraph_type.value == "induced":
+        return "an induced subgraph"
+    if self.edge_weight is not None or self.disjoint:
+        return "weights, times or disjoint trees"
+    return None
+
+
+def _say(reason: str) -> None:
+    level = logging.WARNING if is_cuda() else logging.INFO  # where the user asked for the GPU
+    report.note(_KIND, f"sampled on the CPU: {reason}", level)
+
+
+def _to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
+    """Move to the GPU what the sampler samples from, if that is where it shall be; or say why not."""
+    device, there = _place_of(data)
+    if not there and not is_cuda():
+        return
+    if not there and not torch.cuda.is_available():
+        raise RuntimeError(f"NeighborSampler: {CHOICE}=cuda, but torch finds no CUDA GPU here")
+    reason = _not_on_cuda(self, device, share_memory)
+    if reason is not None:
+        return _say(reason)
+    host = (self.colptr, self.row, self.perm)
+    target = device if there else torch.device("cuda", torch.cuda.current_device())
+    self.colptr, self.row = (array.to(target) for array in host[:2])
+    if there and self.perm is not None:  # else edges come back before they meet it
+        self.perm = self.perm.to(target)
+    setattr(self, _HOST, (host, not there))
+
+
+def _to_host(self: NeighborSampler) -> Any:
+    """Undo _to_cuda; gives the arrays that were there."""
+    left = (self.colptr, self.row, self.perm)
+    if (kept := self.__dict__.pop(_HOST, None)) is not None:
+        self.colptr, self.row, self.perm = kept[0]
+    return left
 
 
 def _neighbor_init(original: Callable) -> Callable:
     init = rebind(original, torch_geometric=_PYG)
+    parameters = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
         _check_attributes(self)
+        given = parameters.bind(self, *args, **kwargs).arguments
+        _to_cuda(self, given["data"], given.get("share_memory", False))
+
+    return __init__
+
+
+def _bidirectional_init(original: Callable) -> Callable:
+    """PyG's looks at the nodes that it finds one by one: they had better be in host memory."""
+
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        for sampler in (self.forward_sampler, self.backward_sampler):
+            _to_host(sampler)
 
     return __init__
 
@@ -235,9 +331,20 @@ def _neighbor_draw(original: Callable) -> Callable:
     sample = rebind(original, torch=_TORCH, torch_geometric=_PYG)
 
     def _sample(self, seed, seed_time=None, **kwargs):
-        return sample(
+        kept = self.__dict__.get(_HOST)
+        worker = None if kept is None else torch.utils.data.get_worker_info()
+        if worker is not None:
+            if worker.id == 0:
+                _say(_WORKERS)
+            self._gnnaccel_left = _to_host(self)  # not freed: a forked process must not touch CUDA
+            kept = None
+        out = sample(
             self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs
         )
+        if kept is not None and kept[1]:
+            for name in ("node", "row", "col", "edge"):
+                setattr(out, name, getattr(out, name).cpu())
+        return out
 
     return _sample
 
@@ -246,6 +353,7 @@ def _neighbor_draw(original: Callable) -> Callable:
 _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NeighborSampler, "__init__", _neighbor_init, False),
     (NeighborSampler, "_sample", _neighbor_draw, True),
+    (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
     (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True), False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),
     (ShaDowKHopSampler, "__init__", lambda original: rebind(original, **_SHADOW), False),

@@ -1,7 +1,8 @@
 """Sampling of mini-batches: neighbours hop by hop, and edges between given nodes. Plain tensors, no framework.
 
 A graph is its edges by destination, as `gnnaccel.Graph` has them: ``indptr`` and ``indices``. Everything runs on the
-CPU, on as many threads as torch has, and gives the same batch for the same ``seed`` whatever that number is.
+CPU, on as many threads as torch has, and gives the same batch for the same ``seed`` whatever that number is;
+`neighbor_sample` also on the GPU, where the same ``seed`` gives the CPU's batch.
 """
 
 from gnnaccel.sampling.layerwise import hgt_sample

@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 LARGEST_TABLE = 1 << 27  # nodes: beyond, a gigabyte is more than a batch should hold, and it is hashed
 
 
-def index_array(op: str, name: str, value, dtype: torch.dtype | None = None) -> Tensor:
-    """`value`, contiguous: a 1-D tensor of the CPU, int32 or int64 (or just `dtype`).
+def index_array(op: str, name: str, value, dtype: torch.dtype | None = None, device: torch.device = CPU) -> Tensor:
+    """`value`, contiguous: a 1-D tensor on `device`, int32 or int64 (or just `dtype`).
 
     Raises
     ------
@@ -27,14 +27,15 @@ def index_array(op: str, name: str, value, dtype: torch.dtype | None = None) -> 
         raise TypeError(f"{op}: {name}: expected a torch.Tensor of {wanted}, got {type(value).__name__}")
     if value.dtype not in INDEX_TYPES or dtype not in (None, value.dtype):
         raise TypeError(f"{op}: {name}: expected {wanted}, got {value.dtype}; convert it with .to(...)")
-    return _plain(op, name, value)
+    return _plain(op, name, value, device)
 
 
-def _plain(op: str, name: str, value: Tensor) -> Tensor:
+def _plain(op: str, name: str, value: Tensor, device: torch.device) -> Tensor:
     if value.dim() != 1:
         raise ValueError(f"{op}: {name}: expected one dimension, got shape {tuple(value.shape)}")
-    if value.device.type != "cpu":
-        raise ValueError(f"{op}: {name}: expected a tensor on the CPU, got one on {value.device}; move it with .cpu()")
+    if value.device != device:
+        wanted, move = ("the CPU", ".cpu()") if device == CPU else (f"{device}, as indptr is", f'.to("{device}")')
+        raise ValueError(f"{op}: {name}: expected a tensor on {wanted}, got one on {value.device}; move it with {move}")
     return value.detach().contiguous()
 
 
@@ -47,9 +48,11 @@ def length(op: str, name: str, value: Tensor, expected: int, what: str) -> None:
 class Relation:
     """The edges of one type, by destination, checked in shape and dtype, and the tensors that belong to them."""
 
-    def __init__(self, op: str, indptr, indices, edge_weight=None, edge_time=None, of: str = ""):
-        self.indptr = index_array(op, f"indptr{of}", indptr)
-        self.indices = index_array(op, f"indices{of}", indices, self.indptr.dtype)
+    def __init__(
+        self, op: str, indptr, indices, edge_weight=None, edge_time=None, of: str = "", device: torch.device = CPU
+    ):
+        self.indptr = index_array(op, f"indptr{of}", indptr, device=device)
+        self.indices = index_array(op, f"indices{of}", indices, self.indptr.dtype, device)
         if self.indptr.numel() == 0:
             raise ValueError(f"{op}: indptr{of}: expected a first element, 0, got none")
         self.num_rows, self.nnz = self.indptr.numel() - 1, self.indices.numel()
@@ -65,7 +68,7 @@ class Relation:
             raise TypeError(f"{op}: {name}: expected a torch.Tensor, got {type(value).__name__}")
         if value.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{op}: {name}: expected float32 or float64, got {value.dtype}; convert it with .float()")
-        value = _plain(op, name, value)
+        value = _plain(op, name, value, CPU)
         length(op, name, value, self.nnz, "edges")
         return value
 

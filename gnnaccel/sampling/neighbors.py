@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import INDEX_TYPES, launch, pointer
-from gnnaccel.sampling import _arrays
+from gnnaccel.sampling import _arrays, on_cuda
 from gnnaccel.sampling._arrays import CPU, Relation
 
 EdgeType = tuple[str, str, str]  # type of the sources, name, type of the destinations
@@ -107,10 +107,17 @@ def neighbor_sample(
         For tensors of the wrong dtype, fan-outs that are not ints.
     ValueError
         For wrong shapes, nodes out of range, fan-outs below -1, weights that are negative, infinite or NaN, times that
-        do not ascend. Indices and weights are checked as they are read.
+        do not ascend, tensors on different devices, and weights, times or disjoint trees of a graph on the GPU. Indices
+        and weights are checked as they are read.
+    RuntimeError
+        For tensors on the GPU, if this gnnaccel has no CUDA half.
 
     Notes
     -----
+    Runs where the tensors are. On the GPU it samples what the CPU does with the same seed, on the current stream, for
+    which the host waits once per batch, and once more for each hop that may have more than 2^22 edges, as one of all
+    neighbours may. It takes some 40 bytes for each edge that there may be, and 4 for each node of the graph.
+
     Without replacement, every set of neighbours is equally likely. With weights they are drawn one after the other,
     each by its weight among those left, as `torch.multinomial` does. The result does not depend on the number of
     threads. Each thread that samples keeps 8 bytes per node of the largest graph it has sampled from.
@@ -124,6 +131,10 @@ def neighbor_sample(
     tensor([0, 1, 2])
     """
     op, kind = "neighbor_sample", ("node", "to", "node")
+    if isinstance(indptr, Tensor) and indptr.is_cuda:
+        attributes = (edge_weight, node_time, edge_time, seed_time)
+        how = (replace, disjoint, temporal_strategy, seed)
+        return _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how)
     given = Relation(op, indptr, indices, edge_weight, edge_time)
     out = _sample(
         op,
@@ -217,10 +228,30 @@ def hetero_neighbor_sample(
     )
 
 
-def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> HeteroNeighborSample:
+def _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how) -> NeighborSample:
     replace, disjoint, strategy, seed = how
+    names = ("edge_weight", "node_time", "edge_time", "seed_time", "disjoint")
+    for name, value in zip(names, (*attributes, disjoint or None), strict=True):
+        if value is not None:
+            raise ValueError(f"{op}: {name}: a graph on the GPU is sampled without; move it to the CPU with .cpu()")
+    _check_strategy(op, strategy)
+    relation = Relation(op, indptr, indices, device=indptr.device)
+    fanouts = _arrays.fanouts(op, num_neighbors)
+    seeds = _arrays.index_array(op, "seeds", seeds, relation.indptr.dtype, indptr.device)
+    node, row, col, edge, *per_hop = on_cuda.neighbor_sample(
+        relation, seeds, fanouts, bool(replace), _arrays.random_seed(op, seed)
+    )
+    return NeighborSample(node, row, col, edge, None, *per_hop)
+
+
+def _check_strategy(op: str, strategy: str) -> None:
     if strategy not in ("uniform", "last"):
         raise ValueError(f"{op}: temporal_strategy: expected 'uniform' or 'last', got {strategy!r}")
+
+
+def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> HeteroNeighborSample:
+    replace, disjoint, strategy, seed = how
+    _check_strategy(op, strategy)
     dtypes = {relation.indptr.dtype for relation in relations.values()}
     if len(dtypes) > 1:
         raise TypeError(f"{op}: graph: expected one dtype of indices, got {sorted(map(str, dtypes))}")

@@ -27,7 +27,7 @@ _ON_HOST = 20_000  # rows
 
 
 class Arrangement(Enum):
-    """What comes first in a list. Thresholds and choice: docs/performance.md, measured on an H200."""
+    """What comes first in a list. Thresholds and choice: docs/kernels.md, measured on an H200."""
 
     LENGTH = "rows by falling length"
     CLUSTERS = "clusters, their rows by falling length"

@@ -3,7 +3,10 @@
 language      expressions: leaves u, v, e and c, and functions of them
 program       an expression with shapes: primitive steps
 derivatives   the programs of a program's gradients
-tape          a program as the binary takes it
+tape          a program as the CPU's kernel takes it
+source        a program as CUDA C++
+nvrtc         compiles that, keeps what came out, and launches it
+generated     a program on CUDA
 reduce        `message_reduce`: a program on a graph
 """
 
@@ -45,7 +48,7 @@ from gnnaccel.ops.messages.language import (
     where,
 )
 from gnnaccel.ops.messages.program import Unfit
-from gnnaccel.ops.messages.reduce import message_reduce
+from gnnaccel.ops.messages.reduce import is_fused, message_reduce
 
 __all__ = [
     "Expression",
@@ -62,6 +65,7 @@ __all__ = [
     "exp",
     "expm1",
     "gelu",
+    "is_fused",
     "leaky_relu",
     "log",
     "log1p",

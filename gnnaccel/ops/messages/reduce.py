@@ -17,6 +17,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import reduce_to
+from gnnaccel.ops.messages import generated
 from gnnaccel.ops.messages.derivatives import Half, gradients
 from gnnaccel.ops.messages.language import Expression
 from gnnaccel.ops.messages.program import REDUCES, Program, parse, program_of
@@ -143,11 +144,19 @@ def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor])
 
 def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The outputs of a program of checked operands, one for each of its leaves."""
-    if graph.device.type != "cpu" or torch.compiler.is_compiling() or modes.transforming():
+    plain = all(x.dtype in _COMPUTED for x in operands) and dtype in _COMPUTED
+    if not plain or torch.compiler.is_compiling() or modes.transforming() or not is_fused(graph):
         return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
-    sources = (x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u")
-    arrays = arrays_of(graph, needs_grad(*sources), listed=False)
+    sources = [x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u"]
+    arrays = arrays_of(graph, needs_grad(*sources), *sources, listed=graph.indptr.is_cuda)
     return _walked(arrays, program, operands, (dtype,) * len(program.outputs))
+
+
+def is_fused(graph: Graph) -> bool:
+    """True if programs run as one walk over the edges of a graph, False if they store messages."""
+    if graph.indptr.is_cuda:
+        return lib.has_cuda_kernels() and generated.obstacle() is None
+    return graph.device.type == "cpu"
 
 
 def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -284,6 +293,9 @@ def walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tu
     if not any(map(Tensor.numel, outs)):
         return outs
     operands = [x.contiguous() for x in operands]
+    if arrays.indptr.is_cuda:
+        generated.walk(arrays, program, operands, outs[: len(dtypes)], outs[len(dtypes) :])
+        return outs
     leaves = tuple(None if leaf.ids else x.dtype for leaf, x in zip(program.leaves, operands, strict=True))
     binary = tape(program, leaves, dtypes)
     results = array("Q")
@@ -314,6 +326,5 @@ walk_op = _operators.register(
     f"({_arrays.SCHEMA}, str program, Tensor[] operands, int[] dtypes) -> Tensor[]",
     _walk_impl,
     _walk_fake,
-    devices=("cpu",),
     structure=Structure,
 )

@@ -116,6 +116,21 @@ inline T atomicMax(T* at, T value) {
   if (value > before) *at = value;
   return before;
 }
+template <class T>
+inline T atomicMin(T* at, T value) {
+  const T before = *at;
+  if (value < before) *at = value;
+  return before;
+}
+template <class T>
+inline T atomicCAS(T* at, T expected, T value) {
+  const T before = *at;
+  if (before == expected) *at = value;
+  return before;
+}
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 
 namespace emulation {
 
@@ -235,6 +250,14 @@ inline unsigned ballot(bool flag, int site) {
     return bits;
   });
 }
+template <class T>
+unsigned match(T value, int site) {
+  return collective(value, site, [&](const uint64_t* all, int own) {
+    unsigned bits = 0;
+    for (int lane = 0; lane < kWarp; ++lane) bits |= static_cast<unsigned>(all[lane] == all[own]) << lane;
+    return bits;
+  });
+}
 
 struct Configuration {
   dim3 grid, block;
@@ -302,6 +325,7 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
 #define __shfl_up_sync(mask, value, lanes) emulation::shuffle_up(value, lanes, __LINE__)
 #define __syncwarp() static_cast<void>(emulation::ballot(true, __LINE__))
 #define __ballot_sync(mask, flag) emulation::ballot(flag, __LINE__)
+#define __match_any_sync(mask, value) emulation::match(value, __LINE__)
 #define __any_sync(mask, flag) (emulation::ballot(flag, __LINE__) != 0)
 #define __all_sync(mask, flag) (emulation::ballot(flag, __LINE__) == ~0u)
 

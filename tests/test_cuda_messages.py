@@ -1,0 +1,260 @@
+"""Programs of messages on CUDA, each a kernel of its own, against their definition in float64."""
+
+import random
+
+import pytest
+import torch
+from cuda_cases import DEVICE, EMULATED, build
+from message_cases import REDUCES, USUAL, compare, graph_of, k, messages_of, operands_of, q, random_message, w, x
+
+import gnnaccel
+from gnnaccel import ops
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import messages as m
+from gnnaccel.ops.messages import generated, nvrtc
+from gnnaccel.ops.messages.program import FUNCTIONS, program_of
+from gnnaccel.ops.messages.source import Form, source_of
+
+SHAPES = ((3,), (1,), (64,), (2, 16), (4, 7), (8, 1), (41,), (200,), (2, 300))
+SEEDS = 60
+if EMULATED:  # each program is compiled by a compiler of C++: a sample
+    SHAPES, SEEDS = ((64,), (4, 7)), 4
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Outputs and workspaces are filled with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("name", USUAL if not EMULATED else ("gated", "heads", "dot", "sums of features"))
+def test_usual_messages(name, reduce):
+    for features in SHAPES:
+        for index in (torch.int32, torch.int64)[: 1 if EMULATED else 2]:
+            graph = graph_of(30, 20, 400, dtype=index, device=DEVICE)
+            operands = operands_of(graph, USUAL[name], features)
+            compare(graph, USUAL[name], operands, reduce, second=reduce != "mean" and not EMULATED)
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="hundreds of programs")
+@pytest.mark.parametrize("function", [f for f in FUNCTIONS if f != "round"])
+def test_each_function(function):
+    graph = graph_of(12, 9, 60, device=DEVICE)
+    for message in messages_of(function):
+        compare(graph, message, operands_of(graph, message, (4, 4)), "sum", second=True)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_programs(seed):
+    made = random.Random(seed)
+    graph = graph_of(made.randint(3, 40), made.randint(3, 40), made.randint(0, 300), seed, device=DEVICE)
+    message = q * 0.1 + random_message(made, made.randint(1, 4))
+    features = made.choice(((1,), (5,), (2, 3), (3, 16), (33,), (4, 32)))
+    operands = operands_of(graph, message, features, seed, scale=0.5)
+    compare(graph, message, operands, made.choice(REDUCES), second=not EMULATED)
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
+def test_narrower_types(dtype, bound):
+    graph = graph_of(25, 25, 500, device=DEVICE)
+    for message in (USUAL["gated"], USUAL["norm"], m.gelu(q + k))[: 1 if EMULATED else 3]:
+        for features in SHAPES:
+            operands = operands_of(graph, message, features, dtype=dtype)
+            compare(graph, message, operands, "sum", rtol=bound, atol=10 * bound)
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="of the GPU's functions")
+def test_functions_of_float32_over_their_range():
+    values = torch.cat(
+        [torch.linspace(-120, 100, 40_001), torch.logspace(-37, 38, 5000), -torch.logspace(-37, 2, 5000)]
+    )
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 88.72, -103.9, -87.4])
+    values = torch.cat([values, special]).float().to(DEVICE)
+    each = torch.arange(len(values), device=DEVICE)
+    graph = Graph.from_coo(each, each)
+    for name in ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sigmoid", "tanh", "relu", "abs", "sign", "erf"):
+        got = ops.message_reduce(graph, m.Expression(name, (x,)), {"x": values[:, None]}, "none")[:, 0]
+        want = getattr(torch, name)(values.double())
+        torch.testing.assert_close(got.double(), want.float().double(), rtol=1e-6, atol=2e-38, equal_nan=True)
+
+
+# Rows of no nonzeros, of one, at the borders of pieces and chunks, and hubs.
+DEGREES = [0, 3, 0, 127, 128, 129, 256, 257, 0, 1, 700, 5000, *[2] * 40, 0]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_hubs(reduce, listed):
+    graph = build(DEGREES, 60, torch.int64)
+    if listed:  # rows in pieces of it
+        gnnaccel.prepare(graph)
+    message = m.tanh(q + k) * m.e("w:1")
+    for features in ((3,), (2, 32))[: 1 if EMULATED else 2]:
+        compare(graph, message, operands_of(graph, message, features), reduce)
+    operands = operands_of(graph, message, (32,), dtype=torch.float32)
+    first = ops.message_reduce(graph, message, operands, reduce)
+    grads = torch.autograd.grad(first.sum(), list(operands.values()))
+    again = ops.message_reduce(graph, message, operands, reduce)
+    assert torch.equal(first, again)
+    for one, other in zip(grads, torch.autograd.grad(again.sum(), list(operands.values())), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_of_equal_messages_the_first_wins():
+    graph = Graph.from_coo(*(torch.tensor(t, device=DEVICE) for t in ([0, 0, 0], [2, 1, 0])), num_rows=2, num_cols=3)
+    for reduce, message in (("max", x), ("min", -x)):
+        values = torch.ones(3, 2, device=DEVICE, requires_grad=True)
+        ops.message_reduce(graph, message * 1.0, {"x": values}, reduce).sum().backward()
+        assert values.grad.abs().tolist() == [[0, 0], [0, 0], [1, 1]]
+    hub = build([0, 3000], 1, permuted=False)
+    for width in (1, 4):
+        values = torch.ones(3000, width, device=DEVICE, requires_grad=True)
+        ops.message_reduce(hub, w * 1.0, {"w": values}, "max").sum().backward()
+        assert values.grad[0].sum() == width and not values.grad[1:].any()
+    nan = torch.tensor([[1.0], [torch.nan], [2.0]], device=DEVICE)
+    assert ops.message_reduce(graph, x * 1.0, {"x": nan}, "max")[0].isnan().all()
+
+
+def test_several_in_one_walk():
+    graph = graph_of(30, 20, 300, device=DEVICE)
+    operands = operands_of(graph, USUAL["gated"] + k, (2, 5))
+    kinds = ("mean", "max", "min", "sum", "none")
+    several = ops.message_reduce(graph, [USUAL["gated"]] * 4 + [q - k], operands, kinds)
+    for message, kind, one in zip([USUAL["gated"]] * 4 + [q - k], kinds, several, strict=True):
+        torch.testing.assert_close(one, ops.message_reduce(graph, message, operands, kind), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("rows, cols", [(0, 0), (4, 0), (0, 4), (3, 3)])
+def test_no_edges(rows, cols):
+    none = torch.zeros(0, dtype=torch.long, device=DEVICE)
+    graph = Graph.from_coo(none, none, num_rows=rows, num_cols=cols)
+    for reduce in REDUCES:
+        compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (4,)), reduce)
+        compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (0,)), reduce)
+
+
+def test_operands_that_lie_anywhere():
+    """At addresses that vectors cannot be read from, and with rows apart."""
+    graph = graph_of(20, 20, 200, device=DEVICE)
+    flat = torch.randn(20 * 8 + 1, dtype=torch.float64, device=DEVICE)
+    moved = flat[1:].view(20, 8).requires_grad_()
+    turned = torch.randn(8, 20, dtype=torch.float64, device=DEVICE).t().requires_grad_()
+    compare(graph, q * k, {"q": moved, "k": turned}, "sum")
+
+
+def test_wide_rows_meet_in_loops():
+    """Sums over more features than the lanes of a warp hold, and over features that lie between others."""
+    graph = graph_of(12, 9, 60, device=DEVICE)
+    for features, message in (
+        ((1500,), m.dot(q, k, keepdim=True) * x),
+        ((3, 5, 7), m.sum(q * k, (-2, -1), True) * x),
+        ((5, 3), m.sum(m.sum(q * k, -1, True) * x, (-2, -1), True) + w),
+    )[: 1 if EMULATED else 3]:
+        compare(graph, message, operands_of(graph, message, features), "sum")
+
+
+def test_the_widest_reads_that_fit():
+    """16 bytes at once for rows of whole vectors, less where heads or addresses want it."""
+    found = {}
+    for features in ((64,), (6,), (4, 2), (41,)):
+        shapes = tuple((leaf, features) for leaf in USUAL["gated"].leaves)
+        program, _ = program_of(((USUAL["gated"], "sum"),), shapes)
+        for aligned in (16, 8, 4):
+            found[features, aligned] = generated._form(program, ("f32",) * 3, ("f32",), "i32", aligned).vec
+    assert list(found.values()) == [4, 2, 1, 2, 2, 1, 4, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="of NVRTC and its files")
+class TestKept:
+    """Machine code in the user's cache folder."""
+
+    PROGRAM = program_of(((m.relu(x + w), "sum"),), ((("u", "x"), (4,)), (("e", "w"), (4,))))[0]
+
+    @pytest.fixture
+    def source(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path / "kernels")
+        from gnnaccel import _library
+        from gnnaccel.ops.messages.source import whole
+
+        return whole(source_of(self.PROGRAM, Form(("f32", "f32"), ("f32",), "i32", 4)), _library.walk_source())
+
+    def test_compiled_once(self, source, monkeypatch, caplog):
+        capability = torch.cuda.get_device_capability()
+        first = nvrtc.code_of(source, capability)
+        (path,) = nvrtc.folder().iterdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(nvrtc, "compiled", lambda *given: pytest.fail("compiled again"))
+            assert nvrtc.code_of(source, capability) == first
+        content = path.read_bytes()
+        for bad in (
+            content[:-1],
+            content[:100],
+            b"",
+            content[:-5] + b"poison"[:5],
+            content.replace(b"kernel", b"kermel", 1),
+        ):
+            path.write_bytes(bad)
+            caplog.clear()
+            assert nvrtc.code_of(source, capability) == first and path.read_bytes() == content
+            assert "damaged" in caplog.text
+        other = path.with_name(f"{nvrtc.key_of(source + '//', capability)}.cubin")
+        other.write_bytes(content)  # of another source
+        assert nvrtc._kept(other, other.stem) is None
+
+    def test_a_folder_that_cannot_be_written(self, source, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path / "file" / "kernels")
+        assert nvrtc.code_of(source, torch.cuda.get_device_capability())
+
+    def test_sources_on_demand(self, source, monkeypatch, tmp_path):
+        monkeypatch.setenv(nvrtc.DUMP, str(tmp_path / "dump"))
+        nvrtc.Module(source, torch.cuda.current_device())
+        (path,) = (tmp_path / "dump").iterdir()
+        assert path.read_text() == source and "relu" in source
+
+    def test_a_source_that_does_not_compile(self):
+        with pytest.raises(nvrtc.Failed, match="nonsense"):
+            nvrtc.compiled("nonsense", torch.cuda.get_device_capability())
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="asks CUDA for streams and graphs")
+def test_streams_and_graphs():
+    graph = graph_of(40, 40, 500, device=DEVICE)
+    operands = operands_of(graph, USUAL["gated"], (32,), dtype=torch.float32)
+    want = ops.message_reduce(graph, USUAL["gated"], operands)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        got = ops.message_reduce(graph, USUAL["gated"], operands)
+    side.synchronize()
+    assert torch.equal(got, want)
+    plain = {name: value.detach() for name, value in operands.items()}
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        out = ops.message_reduce(graph, USUAL["gated"], plain)
+    out.zero_()
+    recorded.replay()
+    assert torch.equal(out, want)
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="asks CUDA for its memory")
+def test_no_memory_for_each_edge():
+    graph = graph_of(1000, 1000, 400_000, device=DEVICE)
+    gnnaccel.prepare(graph)
+    operands = operands_of(graph, USUAL["gated"], (64,), dtype=torch.float32)
+    ops.message_reduce(graph, USUAL["gated"], operands).sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    ops.message_reduce(graph, USUAL["gated"], operands).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 400_000 * 64 * 4 / 4
+
+
+def test_without_nvrtc_messages_are_stored(monkeypatch):
+    graph = graph_of(12, 9, 60, device=DEVICE)
+    monkeypatch.setattr(generated, "obstacle", lambda: "no such library")
+    monkeypatch.setattr(generated, "walk", lambda *given: pytest.fail("a program ran"))
+    compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (4,)), "sum")

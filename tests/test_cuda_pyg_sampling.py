@@ -1,0 +1,218 @@
+"""PyG's loaders that sample on the GPU: batches of data there, and of data on the CPU where the user asks for it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from cuda_cases import DEVICE, EMULATED
+
+pyg = pytest.importorskip("torch_geometric")
+from torch_geometric.data import Data, HeteroData  # noqa: E402
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader  # noqa: E402
+from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler, NodeSamplerInput  # noqa: E402
+
+from gnnaccel import pyg_backend, report  # noqa: E402
+from gnnaccel.pyg_backend import samplers  # noqa: E402
+from gnnaccel.sampling import on_cuda  # noqa: E402
+
+NODES, EDGES = 90, 700
+KIND = "pyg.NeighborSampler"
+on_gpu = pytest.mark.skipif(bool(EMULATED), reason="asks where tensors are")
+
+
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch):
+    report.reset()
+    pyg_backend.enable()
+    monkeypatch.setattr(samplers, "has_cuda_kernels", lambda: True)  # what an emulation has, too
+    calls = []
+    sample = on_cuda.neighbor_sample
+    monkeypatch.setattr(on_cuda, "neighbor_sample", lambda *args: calls.append(1) or sample(*args))
+    yield calls
+    pyg_backend.disable()
+
+
+def graph(ordered=False) -> Data:
+    ends = torch.randint(NODES, (2, EDGES))
+    ends[1, :200] = 3  # a hub
+    if ordered:
+        ends = ends[:, ends[1].argsort(stable=True)]
+    nodes = torch.arange(NODES)
+    return Data(x=nodes.float()[:, None], y=nodes, edge_index=ends, edge_attr=torch.arange(EDGES))
+
+
+def check(batch, data, both=False) -> None:
+    data = data.cpu()
+    batch = batch.cpu()
+    assert torch.equal(batch.x.flatten().long(), batch.n_id) and torch.equal(batch.y, batch.n_id)
+    ends, wanted = batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id]
+    if both:  # an edge is there the other way round, too, under its number
+        ends, wanted = ends.sort(0).values, wanted.sort(0).values
+    assert torch.equal(ends, wanted) and torch.equal(batch.edge_attr, batch.e_id)
+
+
+@pytest.mark.parametrize("kind", ["directional", "bidirectional"])
+def test_data_on_the_gpu(kind, _plugin):
+    data = graph().to(DEVICE)
+    loader = NeighborLoader(data, [4, -1], input_nodes=data.y < 40, batch_size=16, shuffle=True, subgraph_type=kind)
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            check(batch, data, kind == "bidirectional")
+            seen += batch.n_id[: batch.batch_size].tolist()
+            assert all(batch[name].device.type == DEVICE.type for name in ("x", "edge_index", "n_id", "e_id"))
+        assert sorted(seen) == list(range(40))
+    assert len(_plugin) == 6
+    site = report.snapshot()[KIND]
+    assert site.accelerated == 6 and not site.left and not site.reasons
+
+
+@on_gpu
+@pytest.mark.parametrize("fanouts", [[5, 3], [40], [-1, 2]])
+def test_batches_are_the_cpus(fanouts):
+    data, batches = graph(ordered=True), []
+    for given in (data, data.clone().cuda()):
+        torch.manual_seed(3)
+        batches.append(list(NeighborLoader(given, fanouts, batch_size=16, shuffle=True, is_sorted=True)))
+    for wanted, got in zip(*batches, strict=True):
+        assert got.num_sampled_nodes == wanted.num_sampled_nodes
+        assert got.num_sampled_edges == wanted.num_sampled_edges
+        for name in ("x", "y", "edge_index", "edge_attr", "n_id", "e_id", "input_id"):
+            assert torch.equal(got[name].cpu(), wanted[name]), name
+
+
+def test_links(_plugin):
+    data = graph().to(DEVICE)
+    loader = LinkNeighborLoader(data, [4, 2], edge_label_index=data.edge_index[:, :60], batch_size=20)
+    for batch in loader:
+        check(batch, data)
+        ends = batch.n_id.cpu()[batch.edge_label_index.cpu()]
+        assert torch.equal(ends, data.edge_index.cpu()[:, batch.input_id.cpu()])
+    assert len(_plugin) == 3
+
+
+def test_the_gpu_for_data_on_the_cpu(monkeypatch, _plugin):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data = graph()
+    for batch in NeighborLoader(data, [4, -1], batch_size=16):
+        check(batch, data)
+        assert {batch[name].device.type for name in ("x", "edge_index", "n_id", "e_id", "edge_attr")} == {"cpu"}
+    assert len(_plugin) == 6
+
+
+@on_gpu
+def test_no_gpu_unless_asked(_plugin):
+    for batch in NeighborLoader(graph(), [4, -1], batch_size=16):
+        assert not batch.edge_index.is_cuda
+    data = graph()
+    data.x, data.y = data.x.cuda(), data.y.cuda()  # features alone
+    for batch in NeighborLoader(data, [4, -1], batch_size=16):
+        check(batch, data)
+    assert not _plugin
+
+
+def hetero() -> HeteroData:
+    data = HeteroData(a=dict(x=torch.arange(30)))
+    data["a", "to", "a"].edge_index = torch.randint(30, (2, 200))
+    return data
+
+
+@on_gpu
+@pytest.mark.parametrize("chosen", ["", "cuda"])
+def test_what_the_cpu_samples_is_said(chosen, monkeypatch, caplog, _plugin):
+    monkeypatch.setenv(samplers.CHOICE, chosen)
+    caplog.set_level(logging.INFO, "gnnaccel")
+    data = graph()
+    data.weight, data.time = torch.rand(EDGES), torch.randint(9, (NODES,))
+    data = data.cuda()
+    nodes = torch.arange(20, device="cuda")
+    cases = [
+        (dict(weight_attr="weight"), "weights, times or disjoint trees"),
+        (dict(time_attr="time"), "weights, times or disjoint trees"),
+        (dict(disjoint=True), "weights, times or disjoint trees"),
+        (dict(subgraph_type="induced"), "an induced subgraph"),
+    ]
+    for options, reason in cases:
+        report.reset()
+        for batch in NeighborLoader(data, [3, 2], input_nodes=nodes, batch_size=10, **options):
+            check(batch, data)
+        assert list(report.snapshot()[KIND].reasons) == [f"sampled on the CPU: {reason}"]
+    if chosen:
+        for batch in NeighborLoader(hetero(), [3], input_nodes=("a", torch.arange(20)), batch_size=10):
+            assert not batch["a", "a"].edge_index.is_cuda
+        assert "sampled on the CPU: a graph of several types, or of a graph store" in report.snapshot()[KIND].reasons
+    assert not _plugin
+    said = [record for record in caplog.records if "sampled on the CPU" in record.getMessage()]
+    assert said and {record.levelno for record in said} == {logging.WARNING if chosen else logging.INFO}
+
+
+@on_gpu
+def test_several_types_on_the_gpu(_plugin):
+    data = hetero().to("cuda")
+    for batch in NeighborLoader(data, [3], input_nodes=("a", torch.arange(20, device="cuda")), batch_size=10):
+        assert batch["a", "a"].edge_index.is_cuda and batch["a"].x.is_cuda
+    assert not _plugin
+
+
+@on_gpu
+def test_workers_sample_on_the_cpu(monkeypatch, _plugin):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    torch.zeros(1, device="cuda")  # which a forked worker must not touch
+    data = graph()
+    for batch in NeighborLoader(data, [4, 2], batch_size=30, num_workers=2):
+        check(batch, data)
+    assert "sampled on the CPU: num_workers > 0" in report.snapshot()[KIND].reasons
+    # A sampler of the user's own does not know of the workers that it will run in.
+    sampler = NeighborSampler(data, [4, 2])
+    assert sampler.colptr.is_cuda
+    from torch_geometric.loader import NodeLoader
+
+    for batch in NodeLoader(data, sampler, batch_size=30, num_workers=2):
+        check(batch, data)
+    assert sampler.colptr.is_cuda and not _plugin
+    for batch in NodeLoader(data, sampler, batch_size=30):
+        check(batch, data)
+    assert len(_plugin) == 3
+
+
+def test_directions_and_both(_plugin):
+    index = torch.tensor([[0, 0, 2], [1, 2, 3]])
+    data = Data(edge_index=index, num_nodes=4).to(DEVICE)
+    flipped = Data(edge_index=index.flip(0), num_nodes=4).to(DEVICE)
+    start = NodeSamplerInput(input_id=None, node=torch.tensor([2]))
+    forward = NeighborSampler(data, [1]).sample_from_nodes(start)
+    backward = NeighborSampler(flipped, [1], sample_direction="backward").sample_from_nodes(start)
+    assert forward.node.tolist() == backward.node.tolist() == [2, 0]
+    assert (forward.row.tolist(), forward.col.tolist()) == (backward.col.tolist(), backward.row.tolist()) == ([1], [0])
+    assert len(_plugin) == 2
+    both = BidirectionalNeighborSampler(data, [1]).sample_from_nodes(start)
+    assert sorted(zip(both.node[both.row].tolist(), both.node[both.col].tolist(), strict=True)) == [(0, 2), (2, 3)]
+    assert EMULATED or len(_plugin) == 2
+
+
+def test_wrong_seeds():
+    data = graph().to(DEVICE)
+    with pytest.raises(ValueError, match="seeds"):
+        next(iter(NeighborLoader(data, [2], torch.tensor([NODES]))))
+
+
+@on_gpu
+def test_a_model_learns():
+    data = graph()
+    data.edge_index = torch.cat([data.edge_index, torch.arange(NODES).expand(2, -1)], 1)
+    label = torch.randint(2, (NODES,))
+    data = Data(
+        x=torch.cat([torch.randn(NODES, 8), label[:, None] * 2.0], 1), edge_index=data.edge_index, y=label
+    ).cuda()
+    model = pyg.nn.GraphSAGE(9, 16, 2, 2).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(30):
+        for batch in NeighborLoader(data, [5, 5], batch_size=30, shuffle=True):
+            size = batch.batch_size
+            loss = torch.nn.functional.cross_entropy(model(batch.x, batch.edge_index)[:size], batch.y[:size])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert (model(data.x, data.edge_index).argmax(1) == data.y).float().mean() > 0.9
