@@ -116,9 +116,9 @@ class Captures:
             self._lock.release()
 
     def _left(self, module: torch.nn.Module, reason: str, args: tuple, kwargs: dict) -> Any:
-        report.fallback(self._kind, reason)
         before, within.noticed = getattr(within, "noticed", False), True
         try:
+            report.fallback(self._kind, reason)
             return module._call_impl(*args, **kwargs)
         finally:
             within.noticed = before
