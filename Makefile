@@ -17,7 +17,7 @@ REACHED = $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[
 export GNNACCEL_CUDA ?= $(if $(HAS_GPU),AUTO,OFF)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
-unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE
+unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE GNNACCEL_CUDA_GRAPHS
 
 .PHONY: demo test test-emulated test-sparse soak fuzz build lint format clean
 

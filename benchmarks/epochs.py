@@ -9,9 +9,10 @@ epoch is zero_grad, forward, loss, backward and step.
 
 Sides: pyg, PyG alone on edge_index; compiled, the same by torch.compile; csr, PyG alone on torch.sparse_csr; flag, PyG
 with GNNACCEL=1; dgl, DGL alone (on the CPU: its wheel has no CUDA); dgl-flag, DGL with GNNACCEL=1; compiled-flag and
-csr-flag; captured-flag and dgl-captured-flag, the epoch under gnnaccel.captured; hand-flag, captured by hand (CUDA; its
-losses are not compared). Each is epochs_train.py, a plain script, in a process of its own, with all graphs and models
-one after the other; the sides take turns, so that a drift of the machine shows in spread_ms.
+csr-flag; modules-flag and dgl-modules-flag, the same script as flag with GNNACCEL_CUDA_GRAPHS=1; captured-flag and
+dgl-captured-flag, the epoch under gnnaccel.captured; hand-flag, captured by hand (CUDA; its losses are not compared).
+Each is epochs_train.py, a plain script, in a process of its own, with all graphs and models one after the other; the
+sides take turns, so that a drift of the machine shows in spread_ms.
 
 epoch_ms: median over the turns of the medians of blocks of epochs, synchronised around blocks alone; spread_ms: from
 the quickest turn to the slowest; iqr_ms: of blocks within a turn; of_pyg, of_flag: epoch_ms over that of the side pyg
@@ -48,7 +49,7 @@ from epochs_table import COLUMNS, LOSSES, TIMED_OUT, Case, Outcome, Outcomes, ju
 from epochs_train import DGL_MODELS, MODELS
 from timing import clocks_under_load, provenance, save_table, short
 
-from gnnaccel import data
+from gnnaccel import data, switch
 from gnnaccel.cli import children
 
 SCRIPT = Path(__file__).parent / "epochs_train.py"
@@ -60,12 +61,15 @@ SIDES = {
     "flag": (["--layers", "pyg"], "on"),
     "compiled-flag": (["--layers", "pyg", "--compile"], "on"),
     "csr-flag": (["--layers", "csr"], "on"),
+    "modules-flag": (["--layers", "pyg"], "on"),
+    "dgl-modules-flag": (["--layers", "dgl"], "on"),
     "captured-flag": (["--layers", "pyg", "--capture", "gnnaccel"], "on"),
     "hand-flag": (["--layers", "pyg", "--capture", "hand"], "on"),
     "dgl-captured-flag": (["--layers", "dgl", "--capture", "gnnaccel"], "on"),
     "dgl": (["--layers", "dgl"], "compat"),
     "dgl-flag": (["--layers", "dgl"], "on"),
 }
+ENVIRONMENTS = {side: {switch.GRAPHS: "1"} for side in SIDES if "modules" in side}
 DEFAULT_SIDES = ("pyg", "csr", "flag", "dgl-flag", "compiled")  # last what may use up the time
 # (device, small, quick) -> epochs of warm-up, blocks, epochs of a block. Lists of work come with the 51st call of a
 # graph, and an epoch of two layers makes two and more.
@@ -178,6 +182,7 @@ class Turn:
         common = {key: getattr(options, key) for key in ("device", "threads", "features", "hidden", "classes")}
         plan.write_text(json.dumps({**common, "losses": LOSSES, "cases": cases}), encoding="utf-8")
         words, env = children.command(self.mode)
+        env |= ENVIRONMENTS.get(self.side, {})
         self.current = ""
         return run_script([*words, str(SCRIPT), *self.words, str(plan)], env, limit_s, self.hear)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 SMALL = 1_000_000  # edges of a small graph at most
 LOSSES, LIMIT = 10, 1e-3  # first epochs whose losses are compared; the largest relative difference
 TIMED_OUT = "timed out"
-ALONE = {"flag": "pyg", "compiled-flag": "compiled", "csr-flag": "csr", "dgl-flag": "dgl"}  # without the flag
+# Without the flag.
+ALONE = {"flag": "pyg", "compiled-flag": "compiled", "csr-flag": "csr", "dgl-flag": "dgl", "modules-flag": "pyg"}
 COLUMNS = (
     "graph", "nodes", "edges", "model", "side", "epoch_ms", "spread_ms", "iqr_ms", "of_pyg", "of_flag", "first_ms",
     "peak_mib", "loss", "loss_diff", "turns", "note",
@@ -133,6 +134,7 @@ def summary(outcomes: Outcomes, cases: list[Case], sides: list[str]) -> list[str
     """Geometric means over the small graphs, of each side over PyG alone, and of what else the flag is held to."""
     pairs = [(side, "pyg") for side in sides if side != "pyg"] + [
         ("flag", "compiled"), ("compiled-flag", "compiled"), ("compiled-flag", "flag"), ("dgl-flag", "flag"),
+        ("modules-flag", "flag"), ("modules-flag", "compiled"), ("modules-flag", "captured-flag"),
     ]  # fmt: skip
     lines = []
     for side, base in pairs:

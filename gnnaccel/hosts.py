@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel import maxk_models
+from gnnaccel import capture, maxk_models
 from gnnaccel.graph import cache
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
@@ -315,7 +315,14 @@ def _invalidate_value(value: Any) -> None:
         cache.invalidate(*(part for part in parts if part is not None))
 
 
-def accelerate(model: torch.nn.Module, *, maxk: int | None = None, update_order: bool = False) -> torch.nn.Module:
+def accelerate(
+    model: torch.nn.Module,
+    *,
+    maxk: int | None = None,
+    update_order: bool = False,
+    cuda_graphs: bool | None = None,
+    copy_outputs: bool = True,
+) -> torch.nn.Module:
     """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
 
     Parameters
@@ -331,6 +338,13 @@ def accelerate(model: torch.nn.Module, *, maxk: int | None = None, update_order:
         Let PyG's GCNConv, SAGEConv and GraphConv sum before or after their linear map, whichever reads less for each
         edge, forward and backward: the two commute where the sum, or mean, is of plain or weighted rows. Results differ
         by rounding. Off where a hook watches, under autocast and torch.compile, and for sparse adjacency tensors.
+    cuda_graphs : bool, optional
+        True: calls of `model` (of PyG, DGL or neither), and their backward, are captured in CUDA graphs once three of
+        them were alike, and replayed for as long as all that they read is as it was (docs/capture.md). What cannot be
+        captured runs as it is and is counted with its reason (GNNACCEL_PROFILE). `gnnaccel.capture.captures_of(model)`
+        tells of it. False: not any more, and the memory is freed. Default: as it is.
+    copy_outputs : bool
+        False: what the captured model returns is the graph's own memory, which its next call writes into.
 
     Returns
     -------
@@ -342,14 +356,22 @@ def accelerate(model: torch.nn.Module, *, maxk: int | None = None, update_order:
     TypeError
         If `model` is not a torch.nn.Module, or maxk no int.
     ValueError
-        If maxk is below 1, or given for a model without such a ReLU.
+        If maxk is below 1, or given for a model without such a ReLU; for copy_outputs without cuda_graphs, and
+        cuda_graphs for a model that was compiled in place.
     ImportError
         If PyTorch Geometric is not installed, and there is nothing else to do.
     """
+    if not copy_outputs and not cuda_graphs:
+        raise ValueError("accelerate: copy_outputs: is of cuda_graphs=True alone")
     if maxk is not None:
         maxk_models.use_maxk(model, maxk)
-        if "torch_geometric" not in sys.modules:  # none of its layers can be in there
-            return model
-    from gnnaccel import pyg_backend
+    # Where PyG was not imported none of its layers can be in there.
+    if "torch_geometric" in sys.modules or (maxk is None and cuda_graphs is None):
+        from gnnaccel import pyg_backend
 
-    return pyg_backend.accelerate(model, update_order=update_order)
+        pyg_backend.accelerate(model, update_order=update_order)
+    if cuda_graphs:
+        capture.attach(model, copy_outputs=copy_outputs)
+    elif cuda_graphs is not None:
+        capture.detach(model)
+    return model

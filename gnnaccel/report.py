@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 log = logging.getLogger("gnnaccel")
@@ -32,6 +33,7 @@ class Site:
 _lock = threading.Lock()
 _sites: dict[str, Site] = {}
 _messages: dict[str, int] = {}  # programs that ran as one kernel, in words
+on_call: Callable[[], None] | None = None  # called at every call that is counted, inside of it
 timing = False  # set by --profile: CUDA calls are timed on the host, without synchronising
 
 
@@ -46,6 +48,8 @@ def _site(kind: str) -> Site:
 def count(kind: str) -> None:
     """Count one accelerated call of `kind`."""
     _site(kind).accelerated += 1
+    if on_call is not None:
+        on_call()
 
 
 def record(kind: str, start: float, reason: str | None = None) -> None:
@@ -55,6 +59,8 @@ def record(kind: str, start: float, reason: str | None = None) -> None:
     """
     site = _sites.get(kind) or _site(kind)
     site.accelerated += 1
+    if on_call is not None:
+        on_call()
     if reason is not None:
         site.reasons[reason] = site.reasons.get(reason, 0) + 1
     if timing:
@@ -69,6 +75,8 @@ class accelerated:
     def __init__(self, kind: str):
         site = self._site = _sites.get(kind) or _site(kind)
         site.accelerated += 1
+        if on_call is not None:
+            on_call()
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
@@ -82,6 +90,8 @@ def fallback(kind: str, reason: str) -> None:
     """Count one call of `kind` left to the framework because of `reason`; logged the first time."""
     site = _site(kind)
     site.left += 1
+    if on_call is not None:
+        on_call()
     seen = site.reasons.get(reason, 0)
     site.reasons[reason] = seen + 1
     if not seen:

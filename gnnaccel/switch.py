@@ -9,6 +9,7 @@ GNNACCEL : "1", "on", "true", "yes": accelerate; "compat": only make DGL importa
 GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to the framework with its reason.
 GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
 GNNACCEL_BACKWARD : "threads": backward passes run on torch's threads, as without us (gnnaccel/engine.py).
+GNNACCEL_CUDA_GRAPHS : as above: models on a GPU are captured in CUDA graphs (gnnaccel/capture/attaching.py).
 GNNACCEL_SAMPLER : "framework": samplers are left to the frameworks; "cuda": the GPU samples for graphs on the CPU too
     (gnnaccel/sampling/choice.py).
 GNNACCEL_DGL_KERNELS : "torch": DGL's message passing on torch's kernels instead of ours, to compare with.
@@ -23,6 +24,7 @@ import os
 import sys
 
 FLAG, VERBOSE, PROFILE, MAIN_PID = "GNNACCEL", "GNNACCEL_VERBOSE", "GNNACCEL_PROFILE", "_GNNACCEL_MAIN_PID"
+GRAPHS = "GNNACCEL_CUDA_GRAPHS"
 BACKENDS = {"dgl": "gnnaccel.dgl_backend", "torch_geometric": "gnnaccel.pyg_backend"}
 NAMES = {"dgl": "DGL", "torch_geometric": "PyTorch Geometric"}
 
@@ -137,6 +139,12 @@ def _after_import(name: str) -> None:
         _log().warning("gnnaccel: %s runs without acceleration: %s: %s", NAMES[name], type(error).__name__, error)
         return
     _state.enabled.append(name)
+    if _truth(GRAPHS):
+        try:
+            importlib.import_module("gnnaccel.capture.attaching").enable()
+            _log().info("models on a GPU are captured in CUDA graphs")
+        except Exception as error:
+            _log().warning("gnnaccel: models are not captured in CUDA graphs: %s", error)
     if (said := importlib.import_module("gnnaccel.engine").settle()) is not None:
         _log().info(said)
     _log().info("%s %s is accelerated", NAMES[name], getattr(sys.modules[name], "__version__", ""))
@@ -187,6 +195,8 @@ def uninstall() -> None:
         importlib.import_module(BACKENDS[name]).disable()
     if _state.enabled:
         importlib.import_module("gnnaccel.engine").restore()
+        if "gnnaccel.capture.attaching" in sys.modules:
+            sys.modules["gnnaccel.capture.attaching"].disable()
     _state.enabled.clear()
     # Under the flag itself there is nothing to go back to but off.
     before = _state.flag_before

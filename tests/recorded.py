@@ -37,13 +37,26 @@ class _Waits(TorchDispatchMode):
 
 
 def _storages(tree) -> set[int]:
-    return {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor)}
+    found = set()
+    for x in tree_leaves(tree):
+        if isinstance(x, Tensor) and x.layout is torch.sparse_csr:
+            found |= _storages([x.crow_indices(), x.col_indices(), x.values()])
+        elif _is_dense(x):
+            found.add(x.untyped_storage().data_ptr())
+    return found
+
+
+def _is_dense(x) -> bool:
+    return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided
 
 
 class Recording:
     memory_bytes = 0
 
-    def __init__(self, tensors):
+    pool = staticmethod(lambda: None)
+    most_bytes = staticmethod(lambda: 1 << 40)
+
+    def __init__(self, tensors, pool=None):
         self._tensors = tensors
         self._calls: list = []
 
@@ -51,6 +64,7 @@ class Recording:
     busy = staticmethod(lambda: False)
     unfit = staticmethod(lambda tensors: None if tensors else "its tensors are on the CPU")
     warming = staticmethod(contextlib.nullcontext)
+    follow = staticmethod(lambda: None)
     scalar = staticmethod(torch.tensor)
     host_random = staticmethod(random.getstate)  # torch's own stands for the GPU's here
 
@@ -81,5 +95,5 @@ class Recording:
             for func, args, kwargs, out in self._calls:
                 made = func(*args, **kwargs)
                 for old, new in zip(tree_leaves(out), tree_leaves(made), strict=True):
-                    if isinstance(old, Tensor) and not _storages(old) & _storages((args, kwargs)):
+                    if _is_dense(old) and not _storages(old) & _storages((args, kwargs)):
                         old.copy_(new)

@@ -18,7 +18,7 @@ from torch import nn
 
 import gnnaccel
 from gnnaccel import report
-from gnnaccel.capture import steps, variant
+from gnnaccel.capture import guard, steps, variant
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -28,7 +28,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 def device(monkeypatch):
     report.reset()
     if not CUDA:
-        for module in (steps, variant):
+        for module in (guard, steps, variant):
             monkeypatch.setattr(module, "Recording", recorded.Recording)
         for name in ("adam", "adamw", "rmsprop"):
             module = importlib.import_module(f"torch.optim.{name}")

@@ -27,15 +27,33 @@ def _stream() -> torch.cuda.Stream:
 class Recording:
     """A CUDA graph of what a function did, in memory that it shares with the other recordings of this device.
 
+    Parameters
+    ----------
+    tensors : list of Tensor
+        That it may read and write.
+    pool : what `pool()` gave, optional
+        Memory to take instead, where results are to outlive the replays of other recordings.
+
     Attributes
     ----------
     memory_bytes : int
         By how much it raised the GPU memory that torch has reserved.
     """
 
-    def __init__(self, tensors: list[Tensor]):
+    def __init__(self, tensors: list[Tensor], pool: Any = None):
         self._graph = torch.cuda.CUDAGraph()
+        self._pool = pool
         self.memory_bytes = 0
+
+    @staticmethod
+    def pool() -> Any:
+        """Memory for recordings of their own."""
+        return torch.cuda.graph_pool_handle()
+
+    @staticmethod
+    def most_bytes() -> int:
+        """How much of the GPU's memory the captures of one module may hold."""
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
 
     @staticmethod
     def takes(tensor: Tensor) -> bool:
@@ -108,30 +126,35 @@ class Recording:
             What `function` raised, or CUDA, where it did what cannot be recorded. Nothing was run on the GPU.
         """
         device = torch.cuda.current_device()
-        if device not in _pools:
+        if self._pool is None and device not in _pools:
             _pools[device] = torch.cuda.graph_pool_handle()
+        pool = _pools[device] if self._pool is None else self._pool
         before = torch.cuda.memory_reserved()
         try:
-            with torch.cuda.graph(
-                self._graph, pool=_pools[device], stream=_stream(), capture_error_mode="thread_local"
-            ):
+            with torch.cuda.graph(self._graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
                 out = function()
         except BaseException:
             # A capture that ended early leaves the pool and the generator waiting for its end.
             with contextlib.suppress(Exception):
-                torch._C._cuda_endAllocateToPool(device, _pools[device])
-            del _pools[device]
+                torch._C._cuda_endAllocateToPool(device, pool)
+            if self._pool is None:
+                del _pools[device]
             generator = torch.cuda.default_generators[device]
             generator.graphsafe_set_state(generator.clone_state())
             raise
         self.memory_bytes = max(0, torch.cuda.memory_reserved() - before)
         return out
 
-    def replay(self) -> None:
-        """Run it on the present stream, after all replays before: recordings share memory."""
+    @staticmethod
+    def follow() -> None:
+        """What comes on the present stream runs after all replays before: recordings share memory, and have inputs."""
         stream = torch.cuda.current_stream()
         last = _replayed.get(stream.device_index)
         if last is not None and last != stream:
             stream.wait_stream(last)
         _replayed[stream.device_index] = stream
+
+    def replay(self) -> None:
+        """Run it on the present stream, after all replays before."""
+        self.follow()
         self._graph.replay()

@@ -64,19 +64,23 @@ class Reach:
     ----------
     tensors : list of (name, Tensor), each once
     optimizers : list of torch.optim.Optimizer
+    modules : list of torch.nn.Module
+    names : set of str
+        All that the code in it names.
     """
 
     def __init__(self, roots: dict[str, Any]):
         self.tensors: list[tuple[str, Tensor]] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.modules: list[torch.nn.Module] = []
         self._ignored: set[tuple[int, Any]] = set()
         self._named: set[str] | None = None  # attributes that the code names, where that is known
         self._known = False
         names: set[str] = set()
-        self._names = names
+        self.names = names
         roots = roots | {"hooks of all modules": _global_hooks()}
         self._walk(roots)
-        self.tensors, self.optimizers = [], []
+        self.tensors, self.optimizers, self.modules = [], [], []
         if names & {"environ", "getenv"}:
             roots["os.environ"] = vars(os.environ)
         self._named, self._known = None if names & _DYNAMIC else names, True
@@ -243,7 +247,9 @@ class Reach:
         kind, package = type(found), type(found).__module__.partition(".")[0]
         if isinstance(found, torch.optim.Optimizer):
             self.optimizers.append(found)
-        elif not isinstance(found, torch.nn.Module) and (
+        elif isinstance(found, torch.nn.Module):
+            self.modules.append(found)
+        elif (
             kind.__module__ == "torch_geometric.inspector"  # of what a class of layers is, not of this one
             or package in ("gnnaccel", "numpy", "builtins")
             or (package in sys.stdlib_module_names and package not in _OPEN and _is_library(package))
@@ -285,7 +291,7 @@ class Reach:
             value = _content(cell)
             self._cells.append((key, cell, value))
             yield key, value
-        self._names.update(_attributes(found.__code__))
+        self.names.update(_attributes(found.__code__))
         for imported in _imports(found.__code__):
             for whole in (imported, f"{found.__globals__.get('__package__')}.{imported}"):
                 yield whole, sys.modules.get(whole)

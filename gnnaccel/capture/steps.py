@@ -18,20 +18,9 @@ from torch.utils import _pytree as pytree
 
 from gnnaccel import report
 from gnnaccel.capture.device import Recording
+from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, modes_now, moved, places_of, within
 from gnnaccel.capture.reach import Reach, TooMuch
-from gnnaccel.capture.variant import (
-    Variant,
-    Warm,
-    fixed_value,
-    grads_of,
-    is_structure,
-    meta,
-    moved,
-    places_of,
-    rated_groups,
-    same_grad,
-    stand_in,
-)
+from gnnaccel.capture.variant import Variant, grads_of, rated_groups, same_grad, stand_in
 from gnnaccel.capture.watch import Masks, modules_set
 from gnnaccel.schedule import work
 
@@ -106,9 +95,6 @@ def captured(step: Callable | None = None, *, warmup: int = 3, copy_outputs: boo
     return _Step(step, warmup, copy_outputs)
 
 
-_within = threading.local()  # step: whether one runs on this thread
-
-
 class _Step:
     """A step and its captures."""
 
@@ -143,15 +129,15 @@ class _Step:
     def __call__(self, *args, **kwargs):
         if self._refused is not None:
             return self._left(self._refused, args, kwargs)
-        if getattr(_within, "step", False):
-            return self._left("it is part of another captured step", args, kwargs)
+        if getattr(within, "running", False):
+            return self._left("it is part of another captured step or module", args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._left("it is running already", args, kwargs)
         try:
-            _within.step = True
+            within.running = True
             return self._run(args, kwargs)
         finally:
-            _within.step = False
+            within.running = False
             self._lock.release()
 
     def _left(self, reason: str, args: tuple, kwargs: dict) -> Any:
@@ -162,7 +148,7 @@ class _Step:
         if Recording.busy():
             return self._left("it is part of another capture", args, kwargs)
         leaves, form = pytree.tree_flatten((args, kwargs)) if args or kwargs else ([], _NO_ARGUMENTS)
-        modes = _modes()
+        modes = modes_now()
         changed = None
         for variant in self._variants:
             changed = variant.mismatch(leaves, form, modes)
@@ -192,9 +178,7 @@ class _Step:
         self._warm[key] = warm  # the last one is the latest
         if len(self._warm) > _VARIANTS:
             self._warm.pop(next(iter(self._warm)))
-        warm.fixed = [fixed and a is b for fixed, a, b in zip(warm.fixed, leaves, warm.leaves, strict=True)]
-        warm.leaves = leaves
-        warm.calls += 1
+        warm.note(leaves)
         return warm
 
     def _reach(self, warm: Warm, args: tuple, kwargs: dict) -> Reach:
@@ -235,7 +219,7 @@ class _Step:
         on_cpu = [(name, x, x._version) for name, x in before.tensors if not (Recording.takes(x) or x.is_inference())]
         random = Recording.host_random()
         places, rates = places_of(before), [group["lr"] for group in rated_groups(before.optimizers)]
-        moving = [x for x, fixed in zip(warm.leaves, warm.fixed, strict=True) if isinstance(x, Tensor) and not fixed]
+        moving = warm.moving()
         given = [(x, x._version) for x in moving if not x.is_inference()]
         warm.masks = Masks([x for _, x in before.tensors])
         with Recording.warming(), work.lasting(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
@@ -308,17 +292,6 @@ class _Step:
 
 
 _NO_ARGUMENTS = pytree.tree_flatten(((), {}))[1]
-
-
-def _modes() -> tuple:
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
-    )
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:

@@ -10,27 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gnnaccel.capture.device import Recording
+from gnnaccel.capture.guard import Guard, Unfit, Warm
 from gnnaccel.capture.reach import Reach
-from gnnaccel.capture.watch import Masks
-from gnnaccel.graph.cache import derived
 
 _TENSOR_RATES = (torch.optim.Adam, torch.optim.AdamW)  # optimizers that read a learning rate from the GPU
-
-
-class Unfit(Exception):
-    """What was recorded, or would be, cannot be replayed."""
-
-
-class Warm:
-    """Calls with the same kinds of arguments that no capture serves."""
-
-    def __init__(self, leaves: list):
-        self.leaves = leaves  # of the last one
-        self.calls = 0
-        self.fixed = [True] * len(leaves)  # whether they were the same objects at each call
-        self.masks = Masks([])  # of the call that was watched
-        self.values: list = []  # what it returned beside tensors
-        self.switched: list[torch.nn.Module] = []  # modules that the step itself sets to train or evaluate
 
 
 class _Grad(NamedTuple):
@@ -48,13 +31,10 @@ class Variant:
 
     def __init__(self, step: Callable, reach: Reach, inputs: list, warm: Warm, form: Any, modes: tuple,
                  args: tuple, kwargs: dict):  # fmt: skip
-        self._reach, self._inputs, self._fixed, self._form, self._modes = reach, inputs, warm.fixed, form, modes
-        self._masks = masks = warm.masks  # whose row numbers the graph reads
-        self._meta = [meta(x) for x in inputs]
-        before, versions, self._places = grads_of(reach), _versions(reach), places_of(reach)
-        required, addresses = [x.requires_grad for _, x in reach.tensors], [_address(grad) for _, grad, _ in before]
-        # What the host has read, or kept something of: numbers on the CPU, graphs, masks.
-        structure = {id(x) for _, x in reach.tensors if is_structure(x) or not Recording.takes(x)} | masks.tensors()
+        self._inputs, self._fixed = inputs, warm.fixed
+        self._guard = Guard(reach, inputs, warm, form, modes)
+        before = grads_of(reach)
+        addresses = [_address(grad) for _, grad, _ in before]
         groups = [group for group in rated_groups(reach.optimizers) if isinstance(group["lr"], float)]
         self.recording = Recording([x for _, x in reach.tensors] + [x for x in inputs if isinstance(x, Tensor)])
         self._rates: list[list] = []
@@ -64,7 +44,7 @@ class Variant:
                 self._rates.append([group, rate, group["lr"]])
                 group["lr"] = rate
             rates_made = [rate._version for _, rate, _ in self._rates]
-            with masks:
+            with warm.masks:
                 out = self.recording.record(lambda: step(*args, **kwargs))
             if any(group["lr"] is not rate or rate._version != made for (group, rate, _), made in zip(
                     self._rates, rates_made, strict=True)):  # fmt: skip
@@ -73,7 +53,7 @@ class Variant:
             for group, _, value in self._rates:
                 group["lr"] = value
         self._training = [(vars(module), module.training) for module in warm.switched]  # set by the step
-        changed = reach.difference((vars(module), "training") for module in warm.switched) or moved(reach, self._places)
+        changed = self._guard.changed([(vars(module), "training") for module in warm.switched])
         if changed is not None:
             raise Unfit(f"it changes {changed}")
         leaves, self._out_form = pytree.tree_flatten(out)
@@ -82,21 +62,7 @@ class Variant:
         if any(x is rate for x in leaves for _, rate, _ in self._rates):
             raise Unfit("it returns a learning rate")
         self._outputs = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-        self._written = [x for x, version in versions if x._version != version]
-        written = set(map(id, self._written))
-        self._named = reach.tensors
-        self._tensors = [x for _, x in reach.tensors]
-        self._dense = [x for x in self._tensors if x.layout is torch.strided]
-        self._addresses, self._shapes = _addresses(self._dense)
-        self._sparse = [
-            (x, place) for x, place in zip(self._tensors, self._places, strict=True) if x.layout is not torch.strided
-        ]
-        self._required = required
-        # What the step sets itself.
-        self._requires = [(x, x.requires_grad) for x, was in zip(self._tensors, required, strict=True)
-                          if x.requires_grad is not was]  # fmt: skip
-        kept = [(name, x) for name, x in reach.tensors if id(x) in structure - written and not x.is_inference()]
-        self._structure = [(name, x, x._version) for name, x in kept]  # what is not to be written into
+        self._requires = self._guard.settle()  # what the step sets itself
         self._grads = []
         for (tensor, grad, _), address in zip(before, addresses, strict=True):
             left = tensor.grad
@@ -108,29 +74,9 @@ class Variant:
 
     def mismatch(self, leaves: list, form: Any, modes: tuple) -> str | None:
         """What is another than when this was captured; None if a replay does what the step would do."""
-        if form != self._form:
-            return "the form of its arguments"
-        if modes != self._modes:
-            return "a mode of torch (grad, autocast, deterministic, dtype)"
-        for i, (now, kept, fixed) in enumerate(zip(leaves, self._inputs, self._fixed, strict=True)):
-            if isinstance(kept, Tensor) and not fixed:
-                if meta(now) != self._meta[i] or is_structure(now):
-                    return f"the shape of argument {i}"
-            elif now is not kept and not (fixed_value(kept) and type(now) is type(kept) and now == kept):
-                return f"argument {i}"
-        changed = self._reach.difference()
+        changed = self._guard.mismatch(leaves, form, modes)
         if changed is not None:
             return changed
-        required = [x.requires_grad for x in self._tensors]
-        lie_elsewhere = _addresses(self._dense) != (self._addresses, self._shapes)
-        if lie_elsewhere or required != self._required or any(_place(x) != place for x, place in self._sparse):
-            return next(
-                (name for (name, x), now, then, place in zip(
-                    self._named, required, self._required, self._places, strict=True)
-                 if now is not then or _place(x) != place), "a tensor")  # fmt: skip
-        for name, tensor, version in self._structure:
-            if tensor._version != version:
-                return name
         for each in self._grads:
             if each.free:
                 continue
@@ -140,6 +86,7 @@ class Variant:
         return None
 
     def replay(self, leaves: list, copy_outputs: bool) -> Any:
+        self.recording.follow()
         for now, kept, fixed in zip(leaves, self._inputs, self._fixed, strict=True):
             if not fixed and isinstance(kept, Tensor):
                 kept.detach().copy_(now.detach())
@@ -149,7 +96,7 @@ class Variant:
                 rate.fill_(group["lr"])
                 entry[2] = group["lr"]
         self.recording.replay()
-        torch.autograd.graph.increment_version(self._written)
+        torch.autograd.graph.increment_version(self._guard.written)
         for each in self._grads:
             if each.tensor.grad is not each.left:
                 each.tensor.grad = each.left
@@ -161,23 +108,6 @@ class Variant:
         if copy_outputs:
             outputs = [x.clone() if isinstance(x, Tensor) else x for x in outputs]
         return pytree.tree_unflatten(outputs, self._out_form)
-
-
-def meta(leaf: Any) -> Any:
-    """What must be the same of an argument for two calls to be alike."""
-    if isinstance(leaf, Tensor):
-        strides = leaf.stride() if leaf.layout is torch.strided else None
-        return type(leaf), leaf.dtype, leaf.device, leaf.shape, strides, leaf.requires_grad
-    return leaf if fixed_value(leaf) else (type(leaf), id(leaf))
-
-
-def fixed_value(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
-
-
-def is_structure(value: Any) -> bool:
-    """True of a tensor that a graph, or a graph's norms, were made of."""
-    return isinstance(value, Tensor) and derived.holds(value)
 
 
 def stand_in(tensor: Tensor) -> Tensor:
@@ -193,38 +123,6 @@ def _address(tensor: Tensor | None) -> int:
     return tensor.data_ptr() if tensor is not None and tensor.layout is torch.strided else 0
 
 
-def _addresses(tensors: list[Tensor]) -> tuple[list[int], list[tuple]]:
-    """Where tensors lie, and in what form: by few calls into C."""
-    return list(map(Tensor.data_ptr, tensors)), [(x.shape, x.stride()) for x in tensors]
-
-
-_PARTS = {
-    torch.sparse_coo: (Tensor._indices, Tensor._values),
-    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
-    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
-    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
-    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
-}
-
-
-def _place(tensor: Tensor) -> tuple:
-    """Where a tensor, or the parts of a sparse one, lie, and in what form."""
-    if tensor.layout is torch.strided:
-        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-    parts = [part(tensor.detach()) for part in _PARTS.get(tensor.layout, ())]
-    return tuple((x.data_ptr(), x.shape) for x in parts), tensor.shape
-
-
-def places_of(reach: Reach) -> list[tuple]:
-    return [_place(x) for _, x in reach.tensors]
-
-
-def moved(reach: Reach, places: list[tuple]) -> str | None:
-    """The name of a tensor that lies elsewhere than it did."""
-    pairs = zip(reach.tensors, places, strict=True)
-    return next((name for (name, x), place in pairs if _place(x) != place), None)
-
-
 def grads_of(reach: Reach) -> list[tuple[Tensor, Tensor | None, int]]:
     """Tensors that gradients flow to, these, and their versions."""
     leaves = [x for _, x in reach.tensors if x.is_leaf and (x.requires_grad or x.grad is not None)]
@@ -233,10 +131,6 @@ def grads_of(reach: Reach) -> list[tuple[Tensor, Tensor | None, int]]:
 
 def same_grad(tensor: Tensor, grad: Tensor | None, version: int) -> bool:
     return tensor.grad is grad and (grad is None or grad._version == version)
-
-
-def _versions(reach: Reach) -> list[tuple[Tensor, int]]:
-    return [(x, x._version) for _, x in reach.tensors if not x.is_inference()]
 
 
 def rated_groups(optimizers: list) -> Iterator[dict]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from gnnaccel.lazy.tensor import Lazy
 
 
 class Masks(TorchFunctionMode):
@@ -50,6 +54,50 @@ class Masks(TorchFunctionMode):
             with _waiting():
                 known = self.found[id(mask)] = (mask, mask._version, mask.nonzero(as_tuple=True))
         return known[2]
+
+
+class Watch(Masks):
+    """`Masks`; hooks: names of what was called that a replay would leave out."""
+
+    def __init__(self, tensors: list[Tensor]):
+        super().__init__(tensors)
+        self.hooks: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _LEFT_OUT and not (args and isinstance(args[0], Lazy)):  # whose hooks are our own
+            self.hooks.append(_LEFT_OUT[func])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_LEFT_OUT = {
+    Tensor.register_hook: "register_hook()",
+    Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook()",
+    Tensor.retain_grad: "retain_grad()",
+    Tensor.backward: "backward()",
+    Tensor.grad.__get__: "grad",  # type: ignore[union-attr]  # memory that is another at each call
+}
+
+
+@contextlib.contextmanager
+def speaking() -> Iterator[list[str]]:
+    """Gives what was called in the block that speaks to the user: print(), or a logger that has something to do."""
+    said: list[str] = []
+    say, log = builtins.print, logging.Logger.callHandlers
+
+    def print_(*args, **kwargs):
+        said.append("print()")
+        say(*args, **kwargs)
+
+    def call_handlers(self, record):
+        if not self.name.startswith("gnnaccel"):
+            said.append(f"the logger {self.name}")
+        log(self, record)
+
+    builtins.print, logging.Logger.callHandlers = print_, call_handlers  # type: ignore[method-assign]
+    try:
+        yield said
+    finally:
+        builtins.print, logging.Logger.callHandlers = say, log  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

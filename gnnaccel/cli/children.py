@@ -16,7 +16,7 @@ from gnnaccel import switch
 from gnnaccel.dgl_backend.compat import KERNELS
 
 _ROOT = Path(__file__).resolve().parent.parent.parent  # what has to be importable: holds the package's folder
-_OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.MAIN_PID, KERNELS)
+_OURS = (switch.FLAG, switch.VERBOSE, switch.PROFILE, switch.GRAPHS, switch.MAIN_PID, KERNELS)
 
 
 class Failed(Exception):

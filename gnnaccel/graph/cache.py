@@ -194,6 +194,20 @@ class TensorCache:
         record = self._records.get(id(tensor))
         return record is not None and record.ref() is tensor and bool(record.values or record.groups)
 
+    def mark(self, tensor: Tensor) -> Any:
+        """An object that is another once what was derived from `tensor` was dropped; None where nothing ever was."""
+        record = self._records.get(id(tensor))
+        return record.values if record is not None and record.ref() is tensor else None
+
+    def made_of(self, tensor: Tensor) -> list:
+        """All that is kept of `tensor`, alone and with others."""
+        with self._lock:
+            record = self._records.get(id(tensor))
+            if record is None or record.ref() is not tensor:
+                return []
+            groups = [self._groups[ids] for ids in record.groups if ids in self._groups]
+            return [value for values in (record.values, *(each.values for each in groups)) for value in values.values()]
+
     def owner(self, tensor: Tensor) -> Owner:
         """What a value may keep to find `tensor` again as long as that lives and is not invalidated."""
         gone: list = []

@@ -27,11 +27,12 @@ def faking() -> bool:
 def recomputing() -> bool:
     """True where hooks see what is saved for a backward pass: torch.utils.checkpoint has the same saved again later,
     when a graph may have what makes another way through the kernels the shorter one. Also with a torch that does not
-    tell."""
+    tell. Hooks that say `recomputes = False` of themselves keep what they are given."""
     if not torch.is_grad_enabled():
         return False
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return hooks is None or hooks(False) is not None
+    top = () if hooks is None else hooks(False)
+    return top is not None and (not top or getattr(top[0], "recomputes", True))
 
 
 RECOMPUTING = "hooks of saved tensors, as those of a checkpoint"

@@ -1,0 +1,78 @@
+"""What keeps a module, or one call of it, from being replayed: modes of torch, hooks, what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from gnnaccel.capture.device import Recording
+from gnnaccel.capture.guard import modes_now
+from gnnaccel.graph import modes
+
+SLOT = "_compiled_call_impl"  # what torch calls in place of a module
+COMPILED = "torch._dynamo."
+PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
+# Hooks that no call of a module runs.
+_QUIET = frozenset({
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+})  # fmt: skip
+
+
+_current_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def modes_of_call() -> tuple:
+    """`modes_now`, and the default device where it is a mode."""
+    count = torch._C._len_torch_function_stack()
+    return (*modes_now(), *[torch._C._get_function_stack_at(i).device for i in range(count)])
+
+
+def unusual() -> str | None:
+    """Why this call is to run as it is, whatever it is given."""
+    if Recording.busy():
+        return "it is part of another capture"
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or modes.transforming()
+        or torch._C._get_tracing_state() is not None
+        or torch.is_anomaly_enabled()
+        or forward_ad._current_level >= 0
+    ):
+        return "a mode of torch that sees each operation"
+    if _current_backward() != -1:
+        return "it is called in a backward pass"  # as a reentrant checkpoint does, which is to draw the same numbers
+    if modes.recomputing():
+        return modes.RECOMPUTING
+    for i in range(torch._C._len_torch_function_stack()):
+        mode: TorchFunctionMode = torch._C._get_function_stack_at(i)
+        if type(mode) is not DeviceContext:
+            return f"a mode of torch, {type(mode).__name__}"
+    return None
+
+
+def hooked(parts: Iterable[torch.nn.Module]) -> str | None:
+    """Why a replay, which runs no hooks, may not stand for a call of a module made of `parts`."""
+    if torch.nn.modules.module._has_any_global_hook():
+        return "hooks of all modules"
+    for part in parts:
+        for key, hooks in vars(part).items():
+            if key.endswith("_hooks") and key not in _QUIET and isinstance(hooks, dict) and hooks:
+                return f"a hook watches {type(part).__name__}"
+    return None
+
+
+def foreign(parts: Iterable[torch.nn.Module], ours: type) -> str | None:
+    """Why a module made of `parts` is not to be captured."""
+    for part in parts:
+        if isinstance(part, torch.nn.SyncBatchNorm) or type(part).__module__.startswith(PARALLEL):
+            return f"it contains {type(part).__name__}, which speaks to other processes"
+        compiled = vars(part).get(SLOT)
+        if type(part).__module__.startswith(COMPILED) or isinstance(part, torch.jit.ScriptModule):
+            return f"it contains {type(part).__name__}"
+        if compiled is not None and not isinstance(compiled, ours):
+            return "part of it is compiled"
+    return None

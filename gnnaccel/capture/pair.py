@@ -1,0 +1,322 @@
+"""One capture of a module: its forward and its backward as two CUDA graphs, and what autograd is told of them.
+
+While the forward is recorded, leaves of their own stand for the parameters, in the same memory: autograd's graph of the
+recording belongs to nobody else, and stays. From it the backward is recorded later, and until then run as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gnnaccel import _operators
+from gnnaccel.capture.device import Recording
+from gnnaccel.capture.guard import Guard, Unfit, Warm
+from gnnaccel.capture.leaves import (
+    aliases_of,
+    counts,
+    saving,
+    sources_of,
+    stand_in,
+    standing_in,
+    storage,
+    uncached,
+    uncast,
+    unflatten,
+)
+from gnnaccel.capture.reach import Reach
+from gnnaccel.capture.variant import grads_of, same_grad
+from gnnaccel.schedule import work
+
+_REHEARSALS = 2  # backward passes that run as they are: for lists of work, and to see what waits for the GPU
+_BACKWARDS = 4  # captured of one forward
+_AGAIN = (
+    "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): "
+    "call gnnaccel.accelerate(model, cuda_graphs=False), or leave GNNACCEL_CUDA_GRAPHS unset"
+)
+_OVERWRITTEN = "{}: what its captured forward kept for this backward was overwritten by a later call: keep no graph"
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False)
+
+
+class _Token:
+    """A forward whose backward may still come: autograd's node of it holds this."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Backward(NamedTuple):
+    """The recording for one choice of outputs that have gradients."""
+
+    recording: Recording
+    given: list[Tensor]  # gradients of outputs are copied into these
+    found: list[Tensor | None]  # gradients of the sources
+    written: list[Tensor]
+    modes: tuple
+
+
+class Pair:
+    """The captured forward of a module, and its backward.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    name : str
+        For messages.
+    reach, warm, form, modes
+        As `Guard` has them; `warm` has the arguments.
+
+    Raises
+    ------
+    Unfit, or what the module and CUDA raise
+        Where it cannot be captured. Nothing was run on the GPU.
+
+    Attributes
+    ----------
+    unfit : str or None
+        Why it is not to be used any longer.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str, reach: Reach, warm: Warm, form: Any, modes: tuple):
+        self.warm, self._name, self._fixed, self._reach = warm, name, warm.fixed, reach
+        self.unfit: str | None = None
+        self._pending: weakref.ref | None = None
+        self._last: weakref.ref | None = None
+        self._pool = Recording.pool()
+        self._rehearsals: dict[tuple, int] = {}  # by which outputs have gradients
+        self._backwards: dict[tuple, _Backward] = {}
+        differentiated = torch.is_grad_enabled()
+        aliases = aliases_of(module) if differentiated else {}
+        inputs, handed = [], []
+        for leaf, fixed in zip(warm.leaves, warm.fixed, strict=True):
+            kept = stand_in(leaf) if isinstance(leaf, Tensor) and not fixed else leaf
+            if differentiated and isinstance(kept, Tensor) and kept.requires_grad:
+                aliases.setdefault(id(kept), kept if kept is not leaf else kept.data.requires_grad_())
+            inputs.append(kept)
+            handed.append(aliases.get(id(kept), kept))
+        self._inputs, self._still = inputs, all(warm.fixed)
+        self._parts = reach.modules
+        self._classes = [(type(part), type(part).forward) for part in self._parts]
+        self.guard = Guard(reach, inputs, warm, form, modes)
+        args, kwargs = unflatten(handed, form)
+        self._tensors = [x for _, x in reach.tensors] + [x for x in inputs if isinstance(x, Tensor)]
+        versions = [(x, x._version) for x in (*aliases.values(), *handed) if counts(x)]
+        self._forward = Recording(self._tensors, self._pool)
+        self._packed: set[int] = set()  # where what the backward reads lies
+        saved = saving(self._packed) if differentiated else contextlib.nullcontext()
+
+        def forward() -> Any:
+            with uncached(), warm.masks, standing_in(module, aliases), saved:
+                return module._call_impl(*args, **kwargs)
+
+        out = self._forward.record(forward)
+        changed = self.guard.changed()
+        if changed is not None:
+            raise Unfit(f"it changes {changed}")
+        if any(x._version != version for x, version in versions):
+            raise Unfit("it writes into an argument or a parameter")
+        if self.guard.settle():
+            raise Unfit("it sets requires_grad")
+        self._note_outputs(out, handed, [*aliases.values(), *handed, *self._tensors])
+        self._sources = sources_of(self._differentiated, aliases, inputs, module)
+        checked = [(x, -1) for _, x in reach.tensors]
+        checked += [(x, i) for i, x in enumerate(inputs) if isinstance(x, Tensor) and not warm.fixed[i]]
+        self._checked = [(x, i) for x, i in checked if counts(x) and self.reads(x)]
+
+    def reads(self, tensor: Tensor) -> bool:
+        """True for a tensor whose memory the backward reads."""
+        return storage(tensor) in self._packed
+
+    def _note_outputs(self, out: Any, handed: list, held: list) -> None:
+        """What it returns: each tensor once, where what it was given stands, and the form."""
+        leaves, self._form = pytree.tree_flatten(out)
+        if [x for x in leaves if not isinstance(x, Tensor)] != self.warm.values:
+            raise Unfit("it returns a number that is another at each call")
+        passed = {id(x): i for i, x in enumerate(handed) if isinstance(x, Tensor)}
+        outer = {storage(x) for x in held if isinstance(x, Tensor)} - {0}
+        self._unique: list[Tensor] = []  # static tensors
+        self._places: list[tuple[str, Any]] = []  # of each leaf
+        known: dict[int, int] = {}
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                self._places.append(("value", leaf))
+            elif id(leaf) in passed:
+                self._places.append(("argument", passed[id(leaf)]))
+            else:
+                if type(leaf) is not Tensor or leaf.layout is not torch.strided or not Recording.takes(leaf):
+                    raise Unfit(f"it returns a {type(leaf).__name__} of {leaf.layout} on {leaf.device}")
+                if id(leaf) not in known:
+                    if storage(leaf) in outer:
+                        raise Unfit("it returns what shares memory with another result, an argument or a parameter")
+                    outer |= {storage(leaf)} - {0}
+                    known[id(leaf)] = len(self._unique)
+                    self._unique.append(leaf)
+                self._places.append(("tensor", known[id(leaf)]))
+        self._differentiated = [x for x in self._unique if x.requires_grad]
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._forward.memory_bytes + sum(each.recording.memory_bytes for each in self._backwards.values())
+
+    @property
+    def busy(self) -> bool:
+        """True while the backward of its last call may still come."""
+        return self._pending is not None and self._pending() is not None
+
+    def mismatch(self, leaves: list, form: Any, modes: tuple) -> str | None:
+        """What is another than when this was captured; None if a replay does what the module would do."""
+        changed = self.guard.mismatch(leaves, form, modes)
+        if changed is None and [(type(part), type(part).forward) for part in self._parts] != self._classes:
+            return "the class of a module"
+        return changed
+
+    def replay(self, leaves: list, copy_outputs: bool) -> Any:
+        """The results for arguments `leaves`, of which there is no mismatch."""
+        if not self._still:
+            Recording.follow()
+        for now, kept, fixed in zip(leaves, self._inputs, self._fixed, strict=True):
+            if not fixed and isinstance(kept, Tensor):
+                kept.detach().copy_(now.detach())
+        if self._sources:
+            given = [leaves[each.argument] if each.tensor is None else each.tensor for each in self._sources]
+            checked = [x if i < 0 else leaves[i] for x, i in self._checked]
+            outs = _Replay.apply(self, copy_outputs, checked, *given)
+        else:
+            outs = self._run(copy_outputs)
+        found = [outs[x] if kind == "tensor" else leaves[x] if kind == "argument" else x for kind, x in self._places]
+        return pytree.tree_unflatten(found, self._form)
+
+    def _run(self, copy_outputs: bool) -> tuple[Tensor, ...]:
+        self._forward.replay()
+        torch.autograd.graph.increment_version(self.guard.written)
+        return tuple([x.detach().clone() if copy_outputs else x.detach() for x in self._unique])
+
+    def begin(self) -> _Token:
+        """A forward whose backward reads what is kept now."""
+        token = _Token()
+        self._pending = self._last = weakref.ref(token)
+        return token
+
+    def gradients(self, token: _Token, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Of the sources, given those of `_unique` (None: there is none)."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(_AGAIN.format(self._name))
+        if self._last is None or self._last() is not token:
+            raise RuntimeError(_OVERWRITTEN.format(self._name))
+        of_differentiated = [grad for grad, x in zip(grads, self._unique, strict=True) if x.requires_grad]
+        mask = tuple([grad is not None for grad in of_differentiated])
+        if not any(mask):
+            found: list[Tensor | None] = [None] * len(self._sources)
+        else:
+            captured = self._backwards.get(mask)
+            there = [grad for grad in of_differentiated if grad is not None]
+            if captured is None or captured.modes != _modes_of_backward() or not all(map(_plain, there)):
+                found = self._as_it_is(mask, there)
+            else:
+                found = self._replayed(captured, there)
+        if not _keeps_graph():
+            self._pending = None
+        return found
+
+    def _as_it_is(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
+        number = self._rehearsals.get(mask, 0) + 1
+        if mask not in self._backwards and len(self._backwards) < _BACKWARDS:
+            self._rehearsals[mask] = number
+        early = work.lasting() if number < _REHEARSALS else contextlib.nullcontext()
+        watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
+        if number == _REHEARSALS:
+            watch = Recording.watching()
+        before = grads_of(self._reach)
+        with early, watch as places:
+            found = self._differentiate(mask, grads)
+        if places:
+            self.unfit = f"its backward waits for the GPU: {places[0]}"
+        elif not all(same_grad(*each) for each in before):
+            self.unfit = "its backward writes gradients itself"
+        return found
+
+    def _differentiate(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
+        outputs = [x for x, there in zip(self._differentiated, mask, strict=True) if there]
+        aliases = [each.alias for each in self._sources]
+        return list(torch.autograd.grad(outputs, aliases, grads, retain_graph=True, allow_unused=True))
+
+    def _replayed(self, captured: _Backward, grads: list[Tensor]) -> list[Tensor | None]:
+        Recording.follow()
+        for kept, grad in zip(captured.given, grads, strict=True):
+            kept.copy_(grad)
+        captured.recording.replay()
+        torch.autograd.graph.increment_version(captured.written)
+        # Into new memory: autograd makes them .grad, or the next of them is added to those.
+        statics = [x for x in captured.found if x is not None]
+        fresh = [
+            torch.empty_like(each.alias) for each, x in zip(self._sources, captured.found, strict=True) if x is not None
+        ]
+        if fresh:
+            torch._foreach_copy_(fresh, statics)
+        remaining = iter(fresh)
+        return [None if x is None else next(remaining) for x in captured.found]
+
+    def record_backward(self) -> bool:
+        """Record the backward passes that have run often enough; True if there were any. To be called while not `busy`.
+
+        Raises
+        ------
+        Unfit, or what CUDA raises
+            Where it cannot be captured.
+        """
+        if not self._rehearsals:
+            return False
+        there = len(self._backwards)
+        for mask, number in tuple(self._rehearsals.items()):
+            if number < _REHEARSALS:
+                continue
+            del self._rehearsals[mask]
+            outputs = [x for x, there in zip(self._differentiated, mask, strict=True) if there]
+            given = [torch.zeros_like(x, requires_grad=False) for x in outputs]
+            recording = Recording(self._tensors, self._pool)
+            versions = [(x, x._version) for x in self._tensors if counts(x)]
+            with uncast():  # as backward passes are run outside of it
+                modes = _modes_of_backward()
+                found = recording.record(functools.partial(self._differentiate, mask, given))
+            if any(x is not None and x.layout is not torch.strided for x in found):
+                raise Unfit("its gradients are sparse")
+            written = [x for x, version in versions if x._version != version]
+            self._backwards[mask] = _Backward(recording, given, found, written, modes)
+        return len(self._backwards) > there
+
+
+class _Replay(torch.autograd.Function):
+    """Both graphs as one node of autograd's."""
+
+    @staticmethod
+    def forward(ctx, pair: Pair, copy_outputs: bool, checked: list[Tensor], *sources: Tensor):
+        outs = pair._run(copy_outputs)
+        ctx.set_materialize_grads(False)
+        plain = [x for x, kept in zip(outs, pair._unique, strict=True) if not kept.requires_grad]
+        ctx.mark_non_differentiable(*plain)
+        own = [] if copy_outputs else [x for x, kept in zip(outs, pair._unique, strict=True) if pair.reads(kept)]
+        ctx.save_for_backward(*checked, *own)  # so that writes into them before the backward are errors, as without us
+        ctx.pair, ctx.token = pair, pair.begin()
+        return outs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        _ = ctx.saved_tensors  # checks
+        return None, None, None, *ctx.pair.gradients(ctx.token, grads)
+
+
+def _modes_of_backward() -> tuple:
+    return (
+        torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def _plain(grad: Tensor) -> bool:
+    return grad.layout is torch.strided and _operators.dense(grad)
