@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.schedule import work
+
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: dict[int, Any] = {}
 _replayed: dict[int, torch.cuda.Stream] = {}  # on which the last replay was
@@ -97,10 +99,11 @@ class Recording:
     @staticmethod
     @contextlib.contextmanager
     def watching() -> Iterator[list[str]]:
-        """Gives the places at which the host waited for the GPU, filled at the end."""
+        """Gives the places at which the host waited for the GPU, filled at the end. What is called runs as it will be
+        recorded."""
         places: list[str] = []
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as seen:
+        with work.lasting(), warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -131,7 +134,8 @@ class Recording:
         pool = _pools[device] if self._pool is None else self._pool
         before = torch.cuda.memory_reserved()
         try:
-            with torch.cuda.graph(self._graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
+            recording = torch.cuda.graph(self._graph, pool=pool, stream=_stream(), capture_error_mode="thread_local")
+            with work.lasting(), recording:
                 out = function()
         except BaseException:
             # A capture that ended early leaves the pool and the generator waiting for its end.

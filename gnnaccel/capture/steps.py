@@ -222,7 +222,7 @@ class _Step:
         moving = warm.moving()
         given = [(x, x._version) for x in moving if not x.is_inference()]
         warm.masks = Masks([x for _, x in before.tensors])
-        with Recording.warming(), work.lasting(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
+        with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
             out = self._step(*args, **kwargs)
         changed = before.difference((vars(module), "training") for module in warm.switched)
         if changed is None and rates != [group["lr"] for group in rated_groups(before.optimizers)]:
@@ -275,8 +275,7 @@ class _Step:
             args, kwargs = pytree.tree_unflatten(inputs, form)
             reach = self._reach(warm, args, kwargs)
             grads = grads_of(reach)
-            with work.lasting():
-                variant = Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
+            variant = Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
         except Exception as error:
             for parameter, grad, _ in grads:
                 parameter.grad = grad

@@ -69,7 +69,7 @@ def _are_few(g) -> bool:
     """True if messages as wide as the widest feature are so few that DGL's own way is the quicker."""
     if g.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():  # torch's gathers have no such sums
         return False
-    if schedule.is_lasting():  # to be captured: the host's time counts for nothing
+    if schedule.is_lasting():  # to be captured: the host's time is no reason
         return False
     frames = (g._edge_frames[0], *(g._node_frames[t] for t in set(ends(g._graph))))
     widths = [math.prod(column.shape) for frame in frames for column in frame._columns.values()]

@@ -98,8 +98,8 @@ def _settled(kwargs: dict) -> dict:
 def _are_few(plain: Any, edge_index, kwargs: dict) -> bool:
     """True if messages of the width of the features are so few that PyG's own code is quicker.
 
-    Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what is
-    to be captured in a CUDA graph, where the host's time counts for nothing.
+    Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what
+    is to be captured in a CUDA graph, where the host's time is no reason.
     """
     if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
         return False

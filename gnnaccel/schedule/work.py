@@ -269,8 +269,8 @@ def unordered_epochs(graph: Graph) -> tuple[int, int | None] | None:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """What runs in here is to be captured in a CUDA graph: graphs get their lists at once, and the host's time counts for
-    nothing."""
+    """What runs in here is to be captured in a CUDA graph: graphs get their lists at once, and the host's time is no
+    reason for anything."""
     global _lasting
     before, _lasting = _lasting, True
     try:
