@@ -26,6 +26,7 @@ import torch
 from timing import provenance, save_table, shown
 
 NODES, EDGES, WIDTH, RELATIONS, BASES = 10_000, 100_000, 64, 20, 8
+HEADS, NODE_TYPES = 4, 4  # of HGTConv
 DEVICE = "cpu"
 COLUMNS = ("framework", "row", "relations", "edges", "alone_ms", "gnnaccel_ms", "ratio", "first_ms", "error")
 COLUMNS += ("alone_mib", "gnnaccel_mib")
@@ -79,13 +80,22 @@ def _dgl(index: torch.Tensor, types: torch.Tensor, nodes: int, width: int, layer
     torch.manual_seed(0)
     x = torch.randn(nodes, width, requires_grad=True)
     relations = int(types.max()) + 1
-    convs = torch.nn.ModuleList([dgl.nn.RelGraphConv(width, width, relations, *arguments) for _ in range(layers)])
+    if arguments == ("hgt",):
+        kinds = torch.randint(0, NODE_TYPES, (nodes,), generator=torch.Generator().manual_seed(1))
+        conv = dgl.nn.HGTConv(width, width // HEADS, HEADS, NODE_TYPES, relations, dropout=0.0)
+        convs = torch.nn.ModuleList([conv])
 
-    def forward():
-        h = x
-        for conv in convs:
-            h = torch.relu(conv(graph, h, types)) if conv is not convs[-1] else conv(graph, h, types)
-        return h
+        def forward():
+            return conv(graph, x, kinds, types)
+
+    else:
+        convs = torch.nn.ModuleList([dgl.nn.RelGraphConv(width, width, relations, *arguments) for _ in range(layers)])
+
+        def forward():
+            h = x
+            for conv in convs:
+                h = torch.relu(conv(graph, h, types)) if conv is not convs[-1] else conv(graph, h, types)
+            return h
 
     def side(enabled: bool):
         (dgl_backend.enable if enabled else dgl_backend.disable)()
@@ -115,6 +125,7 @@ def rows(fb15k237: str | None) -> list[Row]:
         f"RelGraphConv, {BASES} bases": ("basis", BASES),
         "RelGraphConv": (),
         "RelGraphConv, 8 blocks": ("bdd", 8),
+        f"HGTConv, {HEADS} heads": ("hgt",),
     }
     for name, arguments in regularizers.items():
         for count in (5, 20, 50, 200) if arguments == ("basis", BASES) else (RELATIONS,):

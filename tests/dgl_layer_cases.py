@@ -138,8 +138,6 @@ def _relational(add):
     types = lambda m, g, x: m(g, x, _types(g.num_edges(), 3).to(x.device))  # noqa: E731
     sorted_types = lambda m, g, x: m(g, x, _types(g.num_edges(), 3).sort()[0], presorted=True)  # noqa: E731
     normed = lambda m, g, x, w: m(g, x, _types(g.num_edges(), 3), w.abs())  # noqa: E731
-    typed = "it calls 'dgl.backend', which cannot be looked through"  # TypedLinear does
-    left = dict(expect=PARTLY, reason=typed, graphs=HOMOGENEOUS)
     for regularizer in (None, "basis", "bdd"):
         options = dict(regularizer=regularizer, num_bases=2) if regularizer else dict(self_loop=False)
         add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=options, graphs=HOMOGENEOUS)
@@ -147,8 +145,8 @@ def _relational(add):
     add("RelGraphConv", ("n 6", "e 1"), 6, 12, 3, call=normed, note=" with norm", graphs=HOMOGENEOUS)
     add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=dict(layer_norm=True, dropout=0.5), graphs=HOMOGENEOUS)
     for options in (dict(dropout=0.0), dict(dropout=0.2, use_norm=True)):
-        add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, options=options, call=_hgt, **left)
-    add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, call=partial(_hgt, presorted=True), note=" sorted", **left)
+        add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, options=options, call=_hgt, graphs=HOMOGENEOUS)
+    add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, call=partial(_hgt, presorted=True), note=" sorted", graphs=HOMOGENEOUS)
     dense = dict(group="other modules", graphs=("int64",), expect=FRAMEWORK, reason=DENSE)
     of_nodes = lambda m, g, x: m(x, _types(x.shape[0], 3))  # noqa: E731
     for options in ({}, dict(regularizer="basis", num_bases=2), dict(regularizer="bdd", num_bases=2)):

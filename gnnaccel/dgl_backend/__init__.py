@@ -52,6 +52,7 @@ def enable() -> None:
         GINConv,
         GraphConv,
         HeteroGraphConv,
+        HGTConv,
         RelGraphConv,
         SAGEConv,
     )
@@ -109,6 +110,7 @@ def enable() -> None:
             GATv2Conv: nn.gatv2_forward,
             GINConv: convolutions.gin_forward,
             GraphConv: convolutions.conv_forward,
+            HGTConv: relational.hgt_forward,
             RelGraphConv: relational.rel_graph_forward,
             SAGEConv: convolutions.sage_forward,
         }

@@ -1,4 +1,5 @@
-"""RelGraphConv: one sum over the edges of all relations, without a message or a matrix for any edge."""
+"""RelGraphConv: one sum over the edges of all relations, without a message or a matrix for any edge. HGTConv: sources
+mapped once for each relation that they have, and one attention over all edges."""
 
 from __future__ import annotations
 
@@ -35,6 +36,45 @@ def rel_graph_forward(original):
 
     forward.__doc__ = original.__doc__
     return forward
+
+
+def hgt_forward(original):
+    """HGTConv.forward that calls `ops.relational_attention` where the layer is a plain one."""
+
+    def forward(self, g, x, ntype, etype, *, presorted=False):
+        graph = structure_of(g, (x,)) if type(x) in _TENSORS else None
+        if graph is None or not _is_plain_hgt(self, x) or not _are_of_edges(graph, x, etype, None):
+            return original(self, g, x, ntype, etype, presorted=presorted)
+        self.presorted = presorted
+        own, own_types = (x[: g.num_dst_nodes()], ntype[: g.num_dst_nodes()]) if g.is_block else (x, ntype)
+        shape = (-1, self.num_heads, self.head_size)
+        key, value = (lin(x, ntype, presorted).view(shape) for lin in (self.linear_k, self.linear_v))
+        query = self.linear_q(own, own_types, presorted).view(shape)
+        with report.accelerated("dgl.HGTConv"):
+            maps = [torch.stack([lin.W for lin in part], 1) for part in (self.relation_att, self.relation_msg)]
+            prior = torch.stack(list(self.relation_pri), 1)
+            h = ops.relational_attention(graph, query, key, value, etype, *maps, prior)
+        h = self.drop(self.linear_a(h.view(-1, self.num_heads * self.head_size), own_types, presorted))
+        alpha = torch.sigmoid(self.skip[own_types]).unsqueeze(-1)
+        h = h * alpha + (own if own.shape == h.shape else own @ self.residual_w) * (1 - alpha)
+        return self.norm(h) if self.use_norm else h
+
+    forward.__doc__ = original.__doc__
+    return forward
+
+
+def _is_plain_hgt(layer, x) -> bool:
+    """True for a layer of DGL's with DGL's own messages and maps, in the dtype of the features."""
+    from dgl.nn.pytorch import HGTConv, TypedLinear
+
+    if type(layer) is not HGTConv or "message" in vars(layer) or x.dim() != 2:
+        return False
+    maps = [*layer.relation_att, *layer.relation_msg]
+    if any(type(lin) is not TypedLinear or lin.regularizer is not None or is_watched(lin) for lin in maps):
+        return False
+    given = [*(lin.W for lin in (*maps, layer.linear_k, layer.linear_q, layer.linear_v)), *layer.relation_pri]
+    alike = all(type(t) in _TENSORS and t.dtype == x.dtype and t.device == x.device for t in given)
+    return alike and x.dtype in (torch.float32, torch.float64)
 
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)

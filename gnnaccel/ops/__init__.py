@@ -17,6 +17,7 @@ from gnnaccel.ops.layers import gat, gated_sum, gatv2
 from gnnaccel.ops.maxk import maxk
 from gnnaccel.ops.messages import message_reduce
 from gnnaccel.ops.relational import relational_spmm
+from gnnaccel.ops.relational_attention import relational_attention
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment import segment_reduce
 from gnnaccel.ops.segment_matmul import grouped_matmul, segment_matmul
@@ -39,6 +40,7 @@ __all__ = [
     "head_dots",
     "maxk",
     "message_reduce",
+    "relational_attention",
     "relational_spmm",
     "sddmm",
     "segment_matmul",

@@ -9,7 +9,8 @@ rows as the graph has nodes: so much memory they take, however many edges there 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,6 +129,29 @@ def _index_dtype(most: int) -> torch.dtype:
     return torch.int32 if most < 2**31 else torch.int64
 
 
+class Pairs:
+    """The pairs of a relation and a source that edges of `graph` have, by relation; `types` as of `Relations`.
+
+    ptr : int64 [count + 1], on the CPU: pairs of each relation.
+    gather : pairs x sources. graph : destinations x pairs, with the edge ids of the graph.
+    """
+
+    def __init__(self, graph: Graph, types: Tensor, count: int):
+        rows = _Rows(graph.transposed, types, count)
+        dtype, self.ptr = graph.indices.dtype, rows.ptr
+        numbers = torch.arange(rows.count + 1, dtype=dtype, device=graph.device)
+        self.gather = Graph(numbers, rows.ends.to(dtype), None, graph.num_cols)
+        of_edge = torch.empty_like(rows.edges, dtype=dtype)
+        of_edge[rows.edges] = numbers[:-1].repeat_interleave(rows.bounds.diff().long())
+        columns = of_edge if graph.edge_ids is None else of_edge[graph.edge_ids.long()]
+        self.graph = Graph(graph.indptr, columns, graph.edge_ids, rows.count)
+
+
+def pairs_of(op: str, graph: Graph, types: Tensor, count: int) -> Pairs:
+    """The pairs of a graph's edges, kept, and raising, as `relations_of`."""
+    return _kept("pairs", Pairs, op, graph, types, count)
+
+
 def relations_of(op: str, graph: Graph, types: Tensor, count: int) -> Relations:
     """The relations of a graph's edges, kept as long as graph and types live and neither is written into.
 
@@ -136,7 +160,11 @@ def relations_of(op: str, graph: Graph, types: Tensor, count: int) -> Relations:
     TypeError, ValueError
         For types that are not int32 or int64 [nnz] on the graph's device; IndexError: for one outside [0, count).
     """
-    key = ("relations", count, graph.num_cols)
+    return _kept("relations", Relations, op, graph, types, count)
+
+
+def _kept(name: str, make: Callable[[Graph, Tensor, int], Any], op: str, graph: Graph, types: Tensor, count: int):
+    key = (name, count, graph.num_cols)
     if isinstance(types, Tensor) and (found := derived.get((types, graph.indptr), key)) is not None:
         return found
     index = build.as_index("edge_type", types, op)
@@ -155,7 +183,7 @@ def relations_of(op: str, graph: Graph, types: Tensor, count: int) -> Relations:
                     f"{op}: edge_type: expected relations in [0, {count}), got {bad} at edge {where}; "
                     "give one matrix (or row of coefficients) for each relation"
                 )
-        found = Relations(graph, index, count)
+        found = make(graph, index, count)
     if not graph.transient() and _operators.plain((types,)):
         derived.put((types, graph.indptr), key, found)
     return found

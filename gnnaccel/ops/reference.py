@@ -73,6 +73,19 @@ def relational_spmm(graph, x, edge_type, weight, coefficients=None, norm=None, r
     return out
 
 
+def relational_attention(graph, query, key, value, edge_type, key_maps, value_maps, prior=None) -> Tensor:
+    """Attention whose keys and values are mapped by the edge's relation and head: all of them are made."""
+    rows, cols = rows_of(graph.indptr), graph.indices.long()
+    types = edge_type[edges_of(graph)].long()
+    mapped = [torch.einsum("ehf,ehfg->ehg", x[cols], maps[types]) for x, maps in ((key, key_maps), (value, value_maps))]
+    scores = (mapped[0] * query[rows]).sum(-1) * query.shape[2] ** -0.5
+    scores = scores if prior is None else scores * prior[types]
+    top = torch.full_like(query[:, :, 0], -torch.inf).index_reduce(0, rows, scores.detach(), "amax")
+    shares = (scores - top[rows]).exp()
+    shares = shares / torch.zeros_like(top).index_add(0, rows, shares)[rows]
+    return value.new_zeros(query.shape[0], *mapped[1].shape[1:]).index_add(0, rows, mapped[1] * shares.unsqueeze(-1))
+
+
 def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
     """The rows of each segment of x [n, D] times its matrix of weight [S, D, E]."""
     pieces = [x[a:b] @ w for a, b, w in zip(ptr[:-1].tolist(), ptr[1:].tolist(), weight, strict=True)]
