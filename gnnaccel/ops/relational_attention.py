@@ -80,15 +80,10 @@ def relational_attention(
     if prior is not None:
         _check.feature(op, "prior", prior, count, "relations", graph.device)
         _check.features_of(op, "prior", prior, (heads,))
-    for name, x in (
-        ("key", key),
-        ("value", value),
-        ("key_maps", key_maps),
-        ("value_maps", value_maps),
-        ("prior", prior),
-    ):
-        if x is not None and x.dtype != query.dtype:
-            raise TypeError(f"{op}: {name}: expected the dtype of query ({query.dtype}), got {x.dtype}")
+    others = {"key": key, "value": value, "key_maps": key_maps, "value_maps": value_maps, "prior": prior}
+    for name, other in others.items():
+        if other is not None and other.dtype != query.dtype:
+            raise TypeError(f"{op}: {name}: expected the dtype of query ({query.dtype}), got {other.dtype}")
     pairs = pairs_of(op, graph, edge_type, count)
     if prior is not None:
         key_maps = key_maps * prior[:, :, None, None]
