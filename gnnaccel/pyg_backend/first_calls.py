@@ -59,8 +59,8 @@ def first(plain: Any, ours: Callable | None) -> Callable | None:
 def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     """True if a layer gets these edges for the first time, nobody else has twice, and its messages are few.
 
-    Left out: int32, of which torch's scatters have wrong gradients; sums whose order somebody has asked for; checkpoints,
-    which have the same tensors saved by the second call; and calls that are PyG's for another reason.
+    Left out: int32, of which torch's scatters have wrong gradients; sums whose order somebody has asked for;
+    checkpoints, which have the same tensors saved by the second call; and calls that are PyG's for another reason.
     """
     if edges.dtype != torch.int64 or edges.dim() != 2 or obstacle(conv) is not None or modes.recomputing():
         return False
