@@ -40,6 +40,13 @@ def test_wide_sums_take_no_loops(width):
     assert "for (unsigned" not in text
 
 
+def test_sums_inside_loops_are_made_before_them():
+    narrow = m.sum(m.u("w") / (m.sum(q * k, (-1, -2), True) + 1.0), -2, True)
+    leaves = ((("u", "w"), (64, 1)), (("u", "q"), (64, 4)), (("v", "k"), (64, 4)), (("u", "x"), (64, 4)))
+    text = text_of((narrow * m.u("w"), x * 2.0), leaves)
+    assert text.count("for (unsigned") == 2  # over the 64 of w
+
+
 def test_negative_infinity_can_be_negated():
     leaf, minus = Leaf("u", (4,)), Step("fill", (), (-float("inf"),), (4,))
     steps = (Step("leaf", (), (0,), (4,)), minus, Step("neg", (1,), (), (4,)), Step("add", (0, 2), (), (4,)))

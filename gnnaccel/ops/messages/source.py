@@ -303,6 +303,8 @@ class _Writer:
 
     def value(self, number: int, view: View, loop: _Loop | None = None) -> _Value:
         """The code of a step's value as lanes see it, or inside a loop."""
+        if view == _ONE:  # the same in every round: a loop inside each would multiply their lengths
+            loop = None
         known = self.known if loop is None else loop.known
         found = known.get((number, view))
         if found is None:
@@ -494,7 +496,7 @@ class _Writer:
             f"  for (unsigned {inner} = 0; {inner} < {div}u; ++{inner}) {{",
             f"    const unsigned {feature} = ({other} * {length}u + {at}) * {div}u + {inner};",
             *(f"    {line}" for line in inside.lines),
-            f"    {total} += {body.name};",
+            f"    {total} += {body.at('r', 'i')};",
             "  }",
         ]
         if loop is not None:
