@@ -136,6 +136,17 @@ def test_no_edges(rows, cols):
         compare(graph, USUAL["gated"], operands_of(graph, USUAL["gated"], (0,)), reduce)
 
 
+def test_no_features_beside_others():
+    graph = graph_of(12, 9, 60, device=DEVICE)
+    none = torch.zeros(9, 0, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    four = torch.randn(9, 4, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    for kinds in (("sum", "sum"), ("max", "none")):
+        empty, out = ops.message_reduce(graph, [m.tanh(q), x * 2.0], {"q": none, "x": four}, kinds)
+        assert empty.shape == (graph.num_rows, 0) and not out.isnan().any()
+        grads = torch.autograd.grad([empty.sum(), out.sum()], [none, four])
+        assert grads[0].shape == none.shape and not grads[1].isnan().any()
+
+
 def test_operands_that_lie_anywhere():
     """At addresses that vectors cannot be read from, and with rows apart."""
     graph = graph_of(20, 20, 200, device=DEVICE)
@@ -146,12 +157,13 @@ def test_operands_that_lie_anywhere():
 
 
 def test_wide_rows_meet_in_loops():
-    """Sums over more features than the lanes of a warp hold, and over features that lie between others."""
+    """Sums over features of many slots, of more than the lanes of a warp hold, and between others."""
     graph = graph_of(12, 9, 60, device=DEVICE)
     for features, message in (
         ((1500,), m.dot(q, k, keepdim=True) * x),
         ((3, 5, 7), m.sum(q * k, (-2, -1), True) * x),
         ((5, 3), m.sum(m.sum(q * k, -1, True) * x, (-2, -1), True) + w),
+        ((2100,), m.dot(q, k, keepdim=True) * x),
     )[: 1 if EMULATED else 3]:
         compare(graph, message, operands_of(graph, message, features), "sum")
 

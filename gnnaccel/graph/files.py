@@ -89,17 +89,22 @@ def text_lines(file: IO[str], most: int = 1 << 20) -> Iterator[str]:
         yield line
 
 
-def content(path: str | os.PathLike, most: int) -> bytes:
+def content(path: str | os.PathLike, most: int, trusted: bool = False) -> bytes:
     """The bytes of a regular file; of a pipe or device, on which a reader might wait for ever, nothing.
+
+    trusted : nobody but this user and root may have written it, wherever it lies: for what is to be run.
 
     Raises
     ------
     FileNotFoundError
-        If there is none. ValueError: if it is no regular file or has more than `most` bytes.
+        If there is none. ValueError: if it is no regular file, has more than `most` bytes, or is not `trusted`.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
             raise ValueError("no regular file")
+        if trusted and (about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022):
+            raise ValueError("another user wrote it, or may")
         found = file.read(most + 1)
     if len(found) > most:
         raise ValueError(f"more than {most:,} bytes")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +22,27 @@ class _Current(threading.local):
     """What the methods of a layer tell each other during one call on this thread.
 
     hidden : its forward() will not show the attention weights to anybody.
-    plainly : it is PyG's own, with all that it calls.
+    plainly : the layer whose forward() is PyG's own, with what it calls of that layer.
     """
 
     call: Call | None = None
     hidden: bool = False
-    plainly: bool = False
+    plainly: Any = None
 
 
 current = _Current()
+
+
+def alone(function: Callable, *args, **kwargs):
+    """`function`, PyG's own, without our helpers: a call around it is one of other edges."""
+    outer = current.call
+    if outer is None:
+        return function(*args, **kwargs)
+    current.call = None
+    try:
+        return function(*args, **kwargs)
+    finally:
+        current.call = outer
 
 
 class Call:

@@ -14,25 +14,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch_geometric import is_compiling
 
-from gnnaccel import report
+from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import USED
-from gnnaccel.pyg_backend.propagate import kind_of
+from gnnaccel.pyg_backend.propagate import obstacle
 
-REASON = "few messages of edges that the layer had not seen"
+# A layer may map features to wider ones before it gathers them: so many times the most numbers, at most.
+_WIDENED = 8
 
 
 def first(plain: Any, ours: Callable | None) -> Callable | None:
     """`ours`, the forward() of accelerated layers of class `plain`, behind a look at the edges that it is given; None
     where they have that of their class."""
-    names = tuple(inspect.signature(plain.forward).parameters)
-    if "edge_index" not in names:
+    try:
+        names = tuple(inspect.signature(plain.forward).parameters)
+    except (TypeError, ValueError):  # of no function of Python
         return ours
-    place, kind = names.index("edge_index") - 1, kind_of(plain)
+    if "edge_index" not in names[1:]:
+        return ours
+    place = names.index("edge_index") - 1
     method = ours or (lambda self, *args, **kwargs: plain.forward(self, *args, **kwargs))
 
     @functools.wraps(ours or plain.forward)
@@ -42,8 +47,7 @@ def first(plain: Any, ours: Callable | None) -> Callable | None:
             return method(self, *args, **kwargs)
         if not _are_new(self, edges, args, kwargs):
             return method(self, *args, **kwargs)
-        report.fallback(kind, REASON)
-        outer, current.plainly = current.plainly, True
+        outer, current.plainly = current.plainly, self
         try:
             return plain.forward(self, *args, **kwargs)
         finally:
@@ -55,15 +59,13 @@ def first(plain: Any, ours: Callable | None) -> Callable | None:
 def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     """True if a layer gets these edges for the first time, nobody else has twice, and its messages are few.
 
-    Left out: int32, of which torch's scatters have wrong gradients, and sums whose order somebody has asked for.
+    Left out: int32, of which torch's scatters have wrong gradients; sums whose order somebody has asked for;
+    checkpoints, which have the same tensors saved by the second call; and calls that are PyG's for another reason.
     """
-    users = derived.get((edges,), USED)
-    if users is True or edges.dtype != torch.int64 or edges.dim() != 2:
+    if edges.dtype != torch.int64 or edges.dim() != 2 or obstacle(conv) is not None or modes.recomputing():
         return False
-    given = [x for value in (*args, *kwargs.values()) for x in (value if isinstance(value, tuple) else (value,))]
-    width = max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor) and x.is_floating_point()), default=1)
-    few = edges.shape[1] * width <= blocks.FEW_AT_FIRST[edges.device.type]
-    if not few or torch.are_deterministic_algorithms_enabled():
+    users = derived.get((edges,), USED)
+    if users is True or torch.are_deterministic_algorithms_enabled() or not _are_few(conv, edges, args, kwargs):
         return False
     if users is None:
         derived.put((edges,), USED, {id(conv)})
@@ -73,3 +75,12 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     else:
         users.add(id(conv))
     return True
+
+
+def _are_few(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
+    count, most = edges.shape[1], blocks.FEW_AT_FIRST[edges.device.type]
+    given = [x for value in (*args, *kwargs.values()) for x in (value if isinstance(value, tuple) else (value,))]
+    width = max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor) and x.is_floating_point()), default=1)
+    if count * width > most:
+        return False
+    return all(count * max(p.shape, default=1) <= _WIDENED * most for p in conv.parameters() if not is_lazy(p))

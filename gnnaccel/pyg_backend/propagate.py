@@ -22,11 +22,12 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
-from gnnaccel.pyg_backend.call import Call, current
+from gnnaccel.pyg_backend.call import Call, alone, current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
+NEW = "few messages of edges that the layer had not seen"
 _FEW = "few messages, which PyG's own code stores and reduces the quicker"
 # Layers whose messages are no products.
 _STORING = frozenset(
@@ -117,8 +118,9 @@ def make_entry(plain: Any, name: str) -> Callable:
     kind = kind_of(plain) + " edge_update" * (name == "edge_updater")
 
     def entry(self, edge_index, *args, **kwargs):
-        if current.plainly:
-            return getattr(plain, name)(self, edge_index, *args, **kwargs)
+        if current.plainly is self:
+            report.fallback(kind, NEW)
+            return alone(getattr(plain, name), self, edge_index, *args, **kwargs)
         if is_compiling():
             if name == "propagate" and not args and compiling.compiling():
                 out = compiling.propagate(self, plain, kind, edge_index, kwargs)
@@ -129,7 +131,7 @@ def make_entry(plain: Any, name: str) -> Callable:
         reason = obstacle(self) or (f"positional arguments to {name}()" if args else None)
         if reason is not None:
             report.fallback(kind, reason)
-            return getattr(plain, name)(self, edge_index, *args, **_settled(kwargs))
+            return alone(getattr(plain, name), self, edge_index, *args, **_settled(kwargs))
         named = dict(kwargs)
         size = named.pop("size", None)
         rule = rules.find(plain, name)
@@ -143,7 +145,7 @@ def make_entry(plain: Any, name: str) -> Callable:
                 reason = str(error) if rule is not rules.weighted else None
         elif name == "propagate" and plain.message in _STORING and _are_few(plain, edge_index, kwargs):
             report.fallback(kind, _FEW)
-            return plain.propagate(self, edge_index, **_settled(kwargs))
+            return alone(plain.propagate, self, edge_index, **_settled(kwargs))
         return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason)
 
     # PyG takes a function of this module name for the one that it generated, and leaves it alone.
@@ -161,7 +163,7 @@ def make_original(plain: Any) -> Callable:
     def propagate(self, edge_index, *args, **kwargs):
         if not is_compiling():
             report.fallback(kind, obstacle(self) or "PyG's general propagate() is bound to the layer")
-        return plain._orig_propagate(self, edge_index, *args, **_settled(kwargs))
+        return alone(plain._orig_propagate, self, edge_index, *args, **_settled(kwargs))
 
     return propagate
 
@@ -184,7 +186,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
         call = Call(edges, lazily=doubt is None)
     except Unsupported as error:
         report.fallback(kind, str(error))
-        return function(conv, edge_index, **kwargs)
+        return alone(function, conv, edge_index, **kwargs)
     with call:
         out = function(conv, edge_index, **kwargs)
     if type(out) is not Tensor:

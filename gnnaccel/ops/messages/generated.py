@@ -32,7 +32,7 @@ _log = logging.getLogger("gnnaccel")
 @functools.cache
 def obstacle() -> str | None:
     """Why messages on CUDA cannot run as programs here, said once; None if they can."""
-    why = nvrtc.obstacle()
+    why = nvrtc.obstacle_of_gpus()
     if why is not None:
         _log.warning("messages on CUDA are stored or made in blocks of edges: %s", why)
     return why
@@ -86,7 +86,7 @@ def walk(
         tuple(index if leaf.ids else _NAMES[x.dtype] for leaf, x in zip(program.leaves, operands, strict=True)),
         tuple(_NAMES[x.dtype] for x in outs),
         index,
-        (together & -together) or 16,
+        min((together & -together) or 16, 16),
     )
     made = _made(program, form, torch.cuda.current_device() if device.index is None else device.index)
     source = made.source

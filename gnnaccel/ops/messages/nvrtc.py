@@ -24,6 +24,7 @@ DUMP = "GNNACCEL_DUMP_MESSAGES"  # a folder for sources
 _OPTIONS = ("--std=c++17",)
 _MAGIC = b"gnnaccel kernel 1\n"
 _MOST_BYTES = 16 << 20
+_NOT_ENTERED = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, and _HANDLE: of another context
 _log = logging.getLogger("gnnaccel")
 
 
@@ -50,6 +51,7 @@ def _candidates() -> list[str]:
         if root:
             found += sorted(glob.glob(os.path.join(root, "lib64", "libnvrtc.so.*")))
     major = (torch.version.cuda or "").partition(".")[0]
+    found.sort(key=lambda path: f".so.{major}" not in path)  # torch's own first: the driver can load what it makes
     return [*dict.fromkeys(found), *([f"libnvrtc.so.{major}"] if major else []), "libnvrtc.so"]
 
 
@@ -92,6 +94,41 @@ def obstacle() -> str | None:
     return None
 
 
+@functools.cache
+def architectures() -> tuple[int, ...]:
+    """Those that NVRTC compiles for, 90 for compute capability 9.0. Raises Missing."""
+    count = ctypes.c_int()
+    _checked(_nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+    found = (ctypes.c_int * count.value)()
+    _checked(_nvrtc().nvrtcGetSupportedArchs(found), "nvrtcGetSupportedArchs")
+    return tuple(sorted(found))
+
+
+def target(capability: tuple[int, int]) -> str:
+    """The architecture to compile for: "sm_90", or of a GPU that NVRTC does not know yet the newest one before it,
+    "compute_90", from which the driver makes machine code. Raises Missing for a GPU that is too old."""
+    number, known = 10 * capability[0] + capability[1], architectures()
+    if number in known:
+        return f"sm_{number}"
+    older = [arch for arch in known if arch < number]
+    if not older:
+        raise Missing(
+            f"NVRTC {'.'.join(map(str, version()))} compiles for sm_{known[0]} and later, not for sm_{number}"
+        )
+    return f"compute_{older[-1]}"
+
+
+def obstacle_of_gpus() -> str | None:
+    """Why nothing can be compiled for one of the GPUs of this process; None if it can for all."""
+    why = obstacle()
+    try:
+        for device in range(torch.cuda.device_count() if why is None else 0):
+            target(torch.cuda.get_device_capability(device))
+    except (Missing, Failed) as error:
+        return str(error)
+    return why
+
+
 def described() -> dict:
     """For `gnnaccel doctor`: NVRTC's version or why it cannot be used, and where machine code is kept."""
     why = obstacle()
@@ -109,18 +146,18 @@ def _checked(status: int, what: str) -> None:
 
 
 def compiled(source: str, capability: tuple[int, int]) -> bytes:
-    """The machine code of a source for GPUs of a compute capability.
+    """The machine code of a source for GPUs of a compute capability, or PTX of it (`target`).
 
     Raises
     ------
     Missing
-        Without NVRTC. Failed: with the compiler's words, for a source that does not compile.
+        Without NVRTC, or one for such GPUs. Failed: with the compiler's words, for a source that does not compile.
     """
-    library, program = _nvrtc(), ctypes.c_void_p()
+    library, program, architecture = _nvrtc(), ctypes.c_void_p(), target(capability)
     made = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"gnnaccel.cu", 0, None, None)
     _checked(made, "nvrtcCreateProgram")
     try:
-        options = (*_OPTIONS, f"--gpu-architecture=sm_{capability[0]}{capability[1]}")
+        options = (*_OPTIONS, f"--gpu-architecture={architecture}")
         given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         status = library.nvrtcCompileProgram(program, len(options), given)
         if status:
@@ -129,10 +166,10 @@ def compiled(source: str, capability: tuple[int, int]) -> bytes:
             words = ctypes.create_string_buffer(size.value)
             library.nvrtcGetProgramLog(program, words)
             _checked(status, f"nvrtcCompileProgram: {words.value.decode(errors='replace')}")
-        size = ctypes.c_size_t()
-        _checked(library.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
+        size, kind = ctypes.c_size_t(), "CUBIN" if architecture.startswith("sm_") else "PTX"
+        _checked(library[f"nvrtcGet{kind}Size"](program, ctypes.byref(size)), f"nvrtcGet{kind}Size")
         code = ctypes.create_string_buffer(size.value)
-        _checked(library.nvrtcGetCUBIN(program, code), "nvrtcGetCUBIN")
+        _checked(library[f"nvrtcGet{kind}"](program, code), f"nvrtcGet{kind}")
         return code.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -152,10 +189,14 @@ def key_of(source: str, capability: tuple[int, int]) -> str:
 
 
 def _kept(path: Path, key: str) -> bytes | None:
-    """The machine code in a file; None if there is none, or another's, or a damaged one."""
+    """The machine code in a file; None if there is none, or another's, or a damaged one. A checksum is no signature:
+    code that another user may have written is not run."""
     try:
-        content = files.content(path, _MOST_BYTES)
-    except (OSError, ValueError):
+        content = files.content(path, _MOST_BYTES, trusted=True)
+    except OSError:
+        return None
+    except ValueError as error:
+        _log.warning("%s is not used: %s", path, error)
         return None
     head = _MAGIC + key.encode() + b"\n"
     digest, code = content[len(head) : len(head) + 32], content[len(head) + 32 :]
@@ -191,7 +232,7 @@ def dump(source: str) -> None:
 
 
 class Module:
-    """Kernels of one source on one GPU, which was current when this was made.
+    """Kernels of one source on one GPU. Never unloaded: a CUDA graph may hold on to them.
 
     Raises Missing, or Failed.
     """
@@ -201,10 +242,18 @@ class Module:
         self._driver = _driver()
         code = code_of(source, torch.cuda.get_device_capability(device))
         self._code = ctypes.create_string_buffer(code, len(code))
-        self._module = ctypes.c_void_p()
+        self._module, self._context, gpu = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         with torch.cuda.device(device):
-            torch.cuda.current_stream(device)  # there is a context
+            self._check(self._driver.cuDeviceGet(ctypes.byref(gpu), device), "cuDeviceGet")
+            retained = self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), gpu)
+            self._check(retained, "cuDevicePrimaryCtxRetain")
+            self.enter()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), self._code), "cuModuleLoadData")
+
+    def enter(self) -> None:
+        """Make the GPU's context that of this thread. A thread has none, whatever torch's current device, until it has
+        called CUDA's runtime for more than that: a new one, or one of autograd's that has found its memory ready."""
+        self._check(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
 
     def _check(self, status: int, what: str) -> None:
         if status:
@@ -229,8 +278,10 @@ class Kernel:
     def __call__(self, grid: tuple[int, int], threads: int, words: ctypes.Array, stream: int) -> None:
         """Start it on a stream of the current device. words : the struct, read before this returns."""
         given = (ctypes.c_void_p * 1)(ctypes.addressof(words))
-        status = self._launch(
-            self._function, grid[0], grid[1], 1, threads, 1, 1, 0, ctypes.c_void_p(stream), given, None
-        )
+        launch = (self._function, grid[0], grid[1], 1, threads, 1, 1, 0, ctypes.c_void_p(stream), given, None)
+        status = self._launch(*launch)
+        if status in _NOT_ENTERED:
+            self._module.enter()
+            status = self._launch(*launch)
         if status:
             self._module._check(status, self._name)

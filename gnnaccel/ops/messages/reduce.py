@@ -85,10 +85,10 @@ def message_reduce(
 
     Notes
     -----
-    CPU: nothing per edge is stored, but for "none"; in the backward pass messages are computed again. Of equal messages
-    the first in the order of the graph is a max or min, and has its gradient. Deterministic, whatever the number of
-    threads. On CUDA, under torch.compile and in transforms of torch.func it runs as its definition in
-    `gnnaccel.ops.reference`, which stores one message per edge.
+    Nothing per edge is stored, but for "none"; in the backward pass messages are computed again. Of equal messages the
+    first in the order of the graph is a max or min, and has its gradient. Deterministic, whatever the number of
+    threads. On CUDA without NVRTC, of float16, under torch.compile and in transforms of torch.func it runs as its
+    definition in `gnnaccel.ops.reference`, which stores one message per edge.
 
     Examples
     --------

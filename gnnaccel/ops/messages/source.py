@@ -18,10 +18,11 @@ THREADS = 256
 MERGE_THREADS = 256  # kMergeThreads of cuda/walk.cuh
 PIECE_RUN = 16  # kPieceRun there
 _MOST_LANES = 32
-_MOST_SLOTS = 16  # features of a lane
+_MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
 _IN_FLIGHT = 4  # edges of a lane
 
 View = tuple[tuple[int, int], ...]  # feature d of a lane reads (d / div) % len, and of that the next
+_ONE: View = ((1, 1),)  # of one number: the same for all who read it, so that it is made once
 
 _TYPES = {"f32": "float", "f64": "double", "bf16": "Bf16", "i32": "int32_t", "i64": "int64_t"}
 _BYTES = {"f32": 4, "f64": 8, "bf16": 2, "i32": 4, "i64": 8}
@@ -217,7 +218,7 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "not_a_number()"
     if math.isinf(value):
-        return "infinite()" if value > 0 else "-infinite()"
+        return "infinite()" if value > 0 else "(-infinite())"
     return f"A({value!r})"
 
 
@@ -289,12 +290,10 @@ class _Writer:
             feature = f"({feature} % {length}u)"
         return feature
 
-    def narrower(self, view: View, rule: tuple[int, int], width: int) -> View:
-        """The view of what `rule` (len, div) expands to `width`, which is seen by `view`."""
+    def narrower(self, view: View, rule: tuple[int, int]) -> View:
+        """The view of what `rule` (len, div) expands to something that is seen by `view`."""
         length, div = rule
-        if length == 1:
-            return ((width, 1),)
-        return (*view, (div, length))
+        return _ONE if length == 1 else (*view, (div, length))
 
     def whole(self, width: int) -> View:
         """The view of a value by itself."""
@@ -304,6 +303,8 @@ class _Writer:
 
     def value(self, number: int, view: View, loop: _Loop | None = None) -> _Value:
         """The code of a step's value as lanes see it, or inside a loop."""
+        if view == _ONE:  # the same in every round: a loop inside each would multiply their lengths
+            loop = None
         known = self.known if loop is None else loop.known
         found = known.get((number, view))
         if found is None:
@@ -314,11 +315,13 @@ class _Writer:
         step = self.program.steps[number]
         if step.op == "fill":
             return _Value(_number(step.numbers[0]), "")
+        if self.widths[number] == 0:  # beside wider ones: nobody reads or writes it
+            return _Value("A(0)", "")
         if step.op == "reshape":
             return self.value(step.args[0], view, loop)
         if step.op == "expand":
             rule = (int(step.numbers[0]), int(step.numbers[1]))
-            return self.value(step.args[0], self.narrower(view, rule, self.widths[number]), loop)
+            return self.value(step.args[0], self.narrower(view, rule), loop)
         if step.op == "leaf":
             return self._leaf(number, view, loop)
         if step.op == "fold":
@@ -427,7 +430,7 @@ class _Writer:
         """How lanes see a sum over their features."""
         step = self.program.steps[number]
         length, div = int(step.numbers[0]), int(step.numbers[1])
-        return ((self.domain, 1),) if length == 1 else ((div, length),)
+        return _ONE if length == 1 else ((div, length),)
 
     def _meet(self, number: int, length: int, div: int) -> _Value | None:
         """The sum as lanes make it together; None where features do not lie so."""
@@ -493,7 +496,7 @@ class _Writer:
             f"  for (unsigned {inner} = 0; {inner} < {div}u; ++{inner}) {{",
             f"    const unsigned {feature} = ({other} * {length}u + {at}) * {div}u + {inner};",
             *(f"    {line}" for line in inside.lines),
-            f"    {total} += {body.name};",
+            f"    {total} += {body.at('r', 'i')};",
             "  }",
         ]
         if loop is not None:
@@ -661,7 +664,7 @@ class _Kernel:
             *(f"      {line}" for o in range(len(program.outputs)) for line in self._take(o)),
             "    }",
             "    const I left = span.end - k;",
-            "    const I next = (k + U * OTHERS - span.begin) % kPieceRun ? I(U * OTHERS) : U * OTHERS + span.skip;",
+            "    const I next = (k - span.begin + U * OTHERS) % kPieceRun ? I(U * OTHERS) : U * OTHERS + span.skip;",
             "    k = left > next ? k + next : span.end;",
             "  }",
         ]
