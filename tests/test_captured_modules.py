@@ -310,7 +310,7 @@ def test_scaled_losses():
         env.scaler = torch.amp.GradScaler(DEVICE, init_scale=64.0, growth_interval=3)
         return env
 
-    assert in_both(both(make, step=step)) and site().accelerated == 11
+    assert in_both(both(make, step=step, narrow=True)) and site().accelerated == 11
 
 
 def test_results_last():

@@ -44,8 +44,7 @@ def graph(ordered=False) -> Data:
 
 
 def check(batch, data, both=False) -> None:
-    data = data.cpu()
-    batch = batch.cpu()
+    data, batch = data.clone().cpu(), batch.clone().cpu()  # which would move them in place
     assert torch.equal(batch.x.flatten().long(), batch.n_id) and torch.equal(batch.y, batch.n_id)
     ends, wanted = batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id]
     if both:  # an edge is there the other way round, too, under its number

@@ -132,11 +132,12 @@ class Recording:
         if self._pool is None and device not in _pools:
             _pools[device] = torch.cuda.graph_pool_handle()
         pool = _pools[device] if self._pool is None else self._pool
-        before = torch.cuda.memory_reserved()
         try:
             recording = torch.cuda.graph(self._graph, pool=pool, stream=_stream(), capture_error_mode="thread_local")
             with work.lasting(), recording:
+                before = torch.cuda.memory_reserved()  # not earlier: its beginning gives back what torch has cached
                 out = function()
+                self.memory_bytes = torch.cuda.memory_reserved() - before
         except BaseException:
             # A capture that ended early leaves the pool and the generator waiting for its end.
             with contextlib.suppress(Exception):
@@ -146,7 +147,6 @@ class Recording:
             generator = torch.cuda.default_generators[device]
             generator.graphsafe_set_state(generator.clone_state())
             raise
-        self.memory_bytes = max(0, torch.cuda.memory_reserved() - before)
         return out
 
     @staticmethod

@@ -267,7 +267,9 @@ class Captures:
         warm.values = [x for x in leaves if not isinstance(x, Tensor)]
         given_ids = set(map(id, warm.leaves))
         reason = passing = None
-        if seen:
+        if any(map(is_structure, moving)):  # before what it entails, as the making of a graph waits for the GPU
+            reason = "a graph is among its arguments that is another at each call"
+        elif seen:
             reason = f"it waits for the GPU: {seen[0]}"
         elif watch.hooks:
             reason = f"it uses {watch.hooks[0]} of a tensor"
@@ -287,8 +289,6 @@ class Captures:
             reason = "it sets requires_grad"
         elif not all(same_grad(*each) for each in grads):
             reason = "it runs a backward itself"
-        elif any(map(is_structure, moving)):
-            reason = "a graph is among its arguments that is another at each call"
         elif not all(map(Recording.takes, moving)):
             reason = "a tensor on the CPU is among its arguments that is another at each call"
         elif any(not (x.is_floating_point() or x.is_complex()) for x in moving):
