@@ -13,10 +13,10 @@ import math
 from typing import NamedTuple
 
 from gnnaccel.ops.messages.program import Program
+from gnnaccel.schedule.worklist import PIECE_RUN
 
 THREADS = 256
 MERGE_THREADS = 256  # kMergeThreads of cuda/walk.cuh
-PIECE_RUN = 16  # kPieceRun there
 _MOST_LANES = 32
 _MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
 _IN_FLIGHT = 4  # edges of a lane
