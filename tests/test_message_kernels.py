@@ -11,8 +11,9 @@ import torch
 from gnnaccel.graph import files
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.messages import generated, nvrtc
+from gnnaccel.ops.messages.derivatives import gradients
 from gnnaccel.ops.messages.program import Leaf, Output, Program, Step, program_of
-from gnnaccel.ops.messages.source import Form, source_of
+from gnnaccel.ops.messages.source import Form, is_too_wide, source_of
 
 x, q, k = m.u("x"), m.u("q"), m.v("k")
 
@@ -220,3 +221,22 @@ def test_nvrtc_of_torchs_version_is_taken_first(monkeypatch):
         nvrtc.importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=["/a/nvidia"])
     )
     assert nvrtc._candidates()[0].endswith(".so.13")
+
+
+def test_too_many_features_for_lanes_to_meet():
+    """Where a gradient would sum over more features than lanes hold, messages are stored instead."""
+    for width, message, wide in (
+        (2048, m.u("x") * m.e("w:1"), False),
+        (2049, m.u("x") * m.e("w:1"), True),
+        (2049, m.sum(m.u("x"), -1, True), True),
+        (4096, m.u("x") * m.v("k"), False),
+    ):
+        shapes = tuple((leaf, (1,) if leaf[1].endswith(":1") else (width,)) for leaf in message.leaves)
+        program, _ = program_of(((message, "sum"),), shapes)
+        assert is_too_wide(program) == wide
+        if not wide:
+            for half in gradients(program, (True,) * len(program.leaves), (True,)):
+                if half is not None:
+                    count = len(half.program.leaves), len(half.program.outputs)
+                    form = Form(("f32",) * count[0], ("f32",) * count[1], "i32", 1)
+                    assert "for (unsigned" not in source_of(half.program, form).text

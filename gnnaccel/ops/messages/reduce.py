@@ -21,6 +21,7 @@ from gnnaccel.ops.messages import generated
 from gnnaccel.ops.messages.derivatives import Half, gradients
 from gnnaccel.ops.messages.language import Expression
 from gnnaccel.ops.messages.program import REDUCES, Program, parse, program_of
+from gnnaccel.ops.messages.source import is_too_wide
 from gnnaccel.ops.messages.tape import tape
 
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
@@ -145,7 +146,8 @@ def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor])
 def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The outputs of a program of checked operands, one for each of its leaves."""
     plain = all(x.dtype in _COMPUTED for x in operands) and dtype in _COMPUTED
-    if not plain or torch.compiler.is_compiling() or modes.transforming() or not is_fused(graph):
+    fused = plain and is_fused(graph) and not (graph.indptr.is_cuda and is_too_wide(program))
+    if not fused or torch.compiler.is_compiling() or modes.transforming():
         return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
     sources = [x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u"]
     arrays = arrays_of(graph, needs_grad(*sources), *sources, listed=graph.indptr.is_cuda)

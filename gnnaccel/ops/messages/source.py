@@ -19,6 +19,7 @@ THREADS = 256
 MERGE_THREADS = 256  # kMergeThreads of cuda/walk.cuh
 _MOST_LANES = 32
 _MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
+MOST_FEATURES = _MOST_LANES * _MOST_SLOTS
 _IN_FLIGHT = 4  # edges of a lane
 
 View = tuple[tuple[int, int], ...]  # feature d of a lane reads (d / div) % len, and of that the next
@@ -858,6 +859,14 @@ def source_of(program: Program, form: Form) -> Source | None:
         return _Kernel(program, form, domain, together).source()
     except _Scattered:
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def is_too_wide(program: Program) -> bool:
+    """True for a program of so many features that sums over them, its own or those of a gradient, would be loops in
+    each lane: the gradient of what is expanded is such a sum."""
+    sums = any(s.op in ("expand", "fold") for s in program.steps)
+    return sums and max(math.prod(s.features) for s in program.steps) > MOST_FEATURES
 
 
 def whole(source: Source, walk: str) -> str:
