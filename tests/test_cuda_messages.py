@@ -32,7 +32,7 @@ def poisoned():
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("name", USUAL if not EMULATED else ("gated", "heads", "dot", "sums of features"))
 def test_usual_messages(name, reduce):
-    for features in SHAPES:
+    for features in SHAPES[: 1 if EMULATED and reduce != "sum" else None]:
         for index in (torch.int32, torch.int64)[: 1 if EMULATED else 2]:
             graph = graph_of(30, 20, 400, dtype=index, device=DEVICE)
             operands = operands_of(graph, USUAL[name], features)
