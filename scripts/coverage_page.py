@@ -37,7 +37,8 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 
 On CUDA the first call of a layer on an `edge_index` is PyG's own where its messages hold at most {first} million
 numbers: the edges of a sampled batch are used once, and sorting them takes the host longer than it gains. From its
-second call on the same edges on, and after `gnnaccel.prepare`, all run as listed. Deterministic mode has no such call.
+second call on the same edges on, and after `gnnaccel.prepare`, all run as listed. Deterministic mode and checkpoints
+have no such call.
 
 On the CPU {count} of the {total} message passing layers run without a message per edge (spmm, attention, message or
 blocks, these once their messages pass that size).
