@@ -38,7 +38,8 @@ struct Shared {
 };
 
 // Rows row0 .. row1, features d0 .. d1. Whole rows and nothing else: to ask early for targets, or to take a line's
-// features at a time, takes longer than it gains (EPYC, one thread, 64 features: 6.3 times at 20,000 rows, 1.6 at 100,000).
+// features at a time, takes longer than it gains (EPYC, one thread, 64 features: 6.3 times at 20,000 rows, 1.6 at
+// 100,000).
 template <class T, class I, class Column>
 void part(const I* arg, const T* values, T* target, int64_t num_feats, int64_t len, Column column, int64_t row0,
           int64_t row1, int64_t d0, int64_t d1) {

@@ -549,6 +549,59 @@ def test_a_capture_that_fails():
     assert site().accelerated == 11
 
 
+GAIN = 1.0
+
+
+@pytest.mark.parametrize("kind", ["subclass", "own message", "own layer"])
+def test_layers_of_users(kind, monkeypatch):
+    """Of their own classes, accelerated: captured, and looked through as what the user wrote."""
+    pyg = pytest.importorskip("torch_geometric").nn
+
+    class Sub(pyg.SAGEConv):
+        pass
+
+    class OwnMessage(pyg.SAGEConv):
+        def message(self, x_j):
+            return torch.tanh(x_j) * GAIN
+
+    class Own(pyg.MessagePassing):
+        def __init__(self, i, o):
+            super().__init__(aggr="sum")
+            self.lin, self.gate = nn.Linear(i, o), nn.Linear(i, o)
+
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=self.lin(x), g=self.gate(x))
+
+        def message(self, x_j, g_i, g_j):
+            return torch.sigmoid(g_i + g_j) * x_j * GAIN
+
+    make_layer = {"subclass": Sub, "own message": OwnMessage, "own layer": Own}[kind]
+
+    def make():
+        env = problem()
+        torch.manual_seed(4)
+        env.model = gnnaccel.accelerate(nn.ModuleList([make_layer(5, 3)]).to(DEVICE))
+        env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
+        env.edge_index = torch.randint(0, 20, (2, 60)).to(DEVICE)
+        return env
+
+    def make_step(env):
+        def train():
+            env.optimizer.zero_grad()
+            loss = F.cross_entropy(env.model[0](env.data.x, env.edge_index), env.data.y)
+            loss.backward()
+            env.optimizer.step()
+            return loss
+
+        return train
+
+    def between(env, i):
+        monkeypatch.setitem(globals(), "GAIN", 1.0 if i < 7 else 3.0)
+
+    both(make, between, 12, make_step)
+    assert site().accelerated >= 4, site()
+
+
 PYG = ["GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "ResGatedGraphConv"]
 
 

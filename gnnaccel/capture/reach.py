@@ -215,7 +215,9 @@ class Reach:
             yield from ((name, part) for part in (found.func, found.args, found.keywords))
         elif isinstance(found, types.FunctionType):
             if not _of_library(found.__module__):
-                yield from self._function(name, found)
+                # Methods of accelerated layers pass for the user's: of these, what they wrap.
+                ours = str(found.__globals__.get("__name__")).partition(".")[0] == "gnnaccel"
+                yield from self._closure(found) if ours else self._function(name, found)
         elif isinstance(found, type):
             if not _of_library(found.__module__):
                 yield from self._class(name, found)
@@ -286,11 +288,14 @@ class Reach:
             self._absent.append((name, vars(found), frozenset(self._named - vars(found).keys())))
         yield from ((name, base) for base in found.__bases__)
 
-    def _function(self, name: str, found: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    def _closure(self, found: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for key, cell in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
             value = _content(cell)
             self._cells.append((key, cell, value))
             yield key, value
+
+    def _function(self, name: str, found: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        yield from self._closure(found)
         self.names.update(_attributes(found.__code__))
         for imported in _imports(found.__code__):
             for whole in (imported, f"{found.__globals__.get('__package__')}.{imported}"):
