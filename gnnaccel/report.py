@@ -123,10 +123,15 @@ def reset() -> None:
     _messages.clear()
 
 
+def _passing() -> list[Site]:
+    """Of calls of message passing: not of whole steps and models, in which these are."""
+    return [site for kind, site in _sites.items() if not kind.startswith("captured.")]
+
+
 def share() -> float:
     """Share of message-passing calls that were accelerated, 0 to 1 (1 when there was none)."""
-    total = sum(s.accelerated + s.left for s in _sites.values())
-    return sum(s.accelerated for s in _sites.values()) / total if total else 1.0
+    total = sum(s.accelerated + s.left for s in _passing())
+    return sum(s.accelerated for s in _passing()) / total if total else 1.0
 
 
 def to_dict() -> dict:
@@ -158,7 +163,7 @@ def table() -> str:
         rows += [(f"  {count}x {reason}", "", "", "") for reason, count in sorted(site.reasons.items())]
     if not rows:
         return "gnnaccel: no message passing was seen"
-    total = sum(s.accelerated + s.left for s in _sites.values())
+    total = sum(s.accelerated + s.left for s in _passing())
     title = f"gnnaccel: {share():.1%} of {total} message-passing calls accelerated"
     widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or r[1]))) for i in range(4)]
     lines = []

@@ -137,7 +137,9 @@ def _dataset(name: str, path: Path, split: int) -> Dataset:
     arrays = files.arrays(path, _KEYS)
     missing = [key for key in ("edge_index", "y", *_MASKS) if key not in arrays]
     if missing:
-        remedy = "; it has no labels or no split to train with" if "edge_index" in arrays else ""
+        remedy = ""
+        if "edge_index" in arrays:
+            remedy = "; it has no labels" if "y" in missing else "; it has no split: bool masks of the nodes"
         raise ValueError(f"lacks {', '.join(missing)}{remedy}")
     y = arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "iu":
