@@ -124,22 +124,18 @@ def launch(name: str, device: torch.device, *args):
     if device == _ON_CPU or device.type == "cpu":  # to be asked for its type takes a device longer
         return _CPU[name](*args, torch.get_num_threads())
     kernel = _CUDA.get(name) or entry(name, device)
+    return on_stream(device, kernel, *args)
+
+
+def on_stream(device: torch.device, start: Callable, *args):
+    """start(*args, address of torch's current stream on a CUDA device), that device being the current one meanwhile."""
     # On small graphs the host's time to launch is all there is: torch's own functions for devices and streams would
     # take longer than the rest of this one.
     current = torch._C._cuda_getDevice()
     if device.index in (current, None):
-        return kernel(*args, torch._C._cuda_getCurrentRawStream(current))
+        return start(*args, torch._C._cuda_getCurrentRawStream(current))
     with torch.cuda.device(device):
-        return kernel(*args, torch._C._cuda_getCurrentRawStream(device.index))
-
-
-def on_stream(device: torch.device, start: Callable[[int], None]) -> None:
-    """Call `start` with the address of torch's current stream on a CUDA device, which is the current one meanwhile."""
-    current = torch._C._cuda_getDevice()
-    if device.index in (current, None):
-        return start(torch._C._cuda_getCurrentRawStream(current))
-    with torch.cuda.device(device):
-        return start(torch._C._cuda_getCurrentRawStream(device.index))
+        return start(*args, torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def walk_source() -> str:

@@ -2,6 +2,7 @@
 for the CUDA graph (recorded.py), on a GPU with that."""
 
 import copy
+import functools
 import importlib
 import pickle
 import random
@@ -549,6 +550,17 @@ def test_a_capture_that_fails():
     assert site().accelerated == 11
 
 
+def _accelerated(make_model):
+    """`problem` with a graph, and an accelerated model on it."""
+    env = problem()
+    torch.manual_seed(4)
+    env.model = gnnaccel.accelerate(make_model().to(DEVICE))
+    # Not Adam, which makes of what rounding leaves of a gradient of zero a step of the learning rate.
+    env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
+    env.edge_index = torch.randint(0, 20, (2, 60)).to(DEVICE)
+    return env
+
+
 GAIN = 1.0
 
 
@@ -577,13 +589,7 @@ def test_layers_of_users(kind, monkeypatch):
 
     make_layer = {"subclass": Sub, "own message": OwnMessage, "own layer": Own}[kind]
 
-    def make():
-        env = problem()
-        torch.manual_seed(4)
-        env.model = gnnaccel.accelerate(nn.ModuleList([make_layer(5, 3)]).to(DEVICE))
-        env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
-        env.edge_index = torch.randint(0, 20, (2, 60)).to(DEVICE)
-        return env
+    make = functools.partial(_accelerated, lambda: nn.ModuleList([make_layer(5, 3)]))
 
     def make_step(env):
         def train():
@@ -620,14 +626,7 @@ def test_layers_of_pyg(name):
         def forward(self, x, edge_index):
             return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
 
-    def make():
-        env = problem()
-        torch.manual_seed(4)
-        env.model = gnnaccel.accelerate(Layers().to(DEVICE))
-        # Not Adam, which makes of what rounding leaves of a gradient of zero a step of the learning rate.
-        env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
-        env.edge_index = torch.randint(0, 20, (2, 60)).to(DEVICE)
-        return env
+    make = functools.partial(_accelerated, Layers)
 
     def make_step(env):
         def train():

@@ -13,7 +13,8 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.messages import generated, nvrtc
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
-from gnnaccel.ops.messages.source import Form, source_of
+from gnnaccel.ops.messages.source import source_of
+from gnnaccel.ops.messages.values import Form
 
 SHAPES = ((3,), (1,), (64,), (2, 16), (4, 7), (8, 1), (41,), (200,), (2, 300))
 SEEDS = 60

@@ -13,7 +13,8 @@ from gnnaccel.ops import messages as m
 from gnnaccel.ops.messages import generated, nvrtc
 from gnnaccel.ops.messages.derivatives import gradients
 from gnnaccel.ops.messages.program import Leaf, Output, Program, Step, program_of
-from gnnaccel.ops.messages.source import Form, is_too_wide, source_of
+from gnnaccel.ops.messages.source import is_too_wide, source_of
+from gnnaccel.ops.messages.values import Form
 
 x, q, k = m.u("x"), m.u("q"), m.v("k")
 
@@ -78,7 +79,7 @@ def test_forms_do_not_depend_on_how_far_addresses_can_be_divided():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generated, "_made", made)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
-        patch.setattr(generated.lib, "on_stream", lambda device, start: start(0))
+        patch.setattr(generated.lib, "on_stream", lambda device, start, *args: start(*args, 0))
         for address in (1 << 12, 1 << 13, 1 << 20):
             patch.setattr(generated.lib, "pointer", lambda tensor, address=address: 0 if tensor is None else address)
             generated.walk(arrays, program, [torch.zeros(2, 8)], [torch.zeros(2, 8)], [])

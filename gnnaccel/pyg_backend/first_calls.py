@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import USED
-from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel.pyg_backend.propagate import obstacle, widest
 
 # A layer may map features to wider ones before it gathers them: so many times the most numbers, at most.
 _WIDENED = 8
@@ -79,8 +78,6 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
 
 def _are_few(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     count, most = edges.shape[1], blocks.FEW_AT_FIRST[edges.device.type]
-    given = [x for value in (*args, *kwargs.values()) for x in (value if isinstance(value, tuple) else (value,))]
-    width = max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor) and x.is_floating_point()), default=1)
-    if count * width > most:
+    if count * widest((*args, *kwargs.values())) > most:
         return False
     return all(count * max(p.shape, default=1) <= _WIDENED * most for p in conv.parameters() if not is_lazy(p))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -96,6 +96,12 @@ def _settled(kwargs: dict) -> dict:
     return kwargs
 
 
+def widest(values: Iterable) -> int:
+    """The most features of a tensor among `values` and the tuples in them."""
+    given = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    return max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor) and x.is_floating_point()), default=1)
+
+
 def _are_few(plain: Any, edge_index, kwargs: dict) -> bool:
     """True if messages of the width of the features are so few that PyG's own code is quicker.
 
@@ -108,9 +114,7 @@ def _are_few(plain: Any, edge_index, kwargs: dict) -> bool:
         return False
     if schedule.is_lasting():
         return False
-    given = [x for value in kwargs.values() for x in (value if isinstance(value, tuple) else (value,))]
-    width = max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor)), default=1)
-    return edge_index.shape[1] * width <= blocks.FEW.get(edge_index.device.type, 0)
+    return edge_index.shape[1] * widest(kwargs.values()) <= blocks.FEW.get(edge_index.device.type, 0)
 
 
 def make_entry(plain: Any, name: str) -> Callable:

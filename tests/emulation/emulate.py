@@ -146,7 +146,7 @@ def pretend(module: ModuleType) -> None:
     _library.launch, _library.entry = launch, entry
     _library.has_cuda_kernels = lambda: True
     _library.walk_source = lambda: (ROOT / "cuda" / "walk.cuh").read_text()
-    _library.on_stream = lambda device, start: start(0)
+    _library.on_stream = lambda device, start, *args: start(*args, 0)
     generated.obstacle = nvrtc.obstacle = lambda: None
     nvrtc.Module = Generated
     torch.cuda.current_device = lambda: 0

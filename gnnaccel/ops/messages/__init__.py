@@ -4,6 +4,8 @@ language      expressions: leaves u, v, e and c, and functions of them
 program       an expression with shapes: primitive steps
 derivatives   the programs of a program's gradients
 tape          a program as the CPU's kernel takes it
+device_code   the CUDA C++ that every kernel begins with
+values        the values of a program as CUDA C++
 source        a program as CUDA C++
 nvrtc         compiles that, keeps what came out, and launches it
 generated     a program on CUDA

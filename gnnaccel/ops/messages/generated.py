@@ -14,7 +14,8 @@ from gnnaccel import _library as lib
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.messages import nvrtc
 from gnnaccel.ops.messages.program import Program
-from gnnaccel.ops.messages.source import MERGE_THREADS, THREADS, Form, source_of, whole
+from gnnaccel.ops.messages.source import MERGE_THREADS, THREADS, source_of, whole
+from gnnaccel.ops.messages.values import Form
 
 _NAMES = {
     torch.float32: "f32",
@@ -128,8 +129,7 @@ def walk(
     grid = (-(-workers // in_block), source.slices)
     if source.slices > _MOST_SLICES or source.merge_slices > _MOST_SLICES:
         raise ValueError(f"message_reduce: rows of {program.steps[-1].features} are wider than a GPU's grid")
-    lib.on_stream(device, lambda stream: made.walk(grid, THREADS, given, stream))
+    lib.on_stream(device, made.walk, grid, THREADS, given)
     if made.merge is not None and splits:
         over = (-(-splits // (MERGE_THREADS // 32)), source.merge_slices)
-        merge = made.merge
-        lib.on_stream(device, lambda stream: merge(over, MERGE_THREADS, given, stream))
+        lib.on_stream(device, made.merge, over, MERGE_THREADS, given)

@@ -2,8 +2,7 @@
 
 A worker is a group of LANES threads that take VEC features each, and of OTHERS such groups that take the edges in
 turns where rows are narrow. It has a row or a piece of one (cuda/walk.cuh). What depends on the row alone is computed
-before its edges. A narrow value that wide ones read is kept as each lane sees it (`View`); a sum over features is a
-sum over lanes where they lie so, else a loop.
+before its edges.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ import functools
 import math
 from typing import NamedTuple
 
+from gnnaccel.ops.messages.device_code import HELPERS, PROLOGUE
 from gnnaccel.ops.messages.program import Program
+from gnnaccel.ops.messages.values import TYPES, Form, Scattered, Value, View, Writer
 from gnnaccel.schedule.worklist import PIECE_RUN
 
 THREADS = 256
@@ -21,26 +22,6 @@ _MOST_LANES = 32
 _MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
 MOST_FEATURES = _MOST_LANES * _MOST_SLOTS
 _IN_FLIGHT = 4  # edges of a lane
-
-View = tuple[tuple[int, int], ...]  # feature d of a lane reads (d / div) % len, and of that the next
-_ONE: View = ((1, 1),)  # of one number: the same for all who read it, so that it is made once
-
-_TYPES = {"f32": "float", "f64": "double", "bf16": "Bf16", "i32": "int32_t", "i64": "int64_t"}
-_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "i32": 4, "i64": 8}
-
-
-class Form(NamedTuple):
-    """What a program is compiled for.
-
-    leaves, outputs : "f32", "f64" or "bf16" of each; of a leaf of edge ids the index.
-    indices : "i32" or "i64".
-    vec : features that are read at once; each operand lies so, or vec is 1.
-    """
-
-    leaves: tuple[str, ...]
-    outputs: tuple[str, ...]
-    indices: str
-    vec: int
 
 
 class Source(NamedTuple):
@@ -55,461 +36,6 @@ class Source(NamedTuple):
     others: int
     slices: int
     merge_slices: int
-
-
-class _Scattered(Exception):
-    """A value whose numbers do not lie as vectors of `vec` read them."""
-
-
-_PROLOGUE = """\
-#if defined(__CUDACC_RTC__)
-typedef signed char int8_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-#endif
-"""
-
-_HELPERS = """\
-using namespace gnnaccel::cuda;
-
-namespace {
-
-struct Bf16 {
-  uint16_t bits;
-};
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ float widen(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
-
-__device__ __forceinline__ void narrow(A x, float* to) { *to = static_cast<float>(x); }
-__device__ __forceinline__ void narrow(A x, double* to) { *to = static_cast<double>(x); }
-__device__ __forceinline__ void narrow(A x, Bf16* to) {
-  const float value = static_cast<float>(x);
-  const uint32_t bits = __float_as_uint(value);
-  to->bits = static_cast<uint16_t>(value != value ? 0x7FC0u : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-__device__ __forceinline__ A infinite() { return static_cast<A>(__uint_as_float(0x7F800000u)); }
-__device__ __forceinline__ A not_a_number() { return static_cast<A>(__uint_as_float(0x7FC00000u)); }
-
-template <int BYTES>
-struct Raw;
-template <>
-struct Raw<2> {
-  using type = uint16_t;
-};
-template <>
-struct Raw<4> {
-  using type = uint32_t;
-};
-template <>
-struct Raw<8> {
-  using type = uint2;
-};
-template <>
-struct Raw<16> {
-  using type = uint4;
-};
-
-// N numbers, by as few loads or stores as there are.
-template <int N, typename T>
-__device__ __forceinline__ void load(const T* from, T* to) {
-  constexpr int bytes = N * static_cast<int>(sizeof(T)), step = bytes < 16 ? bytes : 16, count = step / sizeof(T);
-  using R = typename Raw<step>::type;
-#pragma unroll
-  for (int i = 0; i < bytes / step; ++i) {
-    union Both {
-      R raw;
-      T values[count];
-      __device__ __forceinline__ Both() {}
-    } both;
-    both.raw = __ldg(reinterpret_cast<const R*>(from) + i);
-#pragma unroll
-    for (int j = 0; j < count; ++j) to[i * count + j] = both.values[j];
-  }
-}
-template <int N, typename T>
-__device__ __forceinline__ void store(T* to, const A* from) {
-  constexpr int bytes = N * static_cast<int>(sizeof(T)), step = bytes < 16 ? bytes : 16, count = step / sizeof(T);
-  using R = typename Raw<step>::type;
-#pragma unroll
-  for (int i = 0; i < bytes / step; ++i) {
-    union Both {
-      R raw;
-      T values[count];
-      __device__ __forceinline__ Both() {}
-    } both;
-#pragma unroll
-    for (int j = 0; j < count; ++j) narrow(from[i * count + j], both.values + j);
-    reinterpret_cast<R*>(to)[i] = both.raw;
-  }
-}
-
-// What two pieces, or lanes, of a row have found; pos: the nonzero of an extremum, -1 of none.
-struct PieceState {
-  double value;
-  int64_t pos;
-  __device__ __forceinline__ void clear() {
-    value = 0;
-    pos = -1;
-  }
-};
-template <typename V>
-__device__ __forceinline__ bool is_better(V x, int64_t pos, V than, int64_t than_pos, bool greatest) {
-  if (pos < 0 || than_pos < 0) return pos >= 0;
-  if (x != x || than != than) return x != x && (than == than || pos < than_pos);
-  return (greatest ? x > than : x < than) || (x == than && pos < than_pos);
-}
-"""
-
-_BINARY = {
-    "add": "{a} + {b}",
-    "sub": "{a} - {b}",
-    "mul": "{a} * {b}",
-    "div": "{a} / {b}",
-    "max": "{a} > {b} || {a} != {a} ? {a} : {b}",  # NaN wins
-    "min": "{a} < {b} || {a} != {a} ? {a} : {b}",
-    "gt": "{a} > {b} ? A(1) : A(0)",
-    "ge": "{a} >= {b} ? A(1) : A(0)",
-    "eq": "{a} == {b} ? A(1) : A(0)",
-    "keep": "{a} != A(0) ? {b} : A(0)",
-    "where": "{a} != A(0) ? {b} : {c}",
-}
-_OF_NUMBER = {
-    "add_p": "{a} + {p}",
-    "mul_p": "{a} * {p}",
-    "div_p": "{a} / {p}",
-    "max_p": "{a} > {p} || {a} != {a} ? {a} : {p}",
-    "min_p": "{a} < {p} || {a} != {a} ? {a} : {p}",
-    "gt_p": "{a} > {p} ? A(1) : A(0)",
-    "ge_p": "{a} >= {p} ? A(1) : A(0)",
-    "lt_p": "{a} < {p} ? A(1) : A(0)",
-    "le_p": "{a} <= {p} ? A(1) : A(0)",
-    "eq_p": "{a} == {p} ? A(1) : A(0)",
-    "rsub_p": "{p} - {a}",
-    "rdiv_p": "{p} / {a}",
-    "pow_p": "pow{f}({a}, {p})",
-    "leaky_relu_p": "{a} > A(0) ? {a} : {a} * {p}",
-}
-_UNARY = {
-    "copy": "{a}",
-    "neg": "-{a}",
-    "abs": "fabs{f}({a})",
-    "sign": "static_cast<A>(static_cast<int>({a} > A(0)) - static_cast<int>({a} < A(0)))",
-    "exp": "exp{f}({a})",
-    "expm1": "expm1{f}({a})",
-    "log": "log{f}({a})",
-    "log1p": "log1p{f}({a})",
-    "sqrt": "sqrt{f}({a})",
-    "rsqrt": "A(1) / sqrt{f}({a})",
-    "tanh": "tanh{f}({a})",
-    "relu": "{a} <= A(0) ? A(0) : {a}",
-    "erf": "erf{f}({a})",
-    "sin": "sin{f}({a})",
-    "cos": "cos{f}({a})",
-    "round_float32": "static_cast<A>(static_cast<float>({a}))",
-}
-_SIGMOID = {"float": "__fdividef(1.0f, 1.0f + expf(-{a}))", "double": "1.0 / (1.0 + exp(-{a}))"}
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "not_a_number()"
-    if math.isinf(value):
-        return "infinite()" if value > 0 else "(-infinite())"
-    return f"A({value!r})"
-
-
-class _Value(NamedTuple):
-    """A value as code: `name` with a number of slots, one for each feature of a lane ("full"), for each of its vectors
-    ("once"), or a constant ("")."""
-
-    name: str
-    slots: str
-
-    def at(self, r: str, i: str) -> str:
-        if not self.slots:
-            return self.name
-        return f"{self.name}[{r} * VEC + {i}]" if self.slots == "full" else f"{self.name}[{r}]"
-
-
-class _Loop(NamedTuple):
-    """The inside of a sum over features: the feature that is read, and what has been computed for it."""
-
-    feature: str
-    lines: list[str]
-    known: dict
-
-
-class _Writer:
-    """Writes the kernels of a program; `domain` is the number of features that lanes are laid over."""
-
-    def __init__(self, program: Program, form: Form, domain: int, lanes: int, repeats: int):
-        self.program, self.form, self.domain, self.lanes, self.repeats = program, form, domain, lanes, repeats
-        self.vec = form.vec
-        self.wide = "f64" in form.leaves or "f64" in form.outputs
-        self.row: list[str] = []  # once for each row
-        self.loads: list[str] = []  # once for each edge, before what is computed of it
-        self.edge: list[str] = []
-        self.known: dict[tuple[int, View], _Value] = {}
-        self.gathers = 0
-        self.meets = False  # lanes meet: all of a warp stay together
-        self.names = 0
-        self.widths = [math.prod(s.features) for s in program.steps]
-        self.of_edge: list[bool] = []  # whether a step's value is of an edge, not of its row
-        for step in program.steps:
-            if step.op == "leaf":
-                leaf = program.leaves[step.numbers[0]]
-                self.of_edge.append(leaf.kind in "ue")
-            else:
-                self.of_edge.append(step.op == "winner" or any(self.of_edge[a] for a in step.args))
-
-    def fresh(self, prefix: str = "x") -> str:
-        self.names += 1
-        return f"{prefix}{self.names}"
-
-    # Views.
-
-    def lies(self, view: View) -> str:
-        """How the numbers of a lane's vector lie: "full" side by side, or "once", all the same."""
-        for div, length in view:
-            if length == 1 or (div % self.vec == 0 and (div > 1 or self.vec == 1) and self.vec > 1):
-                return "once"
-            if self.vec > 1 and (div != 1 or length % self.vec):
-                raise _Scattered
-        return "full"
-
-    @staticmethod
-    def index(view: View, feature: str) -> str:
-        for div, length in view:
-            if length == 1:
-                return "0"
-            feature = feature if div == 1 else f"({feature} / {div}u)"
-            feature = f"({feature} % {length}u)"
-        return feature
-
-    def narrower(self, view: View, rule: tuple[int, int]) -> View:
-        """The view of what `rule` (len, div) expands to something that is seen by `view`."""
-        length, div = rule
-        return _ONE if length == 1 else (*view, (div, length))
-
-    def whole(self, width: int) -> View:
-        """The view of a value by itself."""
-        return () if width == self.domain else ((1, width),)
-
-    # Values.
-
-    def value(self, number: int, view: View, loop: _Loop | None = None) -> _Value:
-        """The code of a step's value as lanes see it, or inside a loop."""
-        if view == _ONE:  # the same in every round: a loop inside each would multiply their lengths
-            loop = None
-        known = self.known if loop is None else loop.known
-        found = known.get((number, view))
-        if found is None:
-            found = known[number, view] = self._value(number, view, loop)
-        return found
-
-    def _value(self, number: int, view: View, loop: _Loop | None) -> _Value:
-        step = self.program.steps[number]
-        if step.op == "fill":
-            return _Value(_number(step.numbers[0]), "")
-        if self.widths[number] == 0:  # beside wider ones: nobody reads or writes it
-            return _Value("A(0)", "")
-        if step.op == "reshape":
-            return self.value(step.args[0], view, loop)
-        if step.op == "expand":
-            rule = (int(step.numbers[0]), int(step.numbers[1]))
-            return self.value(step.args[0], self.narrower(view, rule), loop)
-        if step.op == "leaf":
-            return self._leaf(number, view, loop)
-        if step.op == "fold":
-            return self._fold(number, view, loop)
-        args = [self.value(a, view, loop) for a in step.args]
-        slots = max((a.slots for a in args), key=("", "once", "full").index)
-        return self._compute(number, slots, [*args], loop)
-
-    def _lines(self, number: int, loop: _Loop | None) -> list[str]:
-        if loop is not None:
-            return loop.lines
-        return self.edge if self.of_edge[number] else self.row
-
-    def _declare(self, lines: list[str], slots: str, kind: str = "A") -> str:
-        name = self.fresh()
-        lines.append(f"{kind} {name}[{'S' if slots == 'full' else 'R'}];")
-        return name
-
-    def _each(self, slots: str, line: str) -> str:
-        """`line` for each slot, by r and i."""
-        loops = "FOR(r, R)" + (" FOR(i, VEC)" if slots == "full" else "")
-        return f"{loops} {line}"
-
-    def _compute(self, number: int, slots: str, args: list[_Value], loop: _Loop | None) -> _Value:
-        step = self.program.steps[number]
-        real = "double" if self.wide else "float"
-        given = {key: arg.at("r", "i") for key, arg in zip("abc", args, strict=False)}
-        given["f"] = "" if self.wide else "f"
-        if step.op == "winner":
-            text = f"{given['a']} == edge ? A(1) : A(0)"
-        elif step.op == "sigmoid":
-            text = _SIGMOID[real].format(**given)
-        elif step.op == "round_bfloat16":
-            text = "rounded({a})".format(**given)
-        elif step.op in _OF_NUMBER:
-            text = _OF_NUMBER[step.op].format(p=_number(step.numbers[0]), **given)
-        else:
-            text = (_BINARY.get(step.op) or _UNARY[step.op]).format(**given)
-        lines = self._lines(number, loop)
-        if not slots:  # of constants alone
-            name = self.fresh()
-            lines.append(f"const A {name} = {text};")
-            return _Value(name, "")
-        if loop is not None:
-            name = self.fresh()
-            lines.append(f"const A {name} = {text};")
-            return _Value(name, "")
-        name = self._declare(lines, slots)
-        value = _Value(name, slots)
-        lines.append(self._each(slots, f"{value.at('r', 'i')} = {text};"))
-        return value
-
-    def _leaf(self, number: int, view: View, loop: _Loop | None) -> _Value:
-        which = self.program.steps[number].numbers[0]
-        leaf, kind = self.program.leaves[which], self.form.leaves[which]
-        width = self.widths[number]
-        row = {"u": "source", "v": "row", "e": "edge", "c": "I(0)"}[leaf.kind]
-        base = f"p.in{which}" if leaf.kind == "c" else f"p.in{which} + static_cast<int64_t>({row}) * {width}"
-        get = "" if leaf.ids else "widen"
-        if loop is not None:
-            name = self.fresh()
-            result = "I" if leaf.ids else "A"
-            at = self.index(view, loop.feature)
-            loop.lines.append(f"const {result} {name} = {get}(__ldg_one({base} + {at}));")
-            return _Value(name, "")
-        slots = self.lies(view)
-        count = "S" if slots == "full" else "R"
-        in_edge = self.of_edge[number]
-        loads = self.loads if in_edge else self.row
-        raw = self.fresh("raw")
-        if in_edge:
-            self.gathers += 1
-            loads_from = f"{raw}[u]"
-            self.row.append(f"{_TYPES[kind]} {raw}[U][{count}];")
-        else:
-            loads_from = raw
-            self.row.append(f"{_TYPES[kind]} {raw}[{count}];")
-        at = self.index(view, "d[r]")
-        if slots == "full":
-            loads.append(f"FOR(r, R) load<VEC>({base} + {at}, {loads_from} + r * VEC);")
-        else:
-            loads.append(f"FOR(r, R) load<1>({base} + {at}, {loads_from} + r);")
-        if leaf.ids:
-            return _Value(loads_from, slots)
-        lines = self._lines(number, None)
-        name = self._declare(lines, slots)
-        value, given = _Value(name, slots), _Value(loads_from, slots)
-        lines.append(self._each(slots, f"{value.at('r', 'i')} = widen({given.at('r', 'i')});"))
-        return value
-
-    def _fold(self, number: int, view: View, loop: _Loop | None) -> _Value:
-        step = self.program.steps[number]
-        length, div = int(step.numbers[0]), int(step.numbers[1])
-        width = self.widths[step.args[0]]
-        if loop is None and width == self.domain and self.slices == 1 and view == self.natural(number):
-            met = self._meet(number, length, div)
-            if met is not None:
-                return met
-        return self._summed(number, length, div, width, view, loop)
-
-    @property
-    def slices(self) -> int:
-        return -(-self.domain // (self.lanes * self.repeats * self.vec))
-
-    def natural(self, number: int) -> View:
-        """How lanes see a sum over their features."""
-        step = self.program.steps[number]
-        length, div = int(step.numbers[0]), int(step.numbers[1])
-        return _ONE if length == 1 else ((div, length),)
-
-    def _meet(self, number: int, length: int, div: int) -> _Value | None:
-        """The sum as lanes make it together; None where features do not lie so."""
-        step, lines = self.program.steps[number], self._lines(number, None)
-        vec, lanes = self.vec, self.lanes
-        across: list[int] = []
-        if length == 1:
-            across = [1 << b for b in range(lanes.bit_length() - 1)]
-            slots, one = "once", True
-        elif length * div == self.domain and div % vec == 0:
-            q = div // vec
-            if q & (q - 1) or q > lanes:
-                return None
-            across = [1 << b for b in range(q.bit_length() - 1)]
-            slots, one = ("once" if vec > 1 else self.lies(self.natural(number))), False
-        elif div == 1 and length % vec == 0:
-            q = length // vec
-            if q & (q - 1) or q >= lanes:
-                return None
-            across = [1 << b for b in range(q.bit_length() - 1, lanes.bit_length() - 1)]
-            slots, one = "full", True
-        else:
-            return None
-        arg = self.value(step.args[0], ())
-        if not arg.slots:
-            return None
-        name = self._declare(lines, slots)
-        self.meets = self.meets or bool(across)
-        x = arg.at("r", "i")
-        if slots == "once" and one:
-            total = self.fresh("s")
-            lines.append(f"A {total} = A(0);")
-            lines.append(f"FOR(r, R) FOR(i, VEC) {total} += active[r] ? {x} : A(0);")
-            lines += [f"{total} += __shfl_xor_sync(~0u, {total}, {step_});" for step_ in across]
-            lines.append(f"FOR(r, R) {name}[r] = {total};")
-        elif one:  # over heads: of lanes as far apart, and of a lane's vectors
-            total = self.fresh("s")
-            lines.append(f"A {total}[VEC];")
-            lines.append(f"FOR(i, VEC) {total}[i] = A(0);")
-            lines.append(f"FOR(r, R) FOR(i, VEC) {total}[i] += active[r] ? {x} : A(0);")
-            lines += [f"FOR(i, VEC) {total}[i] += __shfl_xor_sync(~0u, {total}[i], {step_});" for step_ in across]
-            lines.append(f"FOR(r, R) FOR(i, VEC) {name}[r * VEC + i] = {total}[i];")
-        else:
-            lines.append(f"FOR(r, R) {name}[r] = A(0);")
-            lines.append(f"FOR(r, R) FOR(i, VEC) {name}[r] += {x};")
-            lines += [f"FOR(r, R) {name}[r] += __shfl_xor_sync(~0u, {name}[r], {step_});" for step_ in across]
-        return _Value(name, slots)
-
-    def _summed(self, number: int, length: int, div: int, width: int, view: View, loop: _Loop | None) -> _Value:
-        """The sum as each lane makes it by itself."""
-        slots = "" if loop is not None else self.lies(view)
-        lines = self._lines(number, loop)
-        count, other = width // (length * div), self.fresh("o")
-        inner = self.fresh("t")
-        feature = self.fresh("f")
-        at = self.index(view, loop.feature if loop is not None else ("d[r]" if slots != "full" else "(d[r] + i)"))
-        total = self.fresh("s")
-        inside = _Loop(feature, [], {})
-        body = self.value(self.program.steps[number].args[0], (), inside)
-        walk = [
-            f"A {total} = A(0);",
-            f"for (unsigned {other} = 0; {other} < {count}u; ++{other})",
-            f"  for (unsigned {inner} = 0; {inner} < {div}u; ++{inner}) {{",
-            f"    const unsigned {feature} = ({other} * {length}u + {at}) * {div}u + {inner};",
-            *(f"    {line}" for line in inside.lines),
-            f"    {total} += {body.at('r', 'i')};",
-            "  }",
-        ]
-        if loop is not None:
-            lines += walk
-            return _Value(total, "")
-        name = self._declare(lines, slots)
-        value = _Value(name, slots)
-        lines.append(self._each(slots, "{"))
-        lines += [f"  {line}" for line in walk]
-        lines.append(f"  {value.at('r', 'i')} = {total};")
-        lines.append("}")
-        return value
 
 
 def _lanes_over(domain: int, vec: int) -> int:
@@ -527,7 +53,7 @@ class _Kernel:
         self.program, self.form = program, form
         lanes = _lanes_over(domain, form.vec)
         repeats = -(-domain // (lanes * form.vec)) if together else 1
-        self.w = w = _Writer(program, form, domain, lanes, repeats)
+        self.w = w = Writer(program, form, domain, lanes, repeats)
         self.widths = [w.widths[o.step] for o in program.outputs]
         self.views = [self._view_of(o.step) for o in program.outputs]
         self.values = [w.value(o.step, view) for o, view in zip(program.outputs, self.views, strict=True)]
@@ -587,8 +113,8 @@ class _Kernel:
         form, w = self.form, self.w
         lines = [
             f"using A = {'double' if w.wide else 'float'};",
-            f"using I = {_TYPES[form.indices]};",
-            _HELPERS,
+            f"using I = {TYPES[form.indices]};",
+            HELPERS,
             f"constexpr int LANES = {w.lanes}, OTHERS = {self.others}, R = {w.repeats}, VEC = {w.vec}, S = R * VEC, "
             f"U = {self.in_flight};",
             '#define FOR(name, count) _Pragma("unroll") for (int name = 0; name < count; ++name)',
@@ -608,9 +134,9 @@ class _Kernel:
             "  const I* indices;",
             "  const I* edge_ids;",
         ]
-        lines += [f"  const {_TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
+        lines += [f"  const {TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
         for o, kind in enumerate(form.outputs):
-            lines += [f"  {_TYPES[kind]}* out{o};", f"  I* winners{o};", f"  A* part{o};", f"  I* pos{o};"]
+            lines += [f"  {TYPES[kind]}* out{o};", f"  I* winners{o};", f"  A* part{o};", f"  I* pos{o};"]
         return [*lines, "};", "", "}  // namespace", ""]
 
     def _walk(self, together: bool, threads: int) -> list[str]:
@@ -718,7 +244,7 @@ class _Kernel:
         ]
 
     @staticmethod
-    def _made(value: _Value, slots: str) -> list[str]:
+    def _made(value: Value, slots: str) -> list[str]:
         if slots == "full":
             return ["A made[VEC];", f"FOR(i, VEC) made[i] = {value.at('r', 'i')};"]
         return ["A made[1];", f"made[0] = {value.at('r', '0')};"]
@@ -857,7 +383,7 @@ def source_of(program: Program, form: Form) -> Source | None:
         return None
     try:
         return _Kernel(program, form, domain, together).source()
-    except _Scattered:
+    except Scattered:
         return None
 
 
@@ -871,4 +397,4 @@ def is_too_wide(program: Program) -> bool:
 
 def whole(source: Source, walk: str) -> str:
     """All that is compiled: `walk` is the text of cuda/walk.cuh."""
-    return _PROLOGUE + walk.replace("#pragma once", "") + "\n" + source.text
+    return PROLOGUE + walk.replace("#pragma once", "") + "\n" + source.text
