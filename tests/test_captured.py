@@ -3,11 +3,13 @@ for the CUDA graph (recorded.py), on a GPU with that."""
 
 import copy
 import functools
+import gc
 import importlib
 import pickle
 import random
 import sys
 import types
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch import nn
 import gnnaccel
 from gnnaccel import report
 from gnnaccel.capture import guard, steps, variant
+from gnnaccel.capture.device import Recording
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -661,6 +664,27 @@ def test_results_last():
     assert len({loss.item() for loss in losses}) == 10
     shared = [own() for _ in range(10)]
     assert shared[-1] is not losses[-1] and shared[-1].item() == shared[-2].item()
+
+
+@pytest.mark.skipif(not CUDA, reason="the stand-in frees nothing on a GPU")
+def test_an_old_graph_that_is_garbage_while_another_is_made():
+    """Freed in the middle of a capture, it would end that with an error."""
+    old = SimpleNamespace(graph=torch.cuda.CUDAGraph())
+    old.itself = old
+    with torch.cuda.graph(old.graph):
+        torch.ones(1, device=DEVICE)
+    graph, kept = weakref.ref(old.graph), [old]
+    del old
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        out = Recording([]).record(lambda: (kept.clear(), [[] for _ in range(5000)], graph()))
+        assert out[2] is not None and gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
+    del out
+    gc.collect()
+    assert graph() is None
 
 
 def test_an_evaluation_and_a_method():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
 import warnings
@@ -24,6 +25,18 @@ def _stream() -> torch.cuda.Stream:
     if device not in _streams:
         _streams[device] = torch.cuda.Stream()
     return _streams[device]
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python's garbage collector waits: it might free an old CUDA graph, which ends a capture with an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Recording:
@@ -134,7 +147,7 @@ class Recording:
         pool = _pools[device] if self._pool is None else self._pool
         try:
             recording = torch.cuda.graph(self._graph, pool=pool, stream=_stream(), capture_error_mode="thread_local")
-            with work.lasting(), recording:
+            with _without_collection(), work.lasting(), recording:
                 before = torch.cuda.memory_reserved()  # not earlier: its beginning gives back what torch has cached
                 out = function()
                 self.memory_bytes = torch.cuda.memory_reserved() - before
