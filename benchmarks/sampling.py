@@ -15,13 +15,17 @@ With --device cuda, one row for each of
     DGL's blocks    `NeighborSampler` as the plug-in runs it, with GNNACCEL_SAMPLER=cuda and without
     PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, batches moved to the
                     GPU, without workers (cpu) and with --workers (workers)
-    with training   the same, and a step of GraphSAGE, 3 layers of 256: mean of all batches of a row
+    PyG's, with training    the same, and a step of GraphSAGE, 3 layers of 256: mean of all batches of a row
+    DGL's loader    DataLoader of a graph on the GPU, of a pinned one (pinned: use_uva), and on the CPU, as PyG's;
+                    features and labels are fetched
+    DGL's, with training    the same, and a step of 3 SAGEConv
 vs_ columns: times of the others over that of cuda. The GPU's batches are the CPU's, which is checked first.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import time
@@ -42,7 +46,7 @@ COLUMNS = (
 )  # fmt: skip
 CUDA_COLUMNS = (
     "graph", "nodes", "edges", "threads", "kind", "batch_nodes", "batch_edges", "cuda_ms", "cuda_least_ms", "cpu_ms",
-    "cpu_least_ms", "workers", "workers_ms", "torch_ms", "torch_edges", "vs_cpu", "vs_workers", "vs_torch",
+    "cpu_least_ms", "workers", "workers_ms", "torch_ms", "torch_edges", "pinned_ms", "vs_cpu", "vs_workers", "vs_torch",
 )  # fmt: skip
 Sampler = Callable[[Tensor], tuple[int, int]]  # seeds -> nodes and edges of the batch
 
@@ -180,8 +184,11 @@ def measure(samplers: dict[str, Sampler], num_nodes: int, batch: int, count: int
     return row
 
 
-def epoch_ms(loader, count: int, model=None) -> tuple[float, int, int]:
-    """Mean time of a batch over `count` of them, and their mean size; every batch ends on the GPU."""
+def epoch_ms(loader, count: int, take: Callable, model=None) -> tuple[float, int, int]:
+    """Mean time of a batch over `count` of them, and their mean size; every batch ends on the GPU.
+
+    take(batch, model): the number of its nodes and edges, what the model says of its seeds, and their labels.
+    """
     optimizer = None if model is None else torch.optim.Adam(model.parameters())
     nodes = edges = done = 0
     start = time.perf_counter()
@@ -189,19 +196,30 @@ def epoch_ms(loader, count: int, model=None) -> tuple[float, int, int]:
         if number == 3:  # what is made once is there, and workers are at work
             torch.cuda.synchronize()
             start = time.perf_counter()
-        batch = batch.to("cuda")
+        *sizes, out, labels = take(batch, model)
         if optimizer is not None:
-            out = model(batch.x, batch.edge_index)[: batch.batch_size]
-            loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+            loss = torch.nn.functional.cross_entropy(out, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         if number >= 3:
-            nodes, edges, done = nodes + batch.num_nodes, edges + batch.num_edges, done + 1
+            nodes, edges, done = nodes + sizes[0], edges + sizes[1], done + 1
         if done == count:
             break
     torch.cuda.synchronize()
     return (time.perf_counter() - start) * 1e3 / done, nodes // done, edges // done
+
+
+def of_pyg(batch, model):
+    batch = batch.to("cuda")
+    out = None if model is None else model(batch.x, batch.edge_index)[: batch.batch_size]
+    return batch.num_nodes, batch.num_edges, out, batch.y[: batch.batch_size]
+
+
+def of_dgl(batch, model):
+    nodes, _, blocks = batch
+    x, labels = blocks[0].srcdata["x"], blocks[-1].dstdata["y"]
+    return nodes.numel(), sum(block.num_edges() for block in blocks), model and model(blocks, x), labels
 
 
 def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dict:
@@ -222,10 +240,54 @@ def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dic
         loader = NeighborLoader(
             given, args.fanouts, batch_size=args.batch, shuffle=True, is_sorted=True, num_workers=workers
         )
-        row[f"{name}_ms"], nodes, edges = epoch_ms(loader, args.count, model)
+        row[f"{name}_ms"], nodes, edges = epoch_ms(loader, args.count, of_pyg, model)
         if name == "cuda":
             row |= {"batch_nodes": nodes, "batch_edges": edges}
     pyg_backend.disable()
+    return row
+
+
+def measure_dgls_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dict:
+    """Loaders of DGL: of a graph on the GPU, of a pinned one (use_uva), of one on the CPU with and without workers."""
+    import dgl
+
+    dgl_backend.enable()
+
+    class Sage(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            widths = [100, *[256] * (len(args.fanouts) - 1), 47]
+            self.layers = torch.nn.ModuleList(dgl.nn.SAGEConv(*pair, "mean") for pair in itertools.pairwise(widths))
+
+        def forward(self, blocks, x):
+            for number, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
+                x = layer(block, x) if number == 0 else layer(block, x.relu())
+            return x
+
+    def graph():
+        g = dgl.graph(("csc", (indptr, indices, torch.empty(0, dtype=torch.int64))))
+        g.ndata["x"], g.ndata["y"] = features
+        return g
+
+    num_nodes = indptr.numel() - 1
+    features = torch.randn(num_nodes, 100), torch.randint(47, (num_nodes,))
+    model, seeds = Sage().cuda() if trained else None, torch.arange(num_nodes)
+    sampler = dgl.dataloading.NeighborSampler(args.fanouts[::-1], prefetch_node_feats=["x"], prefetch_labels=["y"])
+    sides = {
+        "cuda": (graph().to("cuda"), seeds.cuda(), {}),
+        "pinned": (graph(), seeds, {"use_uva": True}),
+        "cpu": (graph(), seeds, {}),
+        "workers": (graph(), seeds, {"num_workers": args.workers}),
+    }
+    row: dict = {"workers": args.workers}
+    for name, (given, nodes, how) in sides.items():
+        loader = dgl.dataloading.DataLoader(
+            given, nodes, sampler, device="cuda", batch_size=args.batch, shuffle=True, **how
+        )
+        row[f"{name}_ms"], mean_nodes, mean_edges = epoch_ms(loader, args.count, of_dgl, model)
+        if name == "cuda":
+            row |= {"batch_nodes": mean_nodes, "batch_edges": mean_edges}
+    dgl_backend.disable()
     return row
 
 
@@ -236,7 +298,7 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
     cells = []
 
     def show(kind: str, row: dict) -> None:
-        for other in ("cpu", "workers", "torch"):
+        for other in ("cpu", "workers", "torch", "pinned"):
             if f"{other}_ms" in row:
                 row[f"vs_{other}"] = row[f"{other}_ms"] / row["cuda_ms"]
         cells.append(shown(CUDA_COLUMNS, same | {"kind": kind} | row))
@@ -254,8 +316,11 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
         show_samplers(kind, ours(*there, args.fanouts), cpu=ours(*arrays, args.fanouts), **beside)
     if (dgl := dgls(indptr, indices, args.fanouts, ours=True)) is not None:
         show_samplers("DGL's blocks", by_choice(dgl, "cuda"), cpu=dgl)
-    for kind in ("PyG's loader", "with training"):
-        show(kind, measure_loaders(indptr, indices, args, kind == "with training"))
+    for kind in ("PyG's loader", "PyG's, with training"):
+        show(kind, measure_loaders(indptr, indices, args, "training" in kind))
+    if dgl is not None:
+        for kind in ("DGL's loader", "DGL's, with training"):
+            show(kind, measure_dgls_loaders(indptr, indices, args, "training" in kind))
     return cells
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from dgl_compare import dgl, graph
+from dgl_compare import dgl
 from dgl_structure_cases import STRUCTURE, tensors_of, with_data
 
 from gnnaccel import dgl_backend
@@ -52,11 +52,6 @@ def test_everything_is_put_back(monkeypatch):
     assert state() != before
     dgl_backend.disable()
     assert state() == before
-
-
-def test_pinning_is_refused(bridged):
-    with pytest.raises(dgl.DGLError, match="gnnaccel: this DGL was built without CUDA, so its graphs cannot be pinned"):
-        graph().pin_memory_()
 
 
 def test_layers_keep_what_they_allow(bridged):

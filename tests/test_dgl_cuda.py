@@ -112,9 +112,6 @@ def test_sides_by_side():
 
 
 REFUSED = {
-    "pin_memory_": lambda g: g.cpu().pin_memory_(),
-    "uva": lambda g: next(iter(dgl.dataloading.DataLoader(
-        g.cpu(), torch.arange(4), dgl.dataloading.NeighborSampler([2]), device="cuda", use_uva=True))),
     "integers": lambda g: dgl.ops.copy_u_sum(g, torch.ones(40, 2, dtype=torch.int32, device=DEVICE)),
     "graphbolt": lambda g: importlib.import_module("dgl.graphbolt").ItemSet,
 }  # fmt: skip

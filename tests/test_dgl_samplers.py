@@ -1,11 +1,13 @@
 """DGL's NeighborSampler on our sampling: the blocks that DGL makes, and what is left to it."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
 
 from gnnaccel import _library, dgl_backend, report, sampling
+from gnnaccel.sampling import host_memory
 
 dgl_backend.shim()
 dgl = pytest.importorskip("dgl")
@@ -127,12 +129,118 @@ def test_what_is_left_to_dgl(monkeypatch):
         assert site.left == 1 and not site.accelerated and words in next(iter(site.reasons)), words
 
 
-# ---- GNNACCEL_SAMPLER=cuda. ----
+# ---- The GPU samples. ----
 
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available() or not _library.has_cuda_kernels(), reason="no CUDA GPU or no CUDA half here"
 )
+
+
+PLACES = {
+    "on the GPU": lambda g: g.to("cuda"),
+    "pinned": lambda g: g.pin_memory_(),
+}
+
+
+@needs_cuda
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_blocks_stay_on_the_gpu(place, replace, idtype):
+    g = PLACES[place](graph(idtype, ("user", "knows", "user")))
+    seeds = torch.tensor([7, 3, 9], dtype=idtype, device="cuda")
+    sampler = dgl.dataloading.NeighborSampler([-1, 4, 2], replace=replace)
+    nodes, out, blocks = sampler.sample(g, seeds)
+    assert out is seeds and {block.device for block in blocks} == {seeds.device} and nodes.dtype == idtype
+    assert {block.srcdata["x"].device for block in blocks} == {seeds.device}
+    check_blocks(g.cpu() if g.device.type == "cuda" else g, seeds.cpu(), nodes.cpu(), [b.to("cpu") for b in blocks])
+    assert ours()
+
+
+def loaders(place, **options):
+    """A loader of a graph that is there, and the graph on the CPU."""
+    g = graph()
+    g.ndata["f"], g.ndata["y"] = torch.rand(NODES, 6), torch.arange(NODES)
+    there, seeds = PLACES[place](g), torch.arange(NODES)
+    sampler = dgl.dataloading.NeighborSampler([4, 3], **options)
+    how = {"use_uva": True} if place == "pinned" else {}
+    seeds = seeds if place == "pinned" else seeds.cuda()
+    return dgl.dataloading.DataLoader(there, seeds, sampler, device="cuda", batch_size=16, shuffle=True, **how), g
+
+
+@needs_cuda
+@pytest.mark.parametrize("fetched", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_training_on_batches_of_the_gpu(place, fetched):
+    loader, g = loaders(place, **({"prefetch_node_feats": ["f"], "prefetch_labels": ["y"]} if fetched else {}))
+    conv = dgl.nn.SAGEConv(6, 5, "mean").cuda()
+    seen = []
+    for nodes, out, blocks in loader:
+        x, y = blocks[0].srcdata["f"], blocks[-1].dstdata["y"]
+        assert x.is_cuda and torch.equal(x.cpu(), g.ndata["f"].cpu()[nodes.cpu()]) and torch.equal(y, out)
+        conv.zero_grad()
+        got = conv(blocks[0], (x, x[: blocks[0].num_dst_nodes()]))
+        got.square().sum().backward()
+        there, here = copy.deepcopy(conv).cpu(), blocks[0].to("cpu")
+        there.zero_grad()
+        want = there(here, (x.cpu(), x.cpu()[: here.num_dst_nodes()]))
+        want.square().sum().backward()
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+        for one, other in zip(conv.parameters(), there.parameters(), strict=True):
+            torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-3, atol=1e-4)
+        seen.append(out.cpu())
+    assert torch.equal(torch.cat(seen).sort().values, torch.arange(NODES)) and ours()
+
+
+@needs_cuda
+def test_what_the_gpu_leaves_to_dgl():
+    g = graph()
+    g.edata["p"] = torch.rand(EDGES)
+    g, seeds = g.to("cuda"), torch.tensor([7, 3, 9], device="cuda")
+    make = dgl.dataloading.NeighborSampler
+    for sampler, given in ((make([2], prob="p"), seeds), (make([2]), seeds.repeat(2)[:4]), (make([2]), seeds.cpu())):
+        report.reset()
+        with contextlib.suppress(dgl.DGLError):
+            sampler.sample(g, given)
+        site = report.snapshot()["dgl.NeighborSampler"]
+        assert site.left == 1 and not site.accelerated
+
+
+@needs_cuda
+def test_pinned_graphs():
+    g = graph()
+    x = g.ndata["x"]
+    assert g.pin_memory_() is g and g.is_pinned() and x.is_pinned() and g.device.type == "cpu"
+    assert not g.clone().formats(["csc"]).is_pinned()
+    assert torch.equal(g.find_edges(torch.tensor([5], device="cuda"))[0].cpu(), g.find_edges(torch.tensor([5]))[0])
+    g.unpin_memory_()
+    assert not g.is_pinned() and not x.is_pinned()
+    with pytest.raises(dgl.DGLError, match="must be on CPU"):
+        g.to("cuda").pin_memory_()
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64])
+@pytest.mark.parametrize("shape", [(50,), (50, 3), (50, 2, 5), (50, 0)])
+def test_rows_over_the_bus(shape, dtype):
+    tensor = torch.randint(0, 9, shape).to(dtype)
+    pinned = host_memory.Pinned(tensor)
+    for index in (
+        torch.tensor([3, 0, 49, 3]),
+        torch.tensor([], dtype=torch.int64),
+        torch.arange(50, dtype=torch.int32),
+    ):
+        got = host_memory.rows(tensor, index.cuda())
+        assert got.is_cuda and torch.equal(got.cpu(), tensor[index.long()])
+    del got
+    torch.cuda.synchronize()
+    pinned.release()
+    if tensor.numel():
+        with pytest.raises(ValueError, match="pinned"):
+            host_memory.rows(tensor, index.cuda())
+    with pytest.raises(ValueError, match="contiguous"):
+        host_memory.Pinned(torch.rand(4, 4).t())
 
 
 @needs_cuda

@@ -14,15 +14,13 @@ import sys
 
 import torch
 
+from gnnaccel.dgl_backend.block_index import made
 from gnnaccel.dgl_backend.device import device_of, place, to_device, twin
 from gnnaccel.dgl_backend.structure import structure
+from gnnaccel.sampling import host_memory
 
 _EDGES = "gnnaccel.edges"
-_PINNED = (
-    "gnnaccel: this DGL was built without CUDA, so its graphs cannot be pinned, nor sampled from by a GPU; leave the "
-    "graph on the CPU and give dgl.dataloading.DataLoader device='cuda' without use_uva: it samples on the CPU and "
-    "copies ahead"
-)
+_PINNED = "gnnaccel.pinned"
 NO_KERNEL = (
     "this DGL was built without CUDA, and gnnaccel has no CUDA kernel for this call ({}); move its arguments to the CPU"
 )
@@ -67,6 +65,7 @@ class _Carrier:
         self.function = function
 
     def __call__(self, *args):
+        made(args)
         device = _find(args)
         return self.function(*args) if device is None else _placed(self.function(*args), device)
 
@@ -144,14 +143,51 @@ def _record_stream(original):
     return record_stream
 
 
-def _refuse_pinning(original):
-    def refuse(self, *args):
-        from dgl.base import DGLError
+def _pin(_original):
+    """HeteroGraphIndex.pin_memory_: a GPU that samples keeps a copy of the structure (samplers.py)."""
 
-        raise DGLError(_PINNED)
+    def pin_memory_(self):
+        if device_of(self) is not None:
+            from dgl.base import DGLError
 
-    refuse.__doc__ = original.__doc__
-    return refuse
+            raise DGLError("The graph structure must be on CPU to be pinned.")
+        self._cache[_PINNED] = True
+        return self
+
+    return pin_memory_
+
+
+def _pinned_copy(_original):
+    return lambda self: _pin(None)(twin(self))
+
+
+def _unpin(_original):
+    def unpin_memory_(self):
+        self._cache.pop(_PINNED, None)
+        return self
+
+    return unpin_memory_
+
+
+def _is_pinned(_original):
+    return lambda self: _PINNED in self._cache
+
+
+class _PinnedFeatures(host_memory.Pinned):
+    """What DGL keeps with a column that it has pinned."""
+
+    def unpin_memory_(self) -> None:
+        self.release()
+
+
+def _pin_features(tensor):
+    """dgl.utils.pin_memory_inplace."""
+    from dgl.base import DGLError
+
+    try:
+        return _PinnedFeatures(tensor)
+    except (RuntimeError, ValueError) as error:
+        raise DGLError(f"Failed to pin memory in-place due to: {error}") from error
 
 
 def _context(original):
@@ -168,6 +204,7 @@ def _init_by_constructor(original):
     """ObjectBase.__init_handle_by_constructor__, which wants the function itself."""
 
     def init(self, constructor, *args):
+        made(args)
         device = _find(args)
         original(self, getattr(constructor, "function", constructor), *args)
         if device is not None:
@@ -217,15 +254,6 @@ def _gather_mm(original):
     return gather_mm
 
 
-def _gather_pinned(_original):
-    """Rows of a pinned tensor for the GPU, which DGL's CUDA build lets the GPU read itself."""
-
-    def gather(tensor, rows):
-        return to_device(tensor[rows.cpu()], rows.device)
-
-    return gather
-
-
 def _farthest_points(original):
     """Point sampling, which writes into arrays that it is handed as if to be read."""
 
@@ -270,15 +298,17 @@ def replacements():
     for key, wrap in (("segment_mm", _segment_mm), ("gather_mm", _gather_mm)):
         for holder in (backend, sparse):
             yield holder, key, wrap(getattr(sparse, key))
+    pinning = {"gather_pinned_tensor_rows": host_memory.rows, "pin_memory_inplace": _pin_features}
     for module in ("dgl.utils", "dgl.utils.pin_memory", "dgl.frame", "dgl.storages.pytorch_tensor"):
-        if hasattr(sys.modules.get(module), "gather_pinned_tensor_rows"):
-            yield sys.modules[module], "gather_pinned_tensor_rows", _gather_pinned(None)
+        for key, value in pinning.items():
+            if hasattr(sys.modules.get(module), key):
+                yield sys.modules[module], key, value
     yield ObjectBase, "__init_handle_by_constructor__", _init_by_constructor(ObjectBase.__init_handle_by_constructor__)
     farthest_points = _farthest_points(geometry[0]._farthest_point_sampler)
     for module in geometry:
         yield module, "_farthest_point_sampler", farthest_points
     yield NDArrayBase, "ctx", _context(NDArrayBase.ctx)
     methods = {"copy_to": _copy_to, "record_stream": _record_stream, "ctx": _context, "edges": _edges}
-    methods |= dict.fromkeys(("pin_memory", "pin_memory_"), _refuse_pinning)
+    methods |= {"pin_memory": _pinned_copy, "pin_memory_": _pin, "unpin_memory_": _unpin, "is_pinned": _is_pinned}
     for key, wrap in methods.items():
         yield HeteroGraphIndex, key, wrap(getattr(HeteroGraphIndex, key))

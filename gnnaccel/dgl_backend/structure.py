@@ -40,6 +40,11 @@ def known_structure(gidx) -> Graph | None:
     return cell[0] if cell else None
 
 
+def set_structure(gidx, graph: Graph, ends: tuple[int, int]) -> None:
+    """Say of a new index with one edge type between the node types `ends` that `graph` is its Graph."""
+    gidx._cache |= {_STRUCTURE: [graph], _ENDS: ends, _ALL_ENDS: [ends]}
+
+
 def ends(gidx) -> tuple[int, int]:
     """The node types of the sources and of the destinations of an index with one edge type."""
     found = gidx._cache.get(_ENDS)
@@ -197,7 +202,12 @@ def degrees(original, name: str):
         cache, key = self._graph._cache, (f"gnnaccel.{name}", self.get_etype_id(given.get("etype")))
         found = cache.get(key)
         if found is None:
-            found = cache[key] = original(self, *args, **kwargs)
+            graph = known_structure(self._graph)
+            if graph is not None and device_of(self._graph) is not None:  # DGL's C++ would count on the host
+                degree = (graph if nodes == "v" else graph.transposed).indptr.diff().to(self.idtype)
+            else:
+                degree = original(self, *args, **kwargs)
+            found = cache[key] = degree
         return found.clone()  # the caller may write into it
 
     method.__doc__ = original.__doc__

@@ -1,0 +1,130 @@
+"""DGL's index of a block that a GPU has sampled: its structure is there alone, as our Graph.
+
+A DGL that was built for the CPU would want it in host memory at once: three copies per block that nobody reads, for
+message passing runs on the Graph. Here the index answers by itself what training asks, and is handed to DGL's C++ when
+something else is asked: every call into C++ passes by `made` first (bridge.py).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from dgl import backend, graph_index, heterograph_index
+from dgl.heterograph_index import HeteroGraphIndex
+
+from gnnaccel.dgl_backend.device import place
+from gnnaccel.dgl_backend.structure import known_structure, set_structure
+from gnnaccel.graph import build
+from gnnaccel.graph.csr import Graph
+
+_SOURCES, _DESTINATIONS = 0, 1  # node types
+_BITS = {torch.int32: "int32", torch.int64: "int64"}
+
+
+@functools.cache
+def _metagraph():
+    """Of one edge type from one node type to another."""
+    return graph_index.from_coo(2, [0], [1], True)
+
+
+class BlockIndex(HeteroGraphIndex):
+    """An index of one edge type, whose edge ids are the places of the edges in the Graph's rows."""
+
+    def __reduce__(self):
+        return _new_index, (HeteroGraphIndex,), self.__getstate__()
+
+    _made: bool
+    _idtype: torch.dtype
+
+    # That of DGL's base class asks C++ for what is not there, of a structure that may not be there either.
+    __getattribute__ = object.__getattribute__
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.make()
+        return super().__getattr__(name)
+
+    @property
+    def handle(self):
+        self.make()
+        return super().handle
+
+    @property
+    def _structure(self) -> Graph:
+        graph = known_structure(self)
+        assert graph is not None
+        return graph
+
+    def make(self) -> None:
+        """Have it in C++, in host memory; once."""
+        if self._made:
+            return
+        graph, sizes = self._structure, [self.num_nodes(_SOURCES), self.num_nodes(_DESTINATIONS)]
+        indptr, indices = (array.to("cpu", self._idtype) for array in (graph.indptr, graph.indices))
+        formats = ["coo", "csr", "csc"]
+        unit = heterograph_index.create_unitgraph_from_csr(2, *sizes, indptr, indices, indices[:0], formats, True)
+        create = heterograph_index._CAPI_DGLHeteroCreateHeteroGraphWithNumNodes
+        self.__init_handle_by_constructor__(create, _metagraph(), [unit], backend.to_dgl_nd(torch.tensor(sizes)))
+        self._made = True
+
+    metagraph = property(lambda self: _metagraph())
+    dtype = property(lambda self: _BITS[self._idtype])
+
+    def is_metagraph_unibipartite(self):
+        return True
+
+    def number_of_ntypes(self):
+        return 2
+
+    def number_of_etypes(self):
+        return 1
+
+    def get_relation_graph(self, etype):
+        return self if int(etype) == 0 else super().get_relation_graph(etype)
+
+    def num_nodes(self, ntype):
+        graph = self._structure
+        if int(ntype) == _SOURCES:
+            return graph.num_cols
+        return graph.num_rows if int(ntype) == _DESTINATIONS else super().num_nodes(ntype)
+
+    def num_edges(self, etype):
+        return self._structure.nnz if int(etype) == 0 else super().num_edges(etype)
+
+    number_of_nodes, number_of_edges = num_nodes, num_edges
+
+    def asbits(self, bits):
+        if self._made or bits not in (32, 64):
+            return super().asbits(bits)
+        return block_index(self._structure, torch.int32 if bits == 32 else torch.int64)
+
+    def edges(self, etype, order=None):
+        if int(etype) != 0 or order not in (None, "eid"):
+            return super().edges(etype, order)
+        graph = self._structure
+        ids = torch.arange(graph.nnz, dtype=self._idtype, device=graph.device)
+        return graph.indices.to(self._idtype, copy=True), build.rows_of(graph.indptr).to(self._idtype), ids
+
+
+def _new_index(cls):
+    return cls.__new__(cls)
+
+
+def block_index(graph: Graph, idtype: torch.dtype) -> BlockIndex:
+    """The index of a block whose edges are those of `graph`, on a GPU, without edge ids; DGL's ids are `idtype`."""
+    index = BlockIndex.__new__(BlockIndex)
+    index._idtype, index._made = idtype, False
+    set_structure(index, graph, (_SOURCES, _DESTINATIONS))
+    place(index, graph.device)
+    return index
+
+
+def made(args) -> None:
+    """What goes into C++ is there: of a call's arguments, and lists of them."""
+    for arg in args:
+        if type(arg) is BlockIndex:
+            arg.make()
+        elif type(arg) in (list, tuple):
+            made(arg)

@@ -1,0 +1,179 @@
+"""An index whose structure is our Graph answers as DGL's own of the same block; on a GPU, or as if the CPU were one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from dgl_compare import dgl
+from dgl_structure_cases import tensors_of
+
+from gnnaccel import dgl_backend
+from gnnaccel.dgl_backend import bridge, samplers
+from gnnaccel.dgl_backend.block_index import BlockIndex, block_index
+from gnnaccel.graph.csr import Graph
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+SOURCES, DESTINATIONS, EDGES = 12, 5, 30
+
+
+@pytest.fixture(autouse=True)
+def bridged(monkeypatch):
+    dgl_backend.disable()
+    monkeypatch.setattr(bridge, "needed", lambda: True)
+    dgl_backend.enable()
+    yield
+    dgl_backend.disable()
+
+
+def pair(idtype=torch.int64, edges=EDGES):
+    """Our block and DGL's, with the same features."""
+    torch.manual_seed(0)
+    targets = torch.randint(DESTINATIONS - 1, (edges,)).sort().values  # the last one has no edges
+    sources = torch.randint(SOURCES, (edges,))
+    arrays = Graph.from_coo(targets, sources, num_rows=DESTINATIONS, num_cols=SOURCES).to(DEVICE)
+    index = block_index(Graph(arrays.indptr, arrays.indices, None, SOURCES), idtype)
+    ours = type(dgl.create_block(([], [])))(index, (["_N"], ["_N"]), ["_E"])
+    sizes = {"num_src_nodes": SOURCES, "num_dst_nodes": DESTINATIONS}
+    theirs = dgl.create_block((sources, targets), **sizes, idtype=idtype).to(DEVICE)
+    for block in (ours, theirs):
+        generator = torch.Generator().manual_seed(1)
+        block.srcdata["x"] = torch.rand(SOURCES, 3, generator=generator).to(DEVICE)
+        block.edata["w"] = torch.rand(edges, 1, generator=generator).to(DEVICE)
+    return ours, theirs
+
+
+def at(*nodes):
+    return lambda g: torch.tensor(nodes, dtype=g.idtype, device=g.device)
+
+
+def in_order(src, dst, ids):
+    """Edges in the order of their ids."""
+    order = ids.argsort()
+    return src[order], dst[order], ids[order]
+
+
+# What the index answers itself.
+OWN = {
+    "sizes": lambda g: torch.tensor([g.num_src_nodes(), g.num_dst_nodes(), g.num_edges(), g.number_of_src_nodes("_N")]),
+    "types": lambda g: torch.tensor([len(g.ntypes), len(g.etypes), *g._graph.metagraph.find_edge(0)]),
+    "no such attribute": lambda g: torch.tensor(hasattr(g._graph, "__deepcopy__")),
+    "kind": lambda g: torch.tensor([g.is_block, g.idtype == torch.int32, g.device == DEVICE, g.is_pinned()]),
+    "edges": lambda g: in_order(*g.edges(form="all")),
+    "edges by id": lambda g: g.edges(form="all", order="eid"),
+    "all degrees": lambda g: (g.in_degrees(), g.out_degrees()),
+    "update_all": lambda g: summed(g),
+    "apply_edges": lambda g: dotted(g),
+    "local_scope": lambda g: scoped(g),
+    "to its device": lambda g: g.to(DEVICE),
+    "a layer": lambda g: dgl.nn.SAGEConv(3, 2, "mean").to(DEVICE)(g, (g.srcdata["x"], g.srcdata["x"][:DESTINATIONS])),
+    "degrees of the norm": lambda g: dgl.nn.GraphConv(3, 2, allow_zero_in_degree=True).to(DEVICE)(g, g.srcdata["x"]),
+}
+
+# What DGL's C++ answers.
+MADE = {
+    "some degrees": lambda g: (g.in_degrees(at(3, 0)(g)), g.out_degrees(at(5, 0, 5)(g))),
+    "edges by ends": lambda g: g.edges(form="all", order="srcdst")[:2],
+    "find_edges": lambda g: g.find_edges(at(3, 5)(g)),
+    "in_edges": lambda g: in_order(*g.in_edges(at(0, 1)(g), form="all")),
+    "has_edges_between": lambda g: g.has_edges_between(at(0, 1)(g), at(2, 3)(g)),
+    "csc": lambda g: g.adj_tensors("csc")[:2],
+    "reverse": lambda g: dgl.reverse(dgl.block_to_graph(g)),
+    "pickle": lambda g: pickle.loads(pickle.dumps(g)),
+    "deepcopy": lambda g: copy.deepcopy(g),
+    "to the CPU": lambda g: g.to("cpu"),
+    "batch": lambda g: dgl.batch([dgl.block_to_graph(g)] * 2),
+    "edge_subgraph": lambda g: dgl.edge_subgraph(g, at(1, 4)(g), relabel_nodes=False),
+    "dir": lambda g: torch.tensor(len(dir(g._graph)) > 9),
+    "is_multigraph": lambda g: torch.tensor(g.is_multigraph),
+}
+
+
+def summed(g):
+    g.update_all(dgl.function.u_mul_e("x", "w", "m"), dgl.function.sum("m", "h"))
+    return g.dstdata["h"]
+
+
+def dotted(g):
+    g.dstdata["y"] = torch.ones(DESTINATIONS, 3, device=DEVICE)
+    g.apply_edges(dgl.function.u_add_v("x", "y", "z"))
+    return g.edata["z"]
+
+
+def scoped(g):
+    with g.local_scope():
+        g.srcdata["x"] = g.srcdata["x"] * 2
+        return summed(g)
+
+
+def check(name, function, idtype):
+    ours, theirs = pair(idtype)
+    torch.manual_seed(0)
+    got = tensors_of(function(ours))
+    torch.manual_seed(0)
+    want = tensors_of(function(theirs))
+    assert want and len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert one.device == other.device and one.dtype == other.dtype
+        torch.testing.assert_close(one, other)
+    assert type(ours._graph) is BlockIndex
+    return ours._graph._made
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", OWN)
+def test_it_answers(name, idtype):
+    assert not check(name, OWN[name], idtype)
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", MADE)
+def test_dgl_answers(name, idtype):
+    assert check(name, MADE[name], idtype) or (name == "to the CPU" and DEVICE.type == "cpu")
+
+
+def test_another_kind_of_ids():
+    ours, _ = pair(torch.int64)
+    narrow = ours.int()
+    assert narrow.idtype == torch.int32 and not ours._graph._made and not narrow._graph._made
+    assert torch.equal(narrow.edges()[0], ours.edges()[0].int())
+
+
+def test_a_block_without_edges():
+    ours, theirs = pair(edges=0)
+    assert ours.num_edges() == 0 and not summed(ours).any()
+    assert torch.equal(ours.in_degrees(), theirs.in_degrees()) and ours.to("cpu").num_dst_nodes() == DESTINATIONS
+
+
+@pytest.mark.parametrize("wrong", [lambda g: g._graph.num_nodes(2), lambda g: g._graph.num_edges(1)])
+def test_what_is_not_there_is_dgls_error(wrong):
+    for block in pair():
+        with pytest.raises(dgl.DGLError):
+            wrong(block)
+
+
+def test_a_samplers_blocks():
+    """What the GPU samples, as blocks of such indices: DGL's NeighborSampler on the CPU gives the same."""
+    generator = torch.Generator().manual_seed(2)
+    ends = torch.randint(40, (2, 300), generator=generator)
+    g = dgl.graph((ends[0], ends[1]), num_nodes=40)
+    g.ndata["x"], g.edata["w"] = torch.arange(40), torch.arange(300)
+    g = g.to(DEVICE)
+    graph, nodes = dgl_backend.to_graph(g), torch.tensor([7, 3, 9], device=DEVICE)
+    for fanout in (4, 2, -1):
+        seeds = nodes.to(graph.indptr.dtype)
+        out = samplers._sample(graph, seeds, fanout, False, DEVICE)
+        block = samplers._gpu_block(g, seeds, out)
+        assert block.device == DEVICE and block.idtype == g.idtype and block.canonical_etypes == g.canonical_etypes
+        source, target, ids = *block.edges(), block.edata[dgl.EID]
+        wanted = g.find_edges(ids)
+        assert torch.equal(block.srcdata[dgl.NID][source], wanted[0])
+        assert torch.equal(block.dstdata[dgl.NID][target], wanted[1])
+        assert torch.equal(block.dstdata[dgl.NID], nodes) and torch.equal(block.edata["w"], ids)
+        assert torch.equal(block.srcdata["x"], block.srcdata[dgl.NID])
+        degree = g.in_degrees()[nodes]
+        assert torch.equal(block.in_degrees(), degree if fanout < 0 else degree.clamp(max=fanout))
+        assert type(block._graph) is BlockIndex and not block._graph._made
+        nodes = block.srcdata[dgl.NID]
