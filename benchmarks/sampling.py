@@ -74,7 +74,6 @@ def torch_sparse(indptr: Tensor, indices: Tensor, fanouts: list[int]) -> Sampler
 
 def dgls(indptr: Tensor, indices: Tensor, fanouts: list[int], ours: bool = False) -> Sampler | None:
     """DGL's sampler, or what the plug-in has in its place."""
-    dgl_backend.shim()
     try:
         import dgl
     except ImportError:
@@ -337,6 +336,7 @@ def main() -> None:
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
     parser.add_argument("--csv", help="file to write")
     args = parser.parse_args()
+    dgl_backend.shim()  # before anything imports DGL
     torch.manual_seed(0)
     notes = [f"fan-out {args.fanouts}, {args.batch} seeds"]
     if args.device == "cuda":

@@ -164,8 +164,8 @@ def test_a_samplers_blocks():
     graph, nodes = dgl_backend.to_graph(g), torch.tensor([7, 3, 9], device=DEVICE)
     for fanout in (4, 2, -1):
         seeds = nodes.to(graph.indptr.dtype)
-        out = samplers._sample(graph, seeds, fanout, False, DEVICE)
-        block = samplers._gpu_block(g, seeds, out)
+        out = samplers._sample(graph, seeds, fanout, {}, DEVICE)
+        block = samplers._gpu_block(g, g.idtype, seeds, out)
         assert block.device == DEVICE and block.idtype == g.idtype and block.canonical_etypes == g.canonical_etypes
         source, target, ids = *block.edges(), block.edata[dgl.EID]
         wanted = g.find_edges(ids)

@@ -25,6 +25,7 @@ from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _KIND = "dgl.NeighborSampler"
+_SEEDS = 1 << 62
 
 
 def _reason(sampler, g, seeds, exclude_eids) -> str | None:
@@ -55,7 +56,7 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
 
 def _seed() -> int:
     """From DGL's generator, which dgl.seed() sets, and DGL's loader in each worker."""
-    return int(dgl.random.choice(1 << 62, 1)[0])
+    return int(dgl.random.choice(_SEEDS, 1)[0])
 
 
 def _device() -> torch.device:
@@ -86,35 +87,35 @@ def _arrays_on(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor, Tens
     return copies[device]
 
 
-def _sample(graph: Graph, nodes: Tensor, fanout: int, replace: bool, device: torch.device) -> sampling.NeighborSample:
-    """A layer of a graph, sampled on `device`, with the graph's own edge ids."""
+def _sample(graph: Graph, nodes: Tensor, fanout: int, how: dict, device: torch.device) -> sampling.NeighborSample:
+    """A layer of a graph, sampled on `device`, with the graph's own edge ids. `how`: options of `neighbor_sample`."""
     indptr, indices, edge_ids = _arrays_on(graph, device)
-    out = sampling.neighbor_sample(indptr, indices, nodes.to(device), [fanout], replace=replace, seed=_seed())
+    out = sampling.neighbor_sample(indptr, indices, nodes.to(device), [fanout], **how)
     return out if edge_ids is None else out._replace(edge=edge_ids[out.edge])
 
 
-def _block(g, seeds: Tensor, out: sampling.NeighborSample):
+def _block(g, idtype: torch.dtype, seeds: Tensor, out: sampling.NeighborSample):
     """A block of the CPU."""
     out = out._replace(node=out.node.cpu(), row=out.row.cpu(), col=out.col.cpu(), edge=out.edge.cpu())
-    indptr = torch.zeros(seeds.numel() + 1, dtype=g.idtype)
+    indptr = torch.zeros(seeds.numel() + 1, dtype=idtype)
     torch.cumsum(torch.bincount(out.col, minlength=seeds.numel()), 0, out=indptr[1:])
     name = g.ntypes[0]
     block = dgl.create_block(
-        {g.canonical_etypes[0]: ("csc", (indptr, out.row, torch.empty(0, dtype=g.idtype)))},
+        {g.canonical_etypes[0]: ("csc", (indptr, out.row, torch.empty(0, dtype=idtype)))},
         num_src_nodes={name: out.node.numel()},
         num_dst_nodes={name: seeds.numel()},
-        idtype=g.idtype,
+        idtype=idtype,
     )
     utils.set_new_frames(block, **_frames(g, seeds, out.node, out.edge))
     return block
 
 
-def _gpu_block(g, seeds: Tensor, out: sampling.NeighborSample):
+def _gpu_block(g, idtype: torch.dtype, seeds: Tensor, out: sampling.NeighborSample):
     """The same of a sample on a GPU, which stays there."""
     starts = torch.arange(seeds.numel() + 1, dtype=out.col.dtype, device=seeds.device)
     indptr = torch.searchsorted(out.col, starts, out_int32=out.col.dtype == torch.int32)
-    index = block_index(Graph(indptr, out.row, None, out.node.numel()), g.idtype)
-    frames = _frames(g, seeds.to(g.idtype), out.node.to(g.idtype), out.edge.to(g.idtype))
+    index = block_index(Graph(indptr, out.row, None, out.node.numel()), idtype)
+    frames = _frames(g, seeds.to(idtype), out.node.to(idtype), out.edge.to(idtype))
     return DGLBlock(index, (g.ntypes, g.ntypes), g.etypes, **frames)
 
 
@@ -137,11 +138,12 @@ def sample_blocks(original: Callable) -> Callable:
             graph, blocks = to_graph(g), []
             on_gpu = seed_nodes.is_cuda
             device, block = (seed_nodes.device, _gpu_block) if on_gpu else (_device(), _block)
-            nodes = seed_nodes.to(graph.indptr.dtype)
-            for fanout in reversed(self.fanouts):
-                out = _sample(graph, nodes, fanout, self.replace, device)
-                blocks.insert(0, block(g, nodes, out))
+            nodes, seed = seed_nodes.to(graph.indptr.dtype), _seed()
+            for layer, fanout in enumerate(reversed(self.fanouts)):
+                how = {"replace": self.replace, "seed": (seed + layer) % _SEEDS}
+                out = _sample(graph, nodes, fanout, how, device)
+                blocks.insert(0, block(g, seed_nodes.dtype, nodes, out))
                 nodes = out.node if on_gpu else out.node.cpu()
-            return nodes.to(g.idtype), seed_nodes, blocks
+            return nodes.to(seed_nodes.dtype), seed_nodes, blocks
 
     return method
