@@ -13,8 +13,9 @@ With --device cuda, one row for each of
     int64, int32    `neighbor_sample` on the GPU (cuda), on the CPU with the first of --threads (cpu), and for int64 a
                     sampler of torch's ops on the GPU (torch; benchmarks/minibatch.py), which samples as DGL does
     DGL's blocks    `NeighborSampler` as the plug-in runs it, with GNNACCEL_SAMPLER=cuda and without
-    PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, batches moved to the
-                    GPU, without workers (cpu) and with --workers (workers)
+    PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, with
+                    GNNACCEL_SAMPLER=cuda (pinned), and batches of the CPU's sampler moved to the GPU, without workers
+                    (cpu) and with --workers (workers)
     PyG's, with training    the same, and a step of GraphSAGE, 3 layers of 256: mean of all batches of a row
     DGL's loader    DataLoader of a graph on the GPU, of a pinned one (pinned: use_uva), and on the CPU, as PyG's;
                     features and labels are fetched
@@ -233,15 +234,22 @@ def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dic
     ends = torch.stack([indices, torch.repeat_interleave(torch.arange(num_nodes), indptr.diff())])
     data = pyg.data.Data(x=torch.randn(num_nodes, 100), y=torch.randint(47, (num_nodes,)), edge_index=ends)
     model = pyg.nn.GraphSAGE(100, 256, len(args.fanouts), 47).cuda() if trained else None
-    sides = {"cuda": (data.clone().to("cuda"), 0), "cpu": (data, 0), "workers": (data, args.workers)}
+    sides = {
+        "cuda": (data.clone().to("cuda"), 0, ""),
+        "pinned": (data, 0, "cuda"),
+        "cpu": (data, 0, ""),
+        "workers": (data, args.workers, ""),
+    }
     row: dict = {"workers": args.workers}
-    for name, (given, workers) in sides.items():
+    for name, (given, workers, choice) in sides.items():
+        os.environ["GNNACCEL_SAMPLER"] = choice
         loader = NeighborLoader(
             given, args.fanouts, batch_size=args.batch, shuffle=True, is_sorted=True, num_workers=workers
         )
         row[f"{name}_ms"], nodes, edges = epoch_ms(loader, args.count, of_pyg, model)
         if name == "cuda":
             row |= {"batch_nodes": nodes, "batch_edges": edges}
+    del os.environ["GNNACCEL_SAMPLER"]
     pyg_backend.disable()
     return row
 

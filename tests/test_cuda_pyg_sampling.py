@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import pickle
 
 import pytest
 import torch
@@ -92,12 +94,69 @@ def test_links(_plugin):
     assert len(_plugin) == 3
 
 
-def test_the_gpu_for_data_on_the_cpu(monkeypatch, _plugin):
+def cpus_and_gpus(monkeypatch, data, *args, **options):
+    """Batches of the CPU, and of the same data and seeds with GNNACCEL_SAMPLER=cuda."""
+    batches = []
+    for choice in ("", "cuda"):
+        monkeypatch.setenv(samplers.CHOICE, choice)
+        torch.manual_seed(3)
+        batches.append(list(NeighborLoader(data, *args, batch_size=16, **options)))
+    return batches
+
+
+LOADERS = {
+    "plain": {},
+    "sorted": {"is_sorted": True},
+    "shuffled": {"shuffle": True},
+    "bidirectional": {"subgraph_type": "bidirectional"},
+    "not filtered in collate_fn": {"filter_per_worker": False},
+    "a transform": {"transform": lambda batch: batch.update({"z": batch.x * 2})},
+}
+
+
+@on_gpu
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_gpu_for_data_on_the_cpu(name, monkeypatch, _plugin):
+    """Batches are there, and as those of the CPU; their features were read where they lie."""
+    data = graph(ordered=name == "sorted")
+    data.wide, data.flag, data.half = torch.rand(NODES, 130), torch.rand(NODES) > 0.5, torch.rand(NODES, 3).bfloat16()
+    data.uneven = torch.rand(5, NODES).t()  # cannot be read so
+    data.mean, data.label = torch.rand(7), "a graph"  # of the whole graph
+    for wanted, got in zip(*cpus_and_gpus(monkeypatch, data, [4, -1], **LOADERS[name]), strict=True):
+        assert got.keys() == wanted.keys() and got.label == "a graph"
+        assert got.num_sampled_nodes == wanted.num_sampled_nodes
+        for key, value in wanted.to_dict().items():
+            if isinstance(value, torch.Tensor):
+                assert got[key].is_cuda and got[key].dtype == value.dtype and torch.equal(got[key].cpu(), value), key
+    assert len(_plugin) == 6 and not data.x.is_cuda
+    gc.collect()
+    assert not data.x.is_pinned()  # the loaders are gone
+
+
+@on_gpu
+def test_what_happens_to_the_data_meanwhile(monkeypatch):
     monkeypatch.setenv(samplers.CHOICE, "cuda")
     data = graph()
-    for batch in NeighborLoader(data, [4, -1], batch_size=16):
+    loader = NeighborLoader(data, [4, 2], batch_size=45)
+    for step, batch in enumerate(loader):
+        assert torch.equal(batch.x.flatten().cpu(), batch.n_id.cpu() * 2.0**step)
+        data.x *= 2  # where it lies
+    data.x = -torch.arange(NODES).float()[:, None]  # another one
+    for batch in loader:
+        assert torch.equal(batch.x.flatten().cpu(), -batch.n_id.cpu().float())
+    assert data.x.is_pinned()
+    other = pickle.loads(pickle.dumps(loader))
+    assert torch.equal(next(iter(other)).x.flatten().cpu(), -next(iter(other)).n_id.cpu().float())
+
+
+@on_gpu
+@pytest.mark.parametrize("options", [{"pin_memory": True}, {"transform_sampler_output": lambda out: out}])
+def test_loaders_that_make_batches_on_the_host(options, monkeypatch, _plugin):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data = graph()
+    for batch in NeighborLoader(data, [4, -1], batch_size=16, **options):
         check(batch, data)
-        assert {batch[name].device.type for name in ("x", "edge_index", "n_id", "e_id", "edge_attr")} == {"cpu"}
+        assert not batch.x.is_cuda and not batch.edge_index.is_cuda
     assert len(_plugin) == 6
 
 

@@ -5,7 +5,8 @@ edges) is PyG's own code, which finds our functions where it calls one of those 
 leaves the samplers to PyG.
 
 The GPU samples from a graph that is there, or for all that GNNACCEL_SAMPLER=cuda asks it to: NeighborSampler, in the
-process that made it. Workers cannot use the GPU that it uses, and sample on the CPU.
+process that made it. Workers cannot use the GPU that it uses, and sample on the CPU. Batches of NodeLoader that the GPU
+was asked for stay there (gpu_batches.py).
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.index import Index
+from torch_geometric.loader import NodeLoader
 from torch_geometric.loader.shadow import ShaDowKHopSampler
 from torch_geometric.sampler import BidirectionalNeighborSampler, HeteroSamplerOutput, HGTSampler, NeighborSampler
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.ops import has_cuda_kernels
+from gnnaccel.pyg_backend import gpu_batches
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
@@ -341,7 +344,7 @@ def _neighbor_draw(original: Callable) -> Callable:
         out = sample(
             self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs
         )
-        if kept is not None and kept[1]:
+        if kept is not None and kept[1] and not gpu_batches.are_wanted():
             for name in ("node", "row", "col", "edge"):
                 setattr(out, name, getattr(out, name).cpu())
         return out
@@ -353,6 +356,8 @@ def _neighbor_draw(original: Callable) -> Callable:
 _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NeighborSampler, "__init__", _neighbor_init, False),
     (NeighborSampler, "_sample", _neighbor_draw, True),
+    (NodeLoader, "collate_fn", gpu_batches.wanting, False),
+    (NodeLoader, "filter_fn", gpu_batches.filtering, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
     (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True), False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),

@@ -40,10 +40,11 @@ class Pinned:
 
 
 def _unpin(cudart, address: int, _tensor: Tensor) -> None:
+    torch.cuda.synchronize()  # the GPU may still be reading
     cudart.cudaHostUnregister(address)
 
 
-class _OnTheBus:
+class _Interface:
     """Pinned memory, as CUDA's array interface describes it."""
 
     def __init__(self, tensor: Tensor):
@@ -56,19 +57,15 @@ class _OnTheBus:
         }
 
 
-def rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """tensor[index] on the GPU of `index`, which reads these rows alone.
+def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
+    """Pinned host memory as a tensor of a GPU, which reads and writes it over the bus; nothing is copied.
 
     Parameters
     ----------
-    tensor : Tensor [n, ...], of any dtype of up to 8 bytes
-        In pinned memory, contiguous.
-    index : Tensor [m], int32 or int64, on a GPU
-
-    Returns
-    -------
-    Tensor [m, ...]
-        On that GPU. On the current stream: the memory must stay pinned until that has come so far.
+    tensor : Tensor, of any dtype of up to 8 bytes
+        In pinned memory, contiguous. It must stay there, and pinned, for as long as the result or the GPU uses it.
+    device : torch.device
+        A GPU.
 
     Raises
     ------
@@ -76,11 +73,27 @@ def rows(tensor: Tensor, index: Tensor) -> Tensor:
         For a dtype of more than 8 bytes. ValueError: for memory that is not pinned.
     """
     if tensor.element_size() not in _BITS:
-        raise TypeError(f"rows: tensor: expected a dtype of up to 8 bytes, got {tensor.dtype}")
+        raise TypeError(f"on_the_bus: tensor: expected a dtype of up to 8 bytes, got {tensor.dtype}")
     if not tensor.is_contiguous() or (tensor.numel() and not tensor.is_pinned()):
-        raise ValueError("rows: tensor: expected contiguous pinned memory")
+        raise ValueError("on_the_bus: tensor: expected contiguous pinned memory")
     if not tensor.numel():
-        return tensor.to(index.device).index_select(0, index)
-    with torch.cuda.device(index.device):
-        there = torch.as_tensor(_OnTheBus(tensor.view(_BITS[tensor.element_size()])), device=index.device)
-        return there.index_select(0, index).view(tensor.dtype)
+        return tensor.to(device)
+    with torch.cuda.device(device):
+        there = torch.as_tensor(_Interface(tensor.view(_BITS[tensor.element_size()])), device=device)
+    return there.view(tensor.dtype)
+
+
+def rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """tensor[index] on the GPU of `index`, which reads these rows alone: `on_the_bus` has what it takes, and raises.
+
+    Parameters
+    ----------
+    tensor : Tensor [n, ...]
+    index : Tensor [m], int32 or int64, on a GPU
+
+    Returns
+    -------
+    Tensor [m, ...]
+        On that GPU, as soon as its current stream has come so far.
+    """
+    return on_the_bus(tensor, index.device).index_select(0, index)
