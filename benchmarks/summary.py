@@ -150,6 +150,17 @@ def cuda_small() -> list[str]:
     return markdown(["epoch, ms", *sides.values()], body) + source(name, 2)
 
 
+def cuda_modules() -> list[str]:
+    name = "epochs_modules_h100.csv"
+    rows = read(name)[1]
+    sides = {"pyg": "PyG alone", "flag": "gnnaccel", "modules-flag": "with GNNACCEL_CUDA_GRAPHS=1"}
+    body = [
+        [f"{rows[0]['graph']}: {model}", *(epochs_cell(rows, side, "pyg", model=model) for side in sides)]
+        for model in unique(rows, "model")
+    ]
+    return markdown(["epoch, ms", *sides.values()], body) + source(name, 2)
+
+
 def cuda_large() -> list[str]:
     name = "epochs_arxiv_h100.csv"
     rows = read(name)[1]
@@ -260,6 +271,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-small": cpu_small,
     "cpu-compiled": cpu_compiled,
     "cuda-small": cuda_small,
+    "cuda-modules": cuda_modules,
     "cuda-large": cuda_large,
     "cuda-layers": cuda_layers,
     "cuda-models": cuda_models,

@@ -14,7 +14,7 @@ from dgl import backend, graph_index, heterograph_index
 from dgl.heterograph_index import HeteroGraphIndex
 
 from gnnaccel.dgl_backend.device import place
-from gnnaccel.dgl_backend.structure import known_structure, set_structure
+from gnnaccel.dgl_backend.structure import set_structure
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 
@@ -34,8 +34,9 @@ class BlockIndex(HeteroGraphIndex):
     def __reduce__(self):
         return _new_index, (HeteroGraphIndex,), self.__getstate__()
 
-    _made: bool
+    _structure: Graph  # what DGL's caches have of it may be dropped
     _idtype: torch.dtype
+    _made: bool
 
     # That of DGL's base class asks C++ for what is not there, of a structure that may not be there either.
     __getattribute__ = object.__getattribute__
@@ -50,12 +51,6 @@ class BlockIndex(HeteroGraphIndex):
     def handle(self):
         self.make()
         return super().handle
-
-    @property
-    def _structure(self) -> Graph:
-        graph = known_structure(self)
-        assert graph is not None
-        return graph
 
     def make(self) -> None:
         """Have it in C++, in host memory; once."""
@@ -115,7 +110,7 @@ def _new_index(cls):
 def block_index(graph: Graph, idtype: torch.dtype) -> BlockIndex:
     """The index of a block whose edges are those of `graph`, on a GPU, without edge ids; DGL's ids are `idtype`."""
     index = BlockIndex.__new__(BlockIndex)
-    index._idtype, index._made = idtype, False
+    index._structure, index._idtype, index._made = graph, idtype, False
     set_structure(index, graph, (_SOURCES, _DESTINATIONS))
     place(index, graph.device)
     return index
