@@ -140,7 +140,7 @@ struct type_caster<gnnaccel::NodeType>
     : gnnaccel::TupleCaster<gnnaccel::NodeType, Pointer, const int64_t*, int64_t, int64_t, int64_t, int64_t> {};
 template <>
 struct type_caster<gnnaccel::Draw> : gnnaccel::TupleCaster<gnnaccel::Draw, uint64_t*, const int64_t*, uint64_t, int64_t,
-                                                           int64_t, gnnaccel::IndexType, bool, bool, bool> {};
+                                                           int64_t, gnnaccel::IndexType, bool, bool, bool, bool> {};
 template <>
 struct type_caster<gnnaccel::Members>
     : gnnaccel::TupleCaster<gnnaccel::Members, Pointer, const int64_t*, const int64_t*, const int64_t*, int64_t> {};

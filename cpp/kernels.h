@@ -308,6 +308,7 @@ struct Draw {
   bool replace;
   bool disjoint;  // each seed has a tree of its own
   bool last;      // of those that are early enough, the latest instead of any
+  bool resample;  // each hop draws for all nodes so far, not only for those that the hop before has added
 };
 
 struct Samples {
@@ -321,7 +322,8 @@ struct Samples {
 };
 
 // Sources of the seeds, sources of those, and so on for num_hops hops. In each hop every node that the hop before has
-// added is the destination of up to fanouts[hop] edges of each relation, relations in their order.
+// added (with `resample` every node so far) is the destination of up to fanouts[hop] edges of each relation, relations
+// in their order.
 //   Without `replace` a row gives distinct edges, all of them if it has no more than that, and every set of so many
 //   equally likely; with weights, one after the other, each by its weight among those that are left. With it, fanouts
 //   [hop] edges drawn one by one. Edges of weight 0 are drawn by neither.

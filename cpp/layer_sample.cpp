@@ -61,7 +61,7 @@ class LayerSampler {
     const int64_t num_sources = types_[static_cast<size_t>(relation.source)].num_nodes;
     const I* indptr = static_cast<const I*>(relation.indptr);
     const I* indices = static_cast<const I*>(relation.indices);
-    Picker<I> picker(relation, draw_, ++streams_);
+    Picker<I> picker(relation, draw_, draw_.seed, ++streams_);
     std::vector<I> places;
     for (int64_t i = to.fresh; i < to.ids.size(); ++i) {
       const I node = to.ids.data()[i];

@@ -40,8 +40,8 @@ struct Row {
 template <class I>
 class Picker {
  public:
-  Picker(const Relation& relation, const Draw& draw, uint64_t stream)
-      : relation_(relation), draw_(draw), seed_(splitmix64(draw.seed, stream)) {}
+  Picker(const Relation& relation, const Draw& draw, uint64_t seed, uint64_t stream)
+      : relation_(relation), draw_(draw), seed_(splitmix64(seed, stream)) {}
 
   // Places in indices of `row`, the row of the destination with that place.
   void pick(const Row<I>& row, bool all, int64_t place, I* out) {

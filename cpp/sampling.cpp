@@ -59,7 +59,7 @@ struct Nodes {
   Growing<I> ids;
   Growing<I> trees;
   std::variant<Hash, Table> places;
-  int64_t begin = 0;  // those that the last hop added
+  int64_t begin = 0;  // those that the next hop draws for
   int64_t end = 0;
 };
 
@@ -84,11 +84,13 @@ class Sampler {
     out_.edges_per_hop.resize(relations_.size());
     for (size_t t = 0; t < types_.size(); ++t) start(t);
     for (int64_t hop = 0; hop < draw_.num_hops; ++hop) {
+      seed_ = draw_.seed + (draw_.resample ? static_cast<uint64_t>(hop) : 0);  // or a node would draw the same again
       for (size_t r = 0; r < relations_.size(); ++r) expand(r, hop);
       for (size_t t = 0; t < types_.size(); ++t) {
-        nodes_[t].begin = nodes_[t].end;
+        const int64_t before = nodes_[t].end;
+        nodes_[t].begin = draw_.resample ? 0 : before;
         nodes_[t].end = nodes_[t].ids.size();
-        out_.nodes_per_hop[t].push_back(nodes_[t].end - nodes_[t].begin);
+        out_.nodes_per_hop[t].push_back(nodes_[t].end - before);
       }
     }
     for (auto& nodes : nodes_) {
@@ -251,7 +253,7 @@ class Sampler {
 
   // Step 2. Places in indices and destinations of a chunk's edges, and in rows the numbers of their sources.
   void fill(const Relation& relation, size_t r, bool all, int64_t chunk, const Target& target) const {
-    Picker<I> picker(relation, draw_, r);
+    Picker<I> picker(relation, draw_, seed_, r);
     const I* indices = static_cast<const I*>(relation.indices);
     const int64_t begin = offsets_[static_cast<size_t>(chunk)], end = offsets_[static_cast<size_t>(chunk) + 1];
     int64_t at = begin;
@@ -313,7 +315,8 @@ class Sampler {
   std::vector<Nodes<I>> nodes_;
   std::vector<Edges<I>> edges_;
   Samples out_;
-  // Of the hop and relation at work: its destinations, from place first_ on, in chunks.
+  // Of the hop and relation at work: its seed; its destinations, from place first_ on, in chunks.
+  uint64_t seed_ = 0;
   int64_t first_ = 0;
   int64_t chunks_ = 0;
   const I* row_trees_ = nullptr;

@@ -15,7 +15,7 @@ namespace detail {
 template <>
 struct type_caster<gnnaccel::cuda::SampleBatch>
     : gnnaccel::TupleCaster<gnnaccel::cuda::SampleBatch, void*, void*, void*, void*, void*, void*, void*, int64_t,
-                            int64_t, int64_t> {};
+                            int64_t, int64_t, bool> {};
 
 }  // namespace detail
 }  // namespace pybind11

@@ -145,6 +145,7 @@ struct SampleBatch {
   int64_t num_seeds;
   int64_t num_hops;
   int64_t slots;  // a power of two, at least twice as many as nodes that there may be; or 0
+  bool resample;  // each hop draws for all nodes so far, not only for those that the hop before has added
 };
 // What is wrong, in the upper 8 bits of state[0], the others saying where: number of a seed, node, place in indices.
 enum class SampleError : int { seeds = 0, indptr = 1, indices = 2, changed = 3 };
@@ -152,8 +153,8 @@ enum class SampleError : int { seeds = 0, indptr = 1, indices = 2, changed = 3 }
 // Takes seeds [num_seeds] in; writes table and state.
 cudaError_t sample_seeds(const Csr& graph, const void* seeds, const SampleBatch& batch, cudaStream_t stream);
 
-// offsets [max_rows + 1]: where the edges of each node that the hop before has added go among those of `hop`; the last
-// one, how many these are.
+// offsets [max_rows + 1]: where the edges of each node that the hop draws for go among those of `hop`; the last one,
+// how many these are.
 cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
                            int64_t max_rows, int64_t fanout, bool replace, int64_t* offsets, cudaStream_t stream);
 

@@ -33,6 +33,7 @@ struct Hop {
   int64_t* nodes_after;  // [hops + 1]: nodes there are before the first hop, after it, and so on
   int64_t* edges_after;
   int64_t num_seeds, max_rows, max_edges, hop;
+  bool resample;
 
   Hop(const Csr& graph, const SampleBatch& batch, int64_t hop, int64_t max_rows, int64_t max_edges)
       : indptr(static_cast<const I*>(graph.indptr)),
@@ -50,9 +51,10 @@ struct Hop {
         num_seeds(batch.num_seeds),
         max_rows(max_rows),
         max_edges(max_edges),
-        hop(hop) {}
+        hop(hop),
+        resample(batch.resample) {}
 
-  __device__ __forceinline__ int64_t first_row() const { return hop ? nodes_after[hop - 1] : 0; }
+  __device__ __forceinline__ int64_t first_row() const { return hop && !resample ? nodes_after[hop - 1] : 0; }
   __device__ __forceinline__ int64_t num_rows() const { return nodes_after[hop] - first_row(); }
   __device__ __forceinline__ int64_t first_edge() const { return edges_after[hop]; }
   // Never above what there is room for, whatever indptr says by now.

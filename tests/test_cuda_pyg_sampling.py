@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import pickle
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from cuda_cases import DEVICE, EMULATED
 
 pyg = pytest.importorskip("torch_geometric")
 from torch_geometric.data import Data, HeteroData  # noqa: E402
-from torch_geometric.loader import LinkNeighborLoader, NeighborLoader  # noqa: E402
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, PrefetchLoader  # noqa: E402
 from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler, NodeSamplerInput  # noqa: E402
 
 from gnnaccel import pyg_backend, report  # noqa: E402
@@ -145,8 +147,59 @@ def test_what_happens_to_the_data_meanwhile(monkeypatch):
     for batch in loader:
         assert torch.equal(batch.x.flatten().cpu(), -batch.n_id.cpu().float())
     assert data.x.is_pinned()
+    data.x.data = -data.x.data  # other memory under the same tensor
+    for batch in loader:
+        assert torch.equal(batch.x.flatten().cpu(), batch.n_id.cpu().float())
+    data.x = -data.x
     other = pickle.loads(pickle.dumps(loader))
     assert torch.equal(next(iter(other)).x.flatten().cpu(), -next(iter(other)).n_id.cpu().float())
+
+
+@on_gpu
+def test_two_loaders_of_the_same_data(monkeypatch):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data = graph()
+    loaders = [NeighborLoader(data, [4, 2], batch_size=45) for _ in range(2)]
+    for loader in loaders:
+        next(iter(loader))
+    del loader, loaders[0]
+    gc.collect()
+    for batch in loaders[0]:
+        check(batch, data)
+        assert batch.x.is_cuda
+
+
+@on_gpu
+def test_what_the_gpu_does_not_read(monkeypatch, tmp_path):
+    """Features with gradients and of files that are mapped: gathered on the host, and on the GPU in the end."""
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data = graph()
+    data.w = torch.rand(NODES, 3, requires_grad=True)
+    np.save(tmp_path / "m.npy", np.arange(2.0 * NODES, dtype=np.float32).reshape(NODES, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch: it cannot be written into
+        data.m = torch.from_numpy(np.load(tmp_path / "m.npy", mmap_mode="r"))
+    for batch in NeighborLoader(data, [4, 2], batch_size=45):
+        check(batch, data.clone().detach())
+        assert batch.w.is_cuda and torch.equal(batch.m.cpu(), data.m[batch.n_id.cpu()]) and batch.m.is_cuda
+        batch.w.sum().backward()
+    assert data.w.grad is not None and data.w.grad.any()
+
+
+@on_gpu
+def test_other_loaders_and_loaders_of_loaders(monkeypatch):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data = graph()
+    for batch in PrefetchLoader(NeighborLoader(data, [4, 2], batch_size=45)):
+        check(batch, data)
+        assert batch.x.is_cuda
+
+    class Own(NeighborLoader):
+        def filter_fn(self, out):
+            return self.data.x[out.node]
+
+    for x in Own(data, [4, 2], batch_size=45):
+        assert not x.is_cuda
 
 
 @on_gpu

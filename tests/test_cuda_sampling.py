@@ -88,6 +88,17 @@ def test_samples_are_the_cpus(dtype, replace, fanouts):
 
 
 @pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanouts", [[15, 10, 5], [3, 40, 2], [-1, 2, -1], [0, 4]])
+@pytest.mark.parametrize("dtype", INDEX)
+def test_hops_for_all_nodes_so_far(dtype, fanouts, replace, monkeypatch):
+    arrays = uneven(dtype)
+    for seeds in (torch.randperm(120)[:50].to(dtype), torch.tensor([19, 3, 19, 0], dtype=dtype)):
+        same(arrays, seeds, fanouts, replace=replace, resample=True, seed=6)
+    monkeypatch.setattr(on_cuda, "MOST_BOUNDED", 60)
+    same(arrays, seeds, fanouts, replace=replace, resample=True, seed=2**64 - 1)
+
+
+@pytest.mark.parametrize("replace", [False, True])
 def test_seeds_that_repeat_or_have_no_edges(replace):
     arrays = uneven()
     for seeds in ([21, 0, 21, 20, 19, 0, 21], [0, 20], [119] * 40, [], [21]):
@@ -105,7 +116,7 @@ def test_few_of_many_nodes_are_hashed(dtype):
     num_nodes = 200_000
     arrays = graph([*torch.randint(1, 60, (300,)).tolist()], num_nodes, dtype)
     arrays[1][::2] %= 300
-    batch = on_cuda._Batch(on_cuda.Relation("", *arrays), torch.arange(20), 2, 20 * 6 + 120 * 40, True)
+    batch = on_cuda._Batch(on_cuda.Relation("", *arrays), torch.arange(20), 2, 20 * 6 + 120 * 40, False, bounded=True)
     assert batch.slots
     for seed in range(3):
         same(arrays, torch.randperm(300)[:20].to(dtype), [6, 40], seed=seed)

@@ -162,11 +162,12 @@ def test_a_samplers_blocks():
     g = dgl.graph((ends[0], ends[1]), num_nodes=40)
     g.ndata["x"], g.edata["w"] = torch.arange(40), torch.arange(300)
     g = g.to(DEVICE)
-    graph, nodes = dgl_backend.to_graph(g), torch.tensor([7, 3, 9], device=DEVICE)
-    for fanout in (4, 2, -1):
-        seeds = nodes.to(graph.indptr.dtype)
-        out = samplers._sample(graph, seeds, fanout, {}, DEVICE)
-        block = samplers._gpu_block(g, g.idtype, seeds, out)
+    seeds = torch.tensor([7, 3, 9], device=DEVICE)
+    nodes = seeds
+    for layer, fanout in zip(
+        samplers._layers(dgl_backend.to_graph(g), seeds, [4, 2, -1], False, DEVICE), (4, 2, -1), strict=True
+    ):
+        block = samplers._gpu_block(g, layer)
         assert block.device == DEVICE and block.idtype == g.idtype and block.canonical_etypes == g.canonical_etypes
         source, target, ids = *block.edges(), block.edata[dgl.EID]
         wanted = g.find_edges(ids)
@@ -178,3 +179,37 @@ def test_a_samplers_blocks():
         assert torch.equal(block.in_degrees(), degree if fanout < 0 else degree.clamp(max=fanout))
         assert type(block._graph) is BlockIndex and not block._graph._made
         nodes = block.srcdata[dgl.NID]
+
+
+def test_blocks_outlive_the_plugin():
+    ours, theirs = pair()
+    wanted = theirs.find_edges(at(3, 5)(theirs))
+    dgl_backend.disable()
+    assert ours._graph._made
+    for got, want in zip(ours.find_edges(torch.tensor([3, 5])), wanted, strict=True):
+        assert torch.equal(got.cpu(), want.cpu())
+
+
+@pytest.mark.parametrize("exclude", ["self", "reverse_id"])
+def test_edge_prediction(exclude):
+    """Sampled by DGL, whose filter of edges is CUDA's alone."""
+    generator = torch.Generator().manual_seed(2)
+    ends = torch.randint(40, (2, 150), generator=generator)
+    g = dgl.graph((torch.cat([ends[0], ends[1]]), torch.cat([ends[1], ends[0]])), num_nodes=40).to(DEVICE)
+    options = {"reverse_eids": torch.arange(300, device=DEVICE).roll(150)} if exclude == "reverse_id" else {}
+    negative = dgl.dataloading.negative_sampler.Uniform(2)
+    sampler = dgl.dataloading.as_edge_prediction_sampler(
+        dgl.dataloading.NeighborSampler([-1]), exclude=exclude, negative_sampler=negative, **options
+    )
+    seeds = at(3, 160, 9)(g)
+    _, pairs, negatives, blocks = sampler.sample(g, seeds)
+    assert pairs.num_edges() == 3 and negatives.num_edges() == 6
+    left = [*seeds.tolist(), *((seeds + 150) % 300).tolist()] if exclude == "reverse_id" else seeds.tolist()
+    assert blocks[0].num_edges() and not set(left) & set(blocks[0].edata[dgl.EID].tolist())
+
+
+def test_filters_are_sets():
+    ids, test = torch.tensor([3, 2, 9]), torch.tensor([0, 2, 8, 9])
+    made = dgl.utils.Filter(ids)
+    assert made.find_included_indices(test).tolist() == [1, 3]
+    assert made.find_excluded_indices(test).tolist() == [0, 2]

@@ -515,3 +515,40 @@ def test_empty_seeds_and_graphs_without_edges():
     assert out.node.tolist() == [0, 1] and out.edge.numel() == 0
     assert induced_subgraph(INDPTR, INDICES, none).indptr.tolist() == [0]
     assert neighbor_sample(INDPTR, INDICES, SEEDS, []).node.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("replace", [False, True])
+def test_each_hop_draws_for_all_nodes_so_far(dtype, replace):
+    indptr, indices = csc(60, 60, 900, dtype)
+    seeds, fanouts = torch.tensor([7, 3, 1, 9], dtype=dtype), [3, 5, -1, 2]
+    out = neighbor_sample(indptr, indices, seeds, fanouts, replace=replace, resample=True, seed=4)
+    assert torch.equal(out.node[:4], seeds) and out.node.unique().numel() == out.node.numel()
+    last, nodes, drawn = 0, 4, []
+    for fanout, added, count in zip(fanouts, out.num_nodes_per_hop[1:], out.num_edges_per_hop, strict=True):
+        row, col, edge = (array[last : last + count] for array in (out.row, out.col, out.edge))
+        assert torch.equal(indices[edge.long()], out.node[row.long()]) and bool((col.diff() >= 0).all())
+        targets = out.node[:nodes].long()
+        degree = indptr[targets + 1] - indptr[targets]
+        wanted = degree if fanout < 0 else torch.where(degree > 0, fanout, 0) if replace else degree.clamp(max=fanout)
+        assert torch.equal(torch.bincount(col.long(), minlength=nodes), wanted.long())
+        assert bool((edge >= indptr[out.node[col.long()].long()]).all())
+        assert bool((edge < indptr[out.node[col.long()].long() + 1]).all())
+        if not replace or fanout < 0:
+            assert edge.unique().numel() == edge.numel()
+        drawn.append(edge[col == 2].tolist())  # of the hub
+        last, nodes = last + count, nodes + added
+        assert int(row.max()) < nodes
+    assert drawn[0] != drawn[1][:3] and nodes == out.node.numel() and last == out.edge.numel()
+    once = neighbor_sample(indptr, indices, seeds, [3], replace=replace, seed=4)
+    assert torch.equal(once.edge, out.edge[: out.num_edges_per_hop[0]])
+
+
+def test_hops_draw_apart_from_each_other():
+    """Of two hops that draw one of four edges, each pair comes as often."""
+    indptr, indices = torch.tensor([0, 4, 4, 4, 4, 4]), torch.tensor([1, 2, 3, 4])
+    counts = torch.zeros(4, 4)
+    for seed in range(1600):
+        first, second = neighbor_sample(indptr, indices, torch.tensor([0]), [1, 1], resample=True, seed=seed).edge
+        counts[first, second] += 1
+    assert float(((counts - 100) ** 2 / 100).sum()) < chi2.ppf(0.9999, 15)

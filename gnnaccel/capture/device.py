@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from gnnaccel.schedule import work
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: dict[int, Any] = {}
+_collecting = threading.Lock()
+_uncollected, _collects = 0, True  # captures under way, of all threads; whether Python collected before
 _replayed: dict[int, torch.cuda.Stream] = {}  # on which the last replay was
 
 
@@ -30,13 +33,19 @@ def _stream() -> torch.cuda.Stream:
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
     """Python's garbage collector waits: it might free an old CUDA graph, which ends a capture with an error."""
-    enabled = gc.isenabled()
-    gc.disable()
+    global _uncollected, _collects
+    with _collecting:
+        if _uncollected == 0:
+            _collects = gc.isenabled()
+            gc.disable()
+        _uncollected += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _collecting:
+            _uncollected -= 1
+            if _uncollected == 0 and _collects:
+                gc.enable()
 
 
 class Recording:

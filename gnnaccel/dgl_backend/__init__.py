@@ -170,6 +170,10 @@ def _counted(function, what: str):
 
 def disable() -> None:
     """Put back everything `enable` replaced."""
+    if _undo:
+        from gnnaccel.dgl_backend.block_index import make_all
+
+        make_all()
     while _undo:
         holder, name, value = _undo.pop()
         if value is _INHERITED:

@@ -8,6 +8,7 @@ something else is asked: every call into C++ passes by `made` first (bridge.py).
 from __future__ import annotations
 
 import functools
+import weakref
 
 import torch
 from dgl import backend, graph_index, heterograph_index
@@ -20,6 +21,9 @@ from gnnaccel.graph.csr import Graph
 
 _SOURCES, _DESTINATIONS = 0, 1  # node types
 _BITS = {torch.int32: "int32", torch.int64: "int64"}
+
+
+_unmade: dict[int, weakref.ref[BlockIndex]] = {}  # by id: DGL's C++ makes the hash of an index
 
 
 @functools.cache
@@ -63,6 +67,7 @@ class BlockIndex(HeteroGraphIndex):
         create = heterograph_index._CAPI_DGLHeteroCreateHeteroGraphWithNumNodes
         self.__init_handle_by_constructor__(create, _metagraph(), [unit], backend.to_dgl_nd(torch.tensor(sizes)))
         self._made = True
+        _unmade.pop(id(self), None)
 
     metagraph = property(lambda self: _metagraph())
     dtype = property(lambda self: _BITS[self._idtype])
@@ -111,9 +116,21 @@ def block_index(graph: Graph, idtype: torch.dtype) -> BlockIndex:
     """The index of a block whose edges are those of `graph`, on a GPU, without edge ids; DGL's ids are `idtype`."""
     index = BlockIndex.__new__(BlockIndex)
     index._structure, index._idtype, index._made = graph, idtype, False
+    _unmade[id(index)] = weakref.ref(index, functools.partial(_forget, id(index)))
     set_structure(index, graph, (_SOURCES, _DESTINATIONS))
     place(index, graph.device)
     return index
+
+
+def _forget(number: int, _reference) -> None:
+    _unmade.pop(number, None)
+
+
+def make_all() -> None:
+    """Before DGL's C++ is called without `made`."""
+    for reference in list(_unmade.values()):
+        if (index := reference()) is not None:
+            index.make()
 
 
 def made(args) -> None:

@@ -16,11 +16,11 @@ import torch
 
 from gnnaccel.dgl_backend.block_index import made
 from gnnaccel.dgl_backend.device import device_of, place, to_device, twin
-from gnnaccel.dgl_backend.structure import structure
+from gnnaccel.dgl_backend.structure import forget_copies, known_structure, structure
 from gnnaccel.sampling import host_memory
 
 _EDGES = "gnnaccel.edges"
-_PINNED = "gnnaccel.pinned"
+_PINNED = "_gnnaccel_pinned"  # of an index: its graph is
 NO_KERNEL = (
     "this DGL was built without CUDA, and gnnaccel has no CUDA kernel for this call ({}); move its arguments to the CPU"
 )
@@ -151,7 +151,7 @@ def _pin(_original):
             from dgl.base import DGLError
 
             raise DGLError("The graph structure must be on CPU to be pinned.")
-        self._cache[_PINNED] = True
+        setattr(self, _PINNED, True)
         return self
 
     return pin_memory_
@@ -163,21 +163,26 @@ def _pinned_copy(_original):
 
 def _unpin(_original):
     def unpin_memory_(self):
-        self._cache.pop(_PINNED, None)
+        vars(self).pop(_PINNED, None)
+        if (graph := known_structure(self)) is not None:
+            forget_copies(graph)
         return self
 
     return unpin_memory_
 
 
 def _is_pinned(_original):
-    return lambda self: _PINNED in self._cache
+    return lambda self: _PINNED in vars(self)
 
 
-class _PinnedFeatures(host_memory.Pinned):
+class _PinnedFeatures:
     """What DGL keeps with a column that it has pinned."""
 
+    def __init__(self, tensor):
+        self._pinned = host_memory.pin(tensor)
+
     def unpin_memory_(self) -> None:
-        self.release()
+        self._pinned = None
 
 
 def _pin_features(tensor):
@@ -188,6 +193,25 @@ def _pin_features(tensor):
         return _PinnedFeatures(tensor)
     except (RuntimeError, ValueError) as error:
         raise DGLError(f"Failed to pin memory in-place due to: {error}") from error
+
+
+class _Filter:
+    """dgl.utils.Filter, which DGL has for the GPU alone: which of other ids are among these."""
+
+    def __init__(self, ids):
+        self._ids = ids
+
+    def find_included_indices(self, test):
+        return torch.isin(test, self._ids).nonzero().squeeze(1)
+
+    def find_excluded_indices(self, test):
+        return torch.isin(test, self._ids, invert=True).nonzero().squeeze(1)
+
+
+def _no_cache(*_args, **_options):
+    from dgl.base import DGLError
+
+    raise DGLError("gnnaccel: this DGL was built without CUDA, and so has no GPU cache; leave gpu_cache out")
 
 
 def _context(original):
@@ -298,11 +322,16 @@ def replacements():
     for key, wrap in (("segment_mm", _segment_mm), ("gather_mm", _gather_mm)):
         for holder in (backend, sparse):
             yield holder, key, wrap(getattr(sparse, key))
-    pinning = {"gather_pinned_tensor_rows": host_memory.rows, "pin_memory_inplace": _pin_features}
-    for module in ("dgl.utils", "dgl.utils.pin_memory", "dgl.frame", "dgl.storages.pytorch_tensor"):
-        for key, value in pinning.items():
-            if hasattr(sys.modules.get(module), key):
-                yield sys.modules[module], key, value
+    of_gpus = {
+        "gather_pinned_tensor_rows": host_memory.rows,
+        "pin_memory_inplace": _pin_features,
+        "Filter": _Filter,
+        "GPUCache": _no_cache,
+    }
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "dgl" and module is not None:
+            for key in vars(module).keys() & of_gpus.keys():
+                yield module, key, of_gpus[key]
     yield ObjectBase, "__init_handle_by_constructor__", _init_by_constructor(ObjectBase.__init_handle_by_constructor__)
     farthest_points = _farthest_points(geometry[0]._farthest_point_sampler)
     for module in geometry:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import dgl
 import torch
@@ -19,13 +20,12 @@ from torch import Tensor
 
 from gnnaccel import report, sampling
 from gnnaccel.dgl_backend.block_index import block_index
-from gnnaccel.dgl_backend.structure import to_graph
+from gnnaccel.dgl_backend.structure import arrays_on, to_graph
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _KIND = "dgl.NeighborSampler"
-_SEEDS = 1 << 62
 
 
 def _reason(sampler, g, seeds, exclude_eids) -> str | None:
@@ -46,7 +46,7 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
         return "seeds on another device than the graph, which is not pinned"
     if seeds.is_cuda and not has_cuda_kernels():
         return "this gnnaccel has no CUDA half"
-    if sampler.output_device is not None and torch.device(sampler.output_device) != seeds.device:
+    if sampler.output_device is not None and torch.zeros(0, device=sampler.output_device).device != seeds.device:
         return "an output device"
     ordered = seeds.sort().values
     if bool((ordered[1:] == ordered[:-1]).any()):
@@ -56,7 +56,7 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
 
 def _seed() -> int:
     """From DGL's generator, which dgl.seed() sets, and DGL's loader in each worker."""
-    return int(dgl.random.choice(_SEEDS, 1)[0])
+    return int(dgl.random.choice(1 << 62, 1)[0])
 
 
 def _device() -> torch.device:
@@ -75,54 +75,60 @@ def _device() -> torch.device:
     return cpu
 
 
-def _arrays_on(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-    """indptr, indices and edge ids on `device`, of which the graph keeps copies."""
-    indptr, indices, edge_ids = graph.indptr, graph.indices, graph.edge_ids
-    if graph.device == device:
-        return indptr, indices, edge_ids
-    copies = graph.slot("sampled_on", dict)
-    if device not in copies:
-        ids = None if edge_ids is None else edge_ids.to(device)
-        copies[device] = indptr.to(device), indices.to(device), ids
-    return copies[device]
+class _Layer(NamedTuple):
+    """What a block is made of: the nodes of its sources, of which the first are its destinations, and its edges."""
+
+    nodes: Tensor
+    num_dst: int
+    row: Tensor
+    col: Tensor
+    edge: Tensor
 
 
-def _sample(graph: Graph, nodes: Tensor, fanout: int, how: dict, device: torch.device) -> sampling.NeighborSample:
-    """A layer of a graph, sampled on `device`, with the graph's own edge ids. `how`: options of `neighbor_sample`."""
-    indptr, indices, edge_ids = _arrays_on(graph, device)
-    out = sampling.neighbor_sample(indptr, indices, nodes.to(device), [fanout], **how)
-    return out if edge_ids is None else out._replace(edge=edge_ids[out.edge])
+def _layers(graph: Graph, seeds: Tensor, fanouts: list[int], replace: bool, device: torch.device) -> list[_Layer]:
+    """Of a batch that is sampled on `device` and is where the seeds are: from the seeds on, with the graph's edge ids,
+    nodes and edge ids as the seeds' dtype."""
+    indptr, indices, edge_ids = arrays_on(graph, device)
+    given = seeds.to(device).clamp(max=torch.iinfo(indptr.dtype).max).to(indptr.dtype)  # no other node's number
+    out = sampling.neighbor_sample(indptr, indices, given, fanouts, replace=replace, resample=True, seed=_seed())
+    edges = out.edge if edge_ids is None else edge_ids[out.edge]
+    node, row, col, edge = (array.to(seeds.device) for array in (out.node, out.row, out.col, edges))
+    node, edge = node.to(seeds.dtype), edge.to(seeds.dtype)
+    layers, first, num_dst = [], 0, seeds.numel()
+    for new_nodes, new_edges in zip(out.num_nodes_per_hop[1:], out.num_edges_per_hop, strict=True):
+        these, num_src = slice(first, first + new_edges), num_dst + new_nodes
+        layers.append(_Layer(node[:num_src], num_dst, row[these], col[these], edge[these]))
+        first, num_dst = these.stop, num_src
+    return layers
 
 
-def _block(g, idtype: torch.dtype, seeds: Tensor, out: sampling.NeighborSample):
+def _block(g, layer: _Layer):
     """A block of the CPU."""
-    out = out._replace(node=out.node.cpu(), row=out.row.cpu(), col=out.col.cpu(), edge=out.edge.cpu())
-    indptr = torch.zeros(seeds.numel() + 1, dtype=idtype)
-    torch.cumsum(torch.bincount(out.col, minlength=seeds.numel()), 0, out=indptr[1:])
+    indptr = torch.zeros(layer.num_dst + 1, dtype=layer.row.dtype)
+    torch.cumsum(torch.bincount(layer.col, minlength=layer.num_dst), 0, out=indptr[1:])
     name = g.ntypes[0]
     block = dgl.create_block(
-        {g.canonical_etypes[0]: ("csc", (indptr, out.row, torch.empty(0, dtype=idtype)))},
-        num_src_nodes={name: out.node.numel()},
-        num_dst_nodes={name: seeds.numel()},
-        idtype=idtype,
+        {g.canonical_etypes[0]: ("csc", (indptr, layer.row, layer.row.new_empty(0)))},
+        num_src_nodes={name: layer.nodes.numel()},
+        num_dst_nodes={name: layer.num_dst},
+        idtype=layer.row.dtype,
     )
-    utils.set_new_frames(block, **_frames(g, seeds, out.node, out.edge))
+    utils.set_new_frames(block, **_frames(g, layer))
     return block
 
 
-def _gpu_block(g, idtype: torch.dtype, seeds: Tensor, out: sampling.NeighborSample):
-    """The same of a sample on a GPU, which stays there."""
-    starts = torch.arange(seeds.numel() + 1, dtype=out.col.dtype, device=seeds.device)
-    indptr = torch.searchsorted(out.col, starts, out_int32=out.col.dtype == torch.int32)
-    index = block_index(Graph(indptr, out.row, None, out.node.numel()), idtype)
-    frames = _frames(g, seeds.to(idtype), out.node.to(idtype), out.edge.to(idtype))
-    return DGLBlock(index, (g.ntypes, g.ntypes), g.etypes, **frames)
+def _gpu_block(g, layer: _Layer):
+    """The same of a batch on a GPU, where the block stays."""
+    starts = torch.arange(layer.num_dst + 1, dtype=layer.col.dtype, device=layer.col.device)
+    indptr = torch.searchsorted(layer.col, starts, out_int32=layer.col.dtype == torch.int32)
+    index = block_index(Graph(indptr, layer.row, None, layer.nodes.numel()), layer.nodes.dtype)
+    return DGLBlock(index, (g.ntypes, g.ntypes), g.etypes, **_frames(g, layer))
 
 
-def _frames(g, seeds: Tensor, nodes: Tensor, edge_ids: Tensor) -> dict:
+def _frames(g, layer: _Layer) -> dict:
     """Frames of a block: what the graph has of these nodes and edges, read when it is asked for."""
-    node_frames = utils.extract_node_subframes_for_block(g, [nodes], [seeds])
-    return {"node_frames": node_frames, "edge_frames": utils.extract_edge_subframes(g, [edge_ids])}
+    node_frames = utils.extract_node_subframes_for_block(g, [layer.nodes], [layer.nodes[: layer.num_dst]])
+    return {"node_frames": node_frames, "edge_frames": utils.extract_edge_subframes(g, [layer.edge])}
 
 
 def sample_blocks(original: Callable) -> Callable:
@@ -135,15 +141,10 @@ def sample_blocks(original: Callable) -> Callable:
             report.fallback(_KIND, reason)
             return original(self, g, seed_nodes, exclude_eids)
         with report.accelerated(_KIND):
-            graph, blocks = to_graph(g), []
             on_gpu = seed_nodes.is_cuda
             device, block = (seed_nodes.device, _gpu_block) if on_gpu else (_device(), _block)
-            nodes, seed = seed_nodes.to(graph.indptr.dtype), _seed()
-            for layer, fanout in enumerate(reversed(self.fanouts)):
-                how = {"replace": self.replace, "seed": (seed + layer) % _SEEDS}
-                out = _sample(graph, nodes, fanout, how, device)
-                blocks.insert(0, block(g, seed_nodes.dtype, nodes, out))
-                nodes = out.node if on_gpu else out.node.cpu()
-            return nodes.to(seed_nodes.dtype), seed_nodes, blocks
+            layers = _layers(to_graph(g), seed_nodes, list(reversed(self.fanouts)), self.replace, device)
+            blocks = [block(g, layer) for layer in reversed(layers)]
+            return layers[-1].nodes if layers else seed_nodes, seed_nodes, blocks
 
     return method

@@ -19,6 +19,7 @@ from gnnaccel.graph.stack import Stack
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS, _ENDS = "gnnaccel.reverse", "gnnaccel.all_rows", "gnnaccel.ends"
+_COPIES = "sampled_on"
 _RECEIVERS, _ALL_ENDS, _STACK = "gnnaccel.receivers", "gnnaccel.all_ends", "gnnaccel.stack"
 
 
@@ -61,6 +62,23 @@ def ends_of(gidx, etype: int) -> tuple[int, int]:
             tuple(gidx.metagraph.find_edge(number)) for number in range(gidx.number_of_etypes())
         ]
     return found[etype]
+
+
+def arrays_on(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """indptr, indices and edge ids on `device`, of which the graph keeps copies."""
+    indptr, indices, edge_ids = graph.indptr, graph.indices, graph.edge_ids
+    if graph.device == device:
+        return indptr, indices, edge_ids
+    copies = graph.slot(_COPIES, dict)
+    if device not in copies:
+        ids = None if edge_ids is None else edge_ids.to(device)
+        copies[device] = indptr.to(device), indices.to(device), ids
+    return copies[device]
+
+
+def forget_copies(graph: Graph) -> None:
+    """Drop those of `arrays_on`."""
+    graph.slot(_COPIES, dict).clear()
 
 
 def known_structures(gidx, etypes: list[int]) -> list[Graph] | None:

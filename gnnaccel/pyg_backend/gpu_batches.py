@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
+from gnnaccel import report
 from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling import host_memory
 
-_KEPT = "_gnnaccel_there"
+_KIND, _KEPT = "pyg.NodeLoader", "_gnnaccel_there"
 # Of the loader that is asking: its batches are to be on the GPU. Samplers may serve other loaders too.
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_gpu_batches", default=False)
 
@@ -30,37 +33,58 @@ def are_wanted() -> bool:
 
 def suit(loader: NodeLoader) -> bool:
     """True for a loader that makes its batches in the process that uses the GPU, and does no more to them than PyG."""
-    plain = type(loader.data) is Data and loader.transform_sampler_output is None
+    kind = type(loader)
+    plain = kind.filter_fn is NodeLoader.filter_fn and kind.collate_fn is NodeLoader.collate_fn
+    plain = plain and type(loader.data) is Data and loader.transform_sampler_output is None
     return plain and loader.num_workers == 0 and not loader.pin_memory
 
 
 class _There:
-    """A loader's Data, of which the GPU reads what it needs, and on the GPU the numbers of the sampler's edges."""
+    """A loader's Data, of which the GPU reads what it can, and on the GPU itself the numbers of the sampler's edges.
+
+    What it cannot read, PyG gathers on the host.
+    """
 
     def __init__(self, data: Data, perm: Tensor | None, device: torch.device):
         self.perm = None if perm is None else perm.to(device, torch.int32 if len(perm) < 2**31 else torch.int64)
-        self._made_of = dict(data._store.items())
+        self._made_of = _contents(data)
         self._pinned: list[host_memory.Pinned] = []
         self.data, store = copy.copy(data), data._store
-        for key, value in self._made_of.items():
+        for key, value in dict(store.items()).items():
             if type(value) is not Tensor or value.device.type != "cpu" or value.layout != torch.strided:
                 continue
-            by_rows = store.is_node_attr(key) or store.is_edge_attr(key) or key == "edge_index"
-            reads = by_rows and value.is_contiguous() and value.element_size() <= 8
-            self.data[key] = self._read(value, device) if reads else value.to(device)
+            if key == "edge_index":
+                # Of which PyG takes the device and the shape, and, without anything else, the largest number.
+                self.data[key] = value.new_full((2, 1), data.num_nodes - 1, device=device).expand(value.shape)
+            elif (store.is_node_attr(key) or store.is_edge_attr(key)) and _is_read(value):
+                self._read(key, value, device)
 
-    def _read(self, value: Tensor, device: torch.device) -> Tensor:
-        if value.numel() and not value.is_pinned():
-            self._pinned.append(host_memory.Pinned(value))
-        return host_memory.on_the_bus(value, device)
+    def _read(self, key: str, value: Tensor, device: torch.device) -> None:
+        try:
+            with torch.cuda.device(device):
+                pinned = host_memory.pin(value)
+            self.data[key] = host_memory.on_the_bus(value, device)
+            self._pinned.append(pinned)
+        except (RuntimeError, ValueError) as error:  # a mapping of a file that is not to be written, say
+            report.note(_KIND, f"{key!r} is gathered on the host: {error}", logging.WARNING)
 
     def is_of(self, data: Data) -> bool:
-        """True if `data` still holds the tensors that it was made of."""
-        now = data._store
-        return len(now) == len(self._made_of) and all(now.get(key) is value for key, value in self._made_of.items())
+        """True if `data` still holds what it was made of."""
+        now = _contents(data)
+        return now.keys() == self._made_of.keys() and all(
+            value is now[key][0] and address == now[key][1] for key, (value, address) in self._made_of.items()
+        )
 
     def __reduce__(self):
         return _nothing, ()
+
+
+def _contents(data: Data) -> dict[str, tuple[Any, int]]:
+    return {key: (value, value.data_ptr() if type(value) is Tensor else 0) for key, value in data._store.items()}
+
+
+def _is_read(value: Tensor) -> bool:
+    return value.is_contiguous() and value.element_size() <= 8 and not value.requires_grad
 
 
 def _nothing() -> None:
@@ -103,6 +127,16 @@ def filtering(original: Callable) -> Callable:
         return batch.to(node.device) if isinstance(batch, Data) else batch
 
     return filter_fn
+
+
+def passing(original: Callable) -> Callable:
+    """PrefetchLoader.non_blocking_transfer, which pins batches first: not those that are on the GPU."""
+
+    def non_blocking_transfer(self, batch):
+        there = isinstance(batch, Data) and any(isinstance(v, Tensor) and v.is_cuda for v in batch._store.values())
+        return batch.to(self.device_helper.device) if there else original(self, batch)
+
+    return non_blocking_transfer
 
 
 def _is_on_gpu(data: Data) -> bool:

@@ -23,7 +23,7 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.index import Index
-from torch_geometric.loader import NodeLoader
+from torch_geometric.loader import NodeLoader, PrefetchLoader
 from torch_geometric.loader.shadow import ShaDowKHopSampler
 from torch_geometric.sampler import BidirectionalNeighborSampler, HeteroSamplerOutput, HGTSampler, NeighborSampler
 from torch_geometric.typing import WITH_TORCH_SPARSE
@@ -358,6 +358,7 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NeighborSampler, "_sample", _neighbor_draw, True),
     (NodeLoader, "collate_fn", gpu_batches.wanting, False),
     (NodeLoader, "filter_fn", gpu_batches.filtering, False),
+    (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
     (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True), False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),

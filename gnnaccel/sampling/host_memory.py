@@ -3,6 +3,8 @@ needs them, and the host neither gathers nor copies nor waits."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from typing import Any
 
@@ -10,45 +12,85 @@ import torch
 from torch import Tensor
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_lock = threading.Lock()
+_known: weakref.WeakValueDictionary[tuple[int, int], Pinned] = weakref.WeakValueDictionary()  # by address and bytes
+_waiting: list[tuple[int, Tensor]] = []  # to be unpinned when no CUDA graph is captured
 
 
 class Pinned:
-    """Keeps the memory of a tensor where the GPU can read it, until `release` or the end of this object.
+    """Keeps the memory of a tensor where the GPU can read it, for as long as this object lives. `pin` makes it."""
+
+    def __init__(self, tensor: Tensor, of_ours: bool):
+        self.tensor = tensor.detach()  # of this memory, whatever the user's tensor is given later
+        if of_ours:
+            weakref.finalize(self, _unpin, tensor.data_ptr(), self.tensor)
+
+
+def pin(tensor: Tensor) -> Pinned:
+    """Pin the memory of a tensor as it lies, or share in it where that has been done.
 
     Parameters
     ----------
     tensor : Tensor, of any dtype
-        On the CPU and contiguous. Its memory is pinned as it lies, and must not be freed before: the object keeps it.
+        On the CPU and contiguous. The result keeps its memory.
 
     Raises
     ------
     ValueError
         For a tensor that is not contiguous, or not on the CPU. RuntimeError: where CUDA refuses, with its reason.
     """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"pin: expected a contiguous tensor on the CPU, got strides {tensor.stride()} on {tensor.device}"
+        )
+    key = (tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    with _lock:
+        found = _known.get(key)
+        if found is None:
+            _unpin_waiting()
+            ours = key[1] > 0 and not _is_pinned(tensor)
+            if ours:
+                _register(*key)
+            found = Pinned(tensor, ours)
+            if ours:
+                _known[key] = found
+    return found
 
-    def __init__(self, tensor: Tensor):
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise ValueError(
-                f"pin: expected a contiguous tensor on the CPU, got strides {tensor.stride()} on {tensor.device}"
-            )
-        self.tensor = tensor
-        self.release = lambda: None
-        if tensor.numel():
-            address, cudart = tensor.data_ptr(), torch.cuda.cudart()
-            torch.cuda.check_error(int(cudart.cudaHostRegister(address, tensor.numel() * tensor.element_size(), 0)))
-            self.release = weakref.finalize(self, _unpin, cudart, address, tensor)
+
+def _register(address: int, size: int) -> None:
+    error = torch.cuda.cudart().cudaHostRegister(address, size, 0)
+    if int(error):
+        with contextlib.suppress(RuntimeError):  # CUDA would say it again of the next kernel
+            torch.zeros(1, device="cuda")
+        torch.cuda.check_error(int(error))
 
 
-def _unpin(cudart, address: int, _tensor: Tensor) -> None:
-    torch.cuda.synchronize()  # the GPU may still be reading
-    cudart.cudaHostUnregister(address)
+def _is_pinned(tensor: Tensor) -> bool:
+    """True if all of it is: torch looks at the first byte."""
+    return not tensor.numel() or (tensor.is_pinned() and tensor.view(-1)[-1:].is_pinned())
+
+
+def _unpin(address: int, memory: Tensor) -> None:
+    if torch.cuda._is_in_bad_fork():  # a forked worker has neither made it, nor may it use CUDA
+        return
+    _waiting.append((address, memory))
+    if not torch.cuda.is_current_stream_capturing():  # which waiting for the GPU would end with an error
+        _unpin_waiting()
+
+
+def _unpin_waiting() -> None:
+    while _waiting:
+        address, _memory = _waiting.pop()
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(device)  # it may still be reading
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class _Interface:
     """Pinned memory, as CUDA's array interface describes it."""
 
     def __init__(self, tensor: Tensor):
-        kind = tensor.element_size()
+        self._memory, kind = tensor.detach(), tensor.element_size()
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": tuple(tensor.shape),
             "typestr": f"<i{kind}" if kind > 1 else "|i1",
@@ -63,23 +105,25 @@ def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
     Parameters
     ----------
     tensor : Tensor, of any dtype of up to 8 bytes
-        In pinned memory, contiguous. It must stay there, and pinned, for as long as the result or the GPU uses it.
+        In pinned memory, contiguous. It must stay pinned for as long as the result or the GPU uses it.
     device : torch.device
-        A GPU.
+        A GPU: the one that was the current one when the memory was pinned.
 
     Raises
     ------
     TypeError
-        For a dtype of more than 8 bytes. ValueError: for memory that is not pinned.
+        For a dtype of more than 8 bytes. ValueError: for memory that is not pinned, or was for another GPU.
     """
     if tensor.element_size() not in _BITS:
         raise TypeError(f"on_the_bus: tensor: expected a dtype of up to 8 bytes, got {tensor.dtype}")
-    if not tensor.is_contiguous() or (tensor.numel() and not tensor.is_pinned()):
+    if not tensor.is_contiguous() or not _is_pinned(tensor):
         raise ValueError("on_the_bus: tensor: expected contiguous pinned memory")
     if not tensor.numel():
         return tensor.to(device)
     with torch.cuda.device(device):
-        there = torch.as_tensor(_Interface(tensor.view(_BITS[tensor.element_size()])), device=device)
+        there = torch.as_tensor(_Interface(tensor.view(_BITS[tensor.element_size()])))
+    if there.device != device:
+        raise ValueError(f"on_the_bus: tensor: expected memory pinned for {device}, got some of {there.device}")
     return there.view(tensor.dtype)
 
 

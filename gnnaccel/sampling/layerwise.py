@@ -73,7 +73,7 @@ def hgt_sample(
         [(pointer(starts[name]), 0, starts[name].numel(), sizes[name], 0, -1) for name in names],
         [relation.tuple(names.index(kind[0]), names.index(kind[-1]), ()) for kind, relation in relations.items()],
         list(counts.values()),
-        (0, 0, _arrays.random_seed(op, seed), 1, len(counts[names[0]]), INDEX_TYPES[dtype], False, False, False),
+        (0, 0, _arrays.random_seed(op, seed), 1, len(counts[names[0]]), INDEX_TYPES[dtype], *[False] * 4),
     )
     node = dict(zip(names, _arrays.tensors(out.nodes, dtype), strict=True))
     edges = {}

@@ -64,6 +64,7 @@ def neighbor_sample(
     edge_time: Tensor | None = None,
     seed_time: Tensor | None = None,
     replace: bool = False,
+    resample: bool = False,
     disjoint: bool = False,
     temporal_strategy: str = "uniform",
     seed: int | None = None,
@@ -90,6 +91,10 @@ def neighbor_sample(
         Default: the seeds' `node_time`.
     replace : bool
         Draw each neighbour from all, so that one may come several times.
+    resample : bool
+        Each hop draws neighbours of all nodes so far, the seeds too, and not only of those that the hop before has
+        added: what the layers of a model want that are given a block each, as DGL's are. Blocks share nodes: the
+        destinations of hop k's edges are the nodes there were before it, the sources those after it.
     disjoint : bool
         A tree for each seed, no node of it shared with others.
     temporal_strategy : {"uniform", "last"}
@@ -133,7 +138,7 @@ def neighbor_sample(
     op, kind = "neighbor_sample", ("node", "to", "node")
     if isinstance(indptr, Tensor) and indptr.is_cuda:
         attributes = (edge_weight, node_time, edge_time, seed_time)
-        how = (replace, disjoint, temporal_strategy, seed)
+        how = (replace, resample, disjoint, temporal_strategy, seed)
         return _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how)
     given = Relation(op, indptr, indices, edge_weight, edge_time)
     out = _sample(
@@ -144,7 +149,7 @@ def neighbor_sample(
         None if node_time is None else {"node": node_time},
         None if seed_time is None else {"node": seed_time},
         {},
-        (replace, disjoint, temporal_strategy, seed),
+        (replace, resample, disjoint, temporal_strategy, seed),
     )
     batch = None if out.batch is None else out.batch["node"]
     return NeighborSample(
@@ -170,6 +175,7 @@ def hetero_neighbor_sample(
     edge_time: Mapping[EdgeType, Tensor] | None = None,
     seed_time: Mapping[str, Tensor] | None = None,
     replace: bool = False,
+    resample: bool = False,
     disjoint: bool = False,
     temporal_strategy: str = "uniform",
     seed: int | None = None,
@@ -191,7 +197,7 @@ def hetero_neighbor_sample(
         Number of nodes of types that are not the destination of any edge type, to check their nodes against.
     edge_weight, edge_time, node_time, seed_time : dict, optional
         As in `neighbor_sample`, for some or all types: the edges of the others are drawn uniformly, at any time.
-    replace, disjoint, temporal_strategy, seed
+    replace, resample, disjoint, temporal_strategy, seed
         As in `neighbor_sample`.
 
     Returns
@@ -224,12 +230,19 @@ def hetero_neighbor_sample(
         raise ValueError(f"{op}: num_neighbors: expected as many hops for every edge type, got {fanouts}")
     known = dict.fromkeys(node_types, -1) | dict(num_nodes or {})
     return _sample(
-        op, relations, fanouts, seeds, node_time, seed_time, known, (replace, disjoint, temporal_strategy, seed)
+        op,
+        relations,
+        fanouts,
+        seeds,
+        node_time,
+        seed_time,
+        known,
+        (replace, resample, disjoint, temporal_strategy, seed),
     )
 
 
 def _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how) -> NeighborSample:
-    replace, disjoint, strategy, seed = how
+    replace, resample, disjoint, strategy, seed = how
     names = ("edge_weight", "node_time", "edge_time", "seed_time", "disjoint")
     for name, value in zip(names, (*attributes, disjoint or None), strict=True):
         if value is not None:
@@ -239,7 +252,7 @@ def _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how) -> Neig
     fanouts = _arrays.fanouts(op, num_neighbors)
     seeds = _arrays.index_array(op, "seeds", seeds, relation.indptr.dtype, indptr.device)
     node, row, col, edge, *per_hop = on_cuda.neighbor_sample(
-        relation, seeds, fanouts, bool(replace), _arrays.random_seed(op, seed)
+        relation, seeds, fanouts, bool(replace), bool(resample), _arrays.random_seed(op, seed)
     )
     return NeighborSample(node, row, col, edge, None, *per_hop)
 
@@ -250,7 +263,7 @@ def _check_strategy(op: str, strategy: str) -> None:
 
 
 def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> HeteroNeighborSample:
-    replace, disjoint, strategy, seed = how
+    replace, resample, disjoint, strategy, seed = how
     _check_strategy(op, strategy)
     dtypes = {relation.indptr.dtype for relation in relations.values()}
     if len(dtypes) > 1:
@@ -285,6 +298,7 @@ def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how)
             replace,
             disjoint,
             strategy == "last",
+            bool(resample),
         ),
     )
 

@@ -6,6 +6,7 @@ whose edges no small number bounds: one of all neighbours, or of more than MOST_
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 
@@ -23,7 +24,7 @@ _SEEDS, _INDPTR, _INDICES = range(3)  # cuda/kernels.h: SampleError
 
 
 def neighbor_sample(
-    graph: Relation, seeds: Tensor, fanouts: Sequence[int], replace: bool, seed: int
+    graph: Relation, seeds: Tensor, fanouts: Sequence[int], replace: bool, resample: bool, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int], list[int]]:
     """Uniform neighbours of seeds, hop by hop, of a graph on the GPU.
 
@@ -33,7 +34,7 @@ def neighbor_sample(
         Without weights or times.
     seeds : Tensor [num_seeds], of the graph's dtype and device
     fanouts : list of int
-    replace : bool
+    replace, resample : bool
     seed : int
         Of the random numbers.
 
@@ -49,48 +50,75 @@ def neighbor_sample(
     RuntimeError
         If this gnnaccel has no CUDA half.
     """
-    bounds = _bounds(graph, fanouts, seeds.numel(), 0, replace)
-    batch = _Batch(graph, seeds, len(fanouts), sum(bounds), bounded=len(bounds) == len(fanouts))
+    rows = _Rows(graph, seeds.numel(), replace, resample)
+    bounds = rows.bounds(fanouts)
+    batch = _Batch(graph, seeds, len(fanouts), sum(bounds), resample, bounded=len(bounds) == len(fanouts))
     csr = lib.csr(graph.indptr, graph.indices, None, graph.num_rows, graph.nnz)
-    device, max_rows = seeds.device, seeds.numel()
+    device = seeds.device
     lib.launch("sample_seeds", device, csr, seeds.data_ptr(), batch.described)
     for hop, fanout in enumerate(fanouts):
+        max_rows = rows.most
         offsets = seeds.new_empty(max_rows + 1, dtype=torch.int64)
         how = (fanout, replace)
         lib.launch("sample_degrees", device, csr, batch.described, hop, max_rows, *how, offsets.data_ptr())
         if bounds:
             max_edges = bounds.pop(0)
+            rows.take(max_edges)
         else:
             max_edges = int(offsets[-1])
-            bounds = _bounds(graph, fanouts[hop + 1 :], min(max_edges, graph.num_rows), hop + 1, replace)
+            rows.take(max_edges)
+            bounds = rows.bounds(fanouts[hop + 1 :])
             batch.reserve(max_edges + sum(bounds))
-        sizes, drawn = (hop, max_rows, max_edges), (*how, seed, offsets.data_ptr())
+        hop_seed = (seed + hop) % 2**64 if resample else seed  # or a node would draw the same again
+        sizes, drawn = (hop, max_rows, max_edges), (*how, hop_seed, offsets.data_ptr())
         lib.launch("sample_edges", device, csr, batch.described, *sizes, *drawn)
-        max_rows = min(max_edges, graph.num_rows)
     return batch.result(graph, seeds)
 
 
-def _bounds(graph: Relation, fanouts: Sequence[int], max_rows: int, hop: int, replace: bool) -> list[int]:
-    """How many edges each of these hops can have, the first of which is number `hop`; up to one that may have many."""
-    bounds: list[int] = []
-    for number, fanout in enumerate(fanouts, hop):
-        # After the first hop no node comes twice, as one may among the seeds.
-        once = number > 0 and (fanout < 0 or not replace)
-        bound = max_rows * fanout if fanout >= 0 else MOST_BOUNDED + 1
-        bound = min(bound, graph.nnz) if once else bound
-        if bound > MOST_BOUNDED:
-            break
-        bounds.append(bound)
-        max_rows = min(bound, graph.num_rows)
-    return bounds
+class _Rows:
+    """How many nodes the hops of a batch draw for, at most.
+
+    most : int
+        The next hop.
+    """
+
+    def __init__(self, graph: Relation, num_seeds: int, replace: bool, resample: bool):
+        self._num_nodes, self._nnz, self._replace, self._resample = graph.num_rows, graph.nnz, replace, resample
+        self.most, self._seeds, self._others, self._first = num_seeds, num_seeds, 0, True
+
+    def bounds(self, fanouts: Sequence[int]) -> list[int]:
+        """How many edges each of the next hops can have, up to one that may have many."""
+        then, bounds = copy.copy(self), []
+        for fanout in fanouts:
+            bound = then._edges(fanout)
+            if bound > MOST_BOUNDED:
+                break
+            bounds.append(bound)
+            then.take(bound)
+        return bounds
+
+    def _edges(self, fanout: int) -> int:
+        if fanout >= 0 and self._replace:
+            return self.most * fanout
+        # Among the seeds a node may be several times, each with edges of its own. All others are there once.
+        seeds = self._seeds if self._resample or self._first else 0
+        if fanout < 0:
+            return MOST_BOUNDED + 1 if seeds else self._nnz
+        return min(self.most * fanout, seeds * fanout + self._nnz)
+
+    def take(self, edges: int) -> None:
+        """The next hop has at most so many edges."""
+        self._first = False
+        self._others = min(self._others + edges, self._num_nodes)
+        self.most = self._seeds + self._others if self._resample else min(edges, self._num_nodes)
 
 
 class _Batch:
     """Arrays of a batch, which grow, and what the binary is told of them (cuda/kernels.h: SampleBatch)."""
 
-    def __init__(self, graph: Relation, seeds: Tensor, num_hops: int, room: int, bounded: bool):
+    def __init__(self, graph: Relation, seeds: Tensor, num_hops: int, room: int, resample: bool, bounded: bool):
         self.num_seeds, self.num_hops, self.num_nodes = seeds.numel(), num_hops, graph.num_rows
-        self.room = room  # edges
+        self.room, self.resample = room, resample  # room: for edges
         self.edges = seeds.new_empty((3, room))
         self.nodes = seeds.new_empty(self._most_nodes())
         self.places = seeds.new_empty(self.num_seeds + room, dtype=torch.int32)
@@ -126,7 +154,7 @@ class _Batch:
     def _describe(self) -> tuple:
         """The binary's."""
         arrays = (self.nodes, *self.edges.unbind(), self.places, self.table, self.state)
-        return (*(array.data_ptr() for array in arrays), self.num_seeds, self.num_hops, self.slots)
+        return (*(array.data_ptr() for array in arrays), self.num_seeds, self.num_hops, self.slots, self.resample)
 
     def result(self, graph: Relation, seeds: Tensor) -> tuple:
         """Waits for the GPU."""

@@ -99,7 +99,7 @@ def induced_subgraph(
         *(pointer(nodes), pointer(batch), nodes.numel()),
         *(pointer(sources), pointer(batch), sources.numel()),
         num_nodes,
-        (address, 0, 0, stamp, 0, INDEX_TYPES[dtype], False, batch is not None, False),
+        (address, 0, 0, stamp, 0, INDEX_TYPES[dtype], False, batch is not None, False, False),
     )
     new = torch.zeros(nodes.numel() + 1, dtype=dtype, device=CPU)
     torch.cumsum(torch.tensor(out.edges_per_hop[0], dtype=dtype, device=CPU), 0, out=new[1:])
