@@ -86,6 +86,13 @@ def test_run_writes_the_profile_where_asked(tmp_path):
     assert json.loads((tmp_path / "counts.json").read_text())["sites"] == {}
 
 
+@pytest.mark.parametrize("where", ["nowhere/counts.json", "."])
+def test_run_looks_at_where_to_write_the_profile_first(where, tmp_path):
+    (tmp_path / "script.py").write_text("print('done')")
+    done = command("run", "--profile-json", where, "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and "--profile-json: expected a file" in done.stderr
+
+
 @pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
 def test_run_shows_the_programs_own_traceback(how, tmp_path):
     (tmp_path / "script.py").write_text("raise KeyError('mine')")
@@ -253,13 +260,19 @@ def test_inspect_draws_small_graphs(edges, tmp_path):
 
 @pytest.mark.parametrize("png", ["", "own", "own.jpg", "nowhere/own.png"])
 def test_inspect_looks_at_where_to_draw_first(png, capsys, tmp_path):
-    assert main(["inspect", "cora", "--png", str(tmp_path / png)]) == 1
+    assert main(["inspect", "cora", "--png", str(tmp_path / png)]) == 2
     said = capsys.readouterr()
     assert "a name that ends in .png" in said.err and not said.out and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["nowhere.npz", "nowhere.mtx", "nowhere"])
 def test_inspect_of_a_graph_that_is_not_there(name, capsys):
-    assert main(["inspect", name]) == 1
+    assert main(["inspect", name]) == 2
     said = capsys.readouterr().err
     assert f"no file '{name}'" in said or f"unknown graph '{name}'" in said
+
+
+def test_inspect_of_a_file_that_is_no_graph(capsys, tmp_path):
+    (tmp_path / "own.npz").write_text("nothing")
+    assert main(["inspect", str(tmp_path / "own.npz")]) == 1
+    assert "own.npz" in capsys.readouterr().err
