@@ -1,4 +1,4 @@
-# make demo | test | test-sparse | soak | fuzz | build | lint | format. Everything goes into .venv; nothing else on the
+# make demo | test | test-sparse | soak | fuzz | build | lint | format | docs | wheel | test-wheel. Everything goes into .venv; nothing else on the
 # machine is touched. `make soak` and `make fuzz` take MINUTES=10.
 # Needs Python 3.11 or 3.12 with its venv module, a C++17 compiler, and the package registry.
 
@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
 unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE GNNACCEL_CUDA_GRAPHS
 
-.PHONY: demo test test-emulated test-sparse soak fuzz build lint format clean
+.PHONY: demo test test-emulated test-sparse soak fuzz build lint format docs wheel test-wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) and "the pinned tools need Python 3.11 or 3.12")'
@@ -39,6 +39,10 @@ $(VENV)/test.done: $(VENV)/torch.done pyproject.toml setup.py gnnaccel.pth
 # By name: the package is installed by now, so that this fetches the tools alone and builds nothing.
 $(VENV)/lint.done: $(VENV)/test.done
 	$(BIN)/pip install -q "gnnaccel[lint]"
+	touch $@
+
+$(VENV)/docs.done: $(VENV)/test.done
+	$(BIN)/pip install -q "gnnaccel[docs]"
 	touch $@
 
 # Only what changed is compiled again.
@@ -101,6 +105,10 @@ format: $(VENV)/lint.done
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
+
+# The documentation as a site, in build/site. Strict: a warning, such as of a link that leads nowhere, is an error.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnaccel/_C*.so
