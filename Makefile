@@ -106,6 +106,18 @@ format: $(VENV)/lint.done
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 
+# A wheel for this Python, made of the source package, in dist/. Without CUDA, but with GNNACCEL_CUDA=ON make wheel.
+wheel: override GNNACCEL_CUDA := $(if $(filter ON,$(GNNACCEL_CUDA)),ON,OFF)
+wheel: $(BIN)/python
+	$(BIN)/pip install -q "build==1.6.1"
+	rm -rf dist
+	$(BIN)/python -m build
+
+# The wheel in fresh environments, one for each torch that the registry has a CPU build of (TORCHES="2.6.0 2.13.0").
+test-wheel:
+	@test -e dist/*.whl || { echo "make test-wheel: no wheel in dist: make wheel first"; exit 1; }
+	$(PYTHON) scripts/test_wheel.py dist/*.whl $(if $(TORCHES),--torch $(TORCHES))
+
 # The documentation as a site, in build/site. Strict: a warning, such as of a link that leads nowhere, is an error.
 docs: $(VENV)/docs.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, ...] | None] = {
     "GNNACCEL_DUMP_MESSAGES": ANY,
     "GNNACCEL_EMULATE": ANY,  # of the tests
     "GNNACCEL_ISA": ("baseline", "avx2", "avx512"),
+    "GNNACCEL_LABEL": ANY,  # of the build
     "GNNACCEL_PROFILE": ANY,
     "GNNACCEL_SAMPLER": ("framework", "cuda"),
     "GNNACCEL_VERBOSE": ("1", "0"),
