@@ -59,7 +59,7 @@ demo: build
 	@echo; echo "== the same script, unmodified, with gnnaccel"
 	GNNACCEL=1 GNNACCEL_PROFILE=1 $(BIN)/python examples/pyg_gat.py
 	@echo; echo "== GCN and GAT of both frameworks, alone and with gnnaccel, on a generated graph of half a million edges"
-	$(BIN)/gnnaccel compare --framework dgl,pyg --model gcn,gat --dataset generated --hidden 32 --heads 2 --epochs 12 --repeats 1
+	$(BIN)/gnnaccel compare --framework dgl,pyg --model gcn,gat --dataset generated --hidden 32 --heads 2 --epochs 8 --repeats 1
 
 test: build
 	$(BIN)/python -m pytest -q -rs tests
