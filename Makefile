@@ -120,7 +120,7 @@ test-wheel:
 
 # The documentation as a site, in build/site. Strict: a warning, such as of a link that leads nowhere, is an error.
 docs: $(VENV)/docs.done
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnaccel/_C*.so
