@@ -126,3 +126,11 @@ def test_complaints_are_made_once_when_switched_on(environment):
         "gnnaccel: GNNACCEL_BACKWARD=thread is not understood: expected threads",
         "gnnaccel: GNNACCEL_CUDA_GRAPH is no variable of gnnaccel: did you mean GNNACCEL_CUDA_GRAPHS?",
     ]
+
+
+@pytest.mark.parametrize("before", ["", "gnnaccel.install(); "])
+def test_a_wrong_instruction_set_is_said_once_where_nothing_is_switched_on_too(environment, before):
+    environment(GNNACCEL_ISA="AVX9")
+    code = f"import gnnaccel; {before}gnnaccel.ops.spmm"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr == "gnnaccel: GNNACCEL_ISA=AVX9 is not understood: expected baseline, avx2 or avx512\n"
