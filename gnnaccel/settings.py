@@ -57,8 +57,9 @@ def complaints() -> list[str]:
         elif name.startswith("GNNACCEL_"):
             import difflib  # here alone: hardly ever wanted
 
-            close = difflib.get_close_matches(name, list(VALUES)[1:], n=1, cutoff=0.7)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(VALUES)}"
+            ends = {known.removeprefix("GNNACCEL_"): known for known in VALUES}
+            close = difflib.get_close_matches(name.removeprefix("GNNACCEL_"), ends, n=1, cutoff=0.7)
+            meant = f"did you mean {ends[close[0]]}?" if close else f"there are {', '.join(VALUES)}"
             found.append(f"{name} is no variable of gnnaccel: {meant}")
     return [one for one in found if one]
 

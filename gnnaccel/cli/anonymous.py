@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import platform
 import re
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from gnnaccel import settings
@@ -17,6 +19,20 @@ from gnnaccel.cli import doctor
 _NEVER_A_NAME = 3  # shorter names are words: they are taken out of paths alone
 _PACKAGES = ("numpy", "scipy", "torchdata", "pandas", "matplotlib")
 _OTHERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # numbers, which say something about speed
+
+
+def write(file: Path | None) -> int:
+    """Write the report into a file, or print it: `doctor`'s exit code. Raises OSError."""
+    found = report()
+    text = json.dumps(found, indent=1)
+    if file is None:
+        print(text)
+    else:
+        file.write_text(text + "\n", encoding="utf-8")
+        print(
+            f"written to {file}, without names of users and machines and paths under a home: look before you share it"
+        )
+    return 0 if found["usable"] else 1
 
 
 def report() -> dict[str, Any]:
@@ -56,8 +72,12 @@ def anonymised(found: Any) -> Any:
 
 def _without_names(text: str) -> str:
     rest = r"[^\s'\":;,)\]]*"  # of a path
-    homes = [re.escape(home) for home in {os.path.expanduser("~"), os.environ.get("HOME", "")} if len(home) > 1]
-    for home in [*homes, r"/(?:home|Users|users)/[^/\s'\":]+", r"[A-Za-z]:\\Users\\[^\\\s'\":]+"]:
+    homes = [
+        re.escape(os.path.expanduser("~")),
+        r"/(?:home|Users|users)/[^/\s'\":]+",
+        r"[A-Za-z]:\\Users\\[^\\\s'\":]+",
+    ]
+    for home in homes:
         text = re.sub(rf"{home}(?![\w.-]){rest}", "<home>", text)
     for replacement, names in (("<host>", _hosts()), ("<user>", _users())):
         for name in sorted(names, key=len, reverse=True):

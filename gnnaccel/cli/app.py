@@ -87,13 +87,13 @@ def doctor(
     ] = False,
 ) -> None:
     """Say what is installed, what will be fast, what will not and why, and what to do next. Exit code 1: nothing is."""
-    from gnnaccel.cli import doctor
+    from gnnaccel.cli import anonymous, doctor
 
     if file is not None and (not report or not file.absolute().parent.is_dir() or file.is_dir()):
         raise typer.BadParameter(
             f"expected --report and a file in a folder that is there, got {str(file)!r}", None, None, "FILE"
         )
-    raise typer.Exit(doctor.report(file) if report else doctor.show(as_json))
+    raise typer.Exit(anonymous.write(file) if report else doctor.show(as_json))
 
 
 @app.command()

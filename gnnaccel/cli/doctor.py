@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata, util
-from pathlib import Path
 
 from gnnaccel import __version__, settings, switch
 from gnnaccel.cli import children, outlook
@@ -213,22 +212,6 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     for nth, one in enumerate(found["not_fast"]):
         lines.append(("not, or hardly" if not nth else "", f"{one['what']}: {one['why']}"))
     return [*lines, ("next", found["next"])]
-
-
-def report(file: Path | None) -> int:
-    """Write what `examine` found, anonymised, into a file, or print it. Raises OSError."""
-    from gnnaccel.cli import anonymous
-
-    found = anonymous.report()
-    text = json.dumps(found, indent=1)
-    if file is None:
-        print(text)
-    else:
-        file.write_text(text + "\n", encoding="utf-8")
-        print(
-            f"written to {file}, without names of users and machines and paths under a home: look before you share it"
-        )
-    return 0 if found["usable"] else 1
 
 
 def show(as_json: bool) -> int:
