@@ -73,9 +73,9 @@ def anonymised(found: Any) -> Any:
 def _without_names(text: str) -> str:
     rest = r"[^\s'\":;,)\]]*"  # of a path
     homes = [
-        re.escape(os.path.expanduser("~")),
+        re.escape(os.path.expanduser("~").rstrip("/")) or "(?!)",  # (?!): nothing
         r"/(?:home|Users|users)/[^/\s'\":]+",
-        r"[A-Za-z]:\\Users\\[^\\\s'\":]+",
+        r"[A-Za-z]:\\+Users\\+[^\\\s'\":]+",
     ]
     for home in homes:
         text = re.sub(rf"{home}(?![\w.-]){rest}", "<home>", text)
