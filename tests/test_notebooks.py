@@ -22,14 +22,16 @@ def test_notebooks_have_no_outputs(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebooks_run(name, monkeypatch):
+def test_notebooks_run(name, monkeypatch, tmp_path):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     if util.find_spec(NOTEBOOKS[name]) is None:
         pytest.skip(f"{NOTEBOOKS[name]} is not installed")
-    for variable in [variable for variable in os.environ if "GNNACCEL" in variable]:
+    for variable in [variable for variable in os.environ if "GNNACCEL" in variable or variable == "MPLBACKEND"]:
         monkeypatch.delenv(variable)
+    for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):  # else folders in the home directory
+        monkeypatch.setenv(variable, str(tmp_path / variable))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
     notebook = nbformat.read(ROOT / "examples" / "notebooks" / f"{name}.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
