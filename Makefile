@@ -1,5 +1,5 @@
-# make demo | test | test-sparse | soak | fuzz | build | lint | format | docs | wheel | test-wheel. Everything goes into .venv; nothing else on the
-# machine is touched. `make soak` and `make fuzz` take MINUTES=10.
+# make demo | test | test-sparse | soak | fuzz | build | lint | format | docs | wheel | test-wheel. Everything goes into
+# .venv; nothing else on the machine is touched. `make soak` and `make fuzz` take MINUTES=10.
 # Needs Python 3.11 or 3.12 with its venv module, a C++17 compiler, and the package registry.
 
 PYTHON ?= python3
