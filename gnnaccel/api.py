@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ def _is_pyg(obj: Any) -> bool:
     if _from_package(obj, "torch_geometric") or _from_package(obj, "torch_sparse"):
         return True
     return isinstance(obj, Tensor) and "torch_geometric" in sys.modules
+
+
+def _renamed(old: str, new: str) -> None:
+    """Say that a spelling goes away with the next release. To be called by the public function itself."""
+    warnings.warn(f"{old} is {new} now, and will be refused in the next release", FutureWarning, stacklevel=3)
 
 
 def as_graph(obj: Any, num_nodes: int | None = None) -> Graph:
@@ -114,7 +120,7 @@ def prepare(
     transposed: bool = True,
     reorder: bool | str = False,
     method: str = "auto",
-    tune: str = "model",
+    tune: str = "heuristic",
     num_feats: Sequence[int] = _prepare.WIDTHS,
     keep: bool | str | os.PathLike = False,
     num_nodes: int | None = None,
@@ -137,10 +143,10 @@ def prepare(
     method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
         method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
-    tune : {"model", "measure", "off"}
-        How the kernels of sums on CUDA, and their parameters, are chosen. "model": by rules. "measure": also time plans
-        on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules all
-        the same. "off": no work lists either, the graph earns them by use.
+    tune : {"heuristic", "measure", "off"}
+        How the kernels of sums on CUDA, and their parameters, are chosen. "heuristic": by rules. "measure": also time
+        plans on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules
+        all the same. "off": no work lists either, the graph earns them by use.
     num_feats : sequence of int
         What is timed, by "measure" and for an order on the CPU: features of a row in float32. Rows of up to 64, 128,
         256, 512 bytes, and longer ones, share a plan, whatever their dtype: of two numbers in one class the last
@@ -185,6 +191,9 @@ def prepare(
     >>> done.steps
     ('structure', 'transposed')
     """
+    if tune == "model":
+        _renamed('prepare: tune="model"', '"heuristic"')
+        tune = "heuristic"
     return _prepare.prepare(
         lambda: as_graph(graph_or_data, num_nodes),
         transposed=transposed,
