@@ -328,9 +328,10 @@ def accelerate(
     model: torch.nn.Module,
     *,
     maxk: int | None = None,
-    update_order: bool = False,
+    reorder_linear: bool = False,
     cuda_graphs: bool | None = None,
     copy_outputs: bool = True,
+    update_order: bool | None = None,
 ) -> torch.nn.Module:
     """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
 
@@ -343,7 +344,7 @@ def accelerate(
         gnnaccel.nn) become `nn.MaxK` with this k, which keeps the k largest entries of each row, and the sums read
         those alone. To be trained like that, from the start; a checkpoint of a model with ReLU gives other results.
         Which ones: see `gnnaccel.maxk_models.use_maxk`.
-    update_order : bool
+    reorder_linear : bool
         Let PyG's GCNConv, SAGEConv and GraphConv sum before or after their linear map, whichever reads less for each
         edge, forward and backward: the two commute where the sum, or mean, is of plain or weighted rows. Results differ
         by rounding. Off where a hook watches, under autocast and torch.compile, and for sparse adjacency tensors.
@@ -354,6 +355,8 @@ def accelerate(
         tells of it. False: not any more, and the memory is freed. Default: as it is.
     copy_outputs : bool
         False: what the captured model returns is the graph's own memory, which its next call writes into.
+    update_order : bool, optional
+        The old name of reorder_linear.
 
     Returns
     -------
@@ -370,6 +373,9 @@ def accelerate(
     ImportError
         If PyTorch Geometric is not installed, and there is nothing else to do.
     """
+    if update_order is not None:
+        _renamed("accelerate: update_order=", "reorder_linear=")
+        reorder_linear = update_order
     if not copy_outputs and not cuda_graphs:
         raise ValueError("accelerate: copy_outputs: is of cuda_graphs=True alone")
     if maxk is not None:
@@ -378,7 +384,7 @@ def accelerate(
     if "torch_geometric" in sys.modules or (maxk is None and cuda_graphs is None):
         from gnnaccel import pyg_backend
 
-        pyg_backend.accelerate(model, update_order=update_order)
+        pyg_backend.accelerate(model, update_order=reorder_linear)
     if cuda_graphs:
         capture.attach(model, copy_outputs=copy_outputs)
     elif cuda_graphs is not None:
