@@ -137,7 +137,7 @@ def main():
     )
     args = parser.parse_args()
     extra = ["--extra-index-url", CPU_INDEX] if CPU_INDEX and reached(f"{CPU_INDEX}/torch/") else []
-    kept = args.folder or Path(tempfile.mkdtemp(prefix="gnnaccel-wheel-"))
+    kept = (args.folder or Path(tempfile.mkdtemp(prefix="gnnaccel-wheel-"))).resolve()
     said, failed, done = [], False, False
     try:
         for version in args.torch:
