@@ -1,5 +1,5 @@
-# make demo | test | test-sparse | soak | fuzz | build | lint | format. Everything goes into .venv; nothing else on the
-# machine is touched. `make soak` and `make fuzz` take MINUTES=10.
+# make demo | test | test-sparse | soak | fuzz | build | lint | format | docs | wheel | test-wheel. Everything goes into
+# .venv; nothing else on the machine is touched. `make soak` and `make fuzz` take MINUTES=10.
 # Needs Python 3.11 or 3.12 with its venv module, a C++17 compiler, and the package registry.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
 unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE GNNACCEL_CUDA_GRAPHS
 
-.PHONY: demo test test-emulated test-sparse soak fuzz build lint format clean
+.PHONY: demo test test-emulated test-sparse soak fuzz build lint format docs wheel test-wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) and "the pinned tools need Python 3.11 or 3.12")'
@@ -41,6 +41,10 @@ $(VENV)/lint.done: $(VENV)/test.done
 	$(BIN)/pip install -q "gnnaccel[lint]"
 	touch $@
 
+$(VENV)/docs.done: $(VENV)/test.done
+	$(BIN)/pip install -q "gnnaccel[docs]"
+	touch $@
+
 # Only what changed is compiled again.
 build: $(VENV)/test.done
 	$(BIN)/python setup.py -q build_ext --inplace
@@ -55,7 +59,7 @@ demo: build
 	@echo; echo "== the same script, unmodified, with gnnaccel"
 	GNNACCEL=1 GNNACCEL_PROFILE=1 $(BIN)/python examples/pyg_gat.py
 	@echo; echo "== GCN and GAT of both frameworks, alone and with gnnaccel, on a generated graph of half a million edges"
-	$(BIN)/gnnaccel compare --framework dgl,pyg --model gcn,gat --dataset generated --hidden 32 --heads 2 --epochs 12 --repeats 1
+	$(BIN)/gnnaccel compare --framework dgl,pyg --model gcn,gat --dataset generated --hidden 32 --heads 2 --epochs 8 --repeats 1
 
 test: build
 	$(BIN)/python -m pytest -q -rs tests
@@ -101,6 +105,22 @@ format: $(VENV)/lint.done
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
+
+# A wheel for this Python, made of the source package, in dist/. Without CUDA, but with GNNACCEL_CUDA=ON make wheel.
+wheel: override GNNACCEL_CUDA := $(if $(filter ON,$(GNNACCEL_CUDA)),ON,OFF)
+wheel: $(BIN)/python
+	$(BIN)/pip install -q "build==1.6.1"
+	rm -rf dist
+	$(BIN)/python -m build
+
+# The wheel in fresh environments, one for each torch that the registry has a CPU build of (TORCHES="2.6.0 2.13.0").
+test-wheel:
+	@test -e dist/*.whl || { echo "make test-wheel: no wheel in dist: make wheel first"; exit 1; }
+	$(PYTHON) scripts/test_wheel.py dist/*.whl $(if $(TORCHES),--torch $(TORCHES))
+
+# The documentation as a site, in build/site. Strict: a warning, such as of a link that leads nowhere, is an error.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnaccel/_C*.so

@@ -78,7 +78,11 @@ class WithPth:
         wheel.writestr(PTH.name, PTH.read_text(encoding="utf-8"))
 
 
+# Of wheels that differ in more than Python: 0.1.0+cu12 (.github/workflows/wheels.yml).
+LABEL = {"egg_info": {"tag_build": os.environ.get("GNNACCEL_LABEL", "")}}
+
 setup(
+    options=LABEL,
     ext_modules=[Extension("gnnaccel._C", sources=[])],
     cmdclass={"build_ext": BuildCMake, "build_py": BuildPyWithPth, "editable_wheel": EditableWheelWithPth},
 )

@@ -81,7 +81,7 @@ def shown_plan(plan: Plan) -> str:
 
 
 def measure(name: str, graph: Graph, width: int, budget_ms: float) -> tuple[dict, dict[Setting, float]]:
-    gnnaccel.prepare(graph, transposed=False, tune="model")
+    gnnaccel.prepare(graph, transposed=False, tune="heuristic")
     cell = Cell(graph, width)
     rule, rows_plan = cell.rule(), schedule.of(graph).plan(graph, 4 * width, sums=False)
     # Settings of one list after another.

@@ -3,7 +3,7 @@
     python benchmarks/update_order.py --csv out.csv
     python benchmarks/update_order.py --device cuda --graph reddit-like --repeat 5
 
-Both sides are accelerated layers with the same weights, the second by `accelerate(..., update_order=True)`. "first":
+Both sides are accelerated layers with the same weights, the second by `accelerate(..., reorder_linear=True)`. "first":
 its input needs no gradient, as that of a first layer. Medians of --repeat calls, taken in turn, wall time, float32.
 Checked first: results and gradients agree within 1e-4.
 """
@@ -67,7 +67,7 @@ def main() -> None:
         torch.manual_seed(0)
         x = torch.randn(made["num_nodes"], width, device=options.device, requires_grad=needs_grad)
         usual = gnnaccel.accelerate(make().to(options.device))
-        turned = gnnaccel.accelerate(copy.deepcopy(usual), update_order=True)
+        turned = gnnaccel.accelerate(copy.deepcopy(usual), reorder_linear=True)
         args = (x, index, torch.randn(made["num_nodes"], usual.out_channels, device=options.device))
         found = zip(step(turned, *args), step(usual, *args), strict=True)
         error = max(relative_error(got, want.double()) for got, want in found)

@@ -11,11 +11,11 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Graph": "gnnaccel.graph.csr",
-    "as_graph": "gnnaccel.hosts",
-    "prepare": "gnnaccel.hosts",
-    "renumber": "gnnaccel.hosts",
-    "invalidate": "gnnaccel.hosts",
-    "accelerate": "gnnaccel.hosts",
+    "as_graph": "gnnaccel.api",
+    "prepare": "gnnaccel.api",
+    "renumber": "gnnaccel.api",
+    "invalidate": "gnnaccel.api",
+    "accelerate": "gnnaccel.api",
     "captured": "gnnaccel.capture",
     "install": "gnnaccel.switch",
     "uninstall": "gnnaccel.switch",

@@ -38,6 +38,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_usage(sys.stderr)
         print("gnnaccel: expected a script, or -m and a module", file=sys.stderr)
         return 2
+    if options.profile_json and not _can_be_written(options.profile_json):
+        print(
+            f"gnnaccel: --profile-json: expected a file in a folder that is there, got {options.profile_json!r}",
+            file=sys.stderr,
+        )
+        return 2
     if options.verbose:
         os.environ[switch.VERBOSE] = "1"
     if options.profile or options.profile_json:
@@ -52,6 +58,12 @@ def main(argv: list[str] | None = None) -> int:
     else:
         _run_script(program[0])
     return 0
+
+
+def _can_be_written(path: str) -> bool:
+    """Whether a file can be made of `path`: asked before the program has run, which may be hours."""
+    there = os.path.abspath(path)
+    return os.access(os.path.dirname(there), os.W_OK) and not os.path.isdir(there)
 
 
 def _run_script(path: str) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from gnnaccel import settings
 
 try:
     from gnnaccel import _C
@@ -74,6 +77,9 @@ def _warn_of_missing_cuda() -> None:
 
 
 _warn_of_missing_cuda()
+
+if settings.CHECKED not in os.environ and (_complaint := settings.complaint("GNNACCEL_ISA")):
+    logging.getLogger("gnnaccel").warning("gnnaccel: %s", _complaint)  # where nothing is switched on, none has said it
 
 
 def pointer(tensor: Tensor | None) -> int:

@@ -6,7 +6,7 @@ calling thread waits, and both change places twice in each step, with cold cache
 
 from __future__ import annotations
 
-import os
+from gnnaccel import settings
 
 CHOICE = "GNNACCEL_BACKWARD"
 
@@ -21,7 +21,7 @@ def settle() -> str | None:
     import torch  # not at the top: a Python start that only carries the flag does without
 
     global _settled
-    if _settled or os.environ.get(CHOICE, "").strip().lower() == "threads" or not torch.version.cuda:
+    if _settled or settings.value(CHOICE) == "threads" or not torch.version.cuda:
         return None
     # device_count() asks the driver's library: is_available() could start CUDA, which forked workers cannot take over.
     if torch.cuda.device_count() != 1 or not torch.autograd.is_multithreading_enabled():

@@ -3,16 +3,7 @@
 Nothing here imports torch, a framework or the binary before the program itself imports a framework. The hook
 makes DGL importable before its import starts, and enables a backend when the import of its framework is done.
 
-Environment
------------
-GNNACCEL : "1", "on", "true", "yes": accelerate; "compat": only make DGL importable; "", "0", "off", ...: nothing.
-GNNACCEL_VERBOSE : as above: log what is enabled, and every kind of call left to the framework with its reason.
-GNNACCEL_PROFILE : as above: print a table at exit; any other value: a file that gets the counters as JSON.
-GNNACCEL_BACKWARD : "threads": backward passes run on torch's threads, as without us (gnnaccel/engine.py).
-GNNACCEL_CUDA_GRAPHS : as above: models on a GPU are captured in CUDA graphs (gnnaccel/capture/attaching.py).
-GNNACCEL_SAMPLER : "framework": samplers are left to the frameworks; "cuda": the GPU samples for graphs on the CPU too
-    (gnnaccel/sampling/choice.py).
-GNNACCEL_DGL_KERNELS : "torch": DGL's message passing on torch's kernels instead of ours, to compare with.
+The environment variables are in gnnaccel/settings.py, and in docs/environment.md.
 """
 
 from __future__ import annotations
@@ -23,12 +14,12 @@ import importlib.util
 import os
 import sys
 
+from gnnaccel import settings
+
 FLAG, VERBOSE, PROFILE, MAIN_PID = "GNNACCEL", "GNNACCEL_VERBOSE", "GNNACCEL_PROFILE", "_GNNACCEL_MAIN_PID"
 GRAPHS = "GNNACCEL_CUDA_GRAPHS"
 BACKENDS = {"dgl": "gnnaccel.dgl_backend", "torch_geometric": "gnnaccel.pyg_backend"}
 NAMES = {"dgl": "DGL", "torch_geometric": "PyTorch Geometric"}
-
-_ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
 
 
 def parse_flag(value: str | None) -> str:
@@ -40,9 +31,9 @@ def parse_flag(value: str | None) -> str:
         For any other value.
     """
     word = (value or "").strip().lower()
-    if word in _OFF:
+    if word in settings.OFF:
         return "off"
-    if word in _ON:
+    if word in settings.ON:
         return "on"
     if word == "compat":
         return "compat"
@@ -139,7 +130,7 @@ def _after_import(name: str) -> None:
         _log().warning("gnnaccel: %s runs without acceleration: %s: %s", NAMES[name], type(error).__name__, error)
         return
     _state.enabled.append(name)
-    if _truth(GRAPHS):
+    if settings.is_on(GRAPHS):
         try:
             importlib.import_module("gnnaccel.capture.attaching").enable()
             _log().info("models on a GPU are captured in CUDA graphs")
@@ -171,6 +162,7 @@ def install(compat_only: bool = False) -> None:
         _state.compat_only = compat_only
         sys.meta_path.insert(0, _state.hook)
         _state.flag_before = os.environ.get(FLAG)
+        _complain()
     elif compat_only or not _state.compat_only:
         return
     _state.compat_only = compat_only
@@ -226,13 +218,18 @@ def activate() -> None:
         _state.complained = True
 
 
-def _truth(name: str) -> bool:
-    return os.environ.get(name, "").strip().lower() not in _OFF
+def _complain() -> None:
+    """Say what the environment has that is not understood: once, not in each worker process."""
+    if settings.CHECKED in os.environ:
+        return
+    os.environ[settings.CHECKED] = "1"
+    for complaint in settings.complaints():
+        _log().warning("gnnaccel: %s", complaint)
 
 
 def _observe() -> None:
     """Set up logging, timing and the exit report, as the environment asks for."""
-    verbose, profile = _truth(VERBOSE), _truth(PROFILE)
+    verbose, profile = settings.is_on(VERBOSE), settings.is_on(PROFILE)
     if not (verbose or profile) or _state.observed_pid:
         return
     import logging
@@ -271,10 +268,10 @@ def _at_exit() -> None:
         return
     if message := _nothing_happened():
         _log().info(message)
-    if not _truth(PROFILE):
+    if not settings.is_on(PROFILE):
         return
     target = os.environ[PROFILE].strip()
-    if target.lower() in _ON:
+    if target.lower() in settings.ON:
         print(f"gnnaccel: {message}" if message else report.table(), file=sys.stderr)
         return
     try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import ROOT, TORCH, command
 
-from gnnaccel.cli import children, doctor, main
+from gnnaccel.cli import anonymous, children, doctor, main
 
 
 def test_importing_the_command_line_is_light():
@@ -84,6 +84,13 @@ def test_run_writes_the_profile_where_asked(tmp_path):
     done = command("run", "--profile-json", "counts.json", "script.py", cwd=tmp_path)
     assert done.stdout == "done\n", done.stderr
     assert json.loads((tmp_path / "counts.json").read_text())["sites"] == {}
+
+
+@pytest.mark.parametrize("where", ["nowhere/counts.json", "."])
+def test_run_looks_at_where_to_write_the_profile_first(where, tmp_path):
+    (tmp_path / "script.py").write_text("print('done')")
+    done = command("run", "--profile-json", where, "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and "--profile-json: expected a file" in done.stderr
 
 
 @pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
@@ -184,6 +191,81 @@ def test_doctor_examines_this_machine(capsys):
             assert one["imports"] and one["accelerated"], one["advice"]
 
 
+@pytest.mark.parametrize(
+    "found, said, next_one",
+    [
+        ({}, ["PyG: sums", "DGL: attention", "DGL's plain sums"], "python -m gnnaccel --profile train.py"),
+        ({"dgl": None}, ["PyG: sums", "expect 1 to 4 times"], "python -m gnnaccel --profile train.py"),
+        ({"torch": ON_GPU}, ["on the CPU and the GPU", "a step waits for Python"], "python -m gnnaccel --profile"),
+        (
+            {"torch": ON_GPU | {"cuda_kernels": False}},
+            ["this build has no CUDA half"],
+            "GNNACCEL_CUDA=ON pip install .",
+        ),
+        ({"gpus": ["H200"]}, ["the GPU: torch 2.13.0 sees none"], "python -m gnnaccel --profile train.py"),
+        ({"torch": TORCH | {"isa": "baseline"}}, ["it has no AVX2"], "python -m gnnaccel"),
+        ({"torch": TORCH | {"threads": 10**6}}, ["torch runs 1000000 threads on"], "python -m gnnaccel"),
+        ({"dgl": None, "torch_geometric": None}, [], "pip install torch_geometric==2.8.1"),
+        ({"torch": TORCH | {"version": "2.0.1"}}, [], "pip install torch==2.13.0"),
+        ({"torch": TORCH | {"binary_error": "build it"}}, ["everything: build it"], "pip install ."),
+        (
+            {"dgl": None, "torch_geometric": PYG | {"accelerated": False, "messages": ["no such hook"]}},
+            ["PyTorch Geometric: no such hook"],
+            "gnnaccel doctor --report report.json",
+        ),
+    ],
+)
+def test_doctor_says_what_will_be_fast_what_not_and_what_to_do(found, said, next_one, machine, capsys):
+    machine(**found)
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    for text in said:
+        assert any(text in line for line in lines), text
+    assert lines[-1].startswith("next") and next_one in lines[-1]
+    assert len(lines) <= 24, "one screen"
+
+
+def test_doctor_says_what_is_wrong_with_the_environment(machine, monkeypatch, capsys):
+    machine()
+    monkeypatch.setenv("GNNACCEL_BACKWARD", "thread")
+    monkeypatch.setenv("GNNACCEL_ISA", "avx512")
+    main(["doctor"])
+    shown = capsys.readouterr().out
+    assert "GNNACCEL_BACKWARD=thread is not understood: expected threads" in shown
+    assert "for avx2, picked at run time; GNNACCEL_ISA=avx512, which this CPU lacks, is not used" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report.json"], ["--report", "nowhere/report.json"], ["--report", "."], ["--json", "x"]]
+)
+def test_doctor_writes_a_report_where_that_is_possible(arguments, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert "expected --report and a file in a folder that is there" in capsys.readouterr().err
+
+
+def test_a_report_tells_of_no_user_and_no_machine(machine, monkeypatch, tmp_path, capsys):
+    home = tmp_path / "janedoe"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USER", "jane.doe")
+    monkeypatch.setattr(anonymous.platform, "node", lambda: "bigbox.lab.example")
+    monkeypatch.setenv("GNNACCEL_DATA", "/data/secret")
+    monkeypatch.setenv("GNNACCEL_SAMPLER", "cuda")
+    why = f"no file '{home}/.cache/x y', nor /home/bob/z.so: jane.doe on bigbox and bigbox.lab.example, janedoes"
+    machine(torch=TORCH | {"binary_error": why}, dgl={"error": rf"C:\\Users\\bob\\z.dll, {home}"})
+    assert main(["doctor", "--report", str(tmp_path / "report.json")]) == 1
+    text = (tmp_path / "report.json").read_text()
+    found = json.loads(text)
+    left = "no file '<home> y', nor <home>: <user> on <host> and <host>, janedoes"
+    assert found["build"]["advice"] == left and sys.executable not in text
+    assert found["frameworks"]["dgl"]["advice"] == "cannot be imported: <home>, <home>"
+    assert found["variables"]["GNNACCEL_DATA"] == "set" and found["variables"]["GNNACCEL_SAMPLER"] == "cuda"
+    for secret in ("jane.doe", "bigbox", "secret", "bob", str(home)):
+        assert secret not in text
+    capsys.readouterr()
+    assert main(["doctor", "--report"]) == 1
+    assert json.loads(capsys.readouterr().out) == found
+
+
 def test_doctor_knows_the_versions_of_the_build_files():
     pins = re.findall(r'"(dgl|torch_geometric)==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     pins += re.findall(r"^TORCH \?= (torch)==([\d.]+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -253,13 +335,19 @@ def test_inspect_draws_small_graphs(edges, tmp_path):
 
 @pytest.mark.parametrize("png", ["", "own", "own.jpg", "nowhere/own.png"])
 def test_inspect_looks_at_where_to_draw_first(png, capsys, tmp_path):
-    assert main(["inspect", "cora", "--png", str(tmp_path / png)]) == 1
+    assert main(["inspect", "cora", "--png", str(tmp_path / png)]) == 2
     said = capsys.readouterr()
     assert "a name that ends in .png" in said.err and not said.out and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["nowhere.npz", "nowhere.mtx", "nowhere"])
 def test_inspect_of_a_graph_that_is_not_there(name, capsys):
-    assert main(["inspect", name]) == 1
+    assert main(["inspect", name]) == 2
     said = capsys.readouterr().err
     assert f"no file '{name}'" in said or f"unknown graph '{name}'" in said
+
+
+def test_inspect_of_a_file_that_is_no_graph(capsys, tmp_path):
+    (tmp_path / "own.npz").write_text("nothing")
+    assert main(["inspect", str(tmp_path / "own.npz")]) == 1
+    assert "own.npz" in capsys.readouterr().err

@@ -81,3 +81,19 @@ def test_figures_of_speed_are_those_of_the_tables():
 
 def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 120
+
+
+@pytest.mark.parametrize("module", ["gnnaccel", "gnnaccel.nn", "gnnaccel.ops", "gnnaccel.sampling"])
+def test_the_page_of_the_interface_has_all_public_names(module):
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    listed = {name.rpartition(".")[2] for name in re.findall(r"^::: (gnnaccel\.[\w.]+)$", page, re.MULTILINE)}
+    public = importlib.import_module(module)
+    functions = {name for name in public.__all__ if callable(getattr(public, name))}
+    assert functions and functions - listed == set()
+
+
+def test_the_menu_of_the_site_has_every_page():
+    """`make docs` says so too, where its tools are installed."""
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    pages = {path.name for path in ROOT.glob("docs/*.md")} | {"index.md", "contributing.md", "changelog.md"}
+    assert set(re.findall(r": ([\w-]+\.md)$", menu, re.MULTILINE)) == pages

@@ -155,7 +155,7 @@ def test_no_folder_to_write_to(tmp_path):
 @pytest.mark.parametrize(
     "options,message",
     [
-        (dict(tune="best"), "tune: expected one of model, measure, off, got 'best'"),
+        (dict(tune="best"), "tune: expected one of heuristic, measure, off, got 'best'"),
         (dict(tune="measure"), "tune: expected a graph on CUDA"),
         (dict(keep=True), "keep: on disk are orders and measured plans"),
         (dict(keep="folder", tune="measure"), "tune: expected a graph on CUDA"),
@@ -172,3 +172,10 @@ def test_no_folder_to_write_to(tmp_path):
 def test_prepare_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         gnnaccel.prepare(graph(), **options)
+
+
+def test_the_old_name_of_heuristic_is_taken_and_said():
+    edges = torch.tensor([[0, 1, 1], [1, 0, 2]])
+    with pytest.warns(FutureWarning, match='tune="model" is "heuristic" now') as said:
+        done = gnnaccel.prepare(edges, tune="model")
+    assert done.steps == gnnaccel.prepare(edges, tune="heuristic").steps and said[0].filename == __file__

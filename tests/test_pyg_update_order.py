@@ -1,4 +1,4 @@
-"""`accelerate(model, update_order=True)`: which comes first, the linear map or the sum; results stay PyG's."""
+"""`accelerate(model, reorder_linear=True)`: which comes first, the linear map or the sum; results stay PyG's."""
 
 import copy
 
@@ -85,7 +85,7 @@ def test_same_results(name, weighted, monkeypatch):
     plain = make().double()
     if weighted and not isinstance(plain, (GCNConv, GraphConv)):
         pytest.skip("takes no weights")
-    ours = gnnaccel.accelerate(copy.deepcopy(plain), update_order=True)
+    ours = gnnaccel.accelerate(copy.deepcopy(plain), reorder_linear=True)
     width = plain.in_channels if isinstance(plain.in_channels, int) else plain.in_channels[0]
     x = torch.randn(NODES, width, dtype=torch.float64, requires_grad=needs_grad)
     args = (edges(), torch.rand(EDGES, dtype=torch.float64)) if weighted else (edges(),)
@@ -100,7 +100,7 @@ def test_same_results(name, weighted, monkeypatch):
 
 @pytest.mark.parametrize("make", [lambda: SAGEConv(-1, 4), lambda: GraphConv(-1, 4), lambda: GCNConv(-1, 32)])
 def test_width_found_in_the_first_call(make, monkeypatch):
-    ours = gnnaccel.accelerate(make(), update_order=True)
+    ours = gnnaccel.accelerate(make(), reorder_linear=True)
     widths = watched(ours, monkeypatch)
     x = torch.randn(NODES, 16, requires_grad=True)
     first = ours(x, edges())
@@ -110,7 +110,7 @@ def test_width_found_in_the_first_call(make, monkeypatch):
 
 def test_two_sets_of_nodes(monkeypatch):
     plain = SAGEConv((16, 5), 4).double()
-    ours = gnnaccel.accelerate(copy.deepcopy(plain), update_order=True)
+    ours = gnnaccel.accelerate(copy.deepcopy(plain), reorder_linear=True)
     widths = watched(ours, monkeypatch)
     x = (torch.randn(NODES, 16, dtype=torch.float64, requires_grad=True), torch.randn(9, 5, dtype=torch.float64))
     index = torch.stack([torch.randint(NODES, (60,)), torch.randint(9, (60,))])
@@ -120,7 +120,7 @@ def test_two_sets_of_nodes(monkeypatch):
 
 
 def test_inference_counts_one_pass(monkeypatch):
-    ours = gnnaccel.accelerate(SAGEConv(16, 12), update_order=True)
+    ours = gnnaccel.accelerate(SAGEConv(16, 12), reorder_linear=True)
     widths = watched(ours, monkeypatch)
     x = torch.randn(NODES, 16)
     ours(x, edges())  # forward and backward of 12, or forward alone of 16
@@ -138,7 +138,7 @@ def test_left_alone(why, monkeypatch):
             return x_j.relu()
 
     plain = (Own if why == "own message" else SAGEConv)(16, 4)
-    ours = gnnaccel.accelerate(copy.deepcopy(plain), update_order=why != "not asked")
+    ours = gnnaccel.accelerate(copy.deepcopy(plain), reorder_linear=why != "not asked")
     widths = watched(ours, monkeypatch)
     seen = []
     if why == "hook":
@@ -161,7 +161,7 @@ def test_left_alone(why, monkeypatch):
 def test_wrong_input_is_pygs_to_refuse(x):
     for make in (lambda: SAGEConv(16, 4), lambda: GraphConv(16, 4), lambda: GCNConv(4, 16)):
         errors = []
-        for conv in (make(), gnnaccel.accelerate(make(), update_order=True)):
+        for conv in (make(), gnnaccel.accelerate(make(), reorder_linear=True)):
             try:
                 errors.append(conv(x, edges()).shape)
             except Exception as error:
@@ -170,10 +170,18 @@ def test_wrong_input_is_pygs_to_refuse(x):
 
 
 def test_copies_may_as_well_and_checkpoints_do_not_know(monkeypatch):
-    model = gnnaccel.accelerate(GCN(4, 16, 2), update_order=True)
+    model = gnnaccel.accelerate(GCN(4, 16, 2), reorder_linear=True)
     other = copy.deepcopy(model)
     assert list(other.state_dict()) == list(GCN(4, 16, 2).state_dict())
     widths = watched(other.convs[0], monkeypatch)
     x = torch.randn(NODES, 4)
     torch.testing.assert_close(other(x, edges()), model(x, edges()))
     assert set(widths) == {4, 16}
+
+
+def test_the_old_name_of_the_option_is_taken_and_said(monkeypatch):
+    with pytest.warns(FutureWarning, match="update_order= is reorder_linear= now"):
+        ours = gnnaccel.accelerate(SAGEConv(16, 4), update_order=True)
+    widths = watched(ours, monkeypatch)
+    ours(torch.randn(NODES, 16), edges())
+    assert set(widths) == {4}

@@ -200,7 +200,7 @@ def test_python_start_without_the_flag_imports_no_module_of_ours(world, value):
 def test_start_with_the_flag_imports_the_switch_alone(world):
     code = "import sys; print(sorted(m for m in sys.modules if m.startswith(('gnnaccel', 'torch', 'numpy', 'rich'))))"
     done = started(world, code, GNNACCEL="1")
-    assert done.stdout.strip() == "['gnnaccel', 'gnnaccel.switch']"
+    assert done.stdout.strip() == "['gnnaccel', 'gnnaccel.settings', 'gnnaccel.switch']"
 
 
 @pytest.mark.parametrize("value", ["1", "on", "TRUE", " yes "])

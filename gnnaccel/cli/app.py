@@ -79,11 +79,21 @@ def run(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what is installed, what will be accelerated, and what stands in the way. Exit code 1: nothing will be."""
-    from gnnaccel.cli import doctor
+def doctor(
+    file: Annotated[Optional[Path], typer.Argument(help="Of --report: where it goes, else it is printed.")] = None,  # noqa: UP045
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="JSON to show to others: no user or host names, no paths under a home.")
+    ] = False,
+) -> None:
+    """Say what is installed, what will be fast, what will not and why, and what to do next. Exit code 1: nothing is."""
+    from gnnaccel.cli import anonymous, doctor
 
-    raise typer.Exit(doctor.show(as_json))
+    if file is not None and (not report or not file.absolute().parent.is_dir() or file.is_dir()):
+        raise typer.BadParameter(
+            f"expected --report and a file in a folder that is there, got {str(file)!r}", None, None, "FILE"
+        )
+    raise typer.Exit(anonymous.write(file) if report else doctor.show(as_json))
 
 
 @app.command()

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from importlib import metadata, util
 
-from gnnaccel import __version__, switch
-from gnnaccel.cli import children
+from gnnaccel import __version__, settings, switch
+from gnnaccel.cli import children, outlook
 
 # The versions the tests, examples and comparisons are run with (pyproject.toml and Makefile).
 RUN_WITH = {"torch": "2.13.0", "dgl": "2.1.0", "torch_geometric": "2.8.1"}
@@ -126,13 +126,16 @@ def examine() -> dict:
     build = _build(torch, gpus)
     gpu = build.get("cuda_kernels", False) and bool(torch.get("gpus"))
     frameworks = {name: _framework(name, build["loads"], gpu) for name in switch.BACKENDS}
-    return {
+    found = {
         "versions": {
             "gnnaccel": __version__,
             "python": platform.python_version(),
             "torch": torch.get("version", version("torch")),
             **{name: version(name) for name in _OPTIONAL},
         },
+        "run_with": RUN_WITH,
+        "torch_imports": "error" not in torch,
+        "torch_serves": _torch_serves(torch.get("version", version("torch"))),
         "python": sys.executable,
         "build": build,
         "devices": {
@@ -145,15 +148,21 @@ def examine() -> dict:
         "messages": torch.get("messages"),
         "frameworks": frameworks,
         "switch": {"installed": children.switch_is_installed(), "flag": _flag()},
+        "complaints": settings.complaints(),
         "usable": build["loads"] and any(one["accelerated"] for one in frameworks.values()),
     }
+    slow = [{"what": what, "why": why} for what, why in outlook.slow(found)]
+    return found | {"fast": outlook.fast(found), "not_fast": slow, "next": outlook.next_command(found)}
+
+
+def _torch_serves(found: str | None) -> bool:
+    return found is not None and [int(part) if part.isdigit() else 0 for part in _release(found)] >= [2, 4]
 
 
 def _torch_line(found: str | None) -> str:
     if found is None:
         return "not installed: gnnaccel needs torch 2.4 or later"
-    numbers = [int(part) if part.isdigit() else 0 for part in _release(found)]
-    if numbers < [2, 4]:
+    if not _torch_serves(found):
         return f"{found}: too old, gnnaccel needs 2.4 or later"
     same = _release(found) == _release(RUN_WITH["torch"])
     return found if same else f"{found} (accepted; gnnaccel is run with {RUN_WITH['torch']})"
@@ -168,15 +177,21 @@ def _switch_line(installed: bool) -> str:
     )
 
 
+def _kernels_line(picked: str) -> str:
+    wanted = settings.value("GNNACCEL_ISA")
+    missing = f"; GNNACCEL_ISA={wanted}, which this CPU lacks, is not used" if wanted not in ("", picked) else ""
+    return f"for {picked}, picked at run time{missing}"
+
+
 def _lines(found: dict) -> list[tuple[str, str]]:
     versions, build, devices = found["versions"], found["build"], found["devices"]
     flag = found["switch"]["flag"]
     lines = [("gnnaccel", versions["gnnaccel"]), ("python", f"{versions['python']}  {found['python']}")]
     lines.append(("torch", _torch_line(versions["torch"])))
-    lines += [(name, versions[name] or "not installed (optional)") for name in _OPTIONAL]
+    lines.append(("beside PyG", ", ".join(f"{name} {versions[name] or 'not installed'}" for name in _OPTIONAL)))
     lines.append(("build", build["advice"]))
     if build["loads"]:
-        lines.append(("CPU kernels", f"for {build['instruction_set']}, picked at run time"))
+        lines.append(("CPU kernels", _kernels_line(build["instruction_set"])))
     lines.append(("CPU", f"{devices['cpu']}, {devices['cores']} cores, torch runs {devices['threads']} threads"))
     unseen = f"none that torch sees; the driver lists {', '.join(devices['gpus_of_the_machine'])}"
     none = unseen if devices["gpus_of_the_machine"] else "none"
@@ -190,8 +205,13 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     lines.append(("flag's .pth file", _switch_line(found["switch"]["installed"])))
     value = "not set" if flag["value"] is None else f"{flag['value']} ({flag['means']})"
     lines.append(("GNNACCEL", value))
+    lines += [("environment", complaint) for complaint in found["complaints"]]
     verdict = "ready" if found["usable"] else "nothing can be accelerated here; the lines above say why"
-    return [*lines, ("verdict", verdict)]
+    lines.append(("verdict", verdict))
+    lines += [("fast" if not nth else "", what) for nth, what in enumerate(found["fast"])]
+    for nth, one in enumerate(found["not_fast"]):
+        lines.append(("not, or hardly" if not nth else "", f"{one['what']}: {one['why']}"))
+    return [*lines, ("next", found["next"])]
 
 
 def show(as_json: bool) -> int:

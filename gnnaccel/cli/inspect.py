@@ -26,17 +26,18 @@ from gnnaccel.tiles.gate import PAYS_EDGES, PAYS_FROM
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
-    """Print the properties of the graph called `dataset`; exit code 1 if there is none, with the reason."""
+    """Print the properties of the graph called `dataset`. Exit code 2 for a graph or a chart that cannot be meant, 1
+    for a file that cannot be read; with the reason."""
     if png is not None and (png.suffix != ".png" or not png.parent.is_dir()):
         print(f"gnnaccel inspect: --png: expected a file in a folder that is there, with a name that ends in .png, got "
               f"{str(png)!r}", file=sys.stderr)  # fmt: skip
-        return 1
+        return 2
     try:
         named = Path(dataset).suffix in ("", ".npz")  # else a file of another kind
         graph = Graph.load(data.find(dataset) if named else dataset)
     except (ValueError, OSError, ImportError) as error:
         print(f"gnnaccel inspect: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, (data.UnknownDataset, FileNotFoundError)) else 1
     known = properties(graph)
     with Console(stderr=True).status("looking for communities"):
         advice = advise(graph)

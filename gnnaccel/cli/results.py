@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 # In the order of the table. Always run: alone, gnnaccel.
 SIDES = ("alone", "alone_compiled", "gnnaccel", "gnnaccel_compiled", "gnnaccel_captured")
+_FEW = 5  # epochs counted of a run, below which the first ones, in which memory and caches warm up, decide
 _SCATTER = 1.5
 _CAPTURED = "captured."  # how kinds of calls begin that are captured steps, no message passing
 
@@ -274,6 +275,10 @@ def _loss_warnings(results: Results, tolerance: float, dropout: bool) -> list[st
 
 def _warnings(results: Results, by_side: dict[str, list[Run]]) -> list[str]:
     found = []
+    counted = min(len(run.measured["loss"]) for runs in by_side.values() for run in runs) - results.warmup
+    if counted < _FEW:
+        epochs = "epoch of each run is" if counted == 1 else "epochs of each run are"
+        found.append(f"{counted} {epochs} counted, few to tell a speedup from: take more, such as --epochs 50")
     if _scatters(results):
         found.append("the epoch times scatter widely, as on a busy machine: the speedup is no figure to rely on")
     for side in filter(is_accelerated, results.sides):

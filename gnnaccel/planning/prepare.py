@@ -59,7 +59,7 @@ def prepare(
     transposed: bool = True,
     reorder: bool | str = False,
     method: str = "auto",
-    mode: str = "model",
+    mode: str = "heuristic",
     num_feats: Sequence[int] = WIDTHS,
     keep: bool | str | os.PathLike = False,
 ) -> Prepared:

@@ -26,7 +26,7 @@ from gnnaccel.schedule.groups import search as evolve
 from gnnaccel.schedule.rules import groups_of
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
 
-MODES = ("model", "measure", "off")
+MODES = ("heuristic", "measure", "off")
 _PAYS = 0.97  # of the time of what is there: less is noise
 _CALLS, _FEW_CALLS, _LONG_MS = 5, 2, 5.0  # the median of which is a plan's time; of calls that take long
 _HEAD_START = 200_000  # cycles that the device spins while the host queues a call

@@ -6,19 +6,15 @@ GPU samples from graphs that are there.
 
 from __future__ import annotations
 
-import os
+from gnnaccel import settings
 
 CHOICE = "GNNACCEL_SAMPLER"
-_CHOICES = ("", "framework", "cuda")
 
 
 def _chosen() -> str:
-    choice = os.environ.get(CHOICE, "").strip().lower()
-    if choice not in _CHOICES:
-        raise ValueError(
-            f"{CHOICE}={choice} is not understood: expected framework, cuda, or nothing for gnnaccel's samplers"
-        )
-    return choice
+    if complaint := settings.complaint(CHOICE):
+        raise ValueError(f"{complaint}, or nothing for gnnaccel's samplers")
+    return settings.value(CHOICE)
 
 
 def is_frameworks() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ def _is_pyg(obj: Any) -> bool:
     if _from_package(obj, "torch_geometric") or _from_package(obj, "torch_sparse"):
         return True
     return isinstance(obj, Tensor) and "torch_geometric" in sys.modules
+
+
+def _renamed(old: str, new: str) -> None:
+    """Say that a spelling goes away with the next release. To be called by the public function itself."""
+    warnings.warn(f"{old} is {new} now, and will be refused in the next release", FutureWarning, stacklevel=3)
 
 
 def as_graph(obj: Any, num_nodes: int | None = None) -> Graph:
@@ -114,7 +120,7 @@ def prepare(
     transposed: bool = True,
     reorder: bool | str = False,
     method: str = "auto",
-    tune: str = "model",
+    tune: str = "heuristic",
     num_feats: Sequence[int] = _prepare.WIDTHS,
     keep: bool | str | os.PathLike = False,
     num_nodes: int | None = None,
@@ -137,10 +143,10 @@ def prepare(
     method : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
         method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
-    tune : {"model", "measure", "off"}
-        How the kernels of sums on CUDA, and their parameters, are chosen. "model": by rules. "measure": also time plans
-        on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules all
-        the same. "off": no work lists either, the graph earns them by use.
+    tune : {"heuristic", "measure", "off"}
+        How the kernels of sums on CUDA, and their parameters, are chosen. "heuristic": by rules. "measure": also time
+        plans on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules
+        all the same. "off": no work lists either, the graph earns them by use.
     num_feats : sequence of int
         What is timed, by "measure" and for an order on the CPU: features of a row in float32. Rows of up to 64, 128,
         256, 512 bytes, and longer ones, share a plan, whatever their dtype: of two numbers in one class the last
@@ -185,6 +191,9 @@ def prepare(
     >>> done.steps
     ('structure', 'transposed')
     """
+    if tune == "model":
+        _renamed('prepare: tune="model"', '"heuristic"')
+        tune = "heuristic"
     return _prepare.prepare(
         lambda: as_graph(graph_or_data, num_nodes),
         transposed=transposed,
@@ -319,9 +328,10 @@ def accelerate(
     model: torch.nn.Module,
     *,
     maxk: int | None = None,
-    update_order: bool = False,
+    reorder_linear: bool = False,
     cuda_graphs: bool | None = None,
     copy_outputs: bool = True,
+    update_order: bool | None = None,
 ) -> torch.nn.Module:
     """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
 
@@ -334,7 +344,7 @@ def accelerate(
         gnnaccel.nn) become `nn.MaxK` with this k, which keeps the k largest entries of each row, and the sums read
         those alone. To be trained like that, from the start; a checkpoint of a model with ReLU gives other results.
         Which ones: see `gnnaccel.maxk_models.use_maxk`.
-    update_order : bool
+    reorder_linear : bool
         Let PyG's GCNConv, SAGEConv and GraphConv sum before or after their linear map, whichever reads less for each
         edge, forward and backward: the two commute where the sum, or mean, is of plain or weighted rows. Results differ
         by rounding. Off where a hook watches, under autocast and torch.compile, and for sparse adjacency tensors.
@@ -345,6 +355,8 @@ def accelerate(
         tells of it. False: not any more, and the memory is freed. Default: as it is.
     copy_outputs : bool
         False: what the captured model returns is the graph's own memory, which its next call writes into.
+    update_order : bool, optional
+        The old name of reorder_linear.
 
     Returns
     -------
@@ -361,6 +373,9 @@ def accelerate(
     ImportError
         If PyTorch Geometric is not installed, and there is nothing else to do.
     """
+    if update_order is not None:
+        _renamed("accelerate: update_order=", "reorder_linear=")
+        reorder_linear = update_order
     if not copy_outputs and not cuda_graphs:
         raise ValueError("accelerate: copy_outputs: is of cuda_graphs=True alone")
     if maxk is not None:
@@ -369,7 +384,7 @@ def accelerate(
     if "torch_geometric" in sys.modules or (maxk is None and cuda_graphs is None):
         from gnnaccel import pyg_backend
 
-        pyg_backend.accelerate(model, update_order=update_order)
+        pyg_backend.accelerate(model, update_order=reorder_linear)
     if cuda_graphs:
         capture.attach(model, copy_outputs=copy_outputs)
     elif cuda_graphs is not None:

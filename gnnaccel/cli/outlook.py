@@ -1,0 +1,76 @@
+"""What will be fast on a machine, what will not and why, and what to do next: of what `doctor` has found, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# What gains, with the figures in docs/performance.md. Small: where products of matrices and Python take the time.
+_FAST = {
+    "torch_geometric": "PyG: sums, means, extremes and attention over edges, in the layers of PyG and in yours",
+    "dgl": "DGL: attention, weighted sums, edge softmax, messages and reductions of your own",
+}
+_SMALL = "graphs of some ten thousand edges"
+PROFILE = "python -m gnnaccel --profile train.py"
+
+
+def fast(found: dict[str, Any]) -> list[str]:
+    """What will be faster than the framework alone."""
+    accelerated = [name for name, one in found["frameworks"].items() if one["accelerated"]]
+    if not accelerated:
+        return []
+    where = ", on the CPU and the GPU" if _on_gpu(found) else ", on the CPU"
+    return [_FAST[name] + where for name in ("torch_geometric", "dgl") if name in accelerated]
+
+
+def slow(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What will not be, each with the reason and what helps."""
+    build, devices, frameworks = found["build"], found["devices"], found["frameworks"]
+    said = [
+        (_name(name), one["advice"]) for name, one in frameworks.items() if one["imports"] and not one["accelerated"]
+    ]
+    if not build["loads"]:
+        return [("everything", build["advice"]), *said]
+    if devices["gpus"] and not build["cuda_kernels"]:
+        said.append(("tensors on the GPU", "this build has no CUDA half: they stay with the framework"))
+    elif devices["gpus_of_the_machine"] and not devices["gpus"]:
+        said.append(("the GPU", f"torch {found['versions']['torch']} sees none: a build of torch with CUDA would"))
+    if _on_gpu(found):
+        why = "a step waits for Python: GNNACCEL_CUDA_GRAPHS=1, or gnnaccel.captured (docs/capture.md)"
+        said.append((_SMALL + " on the GPU", why))
+    elif fast(found):
+        said.append((_SMALL + " and fewer", "products of matrices and Python take the time: expect 1 to 4 times"))
+    if frameworks.get("dgl", {}).get("accelerated"):
+        said.append(("DGL's plain sums on the CPU (GraphConv, SAGEConv)", "DGL's own kernels are as good at these"))
+    if build.get("instruction_set") == "baseline":
+        said.append(("the CPU", "it has no AVX2, or GNNACCEL_ISA=baseline is set: kernels without vectors"))
+    threads, cores = devices["threads"] or 0, devices["cores"]
+    if threads > cores:
+        why = f"torch runs {threads} threads on {cores} cores, which get in each other's way: OMP_NUM_THREADS={cores}"
+        said.append(("all on the CPU", why))
+    return said
+
+
+def next_command(found: dict[str, Any]) -> str:
+    """The one command to type now."""
+    build, devices, run_with = found["build"], found["devices"], found["run_with"]
+    if not found["torch_serves"]:
+        return f"pip install torch=={run_with['torch']}"
+    if not found["torch_imports"]:
+        return 'python -c "import torch"    # to see why it cannot be imported'
+    if not build["loads"]:
+        return "pip install .    # in a clone of gnnaccel: builds its kernels"
+    if not any(one["version"] for one in found["frameworks"].values()):
+        return f"pip install torch_geometric=={run_with['torch_geometric']}    # or dgl=={run_with['dgl']}"
+    if not found["usable"]:
+        return "gnnaccel doctor --report report.json    # and open an issue with it"
+    if devices["gpus"] and not build["cuda_kernels"]:
+        return "GNNACCEL_CUDA=ON pip install .    # in a clone of gnnaccel, with nvcc (CUDA 12 or later) on the path"
+    return PROFILE if found["switch"]["flag"]["means"] != "on" else "gnnaccel compare --suite"
+
+
+def _on_gpu(found: dict[str, Any]) -> bool:
+    return bool(found["build"].get("cuda_kernels") and found["devices"]["gpus"])
+
+
+def _name(package: str) -> str:
+    return {"dgl": "DGL", "torch_geometric": "PyTorch Geometric"}[package]
