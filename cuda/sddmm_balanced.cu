@@ -19,7 +19,7 @@ struct Config {
   static constexpr int threads = 256;
   static constexpr int tile = 512;  // nonzeros of a block
   static constexpr int max_lanes = 32;
-  static constexpr int batch = 4;  // edges of a worker whose operands are in flight together
+  static constexpr int batch = 4;        // edges of a worker whose operands are in flight together
   static constexpr int row_vectors = 4;  // of less than 16 bytes that a lane of dot_rows_kernel holds; else two
   static_assert(threads >= 64 && tile % threads == 0, "find_rows wants two warps, the workers equal runs");
 };
@@ -148,9 +148,9 @@ __device__ __forceinline__ A sum_of_four(A (&s)[4], int lanes, int lane, int& wh
   return c;
 }
 
-// The dot of training: rhs belongs to the destination, both operands are full rows of vectors of N. A worker takes a run
-// of neighbouring nonzeros, so it keeps the destination's vectors in registers while the row lasts.
-// Its lanes cover p.heads groups of p.segment lanes each; a lane holds R vectors of a group.
+// The dot of training: rhs belongs to the destination, both operands are full rows of vectors of N. A worker takes a
+// run of neighbouring nonzeros, so it keeps the destination's vectors in registers while the row lasts. Its lanes cover
+// p.heads groups of p.segment lanes each; a lane holds R vectors of a group.
 template <typename T, typename I, int N, int R>
 __global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<T, I> p) {
   constexpr int batch = 4;

@@ -1,10 +1,11 @@
 // Which SpMM kernel serves a call.
 //
 // Copied or scaled sources are what training spends its time on. They go to spmm_rows where the graph has a work list;
-// else their sums and means go to spmm_balanced, which needs nothing. Both gather 16 bytes at a time. Sources whose rows
-// are no whole number of these (41 classes) are gathered value by value along a list, with one weight for all features,
-// where copies would be a large part of the whole; else they are padded first, in the workspace, where the graph reads
-// enough of them. The rest (max and min without a list, edge features, other broadcasts) goes to spmm_general.
+// else their sums and means go to spmm_balanced, which needs nothing. Both gather 16 bytes at a time. Sources whose
+// rows are no whole number of these (41 classes) are gathered value by value along a list, with one weight for all
+// features, where copies would be a large part of the whole; else they are padded first, in the workspace, where the
+// graph reads enough of them. The rest (max and min without a list, edge features, other broadcasts) goes to
+// spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
 // up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/schedule/rules.py:

@@ -11,8 +11,8 @@
 // (blockIdx.y), so that the slice's part of x has a chance to stay in L2. H200, reddit-like, 32 features: 1.40 ms by
 // length, 1.17 by community and length (benchmarks/results/cuda_kernels_h200.csv); 1.66 as given, in a prototype.
 //
-// Rows at any address (41 features): the same with as many values to a lane, L features apart, in loads of one value, of
-// which neighbouring lanes read neighbouring ones.
+// Rows at any address (41 features): the same with as many values to a lane, L features apart, in loads of one value,
+// of which neighbouring lanes read neighbouring ones.
 //
 // Sub-warp per row with 16-byte lanes: Sputnik (Gale et al., 2020); rows by length: GE-SpMM, RoDe; clusters:
 // HP-SpMM (Fan et al.).

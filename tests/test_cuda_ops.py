@@ -214,3 +214,27 @@ def test_gradcheck():
     ]
     for function, inputs in functions:
         assert torch.autograd.gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize == 2])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_of_narrow_features_under_autocast(heads, dtype):
+    """Scores of float32 stay so beside features of 16 bits, and so does the result."""
+    graph = mixed(torch.int32)
+    x = rand(graph.num_cols, heads, 12, dtype=dtype).requires_grad_()
+    scores = [(2 * rand(n, heads)).requires_grad_() for n in (graph.num_cols, graph.num_rows)]
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        out = ops.attention(graph, x, *scores)
+    exact = [t.detach().double().requires_grad_() for t in (x, *scores)]
+    want = reference.attention(graph, *exact, 0.2)
+    assert out.dtype == torch.float32
+    assert_close(out.to(dtype), want, dtype)
+    upstream = rand(*out.shape)
+    grads, wanted = (
+        torch.autograd.grad(out, (x, *scores), upstream),
+        torch.autograd.grad(want, exact, upstream.double()),
+    )
+    assert [g.dtype for g in grads] == [dtype, torch.float32, torch.float32]
+    for got, exact_grad in zip(grads, wanted, strict=True):
+        # A score's is a difference of inner products with results that were kept in 16 bits.
+        assert_close(got.to(dtype), exact_grad, dtype, "gradient", 2 * exact_grad.abs().max())
