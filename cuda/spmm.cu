@@ -62,7 +62,11 @@ Slice spread_of(const SpmmCall& call) {
                       (call.message == Message::copy_lhs || call.rhs.len == 1) &&
                       (!call.extreme() || call.graph.nnz <= INT32_MAX);
   if (!serves) return {0, 0, true};
-  return cut(ceil_div(call.num_feats, 16 / size_of(call.dtype)), kMaxLanes, true);
+  // As many lanes for 16-bit features as for f32: neighbouring ones want 32 bytes together at least.
+  const int64_t n = 16 / size_of(call.dtype);
+  Slice slice = cut(ceil_div(call.num_feats, std::min<int64_t>(n, 4)), kMaxLanes, true);
+  slice.slices = ceil_div(call.num_feats, slice.lanes * n);
+  return slice;
 }
 
 Choice choose(const SpmmCall& call) {

@@ -14,10 +14,11 @@ constexpr int batch_of = L == 4 && !EXTREME ? 8 : 4;
 
 // Registers are held to what lets this many blocks share a multiprocessor: workers in step are what L1 lives on.
 // A third block would take 32 to 92 bytes of local memory from each thread of a maximum.
-// Values that lie apart take an address and a branch each.
+// Values that lie apart take an address and a branch each, and more registers.
 template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME, bool SPREAD = false>
-constexpr int min_blocks =
-    L > 4 && !SPREAD && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads && !EXTREME ? 3 : 2;
+constexpr int min_blocks = SPREAD ? (sizeof(I) == 8 || sizeof(T) == 8 ? 1 : 2)
+                           : L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads && !EXTREME ? 3
+                                                                                                              : 2;
 
 // Of the winners of max and min, which take a register for each feature: 64-bit ones would leave local memory for the
 // rest. spmm.cu sends graphs of more nonzeros to spmm_general.

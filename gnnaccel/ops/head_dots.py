@@ -31,8 +31,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
 
     Notes
     -----
-    One pass over x serves all vectors, in the backward too; 16-bit types accumulate in fp32, of which CUDA rounds the
-    sums at last. For 16-bit types on the
+    One pass over x serves all vectors, in the backward too; 16-bit types accumulate in fp32. For 16-bit types on the
     CPU, more than two vectors on CUDA, and where a second derivative is asked for, it is composed of torch's ops.
     Deterministic.
 
