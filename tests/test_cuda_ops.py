@@ -238,3 +238,21 @@ def test_attention_of_narrow_features_under_autocast(heads, dtype):
     for got, exact_grad in zip(grads, wanted, strict=True):
         # A score's is a difference of inner products with results that were kept in 16 bits.
         assert_close(got.to(dtype), exact_grad, dtype, "gradient", 2 * exact_grad.abs().max())
+
+
+def test_gat_of_narrow_features_under_autocast():
+    graph = build(torch.tensor([3, 0, 40, 7, 1, 9, 2, 5]), 8)
+    x = rand(8, 2, 12, dtype=torch.bfloat16).requires_grad_()
+    vectors = [rand(1, 2, 12).requires_grad_() for _ in range(2)]
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        out = ops.gat(graph, x, *vectors)
+    exact = [t.detach().double().requires_grad_() for t in (x, *vectors)]
+    scores = [(exact[0] * v).sum(-1) for v in exact[1:]]
+    want = reference.attention(graph, exact[0], *scores, 0.2)
+    assert out.dtype == torch.float32
+    # The vectors are rounded to 16 bits, as autocast rounds weights.
+    torch.testing.assert_close(out.double(), want, rtol=5e-2, atol=5e-2)
+    grads, wanted = torch.autograd.grad(out.sum(), (x, *vectors)), torch.autograd.grad(want.sum(), exact)
+    assert [g.dtype for g in grads] == [torch.bfloat16, torch.float32, torch.float32]
+    for got, exact_grad in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(got.double(), exact_grad, rtol=5e-2, atol=5e-2 * float(exact_grad.abs().max()))
