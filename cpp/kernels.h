@@ -55,12 +55,12 @@ void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_o
 //   lse receives the log of each row's sum of exponentials, 0 in an empty row. out_pos [num_rows, width] and
 //   p_pos [num_rows, num_heads] receive the part of out and of the sum of p that comes from edges with a positive
 //   score (before leaky_relu): the backward needs them. Both null: not wanted. f32 and f64. On CUDA also bf16 and f16,
-//   with lse and p_pos in f32, and width / num_heads a multiple of 16 bytes.
+//   with scores, lse and p_pos in f32, and width / num_heads a multiple of 16 bytes.
 void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const EdgeFactor& factor,
                void* out, void* lse, void* out_pos, void* p_pos, double slope, int64_t num_heads, int64_t width,
                DType dtype, int threads);
 
-// Gradients of attention, for the transposed matrix, from what it received and wrote.
+// Gradients of attention, for the transposed matrix, from what it received and wrote; of the scores in their type.
 void attention_backward(const Csr& transposed, const void* x, const void* score_src, const void* score_dst,
                         const EdgeFactor& factor, const void* out, const void* lse, const void* out_pos,
                         const void* p_pos, const void* grad_out, void* grad_x, void* grad_score_src,
@@ -102,7 +102,7 @@ void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vect
 
 // out[v, r, h] = <x[r], vectors[v]> in head h.
 //   x [num_rows, width], vectors [num_vectors, width], out [num_vectors, num_rows, num_heads]; width = num_heads *
-//   features per head. f32 and f64. On CUDA also bf16 and f16, and one or two vectors.
+//   features per head. f32 and f64. On CUDA also bf16 and f16, with out in f32, and one or two vectors.
 void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
                int64_t width, DType dtype, int threads);
 

@@ -20,8 +20,8 @@ cudaError_t attention(Workspace& workspace, const Csr& graph, const WorkList& wo
     using I = decltype(index);
     Params<T, I> p = params_of<T, I>(graph, work, shape, factor, slope, num_heads, width);
     p.x = static_cast<const T*>(x);
-    p.score = static_cast<const T*>(score_src);
-    p.own_score = static_cast<const T*>(score_dst);
+    p.score = static_cast<const Acc<T>*>(score_src);
+    p.own_score = static_cast<const Acc<T>*>(score_dst);
     p.out = static_cast<T*>(out);
     p.lse = static_cast<Acc<T>*>(lse);
     p.out_pos = static_cast<T*>(out_pos);

@@ -6,6 +6,9 @@
 // come from the saved log-sum-exp. The derivative of a score is linear in the inner product of features and gradient,
 // of which only the sum over the row is wanted: lanes add up their shares, and meet once at its end.
 //
+// Scores of nodes, and their gradients, are accumulators: those of 16-bit features would lose digits that the softmax
+// makes much of.
+//
 // Where a slice of features lies in one head, a lane computes the weight of one nonzero of a tile, and shuffles hand it
 // round; else the lanes of a head share out those of each batch of gathers.
 //
@@ -69,16 +72,17 @@ struct Params {
   const I* indices;
   const I* edge_ids;
   const T* x;          // [columns, width]: what is gathered; backward: the gradient of out
-  const T* score;      // [columns, heads], forward; given: [nnz, heads]
+  const A* score;      // [columns, heads], forward
+  const T* given;      // [nnz, heads], given
   const A* ends;       // [columns, heads, 4], backward: score, log-sum-exp and delta of a destination
-  const T* own_score;  // [rows, heads]
+  const A* own_score;  // [rows, heads]
   const T* y;          // [rows, width], backward: features
   EdgeFactors<T> factor;
   T* out;          // [rows, width]; backward: the gradient of the features
   T* out_pos;      // the same, kept
   A* lse;          // [rows, heads], forward
   A* p_pos;        // the same, kept
-  T* grad_score;   // [rows, heads], backward, where a head is not cut
+  A* grad_score;   // [rows, heads], backward, where a head is not cut
   A* grad_shares;  // [slices_per_head, rows, heads], where it is
   A* values;       // [parts, width], in the workspace
   A* values_pos;   // the same, kept
@@ -113,7 +117,7 @@ template <typename T, typename I>
 __device__ __forceinline__ void write_grad_score(const Params<T, I>& p, Acc<T> value, int64_t row, int head,
                                                  int slice) {
   if (p.slices_per_head == 1) {
-    p.grad_score[row * p.heads + head] = narrow<T>(value);
+    p.grad_score[row * p.heads + head] = value;
   } else {
     p.grad_shares[(slice * p.rows.num_rows + row) * p.heads + head] = value;
   }
@@ -161,9 +165,8 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
   const I end = span.end;
   auto load_source = [&]() { return lane < end - k ? __ldg(p.indices + k + lane) : I{0}; };
   I source = load_source();
-  const A base = MODE != Mode::given && span.present
-                     ? load_one(p.own_score + static_cast<int64_t>(span.row) * p.heads + head)
-                     : A(0);
+  const A base =
+      MODE != Mode::given && span.present ? __ldg(p.own_score + static_cast<int64_t>(span.row) * p.heads + head) : A(0);
   const int width = static_cast<int>(p.width);
   const T* features = p.x + d;
   Pack<T, N> y;
@@ -196,10 +199,10 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I>) rows_kernel
         score.delta = __ldg(from + 2);
       }
     } else if constexpr (MODE == Mode::given) {
-      score.value = load_one(p.score + static_cast<int64_t>(edge) * p.heads + head);
+      score.value = load_one(p.given + static_cast<int64_t>(edge) * p.heads + head);
       return score;
     } else {
-      sum += load_one(p.score + static_cast<int64_t>(col) * p.heads + head);
+      sum += __ldg(p.score + static_cast<int64_t>(col) * p.heads + head);
     }
     score.positive = sum > 0;
     score.value = (score.positive ? sum : sum * p.slope) - lse;

@@ -12,8 +12,8 @@ using namespace attention_impl;
 // the gradient of its score.
 template <typename T, int L>
 __global__ void __launch_bounds__(Config::threads)
-    ends_kernel(const T* out, const T* out_pos, const T* grad_out, const T* score, const Acc<T>* lse,
-                const Acc<T>* p_pos, Acc<T>* ends, T* grad_score, Acc<T> slope, int64_t count, int per_head) {
+    ends_kernel(const T* out, const T* out_pos, const T* grad_out, const Acc<T>* score, const Acc<T>* lse,
+                const Acc<T>* p_pos, Acc<T>* ends, Acc<T>* grad_score, Acc<T> slope, int64_t count, int per_head) {
   using A = Acc<T>;
   constexpr int N = 16 / sizeof(T);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * (Config::threads / L) + threadIdx.x / L;
@@ -36,21 +36,21 @@ __global__ void __launch_bounds__(Config::threads)
   }
   if (i >= count || threadIdx.x % L) return;
   A* to = ends + 4 * i;
-  to[0] = load_one(score + i);
+  to[0] = score[i];
   to[1] = lse[i];
   to[2] = delta;
-  grad_score[i] = narrow<T>((1 - slope) * (positive - delta * p_pos[i]));
+  grad_score[i] = (1 - slope) * (positive - delta * p_pos[i]);
 }
 
 // The gradient of a score is the sum of what slices of its head have found.
-template <typename T>
+template <typename A>
 __global__ void __launch_bounds__(Config::threads)
-    sum_shares_kernel(const Acc<T>* shares, T* grad_score, int64_t count, int slices) {
+    sum_shares_kernel(const A* shares, A* grad_score, int64_t count, int slices) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * Config::threads + threadIdx.x;
   if (i >= count) return;
-  Acc<T> sum = 0;
+  A sum = 0;
   for (int slice = 0; slice < slices; ++slice) sum += shares[slice * count + i];
-  grad_score[i] = narrow<T>(sum);
+  grad_score[i] = sum;
 }
 
 // `graph` is the transposed one: its columns are the destinations.
@@ -82,17 +82,17 @@ cudaError_t attention_backward(Workspace& workspace, const Csr& transposed, cons
     p.grad_shares = ends + ends_values(transposed, num_heads);
     place_pieces(p, p.grad_shares + share_values(transposed, shape, num_heads), Mode::backward);
     p.x = static_cast<const T*>(grad_out);
-    p.own_score = static_cast<const T*>(score_src);
+    p.own_score = static_cast<const A*>(score_src);
     p.y = static_cast<const T*>(x);
     p.out = static_cast<T*>(grad_x);
-    p.grad_score = static_cast<T*>(grad_score_src);
+    p.grad_score = static_cast<A*>(grad_score_src);
     const int64_t destinations = transposed.num_cols * num_heads, sources = transposed.num_rows * num_heads;
     if (destinations) {
       auto prepare = [&](auto lanes) {
         const unsigned blocks = static_cast<unsigned>(ceil_div(destinations, Config::threads / lanes));
         ends_kernel<T, lanes><<<blocks, Config::threads, 0, stream>>>(
-            static_cast<const T*>(out), static_cast<const T*>(out_pos), p.x, static_cast<const T*>(score_dst),
-            static_cast<const A*>(lse), static_cast<const A*>(p_pos), ends, static_cast<T*>(grad_score_dst), p.slope,
+            static_cast<const T*>(out), static_cast<const T*>(out_pos), p.x, static_cast<const A*>(score_dst),
+            static_cast<const A*>(lse), static_cast<const A*>(p_pos), ends, static_cast<A*>(grad_score_dst), p.slope,
             destinations, p.per_head);
       };
       if (p.per_head * sizeof(T) > 64) {
@@ -105,7 +105,7 @@ cudaError_t attention_backward(Workspace& workspace, const Csr& transposed, cons
     const cudaError_t status = launch<Mode::backward>(p, shape, transposed, stream);
     if (status != cudaSuccess || shape.slices_per_head == 1) return status;
     const unsigned blocks = static_cast<unsigned>(ceil_div(sources, Config::threads));
-    sum_shares_kernel<T>
+    sum_shares_kernel<A>
         <<<blocks, Config::threads, 0, stream>>>(p.grad_shares, p.grad_score, sources, shape.slices_per_head);
     return cudaGetLastError();
   });

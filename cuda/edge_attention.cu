@@ -18,7 +18,7 @@ cudaError_t dot_attention_impl::given_forward(Workspace& workspace, const Csr& g
     using I = decltype(index);
     auto p = attention_impl::params_of<T, I>(graph, work, shape, given.factor, 1, given.num_heads, given.width);
     p.x = static_cast<const T*>(given.value);
-    p.score = static_cast<const T*>(given.edge_bias);
+    p.given = static_cast<const T*>(given.edge_bias);
     p.out = static_cast<T*>(given.out);
     place_pieces(p, static_cast<Acc<T>*>(scratch), attention_impl::Mode::given);
     return attention_impl::launch<attention_impl::Mode::given>(p, shape, graph, stream);

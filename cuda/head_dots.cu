@@ -21,13 +21,13 @@ struct Config {
 
 template <typename T>
 struct Params {
-  const T* x;        // [rows, width]
-  const T* vectors;  // [V, width]
-  const T* grad;     // [V, rows, heads]
-  T* out;            // [V, rows, heads]
-  T* grad_x;         // [rows, width]
-  T* grad_vectors;   // [V, width]
-  Acc<T>* shares;    // [blocks, V, width]
+  const T* x;          // [rows, width]
+  const T* vectors;    // [V, width]
+  const Acc<T>* grad;  // [V, rows, heads]
+  Acc<T>* out;         // [V, rows, heads]
+  T* grad_x;           // [rows, width]
+  T* grad_vectors;     // [V, width]
+  Acc<T>* shares;      // [blocks, V, width]
   int64_t num_rows;
   int64_t rows_of_block;
   int heads;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Config::threads) forward_kernel(const Params<T
   }
   if (i >= count || threadIdx.x % lanes) return;
 #pragma unroll
-  for (int v = 0; v < V; ++v) p.out[v * count + i] = narrow<T>(sum[v]);
+  for (int v = 0; v < V; ++v) p.out[v * count + i] = sum[v];
 }
 
 template <typename T, int N, int V>
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
     A sum[N] = {};
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const A grad = load_one(p.grad + (v * p.num_rows + row) * p.heads + head);
+      const A grad = __ldg(p.grad + (v * p.num_rows + row) * p.heads + head);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         share[v][n] += grad * widen(x.values[n]);
@@ -173,7 +173,7 @@ cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num
   return with_types(dtype, IndexType::i32, [&](auto value, auto) {
     using T = decltype(value);
     Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
-    p.out = static_cast<T*>(out);
+    p.out = static_cast<Acc<T>*>(out);
     return with_sizes(p, bits(x) | bits(vectors), num_vectors, [&](auto length, auto count) {
       const int64_t wanted = next_power_of_two(ceil_div(p.per_head, length));
       const int lanes = static_cast<int>(wanted < 32 ? wanted : 32);
@@ -192,7 +192,7 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
   return with_types(dtype, IndexType::i32, [&](auto value, auto) {
     using T = decltype(value);
     Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
-    p.grad = static_cast<const T*>(grad_out);
+    p.grad = static_cast<const Acc<T>*>(grad_out);
     p.grad_x = static_cast<T*>(grad_x);
     p.grad_vectors = static_cast<T*>(grad_vectors);
     p.shares = static_cast<Acc<T>*>(scratch);

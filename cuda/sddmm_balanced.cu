@@ -4,8 +4,9 @@
 // A block owns `tile` consecutive nonzeros, whatever rows they lie in, so a hub is spread like any other
 // edges. The rows of the tile's nonzeros are found once and kept in shared memory.
 // Elementwise ops give each edge a group of 16-byte lanes over the features. dot gives each (edge, group) pair a
-// power of two of lanes that sum by shuffles; its common form (dot_rows_kernel) keeps the destination's row in
-// registers and sums four edges with one set of shuffles. Balance over nonzeros: HP-SDDMM (Fan et al.).
+// power of two of lanes that sum by shuffles, with the widest loads that all rows are aligned to; its common form
+// (dot_rows_kernel) keeps the destination's row in registers and sums four edges with one set of shuffles. Balance over
+// nonzeros: HP-SDDMM (Fan et al.).
 #include <utility>
 
 #include "sddmm.cuh"
@@ -18,7 +19,8 @@ struct Config {
   static constexpr int threads = 256;
   static constexpr int tile = 512;  // nonzeros of a block
   static constexpr int max_lanes = 32;
-  static constexpr int batch = 4;  // edges of a worker whose operands are in flight together
+  static constexpr int batch = 4;        // edges of a worker whose operands are in flight together
+  static constexpr int row_vectors = 4;  // of less than 16 bytes that a lane of dot_rows_kernel holds; else two
   static_assert(threads >= 64 && tile % threads == 0, "find_rows wants two warps, the workers equal runs");
 };
 
@@ -146,9 +148,9 @@ __device__ __forceinline__ A sum_of_four(A (&s)[4], int lanes, int lane, int& wh
   return c;
 }
 
-// The dot of training: rhs belongs to the destination, both operands are full rows of 16-byte vectors. A worker
-// takes a run of neighbouring nonzeros, so it keeps the destination's vectors in registers while the row lasts.
-// Its lanes cover p.heads groups of p.segment lanes each; a lane holds R vectors of a group.
+// The dot of training: rhs belongs to the destination, both operands are full rows of vectors of N. A worker takes a
+// run of neighbouring nonzeros, so it keeps the destination's vectors in registers while the row lasts. Its lanes cover
+// p.heads groups of p.segment lanes each; a lane holds R vectors of a group.
 template <typename T, typename I, int N, int R>
 __global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<T, I> p) {
   constexpr int batch = 4;
@@ -167,8 +169,8 @@ __global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<
   int offset[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    active[r] = group < p.num_feats && inside + r * 32 < vectors;
-    offset[r] = active[r] ? static_cast<int>(group * p.dot_len) + (inside + r * 32) * N : 0;
+    active[r] = group < p.num_feats && inside + r * p.segment < vectors;
+    offset[r] = active[r] ? static_cast<int>(group * p.dot_len) + (inside + r * p.segment) * N : 0;
   }
   auto read = [&](const void* from, I row, Pack<T, N>(&to)[R]) {
 #pragma unroll
@@ -247,10 +249,11 @@ __global__ void __launch_bounds__(Config::threads) dot_rows_kernel(const Params<
   }
 }
 
-// Any other dot. A worker of p.lanes (a power of two up to 32) threads sums one (edge, group) pair; groups are
-// neighbours, so the heads of an edge are read together.
+// Any other dot. A worker of p.lanes (a power of two up to 32) threads sums a few (edge, group) pairs at a time; groups
+// are neighbours, so the heads of an edge are read together.
 template <typename T, typename I, int N>
 __global__ void __launch_bounds__(Config::threads) dot_kernel(const Params<T, I> p) {
+  constexpr int batch = N * sizeof(T) == 16 ? 2 : Config::batch;
   __shared__ I rows[Config::tile];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::tile;
   const int count = static_cast<int>(p.nnz - first < Config::tile ? p.nnz - first : Config::tile);
@@ -259,25 +262,42 @@ __global__ void __launch_bounds__(Config::threads) dot_kernel(const Params<T, I>
   const int workers = Config::threads / p.lanes;
   const int64_t items = count * p.num_feats;
   // Every thread of a warp goes round equally often: the shuffles below want them all.
-  for (int64_t base = 0; base < items; base += workers) {
-    const int64_t item = base + worker;
-    const bool present = item < items;
-    const int i = present ? static_cast<int>(p.num_feats == 1 ? item : item / p.num_feats) : 0;
-    const int64_t group = item - i * p.num_feats, edge = edge_of(p, first + i);
-    const I row = p.needs(Target::v) ? rows[i] : I{0};
-    const int64_t left = target_row(p, p.lhs_target, first + i, edge, row);
-    const int64_t right = target_row(p, p.rhs_target, first + i, edge, row);
-    Acc<T> sum = 0;
-    for (int64_t j = static_cast<int64_t>(lane) * N; present && j < p.dot_len; j += p.lanes * N) {
-      const Reader<T, N> lhs(p.lhs, group * p.dot_len + j), rhs(p.rhs, group * p.dot_len + j);
-      Pack<T, N> x, y;
-      lhs.fetch(left, x);
-      rhs.fetch(right, y);
+  for (int64_t base = 0; base < items; base += workers * batch) {
+    int64_t edge[batch], left[batch], right[batch], group[batch];
+    bool present[batch];
+    Acc<T> sum[batch] = {};
 #pragma unroll
-      for (int n = 0; n < N; ++n) sum += lhs.value(x, n) * rhs.value(y, n);
+    for (int u = 0; u < batch; ++u) {
+      const int64_t item = base + u * workers + worker;
+      present[u] = item < items;
+      const int i = present[u] ? static_cast<int>(p.num_feats == 1 ? item : item / p.num_feats) : 0;
+      group[u] = present[u] ? item - i * p.num_feats : 0;
+      edge[u] = edge_of(p, first + i);
+      const I row = p.needs(Target::v) ? rows[i] : I{0};
+      left[u] = target_row(p, p.lhs_target, first + i, edge[u], row);
+      right[u] = target_row(p, p.rhs_target, first + i, edge[u], row);
     }
-    for (int step = p.lanes / 2; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (lane == 0 && present) p.out[edge * p.num_feats + group] = narrow<T>(sum);
+    for (int64_t j = static_cast<int64_t>(lane) * N; j < p.dot_len; j += p.lanes * N) {
+      Pack<T, N> x[batch], y[batch];
+#pragma unroll
+      for (int u = 0; u < batch; ++u) {
+        if (!present[u]) continue;
+        Reader<T, N>(p.lhs, group[u] * p.dot_len + j).fetch(left[u], x[u]);
+        Reader<T, N>(p.rhs, group[u] * p.dot_len + j).fetch(right[u], y[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < batch; ++u) {
+        if (!present[u]) continue;
+        const Reader<T, N> lhs(p.lhs, group[u] * p.dot_len + j), rhs(p.rhs, group[u] * p.dot_len + j);
+#pragma unroll
+        for (int n = 0; n < N; ++n) sum[u] += lhs.value(x[u], n) * rhs.value(y[u], n);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      for (int step = p.lanes / 2; step; step /= 2) sum[u] += __shfl_xor_sync(~0u, sum[u], step);
+      if (lane == 0 && present[u]) p.out[edge[u] * p.num_feats + group[u]] = narrow<T>(sum[u]);
+    }
   }
 }
 
@@ -290,39 +310,61 @@ bool launch_dot_rows(Params<T, I> p, unsigned blocks, cudaStream_t stream) {
   }
   const int64_t full = p.num_feats * p.dot_len, vectors = p.dot_len / N;
   const bool rows = p.lhs.len == full && p.rhs.len == full && p.lhs.div == 1 && p.rhs.div == 1;
-  if (!rows || p.rhs_target != Target::v || p.lhs_target == Target::v || vectors > 64) return false;
-  const int64_t segment = next_power_of_two(vectors);
-  p.segment = static_cast<int>(segment < 32 ? segment : 32);
+  constexpr int most = N * sizeof(T) == 16 ? 2 : Config::row_vectors;
+  if (!rows || p.rhs_target != Target::v || p.lhs_target == Target::v || vectors > 32 * most) return false;
+  // Vectors of a lane. Of less than 16 bytes several where that leaves four lanes: fewer instructions for an edge.
+  const int own = N * sizeof(T) == 16 ? (vectors > 32 ? 2 : 1) : vectors <= 4 ? 1 : vectors <= 8 ? 2 : most;
+  p.segment = static_cast<int>(next_power_of_two(ceil_div(vectors, own)));
   // Several heads side by side in a worker, if that many lanes are there to fill.
   const int64_t heads = next_power_of_two(p.num_feats);
   p.heads = static_cast<int>(heads < 32 / p.segment ? heads : 32 / p.segment);
   p.lanes = p.segment * p.heads;
   const dim3 grid(blocks, static_cast<unsigned>(ceil_div(p.num_feats, p.heads)));
-  if (vectors > 32) {
-    dot_rows_kernel<T, I, N, 2><<<grid, Config::threads, 0, stream>>>(p);
-  } else {
+  if (own == 1) {
     dot_rows_kernel<T, I, N, 1><<<grid, Config::threads, 0, stream>>>(p);
+  } else if (own == 2) {
+    dot_rows_kernel<T, I, N, 2><<<grid, Config::threads, 0, stream>>>(p);
+  } else if constexpr (most > 2) {
+    dot_rows_kernel<T, I, N, most><<<grid, Config::threads, 0, stream>>>(p);
   }
   return true;
 }
 
 template <typename T, typename I, int N>
-cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(ceil_div(p.nnz, Config::tile));
-  if (p.op == EdgeOp::dot) {
-    if constexpr (N > 1) {
-      if (launch_dot_rows<T, I, N>(p, blocks, stream)) return cudaGetLastError();
-    }
-    const int64_t lanes = next_power_of_two(ceil_div(p.dot_len, N));
-    p.lanes = static_cast<int>(lanes < Config::max_lanes ? lanes : Config::max_lanes);
-    dot_kernel<T, I, N><<<blocks, Config::threads, 0, stream>>>(p);
-    return cudaGetLastError();
-  }
+cudaError_t launch_dots(Params<T, I> p, unsigned blocks, cudaStream_t stream) {
+  const bool single = N * sizeof(T) < 16 && p.num_feats * p.dot_len == N;  // what a thread reads at once
+  if (!single && launch_dot_rows<T, I, N>(p, blocks, stream)) return cudaGetLastError();
+  const int64_t lanes = next_power_of_two(ceil_div(p.dot_len, N));
+  p.lanes = static_cast<int>(lanes < Config::max_lanes ? lanes : Config::max_lanes);
+  dot_kernel<T, I, N><<<blocks, Config::threads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+template <typename T, typename I, int N>
+cudaError_t launch_elementwise(Params<T, I> p, unsigned blocks, cudaStream_t stream) {
   const int64_t vectors = ceil_div(p.num_feats, N);
   const int64_t tiles = ceil_div(vectors, Config::max_lanes);
   p.lanes = static_cast<int>(ceil_div(vectors, tiles));
   elementwise_kernel<T, I, N><<<dim3(blocks, static_cast<unsigned>(tiles)), Config::threads, 0, stream>>>(p);
   return cudaGetLastError();
+}
+
+// With the widest loads that fit.
+template <typename T, typename I>
+cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
+  constexpr int n = 16 / sizeof(T), half = sizeof(T) == 2 ? 2 : 8 / sizeof(T);
+  const unsigned blocks = static_cast<unsigned>(ceil_div(p.nnz, Config::tile));
+  auto reads = [&](int values) { return fits(p.lhs, values, sizeof(T)) && fits(p.rhs, values, sizeof(T)); };
+  if (p.op == EdgeOp::dot) {
+    if (p.dot_len % n == 0 && reads(n)) return launch_dots<T, I, n>(p, blocks, stream);
+    if constexpr (half > 1) {
+      if (p.dot_len % half == 0 && reads(half)) return launch_dots<T, I, half>(p, blocks, stream);
+    }
+    return launch_dots<T, I, 1>(p, blocks, stream);
+  }
+  const bool aligned_out = p.num_feats % n == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+  return aligned_out && reads(n) ? launch_elementwise<T, I, n>(p, blocks, stream)
+                                 : launch_elementwise<T, I, 1>(p, blocks, stream);
 }
 
 }  // namespace
@@ -342,7 +384,6 @@ cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Ta
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
-    constexpr int n = 16 / sizeof(T);
     Params<T, I> p{};
     p.indptr = static_cast<const I*>(graph.indptr);
     p.indices = static_cast<const I*>(graph.indices);
@@ -357,10 +398,7 @@ cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Ta
     p.num_feats = num_feats;
     p.dot_len = dot_len;
     p.op = op;
-    const bool aligned_out = num_feats % n == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
-    const bool wide =
-        (op == EdgeOp::dot ? dot_len % n == 0 : aligned_out) && fits(p.lhs, n, sizeof(T)) && fits(p.rhs, n, sizeof(T));
-    return wide ? launch<T, I, n>(p, stream) : launch<T, I, 1>(p, stream);
+    return launch(p, stream);
   });
 }
 

@@ -1,7 +1,8 @@
 // SDDMM (dot) by rows of a work list: out[edge] = dot(x[source], y[row]).
 //
 // A worker is a group of lanes that keeps one row of y in registers and walks the row's nonzeros (or those of a piece
-// of it), eight at a time: sources gathered with 16-byte loads, eight partial sums a lane, and then one round of
+// of it), eight at a time: sources gathered with the widest loads that every row is aligned to, 16 bytes or (41
+// features) 4, which neighbouring lanes make of neighbouring values; eight partial sums a lane, and then one round of
 // shuffles that halves the sums with each step, so that eight results cost seven to nine shuffles instead of 24 to
 // 40, and neighbouring lanes write neighbouring results. Pieces need nothing added: every nonzero has a result of
 // its own. What the order of the work list buys is said in spmm_rows.cu. Row in registers, one reduction for several
@@ -19,7 +20,11 @@ struct Config {
   static constexpr int64_t short_nonzeros = 1000000;  // below, latency is all that counts, and every lane helps
   static constexpr int64_t long_degree = 256;
   static constexpr int64_t many_nonzeros = 30000000;  // their results do not fit L2
-  static constexpr int max_vectors = 64;              // of 16 bytes in a row: two for each of 32 lanes
+  static constexpr int64_t slice_bytes = 256;
+  static constexpr int64_t narrow_bytes = 64;  // rows that neighbouring workers are to write results of
+  static constexpr int64_t wide_bytes = 512;
+  static constexpr int64_t single_bytes = 8;  // rows that a thread reads at once
+  static constexpr int in_flight = 32;        // registers of a lane for what it gathers
 };
 
 template <typename T, typename I>
@@ -33,7 +38,7 @@ struct Params {
   const T* y;
   T* out;
   int len;
-  int first;        // feature of the slice
+  int first;        // feature of the slice that a launch is for
   bool accumulate;  // add to what the slices before left in out
 };
 
@@ -67,15 +72,27 @@ __device__ __forceinline__ void sum_of_eight(const A (&sum)[8], int lane, A (&to
   }
 }
 
-// L lanes to a worker, each with R vectors of a row.
-template <typename T, typename I, int L, int R>
-__global__ void __launch_bounds__(R > 2 ? Config::short_threads : kMaxListThreads,
-                                  R > 2                              ? 3
-                                  : sizeof(T) != 4 || sizeof(I) != 4 ? 1
-                                                                     : 2) dot_kernel(const Params<T, I> p) {
-  constexpr int N = 16 / sizeof(T);
+// Nonzeros of a batch whose R vectors of `bytes` are in flight together: a power of two.
+constexpr __host__ __device__ int fetched_of(int batch, int vectors, int bytes) {
+  const int registers = vectors * (bytes < 4 ? 1 : bytes / 4);
+  while (batch > 1 && batch * registers > Config::in_flight) batch /= 2;
+  return batch;
+}
+
+// Registers for as many blocks on a multiprocessor.
+template <typename T, typename I, int N, int R>
+constexpr int min_blocks = N * sizeof(T) < 16 && R * N * sizeof(T) > 16 ? 2
+                           : R > 2                                      ? 3
+                           : sizeof(T) != 4 || sizeof(I) != 4           ? 1
+                                                                        : 2;
+
+// L lanes to a worker, each with R vectors of N values of a row, or (LOOPS) of each of its slices, which it walks one
+// after the other.
+template <typename T, typename I, int N, int L, int R, bool LOOPS>
+__global__ void __launch_bounds__(R > 2 ? Config::short_threads : kMaxListThreads, min_blocks<T, I, N, R>)
+    dot_kernel(const Params<T, I> p) {
   constexpr int batch = Config::batch;
-  constexpr int fetched = batch / R;               // in flight together
+  constexpr int fetched = fetched_of(batch, R, N * sizeof(T));
   constexpr int held = L < batch ? batch / L : 1;  // sources of a lane
   static_assert(kPieceRun % batch == 0, "a batch lies in one run");
   const int lane = threadIdx.x % L;
@@ -88,16 +105,26 @@ __global__ void __launch_bounds__(R > 2 ? Config::short_threads : kMaxListThread
     row = item.row;
     if (item.part) skip = __ldg(p.steps + item.part - 1) - kPieceRun;
   }
+  // Lanes past the end add nothing. With 16-byte loads they read the row's first vector instead, which takes fewer
+  // registers; narrow loads are left out, and lie at fixed distances from one address.
+  constexpr bool WHOLE = N * sizeof(T) == 16;
+  const T* features = p.x;
   Pack<T, N> y[R];
   int offset[R];
   bool inside[R];
+  auto start_at = [&](int first) {
+    const int d = first + lane * N;
+    if (!WHOLE) features = p.x + d;
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int d = p.first + (r * L + lane) * N;
-    inside[r] = d < p.len;
-    offset[r] = inside[r] ? d : 0;  // lanes past the end read the row's first vector and add nothing
-    load(p.y + static_cast<int64_t>(row) * p.len + offset[r], y[r]);
-  }
+    for (int r = 0; r < R; ++r) {
+      const int own = d + r * L * N;
+      inside[r] = own < p.len;
+      offset[r] = !WHOLE ? r * L * N : inside[r] ? own : 0;
+      if (!WHOLE) y[r].raw = {};
+      if (WHOLE || inside[r]) load(row_address(p.y, row, p.len) + (WHOLE ? offset[r] : own), y[r]);
+    }
+  };
+  if constexpr (!LOOPS) start_at(p.first);
   I k = begin, source[held];
   auto load_sources = [&]() {
 #pragma unroll
@@ -118,7 +145,13 @@ __global__ void __launch_bounds__(R > 2 ? Config::short_threads : kMaxListThread
     const I next = (k + batch - begin) % kPieceRun ? batch : batch + skip;
     k = left > next ? k + next : end;
     load_sources();
-    Acc<T> sum[batch];
+    Acc<T> sum[batch] = {};
+    I sources[LOOPS ? batch : 1];
+    auto source_of = [&](int j) { return __shfl_sync(~0u, own[j / L], j % L, L); };
+    if constexpr (LOOPS) {
+#pragma unroll
+      for (int j = 0; j < batch; ++j) sources[j] = source_of(j);
+    }
     auto take = [&](auto full) {
       constexpr bool FULL = decltype(full)::value;
 #pragma unroll
@@ -127,31 +160,40 @@ __global__ void __launch_bounds__(R > 2 ? Config::short_threads : kMaxListThread
 #pragma unroll
         for (int u = 0; u < fetched; ++u) {
           const int j = first + u;
-          const T* from = row_address(p.x, __shfl_sync(~0u, own[j / L], j % L, L), p.len);
+          const T* from = row_address(features, LOOPS ? sources[j % (LOOPS ? batch : 1)] : source_of(j), p.len);
 #pragma unroll
           for (int r = 0; r < R; ++r) {
             if (!FULL) x[u][r].raw = {};
-            if (FULL || j < left) load(from + offset[r], x[u][r]);
+            if ((WHOLE || inside[r]) && (FULL || j < left)) load(from + offset[r], x[u][r]);
           }
         }
 #pragma unroll
         for (int u = 0; u < fetched; ++u) {
-          sum[first + u] = 0;
 #pragma unroll
           for (int r = 0; r < R; ++r) {
             Acc<T> dot = 0;
 #pragma unroll
             for (int n = 0; n < N; ++n) dot += widen(x[u][r].values[n]) * widen(y[r].values[n]);
-            sum[first + u] += inside[r] ? dot : Acc<T>(0);  // a zero y would not do: x may be infinite
+            if constexpr (WHOLE) {
+              sum[first + u] += inside[r] ? dot : Acc<T>(0);  // a zero y would not do: x may be infinite
+            } else if (inside[r]) {
+              sum[first + u] += dot;
+            }
           }
         }
       }
     };
-    if (__all_sync(~0u, left >= batch)) {
-      take(std::true_type{});
-    } else {
-      take(std::false_type{});
-    }
+    const bool full = __all_sync(~0u, left >= batch);
+    int slice = 0;
+    do {
+      if constexpr (LOOPS) start_at(slice);
+      if (full) {
+        take(std::true_type{});
+      } else {
+        take(std::false_type{});
+      }
+      slice += L * R * N;
+    } while (LOOPS && slice < p.len);
     int which;
     bool writes;
     Acc<T> total[L < 8 ? 2 : 1];
@@ -170,55 +212,97 @@ bool short_rows(const DotCall& call) {
   return call.graph.nnz / call.graph.num_rows < Config::short_degree && call.graph.nnz >= Config::short_nonzeros;
 }
 
-struct Shape {
-  int lanes;    // 4, 8, 16 or 32
-  int vectors;  // of a lane: 1, 2 or 4; a launch takes lanes * vectors of a row, and wider rows several launches
-};
+int64_t row_bytes(const DotCall& call) { return call.len * size_of(call.dtype); }
 
-// Several vectors to a lane mean more rows in flight and fewer shuffles. H200, 128 features, yeast-like (degree 2):
-// 8 lanes of 4 take 0.64 ms, 16 of 2 take 0.82; 8 of 4 lose up to a tenth elsewhere.
-// Where rows are long and neighbours in the list share no sources, slices of 256 bytes keep a smaller table in the
-// caches: reddit-like, 256 features, 11.3 ms instead of 17.9 for whole rows, though the sums are read and written
-// again.
-Shape shape_of(const DotCall& call, int64_t vectors) {
-  const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  if (vectors <= 4) return {4, 1};
-  if (vectors <= 8) return short_rows(call) ? Shape{4, 2} : Shape{8, 1};
-  if (vectors <= 16) return {8, 2};
-  const bool rounds = call.dtype == DType::bf16 || call.dtype == DType::f16;  // sums left in out would lose their bits
-  if (degree >= Config::long_degree && !call.work.clustered && !rounds) return {8, 2};
-  if (vectors <= 32) return short_rows(call) ? Shape{8, 4} : Shape{16, 2};
-  return {32, 2};
+// Rows are long, and neighbours in the list share no sources: slices of 256 bytes, one after the other, keep a smaller
+// table in the caches. reddit-like, 256 features, 11.3 ms instead of 17.9 for whole rows, though the sums are read and
+// written again (H200). Not of 16-bit results, in which sums would lose their bits.
+bool sliced(const DotCall& call) {
+  const bool rounds = call.dtype == DType::bf16 || call.dtype == DType::f16;
+  return row_bytes(call) > Config::slice_bytes && !call.work.clustered && !rounds &&
+         call.graph.nnz / call.graph.num_rows >= Config::long_degree;
 }
 
+// Values of the widest load that fits all rows of both sides.
+int values_of(const DotCall& call) {
+  const uintptr_t addresses = reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y);
+  const int size = size_of(call.dtype);
+  for (int bytes : {16, size == 2 ? 4 : 8}) {
+    if (bytes > size && call.len % (bytes / size) == 0 && addresses % bytes == 0) return bytes / size;
+  }
+  return 1;
+}
+
+// Calls f with the shape of workers as integral constants: lanes, vectors of each, and whether a row has more of them.
+//
+// Of 16 bytes. Several vectors to a lane mean more rows in flight and fewer shuffles. H200, 128 features, yeast-like
+// (degree 2): 8 lanes of 4 take 0.64 ms, 16 of 2 take 0.82; 8 of 4 lose up to a tenth elsewhere.
 template <typename F>
-cudaError_t with_shape(Shape shape, F f) {
+cudaError_t with_whole_shape(const DotCall& call, int64_t vectors, F f) {
   using std::integral_constant;
-  if (shape.lanes == 32) return f(integral_constant<int, 32>{}, integral_constant<int, 2>{});
-  if (shape.lanes == 4 && shape.vectors == 2) return f(integral_constant<int, 4>{}, integral_constant<int, 2>{});
-  if (shape.lanes == 4) return f(integral_constant<int, 4>{}, integral_constant<int, 1>{});
-  if (shape.lanes == 16) return f(integral_constant<int, 16>{}, integral_constant<int, 2>{});
-  if (shape.vectors == 4) return f(integral_constant<int, 8>{}, integral_constant<int, 4>{});
-  if (shape.vectors == 2) return f(integral_constant<int, 8>{}, integral_constant<int, 2>{});
-  return f(integral_constant<int, 8>{}, integral_constant<int, 1>{});
+  auto shape = [&](auto lanes, auto own) { return f(lanes, own, std::false_type{}); };
+  const integral_constant<int, 1> one;
+  const integral_constant<int, 2> two;
+  const integral_constant<int, 4> four;
+  const integral_constant<int, 8> eight;
+  if (vectors <= 4) return shape(four, one);
+  if (vectors <= 8) return short_rows(call) ? shape(four, two) : shape(eight, one);
+  if (vectors <= 16 || sliced(call)) return shape(eight, two);
+  if (vectors <= 32) return short_rows(call) ? shape(eight, four) : shape(integral_constant<int, 16>{}, two);
+  if (vectors <= 64) return shape(integral_constant<int, 32>{}, two);
+  return f(integral_constant<int, 32>{}, one, std::true_type{});
 }
 
-int64_t vectors_of(const DotCall& call) { return call.len / (16 / size_of(call.dtype)); }
+// Of less. Lanes side by side should want a cache line or half of it, or each instruction asks for many lines with
+// little of each; more vectors to a lane mean fewer instructions a nonzero. 41 floats: 16 lanes of three.
+template <typename F>
+cudaError_t with_narrow_shape(const DotCall& call, int64_t vectors, F f) {
+  using std::integral_constant;
+  auto shape = [&](auto lanes, auto own) { return f(lanes, own, std::false_type{}); };
+  const integral_constant<int, 2> two;
+  const integral_constant<int, 4> four;
+  const integral_constant<int, 8> eight;
+  const integral_constant<int, 16> sixteen;
+  if (vectors <= 4) return shape(four, integral_constant<int, 1>{});
+  if (vectors <= 8) return shape(four, two);
+  if (vectors <= 16) return shape(eight, two);
+  if (vectors <= 32) return shape(eight, four);
+  if (vectors <= 48) return shape(sixteen, integral_constant<int, 3>{});
+  if (vectors <= 64 || sliced(call)) return shape(sixteen, four);
+  if (vectors <= 96) return shape(sixteen, integral_constant<int, 6>{});
+  return f(integral_constant<int, 32>{}, two, std::true_type{});
+}
+
+// Calls f with the values of a load as well.
+template <typename T, typename F>
+cudaError_t with_shape(const DotCall& call, F f) {
+  constexpr int whole = 16 / sizeof(T), half = sizeof(T) == 2 ? 2 : 8 / sizeof(T);
+  const int values = values_of(call);
+  auto narrow = [&](auto n) {
+    return with_narrow_shape(call, call.len / n, [&](auto... shape) { return f(n, shape...); });
+  };
+  if (values == whole) {
+    const std::integral_constant<int, whole> n;
+    return with_whole_shape(call, call.len / n, [&](auto... shape) { return f(n, shape...); });
+  }
+  if constexpr (half > 1) {
+    if (values == half) return narrow(std::integral_constant<int, half>{});
+  }
+  return narrow(std::integral_constant<int, 1>{});
+}
 
 }  // namespace
 
 bool sddmm_rows_serves(const DotCall& call) {
-  const int64_t n = 16 / size_of(call.dtype);
-  const bool aligned = (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % 16 == 0;
-  if (!call.work.items || !aligned || call.len % n || vectors_of(call) > Config::max_vectors) return false;
+  if (!call.work.items || row_bytes(call) <= Config::single_bytes) return false;
   // Left to sddmm_balanced.cu, whose neighbouring workers write neighbouring results: whole rows of two edges
   // (yeast-like D=256, 1.21 ms against 0.96), and 64 bytes of features in an order that scatters results
   // (products-like, 3.9 and 3.2).
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  if (short_rows(call)) return vectors_of(call) <= 32;
+  if (short_rows(call)) return row_bytes(call) <= Config::wide_bytes;
   const bool scattered =
       call.graph.nnz >= Config::many_nonzeros && degree < Config::long_degree && !call.work.clustered;
-  return vectors_of(call) > 4 || !scattered;
+  return row_bytes(call) > Config::narrow_bytes || !scattered;
 }
 
 cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream) {
@@ -235,12 +319,12 @@ cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream) {
     p.y = static_cast<const T*>(call.y);
     p.out = static_cast<T*>(call.out);
     p.len = static_cast<int>(call.len);
-    return with_shape(shape_of(call, vectors_of(call)), [&](auto lanes, auto vectors) {
+    return with_shape<T>(call, [&](auto values, auto lanes, auto vectors, auto loops) {
       const int threads = vectors > 2 ? Config::short_threads : list_threads(call.graph);
       const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_items, threads / lanes));
-      for (p.first = 0; p.first < p.len; p.first += lanes * vectors * (16 / sizeof(T))) {
+      for (p.first = 0; p.first < p.len; p.first += loops ? p.len : lanes * vectors * values) {
         p.accumulate = p.first > 0;
-        dot_kernel<T, I, lanes, vectors><<<blocks, threads, 0, stream>>>(p);
+        dot_kernel<T, I, values, lanes, vectors, loops><<<blocks, threads, 0, stream>>>(p);
       }
       return cudaGetLastError();
     });

@@ -1,9 +1,11 @@
 // Which SpMM kernel serves a call.
 //
 // Copied or scaled sources are what training spends its time on. They go to spmm_rows where the graph has a work list;
-// else their sums and means go to spmm_balanced, which needs nothing. Both gather 16 bytes at a time: sources whose
-// rows are no whole number of these (41 classes) are padded first, in the workspace, where the graph reads enough of
-// them. The rest (max and min without a list, edge features, other broadcasts) goes to spmm_general.
+// else their sums and means go to spmm_balanced, which needs nothing. Both gather 16 bytes at a time. Sources whose
+// rows are no whole number of these (41 classes) are gathered value by value along a list, with one weight for all
+// features, where copies would be a large part of the whole; else they are padded first, in the workspace, where the
+// graph reads enough of them. The rest (max and min without a list, edge features, other broadcasts) goes to
+// spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
 // up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/schedule/rules.py:
@@ -19,6 +21,7 @@ namespace {
 constexpr int kMaxLanes = 16;
 constexpr int kWideLanes = 32;
 constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
+constexpr int64_t kReadOften = 32;   // nonzeros for each row and column, from which on copies of both cost little
 
 bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -32,18 +35,38 @@ struct Choice {
   int64_t padded_bytes;  // of the head of the workspace; 0: the call is as it was
 };
 
+// Slices of `vectors` of 16 bytes.
+Slice cut(int64_t vectors, int max_lanes, bool spread) {
+  int lanes = 4;
+  while (lanes < max_lanes && lanes < vectors) lanes *= 2;
+  return {lanes, ceil_div(vectors, lanes), spread};
+}
+
 // What the kernels but spmm_general want: a copied or scaled source, every address aligned to 16 bytes. No lanes: the
 // call is not for them.
 Slice slice_of(const SpmmCall& call, int max_lanes) {
   const int n = 16 / size_of(call.dtype);
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
-  if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0};
+  if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0, false};
   // One weight for all features of a lane; one for all features of the source where anything is fused.
-  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || !call.fused.empty())) return {0, 0};
-  const int64_t vectors = call.num_feats / n;
-  int lanes = 4;
-  while (lanes < max_lanes && lanes < vectors) lanes *= 2;
-  return {lanes, ceil_div(vectors, lanes)};
+  if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || !call.fused.empty())) {
+    return {0, 0, false};
+  }
+  return cut(call.num_feats / n, max_lanes, false);
+}
+
+// Rows of any width and address whose features share a weight, along a list.
+Slice spread_of(const SpmmCall& call) {
+  const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len == call.num_feats;
+  const bool serves = call.work.items && call.work.wish != Wish::groups && scales_sources(call.message) && whole &&
+                      (call.message == Message::copy_lhs || call.rhs.len == 1) &&
+                      (!call.extreme() || call.graph.nnz <= INT32_MAX);
+  if (!serves) return {0, 0, true};
+  // As many lanes for 16-bit features as for f32: neighbouring ones want 32 bytes together at least.
+  const int64_t n = 16 / size_of(call.dtype);
+  Slice slice = cut(ceil_div(call.num_feats, std::min<int64_t>(n, 4)), kMaxLanes, true);
+  slice.slices = ceil_div(call.num_feats, slice.lanes * n);
+  return slice;
 }
 
 Choice choose(const SpmmCall& call) {
@@ -60,14 +83,17 @@ Choice choose(const SpmmCall& call) {
   const bool meant = call.work.lanes && (kernel == Kernel::rows) == (wish == Wish::rows);  // for the kernel that serves
   const int lanes = std::min(meant ? call.work.lanes : usual, most);
   Choice choice{call, kernel, slice_of(call, lanes), 0};
-  if (choice.slice.lanes == 0 && kernel != Kernel::general && scales_sources(call.message) && aligned(call.out)) {
+  const Choice any{call, Kernel::general, {0, 0, false}, 0};
+  if (kernel == Kernel::general || call.graph.nnz == 0) return any;
+  if (choice.slice.lanes) return choice;
+  const Choice spread{call, Kernel::rows, spread_of(call), 0};
+  const bool often = call.graph.nnz >= kReadOften * (call.graph.num_rows + call.graph.num_cols);
+  if (spread.slice.lanes && !often) return spread;
+  if (scales_sources(call.message) && aligned(call.out)) {
     choice.call = padded(call, kernel != Kernel::balanced, choice.padded_bytes);
     choice.slice = slice_of(choice.call, lanes);
   }
-  if (kernel == Kernel::general || choice.slice.lanes == 0 || call.graph.nnz == 0) {
-    choice = {call, Kernel::general, {0, 0}, 0};
-  }
-  return choice;
+  return choice.slice.lanes ? choice : spread.slice.lanes ? spread : any;
 }
 
 SpmmCall call_of(const Csr& graph, const WorkList& work, const Operand& lhs, const Operand& rhs, void* out,

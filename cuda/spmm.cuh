@@ -39,6 +39,7 @@ constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weig
 struct Slice {
   int lanes;       // 4, 8, 16 or 32; 0 if these kernels cannot serve the call
   int64_t slices;  // of the features
+  bool spread;     // a lane's values lie `lanes` apart, and are loaded one by one: any width, in spmm_rows alone
 };
 
 inline Weight weight_of(const SpmmCall& call) {
@@ -131,8 +132,21 @@ struct Parts {
   K* where;        // the same for max and min: position of the winner
 };
 
-// N values of a lane, accumulated.
-template <typename T, typename K, int N>
+// Writes a lane's values of one row: of features d, d + STRIDE .., one by one where they are no neighbours.
+template <int STRIDE, typename T, int N>
+__device__ __forceinline__ void store_values(T* row, int64_t d, int64_t num_feats, const Pack<T, N>& from) {
+  if constexpr (STRIDE == 1) {
+    store(row + d, from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (d + i * STRIDE < num_feats) row[d + i * STRIDE] = from.values[i];
+    }
+  }
+}
+
+// N values of a lane, accumulated; of features STRIDE apart.
+template <typename T, typename K, int N, int STRIDE = 1>
 struct Sums {
   static constexpr bool extreme = false;
   Acc<T> value[N];
@@ -162,13 +176,17 @@ struct Sums {
     for (int i = 0; i < N; ++i) {
       Acc<T> x = degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i];
       if (p.mean && degree > 1) x /= static_cast<Acc<T>>(degree);
-      out.values[i] = narrow<T>(EPILOGUE ? p.epilogue(x, row, d + i) : x);
+      const bool there = STRIDE == 1 || d + i * STRIDE < p.num_feats;
+      out.values[i] = narrow<T>(EPILOGUE && there ? p.epilogue(x, row, d + i * STRIDE) : x);
     }
-    store(p.out + row * p.num_feats + d, out);
+    store_values<STRIDE>(p.out + row * p.num_feats, d, p.num_feats, out);
   }
-  __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t at) const {
+  // Feature d of a part of a row of `num_feats`.
+  __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t part, int64_t d, int64_t num_feats) const {
 #pragma unroll
-    for (int i = 0; i < N; ++i) to.values[at + i] = value[i];
+    for (int i = 0; i < N; ++i) {
+      if (STRIDE == 1 || d + i * STRIDE < num_feats) to.values[part * num_feats + d + i * STRIDE] = value[i];
+    }
   }
 };
 
@@ -179,17 +197,20 @@ __device__ __forceinline__ bool beats(A x, A y) {
   return !(x <= y) && y == y;
 }
 
-// Writes what won N features: column and edge id of the nonzeros `where`, -1 in a row without any.
-template <typename K, int N, typename P>
-__device__ __forceinline__ void write_winners(const P& p, int64_t at, const K (&where)[N], int64_t degree) {
+// Writes what won N features of a row from d on: column and edge id of the nonzeros `where`, -1 in a row without any.
+template <int STRIDE, typename K, int N, typename P>
+__device__ __forceinline__ void write_winners(const P& p, int64_t row, int64_t d, const K (&where)[N], int64_t degree) {
   using I = std::remove_pointer_t<decltype(p.arg_lhs)>;
-  constexpr int n = N * sizeof(I) > 16 ? 16 / sizeof(I) : N;
+  constexpr int n = STRIDE > 1 ? 1 : N * sizeof(I) > 16 ? 16 / sizeof(I) : N;
   auto write = [&](I* to, const I* names) {
     Pack<I, n> winners;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       winners.values[i % n] = degree == 0 ? I{-1} : names ? __ldg(names + where[i]) : static_cast<I>(where[i]);
-      if (i % n == n - 1) store(to + at + i - (n - 1), winners);
+      const int64_t last = d + i * STRIDE;
+      if (i % n == n - 1 && (STRIDE == 1 || last < p.num_feats)) {
+        store(to + row * p.num_feats + last - (n - 1), winners);
+      }
     }
   };
   if (p.arg_lhs) write(p.arg_lhs, p.indices);
@@ -197,7 +218,7 @@ __device__ __forceinline__ void write_winners(const P& p, int64_t at, const K (&
 }
 
 // N maxima of a lane, and the nonzero that won each. Values arrive times p.sign.
-template <typename T, typename K, int N>
+template <typename T, typename K, int N, int STRIDE = 1>
 struct Extremes {
   static constexpr bool extreme = true;
   Acc<T> value[N];
@@ -223,26 +244,26 @@ struct Extremes {
   }
   template <bool, typename P>
   __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
-    const int64_t at = row * p.num_feats + d;
     Pack<T, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       out.values[i] = narrow<T>(degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i] * p.sign);
     }
-    store(p.out + at, out);
-    write_winners(p, at, where, degree);
+    store_values<STRIDE>(p.out + row * p.num_feats, d, p.num_feats, out);
+    write_winners<STRIDE>(p, row, d, where, degree);
   }
-  __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t at) const {
+  __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t part, int64_t d, int64_t num_feats) const {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      to.values[at + i] = value[i];
-      to.where[at + i] = where[i];
+      if (STRIDE > 1 && d + i * STRIDE >= num_feats) continue;
+      to.values[part * num_feats + d + i * STRIDE] = value[i];
+      to.where[part * num_feats + d + i * STRIDE] = where[i];
     }
   }
 };
 
-template <typename T, typename K, int N, bool EXTREME>
-using Result = std::conditional_t<EXTREME, Extremes<T, K, N>, Sums<T, K, N>>;
+template <typename T, typename K, int N, bool EXTREME, int STRIDE = 1>
+using Result = std::conditional_t<EXTREME, Extremes<T, K, N, STRIDE>, Sums<T, K, N, STRIDE>>;
 
 // One feature of a row of which there are parts. A sum in f64: of a hub there are as many parts as nonzeros of others.
 template <typename T, typename K, bool EXTREME>

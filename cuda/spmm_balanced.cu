@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
     for (int w = from < 0 ? 0 : from; w <= to; ++w) sum.add(tails[w][lane]);
     return sum;
   };
-  auto write_part = [&](int64_t part, const Row& sum) { sum.write_part(p.parts, part * p.num_feats + d); };
+  auto write_part = [&](int64_t part, const Row& sum) { sum.write_part(p.parts, part, d, p.num_feats); };
   if ((state & (ended | begun_before)) == (ended | begun_before)) {
     bool from_before = true;
     Row sum;

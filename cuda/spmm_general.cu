@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, MESSAGE>) sp
       result.clear(from);
       accumulate<T, I, N, MESSAGE>(p, lhs, rhs, from, to, result);
       if (cutting) {
-        result.write_part(p.parts, (2 * worker + (begin > low)) * p.num_feats + d);
+        result.write_part(p.parts, 2 * worker + (begin > low), d, p.num_feats);
       } else {
         result.template write<MESSAGE == kFused>(p, row, d, end - begin);
       }

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, f
     begin = item.begin;
     end = item.end;
   }
-  Row sums = walk<L, WEIGHT, false, false>(p, begin, end, I{0}, lane, d);
+  Row sums = walk<L, WEIGHT, false, false, false>(p, begin, end, I{0}, lane, d);
   Item<I> item{};
   if (present) item = load_item(p.items + i);  // again: it would have cost registers all the while
   const bool follows = present && worker > 0 && __ldg(&p.items[i - 1].row) == item.row;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, f
 #pragma unroll 4
   for (int other = 1; other < count; ++other) sums.add(left[(worker + other) * L + lane]);
   if (item.part) {
-    sums.write_part(p.parts, static_cast<int64_t>(item.part - 1) * p.num_feats + d);
+    sums.write_part(p.parts, item.part - 1, d, p.num_feats);
   } else {
     const I row_end = count > 1 ? load_item(p.items + i + count - 1).end : item.end;
     sums.template write<WEIGHT == Weight::fused>(p, item.row, d, row_end - item.begin);

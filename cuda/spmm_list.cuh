@@ -14,8 +14,11 @@ constexpr int batch_of = L == 4 && !EXTREME ? 8 : 4;
 
 // Registers are held to what lets this many blocks share a multiprocessor: workers in step are what L1 lives on.
 // A third block would take 32 to 92 bytes of local memory from each thread of a maximum.
-template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME>
-constexpr int min_blocks = L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads && !EXTREME ? 3 : 2;
+// Values that lie apart take an address and a branch each, and more registers.
+template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME, bool SPREAD = false>
+constexpr int min_blocks = SPREAD ? (sizeof(I) == 8 || sizeof(T) == 8 ? 1 : 2)
+                           : L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads && !EXTREME ? 3
+                                                                                                              : 2;
 
 // Of the winners of max and min, which take a register for each feature: 64-bit ones would leave local memory for the
 // rest. spmm.cu sends graphs of more nonzeros to spmm_general.
@@ -42,21 +45,38 @@ struct ListParams {
   Epilogue<T> epilogue;
 };
 
+// What a lane has of a row: 16 bytes of values, SPREAD over features L apart.
+template <typename T, int L, bool EXTREME, bool SPREAD>
+using LaneResult = Result<T, Position, 16 / sizeof(T), EXTREME, SPREAD ? L : 1>;
+
 // What a group of L lanes adds up of nonzeros begin .. end - 1 of one row, for the lane's features from d on; with RUNS
 // in runs of kPieceRun, `skip` nonzeros of the row's other pieces between them. All lanes of a warp call it together.
-template <int L, Weight WEIGHT, bool EXTREME, bool RUNS, typename T, typename I>
-__device__ __forceinline__ Result<T, Position, 16 / sizeof(T), EXTREME> walk(const ListParams<T, I>& p, I begin, I end,
-                                                                             I skip, int lane, int64_t d) {
+template <int L, Weight WEIGHT, bool EXTREME, bool RUNS, bool SPREAD, typename T, typename I>
+__device__ __forceinline__ LaneResult<T, L, EXTREME, SPREAD> walk(const ListParams<T, I>& p, I begin, I end, I skip,
+                                                                  int lane, int64_t d) {
   constexpr int N = 16 / sizeof(T);
   constexpr int batch = batch_of<L, EXTREME>;
   constexpr int tile = L < batch ? batch : L;  // nonzeros whose indices the lanes hold
   constexpr int held = tile / L;
   static_assert(!RUNS || kPieceRun % tile == 0, "a tile lies in one run of its piece");
   static_assert(held == 1 ? tile % batch == 0 : tile == batch, "lanes hold a whole number of batches");
-  Reader<T, N> lhs(p.lhs, d);
-  const Reader<T, 1> rhs(p.rhs, d);
+  Reader<T, N> lhs(p.lhs, SPREAD ? 0 : d);
+  const Reader<T, 1> rhs(p.rhs, SPREAD ? 0 : d);
   lhs.wide = true;  // said to the compiler, which then keeps no registers for the other case
-  Result<T, Position, N, EXTREME> result;
+  const T* features = static_cast<const T*>(p.lhs.data) + d;
+  const int beyond = lhs.len - static_cast<int>(d);
+  auto fetch = [&](I from, Pack<T, N>& to) {
+    if constexpr (!SPREAD) return lhs.fetch(from, to);
+    const T* row = row_address(features, from, lhs.len);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i * L >= beyond) continue;
+      Pack<T, 1> one;
+      load(row + i * L, one);
+      to.values[i] = one.values[0];
+    }
+  };
+  LaneResult<T, L, EXTREME, SPREAD> result;
   result.clear(static_cast<Position>(begin));
   I k = begin;
   I source[held];
@@ -100,7 +120,7 @@ __device__ __forceinline__ Result<T, Position, 16 / sizeof(T), EXTREME> walk(con
         const int j = first + u;
         if (!FULL) x[u].raw = {}, own[u].raw = {};
         const I from = __shfl_sync(~0u, col[u / L], j % L, L);
-        if (FULL || j < left) lhs.fetch(from, x[u]);
+        if (FULL || j < left) fetch(from, x[u]);
         if constexpr (WEIGHT == Weight::heads) {
           const I id = __shfl_sync(~0u, edge[u / L], j % L, L);
           if (FULL || j < left) rhs.fetch(id, own[u]);

@@ -11,6 +11,9 @@
 // (blockIdx.y), so that the slice's part of x has a chance to stay in L2. H200, reddit-like, 32 features: 1.40 ms by
 // length, 1.17 by community and length (benchmarks/results/cuda_kernels_h200.csv); 1.66 as given, in a prototype.
 //
+// Rows at any address (41 features): the same with as many values to a lane, L features apart, in loads of one value,
+// of which neighbouring lanes read neighbouring ones.
+//
 // Sub-warp per row with 16-byte lanes: Sputnik (Gale et al., 2020); rows by length: GE-SpMM, RoDe; clusters:
 // HP-SpMM (Fan et al.).
 #include "spmm_list.cuh"
@@ -19,14 +22,16 @@ namespace gnnaccel {
 namespace cuda {
 namespace {
 
-template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME>
-__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, EXTREME>)
+template <typename T, typename I, int L, Weight WEIGHT, bool EXTREME, bool SPREAD>
+__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, EXTREME, SPREAD>)
     rows_kernel(const ListParams<T, I> p) {
   constexpr int N = 16 / sizeof(T);
   const int lane = threadIdx.x % L;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * (blockDim.x / L) + threadIdx.x / L;
-  const int64_t feature = (static_cast<int64_t>(blockIdx.y) * L + lane) * N;
-  const int64_t d = feature < p.num_feats ? feature : 0;  // lanes past the end repeat the first, and write nothing
+  const int64_t slice = static_cast<int64_t>(blockIdx.y) * L;
+  const int64_t feature = SPREAD ? slice * N + lane : (slice + lane) * N;
+  // Lanes past the end repeat the first, and write nothing.
+  const int64_t d = SPREAD || feature < p.num_feats ? feature : 0;
   I begin = 0, end = 0, skip = 0;  // skip: nonzeros of the row's other pieces between two runs of this one
   if (i < p.num_items) {
     const Item<I> item = load_item(p.items + i);
@@ -34,11 +39,11 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, E
     end = item.end;
     if (item.part) skip = __ldg(p.steps + item.part - 1) - kPieceRun;
   }
-  auto result = walk<L, WEIGHT, EXTREME, true>(p, begin, end, skip, lane, d);
+  auto result = walk<L, WEIGHT, EXTREME, true, SPREAD>(p, begin, end, skip, lane, d);
   if (i >= p.num_items || feature >= p.num_feats) return;
   const Item<I> item = load_item(p.items + i);  // again: it would have cost registers all the while
   if (item.part) {
-    result.write_part(p.parts, static_cast<int64_t>(item.part - 1) * p.num_feats + d);
+    result.write_part(p.parts, item.part - 1, d, p.num_feats);
   } else {
     result.template write<WEIGHT == Weight::fused>(p, item.row, d, item.end - item.begin);
   }
@@ -53,8 +58,13 @@ cudaError_t launch(const SpmmCall& call, Slice slice, const ListParams<T, I>& p,
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slice.slices));
     if constexpr (EXTREME && weight == Weight::fused) {
       return cudaErrorInvalidValue;  // of sums alone
+    } else if (!slice.spread) {
+      rows_kernel<T, I, lanes, weight, EXTREME, false><<<grid, threads, 0, stream>>>(p);
+      return cudaGetLastError();
+    } else if constexpr (weight == Weight::heads) {
+      return cudaErrorInvalidValue;  // of one weight for all features of a lane
     } else {
-      rows_kernel<T, I, lanes, weight, EXTREME><<<grid, threads, 0, stream>>>(p);
+      rows_kernel<T, I, lanes, weight, EXTREME, true><<<grid, threads, 0, stream>>>(p);
       return cudaGetLastError();
     }
   });

@@ -22,7 +22,8 @@ KERNELS = [None, *Arrangement]
 OF_SUMS = [*KERNELS, Kernel.GROUPS]
 # Features of x and of the weight: every lane count, lanes without features, widths that no vector fits.
 SHAPES = [((4,), None), ((8,), ()), ((16,), ()), ((40,), ()), ((64,), ()), ((33,), ()), ((256,), None), ((520,), ()),
-          ((2, 32), (2, 1)), ((4, 8), (4, 1)), ((100,), None)]  # fmt: skip
+          ((2, 32), (2, 1)), ((4, 8), (4, 1)), ((100,), None), ((1,), ()), ((7,), None), ((3, 7), ()), ((101,), None),
+          ((131,), ())]  # fmt: skip
 
 
 def every_kernel(test, kernels=KERNELS):
@@ -130,9 +131,11 @@ def test_padded_sums(kernel, dtype, index):
 @pytest.mark.parametrize(
     ("degree", "x_shape", "w_shape", "kernel", "want"),
     [
-        (12, (41,), None, Arrangement.LENGTH, True),
+        (64, (41,), None, Arrangement.LENGTH, True),
+        (64, (41,), (), Arrangement.LENGTH, True),
+        (12, (41,), None, Arrangement.LENGTH, False),  # copies would be a large part of the whole
         (12, (41,), (), None, True),
-        (12, (3,), None, Arrangement.LENGTH, True),
+        (64, (3,), None, Arrangement.LENGTH, True),
         (12, (3, 7), (3, 1), Arrangement.LENGTH, True),
         (12, (40,), None, Arrangement.LENGTH, False),  # vectors fit
         (1, (41,), None, Arrangement.LENGTH, False),  # sources are hardly read more than once
@@ -157,11 +160,11 @@ def test_what_is_padded(degree, x_shape, w_shape, kernel, want):
 
 
 def test_sums_of_features_at_an_odd_address():
-    graph = fixed(read_often(), Arrangement.LENGTH)
-    x = rand(graph.num_cols * 132 + 1)[1:].view(-1, 132)
-    want = reference.spmm(graph, x.double(), None, "copy_lhs", "sum")
-    scale = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum")
-    assert_close(ops.spmm(graph, x), want, torch.float32, "odd address", scale)
+    for graph in (fixed(read_often(), Arrangement.LENGTH), fixed(mixed(torch.int32), Arrangement.LENGTH)):
+        x = rand(graph.num_cols * 132 + 1)[1:].view(-1, 132)
+        want = reference.spmm(graph, x.double(), None, "copy_lhs", "sum")
+        scale = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum")
+        assert_close(ops.spmm(graph, x), want, torch.float32, "odd address", scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -307,18 +310,59 @@ def test_padded_extremes(dtype, index):
         check_extremes(fixed(read_often(index), Arrangement.LENGTH), *shapes, dtype, "read often")
 
 
+# Every shape of a worker whose loads are narrower than 16 bytes, with one, two and more values a load.
+DOT_WIDTHS = (1, 2, 3, 7, 10, 30, 41, 50, 61, 93, 131, 602)
+
+
 @every_kernel
 def test_dots(kernel, dtype, index):
     for name, make in GRAPHS.items():
         graph = fixed(make(index), kernel)
-        for width in (4, 8, 16, 24, 32, 64, 100, 128, 256, 264, 33, 520):
+        for width in (*DOT_WIDTHS, 4, 8, 16, 24, 32, 64, 100, 128, 256, 264, 33, 520):
             u, v = rand(graph.num_cols, width, dtype=dtype), rand(graph.num_rows, width, dtype=dtype)
             e = rand(graph.nnz, width, dtype=dtype)
-            for lhs, rhs, targets in ((u, v, ("u", "v")), (v, u, ("v", "u")), (e, v, ("e", "v"))):
+            every = ((u, v, ("u", "v")), (v, u, ("v", "u")), (e, v, ("e", "v")))
+            for lhs, rhs, targets in every[:1] if width in DOT_WIDTHS else every:
                 want = reference.sddmm(graph, lhs.double(), rhs.double(), "dot", *targets)
                 scale = reference.sddmm(graph, lhs.double().abs(), rhs.double().abs(), "dot", *targets)
                 got = ops.sddmm(graph, lhs, rhs, "dot", *targets)
                 assert_close(got, want, dtype, f"{name} {width} {targets}", scale)
+
+
+@pytest.mark.parametrize("kernel", [None, Arrangement.LENGTH])
+def test_dots_beside_infinite_rows(kernel):
+    """Lanes past the end of a row read nothing of the next one."""
+    graph = fixed(mixed(torch.int32), kernel)
+    for width in (3, 41, 66, 64, 101, 131, 264):
+        x, v = rand(graph.num_cols, width), rand(graph.num_rows, width)
+        x[1::2], v[1::2] = float("inf"), float("-inf")
+        want = reference.sddmm(graph, x.double(), v.double(), "dot", "u", "v")
+        got, finite = ops.sddmm(graph, x, v), want.isfinite()
+        assert torch.equal(got.isfinite(), finite), width
+        torch.testing.assert_close(got[finite], want[finite].float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [None, Arrangement.LENGTH])
+def test_dots_at_an_odd_address(kernel):
+    graph = fixed(mixed(torch.int32), kernel)
+    for width, shift in ((64, 1), (64, 2), (256, 1), (41, 1)):
+        x = rand(graph.num_cols * width + shift)[shift:].view(-1, width)
+        v = rand(graph.num_rows, width)
+        want = reference.sddmm(graph, x.double(), v.double(), "dot", "u", "v")
+        scale = reference.sddmm(graph, x.double().abs(), v.double().abs(), "dot", "u", "v")
+        assert_close(ops.sddmm(graph, x, v), want, torch.float32, f"{width} {shift}", scale)
+
+
+@pytest.mark.parametrize("heads", [2, 3, 8])
+def test_dots_of_heads_of_any_width(heads):
+    graph = fixed(mixed(torch.int32), None)
+    for feats in (1, 2, 3, 5, 7, 10, 12, 17, 33, 64):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = rand(graph.num_cols, heads, feats, dtype=dtype)
+            v = rand(graph.num_rows, heads, feats, dtype=dtype)
+            want = reference.sddmm(graph, x.double(), v.double(), "dot", "u", "v")
+            scale = reference.sddmm(graph, x.double().abs(), v.double().abs(), "dot", "u", "v")
+            assert_close(ops.sddmm(graph, x, v), want, dtype, f"{heads} {feats}", scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -469,7 +513,7 @@ def test_many_short_rows():
         if listed:
             gnnaccel.prepare(graph)
         w = rand(graph.nnz)
-        for width in (32, 128):
+        for width in (32, 128, 41, 121):
             x, v = rand(graph.num_cols, width), rand(graph.num_rows, width)
             want = reference.spmm(graph, x.double(), w.double().view(-1, 1), "mul", "sum")
             scale = reference.spmm(graph, x.double().abs(), w.double().abs().view(-1, 1), "mul", "sum")

@@ -214,3 +214,45 @@ def test_gradcheck():
     ]
     for function, inputs in functions:
         assert torch.autograd.gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize == 2])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_of_narrow_features_under_autocast(heads, dtype):
+    """Scores of float32 stay so beside features of 16 bits, and so does the result."""
+    graph = mixed(torch.int32)
+    x = rand(graph.num_cols, heads, 12, dtype=dtype).requires_grad_()
+    scores = [(2 * rand(n, heads)).requires_grad_() for n in (graph.num_cols, graph.num_rows)]
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        out = ops.attention(graph, x, *scores)
+    exact = [t.detach().double().requires_grad_() for t in (x, *scores)]
+    want = reference.attention(graph, *exact, 0.2)
+    assert out.dtype == torch.float32
+    assert_close(out.to(dtype), want, dtype)
+    upstream = rand(*out.shape)
+    grads, wanted = (
+        torch.autograd.grad(out, (x, *scores), upstream),
+        torch.autograd.grad(want, exact, upstream.double()),
+    )
+    assert [g.dtype for g in grads] == [dtype, torch.float32, torch.float32]
+    for got, exact_grad in zip(grads, wanted, strict=True):
+        # A score's is a difference of inner products with results that were kept in 16 bits.
+        assert_close(got.to(dtype), exact_grad, dtype, "gradient", 2 * exact_grad.abs().max())
+
+
+def test_gat_of_narrow_features_under_autocast():
+    graph = build(torch.tensor([3, 0, 40, 7, 1, 9, 2, 5]), 8)
+    x = rand(8, 2, 12, dtype=torch.bfloat16).requires_grad_()
+    vectors = [rand(1, 2, 12).requires_grad_() for _ in range(2)]
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        out = ops.gat(graph, x, *vectors)
+    exact = [t.detach().double().requires_grad_() for t in (x, *vectors)]
+    scores = [(exact[0] * v).sum(-1) for v in exact[1:]]
+    want = reference.attention(graph, exact[0], *scores, 0.2)
+    assert out.dtype == torch.float32
+    # The vectors are rounded to 16 bits, as autocast rounds weights.
+    torch.testing.assert_close(out.double(), want, rtol=5e-2, atol=5e-2)
+    grads, wanted = torch.autograd.grad(out.sum(), (x, *vectors)), torch.autograd.grad(want.sum(), exact)
+    assert [g.dtype for g in grads] == [torch.bfloat16, torch.float32, torch.float32]
+    for got, exact_grad in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(got.double(), exact_grad, rtol=5e-2, atol=5e-2 * float(exact_grad.abs().max()))

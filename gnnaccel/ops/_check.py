@@ -46,9 +46,14 @@ def same_dtype(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) 
     """Both in one dtype: the wider one under autocast, as torch's own elementwise ops do; else TypeError."""
     if lhs.dtype == rhs.dtype:
         return lhs, rhs
-    if torch.is_autocast_enabled(lhs.device.type):
-        wide = torch.promote_types(lhs.dtype, rhs.dtype)
-        return lhs.to(wide), rhs.to(wide)
+    wide = common_dtype(op, lhs, rhs, lhs_name, rhs_name)
+    return lhs.to(wide), rhs.to(wide)
+
+
+def common_dtype(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) -> torch.dtype:
+    """The dtype of `same_dtype`."""
+    if lhs.dtype == rhs.dtype or torch.is_autocast_enabled(lhs.device.type):
+        return torch.promote_types(lhs.dtype, rhs.dtype)
     raise TypeError(f"{op}: {rhs_name}: expected the dtype of {lhs_name} ({lhs.dtype}), got {rhs.dtype}")
 
 

@@ -21,6 +21,7 @@ from gnnaccel.ops.spmm import spmm_op
 _INPUTS = f"Tensor x, Tensor score_src, Tensor score_dst, {_edge_factor.SCHEMA}"
 
 FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 def attention(
@@ -45,6 +46,7 @@ def attention(
         float32, float64, bfloat16; float16 on CUDA.
     score_src : Tensor [num_cols, H], same dtype
     score_dst : Tensor [num_rows, H], same dtype
+        Under autocast also a wider one: then the result has it, while 16-bit features are gathered as they are on CUDA.
     negative_slope : float
         Slope of leaky_relu below zero; 1 leaves the scores as they are.
     edge_scale : Tensor [nnz, H], same dtype, optional
@@ -94,16 +96,26 @@ def attention(
     for name, (value, count) in rows.items():
         _check.feature("attention", name, value, count, "rows", graph.device)
         _check.features_of("attention", name, value, (heads,))
-        x, _ = _check.same_dtype("attention", x, value, "x", name)  # under autocast x ends up in the widest
     factor = edge_factor("attention", graph, heads, edge_scale, dropout, seed)
-    if edge_scale is not None:
-        x, _ = _check.same_dtype("attention", x, edge_scale, "x", "edge_scale")
-    score_src, score_dst, factor = score_src.to(x.dtype), score_dst.to(x.dtype), factor.to(x.dtype)
+    wide = x.dtype  # of the result: under autocast the widest
+    for name, other in {"score_src": score_src, "score_dst": score_dst, "edge_scale": edge_scale}.items():
+        if other is not None:
+            wide = torch.promote_types(wide, _check.common_dtype("attention", x, other, "x", name))
+    if not (x.is_cuda and x.dtype in _NARROW):
+        x = x.to(wide)
+    factor = factor.to(x.dtype)
     keep = needs_grad(x, score_src, score_dst)
     arrays = arrays_of(graph, keep, x)
     if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(graph, x):
-        return _composed(arrays, x, score_src, score_dst, factor, negative_slope)
-    return attention_op(arrays, x, score_src, score_dst, *factor, negative_slope, keep)[0]
+        return _composed(arrays, x, score_src.to(wide), score_dst.to(wide), factor, negative_slope).to(wide)
+    scores = (score.to(score_dtype(x)) for score in (score_src, score_dst))
+    return attention_op(arrays, x, *scores, *factor, negative_slope, keep)[0].to(wide)
+
+
+def score_dtype(x: Tensor) -> torch.dtype:
+    """Of scores of nodes beside features `x`: those of 16-bit ones are kept in float32, which the softmax makes much
+    of."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def shorter_by_parts(graph: Graph, x: Tensor) -> bool:
@@ -121,7 +133,7 @@ def _composed(arrays: Structure, x, score_src, score_dst, factor: EdgeFactor, ne
 
 def weighted_sum(arrays: Structure, scores: Tensor, x: Tensor, factor: EdgeFactor) -> Tensor:
     """Sources weighted by the softmax of scores [nnz, H], times `factor`."""
-    weight = factor.multiplied(edge_softmax_op(arrays, scores))
+    weight = factor.multiplied(edge_softmax_op(arrays, scores)).to(x.dtype)
     return spmm_op(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
 
 
@@ -131,7 +143,7 @@ def _inputs(x, score_src, score_dst) -> list[Tensor]:
 
 def _outputs(num_rows, x, keep) -> list[Tensor]:
     """out, lse, out_pos, p_pos of the shapes that the op returns; the last two empty if they are not kept."""
-    kept, dtype = num_rows if keep else 0, torch.promote_types(x.dtype, torch.float32)
+    kept, dtype = num_rows if keep else 0, score_dtype(x)
     per_head = [x.new_empty(n, x.shape[1], dtype=dtype) for n in (num_rows, kept)]
     return [x.new_empty(num_rows, *x.shape[1:]), per_head[0], x.new_empty(kept, *x.shape[1:]), per_head[1]]
 
@@ -207,8 +219,9 @@ attention_backward_op = _operators.register(
     _attention_backward_fake,
     structure=Structure,
 )
-# out, and what the backward reads beside it: lse [num_rows, H], and where they are kept out_pos (as out) and p_pos (as
-# lse), the parts of out and of the sum of probabilities that come from edges with a positive score.
+# Scores are of `score_dtype`. out, and what the backward reads beside it: lse [num_rows, H], and where they are kept
+# out_pos (as out) and p_pos (as lse), the parts of out and of the sum of probabilities that come from edges with a
+# positive score.
 attention_op = _operators.register(
     "attention",
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",

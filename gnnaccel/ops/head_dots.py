@@ -56,7 +56,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         served = lib.has_cuda_kernels() and x.dtype in lib.DTYPES and len(vectors) <= _MAX_CUDA_VECTORS
     else:
         served = x.is_cpu and x.dtype in (torch.float32, torch.float64)
-    return head_dots_op(x, vectors) if served else _composed(x, vectors)
+    return head_dots_op(x, vectors).to(x.dtype) if served else _composed(x, vectors)
 
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def _sizes(x: Tensor, vectors: Tensor) -> tuple[int, ...]:
 
 
 def _head_dots_impl(x, vectors):
-    out = x.new_empty(vectors.shape[0], *x.shape[:2])
+    out = _head_dots_fake(x, vectors)
     if out.numel() == 0 or x.shape[2] == 0:
         return out.zero_()
     x, vectors = x.contiguous(), vectors.contiguous()
@@ -87,7 +87,7 @@ def _head_dots_backward_impl(x, vectors, grad):
 
 
 def _head_dots_fake(x, vectors):
-    return x.new_empty(vectors.shape[0], *x.shape[:2])
+    return x.new_empty(vectors.shape[0], *x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _head_dots_backward_fake(x, vectors, grad):
@@ -104,7 +104,7 @@ def _backward(ctx, grad):
         return head_dots_backward_op(x, vectors, grad)
     # A second derivative is wanted: the same in ops that have one.
     wide = grad.unsqueeze(-1)
-    return (wide * vectors.unsqueeze(1)).sum(0), (wide * x).sum(1)
+    return (wide * vectors.unsqueeze(1)).sum(0).to(x.dtype), (wide * x).sum(1).to(x.dtype)
 
 
 head_dots_backward_op = _operators.register(
@@ -113,6 +113,7 @@ head_dots_backward_op = _operators.register(
     _head_dots_backward_impl,
     _head_dots_backward_fake,
 )
+# out in float32 for 16-bit features
 head_dots_op = _operators.register(
     "head_dots",
     "(Tensor x, Tensor vectors) -> Tensor",

@@ -52,6 +52,7 @@ def gat(
     x : Tensor [num_rows, H, F]
         float32, float64, bfloat16; float16 on CUDA.
     att_src, att_dst : Tensor [1, H, F], same dtype
+        Under autocast also a wider one, as scores in `attention`.
     negative_slope, edge_scale
         As in `attention`.
 
@@ -72,6 +73,12 @@ def gat(
     >>> gnnaccel.ops.gat(g, x, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))[0]
     tensor([[3.]])
     """
+    if x.dtype != att_src.dtype and torch.is_autocast_enabled(x.device.type):
+        wide = torch.promote_types(x.dtype, att_src.dtype)
+        dtype = x.dtype if x.is_cuda and x.element_size() == 2 else wide
+        x, att_src, att_dst = (t.to(dtype) for t in (x, att_src, att_dst))
+        edge_scale = None if edge_scale is None else edge_scale.to(dtype)
+        return gat(graph, x, att_src, att_dst, negative_slope=negative_slope, edge_scale=edge_scale).to(wide)
     composed = partial(_gat_composed, graph, negative_slope=negative_slope)
     inputs = (x, att_src, att_dst)
     fits = x.dim() == 3 and x.shape[0] == graph.num_rows == graph.num_cols

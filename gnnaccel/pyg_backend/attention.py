@@ -27,6 +27,7 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.expression import Apply, Leaf, reshaped
 from gnnaccel.lazy.reduce import exponent, takes
 from gnnaccel.modules import is_watched
+from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
 
@@ -114,10 +115,12 @@ def gat(conv, edges: Edges, x, alpha) -> Tensor:
     graph = edges.graph()
     if isinstance(alpha, Deferred):
         scores = alpha.scores if isinstance(alpha.scores, Tensor) else alpha.scores[0]
-        if alpha.graph is not graph or source.dtype != scores.dtype:
+        mixed = source.dtype != scores.dtype and not torch.is_autocast_enabled(source.device.type)
+        if alpha.graph is not graph or mixed:
             raise Unsupported("attention weights of other edges or of another dtype")
         return _given(conv, alpha.sum(source))
-    _same(source, alpha)
+    if not torch.is_autocast_enabled(source.device.type):  # under which the result is of the wider dtype, as PyG's
+        _same(source, alpha)
     if not takes(alpha) or tuple(alpha.shape) != (graph.nnz, *source.shape[1:-1]):
         raise Unsupported("attention weights that are not [E, H]")
     return ops.spmm(graph, source, alpha)
@@ -153,9 +156,23 @@ def gat_scores(conv, edges: Edges, alpha, edge_attr=None) -> Tensor | Deferred:
 
 def _softmax(conv, graph: Graph, scores: Tensor) -> Tensor | Deferred:
     """Attention weights [E, H], or what stands for them where nobody is to see them."""
-    if current.hidden and graph.nnz and not torch.is_autocast_enabled(scores.device.type):
+    as_it_is = scores.dtype.itemsize > 2 or not torch.is_autocast_enabled(scores.device.type)
+    if current.hidden and graph.nnz and as_it_is:  # else exp() may widen them
         return Deferred(graph, scores, 1.0, dropped(conv, scores, graph.nnz))
     return F.dropout(ops.edge_softmax(graph, scores), p=conv.dropout, training=conv.training)
+
+
+def attend(conv, graph: Graph, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention by inner products of features of one dtype, with the layer's dropout, of the dtype of PyG's result.
+
+    That is under autocast the dtype of exp(); the features are read as they are.
+    """
+    if not torch.is_autocast_enabled(query.device.type):
+        return heads_attention(graph, query, key, value, dropped(conv, query, graph.nnz))
+    weights = exponent(query.new_empty(0))
+    scale, result = dropped(conv, weights, graph.nnz), torch.promote_types(weights.dtype, value.dtype)
+    scale = None if scale is None else scale.to(query.dtype)
+    return heads_attention(graph, query, key, value, scale).to(result)
 
 
 def dropped(conv, like: Tensor, edges: int) -> Tensor | None:
@@ -185,9 +202,9 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         raise Unsupported("lin_edge is not a plain linear layer")
     graph = edges.graph()
     _check_edges(graph, edge_attr)
-    if current.hidden and edge_attr is None and not torch.is_autocast_enabled(query.device.type):
+    if current.hidden and edge_attr is None and value.shape == key.shape:
         conv._alpha = None
-        out = ops.dot_attention(graph, query, key, value, edge_scale=dropped(conv, query, graph.nnz))
+        out = attend(conv, graph, query, key, value)
         return out if conv.root_weight or not conv.concat else out.clone()  # see _given()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
     query = query / math.sqrt(conv.out_channels)
@@ -214,7 +231,8 @@ def agnn(conv, edges: Edges, x, x_norm) -> Tensor:
     if source.dim() != 2:
         raise Unsupported("features that are not [N, F]")
     graph = edges.graph()
-    if not torch.is_autocast_enabled(source.device.type) and conv.beta.numel() == 1:
+    as_it_is = source.dtype.itemsize > 2 or not torch.is_autocast_enabled(source.device.type)
+    if as_it_is and conv.beta.numel() == 1:
         heads = (t.unsqueeze(1) for t in (conv.beta * right, left, source))
         return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # see _given()
     scores = conv.beta * ops.sddmm(graph, left, right, "dot", "u", "v").squeeze(-1)

@@ -20,7 +20,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
-from gnnaccel.pyg_backend.attention import dropped
+from gnnaccel.pyg_backend.attention import attend, dropped
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import obstacle
 
@@ -43,7 +43,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
         res = None if modules.get("res") is None else modules["res"](x)
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
         start = time.perf_counter()
-        scale = dropped(self, h, graph.nnz)
+        scale = dropped(self, vectors[0], graph.nnz)
         out = ops.gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)
         return _finished(self, out, res)
@@ -72,8 +72,10 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         left = modules["lin_l"](source).view(shape)
         right = left if self.share_weights else modules["lin_r"](target).view(shape)
         start = time.perf_counter()
-        scale = dropped(self, left, graph.nnz)
         vectors = parameters["att"].view(shape[1:])
+        # Under autocast the maps may be narrower than the scores, and the result has the wider dtype.
+        left, right = (t if t.dtype is vectors.dtype else t.to(vectors.dtype) for t in (left, right))
+        scale = dropped(self, left, graph.nnz)
         out = ops.gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)
         return _finished(self, out, res)
@@ -108,7 +110,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         shape = -1, self.heads, self.out_channels
         query, key, value = maps[0](target).view(shape), maps[1](source).view(shape), maps[2](source).view(shape)
         start = time.perf_counter()
-        out = heads_attention(graph, query, key, value, dropped(self, query, graph.nnz))
+        out = attend(self, graph, query, key, value)
         report.record(guard.kind, start)
         self._alpha = None
         out = out.view(-1, shape[1] * shape[2]) if self.concat else out.mean(dim=1)
@@ -126,6 +128,7 @@ def _agnn(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index):
         beta, graph = self._parameters.get("beta", self._buffers.get("beta")), None
         usual = not torch.compiler.is_compiling() and _is_plain_pair(x, edge_index) and type(beta) in short.FEATURES
+        usual = usual and (x.dtype.itemsize > 2 or not torch.is_autocast_enabled(x.device.type))
         if usual and beta.numel() == 1 and beta.dim() <= 1 and beta.dtype == x.dtype and beta.device == x.device:
             graph = _looped(self, guard, edge_index, x.shape[0], x.shape[0])
         if graph is None:
@@ -188,9 +191,7 @@ def _are_plain(pair: tuple, edge_index) -> bool:
 
 def _is_plain_pair(x, edge_index) -> bool:
     """True for features that the op takes as they come out of the layer's linear maps, and edges beside them."""
-    if type(edge_index) is not Tensor or not short.is_matrix(x) or x.device != edge_index.device:
-        return False
-    return not torch.is_autocast_enabled(x.device.type)
+    return type(edge_index) is Tensor and short.is_matrix(x) and x.device == edge_index.device
 
 
 def in_one_pass(original: Callable) -> Callable:
