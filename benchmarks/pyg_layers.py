@@ -5,8 +5,8 @@
 
 Each layer is checked first: the outputs of both sides must agree. Then the two take turns, and medians are compared.
 The graph is random, its in-degrees by a power law. What is prepared once per graph is not in the times. With --memory
-(CPU) each side runs once more in a process of its own, for the extra peak memory of its first step. With --autocast both
-sides run under torch.autocast in bfloat16.
+(CPU) each side runs once more in a process of its own, for the extra peak memory of its first step. With --autocast
+both sides run under torch.autocast in bfloat16.
 """
 
 from __future__ import annotations
