@@ -1,5 +1,5 @@
-"""Forwards of PyG's attention layers over edges of several types: RGATConv and HEATConv without a matrix or a feature for
-an edge, HANConv with one op for each edge type; after those of PyG 2.8. As forwards.py has them."""
+"""Forwards of PyG's attention layers over edges of several types: RGATConv and HEATConv without a matrix or a feature
+for an edge, HANConv with one op for each edge type; after those of PyG 2.8. As forwards.py has them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _rgat(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_type=None, edge_attr=None, size=None, return_attention_weights=None):
         graph = None
-        unshown = size is None and return_attention_weights is None
+        unshown = size is None and return_attention_weights is None and self.num_bases != 0  # PyG says what that does
         if unshown and guard.allows(self, edge_index) and _fits(self, edge_attr):
             usual = _are_plain(x, edge_type, edge_attr, edge_index, list(self.parameters()))
             if usual and x.shape[1] == self.in_channels:
