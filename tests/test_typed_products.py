@@ -205,6 +205,12 @@ def test_hetero_linear_that_finds_its_width_is_watched_or_cast():
     assert torch.equal(twin(x, TYPES["mixed"]), out)
 
 
+def test_hetero_linear_under_torchscript():
+    lin = gnnaccel.accelerate(pyg_nn.HeteroLinear(WIDE, TALL, T))
+    x = torch.randn(N, WIDE)
+    torch.testing.assert_close(torch.jit.script(lin)(x, TYPES["mixed"]), lin(x, TYPES["mixed"]))
+
+
 def test_subclass_with_products_of_its_own():
     class Own(pyg_nn.HeteroLinear):
         def forward_naive(self, x, type_ptr):

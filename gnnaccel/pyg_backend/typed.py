@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +55,6 @@ _NAIVE, _SEGMM = pyg_nn.HeteroLinear.forward_naive, getattr(pyg_nn.HeteroLinear,
 
 
 def _forward(original: Callable) -> Callable:
-    @functools.wraps(original)
     def forward(self, x, type_vec):
         if not _is_plain(self, x, type_vec):
             return original(self, x, type_vec)
@@ -64,7 +64,9 @@ def _forward(original: Callable) -> Callable:
         report.record(KIND, start)
         return out
 
-    return forward
+    # torch.jit.script compiles the original's source, which `wraps` leads it to, with this function's names.
+    names = {**original.__globals__, **globals()}
+    return functools.wraps(original)(types.FunctionType(forward.__code__, names, closure=forward.__closure__))
 
 
 def _is_plain(layer: Any, x: Any, type_vec: Any) -> bool:
