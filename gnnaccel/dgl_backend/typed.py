@@ -13,6 +13,7 @@ from gnnaccel.ops.typed_matmul import typed_matmul
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _INDICES = (torch.int64, torch.int32)
 _DTYPES = (torch.float32, torch.float64)
+_ON_CUDA = (*_DTYPES, torch.float16, torch.bfloat16)
 
 
 def segment_mm(original):
@@ -70,7 +71,8 @@ def _are_plain(a, b) -> bool:
     if type(a) not in _TENSORS or type(b) not in _TENSORS or a.dim() != 2 or b.dim() < 3 or autocasting():
         return False
     inputs = b.shape[-2] * (b.shape[1] if b.dim() == 4 else 1)
-    return a.dtype in _DTYPES and a.dtype == b.dtype and a.device == b.device and a.shape[1] == inputs
+    dtypes = _ON_CUDA if a.is_cuda else _DTYPES
+    return a.dtype in dtypes and a.dtype == b.dtype and a.device == b.device and a.shape[1] == inputs
 
 
 def _are_types(index, rows) -> bool:

@@ -65,6 +65,8 @@ def _fits(conv: Any, edge_attr: Tensor | None) -> bool:
     """True for no edge attributes, or those that the layer was made for."""
     if edge_attr is None:
         return True
+    if type(edge_attr) not in short.FEATURES:
+        return False
     lin = short.parameters_of(conv._modules.get("lin_edge"))
     width = edge_attr.shape[1] if edge_attr.dim() == 2 else 1 if edge_attr.dim() == 1 else -1
     return lin is not None and lin[1] is None and width == conv.edge_dim
