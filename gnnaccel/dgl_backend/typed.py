@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from gnnaccel import report
+from gnnaccel.dgl_backend.ops import unsupported
 from gnnaccel.dgl_backend.short import autocasting
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.typed_matmul import typed_matmul
@@ -69,6 +70,8 @@ def typed_linear_forward(original):
 def _are_plain(a, b) -> bool:
     """True for rows and matrices of one kind that fit, or blocks."""
     if type(a) not in _TENSORS or type(b) not in _TENSORS or a.dim() != 2 or b.dim() < 3 or autocasting():
+        return False
+    if unsupported(a, b) is not None:
         return False
     inputs = b.shape[-2] * (b.shape[1] if b.dim() == 4 else 1)
     dtypes = _ON_CUDA if a.is_cuda else _DTYPES

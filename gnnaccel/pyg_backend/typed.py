@@ -75,7 +75,7 @@ def _is_plain(layer: Any, x: Any, type_vec: Any) -> bool:
     kind = type(layer)
     if kind.forward_naive is not _NAIVE or getattr(kind, "forward_segmm", None) is not _SEGMM:
         return False
-    if type(x) not in short.FEATURES or x.dim() != 2 or type(type_vec) is not Tensor or type_vec.dtype not in _TYPES:
+    if not short.is_matrix(x) or type(type_vec) is not Tensor or type_vec.dtype not in _TYPES:
         return False
     given = [t for t in (layer.weight, layer.bias) if t is not None]
     if any(type(t) not in short.FEATURES or t.dtype != x.dtype or t.device != x.device for t in given):
