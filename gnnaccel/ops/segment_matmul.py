@@ -141,7 +141,7 @@ def _offsets(x: Tensor, ptr: Tensor, heads: int, inner: int, outer: int) -> Tens
     if values > 256 * _MOST_BLOCKS or tiles > _MOST_BLOCKS:
         return None
     if ptr.device.type == x.device.type:
-        return ptr.long().contiguous()
+        return ptr.to(x.device, torch.int64).contiguous()
     if (ptr.shape[0] - 1) * _CALL < x.shape[0] * values:
         return None
     found = derived.get((ptr,), "offsets on CUDA")
