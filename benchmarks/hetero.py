@@ -1,11 +1,14 @@
-"""Many edge types on the CPU, the framework alone and on gnnaccel, forward + backward, in one process.
+"""Many edge types, the framework alone and on gnnaccel, forward + backward, in one process.
 
     python benchmarks/hetero.py --csv out.csv
     python benchmarks/hetero.py --rows HeteroConv --repeat 30 --threads 2
+    python benchmarks/hetero.py --device cuda --repeat 20 --csv benchmarks/results/hetero_MACHINE.csv
 
 DGL: multi_update_all (mean of each type, sum across) and HeteroGraphConv over 30 relations between 5 node types. PyG:
-HeteroConv of 8 SAGEConv between 4. `before` is gnnaccel with one layer after the other, as it runs those that it
-cannot take together. The sides take turns, and the least of --repeat times is compared; each row is checked first.
+HeteroConv of 8 layers between 4 types, two layers that to_hetero() has copied for each of these, HGTConv and HANConv
+of 64 features and 4 heads. `before` is gnnaccel with one layer after the other, as it runs those that it cannot take
+together. The sides take turns, and the least of --repeat times is compared; each row is checked first. On CUDA: DGL
+"alone" is DGL on torch's own kernels (GNNACCEL_DGL_KERNELS=torch), as its CPU wheel has none.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import os
 import sys
 import time
 import warnings
@@ -22,11 +26,14 @@ import torch
 from cpu_layers import TOLERANCE, versions
 
 from gnnaccel import dgl_backend, pyg_backend
+from gnnaccel.dgl_backend.compat import KERNELS
 
 COLUMNS = ("row", "nodes_per_type", "edges_per_relation", "width", "threads",
            "alone_ms", "gnnaccel_ms", "before_ms", "speedup", "error")  # fmt: skip
 SIZES = ((100, 400, 16), (2_000, 500, 64), (2_000, 3_300, 64), (10_000, 3_300, 64), (5_000, 50_000, 64))
 PYG_SIZES = ((100, 400, 16), (2_500, 4_000, 64), (25_000, 4_000, 64), (10_000, 40_000, 64), (100_000, 40_000, 64))
+CUDA_SIZES = ((100, 400, 16), (10_000, 4_000, 64), (10_000, 40_000, 64), (100_000, 40_000, 64))
+DEVICE = "cpu"
 Side = tuple[Callable[[], None], Callable[[], list]]
 
 
@@ -35,20 +42,22 @@ def relations(count: int, types: int) -> list[tuple[str, str, str]]:
 
 
 def ends(nodes: int, edges: int, seed: int) -> torch.Tensor:
-    return torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def step(outputs: Callable[[], list], inputs: list) -> Callable[[], list]:
     def run():
         out = outputs()
-        return [*[o.detach() for o in out], *torch.autograd.grad(out, inputs, [torch.ones_like(o) for o in out])]
+        ones = [torch.ones_like(o) for o in out]
+        grads = torch.autograd.grad(out, inputs, ones, allow_unused=True)
+        return [*[o.detach() for o in out], *(g for g in grads if g is not None)]
 
     return run
 
 
 def features(nodes: int, width: int, types: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    return {f"n{i}": torch.randn(nodes, width, requires_grad=True) for i in range(types)}
+    return {f"n{i}": torch.randn(nodes, width).to(DEVICE).requires_grad_() for i in range(types)}
 
 
 def dgl_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
@@ -57,9 +66,9 @@ def dgl_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
 
     dgl.utils.set_num_threads(torch.get_num_threads())
     types = relations(30, 5)
-    graph = dgl.heterograph(
-        {r: tuple(ends(nodes, edges, i)) for i, r in enumerate(types)}, {f"n{i}": nodes for i in range(5)}
-    )
+    _dgl_on()
+    pairs = {r: tuple(ends(nodes, edges, i).cpu()) for i, r in enumerate(types)}
+    graph = dgl.heterograph(pairs, {f"n{i}": nodes for i in range(5)}).to(DEVICE)
     x, inputs = features(nodes, width, 5), []
     if what == "multi_update_all":
         fn = dgl.function
@@ -71,21 +80,39 @@ def dgl_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
             graph.multi_update_all(dict.fromkeys(types, pair), "sum")
             return [graph.nodes[n].data.pop("o") for n in graph.ntypes]
     else:
-        make = {"GraphConv": dgl.nn.GraphConv, "SAGEConv": lambda a, b: dgl.nn.SAGEConv(a, b, "mean")}[what]
-        conv = dgl.nn.HeteroGraphConv({name: make(width, width) for _, name, _ in types})
+        make = {
+            "GraphConv": dgl.nn.GraphConv,
+            "SAGEConv": lambda a, b: dgl.nn.SAGEConv(a, b, "mean"),
+            "GATConv": lambda a, b: dgl.nn.GATConv(a, b, 1, allow_zero_in_degree=True),
+            "GINConv": lambda a, b: dgl.nn.GINConv(torch.nn.Linear(a, b)),
+        }[what]
+        conv = dgl.nn.HeteroGraphConv({name: make(width, width) for _, name, _ in types}).to(DEVICE)
         inputs = list(conv.parameters())
 
         def outputs():
             return list(conv(graph, x).values())
 
     run = step(outputs, [*x.values(), *inputs])
-    return {"alone": (dgl_backend.disable, run), "gnnaccel": (dgl_backend.enable, run), "before": (_apart, run)}
+    return {"alone": (_dgl_off, run), "gnnaccel": (_dgl_on, run), "before": (_apart, run)}
+
+
+def _dgl_on(kernels: str = "") -> None:
+    os.environ[KERNELS] = kernels
+    dgl_backend.disable()
+    dgl_backend.enable()
+
+
+def _dgl_off() -> None:
+    dgl_backend.disable()
+    if DEVICE == "cuda":
+        _dgl_on("torch")
 
 
 def _apart() -> None:
     """The plug-in without its methods that take edge types together."""
     import dgl
 
+    os.environ[KERNELS] = ""
     dgl_backend.disable()
     methods = [(dgl.DGLGraph, "multi_update_all"), (dgl.nn.HeteroGraphConv, "forward")]
     own = [getattr(*method) for method in methods]
@@ -101,15 +128,47 @@ def pyg_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
 
     types, x = relations(8, 4), features(nodes, width, 4)
     torch.manual_seed(1)
-    plain = nn.HeteroConv({r: getattr(nn, what)(width, width) for r in types})
-    sides = {}
+    weights = None
+    if what in ("HGTConv", "HANConv"):
+        plain = getattr(nn, what)(width, width, (list(x), types), heads=4)
+    elif what.startswith("to_hetero"):
+        plain = nn.to_hetero(Two(getattr(nn, what.split()[1]), width), (list(x), types))
+    else:
+        plain = nn.HeteroConv({r: pyg_layer(what.split()[0], width) for r in types})
+        if what.endswith("weighted"):
+            weights = {r: torch.rand(edges).to(DEVICE) for r in types}
+    plain, sides = plain.to(DEVICE), {}
     for name, switch in (("alone", _nothing), ("gnnaccel", hetero_conv.enable), ("before", hetero_conv.disable)):
         model = copy.deepcopy(plain)
         model = model if name == "alone" else pyg_backend.accelerate(model)
         given = {r: ends(nodes, edges, i) for i, r in enumerate(types)}
-        run = step(lambda m=model, e=given: list(m(x, e).values()), [*x.values(), *model.parameters()])
-        sides[name] = switch, run
+        more = {} if weights is None else {"edge_weight_dict": weights}
+
+        def outputs(m=model, e=given, more=more):
+            return [out for out in m(x, e, **more).values() if out is not None]
+
+        used = [*x.values(), *(p for p in model.parameters() if p.requires_grad)]
+        sides[name] = switch, step(outputs, used)
     return sides
+
+
+def pyg_layer(name: str, width: int):
+    from torch_geometric import nn
+
+    if name == "GINConv":
+        return nn.GINConv(torch.nn.Linear(width, width))
+    return getattr(nn, name)((width, width), width, **({"add_self_loops": False} if name == "GATConv" else {}))
+
+
+class Two(torch.nn.Module):
+    """What to_hetero() transforms."""
+
+    def __init__(self, layer, width: int):
+        super().__init__()
+        self.first, self.last = (pyg_layer(layer.__name__, width) for _ in range(2))
+
+    def forward(self, x, edge_index):
+        return self.last(self.first(x, edge_index).relu(), edge_index)
 
 
 def _nothing() -> None:
@@ -120,9 +179,28 @@ ROWS = {
     "DGL multi_update_all, 30 relations": (dgl_sides, "multi_update_all", SIZES),
     "DGL HeteroGraphConv of 30 GraphConv": (dgl_sides, "GraphConv", SIZES),
     "DGL HeteroGraphConv of 30 SAGEConv": (dgl_sides, "SAGEConv", SIZES),
+    "DGL HeteroGraphConv of 30 GATConv": (dgl_sides, "GATConv", SIZES),
+    "DGL HeteroGraphConv of 30 GINConv": (dgl_sides, "GINConv", SIZES),
     "PyG HeteroConv of 8 SAGEConv": (pyg_sides, "SAGEConv", PYG_SIZES),
     "PyG HeteroConv of 8 GraphConv": (pyg_sides, "GraphConv", PYG_SIZES),
+    "PyG HeteroConv of 8 GraphConv, edge weights": (pyg_sides, "GraphConv weighted", PYG_SIZES),
+    "PyG HeteroConv of 8 GATConv": (pyg_sides, "GATConv", PYG_SIZES),
+    "PyG HeteroConv of 8 GINConv": (pyg_sides, "GINConv", PYG_SIZES),
+    "PyG to_hetero of two SAGEConv": (pyg_sides, "to_hetero SAGEConv", PYG_SIZES[:4]),
+    "PyG to_hetero of two GraphConv": (pyg_sides, "to_hetero GraphConv", PYG_SIZES[:4]),
+    "PyG HGTConv": (pyg_sides, "HGTConv", PYG_SIZES[:4]),
+    "PyG HANConv": (pyg_sides, "HANConv", PYG_SIZES[:4]),
 }
+
+
+def timed(run: Callable) -> float:
+    """Milliseconds, what the GPU does included."""
+    synchronize = torch.cuda.synchronize if DEVICE == "cuda" else _nothing
+    synchronize()
+    start = time.perf_counter()
+    run()
+    synchronize()
+    return (time.perf_counter() - start) * 1e3
 
 
 def measure(row: str, size: tuple, repeat: int) -> dict:
@@ -138,9 +216,7 @@ def measure(row: str, size: tuple, repeat: int) -> dict:
     for _ in range(repeat):
         for name, (switch, run) in sides.items():
             switch()
-            start = time.perf_counter()
-            run()
-            times[name] = min(times[name], (time.perf_counter() - start) * 1e3)
+            times[name] = min(times[name], timed(run))
     sides["alone"][0]()
     ms = {f"{name}_ms": value for name, value in times.items()}
     values = (row, *size, torch.get_num_threads(), *ms.values(), times["alone"] / times["gnnaccel"], error)
@@ -154,23 +230,28 @@ def main(argv=None) -> int:
     )
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--csv", metavar="OUT")
     options = parser.parse_args(argv)
+    global DEVICE
+    DEVICE = options.device
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     results = []
-    print(versions())
+    found = versions()
+    found += f"; {torch.cuda.get_device_name()}" if DEVICE == "cuda" else ""
+    print(found)
     for row, (_, _, sizes) in ROWS.items():
         if not any(text.lower() in row.lower() for text in options.rows):
             continue
-        for size in sizes:
+        for size in CUDA_SIZES if DEVICE == "cuda" else sizes:
             r = measure(row, size, options.repeat)
             results.append(r)
             sides = "  ".join(f"{name} {r[f'{name}_ms']:8.2f}" for name in ("alone", "gnnaccel", "before"))
             print(f"{row:36} {size!s:22} {sides} ms  {r['speedup']:5.2f}x  error {r['error']:.0e}", flush=True)
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            file.write(f"# {versions()}\n")
+            file.write(f"# {found}\n# python {' '.join(sys.argv)}\n")
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(results)

@@ -88,6 +88,8 @@ void bind_cuda(pybind11::module_& module) {
   add("gatv2_sums", &gatv2_sums);
   add("head_dots", &head_dots);
   add("head_dots_backward", &head_dots_backward);
+  add("segment_matmul", &segment_matmul);
+  add("segment_matmul_weights", &segment_matmul_weights);
   add("scatter_arg", &scatter_arg);
   add("edge_order", &edge_order);
   add("coo_in_order", &coo_in_order);

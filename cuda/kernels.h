@@ -77,6 +77,21 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
                                void* grad_x, void* grad_vectors, int64_t num_rows, int64_t num_vectors,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
+// out[i] = x[i] @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
+//   x       [num_rows, num_heads * inner]      ptr  [num_segments + 1], int64, ascending from 0 to num_rows
+//   weight  [num_segments, num_heads, inner, outer]; turned: [.., outer, inner]
+//   out     [num_rows, num_heads * outer]
+// At most 65535 heads times 64 values in a row of a matrix.
+cudaError_t segment_matmul(const void* x, const void* ptr, const void* weight, void* out, int64_t num_rows,
+                           int64_t num_segments, int64_t num_heads, int64_t inner, int64_t outer, bool turned,
+                           DType dtype, cudaStream_t stream);
+
+// out[s] = x[rows of s].T @ grad[rows of s], [num_segments, num_heads, inner, outer], of grad [num_rows, num_heads *
+// outer]; zeros for a segment without rows. At most 65535 * 256 values of a segment.
+cudaError_t segment_matmul_weights(Workspace& workspace, const void* x, const void* ptr, const void* grad, void* out,
+                                   int64_t num_rows, int64_t num_segments, int64_t num_heads, int64_t inner,
+                                   int64_t outer, DType dtype, cudaStream_t stream);
+
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in
 // any order. f32 and f64 only, but for rows_disjoint with len == num_feats (where nothing is ever added twice):
 // a 16-bit target would be rounded after each addition. cudaErrorInvalidValue for the rest.

@@ -76,13 +76,12 @@ def _segments() -> dict[str, Case]:
     )
     found["segment_mm"] = Case(
         group, lambda g, a, b: dgl.ops.segment_mm(a, b, lengths), ("k 20 6", "k 5 6 4"), graphs=("int64",),
-        expect=FRAMEWORK, reason=DENSE,
     )  # fmt: skip
     types = torch.arange(20) % 5
     for width in (4, 16):  # DGL sorts by type from 9 columns on
         found[f"gather_mm({width} columns)"] = Case(
             group, lambda g, a, b: dgl.ops.gather_mm(a, b, idx_b=types.to(a.device)),
-            (f"k 20 {width}", f"k 5 {width} 4"), graphs=("int64",), expect=FRAMEWORK, reason=DENSE,
+            (f"k 20 {width}", f"k 5 {width} 4"), graphs=("int64",),
         )  # fmt: skip
     return found
 

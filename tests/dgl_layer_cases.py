@@ -147,7 +147,7 @@ def _relational(add):
     for options in (dict(dropout=0.0), dict(dropout=0.2, use_norm=True)):
         add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, options=options, call=_hgt, graphs=HOMOGENEOUS)
     add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, call=partial(_hgt, presorted=True), note=" sorted", graphs=HOMOGENEOUS)
-    dense = dict(group="other modules", graphs=("int64",), expect=FRAMEWORK, reason=DENSE)
+    dense = dict(group="other modules", graphs=("int64",))
     of_nodes = lambda m, g, x: m(x, _types(x.shape[0], 3))  # noqa: E731
     for options in ({}, dict(regularizer="basis", num_bases=2), dict(regularizer="bdd", num_bases=2)):
         add("TypedLinear", ("n 6",), 6, 4, 3, call=of_nodes, options=options, **dense)

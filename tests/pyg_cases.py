@@ -158,6 +158,13 @@ def _mesh(g: Inputs) -> tuple:
     return g.x(), torch.stack([(edges * 5 + torch.arange(4 * g.num_nodes)) % g.num_nodes, edges])
 
 
+def _rgat_scaled() -> torch.nn.Module:
+    """Of whose l2 PyG makes no values."""
+    layer = nn.RGATConv(D, OUT, TYPES, mod="scaled", heads=2, bias=False)
+    torch.nn.init.normal_(layer.l2)
+    return layer
+
+
 def _heat(g: Inputs) -> tuple:
     return g.x(), g.index, torch.arange(g.num_nodes) % 2, g.type, g.attr()
 
@@ -251,6 +258,30 @@ CASES: dict[str, Case] = {
     ),
     "AGNNConv": Case(lambda: nn.AGNNConv(), "attention"),
     "AGNNConv fixed": Case(lambda: nn.AGNNConv(requires_grad=False, add_self_loops=False), "attention"),
+    "RGATConv": Case(lambda: nn.RGATConv(D, OUT, TYPES, heads=2), "attention", _typed),
+    **{
+        f"RGATConv {name}": Case(functools.partial(nn.RGATConv, D, OUT, TYPES, **options), "attention", arguments)
+        for name, options, arguments in (
+            ("within relations", dict(attention_mechanism="within-relation", dropout=0.3, num_bases=2), _typed),
+            ("multiplied", dict(attention_mode="multiplicative-self-attention", dim=2, heads=2, num_blocks=4), _typed),
+            ("additive", dict(mod="additive", heads=2, concat=False), _typed),
+            ("f-additive", dict(mod="f-additive", flow="target_to_source"), _typed),
+            ("f-scaled", dict(mod="f-scaled", attention_mode="multiplicative-self-attention", concat=False), _typed),
+            ("edges", dict(edge_dim=EDGE, heads=3), lambda g: (*_typed(g), g.attr())),
+            (
+                "edges multiplied",
+                dict(edge_dim=EDGE, dim=3, attention_mode="multiplicative-self-attention"),
+                lambda g: (*_typed(g), g.attr()),
+            ),
+        )
+    },
+    "RGATConv scaled": Case(lambda: _rgat_scaled(), "attention", _typed),
+    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "attention", _heat),
+    "HEATConv mean": Case(
+        lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2, concat=False, root_weight=False, dropout=0.4),
+        "attention",
+        _heat,
+    ),
     "HANConv": Case(lambda: nn.HANConv(D, OUT, (NODES, RELATIONS), heads=2, dropout=0.3), "attention", _hetero),
     "HGTConv": Case(lambda: nn.HGTConv(D, OUT, (NODES, RELATIONS), heads=2), "attention", _hetero),
     "SuperGATConv MX": Case(lambda: nn.SuperGATConv(D, OUT, heads=2, dropout=0.3), "attention", why=WIDE),
@@ -283,7 +314,6 @@ CASES: dict[str, Case] = {
     "ResGatedGraphConv edges": Case(
         lambda: nn.ResGatedGraphConv(D, OUT, edge_dim=EDGE), "message", _attributed, why=WIDE
     ),
-    "RGATConv": Case(lambda: nn.RGATConv(D, OUT, TYPES, heads=2), "segment", _typed, "a matrix per edge"),
     "NNConv": Case(lambda: nn.NNConv(D, OUT, _mlp(EDGE, D * OUT)), "segment", _attributed, "a matrix per edge"),
     "GMMConv": Case(lambda: nn.GMMConv(D, OUT, dim=EDGE, kernel_size=4), "message", _attributed, why=WIDE),
     "CGConv": Case(lambda: nn.CGConv(D), "message"),
@@ -314,7 +344,6 @@ CASES: dict[str, Case] = {
         _attributed,
         WIDE,
     ),
-    "HEATConv": Case(lambda: nn.HEATConv(D, OUT, 2, TYPES, 5, EDGE, 6, heads=2), "attention", _heat, why=WIDE),
     "DNAConv": Case(
         lambda: nn.DNAConv(D, heads=2),
         "segment",

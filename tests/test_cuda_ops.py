@@ -5,6 +5,7 @@ over blocks, layouts. test_cuda_runtime.py holds what only a GPU has; test_ops.p
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -256,3 +257,39 @@ def test_gat_of_narrow_features_under_autocast():
     assert [g.dtype for g in grads] == [torch.bfloat16, torch.float32, torch.float32]
     for got, exact_grad in zip(grads, wanted, strict=True):
         torch.testing.assert_close(got.double(), exact_grad, rtol=5e-2, atol=5e-2 * float(exact_grad.abs().max()))
+
+
+# (rows of each segment, weight's shape but for the segments)
+SEGMENTS = {
+    "plain": ((200, 0, 0, 1, 128, 37, 129, 0), (6, 4)),
+    "vectors": ((5, 300, 0, 64), (20, 72)),
+    "tall": ((0, 3, 130, 2), (129, 5)),
+    "wide": ((17, 0, 90), (3, 130)),
+    "large blocks": ((70, 0, 140), (2, 33, 65)),
+    "small blocks": ((70, 0, 140), (3, 2, 4)),
+    "one": ((7000,), (8, 4)),
+    "one of many": ((*[0, 1] * 40, 2000, *[2] * 30), (4, 4)),
+    "no rows": ((0, 0), (4, 4)),
+    "no features": ((3, 2), (0, 4)),
+    "no results": ((3, 2), (4, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_segment_matmul(name, dtype):
+    rows, shape = SEGMENTS[name]
+    ptr = torch.tensor([0, *itertools.accumulate(rows)], device=DEVICE)
+    x, weight = rand(sum(rows), math.prod(shape[:-1]), dtype=dtype), rand(len(rows), *shape, dtype=dtype)
+    # A share of the weights' gradient is rounded once, where the gradient is.
+    check(lambda x, w: ops.segment_matmul(x, ptr, w), lambda x, w: reference.segment_matmul(x, ptr, w), x, weight)
+
+
+def test_segment_matmul_of_views_and_offsets_elsewhere():
+    ptr = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+    x, weight = rand(6, 18)[:, ::2].t(), rand(3, 5, 6).transpose(1, 2)
+    for _ in range(2):  # the second time with what the first has kept
+        check(lambda x, w: ops.segment_matmul(x, ptr, w, check=False),
+              lambda x, w: reference.segment_matmul(x, ptr.to(DEVICE), w), x, weight)  # fmt: skip
+    got = [torch.ops.gnnaccel.segment_matmul(x, ptr.to(DEVICE, torch.int64), weight) for _ in range(2)]
+    assert torch.equal(*got)

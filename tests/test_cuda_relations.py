@@ -192,3 +192,63 @@ def test_segment_and_grouped_matmul():
     got = ops.grouped_matmul([t.to(DEVICE) for t in inputs], [t.to(DEVICE) for t in others])
     for ours, a, b in zip(got, inputs, others, strict=True):
         torch.testing.assert_close(ours.cpu(), a @ b)
+
+
+@pytest.mark.parametrize("segments", [3, 200])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_segment_matmul_with_gradients(segments, blocks):
+    """By one launch and by a product for each segment, of offsets on either device."""
+    ptr = torch.randint(0, 5001, (segments - 1,)).sort()[0]
+    ptr = torch.cat([torch.tensor([0]), ptr, torch.tensor([5000])])
+    x, weight = rand(5000, 12), rand(segments, 12, 8) if blocks == 1 else rand(segments, blocks, 6, 4)
+
+    def run(x, ptr, weight):
+        leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+        out = ops.segment_matmul(leaves[0], ptr, leaves[1])
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    want = run(x, ptr, weight)
+    for there in (ptr, ptr.to(DEVICE)):
+        for ours, theirs in zip(run(x.to(DEVICE), there, weight.to(DEVICE)), want, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs)
+
+
+@pytest.mark.skipif(not HAS_DGL, reason="needs DGL")
+@pytest.mark.parametrize("regularizer", [None, "basis", "bdd"])
+def test_dgl_typed_linear(regularizer):
+    types = torch.randint(0, R, (N,), generator=torch.Generator().manual_seed(2))
+    lin = dgl.nn.TypedLinear(6, 4, R, regularizer, 2 if regularizer else None).double()
+    want = [lin(rand_x := rand(N, 6), types)]
+    want += torch.autograd.grad(want[0].square().sum(), list(lin.parameters()))
+    dgl_backend.enable()
+    try:
+        lin = lin.to(DEVICE)
+        got = [lin(rand_x.to(DEVICE), types.to(DEVICE))]
+        got += torch.autograd.grad(got[0].square().sum(), list(lin.parameters()))
+        lengths = torch.bincount(types, minlength=R)
+        weight, order = rand(R, 6, 4), types.argsort(stable=True)
+        products = [
+            dgl.ops.segment_mm(rand_x[order].to(DEVICE), weight.to(DEVICE), lengths),
+            dgl.ops.gather_mm(rand_x.to(DEVICE), weight.to(DEVICE), idx_b=types.to(DEVICE))[order.to(DEVICE)],
+        ]
+    finally:
+        dgl_backend.disable()
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+    for product in products:
+        torch.testing.assert_close(product.cpu(), (rand_x.unsqueeze(1) @ weight[types]).squeeze(1)[order])
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_pyg_hetero_linear(is_sorted):
+    nn = pytest.importorskip("torch_geometric").nn
+    types = torch.randint(0, R, (N,), generator=torch.Generator().manual_seed(2))
+    types = types.sort()[0] if is_sorted else types
+    there = types.to(DEVICE)
+
+    def call(module, inputs):
+        return [module(inputs["x"], there if inputs["x"].is_cuda else types)]
+
+    report.reset()
+    compare(call, nn.HeteroLinear(6, 4, R, is_sorted=is_sorted).double(), {"x": rand(N, 6).requires_grad_()})
+    assert report.snapshot()["pyg.HeteroLinear"].accelerated

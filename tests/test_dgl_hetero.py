@@ -202,7 +202,7 @@ def test_wrong_features_are_left_to_dgl():
 
 
 def test_relational_layers_with_typed_products():
-    """RGCN through segment_mm and gather_mm: DGL's own products around one of our sums."""
+    """RGCN through segment_mm and gather_mm, around one of our sums."""
     g = build("int64")
     weight, types = rand(3, 16, 4), (torch.arange(g.num_edges()) % 3).sort()[0]
     lengths = torch.bincount(types, minlength=3)

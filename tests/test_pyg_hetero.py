@@ -341,13 +341,46 @@ def test_why_layers_are_called_one_by_one(aggr, reason):
     assert why.startswith(reason)
 
 
-def test_edge_weights_of_some_relations():
+@pytest.mark.parametrize("aggr", ["add", "mean"])
+@pytest.mark.parametrize("width", [None, 8, 3])
+@pytest.mark.parametrize("which", [RELATIONS[:1], RELATIONS[1:4], RELATIONS])
+def test_edge_weights_of_some_relations(which, width, aggr, always):
+    """Weights that are trained and new at each call, through sums before the maps and after them."""
+
+    def program(wrap):
+        graph = data(width)
+        model = wrap(nn.HeteroConv({r: nn.GraphConv((-1, -1), 5, aggr=aggr) for r in RELATIONS}))
+        model(graph.x_dict, graph.edge_index_dict)
+        out = []
+        for seed in range(3):
+            weights = {r: rand(60, seed=5 + seed, grad=True) for r in which}
+            out.append((train(model, graph, edge_weight_dict=weights), [w.grad for w in weights.values()]))
+        return out
+
+    report.reset()
+    same(program)
+    site = _walks()
+    assert site.accelerated - sum(site.reasons.values()) >= 3
+
+
+@pytest.mark.parametrize("conv", ["GCN", "wide"])
+def test_edge_weights_that_layers_see_to(conv, always):
+    make = {"GCN": lambda: nn.GCNConv(-1, 5, add_self_loops=False), "wide": lambda: nn.GATConv(-1, 5, edge_dim=2)}[conv]
+    kinds = [("paper", f"r{i}", "paper") for i in range(3)]
+
     def program(wrap):
         graph = data()
-        model = wrap(nn.HeteroConv({r: nn.GraphConv((-1, -1), 8) for r in RELATIONS}))
-        weight = {RELATIONS[0]: rand(60, seed=5)}
-        model(graph.x_dict, graph.edge_index_dict, edge_weight_dict=weight)
-        return [train(model, graph, edge_weight_dict=weight) for _ in range(3)]
+        model = wrap(nn.HeteroConv({r: make() for r in kinds}))
+        index = {r: edges(N, N, 60, seed=i) for i, r in enumerate(kinds)}
+        name = "edge_weight_dict" if conv == "GCN" else "edge_attr_dict"
+        more = {name: {r: rand(60, *(() if conv == "GCN" else (2,)), seed=i).abs() for i, r in enumerate(kinds)}}
+        x = {"paper": graph["paper"].x}
+        out = []
+        for _ in range(3):
+            result = model(x, index, **more)
+            backward(result)
+            out.append((result, grads(model, x)))
+        return out
 
     same(program)
 

@@ -9,6 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from gnnaccel import Graph, ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops import _relations, reference
+from gnnaccel.ops.relational import _edges_by_bases
 
 # name -> shape of weight for 6 features, of coefficients, whether there is a norm, reduce
 KINDS = {
@@ -91,6 +92,18 @@ def test_rows_of_matrices_for_nodes_without_features(name, kind):
     if norm:
         given["norm"] = rand(graph.nnz)
     check(*pair(graph, types_of(graph), given, reduce), *given.values())
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("made", [True, False])
+def test_nodes_without_features_by_bases_or_matrices(made, reduce):
+    """What is less to do."""
+    nodes = 6 if made else 200
+    graph = Graph.from_coo(*torch.randint(0, nodes, (2, 400)), num_rows=nodes, num_cols=nodes)
+    types, given = torch.randint(0, 5, (400,)), {"weight": rand(3, nodes, 4), "coefficients": rand(5, 3)}
+    relations = _relations.relations_of("test", graph, types, 5)
+    assert _edges_by_bases(relations, given["coefficients"]) is not made
+    check(*pair(graph, types, given, reduce), *given.values())
 
 
 def test_many_relations_are_summed_by_bases():

@@ -55,6 +55,7 @@ def enable() -> None:
         HGTConv,
         RelGraphConv,
         SAGEConv,
+        TypedLinear,
     )
 
     from gnnaccel.dgl_backend import (
@@ -70,6 +71,7 @@ def enable() -> None:
         short,
         stacked,
         structure,
+        typed,
     )
     from gnnaccel.dgl_backend import our_kernels as ours
     from gnnaccel.dgl_backend import torch_kernels as torchs
@@ -113,9 +115,16 @@ def enable() -> None:
             HGTConv: relational.hgt_forward,
             RelGraphConv: relational.rel_graph_forward,
             SAGEConv: convolutions.sage_forward,
+            TypedLinear: typed.typed_linear_forward,
         }
         for layer, forward in forwards.items():
             _replace(layer, "forward", forward(layer.forward))
+        products = {"segment_mm": typed.segment_mm, "gather_mm": typed.gather_mm}
+        for name, function in products.items():
+            product = function(getattr(dgl.ops, name))
+            module = sys.modules["dgl.ops.segment" if name == "segment_mm" else "dgl.ops.gather_mm"]
+            for holder in (dgl.ops, module, sys.modules[TypedLinear.__module__]):
+                _replace(holder, name, product)
     for name in ("zerocopy_to_dgl_ndarray", "zerocopy_to_dlpack"):  # they hand on addresses
         _replace(dgl.backend, name, _of_dense(getattr(dgl.backend, name)))
     memoised = {"get_relation_graph": structure.relation_graph, "reverse": structure.reversed_index}

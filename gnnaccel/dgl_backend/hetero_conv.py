@@ -43,20 +43,28 @@ def forward(original):
             report.record(KIND, start, why)  # each layer is accelerated, or left, and counted by itself
         if found is None or why is not None:
             return original(self, g, inputs, mod_args, mod_kwargs)
-        out = {}
+        out, walked = {}, False
         for name, (together, others) in found.items():
             results = [layer(g[etype], pair) for etype, layer, pair in others]
             if together:
                 results.append(_together(g, together))
+                walked = True
             if results:
-                total = results[0] if len(results) == 1 else torch.stack(results).sum(0)
+                total = _added(results)
                 count = len(others) + len(together)
                 out[name] = total / count if _reducer(self) is hetero._mean_reduce_func and count > 1 else total
-        report.record(KIND, start)
+        if walked:
+            report.record(KIND, start)
         return out
 
     call.__doc__ = original.__doc__
     return call
+
+
+def _added(results: list) -> Tensor:
+    """What DGL's stack and its sum are, without the stack."""
+    alike = all(isinstance(t, Tensor) and t.shape == results[0].shape for t in results)
+    return functools.reduce(torch.add, results) if alike else torch.stack(results).sum(0)
 
 
 def _obstacle(conv, mod_args, mod_kwargs) -> str | None:
@@ -76,14 +84,14 @@ def _reducer(conv) -> Any:
 
 def _layers(conv, g, inputs) -> dict | str | None:
     """By destination type, in DGL's order: (edge type's number, term, own features, layer) of those layers to be taken
-    together, and (edge type, layer, inputs) of the others. A reason where there are none to be taken together, and None
-    for a graph that is new, which may be gone after this call, or inputs of which DGL words the error."""
+    together, and (edge type, layer, inputs) of the others, as all are of a graph that is new, which may be gone after
+    this call. A reason where there are none to be taken together, and None for inputs of which DGL words the error."""
     pairs = _pairs(g, inputs)
     if pairs is None:
         return None
     graphs = known_structures(g._graph, [number for number, *_ in pairs])
     if graphs is None:
-        return None
+        return _one_by_one(conv, g, pairs)
     found: dict[str, tuple[list, list]] = {name: ([], []) for name in g.dsttypes}
     for (number, etype, source, target), graph in zip(pairs, graphs, strict=True):
         together, others = found[etype[2]]
@@ -101,6 +109,13 @@ def _layers(conv, g, inputs) -> dict | str | None:
             found[name] = ([], again + others)
     if not any(together for together, _ in found.values()):
         return "layers that cannot be taken together"
+    return found
+
+
+def _one_by_one(conv, g, pairs: list[tuple]) -> dict:
+    found: dict[str, tuple[list, list]] = {name: ([], []) for name in g.dsttypes}
+    for _, etype, source, target in pairs:
+        found[etype[2]][1].append((etype, conv._get_module(etype), (source, target)))
     return found
 
 

@@ -3,7 +3,8 @@
 Edges of one relation with the same destination need one product with the relation's matrix and not one each: their
 sources are summed first (a "row"). Or those with the same source, which is mapped once. Of the two there is the one
 that has fewer rows. Rows are sorted by relation, and worked on in chunks of whole relations that have about as many
-rows as the graph has nodes: so much memory they take, however many edges there are.
+rows as the graph has nodes (on CUDA up to half a million where it has fewer): so much memory they take, however many
+edges there are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 
-_LEAST_ROWS = 16384  # of a chunk: fewer would be too little for the calls it takes
+_LEAST_ROWS = 16384  # of a chunk: fewer would be too little for the calls it takes;
+_TIMES_ON_CUDA = 32  # as many there, where calls take longer than the rows of a chunk on the CPU would
 
 
 class Chunk(NamedTuple):
@@ -81,7 +83,8 @@ class Relations:
         self.types = types
         self._shares: dict[torch.dtype, Tensor] = {}
         self._rows_of_matrices: Graph | None = None
-        most = max(graph.num_rows, graph.num_cols, _LEAST_ROWS)
+        least = _LEAST_ROWS * (_TIMES_ON_CUDA if graph.device.type == "cuda" else 1)
+        most = max(graph.num_rows, graph.num_cols, least)
         rows, by_source = _Rows(graph, types, count), _Rows(graph.transposed, types, count)
         self.sizes = rows.sizes()
         self.by_source = by_source.count < rows.count
@@ -118,14 +121,15 @@ class Relations:
         """Destinations x the rows of all relations' matrices, one for each source."""
         if self._rows_of_matrices is None:
             types = self.types if graph.edge_ids is None else self.types[graph.edge_ids.long()]
-            columns = (types.long() * graph.num_cols + graph.indices).to(_index_dtype(self.count * graph.num_cols))
+            columns = (types.long() * graph.num_cols + graph.indices).to(index_dtype(self.count * graph.num_cols))
             indptr, edge_ids = graph.indptr.to(columns.dtype, copy=True), graph.edge_ids
             edge_ids = None if edge_ids is None else edge_ids.to(columns.dtype, copy=True)
             self._rows_of_matrices = Graph(indptr, columns, edge_ids, self.count * graph.num_cols)
         return self._rows_of_matrices
 
 
-def _index_dtype(most: int) -> torch.dtype:
+def index_dtype(most: int) -> torch.dtype:
+    """Of indices up to `most`."""
     return torch.int32 if most < 2**31 else torch.int64
 
 
@@ -145,6 +149,26 @@ class Pairs:
         of_edge[rows.edges] = numbers[:-1].repeat_interleave(rows.bounds.diff().long())
         columns = of_edge if graph.edge_ids is None else of_edge[graph.edge_ids.long()]
         self.graph = Graph(graph.indptr, columns, graph.edge_ids, rows.count)
+
+
+class BothPairs:
+    """The pairs of a relation and a source, and of a relation and a destination, that edges of `graph` have.
+
+    sources, targets : Pairs
+    between : the edges, with their ids, from the first to the second.
+    """
+
+    def __init__(self, graph: Graph, types: Tensor, count: int):
+        self.sources, self.targets = Pairs(graph, types, count), Pairs(graph.transposed, types, count)
+        ends = (self.targets.graph, self.sources.graph)
+        rows, cols = (build.pairs_by_id(g.indptr, g.indices, g.edge_ids)[1] for g in ends)
+        counts = {"num_rows": self.targets.gather.num_rows, "num_cols": self.sources.gather.num_rows}
+        self.between = Graph.from_coo(rows, cols, **counts)
+
+
+def both_pairs_of(op: str, graph: Graph, types: Tensor, count: int) -> BothPairs:
+    """The pairs at both ends of a graph's edges, kept, and raising, as `relations_of`."""
+    return _kept("both pairs", BothPairs, op, graph, types, count)
 
 
 def pairs_of(op: str, graph: Graph, types: Tensor, count: int) -> Pairs:

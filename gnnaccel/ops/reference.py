@@ -87,7 +87,11 @@ def relational_attention(graph, query, key, value, edge_type, key_maps, value_ma
 
 
 def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
-    """The rows of each segment of x [n, D] times its matrix of weight [S, D, E]."""
+    """The rows of each segment of x [n, D] times its matrix of weight [S, D, E], or blocks [S, H, D / H, E / H]."""
+    if weight.dim() == 4:
+        heads, width = weight.shape[1], weight.shape[3]
+        parts = [segment_matmul(part, ptr, weight[:, h]) for h, part in enumerate(x.chunk(heads, 1))]
+        return torch.cat(parts, 1).view(-1, heads * width)
     pieces = [x[a:b] @ w for a, b, w in zip(ptr[:-1].tolist(), ptr[1:].tolist(), weight, strict=True)]
     return torch.cat([x.new_zeros(0, weight.shape[2]), *pieces])
 

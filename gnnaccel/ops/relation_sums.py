@@ -38,6 +38,8 @@ class Term(NamedTuple):
         Of `gnnaccel.graph.stack.factor`.
     turned : bool
         True for a weight [D, F], as those of torch's linear maps.
+    edge_weight : Tensor [nnz], optional
+        By edge id: a further factor of each edge.
     """
 
     graph: Graph
@@ -45,6 +47,7 @@ class Term(NamedTuple):
     weight: Tensor
     kind: str
     turned: bool
+    edge_weight: Tensor | None = None
 
     @property
     def outputs(self) -> int:
@@ -178,6 +181,8 @@ def _added(parameters: list[Tensor]) -> Tensor | None:
 
 def _filled(terms: list[Term]) -> int | None:
     """How many rows of the graphs have edges, if these alone are to be mapped; None if all are."""
+    if any(term.edge_weight is not None for term in terms):
+        return None
     rows, count = terms[0].graph.num_rows, len(terms)
     filled = sum([filled_rows(term.graph) for term in terms])
     spared = (rows * count - filled) * terms[0].x.shape[1] * terms[0].outputs
@@ -239,6 +244,12 @@ def _sum(stack: Stack | Filled, graph: Graph, x: Tensor, terms: list[Term]) -> T
     """The sum of each row of `graph`, which is one of the stack's."""
     kinds = [term.kind for term in terms]
     one = kinds[0] if len(set(kinds)) == 1 else None
+    if type(stack) is Stack and any(term.edge_weight is not None for term in terms):
+        weights = [x.new_ones(t.graph.nnz) if t.edge_weight is None else t.edge_weight for t in terms]
+        weight = torch.cat(weights)
+        if one != "sum":
+            weight = weight * stack.factors(kinds, x.dtype, by_id=True)
+        return spmm(stack.merged_by_id if graph is stack.merged else stack.apart_by_id, x, weight)
     merged = type(stack) is Stack and graph is stack.merged
     if one == "sum" or (one == "mean" and not merged):
         return spmm(graph, x, reduce=one)

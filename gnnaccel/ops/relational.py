@@ -20,6 +20,9 @@ from gnnaccel.ops.spmm import spmm
 REDUCES = ("sum", "mean", "max", "min")
 _BASES_PAY = 2  # rows to map for one that bases map: these read as many features of each edge as there are bases
 
+# Without an x, in multiplications of a matrix product: to read a number of an edge, and to keep one of a matrix (EPYC).
+_READ, _MADE = 8, 16
+
 
 def relational_spmm(
     graph: Graph,
@@ -149,6 +152,15 @@ def _by_bases(relations: Relations, coefficients: Tensor | None) -> bool:
     return bases > 0 and relations.num_rows > _BASES_PAY * bases * max(1, relations.num_cols)
 
 
+def _edges_by_bases(relations: Relations, coefficients: Tensor) -> bool:
+    """True if, without an x, it is better that edges sum rows of the bases than that the relations' matrices are made:
+    these are up to four times as large, and each edge reads one row of them, not one of each basis."""
+    count, bases = coefficients.shape
+    if bases == 0 or bases >= count:
+        return False
+    return count > 4 * bases or count * relations.num_cols * (bases + _MADE) > _READ * relations.nnz * bases
+
+
 def _of_bases(coefficients: Tensor, weight: Tensor) -> Tensor:
     """The matrices of the relations."""
     flat = weight.reshape(weight.shape[0], math.prod(weight.shape[1:]))
@@ -177,7 +189,7 @@ def _over_bases(graph, relations, x, weight, coefficients, norm) -> Tensor:
 
 def _of_identity(graph, relations, weight, coefficients, norm) -> Tensor:
     """Sums of rows of the matrices themselves."""
-    if coefficients is not None and 0 < coefficients.shape[1] < coefficients.shape[0]:
+    if coefficients is not None and _edges_by_bases(relations, coefficients):
         mapped = weight.transpose(0, 1).contiguous()
         return spmm(graph, mapped, _of_edges(relations, coefficients, norm)).sum(1)
     if coefficients is not None:

@@ -1,4 +1,5 @@
-"""Matrix products of groups of rows, each group with a matrix of its own: by the BLAS that torch has."""
+"""Matrix products of groups of rows, each group with a matrix of its own: group by group, by the BLAS that torch has,
+or on CUDA, where a group has too little to do for a call of its own, by one launch for all."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph import build
+from gnnaccel.graph.cache import derived
 from gnnaccel.ops import _check
 
 
@@ -21,7 +24,7 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor, *, check: bool = True
     x : Tensor [n, D_in]
         float32, float64, bfloat16; float16 on CUDA.
     ptr : Tensor [S + 1], int32 or int64
-        Ascending from 0 to n. Read on the host: one that lies on the CPU spares a CUDA x a synchronisation.
+        Ascending from 0 to n. To check one that lies on a GPU takes a synchronisation.
     weight : Tensor [S, D_in, D_out], or [S, H, D_in / H, D_out / H] for block-diagonal matrices of H blocks
         Same dtype and device as x.
     check : bool
@@ -38,7 +41,9 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor, *, check: bool = True
 
     Notes
     -----
-    A segment without rows costs nothing. Rows of bfloat16 are added up as torch.mm adds them.
+    A segment without rows costs nothing. On CUDA many segments take one launch (three with the gradients of `weight`),
+    few large ones a product of torch's each. The same bits on every run. On the CPU rows of bfloat16 are added up as
+    torch.mm adds them.
 
     Examples
     --------
@@ -121,16 +126,81 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return x.view(x.shape[0], heads, -1).transpose(0, 1)
 
 
+# Multiplications that the kernel takes longer for than torch's products, in the time that the call of one takes (an
+# estimate for an H100: 12 us at 8 a picosecond); and the blocks that it may have side by side.
+_CALL = 100_000_000
+_MOST_BLOCKS = 65535
+
+
+def _offsets(x: Tensor, ptr: Tensor, heads: int, inner: int, outer: int) -> Tensor | None:
+    """`ptr` for the kernel, on the device of x, where it is to do the products with `heads` matrices [inner, outer] for
+    each segment; None where torch is to do them one by one."""
+    if not x.is_cuda or not lib.has_cuda_kernels() or x.dtype not in lib.DTYPES:
+        return None
+    values, tiles = heads * inner * outer, heads * -(-inner // 64) * -(-outer // 64)
+    if values > 256 * _MOST_BLOCKS or tiles > _MOST_BLOCKS:
+        return None
+    if ptr.device.type == x.device.type:
+        return ptr.to(x.device, torch.int64).contiguous()
+    if (ptr.shape[0] - 1) * _CALL < x.shape[0] * values:
+        return None
+    found = derived.get((ptr,), "offsets on CUDA")
+    if found is None or found.device != x.device:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # which may not bring them there
+        found = ptr.to(x.device, torch.int64)
+        if _operators.plain((ptr,)):
+            derived.put((ptr,), "offsets on CUDA", found)
+    return found
+
+
+def _dense_pays(x: Tensor, heads: int, inner: int, outer: int) -> bool:
+    """True where blocks are so small that a product with whole matrices, zeros and all, takes less."""
+    if heads < 2 or not x.is_cuda:
+        return False
+
+    def work(inner: int, outer: int) -> int:  # of tiles that a product is made of
+        return -(-inner // 16) * -(-outer // 64)
+
+    return work(heads * inner, heads * outer) <= heads * work(inner, outer)
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """Block-diagonal matrices [S, H, I, O] as [S, H * I, H * O]."""
+    count, heads, inner, outer = weight.shape
+    out = weight.new_zeros(count, heads, inner, heads, outer)
+    out.diagonal(dim1=1, dim2=3).copy_(weight.permute(0, 2, 3, 1))
+    return out.view(count, heads * inner, heads * outer)
+
+
+def _blocks(weight: Tensor, heads: int) -> Tensor:
+    """The blocks [S, H, I, O] on the diagonals of [S, H * I, H * O]."""
+    count, wide, tall = weight.shape
+    found = weight.view(count, heads, wide // heads, heads, tall // heads).diagonal(dim1=1, dim2=3)
+    return found.permute(0, 3, 1, 2).contiguous()
+
+
 def _matmul_impl(x, ptr, weight):
     # With a place for the result autocast, which is none of this op's, leaves the products alone.
     x, out = x.contiguous(), x.new_empty(x.shape[0], _width(weight))
     if not x.shape[1]:
         return out.zero_()
+    if weight.dim() == 4 and _dense_pays(x, *weight.shape[1:]):
+        weight = _dense(weight)
+    inner, outer = weight.shape[-2:]
+    heads = weight.shape[1] if weight.dim() == 4 else 1
+    offsets = _offsets(x, ptr, heads, inner, outer)
+    if offsets is not None:
+        turned = not weight.is_contiguous() and weight.transpose(-1, -2).is_contiguous()
+        weight = weight if turned else weight.contiguous()
+        pointers = [lib.pointer(t) for t in (x, offsets, weight, out)]
+        sizes = (x.shape[0], weight.shape[0], heads, inner, outer, turned, lib.DTYPES[x.dtype])
+        lib.launch("segment_matmul", x.device, *pointers, *sizes)
+        return out
     for s, a, b in _segments(ptr):
         if weight.dim() == 3:
             torch.mm(x[a:b], weight[s], out=out[a:b])
         else:
-            heads = weight.shape[1]
             torch.bmm(_by_head(x[a:b], heads), weight[s], out=_by_head(out[a:b], heads))
     return out
 
@@ -140,8 +210,18 @@ def _matmul_fake(x, ptr, weight):
 
 
 def _weights_impl(x, ptr, grad, heads):
-    x, grad, segments = x.contiguous(), grad.contiguous(), _segments(ptr)
+    x, grad = x.contiguous(), grad.contiguous()
+    if heads and _dense_pays(x, heads, x.shape[1] // heads, grad.shape[1] // heads):
+        return _blocks(_weights_impl(x, ptr, grad, 0), heads)
     out = _weights_fake(x, ptr, grad, heads)
+    each = heads or 1
+    offsets = _offsets(x, ptr, each, *out.shape[-2:])
+    if offsets is not None:
+        pointers = [lib.pointer(t) for t in (x, offsets, grad, out)]
+        sizes = (x.shape[0], out.shape[0], each, *out.shape[-2:], lib.DTYPES[x.dtype])
+        lib.launch("segment_matmul_weights", x.device, *pointers, *sizes)
+        return out
+    segments = _segments(ptr)
     if len(segments) != out.shape[0]:
         out.zero_()
     for s, a, b in segments:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch_geometric.nn import HeteroLinear
 from torch_geometric.nn.conv import HeteroConv, MessagePassing
 
 from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
 from gnnaccel.pyg_backend import samplers as _samplers
+from gnnaccel.pyg_backend import typed as _typed
 from gnnaccel.pyg_backend.graph import to_graph
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -58,6 +60,8 @@ def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.n
     for module in model.modules():
         if isinstance(module, HeteroConv):
             _hetero_conv.enable()
+        if isinstance(module, HeteroLinear):
+            _typed.choose(module)
         if isinstance(module, MessagePassing):
             _classes.accelerate(module)
             if update_order and _classes.is_accelerated(module):
@@ -86,6 +90,7 @@ def enable() -> None:
         setattr(MessagePassing, name, _then_accelerate(_originals[name]))
     _samplers.enable()
     _hetero_conv.enable()
+    _typed.enable(every=True)
 
 
 def disable() -> None:
@@ -95,4 +100,5 @@ def disable() -> None:
     _originals.clear()
     _samplers.disable()
     _hetero_conv.disable()
+    _typed.disable()
     _classes.restore_all()

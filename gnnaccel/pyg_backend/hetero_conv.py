@@ -115,9 +115,10 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
             continue
         together, others = found.setdefault(target, ([], []))
         layer = None
-        plain = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
+        plain, weight = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
         if plain and _are_worth(counts[target], x_dict[target]):
-            layer = _layer(module, x_dict[source], x_dict[target], edge_index_dict[edge_type], source == target)
+            square, edges = source == target, edge_index_dict[edge_type]
+            layer = _layer(module, x_dict[source], x_dict[target], edges, square, weight)
         if isinstance(layer, Refused):
             return layer
         if layer is not None and (not together or _alike(together[0], layer)):
@@ -143,12 +144,19 @@ def _layout(conv: Any) -> tuple[list[tuple], Counter]:
     return found[1], found[2]
 
 
-def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> bool:
-    """True if the layer of `edge_type` gets node features and edges alone."""
+def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> tuple[bool, Any]:
+    """True if the layer of `edge_type` gets node features and edges alone, and perhaps weights of these, and the
+    weights."""
     source, _, target = edge_type
     if source not in x_dict or target not in x_dict or edge_type in x_dict or edge_type not in edge_index_dict:
-        return False
-    return not kwargs_dict or not any(_given(values, edge_type) for values in kwargs_dict.values())
+        return False, None
+    weight = None
+    for name, values in kwargs_dict.items():
+        if given := _given(values, edge_type):
+            if name != "edge_weight_dict" or edge_type not in values:
+                return False, None
+            weight = given[0]
+    return True, weight
 
 
 _FEW = 1 << 14  # features of the destinations, below which two layers take less by themselves (EPYC, one thread)
@@ -184,7 +192,7 @@ def _guard(plain: type, known: type) -> short.Guard:
 _KNOWN = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv)
 
 
-def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool) -> Layer | Refused | None:
+def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool, edge_weight: Any) -> Layer | Refused | None:
     """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
     if not is_accelerated(conv):
         return None
@@ -193,6 +201,8 @@ def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool) -> Layer 
     if known is None or not _guard(plain, known).allows(conv, edge_index) or is_watched(conv):
         return None
     if not short.is_matrix(x) or not short.is_matrix(own) or x.dtype not in _DTYPES or ALLOWED in vars(conv):
+        return None
+    if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
     if not alike or conv.flow != "source_to_target" or vars(conv).get("_compiled_call_impl"):
@@ -225,7 +235,14 @@ def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool) -> Layer 
     graph = derived.get((edge_index,), key)
     if graph is None:
         return Refused(None)
-    return Layer(Term(graph, x, weight, kind, True), bias, own, own_weight, edge_index, key[0])
+    return Layer(Term(graph, x, weight, kind, True, edge_weight), bias, own, own_weight, edge_index, key[0])
+
+
+def _are_weights(edge_weight: Any, x: Tensor, edge_index: Tensor) -> bool:
+    """True for a number for each edge, of the features' kind."""
+    if type(edge_weight) not in short.FEATURES or edge_weight.shape != edge_index.shape[1:]:
+        return False
+    return edge_weight.dtype == x.dtype and edge_weight.device == x.device
 
 
 def _maps(modules: dict, names: tuple, x: Tensor, own: Tensor) -> tuple | None:

@@ -21,6 +21,7 @@ from gnnaccel.pyg_backend import (
     relational_forwards,
     rules,
     short,
+    typed_attention,
     update_order,
 )
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
@@ -59,7 +60,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     if hides or turned is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
-    tables = (forwards, normed_forwards, attention_forwards, relational_forwards)
+    tables = (forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention)
     for table in (module.FORWARDS for module in tables):
         if plain.forward in table:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))

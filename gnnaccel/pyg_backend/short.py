@@ -26,7 +26,7 @@ from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, 
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
 
-_UPDATE, _EDGE_UPDATE = MessagePassing.update, MessagePassing.edge_update
+_EDGE_UPDATE = MessagePassing.edge_update
 _CHECK, _SELECT = MessagePassing._check_input, MessagePassing._index_select
 _LIFT, _SET_SIZE = MessagePassing._lift, MessagePassing._set_size
 
@@ -56,6 +56,7 @@ class Guard:
             "_message",
             "_namespace",
             "_node_dims",
+            "_update",
         ),
         *("kind", "plain"),
     )
@@ -68,7 +69,7 @@ class Guard:
         node_dims: tuple[int, ...] = (-2, 0),
     ):
         self.plain, self.kind = plain, kind_of(plain)
-        self._forward, self._message, self._aggregate, self._edge_update, self._helpers = METHODS[known]
+        self._forward, self._message, self._aggregate, self._update, self._edge_update, self._helpers = METHODS[known]
         self._namespace = self._forward.__globals__
         self._aggregations, self._node_dims = aggregations, node_dims
 
@@ -79,7 +80,9 @@ class Guard:
             return False
         if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
             return False
-        if plain.message is not self._message or plain.forward is not self._forward or plain.update is not _UPDATE:
+        if plain.message is not self._message or plain.forward is not self._forward:
+            return False
+        if plain.update is not self._update:
             return False
         # One by one: a loop takes longer.
         if plain._check_input is not _CHECK or plain._index_select is not _SELECT or plain._lift is not _LIFT:
@@ -150,9 +153,9 @@ def parameters_of(lin: Any) -> tuple[Tensor, Tensor | None] | None:
     return weight, parameters["bias"]
 
 
-METHODS: dict[Any, tuple[Any, Callable, Callable, Callable, tuple]] = {}
-"""forward(), message(), aggregate() and edge_update() of PyG's layers as they were when this package was imported, and
-the helpers that forward() calls: (name, function) of those that we have our own of."""
+METHODS: dict[Any, tuple[Any, Callable, Callable, Callable, Callable, tuple]] = {}
+"""forward(), message(), aggregate(), update() and edge_update() of PyG's layers as they were when this package was
+imported, and the helpers that forward() calls: (name, function) of those that we have our own of."""
 
 
 def know(*classes: Any) -> None:
@@ -161,7 +164,7 @@ def know(*classes: Any) -> None:
         namespace, names = cls.forward.__globals__, cls.forward.__code__.co_names
         functions = [(name, namespace[name]) for name in names if isinstance(namespace.get(name), types.FunctionType)]
         helpers = tuple((name, function) for name, function in functions if ours(function) is not function)
-        METHODS[cls] = (cls.forward, cls.message, cls.aggregate, cls.edge_update, helpers)
+        METHODS[cls] = (cls.forward, cls.message, cls.aggregate, cls.update, cls.edge_update, helpers)
 
 
 FEATURES = (Tensor, torch.nn.Parameter)

@@ -1,0 +1,119 @@
+"""Rows with a matrix for each type of row: sorted by type, mapped type by type, and brought back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel import _operators
+from gnnaccel.graph import modes
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops._relations import index_dtype
+from gnnaccel.ops.segment_matmul import matmul_op
+from gnnaccel.ops.spmm import spmm
+
+
+class Order(NamedTuple):
+    """Rows by type. order: their numbers, by type; inverse: the place of each; None both if rows are sorted already.
+    ptr : int64 [types + 1]. graph : rows x types, with an edge for each row."""
+
+    order: Tensor | None
+    inverse: Tensor | None
+    ptr: Tensor
+    graph: Graph
+
+
+def typed_matmul(
+    op: str, name: str, x: Tensor, types: Tensor, weight: Tensor, bias: Tensor | None = None, stays: bool = True
+) -> Tensor:
+    """out[i] = x[i] @ weight[types[i]] + bias[types[i]].
+
+    Parameters
+    ----------
+    op, name : str
+        What errors call this and `types`.
+    x : Tensor [n, D_in]
+    types : Tensor [n], int32 or int64, on the device of x
+        In [0, T). Their order is kept as long as they live and are not written into.
+    weight : Tensor [T, D_in, D_out], or [T, H, D_in / H, D_out / H] for block-diagonal matrices
+        Dtype and device of x.
+    bias : Tensor [T, D_out], same dtype, optional
+    stays : bool
+        False for types that are made anew at each call, of which nothing is worth keeping.
+
+    Returns
+    -------
+    Tensor [n, D_out]
+
+    Raises
+    ------
+    IndexError
+        For a type outside [0, T), which is named.
+    """
+    rows = order_of(op, name, types, weight.shape[0], stays)
+    if rows.order is None:
+        out = matmul_op(x, rows.ptr, weight)
+    else:
+        out = matmul_op(_Permuted.apply(x, rows.order, rows.inverse), rows.ptr, weight)
+        out = _Permuted.apply(out, rows.inverse, rows.order)
+    return out if bias is None else out + spmm(rows.graph, bias)
+
+
+def order_of(op: str, name: str, types: Tensor, count: int, stays: bool = True) -> Order:
+    """The rows by type, kept with `types`. Raises as `typed_matmul`."""
+    key = ("rows by type", count)
+    if stays and (found := derived.get((types,), key)) is not None:
+        return found
+    with modes.outside_inference(grad=False):
+        found = _ordered(op, name, types.clone(), count, stays)
+    if stays and _operators.plain((types,)):
+        derived.put((types,), key, found)
+    return found
+
+
+def _ordered(op: str, name: str, types: Tensor, count: int, stays: bool) -> Order:
+    rows = types.shape[0]
+    is_sorted = True
+    if rows:
+        low, high = torch.aminmax(types)
+        # One transfer for all three.
+        least, most, is_sorted = torch.stack([low, high, (types[1:] >= types[:-1]).all().to(low.dtype)]).tolist()
+        if least < 0 or most >= count:
+            bad = least if least < 0 else most
+            where = int((types == bad).nonzero()[0])
+            raise IndexError(f"{op}: {name}: expected types in [0, {count}), got {bad} at row {where}")
+    order = inverse = None
+    ascending = types
+    if not is_sorted:
+        ascending, order = torch.sort(types, stable=True)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(rows, device=order.device)
+    ptr = torch.searchsorted(ascending, torch.arange(count + 1, device=types.device, dtype=types.dtype))
+    if stays:  # else a kernel reads it where it is
+        ptr = ptr.cpu()
+    dtype = index_dtype(max(rows, count))
+    numbers = torch.arange(rows + 1, device=types.device, dtype=dtype)
+    return Order(order, inverse, ptr, Graph(numbers, types.to(dtype), None, count))
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order. The gradient is their way back: rows that are copied, none that are added."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, order, inverse):
+        return x.index_select(0, order)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, order, inverse = inputs
+        ctx.save_for_backward(order, inverse)
+
+    @staticmethod
+    def backward(ctx, grad):
+        order, inverse = ctx.saved_tensors
+        return _Permuted.apply(grad, inverse, order), None, None
