@@ -1,0 +1,250 @@
+"""PyG's layers on one part of a graph: rows of the halo are fetched where a layer passes messages.
+
+A layer is given features of the part's own nodes. All in-edges of these are here, so that sums, means, extremes and
+softmaxes over them are those of the whole graph once the sources' rows are. Two ways, each for layers whose code was
+read for it:
+
+* pairs: layers that take features of sources and of destinations apart, ``conv((x_of_all, x_of_own), edge_index)``;
+* norms: those of GCN's matrix. A degree is a sum over in-edges, so an own node's is known here, and rows are scaled by
+  it before they are sent: D^-1/2 A D^-1/2 x reads no degree of a node of another part.
+
+Any other layer is refused: one that reads rows of x in a way of its own would give wrong numbers without a word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric import nn as pyg_nn
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import add_remaining_self_loops
+from torch_geometric.utils._trim_to_layer import TrimToLayer
+
+from gnnaccel import ops, report
+from gnnaccel.graph import modes
+from gnnaccel.graph.cache import derived
+from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend import classes
+from gnnaccel.pyg_backend.graph import from_edge_index
+from gnnaccel.pyg_backend.propagate import kind_of
+
+
+class Part(Protocol):
+    """What a layer needs of its part (`gnnaccel.parts.Part`)."""
+
+    edge_index: Tensor
+    num_nodes: int
+    num_halo: int
+
+    def with_halo(self, x: Tensor) -> Tensor:
+        """Rows of own nodes -> those of own and halo nodes."""
+
+
+def _pair(conv: Any, part: Part, x: Tensor, *args, **kwargs):
+    return type(conv).forward(conv, (part.with_halo(x), x), part.edge_index, *args, **kwargs)
+
+
+class _Matrix:
+    """GCN's matrix D^-1/2 A D^-1/2 of a part's rows, with loops or without; or A, not normed."""
+
+    def __init__(self, part: Part, weight: Tensor | None, loops: bool, normed: bool, dtype: torch.dtype):
+        self.part, self.scale = part, None
+        self.graph, ids = _edges_of(part, loops and normed)
+        self.weight = weight
+        if weight is not None and ids is not None:
+            self.weight = torch.where(ids >= 0, weight[ids.clamp(min=0)], weight.new_ones(()))
+        if normed:
+            degree = self.graph.indptr.diff().to(dtype)
+            if self.weight is not None:
+                degree = ops.spmm(self.graph, None, self.weight, message="copy_rhs")
+            self.scale = torch.where(degree == 0, degree, degree.pow(-0.5)).view(-1, 1)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        every = self.part.with_halo(x if self.scale is None else x * self.scale)
+        out = ops.spmm(self.graph, every, self.weight)
+        return out if self.scale is None else out * self.scale
+
+
+def _edges_of(part: Part, loops: bool) -> tuple[Graph, Tensor | None]:
+    """The graph of a part, and for each of its edges the one of edge_index that it is: with loops, of which -1 are new;
+    None: they are the same."""
+    num_all, given = part.num_nodes + part.num_halo, part.edge_index
+    if not loops:
+        return from_edge_index(given, num_all, part.num_nodes), None
+    found = derived.get((given,), "looped part")
+    if found is None:
+        with modes.outside_inference(grad=False):
+            ids = torch.arange(given.shape[1], device=given.device)
+            edges, ids = add_remaining_self_loops(given, ids, -1, part.num_nodes)
+            found = edges, from_edge_index(edges, num_all, part.num_nodes), ids
+        derived.put((given,), "looped part", found)
+    return found[1:]
+
+
+def _matrix_of(conv: Any, part: Part, x: Tensor, weight: Tensor | None, loops: bool, normed: bool = True) -> _Matrix:
+    if getattr(conv, "improved", False):
+        raise TypeError(f"{type(conv).__name__}: improved=True is not known on parts")
+    if type(conv.aggr_module) is not SumAggregation:
+        raise TypeError(f"{type(conv).__name__}: aggr={conv.aggr!r} is not known on parts, expected 'add'")
+    if weight is not None and weight.dtype != x.dtype:
+        weight = weight.to(x.dtype)
+    return _Matrix(part, weight, loops, normed, x.dtype)
+
+
+def _gcn(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    x = conv.lin(x)
+    out = _matrix_of(conv, part, x, edge_weight, conv.add_self_loops, conv.normalize) @ x
+    return out if conv.bias is None else out + conv.bias
+
+
+def _sg(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    matrix = _matrix_of(conv, part, x, edge_weight, conv.add_self_loops)
+    for _ in range(conv.K):
+        x = matrix @ x
+    return conv.lin(x)
+
+
+def _ssg(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    matrix, out = _matrix_of(conv, part, x, edge_weight, conv.add_self_loops), x * conv.alpha
+    for _ in range(conv.K):
+        x = matrix @ x
+        out = out + (1 - conv.alpha) / conv.K * x
+    return conv.lin(out)
+
+
+def _tag(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    matrix = _matrix_of(conv, part, x, edge_weight, False, conv.normalize)
+    first, *others = conv.lins
+    out = first(x)
+    for lin in others:
+        x = matrix @ x
+        out = out + lin(x)
+    return out if conv.bias is None else out + conv.bias
+
+
+def _appnp(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    if conv.dropout > 0 and conv.training:
+        raise TypeError("APPNP: dropout of edges is not known on parts, expected dropout=0")
+    matrix, own = _matrix_of(conv, part, x, edge_weight, conv.add_self_loops, conv.normalize), x
+    for _ in range(conv.K):
+        x = (matrix @ x) * (1 - conv.alpha) + conv.alpha * own
+    return x
+
+
+def _lg(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    return _matrix_of(conv, part, x, edge_weight, False, conv.normalize) @ x
+
+
+_PAIRS = (
+    *("CGConv", "EdgeConv", "FeaStConv", "FiLMConv", "GATConv", "GATv2Conv", "GENConv", "GINConv", "GINEConv"),
+    *("GMMConv", "GeneralConv", "GraphConv", "LEConv", "MFConv", "NNConv", "ResGatedGraphConv", "SAGEConv"),
+    *("SimpleConv", "TransformerConv", "WLConvContinuous"),
+)
+_RULES: dict[Any, Callable] = {getattr(pyg_nn, name).forward: _pair for name in _PAIRS} | {
+    pyg_nn.GCNConv.forward: _gcn,
+    pyg_nn.SGConv.forward: _sg,
+    pyg_nn.SSGConv.forward: _ssg,
+    pyg_nn.TAGConv.forward: _tag,
+    pyg_nn.APPNP.forward: _appnp,
+    pyg_nn.LGConv.forward: _lg,
+}
+KNOWN = (*_PAIRS, "GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv")
+# PyG's modules that give a row for each row, and those that only call others.
+_BY_ROWS = (
+    *(BasicGNN, pyg_nn.BatchNorm, pyg_nn.JumpingKnowledge, pyg_nn.LayerNorm, pyg_nn.Linear, pyg_nn.MLP),
+    *(pyg_nn.MessageNorm, pyg_nn.Sequential, pyg_nn.DeepGCNLayer, TrimToLayer),
+)
+_FOREIGN = ("torch_geometric", "dgl", "gnnaccel")
+
+
+class _Forward:
+    """The forward() of one layer on one part."""
+
+    def __init__(self, conv: Any, part: Part, rule: Callable):
+        self.conv, self.part, self.rule = conv, part, rule
+        self.kind = kind_of(_plain(conv))
+
+    def __call__(self, x: Any, edge_index: Any, *args, **kwargs):
+        self._check(x, edge_index, kwargs)
+        if self.rule is _pair:
+            return _pair(self.conv, self.part, x, *args, **kwargs)
+        start = time.perf_counter()
+        out = self.rule(self.conv, self.part, x, *args, **kwargs)
+        report.record(self.kind, start)
+        return out
+
+    def _check(self, x: Any, edge_index: Any, kwargs: dict) -> None:
+        name, given = type(self.conv).__name__, self.part.edge_index
+        same = isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+        if not same or edge_index.data_ptr() != given.data_ptr() or edge_index.shape != given.shape:
+            raise ValueError(
+                f"{name}: edge_index: expected that of the part which wrap() was given (part.edge_index), got other edges"
+            )
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != self.part.num_nodes:
+            got = f"a {type(x).__name__}" if not isinstance(x, Tensor) else f"shape {tuple(x.shape)}"
+            raise ValueError(f"{name}: x: expected [{self.part.num_nodes}, F], rows of this part's nodes, got {got}")
+        if kwargs.get("size") is not None:
+            raise ValueError(f"{name}: size: expected None, which a part knows by itself, got {kwargs['size']}")
+        if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
+            raise RuntimeError(
+                "gnnaccel.distributed: the model is also in DistributedDataParallel: wrap() sums gradients already; leave "
+                "one of the two out"
+            )
+
+
+def _plain(module: Any) -> Any:
+    return vars(type(module)).get("_gnnaccel_plain", type(module))
+
+
+def _others(model: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """Modules of frameworks that are no part of a layer that passes messages, and these layers."""
+    if any(cls.__module__.partition(".")[0] in _FOREIGN for cls in _plain(model).__mro__):
+        yield path, model
+        if isinstance(model, MessagePassing):
+            return
+    for name, child in model.named_children():
+        yield from _others(child, f"{path}.{name}".lstrip("."))
+
+
+def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tuple[Any, Callable]]:
+    """The layers in `model` that pass messages, each with what runs it on a part.
+
+    Raises
+    ------
+    TypeError
+        For layers that are not known on parts. ValueError: for a model without layers.
+    """
+    found: list[tuple[Any, Callable]] = []
+    for path, module in _others(model):
+        where = f"wrap: model: {path or 'the model'} is a {type(module).__name__}"
+        if isinstance(module, MessagePassing):
+            rule = _pair if isinstance(module, tuple(pairs)) else _RULES.get(_plain(module).forward)
+            if rule is None or "forward" in vars(module):
+                raise TypeError(
+                    f"{where}, whose messages are not known on parts; known are {', '.join(sorted(KNOWN))}. A layer of "
+                    "your own that takes (x of sources, x of destinations): wrap(model, part, pairs=(ThatLayer,))"
+                )
+            if module.flow != "source_to_target":
+                raise TypeError(f"{where} of flow {module.flow!r}, expected 'source_to_target'")
+            found.append((module, rule))
+        elif isinstance(module, pyg_nn.LayerNorm) and module.mode != "node":
+            raise TypeError(f"{where} over the whole graph, which is not known on parts: LayerNorm(mode='node')")
+        elif not isinstance(module, _BY_ROWS):
+            raise TypeError(f"{where}, which may read more than the rows of one part, and is not known there")
+    if not found:
+        raise ValueError("wrap: model: expected a model with layers of PyG's that pass messages, found none")
+    return found
+
+
+def wrap_layers(found: Sequence[tuple[Any, Callable]], part: Part) -> None:
+    """Make these layers ones that run on `part`, on our kernels."""
+    for conv, rule in found:
+        classes.accelerate(conv)
+        object.__setattr__(conv, "forward", _Forward(conv, part, rule))
