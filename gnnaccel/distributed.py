@@ -20,10 +20,10 @@ import torch
 
 from gnnaccel import hosts
 from gnnaccel.graph import modes
-from gnnaccel.parts import Part, cut, follow, load
+from gnnaccel.parts import Part, cut, follow, join, load
 from gnnaccel.parts.files import Statistics
 
-__all__ = ["Part", "Statistics", "load", "partition", "wrap"]
+__all__ = ["Part", "Statistics", "join", "load", "partition", "wrap"]
 
 _wrapped: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -88,7 +88,7 @@ def partition(
             for name, value in table.items():
                 if value.ndim == 0 or value.shape[0] != count:
                     raise ValueError(
-                        f"partition: {what}: {name}: expected a row for each of {count} {what}, got {tuple(value.shape)}"
+                        f"partition: {what}: {name}: expected a row for each of {count}, got {tuple(value.shape)}"
                     )
         return cut.cut(graph, of_nodes, of_edges, parts, method, out)
 
@@ -112,8 +112,8 @@ def wrap(model: torch.nn.Module, part: Part, *, pairs: Sequence[type] = ()) -> t
     """Make a model of PyG's layers run on this rank's part as it would on the whole graph; the same model, changed.
 
     Layers fetch rows of other parts' nodes before they pass messages, and run on gnnaccel's kernels. Rank 0's
-    parameters go to all; after each backward pass gradients are their sums over ranks; batch norms see all nodes. Names in
-    ``state_dict()`` stay, so that a checkpoint loads on any number of parts, or without gnnaccel.
+    parameters go to all; after each backward pass gradients are their sums over ranks; batch norms see all nodes.
+    Names in ``state_dict()`` stay, so that a checkpoint loads on any number of parts, or without gnnaccel.
 
     Parameters
     ----------

@@ -4,5 +4,6 @@ Users' way in is `gnnaccel.distributed`.
 """
 
 from gnnaccel.parts.part import Part, load
+from gnnaccel.parts.ranks import join
 
-__all__ = ["Part", "load"]
+__all__ = ["Part", "join", "load"]

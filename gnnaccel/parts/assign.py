@@ -138,7 +138,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
     """`label` after passes of moves, in turn to parts of higher and of lower numbers: no two nodes change places."""
     graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
     weights = None if network.weights is None else network.weights.float()
-    total = network.cols.numel() if weights is None else float(network.weights.sum())
+    total = float(network.cols.numel() if weights is None else weights.double().sum())
     best, lowest, before = label, None, None
     for turn in range(_PASSES):
         loads = _loads(size, label, parts)
@@ -174,9 +174,9 @@ def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: i
         for _ in range(n):
             gain = count - count[np.arange(n), part][:, None]
             after = loads[:, None, :] + load_of[:, :, None]
-            fits = (after <= cap[:, None, None]).all(0)
-            over = (loads > cap[:, None]).any(0)
-            fits |= over[part][:, None] & (loads < cap[:, None]).all(0)
+            fits: np.ndarray = (after <= cap[:, None, None]).all(axis=0)
+            over, has_room = (loads > cap[:, None]).any(axis=0), (loads < cap[:, None]).all(axis=0)
+            fits |= over[part][:, None] & has_room
             gain[~fits] = -np.inf
             gain[np.arange(n), part] = -np.inf
             gain[~free] = -np.inf

@@ -2,8 +2,8 @@
 over all nodes.
 
 Gradients go in one all-reduce at the end of a backward pass, all parameters in a fixed order, whatever each rank's own
-kernels made of the order in which they came. Not DistributedDataParallel: that takes means of gradients per rank, renames
-parameters in checkpoints, and sends buckets in between the exchanges of halo rows; parameters of graph networks are few.
+kernels made of the order in which they came. Not DistributedDataParallel: that takes means over ranks, renames parameters
+in checkpoints, and sends buckets in between the exchanges of halo rows; parameters of graph networks are few.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from gnnaccel.parts import exchange, ranks
 
@@ -33,10 +33,12 @@ def follow(model: torch.nn.Module, device: torch.device) -> None:
     """
     named = list(model.named_parameters()) + list(model.named_buffers())
     for name, tensor in named:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise ValueError(f"wrap: model: {name} has no shape yet: give its layer the number of in_channels")
         if tensor.device != device:
-            raise ValueError(f"wrap: model: {name} is on {tensor.device}, and the part on {device}: model.to(part.device)")
+            raise ValueError(
+                f"wrap: model: {name} is on {tensor.device}, and the part on {device}: model.to(part.device)"
+            )
     shapes = repr([(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in named])
     digest = hashlib.sha256(shapes.encode()).hexdigest()
     count = sum(tensor.numel() for _, tensor in named)
@@ -71,7 +73,9 @@ class _Gradients:
     def _before(self, number: int, grad: Tensor) -> None:
         had = self._parameters[number].grad
         if grad.layout is not torch.strided:
-            raise RuntimeError("gnnaccel.distributed: sparse gradients (Embedding(sparse=True)) are not summed over ranks")
+            raise RuntimeError(
+                "gnnaccel.distributed: sparse gradients (Embedding(sparse=True)) are not summed over ranks"
+            )
         self._given[number] = None if had is None else had.clone(), grad
 
     def _after(self, number: int) -> None:

@@ -15,6 +15,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.parts import exchange, files, ranks
 from gnnaccel.parts.exchange import Exchange
 
+
 def load(
     folder: str | os.PathLike,
     *,
@@ -29,11 +30,8 @@ def load(
     folder : path
         What `gnnaccel partition` or `gnnaccel.distributed.partition` has written: on a disk that all ranks see, or with
         this rank's folder and the manifest on each machine.
-    device : torch.device, optional
-        Default: the GPU of this rank on its machine, if each rank there has one, else the CPU.
-    timeout_s : float
-        For how long a rank waits for others before it ends with an error, where this call starts torch.distributed
-        (NCCL on CUDA, gloo on the CPU).
+    device, timeout_s
+        As `join` has them, where this call is what starts torch.distributed.
     wire : torch.dtype, optional
         torch.bfloat16 halves what an exchange of float32 sends, rounding halo rows and their gradients to it.
 
@@ -49,7 +47,7 @@ def load(
     """
     if wire not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"distributed.load: wire: expected None, torch.bfloat16 or torch.float16, got {wire}")
-    place = ranks.join(None if device is None else torch.device(device), timeout_s)
+    place = ranks.join(device, timeout_s=timeout_s)
     rank, size = dist.get_rank(), dist.get_world_size()
     found, problem, digest = None, None, ""
     try:
@@ -122,7 +120,8 @@ class Part:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Part belongs to its process and is not saved: save model.state_dict(), which loads on any number of parts"
+            "a Part belongs to its process and is not saved: save model.state_dict(), which loads on any number of "
+            "parts"
         )
 
     def __deepcopy__(self, _memo: dict) -> Part:

@@ -15,31 +15,41 @@ TIMEOUT_S = 300.0
 _NUMBERS = 16  # of a signature
 
 
-def join(device: torch.device | None, timeout_s: float) -> torch.device:
+def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT_S) -> torch.device:
     """Start torch.distributed if nobody has, by the environment that torchrun sets; the device of this rank.
+
+    Parameters
+    ----------
+    device : torch.device, optional
+        Default: the GPU of this rank on its machine, if each rank there has one, else the CPU.
+    timeout_s : float
+        For how long a rank waits for others before it ends with an error. NCCL on CUDA, gloo on the CPU.
 
     Raises
     ------
     RuntimeError
         Outside torchrun, with what to run; where the ranks do not meet within the time.
     """
+    if not dist.is_available():
+        raise RuntimeError("distributed.join: this torch was built without torch.distributed")
     local = int(os.environ.get("LOCAL_RANK", 0))
+    device = None if device is None else torch.device(device)
+    if device is not None and device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local)
     if device is None:
-        started = dist.get_backend() if dist.is_available() and dist.is_initialized() else None
+        started = dist.get_backend() if dist.is_initialized() else None
         on_gpu = torch.cuda.is_available() and (started is None or "nccl" in started)
         if on_gpu and started is None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
             on_gpu = False  # NCCL takes one GPU per rank
         device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not dist.is_available():
-        raise RuntimeError("distributed.load: this torch was built without torch.distributed")
     if dist.is_initialized():
         return device
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RuntimeError(
-            f"distributed.load: {', '.join(missing)} not set: run the script by torchrun --nproc-per-node N script.py, "
+            f"distributed.join: {', '.join(missing)} not set: run the script by torchrun --nproc-per-node N script.py, "
             "or call torch.distributed.init_process_group before"
         )
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -55,9 +65,10 @@ def told(doing: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
+        reason = (str(error).splitlines() or [repr(error)])[0]
         raise RuntimeError(
             f"gnnaccel.distributed: rank {rank}: {doing} failed: another rank has ended, fell behind, or took another "
-            f"way through the program; its own message comes first ({str(error).splitlines()[0] if str(error) else error!r})"
+            f"way through the program; its own message comes first ({reason})"
         ) from error
 
 
