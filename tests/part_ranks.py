@@ -1,9 +1,8 @@
-"""Programs for the ranks of test_distributed.py: ``python part_ranks.py PROGRAM ARGUMENTS``, in torchrun's environment."""
+"""Programs for the ranks of test_distributed.py: ``python part_ranks.py PROGRAM ARGUMENTS``."""
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import data, distributed, report
+from gnnaccel import data, distributed
 
 MODELS = {"gcn": pyg.GCN, "sage": pyg.GraphSAGE, "gin": pyg.GIN, "gat": pyg.GAT}
 
@@ -65,8 +64,6 @@ def training(folder: str, out: str, device: str, dtype: str, epochs: str, *kinds
         kept[kind] = {"losses": losses, "logits": logits, "state": state}
     if part.rank == 0:
         torch.save(kept, out)
-    counts = {kind: site.fallbacks for kind, site in report.snapshot().items() if getattr(site, "fallbacks", None)}
-    print(json.dumps(counts))
 
 
 class Mine(MessagePassing):
@@ -79,7 +76,7 @@ class Mine(MessagePassing):
     def forward(self, x, edge_index):
         if isinstance(x, torch.Tensor):
             x = (x, x)
-        return self.lin(x[1])[:, :1] + self.propagate(edge_index, x=self.lin(x[0]))
+        return self.lin(x[1])[:, :1] + self.propagate(edge_index, x=(self.lin(x[0]), x[1]))
 
     def message(self, x_j):
         return x_j.tanh()
@@ -190,7 +187,9 @@ def details(folder: str) -> None:
     part.x.mul_(2)
     assert torch.equal(part.with_halo(part.x), 2 * graph.x[every]), "but for writes into them"
     assert torch.equal(part.exchange(part.own), every), "integers too"
-    assert part.num_edges == part.edge_index.shape[1] and torch.equal(every[part.edge_index], graph.edge_index[:, part.edge_ids])
+    assert part.num_edges == part.edge_index.shape[1] and torch.equal(
+        every[part.edge_index], graph.edge_index[:, part.edge_ids]
+    )
     assert torch.equal(part.edge_attr, graph.edge_attr[part.edge_ids])
     gathered = part.gather(part.factor)
     assert gathered is None if part.rank else torch.equal(gathered, graph.factor)
@@ -238,7 +237,10 @@ def refused(folder: str) -> None:
     part = distributed.load(folder, device="cpu", timeout_s=120)
     for said, model in (
         ("ChebConv, whose messages are not known", pyg.ChebConv(6, 5, 2)),
-        ("convs.0 is a PNAConv", pyg.PNA(6, 4, 1, 5, aggregators=["mean"], scalers=["identity"], deg=torch.ones(9).long())),
+        (
+            "convs.0 is a PNAConv",
+            pyg.PNA(6, 4, 1, 5, aggregators=["mean"], scalers=["identity"], deg=torch.ones(9).long()),
+        ),
         ("Mine, whose messages are not known", torch.nn.Sequential(Mine())),
         ("target_to_source", pyg.SAGEConv(6, 5, flow="target_to_source")),
         ("GraphNorm, which may read more", torch.nn.ModuleList([pyg.GCNConv(6, 5), pyg.GraphNorm(5)])),
@@ -269,13 +271,14 @@ def refused(folder: str) -> None:
     print("agrees")
 
 
-def dies(folder: str, how: str) -> None:
+def dies(folder: str, how: str, device: str = "cpu") -> None:
     """One rank leaves the others in the middle of training."""
-    part = distributed.load(folder, device="cpu", timeout_s=8)
+    part = distributed.load(folder, device=device, timeout_s=8)
     width = 4 if how == "shapes" and part.rank else 6
     model = None
     if how != "shapes":
-        model = distributed.wrap(pyg.GCN(6, 4 + (how == "models" and part.rank), 2, 3).double(), part)
+        model = pyg.GCN(6, 4 + (how == "models" and part.rank), 2, 3).double().to(part.device)
+        model = distributed.wrap(model, part)
     for epoch in range(5):
         if epoch == 2 and part.rank == 1:
             if how == "exits":
@@ -283,11 +286,13 @@ def dies(folder: str, how: str) -> None:
             if how == "raises":
                 raise ValueError("a fault of this rank's own")
             if how == "sleeps":
-                time.sleep(60)
+                time.sleep(20)
         if model is None:
             part.exchange(part.x[:, :width])
         else:
             part.mean(model(part.x, part.edge_index)).backward()
+    if part.device.type == "cuda":
+        torch.cuda.synchronize()
     print("went on")
 
 

@@ -108,7 +108,9 @@ class Method(str, enum.Enum):
 
 @app.command()
 def partition(
-    graph: Annotated[str, typer.Argument(help="cora, citeseer, pubmed, generated, or a file: .npz, .mtx, a list of edges.")],
+    graph: Annotated[
+        str, typer.Argument(help="cora, citeseer, pubmed, generated, or a file: .npz, .mtx, a list of edges.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder for the parts.")],
     parts: Annotated[int, typer.Option(min=1, help="Ranks that will train.")],
     method: Annotated[Method, typer.Option(help="How nodes are put together.")] = Method.communities,

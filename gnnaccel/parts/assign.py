@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel import ops
-from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.community import hierarchy
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import Network, merged, network_of
 
 METHODS = ("communities", "metis", "range")
@@ -142,7 +142,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
     best, lowest, before = label, None, None
     for turn in range(_PASSES):
         loads = _loads(size, label, parts)
-        has_room = (loads < caps[:, None]).all(0)
+        has_room = loads[0] < caps[0]
         inside, outside, target = _neighbours(graph, weights, label, has_room, upward=turn % 2 == 0)
         over = (loads - caps[:, None]).clamp(min=0).sum(1) / size.sum(1)
         state = float(over.sum()), total - float(inside.double().sum())
@@ -198,7 +198,7 @@ def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: i
 
 
 def _excess(loads: np.ndarray, cap: np.ndarray) -> float:
-    return float((np.maximum(loads - cap[:, None], 0).sum(1) / cap).sum())
+    return float((np.maximum(loads - cap[:, None], 0).sum(1) / np.maximum(cap, 1)).sum())
 
 
 def _move(node: int, to: int, part, count, weights, loads, load_of) -> None:
@@ -233,9 +233,11 @@ def _moved(label: Tensor, gain: Tensor, target: Tensor, size: Tensor, caps: Tens
     """`label` with those nodes moved that gain most, as far as their new parts have room; a part that holds more than
     it may also gives away nodes that lose least."""
     loads = _loads(size, label, parts)
-    over = (loads > caps[:, None]).any(0)
-    nodes = (((gain > 0) | over[label]) & (target != label)).nonzero().view(-1)
-    nodes = nodes[gain[nodes].argsort(descending=True, stable=True)]
+    # What a move takes off a part that is over, as a share of what it may hold.
+    relief = ((loads > caps[:, None])[:, label] * (size / caps[:, None])).sum(0)
+    nodes = (((gain > 0) | (relief > 0)) & (target != label)).nonzero().view(-1)
+    worth = torch.where(gain > 0, gain, gain / relief)[nodes]
+    nodes = nodes[worth.argsort(descending=True, stable=True)]
     # A part that is over gives away no more, at a loss, than it is over by.
     losing = gain[nodes] <= 0
     given = _running(label[nodes], size[:, nodes], parts) - size[:, nodes]
@@ -243,7 +245,8 @@ def _moved(label: Tensor, gain: Tensor, target: Tensor, size: Tensor, caps: Tens
     nodes = nodes[~losing | (given < excess).any(0)]
     # Room: taken in the order of gains.
     room = (caps[:, None] - loads)[:, target[nodes]]
-    nodes = nodes[(_running(target[nodes], size[:, nodes], parts) <= room).all(0)]
+    fits = _running(target[nodes], size[:, nodes], parts) <= room
+    nodes = nodes[fits[0] & (fits[1] | (gain[nodes] <= 0))]  # edges in balance come first
     label = label.clone()
     label[nodes] = target[nodes]
     return label

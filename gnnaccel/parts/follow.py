@@ -2,8 +2,8 @@
 over all nodes.
 
 Gradients go in one all-reduce at the end of a backward pass, all parameters in a fixed order, whatever each rank's own
-kernels made of the order in which they came. Not DistributedDataParallel: that takes means over ranks, renames parameters
-in checkpoints, and sends buckets in between the exchanges of halo rows; parameters of graph networks are few.
+kernels made of the order in which they came. Not DistributedDataParallel: that takes means over ranks, renames
+parameters in checkpoints, and sends buckets in between the exchanges of halo rows; graph networks have few parameters.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def told(doing: str) -> Iterator[None]:
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise RuntimeError(
             f"gnnaccel.distributed: rank {rank}: {doing} failed: another rank has ended, fell behind, or took another "
-            f"way through the program; its own message comes first ({reason})"
+            f"way through the program; see what that one printed ({reason})"
         ) from error
 
 

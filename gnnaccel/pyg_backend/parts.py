@@ -185,7 +185,7 @@ class _Forward:
         same = isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
         if not same or edge_index.data_ptr() != given.data_ptr() or edge_index.shape != given.shape:
             raise ValueError(
-                f"{name}: edge_index: expected that of the part that wrap() was given (part.edge_index), got other edges"
+                f"{name}: edge_index: expected that of the part that wrap() got (part.edge_index), got other edges"
             )
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != self.part.num_nodes:
             got = f"a {type(x).__name__}" if not isinstance(x, Tensor) else f"shape {tuple(x.shape)}"
@@ -194,8 +194,8 @@ class _Forward:
             raise ValueError(f"{name}: size: expected None, which a part knows by itself, got {kwargs['size']}")
         if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
             raise RuntimeError(
-                "gnnaccel.distributed: the model is also in DistributedDataParallel, whose work wrap() does: leave one of "
-                "the two out"
+                "gnnaccel.distributed: the model is also in DistributedDataParallel, whose work wrap() does: leave "
+                "one of the two out"
             )
 
 
