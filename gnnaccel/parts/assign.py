@@ -174,9 +174,9 @@ def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: i
         for _ in range(n):
             gain = count - count[np.arange(n), part][:, None]
             after = loads[:, None, :] + load_of[:, :, None]
-            fits: np.ndarray = (after <= cap[:, None, None]).all(axis=0)
-            over, has_room = (loads > cap[:, None]).any(axis=0), (loads < cap[:, None]).all(axis=0)
-            fits |= over[part][:, None] & has_room
+            fits = np.logical_and.reduce(after <= cap[:, None, None])
+            over = np.logical_or.reduce(loads > cap[:, None])[part]
+            fits |= over[:, None] & np.logical_and.reduce(loads < cap[:, None])
             gain[~fits] = -np.inf
             gain[np.arange(n), part] = -np.inf
             gain[~free] = -np.inf

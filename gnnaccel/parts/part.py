@@ -13,7 +13,7 @@ from torch import Tensor
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.parts import exchange, files, ranks
-from gnnaccel.parts.exchange import Exchange
+from gnnaccel.parts.exchange import Exchange, Sums
 
 
 def load(
@@ -102,6 +102,7 @@ class Part:
         self.num_classes: int | None = about.get("num_classes")
         self._nodes = {name: torch.from_numpy(v).to(device) for name, v in tables.get(files.NODES, {}).items()}
         self._edges = {name: torch.from_numpy(v).to(device) for name, v in tables.get(files.EDGES, {}).items()}
+        self._sums: dict[int, tuple[Graph, Sums]] = {}
         self._kept: dict[str, tuple[Tensor, int]] = {}  # features that never change, with their halo
 
     def __getattr__(self, name: str) -> Tensor:
@@ -141,8 +142,8 @@ class Part:
 
     def with_halo(self, x: Tensor) -> Tensor:
         """`exchange`, once alone for the part's own data of nodes, which do not change: the halo's rows are kept."""
-        name = next((name for name, value in self._nodes.items() if value is x), None)
-        if name is None or x.requires_grad or self.world_size == 1:
+        name = self._kept_name(x)
+        if name is None:
             return self.exchange(x)
         kept = self._kept.get(name)
         if kept is None or kept[1] != x._version:
@@ -151,6 +152,22 @@ class Part:
                 own = self._nodes[name] = every[: self.num_nodes]  # one memory for both
             kept = self._kept[name] = every, own._version
         return kept[0]
+
+    def _kept_name(self, x: Tensor) -> str | None:
+        if x.requires_grad or self.world_size == 1:
+            return None
+        return next((name for name, value in self._nodes.items() if value is x), None)
+
+    def keeps(self, x: Tensor) -> bool:
+        """Whether `x` is data of nodes of this part's own, whose halo is fetched once."""
+        return self._kept_name(x) is not None
+
+    def sums(self, graph: Graph) -> Sums:
+        """Sums over the edges of `graph`, such as this part's own with self-loops, that overlap with the exchange."""
+        found = self._sums.get(id(graph))
+        if found is None:  # which keeps the graph, or its id would be another's
+            found = self._sums[id(graph)] = graph, Sums(graph, self.exchange)
+        return found[1]
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values`, of any shape, over all ranks: a scalar, the same on each, with gradients."""

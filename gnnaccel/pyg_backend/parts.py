@@ -13,25 +13,25 @@ Any other layer is refused: one that reads rows of x in a way of its own would g
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import add_remaining_self_loops
 from torch_geometric.utils._trim_to_layer import TrimToLayer
 
 from gnnaccel import ops, report
-from gnnaccel.graph import modes
+from gnnaccel.graph import modes, scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
-from gnnaccel.pyg_backend import classes
+from gnnaccel.pyg_backend import classes, short
 from gnnaccel.pyg_backend.graph import from_edge_index
 from gnnaccel.pyg_backend.propagate import kind_of
 
@@ -46,6 +46,12 @@ class Part(Protocol):
     def with_halo(self, x: Tensor) -> Tensor:
         """Rows of own nodes -> those of own and halo nodes."""
 
+    def keeps(self, x: Tensor) -> bool:
+        """Whether the halo of `x` is here already."""
+
+    def sums(self, graph: Graph) -> Callable[[Tensor], Tensor]:
+        """Rows of own nodes -> sums over the edges of `graph`, made while the halo's rows are on their way."""
+
 
 def _pair(conv: Any, part: Part, x: Tensor, *args, **kwargs):
     return type(conv).forward(conv, (part.with_halo(x), x), part.edge_index, *args, **kwargs)
@@ -54,22 +60,39 @@ def _pair(conv: Any, part: Part, x: Tensor, *args, **kwargs):
 class _Matrix:
     """GCN's matrix D^-1/2 A D^-1/2 of a part's rows, with loops or without; or A, not normed."""
 
-    def __init__(self, part: Part, weight: Tensor | None, loops: bool, normed: bool, dtype: torch.dtype):
-        self.part, self.scale = part, None
+    def __init__(self, kind: str, part: Part, weight: Tensor | None, loops: bool, normed: bool, dtype: torch.dtype):
+        self.kind, self.part, self.scale = kind, part, None
         self.graph, ids = _edges_of(part, loops and normed)
         self.weight = weight
         if weight is not None and ids is not None:
             self.weight = torch.where(ids >= 0, weight[ids.clamp(min=0)], weight.new_ones(()))
-        if normed:
-            degree = self.graph.indptr.diff().to(dtype)
-            if self.weight is not None:
-                degree = ops.spmm(self.graph, None, self.weight, message="copy_rhs")
+        if normed and weight is None:
+            self.scale = scales.norm_scale(self.graph, dtype).to(dtype).view(-1, 1)
+        elif normed:
+            degree = ops.spmm(self.graph, None, self.weight, message="copy_rhs")
             self.scale = torch.where(degree == 0, degree, degree.pow(-0.5)).view(-1, 1)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        every = self.part.with_halo(x if self.scale is None else x * self.scale)
-        out = ops.spmm(self.graph, every, self.weight)
+        report.count(self.kind)
+        x = x if self.scale is None else x * self.scale
+        if self.weight is None:
+            out = self.part.sums(self.graph)(x)
+        else:
+            out = ops.spmm(self.graph, self.part.with_halo(x), self.weight)
         return out if self.scale is None else out * self.scale
+
+    def over(self, every: Tensor) -> Tensor:
+        """The product with rows of own and halo nodes, which are here; of a matrix without weights."""
+        report.count(self.kind)
+        if self.scale is None:
+            return ops.spmm(self.graph, every)
+        key = ("scale with halo", id(self.graph), every.dtype)
+        scale = derived.get((self.part.edge_index,), key)
+        if scale is None:
+            with modes.outside_inference(grad=False):
+                scale = self.part.with_halo(self.scale)
+            derived.put((self.part.edge_index,), key, scale)
+        return ops.spmm(self.graph, every * scale) * self.scale
 
 
 def _edges_of(part: Part, loops: bool) -> tuple[Graph, Tensor | None]:
@@ -95,12 +118,60 @@ def _matrix_of(conv: Any, part: Part, x: Tensor, weight: Tensor | None, loops: b
         raise TypeError(f"{type(conv).__name__}: aggr={conv.aggr!r} is not known on parts, expected 'add'")
     if weight is not None and weight.dtype != x.dtype:
         weight = weight.to(x.dtype)
-    return _Matrix(part, weight, loops, normed, x.dtype)
+    return _Matrix(_kind(conv), part, weight, loops, normed, x.dtype)
+
+
+def _summed(conv: Any, part: Part, x: Tensor) -> Tensor:
+    """Sums or means, as of conv, over the sources of own nodes."""
+    report.count(_kind(conv))
+    mean = type(conv.aggr_module) is MeanAggregation
+    graph, _ = _edges_of(part, loops=False)
+    if part.keeps(x):
+        return ops.spmm(graph, part.with_halo(x), reduce="mean" if mean else "sum")
+    out = part.sums(graph)(x)
+    return out / graph.indptr.diff().clamp(min=1).to(out.dtype).view(-1, 1) if mean else out
+
+
+def _mapped(conv: Any, part: Part, x: Tensor, lin: Any) -> Tensor:
+    """lin of `_summed`, in the order that sends the narrower rows."""
+    narrows = type(lin) in (pyg_nn.Linear, torch.nn.Linear) and lin.weight.shape[0] < x.shape[1]
+    if not narrows or part.keeps(x) or short.hooked(lin):
+        return lin(_summed(conv, part, x))
+    out = _summed(conv, part, F.linear(x, lin.weight))
+    return out if lin.bias is None else out + lin.bias
+
+
+def _sums_alone(conv: Any, edge_weight: Any = None) -> bool:
+    """True for sums and means without weights, which `_summed` has."""
+    return type(conv.aggr_module) in (SumAggregation, MeanAggregation) and edge_weight is None
+
+
+def _sage(conv: Any, part: Part, x: Tensor, **nothing: Any) -> Tensor:
+    if not _sums_alone(conv) or conv.project:
+        return _pair(conv, part, x, **nothing)
+    out = _mapped(conv, part, x, conv.lin_l)
+    out = out + conv.lin_r(x) if conv.root_weight else out
+    return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
+
+
+def _graph_conv(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None, **nothing: Any) -> Tensor:
+    if not _sums_alone(conv, edge_weight):
+        return _pair(conv, part, x, edge_weight, **nothing)
+    return _mapped(conv, part, x, conv.lin_rel) + conv.lin_root(x)
+
+
+def _gin(conv: Any, part: Part, x: Tensor, **nothing: Any) -> Tensor:
+    if not _sums_alone(conv):
+        return _pair(conv, part, x, **nothing)
+    return conv.nn(_summed(conv, part, x) + (1 + conv.eps) * x)
 
 
 def _gcn(conv: Any, part: Part, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-    x = conv.lin(x)
-    out = _matrix_of(conv, part, x, edge_weight, conv.add_self_loops, conv.normalize) @ x
+    matrix = _matrix_of(conv, part, x, edge_weight, conv.add_self_loops, conv.normalize)
+    if edge_weight is None and part.keeps(x):  # nothing is sent then, forward or backward
+        out = matrix.over(conv.lin(part.with_halo(x)))
+    else:
+        out = matrix @ conv.lin(x)
     return out if conv.bias is None else out + conv.bias
 
 
@@ -147,7 +218,11 @@ _PAIRS = (
     *("GeneralConv", "GraphConv", "LEConv", "MFConv", "NNConv", "ResGatedGraphConv", "SAGEConv"),
     *("SimpleConv", "TransformerConv", "WLConvContinuous"),
 )
-_RULES: dict[Any, Callable] = {getattr(pyg_nn, name).forward: _pair for name in _PAIRS} | {
+_RULES: dict[Any, Callable] = {
+    **{getattr(pyg_nn, name).forward: _pair for name in _PAIRS},
+    pyg_nn.SAGEConv.forward: _sage,
+    pyg_nn.GraphConv.forward: _graph_conv,
+    pyg_nn.GINConv.forward: _gin,
     pyg_nn.GCNConv.forward: _gcn,
     pyg_nn.SGConv.forward: _sg,
     pyg_nn.SSGConv.forward: _ssg,
@@ -169,16 +244,10 @@ class _Forward:
 
     def __init__(self, conv: Any, part: Part, rule: Callable):
         self.conv, self.part, self.rule = conv, part, rule
-        self.kind = kind_of(_plain(conv))
 
     def __call__(self, x: Any, edge_index: Any, *args, **kwargs):
         self._check(x, edge_index, kwargs)
-        if self.rule is _pair:
-            return _pair(self.conv, self.part, x, *args, **kwargs)
-        start = time.perf_counter()
-        out = self.rule(self.conv, self.part, x, *args, **kwargs)
-        report.record(self.kind, start)
-        return out
+        return self.rule(self.conv, self.part, x, *args, **kwargs)
 
     def _check(self, x: Any, edge_index: Any, kwargs: dict) -> None:
         name, given = type(self.conv).__name__, self.part.edge_index
@@ -197,6 +266,10 @@ class _Forward:
                 "gnnaccel.distributed: the model is also in DistributedDataParallel, whose work wrap() does: leave "
                 "one of the two out"
             )
+
+
+def _kind(conv: Any) -> str:
+    return kind_of(_plain(conv))
 
 
 def _plain(module: Any) -> Any:
