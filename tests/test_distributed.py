@@ -324,6 +324,22 @@ def test_example_from_a_clean_process(tmp_path):
     assert len(losses[0]) == 20 and losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
+def test_two_ranks_train_what_does_not_fit_one(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    nodes, half = 60_000, 30_000
+    inside = torch.randint(0, half, (2, 400_000), generator=generator)
+    inside += half * torch.randint(0, 2, (400_000,), generator=generator)
+    edges = torch.cat([inside, torch.randint(0, nodes, (2, 2000), generator=generator)], 1)
+    labels = torch.randint(0, 8, (nodes,), generator=generator)
+    arrays = {"x": torch.randn(nodes, 128, generator=generator), "y": labels, "train_mask": labels >= 0}
+    for parts in (1, 2):
+        distributed.partition(edges, parts, tmp_path / str(parts), "range", nodes=arrays, num_nodes=nodes)
+    ((code, output),) = ranks(1, "limited", tmp_path / "1", 250)
+    assert code != 0 and "can't allocate memory" in output, output
+    agree(ranks(2, "limited", tmp_path / "2", 250))
+
+
 # --- faults: every rank ends, with an error that says what is wrong
 
 

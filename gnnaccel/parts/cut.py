@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,15 +62,16 @@ def _write(graph: Graph, label: Tensor, nodes, edges, parts: int, method: str, f
     place = torch.empty_like(order)  # of each node among the own nodes of its part
     for nodes_of in own:
         place[nodes_of] = torch.arange(nodes_of.numel())
-    halos = [_halo(graph, nodes_of, p, label, parts) for p, nodes_of in enumerate(own)]
+    halos = [_halo(graph, order, bounds, p) for p in range(parts)]
     contents, num_edges, num_cut = [], [], 0
+    dtype = torch.int32 if max(graph.nnz, graph.num_rows) < 2**31 else torch.int64
     local = torch.empty_like(order)  # a node's number in the part that is being written
     for p, nodes_of in enumerate(own):
         halo, received = halos[p]
         local[nodes_of] = torch.arange(nodes_of.numel())
         local[halo] = torch.arange(nodes_of.numel(), nodes_of.numel() + halo.numel())
         at = _positions(graph, nodes_of)
-        sources = local[graph.indices[at].long()]
+        sources = local[graph.indices[at]]
         degree = graph.indptr.diff()[nodes_of].long()
         ids = at if graph.edge_ids is None else graph.edge_ids[at].long()
         wanted = [_wanted_of(halos[q], p) if q != p else order[:0] for q in range(parts)]
@@ -83,7 +85,7 @@ def _write(graph: Graph, label: Tensor, nodes, edges, parts: int, method: str, f
             "send_counts": torch.tensor([w.numel() for w in wanted]),
             "recv_counts": received,
         }
-        tables = {files.GRAPH: {name: value.numpy() for name, value in table.items()}}
+        tables = {files.GRAPH: {name: value.to(dtype).numpy() for name, value in table.items()}}
         tables[files.NODES] = {name: _rows(value, nodes_of) for name, value in nodes.items()}
         if edges:
             tables[files.EDGES] = {name: _rows(value, ids) for name, value in edges.items()}
@@ -111,14 +113,18 @@ def _positions(graph: Graph, rows: Tensor) -> Tensor:
     return torch.repeat_interleave(starts, degree) + torch.arange(int(degree.sum()))
 
 
-def _halo(graph: Graph, own: Tensor, part: int, label: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """The nodes of other parts that edges to `own` come from, by part and number; and how many there are of each."""
+def _halo(graph: Graph, order: Tensor, bounds: list[int], part: int) -> tuple[Tensor, Tensor]:
+    """The nodes of other parts that edges to a part come from, by part and number; and how many there are of each.
+
+    order, bounds : all nodes by part and number, and where each part begins in it.
+    """
+    first, last = bounds[part], bounds[part + 1]
     seen = torch.zeros(graph.num_cols, dtype=torch.bool)
-    seen[graph.indices[_positions(graph, own)].long()] = True
-    nodes = seen.nonzero().view(-1)
-    nodes = nodes[label[nodes] != part]
-    nodes = nodes[label[nodes].argsort(stable=True)]
-    return nodes, torch.bincount(label[nodes], minlength=parts)
+    seen[graph.indices[_positions(graph, order[first:last])]] = True
+    seen = seen[order]
+    seen[first:last] = False
+    counts = torch.tensor([int(seen[a:b].sum()) for a, b in itertools.pairwise(bounds)])
+    return order[seen], counts
 
 
 def _wanted_of(halo: tuple[Tensor, Tensor], part: int) -> Tensor:

@@ -91,12 +91,14 @@ class Part:
 
     def __init__(self, tables: dict, about: dict, statistics: files.Statistics, rank: int, size: int, device, wire):
         arrays = {name: torch.from_numpy(value).to(device) for name, value in tables[files.GRAPH].items()}
+        for name in ("own", "halo", "edge_ids", "send"):
+            arrays[name] = arrays[name].long()
         self.rank, self.world_size, self.device, self.statistics = rank, size, device, statistics
         self.own, self.halo, self.edge_ids = arrays["own"], arrays["halo"], arrays["edge_ids"]
         self.num_nodes, self.num_halo = self.own.numel(), self.halo.numel()
         num_all = self.num_nodes + self.num_halo
         self.graph = Graph.from_csr(arrays["indptr"], arrays["indices"], num_cols=num_all)
-        self.edge_index = torch.stack(build.pairs_by_id(arrays["indptr"], arrays["indices"], None)[::-1])
+        self.edge_index = torch.stack(build.pairs_by_id(arrays["indptr"], arrays["indices"], None)[::-1]).long()
         counts = arrays["send_counts"].tolist(), arrays["recv_counts"].tolist()
         self.exchange = Exchange(self.num_nodes, self.num_halo, arrays["send"], *counts, wire)
         self.num_classes: int | None = about.get("num_classes")

@@ -28,11 +28,11 @@ from torch_geometric.utils import add_remaining_self_loops
 from torch_geometric.utils._trim_to_layer import TrimToLayer
 
 from gnnaccel import ops, report
-from gnnaccel.graph import modes, scales
+from gnnaccel.graph import build, modes, scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import classes, short
-from gnnaccel.pyg_backend.graph import from_edge_index
+from gnnaccel.pyg_backend.graph import USED
 from gnnaccel.pyg_backend.propagate import kind_of
 
 
@@ -40,6 +40,7 @@ class Part(Protocol):
     """What a layer needs of its part (`gnnaccel.parts.Part`)."""
 
     edge_index: Tensor
+    graph: Graph
     num_nodes: int
     num_halo: int
 
@@ -98,17 +99,17 @@ class _Matrix:
 def _edges_of(part: Part, loops: bool) -> tuple[Graph, Tensor | None]:
     """The graph of a part, and for each of its edges the one of edge_index that it is: with loops, of which -1 are new;
     None: they are the same."""
-    num_all, given = part.num_nodes + part.num_halo, part.edge_index
     if not loops:
-        return from_edge_index(given, num_all, part.num_nodes), None
+        return part.graph, None
+    num_all, given = part.num_nodes + part.num_halo, part.edge_index
     found = derived.get((given,), "looped part")
     if found is None:
         with modes.outside_inference(grad=False):
             ids = torch.arange(given.shape[1], device=given.device)
             edges, ids = add_remaining_self_loops(given, ids, -1, part.num_nodes)
-            found = edges, from_edge_index(edges, num_all, part.num_nodes), ids
+            found = Graph(*build.edges_to_csr(edges, 1, part.num_nodes, num_all)), ids
         derived.put((given,), "looped part", found)
-    return found[1:]
+    return found
 
 
 def _matrix_of(conv: Any, part: Part, x: Tensor, weight: Tensor | None, loops: bool, normed: bool = True) -> _Matrix:
@@ -318,6 +319,9 @@ def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tup
 
 def wrap_layers(found: Sequence[tuple[Any, Callable]], part: Part) -> None:
     """Make these layers ones that run on `part`, on our kernels."""
+    # What PyG's edges stand for is here already.
+    derived.put((part.edge_index,), ("graph", part.graph.num_cols, part.graph.num_rows, "source_to_target"), part.graph)
+    derived.put((part.edge_index,), USED, True)
     for conv, rule in found:
         classes.accelerate(conv)
         object.__setattr__(conv, "forward", _Forward(conv, part, rule))
