@@ -22,6 +22,7 @@ from gnnaccel import hosts
 from gnnaccel.graph import modes
 from gnnaccel.parts import Part, cut, follow, join, load
 from gnnaccel.parts.files import Statistics
+from gnnaccel.parts.part import RESERVED
 
 __all__ = ["Part", "Statistics", "join", "load", "partition", "wrap"]
 
@@ -86,6 +87,8 @@ def partition(
         of_edges |= dict(edges or {})
         for what, table, count in (("nodes", of_nodes, graph.num_rows), ("edges", of_edges, graph.nnz)):
             for name, value in table.items():
+                if name in RESERVED:
+                    raise ValueError(f"partition: {what}: {name!r} is what a part itself is asked for: rename it")
                 if value.ndim == 0 or value.shape[0] != count:
                     raise ValueError(
                         f"partition: {what}: {name}: expected a row for each of {count}, got {tuple(value.shape)}"

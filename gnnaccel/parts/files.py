@@ -139,6 +139,9 @@ def read_manifest(folder: str | os.PathLike) -> tuple[dict[str, Any], Statistics
         statistics = Statistics(**about["statistics"])
         if len(about["files"]) != statistics.parts:
             raise ValueError(f"files of {len(about['files'])} parts, expected {statistics.parts}")
+        for name, said in (item for part in about["files"] for item in part.items()):
+            if name not in (GRAPH, NODES, EDGES) or not said.keys() >= {"bytes", "sha256"}:
+                raise ValueError(f"expected {GRAPH}, {NODES} and {EDGES} with bytes and sha256, got {name}")
     return about, statistics, hashlib.sha256(content).hexdigest()
 
 
@@ -153,8 +156,6 @@ def read_part(folder: Path, rank: int, about: Mapping[str, Any]) -> dict[str, di
     tables = {}
     for name, said in about["files"][rank].items():
         path = part_folder(folder, rank) / name
-        if name not in (GRAPH, NODES, EDGES):
-            raise ValueError(f"distributed.load: {folder}: expected {GRAPH}, {NODES} or {EDGES} in a part, got {name}")
         if not path.is_file():
             raise ValueError(f"distributed.load: {path}: missing; copy it here, or partition the graph again")
         with files.reading("distributed.load", path):

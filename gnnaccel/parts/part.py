@@ -49,7 +49,7 @@ def load(
         raise ValueError(f"distributed.load: wire: expected None, torch.bfloat16 or torch.float16, got {wire}")
     place = ranks.join(device, timeout_s=timeout_s)
     rank, size = dist.get_rank(), dist.get_world_size()
-    found, problem, digest = None, None, ""
+    part, problem, digest = None, None, ""
     try:
         about, statistics, digest = files.read_manifest(folder)
         if statistics.parts != size:
@@ -57,14 +57,14 @@ def load(
                 f"distributed.load: {os.fspath(folder)}: {statistics.parts} parts, and {size} ranks: run as many "
                 f"(torchrun --nproc-per-node {statistics.parts}), or partition the graph into {size} parts"
             )
-        found = files.read_part(Path(folder), rank, about)
-    except ValueError as error:
-        problem = str(error)
+        part = Part(files.read_part(Path(folder), rank, about), about, statistics, rank, size, place, wire)
+    except (ValueError, RuntimeError, MemoryError) as error:  # the latter two for want of memory
+        problem = str(error) or repr(error)
     ranks.all_agree(problem, "loading the parts")
-    assert found is not None
+    assert part is not None
     halves = [int(digest[at : at + 15], 16) for at in (0, 15, 30)]
     ranks.same_everywhere(halves, place, "loading the parts", f"the partition in {os.fspath(folder)}")
-    return Part(found, about, statistics, rank, size, place, wire)
+    return part
 
 
 class Part:
@@ -200,6 +200,27 @@ class Part:
         for rows, own in every:
             out[own] = rows
         return out
+
+
+# Names that data of nodes and edges cannot have: what a Part has beside them.
+RESERVED = frozenset(
+    (
+        *(name for name in vars(Part) if not name.startswith("_")),
+        *(
+            "device",
+            "edge_ids",
+            "edge_index",
+            "exchange",
+            "graph",
+            "halo",
+            "num_classes",
+            "num_halo",
+            "num_nodes",
+            "own",
+        ),
+        *("rank", "statistics", "world_size"),
+    )
+)
 
 
 def _floating(values: Tensor) -> torch.dtype:
