@@ -83,6 +83,20 @@ class Mine(MessagePassing):
         return x_j.tanh()
 
 
+class Doubled(pyg.SAGEConv):
+    """A user's own message in a layer of PyG's."""
+
+    def message(self, x_j):
+        return 2 * x_j.relu()
+
+
+class DoubledGCN(pyg.GCNConv):
+    """The same of one that runs on parts as a whole alone."""
+
+    def message(self, x_j, edge_weight):
+        return 2 * edge_weight.view(-1, 1) * x_j
+
+
 def _mlp():
     return pyg.MLP([6, 7, 5])
 
@@ -121,6 +135,7 @@ LAYERS = {
     "simple weights": lambda: pyg.SimpleConv(aggr="mean", combine_root="sum"),
     "wl weights": lambda: pyg.WLConvContinuous(),
     "mine": Mine,
+    "doubled": lambda: Doubled(6, 5),
     "jumping": lambda: pyg.GraphSAGE(6, 8, 3, 5, norm="batch_norm", jk="cat"),
     "layer norm": lambda: pyg.GAT(6, 8, 2, 5, heads=2, norm=pyg.LayerNorm(8, mode="node")),
 }
@@ -243,6 +258,17 @@ def details(folder: str) -> None:
     print("agrees")
 
 
+def apart(folder: str) -> None:
+    """Nothing is sent, and everything goes on."""
+    part = distributed.load(folder, device="cpu", timeout_s=60)
+    for make in (LAYERS["gcn"], LAYERS["sage"], LAYERS["gat"], LAYERS["gin"], LAYERS["sage max"]):
+        model = distributed.wrap(make().double(), part)
+        own = part.x.clone().requires_grad_()
+        part.mean(model(own, part.edge_index)).backward()
+        assert own.grad.isfinite().all() and all(p.grad.isfinite().all() for p in model.parameters())
+    assert part.exchange.rows_sent == 0
+
+
 def refused(folder: str) -> None:
     """Models that wrap() does not take; nothing of them is changed."""
     part = distributed.load(folder, device="cpu", timeout_s=120)
@@ -253,6 +279,7 @@ def refused(folder: str) -> None:
             pyg.PNA(6, 4, 1, 5, aggregators=["mean"], scalers=["identity"], deg=torch.ones(9).long()),
         ),
         ("Mine, whose messages are not known", torch.nn.Sequential(Mine())),
+        ("DoubledGCN, whose messages are not known", DoubledGCN(6, 5)),
         ("target_to_source", pyg.SAGEConv(6, 5, flow="target_to_source")),
         ("GraphNorm, which may read more", torch.nn.ModuleList([pyg.GCNConv(6, 5), pyg.GraphNorm(5)])),
         ("over the whole graph", torch.nn.ModuleList([pyg.GCNConv(6, 5), pyg.LayerNorm(5)])),

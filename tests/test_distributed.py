@@ -230,6 +230,16 @@ def small(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """Two parts that no edge joins."""
+    folder = tmp_path_factory.mktemp("apart") / "2"
+    rings = torch.stack([torch.arange(20), torch.arange(20).view(2, 10).roll(1, 1).flatten()])
+    done = distributed.partition(rings, 2, folder, "range", nodes={"x": torch.rand(20, 6).double()})
+    assert done.cut == done.halo_rows == 0
+    return folder
+
+
 def alone(name, kinds, dtype, epochs):
     """The same models in one process, by PyG itself."""
     import part_ranks
@@ -303,6 +313,11 @@ def test_layers_give_what_they_give_on_the_whole_graph(small, parts):
 @pytest.mark.parametrize("program", ["details", "refused"])
 def test_two_ranks(small, program):
     agree(ranks(2, program, small / "2"))
+
+
+def test_parts_that_no_edge_joins(apart):
+    pytest.importorskip("torch_geometric")
+    agree(ranks(2, "apart", apart))
 
 
 def test_example_from_a_clean_process(tmp_path):

@@ -144,7 +144,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
         loads = _loads(size, label, parts)
         has_room = loads[0] < caps[0]
         inside, outside, target = _neighbours(graph, weights, label, has_room, upward=turn % 2 == 0)
-        over = (loads - caps[:, None]).clamp(min=0).sum(1) / size.sum(1)
+        over = (loads - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
         state = float(over.sum()), total - float(inside.double().sum())
         if lowest is None or state < lowest:
             best, lowest = label, state

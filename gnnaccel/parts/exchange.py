@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -98,7 +99,8 @@ class Exchange:
 
         def finish() -> Tensor:
             rows = arrived()
-            return ops.spmm(self._back, rows.view(rows.shape[0], -1)).view(self.num_own, *rows.shape[1:])
+            flat = rows.view(rows.shape[0], math.prod(rows.shape[1:]))
+            return ops.spmm(self._back, flat).view(self.num_own, *rows.shape[1:])
 
         return finish
 

@@ -33,7 +33,7 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import classes, short
 from gnnaccel.pyg_backend.graph import USED
-from gnnaccel.pyg_backend.propagate import kind_of
+from gnnaccel.pyg_backend.propagate import kind_of, obstacle
 
 
 class Part(Protocol):
@@ -219,18 +219,17 @@ _PAIRS = (
     *("GeneralConv", "GraphConv", "LEConv", "MFConv", "NNConv", "ResGatedGraphConv", "SAGEConv"),
     *("SimpleConv", "TransformerConv", "WLConvContinuous"),
 )
-_RULES: dict[Any, Callable] = {
-    **{getattr(pyg_nn, name).forward: _pair for name in _PAIRS},
-    pyg_nn.SAGEConv.forward: _sage,
-    pyg_nn.GraphConv.forward: _graph_conv,
-    pyg_nn.GINConv.forward: _gin,
-    pyg_nn.GCNConv.forward: _gcn,
-    pyg_nn.SGConv.forward: _sg,
-    pyg_nn.SSGConv.forward: _ssg,
-    pyg_nn.TAGConv.forward: _tag,
-    pyg_nn.APPNP.forward: _appnp,
-    pyg_nn.LGConv.forward: _lg,
+_PAIRED = {getattr(pyg_nn, name).forward for name in _PAIRS}
+# Those whose sums are ours from end to end, where nobody has changed what they are made of.
+_SUMMED: dict[Any, tuple[Any, Callable]] = {
+    layer.forward: (layer, rule)
+    for layer, rule in (
+        *((pyg_nn.SAGEConv, _sage), (pyg_nn.GraphConv, _graph_conv), (pyg_nn.GINConv, _gin)),
+        *((pyg_nn.GCNConv, _gcn), (pyg_nn.SGConv, _sg), (pyg_nn.SSGConv, _ssg), (pyg_nn.TAGConv, _tag)),
+        *((pyg_nn.APPNP, _appnp), (pyg_nn.LGConv, _lg)),
+    )
 }
+_MADE_OF = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
 KNOWN = (*_PAIRS, "GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv")
 # PyG's modules that give a row for each row, and those that only call others.
 _BY_ROWS = (
@@ -248,7 +247,12 @@ class _Forward:
 
     def __call__(self, x: Any, edge_index: Any, *args, **kwargs):
         self._check(x, edge_index, kwargs)
-        return self.rule(self.conv, self.part, x, *args, **kwargs)
+        rule = self.rule
+        if rule is not _pair and (reason := obstacle(self.conv)) is not None:
+            if _plain(self.conv).forward not in _PAIRED:
+                raise TypeError(f"{type(self.conv).__name__}: {reason}, which is not known on parts")
+            rule = _pair
+        return rule(self.conv, self.part, x, *args, **kwargs)
 
     def _check(self, x: Any, edge_index: Any, kwargs: dict) -> None:
         name, given = type(self.conv).__name__, self.part.edge_index
@@ -287,6 +291,16 @@ def _others(model: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch
         yield from _others(child, f"{path}.{name}".lstrip("."))
 
 
+def _rule_of(plain: Any) -> Callable | None:
+    """How layers of this class run on a part; None if that is not known."""
+    if plain.propagate is plain._orig_propagate is not MessagePassing.propagate:
+        return None  # the user's own
+    layer, rule = _SUMMED.get(plain.forward, (None, None))
+    if layer is not None and all(getattr(plain, name) is getattr(layer, name) for name in _MADE_OF):
+        return rule
+    return _pair if plain.forward in _PAIRED else None
+
+
 def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tuple[Any, Callable]]:
     """The layers in `model` that pass messages, each with what runs it on a part.
 
@@ -299,7 +313,7 @@ def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tup
     for path, module in _others(model):
         where = f"wrap: model: {path or 'the model'} is a {type(module).__name__}"
         if isinstance(module, MessagePassing):
-            rule = _pair if isinstance(module, tuple(pairs)) else _RULES.get(_plain(module).forward)
+            rule = _pair if isinstance(module, tuple(pairs)) else _rule_of(_plain(module))
             if rule is None or "forward" in vars(module):
                 raise TypeError(
                     f"{where}, whose messages are not known on parts; known are {', '.join(sorted(KNOWN))}. A layer of "
