@@ -65,7 +65,8 @@ def partition(
     Raises
     ------
     TypeError, ValueError
-        As `gnnaccel.as_graph`; ValueError for a folder that is not empty, data of another length, or another method.
+        As `gnnaccel.as_graph`; TypeError for data in bfloat16, ValueError for a folder that is not empty, data of
+        another length, or another method.
     ImportError
         For "metis" without pymetis. OSError: where the folder cannot be written.
 
@@ -89,6 +90,8 @@ def partition(
             for name, value in table.items():
                 if name in RESERVED:
                     raise ValueError(f"partition: {what}: {name!r} is what a part itself is asked for: rename it")
+                if getattr(value, "dtype", None) == torch.bfloat16:
+                    raise TypeError(f"partition: {what}: {name}: NumPy, whose files parts are, has no bfloat16")
                 if value.ndim == 0 or value.shape[0] != count:
                     raise ValueError(
                         f"partition: {what}: {name}: expected a row for each of {count}, got {tuple(value.shape)}"

@@ -128,6 +128,7 @@ def test_frameworks_graphs_are_cut_with_their_data(tmp_path):
         ({"parts": 61}, ValueError, "parts: expected 1 to 60"),
         ({"nodes": {"x": torch.rand(59, 2)}}, ValueError, "nodes: x: expected a row for each of 60, got"),
         ({"edges": {"w": torch.rand(60)}}, ValueError, "edges: w: expected a row for each of 400, got"),
+        ({"nodes": {"x": torch.rand(60).bfloat16()}}, TypeError, "nodes: x: NumPy, whose files parts are, has no"),
         ({"nodes": {"rank": torch.rand(60)}}, ValueError, "nodes: 'rank' is what a part itself is asked for"),
         ({"graph_or_data": random_matrix(5, 6, 0.5)}, ValueError, "sources and destinations are the same nodes"),
         ({"graph_or_data": "cora"}, TypeError, "as_graph: obj: expected"),

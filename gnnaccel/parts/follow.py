@@ -135,7 +135,7 @@ class BatchNorm:
         if x.dim() != 2 or x.shape[1] != norm.num_features:
             raise ValueError(f"BatchNorm: expected rows of nodes [N, {norm.num_features}], got {tuple(x.shape)}")
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        count = ranks.summed(x.new_tensor([x.shape[0]], dtype=torch.float64)).to(wide.dtype)
+        count = ranks.summed(x.new_full((1,), x.shape[0], dtype=torch.float64)).to(wide.dtype)
         mean = exchange.shared(wide.sum(0)) / count
         centred = wide - mean
         var = exchange.shared((centred * centred).sum(0)) / count

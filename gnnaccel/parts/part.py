@@ -181,7 +181,7 @@ class Part:
         ``part.mean(F.cross_entropy(logits[mask], y[mask], reduction="none"))`` is the loss of the whole graph on every
         rank, and its backward gives the whole graph's gradients. NaN where no rank has a value.
         """
-        local = torch.stack([values.sum(dtype=torch.float64), values.new_tensor(values.numel(), dtype=torch.float64)])
+        local = torch.stack([values.sum(dtype=torch.float64), values.new_full((), values.numel(), dtype=torch.float64)])
         both = exchange.total(local)
         return (both[0] / both[1]).to(_floating(values))
 

@@ -54,7 +54,10 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
         )
     timeout = datetime.timedelta(seconds=timeout_s)
     with told("joining the other ranks"):
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        if device.type == "cuda":
+            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
     return device
 
 
