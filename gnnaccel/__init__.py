@@ -20,7 +20,7 @@ _WHERE = {
     "install": "gnnaccel.switch",
     "uninstall": "gnnaccel.switch",
 }
-_MODULES = ("nn", "ops", "report", "sampling", "tiles")
+_MODULES = ("distributed", "nn", "ops", "report", "sampling", "tiles")
 
 __all__ = [
     "Graph",
@@ -28,6 +28,7 @@ __all__ = [
     "accelerate",
     "as_graph",
     "captured",
+    "distributed",
     "install",
     "invalidate",
     "nn",

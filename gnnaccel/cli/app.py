@@ -110,6 +110,28 @@ def inspect(
     raise typer.Exit(inspect.show(dataset, as_json, png))
 
 
+class Method(str, enum.Enum):
+    communities = "communities"
+    metis = "metis"
+    range = "range"
+
+
+@app.command()
+def partition(
+    graph: Annotated[
+        str, typer.Argument(help="cora, citeseer, pubmed, generated, or a file: .npz, .mtx, a list of edges.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder for the parts.")],
+    parts: Annotated[int, typer.Option(min=1, help="Ranks that will train.")],
+    method: Annotated[Method, typer.Option(help="How nodes are put together.")] = Method.communities,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Cut a graph and its features, labels and masks into parts for training on several GPUs (docs/distributed.md)."""
+    from gnnaccel.cli import partition
+
+    raise typer.Exit(partition.run(graph, parts, out, method.value, as_json))
+
+
 @app.command()
 def compare(
     framework: Annotated[str, typer.Option(help="Whose layers are trained: dgl, pyg, or both: dgl,pyg.")] = "",

@@ -1,0 +1,64 @@
+"""`gnnaccel partition`: a graph cut into parts on disk, and what they are like."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from gnnaccel import data, distributed
+from gnnaccel.cli.output import console
+from gnnaccel.data import generated
+from gnnaccel.graph import files
+from gnnaccel.graph.csr import Graph
+from gnnaccel.parts.files import Statistics
+
+
+def run(name: str, parts: int, out: Path, method: str, as_json: bool) -> int:
+    """Partition the graph called `name`; exit code 1 if that cannot be done, with the reason."""
+    try:
+        graph, nodes = _read(name)
+        done = distributed.partition(graph, parts, out, method, nodes=nodes)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"gnnaccel partition: {error}", file=sys.stderr)
+        return 1
+    if as_json:
+        ratios = {"edge_balance": done.edge_balance, "node_balance": done.node_balance, "halo_rows": done.halo_rows}
+        print(json.dumps({"graph": name, **dataclasses.asdict(done), **ratios}, indent=2))
+    else:
+        _print(name, done, nodes)
+        print(f"parts in {out}: torchrun --nproc-per-node {parts} SCRIPT (docs/distributed.md)", file=sys.stderr)
+    return 0
+
+
+def _read(name: str) -> tuple[Graph, dict[str, Any]]:
+    """The graph, and what a file of `gnnaccel.data`'s schema has of nodes beside it."""
+    if name != generated.NAME and Path(name).suffix not in ("", ".npz"):
+        return Graph.load(name), {}
+    if name != generated.NAME:
+        path = data.find(name)
+        if not files.array_names(path) >= {"y", "train_mask", "val_mask", "test_mask"}:
+            return Graph.load(path), {}
+    found = data.load(name)
+    edges = torch.from_numpy(found.edge_index)
+    graph = Graph.from_coo(edges[1], edges[0], num_rows=found.num_nodes, num_cols=found.num_nodes)
+    return graph, {key: getattr(found, key) for key in ("x", "y", "train_mask", "val_mask", "test_mask")}
+
+
+def _print(name: str, done: Statistics, nodes: dict[str, Any]) -> None:
+    frame = box.ROUNDED if sys.stdout.isatty() else box.ASCII
+    table = Table(title=f"{name} by {done.method}", title_justify="left", box=frame)
+    for column in ("part", "nodes", "in-edges", "halo rows"):
+        table.add_column(column, justify="right")
+    for part, cells in enumerate(zip(done.nodes, done.edges, done.halo, strict=True)):
+        table.add_row(str(part), *map(str, cells))
+    out = console()
+    out.print(table)
+    out.print(str(done), soft_wrap=True)
+    out.print(f"data of nodes: {', '.join(nodes) or 'none'}", soft_wrap=True)

@@ -1,0 +1,162 @@
+"""Full-graph training on several GPUs or processes: the graph cut into parts, one per rank of torch.distributed.
+
+Partition once, then run the training script under torchrun with four lines changed (docs/distributed.md):
+
+    data = gnnaccel.distributed.load("parts")              # in place of the whole graph's Data
+    model = gnnaccel.distributed.wrap(model, data)
+    loss = data.mean(F.cross_entropy(out[mask], y[mask], reduction="none"))
+    accuracy = data.mean((out.argmax(1) == y)[mask].float())
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gnnaccel import api
+from gnnaccel.graph import modes
+from gnnaccel.parts import Part, cut, follow, join, load
+from gnnaccel.parts.files import Statistics
+from gnnaccel.parts.part import RESERVED
+
+__all__ = ["Part", "Statistics", "join", "load", "partition", "wrap"]
+
+_wrapped: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def partition(
+    graph_or_data: Any,
+    parts: int,
+    out: str | os.PathLike,
+    method: str = "communities",
+    *,
+    nodes: Mapping[str, Any] | None = None,
+    edges: Mapping[str, Any] | None = None,
+    num_nodes: int | None = None,
+) -> Statistics:
+    """Cut a graph and its data into parts of nearly as many edges and nodes, with few edges between them, on disk.
+
+    Parameters
+    ----------
+    graph_or_data : PyG Data, DGLGraph, Graph, edge_index [2, E], or scipy.sparse matrix
+        Homogeneous. Tensors with a row per node or edge go along, of a Data (edge_index, not adj_t) and a DGLGraph.
+    parts : int
+        Ranks that will train.
+    out : path
+        A new or empty folder: a manifest with checksums, and a folder for each part.
+    method : {"communities", "metis", "range"}
+        "communities": by gnnaccel's own. "metis": by pymetis, where that is installed. "range": nodes as they are
+        numbered, for graphs that come in a good order.
+    nodes, edges : mapping of str to Tensor or array, optional
+        More data, a row per node or edge; memory-mapped arrays (numpy.load(mmap_mode="r")) are read part by part.
+    num_nodes : int, optional
+        As `gnnaccel.as_graph` has it.
+
+    Returns
+    -------
+    Statistics
+        Cut edges, halo rows, balance; prints as one line.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `gnnaccel.as_graph`; TypeError for data in bfloat16, ValueError for a folder that is not empty, data of
+        another length, or another method.
+    ImportError
+        For "metis" without pymetis. OSError: where the folder cannot be written.
+
+    Notes
+    -----
+    Deterministic. Each part is written before the next is cut.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel, tempfile
+    >>> edges = torch.tensor([[0, 1, 2, 3, 4, 5, 2, 3], [1, 2, 0, 4, 5, 3, 3, 2]])
+    >>> gnnaccel.distributed.partition(edges, 2, tempfile.mkdtemp()).cut
+    2
+    """
+    with modes.outside_inference(grad=False):
+        graph = api.as_graph(graph_or_data, num_nodes)
+        of_nodes, of_edges = _data_of(graph_or_data)
+        of_nodes |= dict(nodes or {})
+        of_edges |= dict(edges or {})
+        for what, table, count in (("nodes", of_nodes, graph.num_rows), ("edges", of_edges, graph.nnz)):
+            for name, value in table.items():
+                if name in RESERVED:
+                    raise ValueError(f"partition: {what}: {name!r} is what a part itself is asked for: rename it")
+                if getattr(value, "dtype", None) == torch.bfloat16:
+                    raise TypeError(f"partition: {what}: {name}: NumPy, whose files parts are, has no bfloat16")
+                if value.ndim == 0 or value.shape[0] != count:
+                    raise ValueError(
+                        f"partition: {what}: {name}: expected a row for each of {count}, got {tuple(value.shape)}"
+                    )
+        return cut.cut(graph, of_nodes, of_edges, parts, method, out)
+
+
+def _data_of(obj: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors of nodes and of edges that a framework's object holds."""
+    if "torch_geometric" in sys.modules and hasattr(obj, "node_attrs") and hasattr(obj, "edge_attrs"):
+        if obj.get("edge_index") is None:
+            raise ValueError("partition: graph_or_data: expected a Data with edge_index, got one without")
+        found = [{name: obj[name] for name in names} for names in (obj.node_attrs(), obj.edge_attrs())]
+        found[1].pop("edge_index", None)
+    elif hasattr(obj, "ndata") and hasattr(obj, "edata"):
+        found = [dict(obj.ndata), dict(obj.edata)]
+    else:
+        return {}, {}
+    nodes, edges = ({k: v for k, v in table.items() if isinstance(v, torch.Tensor)} for table in found)
+    return nodes, edges
+
+
+def wrap(model: torch.nn.Module, part: Part, *, pairs: Sequence[type] = ()) -> torch.nn.Module:
+    """Make a model of PyG's layers run on this rank's part as it would on the whole graph; the same model, changed.
+
+    Layers fetch rows of other parts' nodes before they pass messages, and run on gnnaccel's kernels. Rank 0's
+    parameters go to all; after each backward pass gradients are their sums over ranks; batch norms see all nodes.
+    Names in ``state_dict()`` stay, so that a checkpoint loads on any number of parts, or without gnnaccel.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the part's device. Not in DistributedDataParallel, whose work this does.
+    part : Part
+    pairs : sequence of type, optional
+        Your own MessagePassing layers that take (x of sources, x of destinations) as PyG's bipartite layers do, and use
+        edge_index in propagate() alone.
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`.
+
+    Raises
+    ------
+    TypeError
+        For layers that are not known on parts (docs/distributed.md), before anything is changed.
+    ValueError
+        For a model that was wrapped before, or has no layers that pass messages, or is on another device.
+    RuntimeError
+        If the ranks' models differ.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"wrap: model: expected a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(part, Part):
+        raise TypeError(f"wrap: part: expected what gnnaccel.distributed.load gives, got {type(part).__name__}")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError("wrap: model: in DistributedDataParallel, whose work wrap() does: give the model itself")
+    if model in _wrapped:
+        raise ValueError("wrap: model: it was wrapped before; make a new one, and load its state_dict")
+    from gnnaccel.pyg_backend import parts as pyg_parts
+
+    norms, layers = follow.batch_norms(model), pyg_parts.check_layers(model, pairs)
+    follow.follow(model, part.device)
+    follow.over_ranks(norms)
+    pyg_parts.wrap_layers(layers, part)
+    _wrapped.add(model)
+    return model

@@ -1,0 +1,263 @@
+"""Which part each node of a graph goes to: parts of nearly as many edges and nodes each, with few edges between them.
+
+Multilevel, as METIS is (Karypis and Kumar 1998), with the communities of `gnnaccel.graph.community` in place of matched
+pairs: the smallest graph of communities is cut first; then, level by level down to the nodes, those at the borders move
+to the part that most of their neighbours are in, many at a time, as long as both parts stay in balance. No random
+numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel import ops
+from gnnaccel.graph.community import hierarchy
+from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.network import Network, merged, network_of
+
+METHODS = ("communities", "metis", "range")
+EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
+_PASSES = 24
+_COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
+_FEWEST = 20  # communities of a part, of the smallest graph that is cut
+_SMALL, _SWEEPS = 1024, 6
+_WORTH = 1e-3  # share of the cut that two passes must gain to go on
+
+
+def assign(graph: Graph, parts: int, method: str) -> Tensor:
+    """The part of each node.
+
+    Parameters
+    ----------
+    graph : Graph
+        Square; directed or not.
+    parts : int
+    method : {"communities", "metis", "range"}
+        "metis": by the package pymetis, where it is installed. "range": nodes as they are numbered, cut into ranges.
+
+    Returns
+    -------
+    Tensor [num_nodes], int64
+
+    Raises
+    ------
+    ValueError
+        For another method, a graph that is not square, or more parts than nodes. ImportError: for "metis" without
+        pymetis.
+
+    Notes
+    -----
+    A node counts as many edges as it receives, which is what its sums read. Edges are balanced within EDGE_SLACK and
+    nodes within NODE_SLACK of the mean, unless a single node has more; a "range" by edges and nodes together alone.
+    """
+    if method not in METHODS:
+        raise ValueError(f"partition: method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if graph.num_rows != graph.num_cols:
+        raise ValueError(f"partition: expected a graph whose sources and destinations are the same nodes, got {graph}")
+    if not 1 <= parts <= max(graph.num_rows, 1):
+        raise ValueError(f"partition: parts: expected 1 to {graph.num_rows}, the number of nodes, got {parts}")
+    if parts == 1:
+        return torch.zeros(graph.num_rows, dtype=torch.int64, device=graph.device)
+    if method == "metis":
+        return _by_metis(graph, parts)
+    degree = graph.indptr.diff().long()
+    size = torch.stack([degree, torch.ones_like(degree)])
+    if method == "range":
+        return _ranges(torch.arange(graph.num_rows, device=graph.device), size, parts)
+    return _by_communities(graph, size, parts)
+
+
+def _ranges(order: Tensor, size: Tensor, parts: int) -> Tensor:
+    """Consecutive pieces of `order` of equal work, half of which are edges, and half nodes."""
+    work = (size / size.sum(1, keepdim=True).clamp(min=1)).sum(0)[order].double()
+    middle = work.cumsum(0) - work / 2
+    label = torch.empty_like(order)
+    label[order] = (middle / work.sum() * parts).long().clamp_(0, parts - 1)
+    return label
+
+
+def _by_metis(graph: Graph, parts: int) -> Tensor:
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError(
+            "partition: method='metis' needs the package pymetis (pip install pymetis); 'communities' needs nothing"
+        ) from error
+    both = _undirected(graph)
+    weights = (graph.indptr.diff().long().cpu() + 1).tolist()
+    adjacency = pymetis.CSRAdjacency(both.indptr.cpu().numpy(), both.indices.cpu().numpy())
+    _, label = pymetis.part_graph(parts, adjacency=adjacency, vweights=weights)
+    return torch.tensor(label, dtype=torch.int64, device=graph.device)
+
+
+def _undirected(graph: Graph) -> Graph:
+    """Each edge in both directions, without loops; repeated edges stay so."""
+    rows = torch.repeat_interleave(torch.arange(graph.num_rows, device=graph.device), graph.indptr.diff().long())
+    cols = graph.indices.long()
+    apart = rows != cols
+    rows, cols = rows[apart], cols[apart]
+    n = graph.num_rows
+    return Graph.from_coo(torch.cat([rows, cols]), torch.cat([cols, rows]), num_rows=n, num_cols=n)
+
+
+def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
+    caps = torch.stack([_cap(size[0], parts, EDGE_SLACK), _cap(size[1], parts, NODE_SLACK)])
+    network, place = network_of(graph)
+    place = place.long()
+    sizes = [torch.empty_like(size)]
+    sizes[0][:, place] = size
+    networks, steps = [network], []
+    for label in hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]:
+        count = int(label.max()) + 1
+        if count < _FEWEST * parts:
+            break
+        networks.append(merged(networks[-1], label, count))
+        sizes.append(size.new_zeros(2, count).index_add_(1, label, sizes[-1]))
+        steps.append(label)
+    part = _ranges(torch.arange(networks[-1].num_nodes, device=graph.device), sizes[-1], parts)
+    for level in reversed(range(len(networks))):
+        if level < len(steps):
+            part = part[steps[level]]
+        part = _refined(networks[level], sizes[level], part, caps, parts)
+        if networks[level].num_nodes <= _SMALL:
+            part = _swept(networks[level], sizes[level], part, caps, parts)
+    return part[place]
+
+
+def _cap(weights: Tensor, parts: int, slack: float) -> Tensor:
+    return (weights.sum().double() / parts * (1 + slack)).ceil().clamp(min=float(weights.max())).long()
+
+
+def _loads(size: Tensor, label: Tensor, parts: int) -> Tensor:
+    return size.new_zeros(2, parts).index_add_(1, label, size)
+
+
+def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
+    """`label` after passes of moves, in turn to parts of higher and of lower numbers: no two nodes change places."""
+    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
+    weights = None if network.weights is None else network.weights.float()
+    total = float(network.cols.numel() if weights is None else weights.double().sum())
+    best, lowest, before = label, None, None
+    for turn in range(_PASSES):
+        loads = _loads(size, label, parts)
+        has_room = loads[0] < caps[0]
+        inside, outside, target = _neighbours(graph, weights, label, has_room, upward=turn % 2 == 0)
+        over = (loads - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
+        state = float(over.sum()), total - float(inside.double().sum())
+        if lowest is None or state < lowest:
+            best, lowest = label, state
+        if turn % 2 == 0:
+            if before is not None and state[0] >= before[0] and state[1] > before[1] * (1 - _WORTH):
+                break
+            before = state
+        label = _moved(label, outside - inside, target, size, caps, parts)
+    return best
+
+
+def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
+    """`label` after sweeps of Fiduccia and Mattheyses (1982): each node moves once, the best first, also where that
+    loses; what the best moment had is kept. On the host: of small networks."""
+    n = network.num_nodes
+    rows = np.repeat(np.arange(n), network.indptr.diff().cpu().numpy())
+    weights = np.zeros((n, n), np.float32)
+    weights[rows, network.cols.cpu().numpy()] = 1 if network.weights is None else network.weights.cpu().numpy()
+    part, load_of, cap = label.cpu().numpy().copy(), size.cpu().numpy(), caps.cpu().numpy()
+    loads = _loads(size, label, parts).cpu().numpy()
+    one_hot = np.zeros((n, parts), np.float32)
+    one_hot[np.arange(n), part] = 1
+    count = weights @ one_hot  # [n, parts]: edges of each node to each part
+    for _ in range(_SWEEPS):
+        free, trail = np.ones(n, bool), []
+        best, at, gained = (-_excess(loads, cap), 0.0), 0, 0.0  # a part over its cap outweighs any cut
+        for _ in range(n):
+            gain = count - count[np.arange(n), part][:, None]
+            after = loads[:, None, :] + load_of[:, :, None]
+            fits = np.logical_and.reduce(after <= cap[:, None, None])
+            over = np.logical_or.reduce(loads > cap[:, None])[part]
+            fits |= over[:, None] & np.logical_and.reduce(loads < cap[:, None])
+            gain[~fits] = -np.inf
+            gain[np.arange(n), part] = -np.inf
+            gain[~free] = -np.inf
+            node, to = divmod(int(gain.argmax()), parts)
+            if gain[node, to] == -np.inf:
+                break
+            gained += float(gain[node, to])
+            trail.append((node, part[node]))
+            _move(node, to, part, count, weights, loads, load_of)
+            free[node] = False
+            value = -_excess(loads, cap), gained
+            if value > best:
+                best, at = value, len(trail)
+        for node, back in reversed(trail[at:]):
+            _move(node, back, part, count, weights, loads, load_of)
+        if at == 0:
+            break
+    return torch.from_numpy(part).to(label.device)
+
+
+def _excess(loads: np.ndarray, cap: np.ndarray) -> float:
+    return float((np.maximum(loads - cap[:, None], 0).sum(1) / np.maximum(cap, 1)).sum())
+
+
+def _move(node: int, to: int, part, count, weights, loads, load_of) -> None:
+    count[:, part[node]] -= weights[:, node]
+    loads[:, part[node]] -= load_of[:, node]
+    part[node] = to
+    count[:, to] += weights[:, node]
+    loads[:, to] += load_of[:, node]
+
+
+def _neighbours(
+    graph: Graph, weights: Tensor | None, label: Tensor, has_room: Tensor, upward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges of each node inside its part, the most in one part of a higher (lower) number that has room, and which that
+    is."""
+    parts = has_room.numel()
+    inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)
+    outside, target = torch.full_like(inside, -1.0), label.clone()
+    for first in range(0, parts, _COLUMNS):
+        numbers = torch.arange(first, min(parts, first + _COLUMNS), device=label.device)
+        one_hot = (label[:, None] == numbers).to(torch.float32)
+        count = ops.spmm(graph, one_hot, weights)
+        inside += (count * one_hot).sum(1)
+        allowed = (numbers > label[:, None] if upward else numbers < label[:, None]) & has_room[numbers]
+        most, at = count.masked_fill_(~allowed, -1.0).max(1)
+        better = most > outside
+        outside, target = torch.where(better, most, outside), torch.where(better, numbers[at], target)
+    return inside, outside, target
+
+
+def _moved(label: Tensor, gain: Tensor, target: Tensor, size: Tensor, caps: Tensor, parts: int) -> Tensor:
+    """`label` with those nodes moved that gain most, as far as their new parts have room; a part that holds more than
+    it may also gives away nodes that lose least."""
+    loads = _loads(size, label, parts)
+    # What a move takes off a part that is over, as a share of what it may hold.
+    relief = ((loads > caps[:, None])[:, label] * (size / caps[:, None])).sum(0)
+    nodes = (((gain > 0) | (relief > 0)) & (target != label)).nonzero().view(-1)
+    worth = torch.where(gain > 0, gain, gain / relief)[nodes]
+    nodes = nodes[worth.argsort(descending=True, stable=True)]
+    # A part that is over gives away no more, at a loss, than it is over by.
+    losing = gain[nodes] <= 0
+    given = _running(label[nodes], size[:, nodes], parts) - size[:, nodes]
+    excess = (loads - caps[:, None]).clamp(min=0)[:, label[nodes]]
+    nodes = nodes[~losing | (given < excess).any(0)]
+    # Room: taken in the order of gains.
+    room = (caps[:, None] - loads)[:, target[nodes]]
+    fits = _running(target[nodes], size[:, nodes], parts) <= room
+    nodes = nodes[fits[0] & (fits[1] | (gain[nodes] <= 0))]  # edges in balance come first
+    label = label.clone()
+    label[nodes] = target[nodes]
+    return label
+
+
+def _running(group: Tensor, values: Tensor, parts: int) -> Tensor:
+    """Running sums of each row of `values` within each group, in order."""
+    order = group.argsort(stable=True)
+    sums = values[:, order].cumsum(1)
+    starts = torch.searchsorted(group[order], torch.arange(parts, device=group.device))
+    before = torch.cat([sums.new_zeros(len(values), 1), sums], 1)[:, starts]
+    out = torch.empty_like(sums)
+    out[:, order] = sums - before[:, group[order]]
+    return out

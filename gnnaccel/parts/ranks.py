@@ -1,0 +1,120 @@
+"""The ranks of a job as one: joined, brought to one opinion, and their failures told in words."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+TIMEOUT_S = 300.0
+_NUMBERS = 16  # of a signature
+
+
+def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT_S) -> torch.device:
+    """Start torch.distributed if nobody has, by the environment that torchrun sets; the device of this rank.
+
+    Parameters
+    ----------
+    device : torch.device, optional
+        Default: the GPU of this rank on its machine, if each rank there has one, else the CPU.
+    timeout_s : float
+        For how long a rank waits for others before it ends with an error. NCCL on CUDA, gloo on the CPU.
+
+    Raises
+    ------
+    RuntimeError
+        Outside torchrun, with what to run; where the ranks do not meet within the time.
+    """
+    if not dist.is_available():
+        raise RuntimeError("distributed.join: this torch was built without torch.distributed")
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = None if device is None else torch.device(device)
+    if device is not None and device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local)
+    if device is None:
+        started = dist.get_backend() if dist.is_initialized() else None
+        on_gpu = torch.cuda.is_available() and (started is None or "nccl" in started)
+        if on_gpu and started is None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
+            on_gpu = False  # NCCL takes one GPU per rank
+        device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if dist.is_initialized():
+        return device
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"distributed.join: {', '.join(missing)} not set: run the script by torchrun --nproc-per-node N script.py, "
+            "or call torch.distributed.init_process_group before"
+        )
+    timeout = datetime.timedelta(seconds=timeout_s)
+    with told("joining the other ranks"):
+        if device.type == "cuda":
+            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+    return device
+
+
+@contextlib.contextmanager
+def told(doing: str) -> Iterator[None]:
+    """What torch.distributed raises inside, as one RuntimeError that says what this rank was doing, and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        raise RuntimeError(
+            f"gnnaccel.distributed: rank {rank}: {doing} failed: another rank has ended, fell behind, or took another "
+            f"way through the program; see what that one printed ({reason})"
+        ) from error
+
+
+def all_agree(problem: str | None, what: str) -> None:
+    """Raise on every rank what is wrong on any of them: nobody goes on to wait for one that has given up.
+
+    Raises
+    ------
+    RuntimeError
+        With each rank's problem; ValueError on the ranks whose own input it is.
+    """
+    problems: list[str | None] = [None] * dist.get_world_size()
+    with told(what):
+        dist.all_gather_object(problems, problem)
+    found = [f"rank {rank}: {said}" for rank, said in enumerate(problems) if said is not None]
+    if problem is not None:
+        raise ValueError(problem if len(found) == 1 else "; ".join(found))
+    if found:
+        raise RuntimeError(f"gnnaccel.distributed: {what} failed on another rank: " + "; ".join(found))
+
+
+def same_everywhere(numbers: list[int], device: torch.device, what: str, described: str) -> None:
+    """Raise on every rank unless all give the same numbers.
+
+    Raises
+    ------
+    RuntimeError
+        Naming the ranks that differ.
+    """
+    mine = torch.tensor((numbers + [0] * _NUMBERS)[:_NUMBERS], dtype=torch.int64, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    with told(what):
+        dist.all_gather(every, mine)
+    others = [rank for rank, theirs in enumerate(every) if not torch.equal(theirs, mine)]
+    if others:
+        raise RuntimeError(
+            f"gnnaccel.distributed: {what}: rank {dist.get_rank()} has {described}, and rank "
+            f"{', '.join(map(str, others))} something else: the ranks must run the same model on data of the same kind"
+        )
+
+
+def summed(x: Tensor) -> Tensor:
+    """The sum of `x` over all ranks, in `x`; no gradient."""
+    with told("a sum over all ranks"):
+        dist.all_reduce(x)
+    return x
