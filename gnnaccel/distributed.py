@@ -96,7 +96,8 @@ def partition(
                     raise ValueError(
                         f"partition: {what}: {name}: expected a row for each of {count}, got {tuple(value.shape)}"
                     )
-        return cut.cut(graph, of_nodes, of_edges, parts, method, out)
+        with torch.device("cpu"):  # whatever a user's default is
+            return cut.cut(graph, of_nodes, of_edges, parts, method, out)
 
 
 def _data_of(obj: Any) -> tuple[dict[str, Any], dict[str, Any]]:

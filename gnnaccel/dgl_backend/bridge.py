@@ -325,6 +325,7 @@ def replacements():
     of_gpus = {
         "gather_pinned_tensor_rows": host_memory.rows,
         "pin_memory_inplace": _pin_features,
+        "is_pinned": host_memory.is_pinned,
         "Filter": _Filter,
         "GPUCache": _no_cache,
     }

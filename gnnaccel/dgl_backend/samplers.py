@@ -104,7 +104,7 @@ def _layers(graph: Graph, seeds: Tensor, fanouts: list[int], replace: bool, devi
 
 def _block(g, layer: _Layer):
     """A block of the CPU."""
-    indptr = torch.zeros(layer.num_dst + 1, dtype=layer.row.dtype)
+    indptr = layer.row.new_zeros(layer.num_dst + 1)
     torch.cumsum(torch.bincount(layer.col, minlength=layer.num_dst), 0, out=indptr[1:])
     name = g.ntypes[0]
     block = dgl.create_block(

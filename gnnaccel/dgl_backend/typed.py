@@ -27,7 +27,7 @@ def segment_mm(original):
         lengths = seglen_a.to("cpu", torch.int64)
         if seglen_a.dtype not in _INDICES or int(lengths.sum()) != a.shape[0] or bool((lengths < 0).any()):
             return original(a, b, seglen_a)  # whose result or error this has
-        ptr = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        ptr = lengths.new_zeros(len(lengths) + 1)
         torch.cumsum(lengths, 0, out=ptr[1:])
         with report.accelerated("dgl.segment_mm"):
             return matmul_op(a, ptr, b)

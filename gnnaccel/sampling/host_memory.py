@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PAGE = 4096
 _lock = threading.Lock()
 _known: weakref.WeakValueDictionary[tuple[int, int], Pinned] = weakref.WeakValueDictionary()  # by address and bytes
 _waiting: list[tuple[int, Tensor]] = []  # to be unpinned when no CUDA graph is captured
@@ -48,7 +49,7 @@ def pin(tensor: Tensor) -> Pinned:
         found = _known.get(key)
         if found is None:
             _unpin_waiting()
-            ours = key[1] > 0 and not _is_pinned(tensor)
+            ours = key[1] > 0 and not is_pinned(tensor)
             if ours:
                 _register(*key)
             found = Pinned(tensor, ours)
@@ -65,9 +66,15 @@ def _register(address: int, size: int) -> None:
         torch.cuda.check_error(int(error))
 
 
-def _is_pinned(tensor: Tensor) -> bool:
-    """True if all of it is: torch looks at the first byte."""
-    return not tensor.numel() or (tensor.is_pinned() and tensor.view(-1)[-1:].is_pinned())
+def is_pinned(tensor: Tensor) -> bool:
+    """True if all the memory of a contiguous tensor is pinned. torch looks at the first byte, and what lies beside on the same page may be another's."""
+    if tensor.device.type != "cpu":
+        return False
+    start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    near = [(a, a + n) for a, n in list(_known) if a - _PAGE < start + size and start < a + n + _PAGE]
+    if near:
+        return any(a <= start and start + size <= end for a, end in near)
+    return not size or (tensor.is_pinned() and tensor.view(-1)[-1:].is_pinned())
 
 
 def _unpin(address: int, memory: Tensor) -> None:
@@ -116,7 +123,7 @@ def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if tensor.element_size() not in _BITS:
         raise TypeError(f"on_the_bus: tensor: expected a dtype of up to 8 bytes, got {tensor.dtype}")
-    if not tensor.is_contiguous() or not _is_pinned(tensor):
+    if not tensor.is_contiguous() or not is_pinned(tensor):
         raise ValueError("on_the_bus: tensor: expected contiguous pinned memory")
     if not tensor.numel():
         return tensor.to(device)
