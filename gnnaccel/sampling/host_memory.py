@@ -44,17 +44,17 @@ def pin(tensor: Tensor) -> Pinned:
         raise ValueError(
             f"pin: expected a contiguous tensor on the CPU, got strides {tensor.stride()} on {tensor.device}"
         )
-    key = (tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    extent = _extent(tensor)
     with _lock:
-        found = _known.get(key)
+        found = _holder(*extent)
         if found is None:
             _unpin_waiting()
-            ours = key[1] > 0 and not is_pinned(tensor)
+            ours = extent[1] > 0 and not is_pinned(tensor)
             if ours:
-                _register(*key)
+                _register(*extent)
             found = Pinned(tensor, ours)
             if ours:
-                _known[key] = found
+                _known[extent] = found
     return found
 
 
@@ -67,14 +67,26 @@ def _register(address: int, size: int) -> None:
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """True if all the memory of a contiguous tensor is pinned. torch looks at the first byte, and what lies beside on the same page may be another's."""
+    """True if all the memory of a contiguous tensor is pinned.
+
+    torch looks at the first byte, and takes what lies on the same page as other pinned memory for pinned, too.
+    """
     if tensor.device.type != "cpu":
         return False
-    start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-    near = [(a, a + n) for a, n in list(_known) if a - _PAGE < start + size and start < a + n + _PAGE]
-    if near:
-        return any(a <= start and start + size <= end for a, end in near)
+    start, size = _extent(tensor)
+    if any(a - _PAGE < start + size and start < a + n + _PAGE for a, n in list(_known)):
+        return _holder(start, size) is not None
     return not size or (tensor.is_pinned() and tensor.view(-1)[-1:].is_pinned())
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _holder(start: int, size: int) -> Pinned | None:
+    """What keeps memory pinned that these bytes are in."""
+    holders = (pinned for (a, n), pinned in list(_known.items()) if a <= start and start + size <= a + n)
+    return next(holders, None)
 
 
 def _unpin(address: int, memory: Tensor) -> None:
@@ -89,7 +101,8 @@ def _unpin_waiting() -> None:
     while _waiting:
         address, _memory = _waiting.pop()
         for device in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(device)  # it may still be reading
+            if torch._C._cuda_hasPrimaryContext(device):
+                torch.cuda.synchronize(device)  # it may still be reading
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
