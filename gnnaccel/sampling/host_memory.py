@@ -15,6 +15,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PAGE = 4096
 _lock = threading.Lock()
 _known: weakref.WeakValueDictionary[tuple[int, int], Pinned] = weakref.WeakValueDictionary()  # by address and bytes
+_readers: set[torch.device] = set()  # GPUs that have been given any of it
 _waiting: list[tuple[int, Tensor]] = []  # to be unpinned when no CUDA graph is captured
 
 
@@ -33,7 +34,7 @@ def pin(tensor: Tensor) -> Pinned:
     Parameters
     ----------
     tensor : Tensor, of any dtype
-        On the CPU and contiguous. The result keeps its memory.
+        On the CPU and contiguous. The result keeps its memory, or all the memory that it is part of.
 
     Raises
     ------
@@ -100,9 +101,8 @@ def _unpin(address: int, memory: Tensor) -> None:
 def _unpin_waiting() -> None:
     while _waiting:
         address, _memory = _waiting.pop()
-        for device in range(torch.cuda.device_count()):
-            if torch._C._cuda_hasPrimaryContext(device):
-                torch.cuda.synchronize(device)  # it may still be reading
+        for device in list(_readers):
+            torch.cuda.synchronize(device)  # it may still be reading
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
@@ -144,6 +144,7 @@ def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
         there = torch.as_tensor(_Interface(tensor.view(_BITS[tensor.element_size()])))
     if there.device != device:
         raise ValueError(f"on_the_bus: tensor: expected memory pinned for {device}, got some of {there.device}")
+    _readers.add(there.device)
     return there.view(tensor.dtype)
 
 
