@@ -3,6 +3,7 @@
 # Needs Python 3.11 or 3.12 with its venv module, a C++17 compiler, and the package registry.
 
 PYTHON ?= python3
+TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # The versions the project is run with; those of DGL, PyG and the test tools are in pyproject.toml.
@@ -61,8 +62,10 @@ demo: build
 	@echo; echo "== GCN and GAT of both frameworks, alone and with gnnaccel, on a generated graph of half a million edges"
 	$(BIN)/gnnaccel compare --framework dgl,pyg --model gcn,gat --dataset generated --hidden 32 --heads 2 --epochs 8 --repeats 1
 
+# A file of tests in each process, TEST_JOBS at a time. Warnings of users' own are not carried between the processes: that
+# would import DGL where nothing has made it importable.
 test: build
-	$(BIN)/python -m pytest -q -rs tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n $(TEST_JOBS) --dist loadfile -W ignore::UserWarning tests
 
 # The CUDA kernels without a GPU: compiled for the CPU, run thread by thread under sanitizers.
 test-emulated: build
