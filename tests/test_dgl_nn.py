@@ -151,7 +151,9 @@ def test_a_watched_leaky_relu_is_called():
 
 
 @pytest.mark.parametrize("norm", ["none", "both", "left", "right"])
-@pytest.mark.parametrize("activation", [None, torch.relu, torch.nn.ReLU(), torch.nn.functional.elu], ids=str)
+@pytest.mark.parametrize(
+    "activation", [None, torch.relu, torch.nn.ReLU(), torch.nn.functional.elu], ids=["none", "relu", "ReLU", "elu"]
+)
 @pytest.mark.parametrize("inputs", [6, 4, 3])
 def test_graph_conv_in_one_op(inputs, activation, norm):
     g = graph(loops=True)
