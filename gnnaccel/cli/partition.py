@@ -21,13 +21,14 @@ from gnnaccel.parts.files import Statistics
 
 
 def run(name: str, parts: int, out: Path, method: str, as_json: bool) -> int:
-    """Partition the graph called `name`; exit code 1 if that cannot be done, with the reason."""
+    """Partition the graph called `name`. Exit code 2 for a graph that is not there, 1 if it cannot be done; with the
+    reason."""
     try:
         graph, nodes = _read(name)
         done = distributed.partition(graph, parts, out, method, nodes=nodes)
     except (ValueError, OSError, ImportError) as error:
         print(f"gnnaccel partition: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, (data.UnknownDataset, FileNotFoundError)) else 1
     if as_json:
         ratios = {"edge_balance": done.edge_balance, "node_balance": done.node_balance, "halo_rows": done.halo_rows}
         print(json.dumps({"graph": name, **dataclasses.asdict(done), **ratios}, indent=2))

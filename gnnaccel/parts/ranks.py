@@ -86,7 +86,11 @@ def all_agree(problem: str | None, what: str) -> None:
     problems: list[str | None] = [None] * dist.get_world_size()
     with told(what):
         dist.all_gather_object(problems, problem)
-    found = [f"rank {rank}: {said}" for rank, said in enumerate(problems) if said is not None]
+    ranks: dict[str, list[str]] = {}  # that say the same
+    for rank, said in enumerate(problems):
+        if said is not None:
+            ranks.setdefault(said, []).append(str(rank))
+    found = [f"rank {', '.join(numbers)}: {said}" for said, numbers in ranks.items()]
     if problem is not None:
         raise ValueError(problem if len(found) == 1 else "; ".join(found))
     if found:
