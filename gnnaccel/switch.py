@@ -286,6 +286,8 @@ def _nothing_happened() -> str | None:
         return "compat: nothing is accelerated, and nothing is counted"
     if any(name in sys.modules for name in BACKENDS):
         return None
+    if "torch.distributed.run" in sys.modules:
+        return "torchrun ran the ranks, which print tables of their own"
     message = "the program imported neither DGL nor PyTorch Geometric: nothing to accelerate"
     if _state.missing:
         message += f" (not installed: {', '.join(sorted(_state.missing))})"

@@ -315,6 +315,11 @@ def test_flag_without_a_framework_is_said_when_asked(world, asked):
     assert "imported neither DGL nor PyTorch Geometric: nothing to accelerate (not installed: dgl)" in done.stderr
 
 
+def test_torchrun_itself_has_nothing_to_accelerate(world):
+    done = started(world, "import torch.distributed.run", GNNACCEL="1", GNNACCEL_PROFILE="1")
+    assert "torchrun ran the ranks" in done.stderr and "imported neither" not in done.stderr
+
+
 def test_flag_without_a_framework_is_silent_otherwise(world):
     assert not started(world, "print('here')", GNNACCEL="1").stderr
 
