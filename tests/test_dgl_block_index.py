@@ -213,3 +213,12 @@ def test_filters_are_sets():
     made = dgl.utils.Filter(ids)
     assert made.find_included_indices(test).tolist() == [1, 3]
     assert made.find_excluded_indices(test).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("seed", [2**32 + 3, 3 - 2**32])
+def test_seeds_beyond_the_structures_numbers(seed):
+    """A structure on a GPU has int32 indices, whatever the graph's own are."""
+    arrays = torch.tensor([0, 1, 2, 3, 4]).int(), torch.tensor([1, 2, 3, 0]).int()
+    graph = Graph.from_csr(*arrays, num_cols=4).to(DEVICE)
+    with pytest.raises(ValueError, match="seeds"):
+        samplers._layers(graph, torch.tensor([seed], device=DEVICE), [2], False, DEVICE)

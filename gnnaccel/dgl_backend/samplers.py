@@ -89,7 +89,9 @@ def _layers(graph: Graph, seeds: Tensor, fanouts: list[int], replace: bool, devi
     """Of a batch that is sampled on `device` and is where the seeds are: from the seeds on, with the graph's edge ids,
     nodes and edge ids as the seeds' dtype."""
     indptr, indices, edge_ids = arrays_on(graph, device)
-    given = seeds.to(device).clamp(max=torch.iinfo(indptr.dtype).max).to(indptr.dtype)  # no other node's number
+    given = seeds.to(device)
+    if given.dtype != indptr.dtype:  # what is out of range must not become another node's number
+        given = given.clamp(-1, torch.iinfo(indptr.dtype).max).to(indptr.dtype)
     out = sampling.neighbor_sample(indptr, indices, given, fanouts, replace=replace, resample=True, seed=_seed())
     edges = out.edge if edge_ids is None else edge_ids[out.edge]
     node, row, col, edge = (array.to(seeds.device) for array in (out.node, out.row, out.col, edges))

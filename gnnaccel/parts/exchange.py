@@ -59,7 +59,7 @@ class Exchange:
         needs = self.checked(x)
         if dist.get_world_size() == 1:
             return x
-        return _Rows.apply(x, self) if needs else self.forward(x)
+        return _BothWays.apply(x, self) if needs else self.forward(x)
 
     def checked(self, x: Tensor) -> bool:
         """Whether `x` needs a gradient; raises as a call does."""
@@ -121,16 +121,18 @@ class Exchange:
         return finish
 
 
-class _Rows(torch.autograd.Function):
+class _BothWays(torch.autograd.Function):
+    """What has a forward(x) and a backward(grad): an Exchange, or Sums."""
+
     @staticmethod
-    def forward(ctx, x, exchange):
-        ctx.exchange = exchange
-        return exchange.forward(x)
+    def forward(ctx, x, way):
+        ctx.way = way
+        return way.forward(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        return ctx.exchange.backward(grad), None
+        return ctx.way.backward(grad), None
 
 
 class Sums:
@@ -155,7 +157,7 @@ class Sums:
         """Rows of own nodes [num_own, F] -> for each own node the sum of its sources' rows; raises as an exchange."""
         if dist.get_world_size() == 1:
             return ops.spmm(self._inner, x)
-        return _Sum.apply(x, self) if self.exchange.checked(x) else self.forward(x)
+        return _BothWays.apply(x, self) if self.exchange.checked(x) else self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """The sums; no gradient."""
@@ -168,18 +170,6 @@ class Sums:
         back = self.exchange.give_back(ops.spmm(self._outer.transposed, grad))
         out = ops.spmm(self._inner.transposed, grad)
         return out.add_(back())
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, sums):
-        ctx.sums = sums
-        return sums.forward(x)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return ctx.sums.backward(grad), None
 
 
 class _Total(torch.autograd.Function):
