@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -86,18 +87,22 @@ def grads(model: torch.nn.Module, *inputs) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _setting(dtype: torch.dtype):
-    before = torch.get_default_dtype()
+    before, numbers = torch.get_default_dtype(), random.getstate()
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)  # on graphs this small threads only wait for each other; conftest.py sets it back
     torch.manual_seed(12)
     np.random.seed(12)
     random.seed(12)
+    # PyG's Sequential names its generated module by a random number and takes a module of that name that exists.
+    for name in [name for name in sys.modules if name.startswith("torch_geometric.nn.sequential_")]:
+        del sys.modules[name]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_default_dtype(before)
+        random.setstate(numbers)
 
 
 def _result(program: Callable, wrap: Callable, dtype: torch.dtype):
