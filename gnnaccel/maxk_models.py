@@ -7,7 +7,8 @@ import sys
 import types
 from collections.abc import Iterator
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gnnaccel.nn.maxk import MaxK
 
@@ -16,7 +17,15 @@ _SEQUENCES = (nn.Sequential, nn.ModuleList)
 
 
 class _InPlaceOfReLU(MaxK):
-    """A MaxK that stands where a ReLU was."""
+    """A MaxK that stands where a ReLU was.
+
+    Under torch.compile the rows go on dense: whoever reads them may be compiled apart, and then torch expects of the
+    backward a gradient of the kind that the forward returned, which only a sum over a graph gives (docs/maxk.md).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = super().forward(x)
+        return kept.to_dense() if torch.compiler.is_dynamo_compiling() else kept
 
 
 def _sums(module: nn.Module) -> bool:

@@ -127,7 +127,6 @@ def test_compare_has_a_compiled_side_of_each(graph, tmp_path, capsys):
         (["--cuda-graphs", "--device=cuda", "--epochs=7"], 2, "--epochs of at least 8"),
         (["--cuda-graphs", "--device=cuda"], 1, "this torch was built without CUDA"),
         (["--compile"], 1, "there is no no-such-compiler"),
-        (["--compile", "--maxk=4"], 2, "leave out --compile"),
     ],
 )
 def test_compare_refuses_sides_that_cannot_run(options, code, said, monkeypatch, tmp_path, capsys):

@@ -242,6 +242,21 @@ def test_which_relus():
         assert kept(gnnaccel.accelerate(model, maxk=K)) == names
 
 
+@pytest.mark.parametrize("make", ["GraphSAGE", "GIN", "GCN", "GAT"])
+def test_compiled(make):
+    """Outputs and gradients as without torch.compile, also where what reads the kept rows is compiled apart."""
+    torch.manual_seed(0)
+    model, x, edge_index = getattr(pyg_nn, make)(12, D, 2, 5).double(), torch.randn(N, 12).double(), edges()
+    gnnaccel.accelerate(model, maxk=K)
+    seen = []
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        out = run(x, edge_index)
+        out.square().sum().backward()
+        seen.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
+    torch.testing.assert_close(*seen)
+
+
 @pytest.mark.parametrize("make", ["GraphSAGE", "GIN", "GCN"])
 def test_pyg_models(make):
     """Not the ReLUs inside of GIN's layers; layer by layer, as inference() does, too."""

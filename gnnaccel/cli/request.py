@@ -67,8 +67,6 @@ def check_options(request: Request) -> None:
         )
     if request.maxk >= request.hidden:
         raise Failed(f"--maxk: expected less than --hidden, {request.hidden}, got {request.maxk}", code=2)
-    if request.maxk and request.compile:
-        raise Failed("--maxk: torch.compile cannot differentiate a model with MaxK; leave out --compile", code=2)
     if request.cuda_graphs and request.device == "cpu":
         raise Failed("--cuda-graphs: a step is captured on a GPU alone; add --device cuda, or leave it out", code=2)
     if request.cuda_graphs and request.epochs < _CAPTURED_EPOCHS:
