@@ -28,6 +28,7 @@ def gzipped(path, text):
 
 FILES = {
     "pairs.npz": lambda p: np.savez(p, edge_index=np.stack([SOURCES, DESTINATIONS]), num_nodes=NODES, y=np.zeros(6)),
+    "features.npz": lambda p: np.savez(p, edge_index=np.stack([SOURCES, DESTINATIONS]), x=np.zeros((NODES, 2))),
     "tcgnn.npz": lambda p: np.savez(p, src_li=SOURCES, dst_li=DESTINATIONS, num_nodes=NODES),
     "scipy.npz": lambda p: sp.save_npz(p, matrix()),
     "matrix.mtx": lambda p: scipy.io.mmwrite(p, matrix()),
@@ -59,6 +60,7 @@ def test_every_format(name, tmp_path):
         ("a.npz", lambda p: np.savez(p, edge_index=np.zeros((3, 2), int)), r"edge_index: expected shape \[2, E\]"),
         ("a.npz", lambda p: np.savez(p, edge_index=np.zeros((2, 3))), "expected integers"),
         ("a.npz", lambda p: np.savez(p, edge_index=np.full((2, 1), 7), num_nodes=3), "expected values in"),
+        ("a.npz", lambda p: np.savez(p, edge_index=np.full((2, 1), 7), x=np.zeros((3, 2))), "expected values in"),
         ("a.npz", lambda p: sp.save_npz(p, matrix().tocsc()), "expected csr"),
         ("a.mtx", lambda p: p.write_text("nothing"), "a.mtx"),
         ("a.txt", lambda p: p.write_text("0 one\n"), "a.txt"),

@@ -222,5 +222,6 @@ def _several(option: str, text: str, allowed: Sequence[str] = ()) -> Sequence[st
     for value in values:
         if not value or (allowed and value not in allowed):
             expected = ", ".join(allowed) if allowed else "names between the commas"
-            raise typer.BadParameter(f"{value!r} in {text!r}: expected {expected}", None, None, option)
+            where = "" if value == text else f" in {text!r}"
+            raise typer.BadParameter(f"{value!r}{where}: expected {expected}", None, None, option)
     return values

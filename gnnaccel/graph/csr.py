@@ -77,10 +77,10 @@ class Graph:
         Parameters
         ----------
         path : str or PathLike
-            .npz with edge_index [2, E] (sources, destinations), with src_li and dst_li (TC-GNN's), each with num_nodes
-            or without, or a CSR matrix of scipy.sparse.save_npz, rows being destinations; .mtx, a Matrix Market file;
-            .txt, .tsv, .csv, .edges, .el, a source and a destination to a line, further columns left
-            out, # or % before comments. All but .npz also as .gz.
+            .npz with edge_index [2, E] (sources, destinations), with src_li and dst_li (TC-GNN's), each of num_nodes,
+            or else the rows of x, or else the largest number and one; or a CSR matrix of scipy.sparse.save_npz, rows
+            being destinations; .mtx, a Matrix Market file; .txt, .tsv, .csv, .edges, .el, a source and a destination
+            to a line, further columns left out, # or % before comments. All but .npz also as .gz.
 
         Raises
         ------

@@ -63,7 +63,19 @@ def array_names(path: str | os.PathLike) -> set[str]:
         return {name.removesuffix(".npy") for name in archive.namelist()}
 
 
+def array_shape(path: str | os.PathLike, name: str) -> tuple[int, ...]:
+    """Shape of an array in an .npz archive, of which its header alone is read."""
+    with zipfile.ZipFile(path) as archive:
+        return _shape(archive, name, archive.getinfo(f"{name}.npy"))
+
+
 def _array(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarray:
+    _shape(archive, name, info)
+    with archive.open(info) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def _shape(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> tuple[int, ...]:
     if info.compress_type not in _COMPRESSION:
         raise ValueError(f"{name}: compressed by method {info.compress_type}, expected stored or deflated")
     if info.file_size > _DEFLATED * (info.compress_size + 1):
@@ -77,8 +89,7 @@ def _array(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.nda
         declared, there = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
         if dtype.hasobject or any(length < 0 for length in shape) or declared != there:
             raise ValueError(f"{name}: expected {dtype} {list(shape)} as plain numbers, got {there:,} bytes")
-    with archive.open(info) as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
+    return tuple(shape)
 
 
 def text_lines(file: IO[str], most: int = 1 << 20) -> Iterator[str]:

@@ -53,6 +53,8 @@ def _archive(path: Path) -> Arrays:
     if "indptr" in group:
         return _of_scipy(found)
     nodes = _integers("num_nodes", found["num_nodes"], 1)[0] if "num_nodes" in found else None
+    if nodes is None and "x" in names:
+        nodes = (files.array_shape(path, "x") or (None,))[0]
     if "src_li" in group:
         return _of_pairs(found["src_li"], found["dst_li"], nodes)
     ends = found["edge_index"]
