@@ -122,6 +122,22 @@ class TestWhoWroteIt:
             files.content(path, 1 << 20, trusted=True)
 
 
+def test_kept_on_disk_are_those_used_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path)
+    monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
+    monkeypatch.setattr(nvrtc, "compiled", lambda source, capability: source.encode())
+    monkeypatch.setattr(nvrtc, "_MOST_FILES", 4)
+    of = {name: tmp_path / f"{nvrtc.key_of(name, (9, 0))}.cubin" for name in "abcde"}
+    for age, name in enumerate("dcba"):
+        nvrtc.code_of(name, (9, 0))
+        os.utime(of[name], (age, age))
+    other = tmp_path / "of somebody else"
+    other.touch()
+    nvrtc.code_of("d", (9, 0))  # the oldest, used again
+    nvrtc.code_of("e", (9, 0))
+    assert {name for name, path in of.items() if path.exists()} == {"a", "d", "e"} and other.exists()
+
+
 class Driver:
     """Of CUDA, with a context for each thread as the real one has it."""
 

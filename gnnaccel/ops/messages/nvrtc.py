@@ -6,6 +6,7 @@ they are of and carry a checksum. Knows no graphs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import glob
@@ -24,6 +25,7 @@ DUMP = "GNNACCEL_DUMP_MESSAGES"  # a folder for sources
 _OPTIONS = ("--std=c++17",)
 _MAGIC = b"gnnaccel kernel 1\n"
 _MOST_BYTES = 16 << 20
+_MOST_FILES = 2000  # kept on disk, of some 50 kB each; those used last stay
 _NOT_ENTERED = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, and _HANDLE: of another context
 _log = logging.getLogger("gnnaccel")
 
@@ -207,7 +209,8 @@ def _kept(path: Path, key: str) -> bytes | None:
 
 
 def code_of(source: str, capability: tuple[int, int]) -> bytes:
-    """`compiled`, from the user's cache if it is there; a folder that cannot be written is none."""
+    """`compiled`, from the user's cache if it is there, which keeps the files used last; a folder that cannot be
+    written is none."""
     key = key_of(source, capability)
     try:
         path = folder() / f"{key}.cubin"
@@ -215,13 +218,30 @@ def code_of(source: str, capability: tuple[int, int]) -> bytes:
         _log.debug("%s: kernels are compiled again in each process", error)
         return compiled(source, capability)
     code = _kept(path, key)
-    if code is None:
+    if code is not None:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+    else:
         code = compiled(source, capability)
         try:
             store.write(path, _MAGIC + key.encode() + b"\n" + hashlib.sha256(code).digest() + code)
+            _drop_oldest(path.parent)
         except OSError as error:
             _log.debug("%s cannot be written (%s): kernels are compiled again in each process", path, error)
     return code
+
+
+def _drop_oldest(place: Path) -> None:
+    """Keep the files used last. Another process may do the same at the same time."""
+    found = list(place.glob("*.cubin"))
+    if len(found) <= _MOST_FILES:
+        return
+    used: dict[Path, float] = {}
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):
+            used[path] = path.stat().st_mtime
+    for path in sorted(used, key=used.__getitem__)[: len(used) - _MOST_FILES * 3 // 4]:
+        path.unlink(missing_ok=True)
 
 
 def dump(source: str) -> None:
