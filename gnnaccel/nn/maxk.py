@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gnnaccel import ops
-from gnnaccel.ops.cbsr import CBSR
 
 
 class MaxK(nn.Module):
@@ -42,7 +41,7 @@ class MaxK(nn.Module):
             raise ValueError(f"MaxK: k: expected at least 1, got {k}")
         self.k = k
 
-    def forward(self, x: Tensor) -> CBSR:
+    def forward(self, x: Tensor) -> Tensor:
         """x [N, D]; a CBSR tensor [N, D] (`ops.maxk`)."""
         return ops.maxk(x, min(self.k, x.shape[-1]) if x.dim() else self.k)
 
