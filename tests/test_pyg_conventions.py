@@ -11,7 +11,7 @@ pyg = pytest.importorskip("torch_geometric")
 from pyg_cases import prepare_pyg
 from pyg_compare import D, E, N, edges, rand, same, train
 from torch_geometric import EdgeIndex, nn
-from torch_geometric.utils import to_torch_coo_tensor
+from torch_geometric.utils import to_edge_index, to_torch_coo_tensor
 
 prepare_pyg()
 
@@ -33,6 +33,23 @@ def test_transposed_coo(name, aggr):
         return train(layer, rand(N, D, grad=True), to_torch_coo_tensor(edges(), size=(N, N)).t())
 
     same(program, dtype=torch.float32, accelerated=False)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "APPNP with dropout"])
+@pytest.mark.filterwarnings("ignore:.*(CSR|sparse).*")
+def test_coo_that_is_read_between_forward_and_backward(name):
+    """to_edge_index() marks the matrix as coalesced: a write, to torch."""
+    make = {"SAGE": lambda: nn.SAGEConv(D, 5), "GCN": lambda: nn.GCNConv(D, 5, normalize=False)}
+    make = make.get(name, lambda: nn.APPNP(3, 0.1, dropout=0.5))
+
+    def program(wrap):
+        adj, x = to_torch_coo_tensor(edges(), rand(E).abs() + 0.1, size=(N, N)), rand(N, D, grad=True)
+        out = wrap(make())(x, adj)
+        to_edge_index(adj)
+        out.sum().backward()
+        return out, x.grad
+
+    same(program, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"aggr": "max"}], ids=str)

@@ -175,7 +175,9 @@ def values_of(adj) -> Tensor | None:
         return adj.storage.value()
     if adj.layout == torch.sparse_coo and not adj.is_coalesced():
         raise Unsupported(_UNCOALESCED)
-    return adj.values()
+    values = adj.values()
+    # PyG marks COO matrices as coalesced, which counts as a write into what shares their counter of writes.
+    return values.data if adj.layout == torch.sparse_coo and not values.requires_grad else values
 
 
 def columns_of(adj) -> Tensor | None:
