@@ -11,6 +11,7 @@ pyg = pytest.importorskip("torch_geometric")
 from pyg_cases import prepare_pyg
 from pyg_compare import D, E, N, edges, rand, same, train
 from torch_geometric import EdgeIndex, nn
+from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import to_edge_index, to_torch_coo_tensor
 
 prepare_pyg()
@@ -177,3 +178,33 @@ def test_fused_edge_index_of_unknown_size():
         return [layer((rand(int(index[0].max()) + 1, D), None), index) for _ in range(2)]
 
     same(program, dtype=torch.float32, accelerated=None)
+
+
+class Exponent:
+    """A number of somebody's own, which takes part in powers from the right."""
+
+    def __rpow__(self, base):
+        return base.abs() ** 1.5
+
+
+class Powers(MessagePassing):
+    def __init__(self, exponent, mapped):
+        super().__init__()
+        self.exponent, self.mapped = exponent, mapped
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return (x_j + x_i if self.mapped else x_j) ** self.exponent
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("exponent", [Exponent(), int], ids=["own", "none"])
+def test_operands_that_torch_does_not_know(exponent, mapped):
+    """They have the word, or Python has."""
+
+    def program(wrap):
+        return train(wrap(Powers(exponent, mapped)), rand(N, 18, grad=True), edges())
+
+    same(program, accelerated=None, raises=exponent is int)
