@@ -115,25 +115,31 @@ def _unary(func, x, *args, **kwargs):
         return NotImplemented
     if isinstance(x.expression, Leaf):
         out = hoist(x, func, *args, **kwargs)
-        if out.shape != x.expression.value.shape or not out.is_floating_point():
+        # An operator of torch leaves operands that it does not know to theirs.
+        if not isinstance(out, Tensor) or out.shape != x.expression.value.shape or not out.is_floating_point():
             return NotImplemented
         return lift(x.trip, x.expression.side, out, x.axis, clean=True)
     if any(isinstance(a, Tensor) for a in kwargs.values()):  # no operand of an expression: its gradient would be lost
         return NotImplemented
-    expression, dtype = _as_autocast(x, func, *args, **kwargs)
-    return make(x.trip, func, (expression, *args), expression.features, dtype, kwargs, x.axis)
+    probed = _probed(x, func, *args, **kwargs)
+    if not isinstance(probed, Tensor):
+        return NotImplemented
+    expression = _as_autocast(x, probed.dtype)
+    return make(x.trip, func, (expression, *args), expression.features, probed.dtype, kwargs, x.axis)
 
 
-def _as_autocast(x: Lazy, function, *args, **kwargs) -> tuple[Expression, torch.dtype]:
-    """The expression, cast where autocast casts the argument of `function`; the dtype of the result.
+def _probed(x: Lazy, function, *args, **kwargs) -> Any:
+    """What the device itself makes of a row without elements: its autocast decides. No tensor where an operator leaves
+    its arguments to theirs."""
+    return function(torch.empty(0, 1, dtype=x.expression.dtype, device=x.trip.graph.device), *args, **kwargs)
 
-    The device itself is asked, by a call without elements: its autocast decides.
-    """
-    expression, device = x.expression, x.trip.graph.device
-    dtype = function(torch.empty(0, 1, dtype=expression.dtype, device=device), *args, **kwargs).dtype
-    if dtype != expression.dtype and torch.is_autocast_enabled(device.type):
-        expression = Apply(Tensor.to, (expression, dtype), {}, expression.features, dtype)
-    return expression, dtype
+
+def _as_autocast(x: Lazy, dtype: torch.dtype) -> Expression:
+    """The expression, cast where autocast casts the argument of a function that gives `dtype`."""
+    expression = x.expression
+    if dtype != expression.dtype and torch.is_autocast_enabled(x.trip.graph.device.type):
+        return Apply(Tensor.to, (expression, dtype), {}, expression.features, dtype)
+    return expression
 
 
 def _cast(func, x, *args, **kwargs):
@@ -257,7 +263,8 @@ def _over_features(func, x, dim=None, *args, **kwargs):
 def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     f, expression, graph = x.expression.features, x.expression, x.trip.graph
     kept = tuple(1 if d in where else n for d, n in enumerate(f, 1) if keep or d not in where)
-    whole, dtype = _as_autocast(x, torch.sum, dim=-1)
+    dtype = _probed(x, torch.sum, dim=-1).dtype
+    whole = _as_autocast(x, dtype)
     if where == (len(f),) and isinstance(expression, Apply) and expression.function is torch.mul:
         ends = {a.side: a.value for a in expression.args if isinstance(a, Leaf)}
         if len(ends) == 2 and ends["u"].shape[1:] == ends["v"].shape[1:] and ends["u"].dtype == ends["v"].dtype:

@@ -89,11 +89,14 @@ def _in_one_walk(forward):
     """forward() of several modules, whose reductions of the same messages are computed at once."""
 
     @functools.wraps(forward)
-    def several(self, x, *args, **kwargs):
+    def several(self, x, index=None, ptr=None, dim_size=None, dim=-2):
+        fused = self._modules.get("fused_aggr")
+        if fused is not None and index is not None and x.dim() == 2:
+            fused.assert_two_dimensional_input(x, dim)
         if isinstance(x, Lazy) and not x.together:
             asked = [_ASKS[type(part)] for part in self._modules["aggrs"] if type(part) in _ASKS and _may_view(part)]
             x.together = tuple(dict.fromkeys(asked))
-        return forward(self, x, *args, **kwargs)
+        return forward(self, x, index, ptr, dim_size, dim)
 
     return several
 

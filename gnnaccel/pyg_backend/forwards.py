@@ -151,9 +151,8 @@ def _gin(plain: Any, general: Callable) -> Callable:
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         modules, found = self._modules, None
         eps = self._buffers.get("eps", self._parameters.get("eps"))
-        one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
         value, looped = None, False
-        if one and size is None and guard.allows(self, edge_index) and "nn" in modules:
+        if size is None and guard.allows(self, edge_index) and "nn" in modules and _is_one(eps):
             value = short.number(eps)
             # A layer's own feature that counts as much as a neighbour's is one more of these.
             looped = value == 0 and own is x
@@ -166,6 +165,11 @@ def _gin(plain: Any, general: Callable) -> Callable:
         return modules["nn"](out if looped else _with_own(out, own, eps))
 
     return forward
+
+
+def _is_one(eps: Any) -> bool:
+    """True for a tensor of one number."""
+    return type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
 
 
 def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
@@ -185,12 +189,9 @@ def _gine(plain: Any, general: Callable) -> Callable:
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         modules, found = self._modules, None
         eps = self._buffers.get("eps", self._parameters.get("eps"))
-        one = type(eps) in short.FEATURES and eps.numel() == 1 and eps.dim() <= 1
-        usual = (
-            one and size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
-        )
+        usual = size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
         lin = modules.get("lin")
-        if usual and "nn" in modules and (lin is None or short.are_linear(lin)):
+        if usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin)):
             found = _neighbours(self, x, edge_index)
         unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
         if unusual or torch.is_autocast_enabled("cpu"):

@@ -21,6 +21,7 @@ from gnnaccel.lazy.reduce import Unsupported, unserved
 from gnnaccel.ops._described import Described
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+_UNCOALESCED = f"adjacency of layout {torch.sparse_coo}, not coalesced"
 USED = "used"  # what is kept with edges: True if there is a graph of them, else the layers that have seen them
 
 
@@ -165,14 +166,18 @@ def _build_sparse(adj) -> Graph:
     if adj.layout == torch.sparse_coo and adj.is_coalesced():
         index = adj._indices()
         return Graph.from_coo(index[0], index[1], num_rows=rows, num_cols=cols)
-    raise Unsupported(f"adjacency of layout {adj.layout}" + (", not coalesced" * (adj.layout == torch.sparse_coo)))
+    raise Unsupported(_UNCOALESCED if adj.layout == torch.sparse_coo else f"adjacency of layout {adj.layout}")
 
 
 def values_of(adj) -> Tensor | None:
-    """The values of an adjacency matrix in the order of `from_sparse`'s edge ids; None if it has none."""
+    """The values of an adjacency matrix in the order of `from_sparse`'s edge ids; None for none. Raises as that."""
     if isinstance(adj, SparseTensor):
         return adj.storage.value()
-    return adj.values()
+    if adj.layout == torch.sparse_coo and not adj.is_coalesced():
+        raise Unsupported(_UNCOALESCED)
+    values = adj.values()
+    # PyG marks COO matrices as coalesced, which counts as a write into what shares their counter of writes.
+    return values.data if adj.layout == torch.sparse_coo and not values.requires_grad else values
 
 
 def columns_of(adj) -> Tensor | None:

@@ -52,7 +52,12 @@ def memoised(original: Callable) -> Callable:
             return original(*args, **kwargs)
         key = (original.__name__, *rest)
         owners = owners_of(edges)
-        found = _remember(original, owners, (edges, None, *rest), key)
+        try:
+            found = _remember(original, owners, (edges, None, *rest), key)
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            found = None  # PyG has words of its own for all that it was given, if that is no better
+        if found is None:
+            return original(*args, **kwargs)
         if values is None:
             return found
         if values.requires_grad:

@@ -96,8 +96,9 @@ def _make_matmul(plain: Any) -> Callable:
 
     def message_and_aggregate(self, edge_index, x, edge_weight):
         call = current.call
-        # PyG's own ignores the flow.
+        # PyG's own ignores the flow, and takes unknown sizes from the edges.
         usual = isinstance(edge_index, EdgeIndex) and self.flow == "source_to_target"
+        usual = usual and None not in edge_index.sparse_size()
         if call is None or is_compiling() or not usual:
             return original(self, edge_index, x, edge_weight)
         try:

@@ -53,6 +53,8 @@ def _rgcn(known: Any, aggregations: tuple[type, ...]) -> Callable:
                     raise error from None
             if known is pyg_nn.FastRGCNConv:
                 self.fuse = False
+            elif self.num_blocks is None:  # an attribute that torch.jit.script asks for, of what PyG finds at each call
+                self.__dict__.setdefault("_use_segment_matmul_heuristic_output", False)
             report.record(guard.kind, start)
             if self.root is not None:
                 out = out + (own @ self.root if own.is_floating_point() else self.root[own])

@@ -78,7 +78,11 @@ class Guard:
         plain = self.plain
         if torch.compiler.is_compiling() or type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
             return False
+        if obstacle(conv) is not None:  # before a shape is compared, of which a trace warns
+            return False
         if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
+            return False
+        if edge_index.layout is not torch.strided:  # an adjacency matrix of two nodes
             return False
         if plain.message is not self._message or plain.forward is not self._forward:
             return False
@@ -99,7 +103,7 @@ class Guard:
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or _has_any_global_hook() or hooked(aggregation):
             return False
-        if obstacle(conv) is not None or not (edge_index.is_cpu or unserved(edge_index.device) is None):
+        if not (edge_index.is_cpu or unserved(edge_index.device) is None):
             return False
         # PyG binds the class's own propagate() to a layer that it has explained.
         own = conv.__dict__.get("propagate")

@@ -17,6 +17,7 @@ from torch_geometric import nn as pyg_nn
 from gnnaccel import report
 from gnnaccel.ops.typed_matmul import typed_matmul
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.propagate import obstacle
 
 KIND = "pyg.HeteroLinear"
 _DTYPES = (torch.float32, torch.float64)
@@ -70,7 +71,7 @@ def _forward(original: Callable) -> Callable:
 
 
 def _is_plain(layer: Any, x: Any, type_vec: Any) -> bool:
-    if torch.compiler.is_compiling() or not (_every or layer in _chosen):
+    if torch.compiler.is_compiling() or not (_every or layer in _chosen) or obstacle(layer) is not None:
         return False
     kind = type(layer)
     if kind.forward_naive is not _NAIVE or getattr(kind, "forward_segmm", None) is not _SEGMM:

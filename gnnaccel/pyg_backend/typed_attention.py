@@ -126,7 +126,8 @@ def _heat(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, node_type, edge_type, edge_attr=None):
         graph, maps = None, _heat_maps(self)
-        if maps is not None and edge_attr is not None and guard.allows(self, edge_index):
+        usual = maps is not None and edge_attr is not None and guard.allows(self, edge_index)
+        if usual and _types_rows(self, x, node_type):
             plain_call = _are_plain(x, edge_type, edge_attr, edge_index, list(self.parameters()))
             if plain_call and edge_attr.dim() == 2 and edge_attr.shape == (edge_index.shape[1], maps[2].shape[1]):
                 graph = short.graph_of(edge_index, x.shape[0], x.shape[0], self.flow)
@@ -143,6 +144,14 @@ def _heat(plain: Any, general: Callable) -> Callable:
         return out + x if self.root_weight else out
 
     return forward
+
+
+def _types_rows(conv: Any, x: Any, node_type: Any) -> bool:
+    """True if hetero_lin gives a row for each of x."""
+    lin = conv._modules.get("hetero_lin")
+    if type(lin) is not pyg_nn.HeteroLinear or short.hooked(lin):
+        return False
+    return isinstance(x, Tensor) and isinstance(node_type, Tensor) and node_type.shape == x.shape[:1]
 
 
 def _heat_maps(conv: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None:
