@@ -81,6 +81,9 @@ DGL:
   it never wrote, and an error where another one has none.
 - Second derivatives through `edge_softmax`, `GATConv` and `GATv2Conv` are right; DGL's are not, or raise.
 - Some calls that DGL refuses work: bfloat16 segments, features of width 0, graphs restricted to one sparse format.
+- Writing in place into the features after a layer of fewer outputs than inputs that has no other use for them
+  (`GraphConv` with norm "both" or "left", `RelGraphConv` without its self-loop) or after `PNAConv`, and before its
+  backward pass, raises torch's error: the features themselves are kept, where DGL keeps what it made of them.
 
 PyG:
 

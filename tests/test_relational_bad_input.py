@@ -159,17 +159,6 @@ def test_dgl_layers_of_relations(name, types):
     same(results(lambda: layer(g, x, *kinds, types), [x, *layer.parameters()]), want)
 
 
-@pytest.mark.parametrize("bad", [-1, R, 10**9])
-@pytest.mark.parametrize("name", DGL)
-def test_dgl_relations_out_of_range(name, bad):
-    types = TYPES["absent"].clone()
-    types[7] = bad
-    kinds = (torch.arange(N) % 3,) if name == "HGTConv" else ()
-    dgl_backend.enable()
-    with pytest.raises(IndexError, match=f"got {bad} at edge 7"):
-        DGL[name]().double()(dgl.graph(tuple(edges())), rand(N, D), *kinds, types)
-
-
 @pytest.mark.parametrize("across", ["sum", "mean", "max"])
 @pytest.mark.parametrize("make", ["GraphConv", "SAGEConv", "GATConv", "GINConv"])
 def test_dgl_types_without_edges_or_nodes(make, across):

@@ -106,11 +106,6 @@ def test_types_out_of_range(bad):
     types[7] = bad
     with pytest.raises(IndexError, match=rf"op: types: expected types in \[0, {T}\), got {bad} at row 7"):
         typed_matmul("op", "types", rand(N, WIDE), types, rand(T, WIDE, TALL))
-    dgl_backend.enable()
-    with pytest.raises(IndexError, match=f"gather_mm: idx_b: .* got {bad} at row 7"):
-        dgl.ops.gather_mm(rand(N, WIDE), rand(T, WIDE, TALL), idx_b=types)
-    with pytest.raises(IndexError, match=f"TypedLinear: x_type: .* got {bad} at row 7"):
-        dgl.nn.TypedLinear(WIDE, TALL, T)(torch.randn(N, WIDE), types)
     lin = gnnaccel.accelerate(pyg_nn.HeteroLinear(WIDE, TALL, T))
     with pytest.raises(IndexError, match=f"HeteroLinear: type_vec: .* got {bad} at row 7"):
         lin(torch.randn(N, WIDE), types)

@@ -108,7 +108,8 @@ def sage_forward(original):
 
     def forward(self, graph, feat, edge_weight=None):
         structure_ = None
-        if self._aggre_type in ("mean", "gcn", "pool"):
+        gathers_one = self._aggre_type == "gcn" and _in_one_frame(graph, feat)
+        if self._aggre_type in ("mean", "gcn", "pool") and not gathers_one:
             structure_ = _sums(graph, feat, edge_weight, alike=self._aggre_type == "gcn")
         if structure_ is None:
             return original(self, graph, feat, edge_weight)
@@ -131,6 +132,12 @@ def _sums(graph, feat, edge_weight, alike: bool) -> Graph | None:
         return None
     one_side = len(features) == 2 or graph.is_block or structure_.num_rows == structure_.num_cols
     return structure_ if one_side else None
+
+
+def _in_one_frame(graph, feat) -> bool:
+    """True for features of both ends of the edges of a graph where these are the same nodes: what DGL stores of the
+    second takes the place of the first."""
+    return isinstance(feat, tuple) and not graph.is_block and len(graph.ntypes) == 1
 
 
 def _sage(layer, graph, structure_: Graph, feat):

@@ -44,8 +44,9 @@ def forward(original):
         if found is None or why is not None:
             return original(self, g, inputs, mod_args, mod_kwargs)
         out, walked = {}, False
+        apart = _one_after_another(g, {name: others for name, (_, others) in found.items()})
         for name, (together, others) in found.items():
-            results = [layer(g[etype], pair) for etype, layer, pair in others]
+            results = apart[name]
             if together:
                 results.append(_together(g, together))
                 walked = True
@@ -59,6 +60,15 @@ def forward(original):
 
     call.__doc__ = original.__doc__
     return call
+
+
+def _one_after_another(g, others: dict[str, list]) -> dict[str, list]:
+    """Results of layers by destination type, which are called in the order of the edge types: some draw numbers."""
+    results: dict[str, list] = {name: [] for name in others}
+    calls = [(number, name, *call) for name, of_type in others.items() for number, *call in of_type]
+    for _, name, etype, layer, pair in sorted(calls, key=lambda call: call[0]):
+        results[name].append(layer(g[etype], pair))
+    return results
 
 
 def _added(results: list) -> Tensor:
@@ -84,8 +94,9 @@ def _reducer(conv) -> Any:
 
 def _layers(conv, g, inputs) -> dict | str | None:
     """By destination type, in DGL's order: (edge type's number, term, own features, layer) of those layers to be taken
-    together, and (edge type, layer, inputs) of the others, as all are of a graph that is new, which may be gone after
-    this call. A reason where there are none to be taken together, and None for inputs of which DGL words the error."""
+    together, and (number, edge type, layer, inputs) of the others, as all are of a graph that is new, which may be gone
+    after this call. A reason where there are none to be taken together, and None for inputs of which DGL words the
+    error."""
     pairs = _pairs(g, inputs)
     if pairs is None:
         return None
@@ -101,11 +112,11 @@ def _layers(conv, g, inputs) -> dict | str | None:
         if alike:
             together.append((number, term, target, layer))
         else:
-            others.append((etype, layer, (source, target)))
+            others.append((number, etype, layer, (source, target)))
     for name, (together, others) in found.items():
         if together and (len(together) == 1 or not pays([term for _, term, *_ in together])):
             types = {number: (etype, pair) for (number, etype, *pair) in pairs}
-            again = [(types[n][0], layer, tuple(types[n][1])) for n, _, _, layer in together]
+            again = [(n, types[n][0], layer, tuple(types[n][1])) for n, _, _, layer in together]
             found[name] = ([], again + others)
     if not any(together for together, _ in found.values()):
         return "layers that cannot be taken together"
@@ -114,8 +125,8 @@ def _layers(conv, g, inputs) -> dict | str | None:
 
 def _one_by_one(conv, g, pairs: list[tuple]) -> dict:
     found: dict[str, tuple[list, list]] = {name: ([], []) for name in g.dsttypes}
-    for _, etype, source, target in pairs:
-        found[etype[2]][1].append((etype, conv._get_module(etype), (source, target)))
+    for number, etype, source, target in pairs:
+        found[etype[2]][1].append((number, etype, conv._get_module(etype), (source, target)))
     return found
 
 

@@ -117,6 +117,8 @@ def _is_mapped_plainly(layer, graph, features, edge_feat) -> bool:
     if not fits or unsupported(edge_feat) is not None or type(layer.fc_edge) is not nn.Linear:
         return False
     weight, x = layer.fc_edge.weight, features[0]
+    if weight.dim() != 2 or edge_feat.shape[1] != weight.shape[1]:
+        return False
     same = all(t.dtype == x.dtype and t.device == x.device for t in (edge_feat, weight, layer.attn_edge))
     return same and layer.fc_edge.bias is None and not is_watched(layer.fc_edge)
 

@@ -30,6 +30,7 @@ _EMPTY = {"max": float("-inf"), "min": float("inf")}
 _NOT_DENSE = "features that are not dense tensors"
 WRONG_ROWS = "features whose number of rows is not that of the nodes or edges"
 WRONG_SHAPES = "features whose shapes do not broadcast"
+OUT_OF_RANGE = "types out of range, of which DGL takes the negative ones to count from the end"
 
 
 def transformed() -> str | None:

@@ -7,6 +7,7 @@ import torch
 
 from gnnaccel import ops, report
 from gnnaccel.dgl_backend.convolutions import structure_of
+from gnnaccel.dgl_backend.ops import OUT_OF_RANGE
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 
@@ -15,15 +16,19 @@ def rel_graph_forward(original):
     """RelGraphConv.forward that calls `ops.relational_spmm` where the layer is a plain one."""
 
     def forward(self, g, feat, etypes, norm=None, *, presorted=False):
-        structure_ = structure_of(g, (feat,)) if type(feat) in _TENSORS else None
+        structure_ = _structure_of(g, feat)
         if structure_ is None or not _is_plain(self, feat):
             return original(self, g, feat, etypes, norm, presorted=presorted)
         scale = norm if norm is not None else g.edata.get("norm")  # which the layer's message looks for
         if not _are_of_edges(structure_, feat, etypes, scale):
             return original(self, g, feat, etypes, norm, presorted=presorted)
         self.presorted = presorted
-        with report.accelerated("dgl.RelGraphConv"):
-            h = _sum(self.linear_r, structure_, feat, etypes, scale)
+        try:
+            with report.accelerated("dgl.RelGraphConv"):
+                h = _sum(self.linear_r, structure_, feat, etypes, scale)
+        except IndexError:
+            report.fallback("dgl.RelGraphConv", OUT_OF_RANGE)
+            return original(self, g, feat, etypes, norm, presorted=presorted)
         if self.layer_norm:
             h = self.layer_norm_weight(h)
         if self.bias:
@@ -42,18 +47,24 @@ def hgt_forward(original):
     """HGTConv.forward that calls `ops.relational_attention` where the layer is a plain one."""
 
     def forward(self, g, x, ntype, etype, *, presorted=False):
-        graph = structure_of(g, (x,)) if type(x) in _TENSORS else None
+        graph = _structure_of(g, x)
         if graph is None or not _is_plain_hgt(self, x) or not _are_of_edges(graph, x, etype, None):
+            return original(self, g, x, ntype, etype, presorted=presorted)
+        if not g.is_block and graph.num_rows != graph.num_cols:  # DGL words the error
             return original(self, g, x, ntype, etype, presorted=presorted)
         self.presorted = presorted
         own, own_types = (x[: g.num_dst_nodes()], ntype[: g.num_dst_nodes()]) if g.is_block else (x, ntype)
         shape = (-1, self.num_heads, self.head_size)
         key, value = (lin(x, ntype, presorted).view(shape) for lin in (self.linear_k, self.linear_v))
         query = self.linear_q(own, own_types, presorted).view(shape)
-        with report.accelerated("dgl.HGTConv"):
-            maps = [torch.stack([lin.W for lin in part], 1) for part in (self.relation_att, self.relation_msg)]
-            prior = torch.stack(list(self.relation_pri), 1)
-            h = ops.relational_attention(graph, query, key, value, etype, *maps, prior)
+        try:
+            with report.accelerated("dgl.HGTConv"):
+                maps = [torch.stack([lin.W for lin in part], 1) for part in (self.relation_att, self.relation_msg)]
+                prior = torch.stack(list(self.relation_pri), 1)
+                h = ops.relational_attention(graph, query, key, value, etype, *maps, prior)
+        except IndexError:
+            report.fallback("dgl.HGTConv", OUT_OF_RANGE)
+            return original(self, g, x, ntype, etype, presorted=presorted)
         h = self.drop(self.linear_a(h.view(-1, self.num_heads * self.head_size), own_types, presorted))
         alpha = torch.sigmoid(self.skip[own_types]).unsqueeze(-1)
         h = h * alpha + (own if own.shape == h.shape else own @ self.residual_w) * (1 - alpha)
@@ -78,6 +89,12 @@ def _is_plain_hgt(layer, x) -> bool:
 
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _structure_of(g, feat) -> Graph | None:
+    """As `structure_of`; None also for a graph without edges, of which DGL warns where a layer's message is its own."""
+    graph = structure_of(g, (feat,)) if type(feat) in _TENSORS else None
+    return graph if graph is not None and graph.nnz else None
 
 
 def _is_plain(layer, feat) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from gnnaccel import report
-from gnnaccel.dgl_backend.ops import unsupported
+from gnnaccel.dgl_backend.ops import OUT_OF_RANGE, unsupported
 from gnnaccel.dgl_backend.short import autocasting
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.typed_matmul import typed_matmul
@@ -42,8 +42,12 @@ def gather_mm(original):
     def gather_mm(a, b, *, idx_b):
         if not _are_plain(a, b) or not _are_types(idx_b, a):
             return original(a, b, idx_b=idx_b)
-        with report.accelerated("dgl.gather_mm"):
-            return typed_matmul("gather_mm", "idx_b", a, idx_b, b)
+        try:
+            with report.accelerated("dgl.gather_mm"):
+                return typed_matmul("gather_mm", "idx_b", a, idx_b, b)
+        except IndexError:
+            report.fallback("dgl.gather_mm", OUT_OF_RANGE)
+            return original(a, b, idx_b=idx_b)
 
     gather_mm.__doc__ = original.__doc__
     return gather_mm
@@ -60,8 +64,12 @@ def typed_linear_forward(original):
             weight = weight.view(self.num_types, self.num_bases, self.submat_in, self.submat_out)
         if not _are_plain(x, weight):
             return original(self, x, x_type, sorted_by_type)
-        with report.accelerated("dgl.TypedLinear"):
-            return typed_matmul("TypedLinear", "x_type", x, x_type, weight)
+        try:
+            with report.accelerated("dgl.TypedLinear"):
+                return typed_matmul("TypedLinear", "x_type", x, x_type, weight)
+        except IndexError:
+            report.fallback("dgl.TypedLinear", OUT_OF_RANGE)
+            return original(self, x, x_type, sorted_by_type)
 
     forward.__doc__ = original.__doc__
     return forward
