@@ -304,18 +304,10 @@ def _walks():
     return report.snapshot()["pyg.HeteroConv"]
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """Two small layers are worth it as well."""
-    from gnnaccel.pyg_backend import hetero_conv
-
-    monkeypatch.setattr(hetero_conv, "_FEW", 0)
-
-
 @pytest.mark.parametrize("widths", [None, 8])
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_layers_of_all_relations_together(name, aggr, widths, always):
+def test_layers_of_all_relations_together(name, aggr, widths):
     report.reset()
     same(together(name, aggr, widths), accelerated=None if name == "some" else True)
     site = _walks()  # of the first call, of layers that are yet to find their width, none
@@ -327,7 +319,7 @@ def test_layers_of_all_relations_together(name, aggr, widths, always):
     lambda model, graph: setattr(model.convs[RELATIONS[1]], "lin_l", nn.Linear(3, 8, bias=False)),
     lambda model, graph: model.convs[RELATIONS[1]].lin_l.register_forward_hook(lambda *a: a[2] * 2),
 ])  # fmt: skip
-def test_watched_and_changed_layers_are_called(change, always):
+def test_watched_and_changed_layers_are_called(change):
     report.reset()
     same(together("SAGE", change=change), accelerated=True)
     assert _walks().accelerated
@@ -344,7 +336,7 @@ def test_why_layers_are_called_one_by_one(aggr, reason):
 @pytest.mark.parametrize("aggr", ["add", "mean"])
 @pytest.mark.parametrize("width", [None, 8, 3])
 @pytest.mark.parametrize("which", [RELATIONS[:1], RELATIONS[1:4], RELATIONS])
-def test_edge_weights_of_some_relations(which, width, aggr, always):
+def test_edge_weights_of_some_relations(which, width, aggr):
     """Weights that are trained and new at each call, through sums before the maps and after them."""
 
     def program(wrap):
@@ -364,7 +356,7 @@ def test_edge_weights_of_some_relations(which, width, aggr, always):
 
 
 @pytest.mark.parametrize("conv", ["GCN", "wide"])
-def test_edge_weights_that_layers_see_to(conv, always):
+def test_edge_weights_that_layers_see_to(conv):
     make = {"GCN": lambda: nn.GCNConv(-1, 5, add_self_loops=False), "wide": lambda: nn.GATConv(-1, 5, edge_dim=2)}[conv]
     kinds = [("paper", f"r{i}", "paper") for i in range(3)]
 
@@ -385,7 +377,7 @@ def test_edge_weights_that_layers_see_to(conv, always):
     same(program)
 
 
-def test_relations_that_leave_and_plain_models(always):
+def test_relations_that_leave_and_plain_models():
     """A model that was not accelerated runs as PyG runs it, also beside one that was."""
     from gnnaccel import pyg_backend
 
@@ -406,7 +398,7 @@ def test_relations_that_leave_and_plain_models(always):
     assert not report.snapshot()
 
 
-def test_checkpointing_what_a_second_call_does_another_way(always):
+def test_checkpointing_what_a_second_call_does_another_way():
     def program(wrap):
         graph = data(8)
         model = wrap(nn.HeteroConv({r: PLAIN["SAGE"](n) for n, r in enumerate(RELATIONS)}))

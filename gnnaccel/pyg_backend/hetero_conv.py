@@ -21,8 +21,8 @@ from torch_geometric.nn.conv import hetero_conv
 from gnnaccel import report
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
-from gnnaccel.modules import is_watched
-from gnnaccel.ops.relation_sums import Own, Term, pays, relation_sums
+from gnnaccel.ops.relation_layers import Target, relation_layers
+from gnnaccel.ops.relation_sums import Own, Term, pays
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.rules import REDUCES
@@ -106,19 +106,19 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
     edge_types, counts = _layout(conv)
     if max(counts.values(), default=0) < 2:
         return Refused(None)  # nothing to be taken together
-    if not any(_are_worth(count, x_dict.get(target)) for target, count in counts.items()):
-        return Refused("few layers into each node type")
+    plain_features = {name for name, x in x_dict.items() if short.is_matrix(x) and x.dtype in _DTYPES}
+    given = (edge_index_dict, x_dict, *kwargs_dict.values())
     for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
         source, _, target = edge_type
-        given = (edge_index_dict, x_dict, *kwargs_dict.values())
-        if not any(edge_type in values for values in given):
+        if edge_type not in edge_index_dict and not any(edge_type in values for values in given):
             continue
         together, others = found.setdefault(target, ([], []))
         layer = None
-        plain, weight = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
-        if plain and _are_worth(counts[target], x_dict[target]):
-            square, edges = source == target, edge_index_dict[edge_type]
-            layer = _layer(module, x_dict[source], x_dict[target], edges, square, weight)
+        if source in plain_features and target in plain_features and counts[target] > 1:
+            plain, weight = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
+            if plain:
+                square, edges = source == target, edge_index_dict[edge_type]
+                layer = _layer(module, x_dict[source], x_dict[target], edges, square, weight)
         if isinstance(layer, Refused):
             return layer
         if layer is not None and (not together or _alike(together[0], layer)):
@@ -147,8 +147,7 @@ def _layout(conv: Any) -> tuple[list[tuple], Counter]:
 def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> tuple[bool, Any]:
     """True if the layer of `edge_type` gets node features and edges alone, and perhaps weights of these, and the
     weights."""
-    source, _, target = edge_type
-    if source not in x_dict or target not in x_dict or edge_type in x_dict or edge_type not in edge_index_dict:
+    if edge_type in x_dict or edge_type not in edge_index_dict:
         return False, None
     weight = None
     for name, values in kwargs_dict.items():
@@ -157,14 +156,6 @@ def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs
                 return False, None
             weight = given[0]
     return True, weight
-
-
-_FEW = 1 << 14  # features of the destinations, below which two layers take less by themselves (EPYC, one thread)
-
-
-def _are_worth(count: int, own: Any) -> bool:
-    """True if `count` layers into these destinations are worth to be looked at."""
-    return count > 2 or (count == 2 and isinstance(own, Tensor) and own.numel() >= _FEW)
 
 
 def _given(values: dict, edge_type: tuple) -> tuple:
@@ -189,23 +180,19 @@ def _guard(plain: type, known: type) -> short.Guard:
     return short.Guard(plain, known, tuple(REDUCES))
 
 
-_KNOWN = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv)
+_KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv)}
 
 
 def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool, edge_weight: Any) -> Layer | Refused | None:
     """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
-    if not is_accelerated(conv):
-        return None
-    plain = type(conv)._gnnaccel_plain
-    known = next((cls for cls in _KNOWN if plain.forward is cls.forward), None)
-    if known is None or not _guard(plain, known).allows(conv, edge_index) or is_watched(conv):
-        return None
-    if not short.is_matrix(x) or not short.is_matrix(own) or x.dtype not in _DTYPES or ALLOWED in vars(conv):
+    plain, state = getattr(type(conv), "_gnnaccel_plain", None), conv.__dict__
+    known = None if plain is None else _KNOWN.get(plain.forward)
+    if known is None or not _guard(plain, known).allows(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
-    if not alike or conv.flow != "source_to_target" or vars(conv).get("_compiled_call_impl"):
+    if not alike or conv.flow != "source_to_target" or state.get("_compiled_call_impl"):
         return None
     names: tuple[str, str | None]
     modules, kind = conv._modules, REDUCES.get(type(conv._modules.get("aggr_module")))
@@ -273,30 +260,37 @@ def _called(module: Any, edge_type: tuple, args_dict: tuple, kwargs_dict: dict) 
 
 
 def _results(conv: Any, found: dict, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor]:
-    out = {}
+    joined = [_target(together) for together, _ in found.values() if together]
+    owners = tuple([layer.edges for together, _ in found.values() for layer in together])
+    form = tuple([layer.form for together, _ in found.values() for layer in together])
+    sums, out = iter(relation_layers(joined, _keeper(owners, form))), {}
     for target, (together, others) in found.items():
         results = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
         if not together:
             out[target] = hetero_conv.group(results, conv.aggr)
             continue
-        total, count = sum(results, start=_together(together)), len(results) + len(together)
+        total, count = sum(results, start=next(sums)), len(results) + len(together)
         out[target] = total / count if conv.aggr == "mean" else total
     return out
 
 
-def _together(layers: list[Layer]) -> Tensor:
-    """The sum of these layers' results."""
+def _target(layers: list[Layer]) -> Target:
+    """What adds up the results of these layers."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     owns = [layer.own_weight for layer in layers if layer.own_weight is not None]
-    owners = tuple(layer.edges for layer in layers)
+    kept = _keeper(tuple([layer.edges for layer in layers]), tuple([layer.form for layer in layers]))
+    return Target([layer.term for layer in layers], kept, biases, Own(layers[0].own, owns) if owns else None)
+
+
+def _keeper(owners: tuple, forms: tuple) -> Callable:
+    """What keeps with these edges what is made of them."""
 
     def kept(key, make):
-        key = ("relations", tuple(layer.form for layer in layers), key)
+        key = ("relations", forms, key)
         stack = derived.get(owners, key)
         if stack is None:
             stack = make()
             derived.put(owners, key, stack)
         return stack
 
-    own = Own(layers[0].own, owns) if owns else None
-    return relation_sums([layer.term for layer in layers], kept, biases, own)
+    return kept
