@@ -304,10 +304,30 @@ def _walks():
     return report.snapshot()["pyg.HeteroConv"]
 
 
+@pytest.fixture
+def always(monkeypatch):
+    """It is worth it on tiny graphs as well, and on new ones."""
+    from gnnaccel.ops import relation_layers
+
+    monkeypatch.setattr(relation_layers, "_TINY", 0)
+
+
+def test_tiny_graphs_are_joined_once_they_last():
+    def program(wrap):
+        graph = data(8)
+        model = wrap(nn.HeteroConv({r: PLAIN["Graph"](0) for r in RELATIONS}))
+        report.reset()
+        return [train(model, graph) for _ in range(7)]
+
+    same(program)
+    # The first call makes the graphs, three are of graphs that may soon be gone; bfloat16 goes layer by layer.
+    assert _walks().accelerated - sum(_walks().reasons.values()) == 3
+
+
 @pytest.mark.parametrize("widths", [None, 8])
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_layers_of_all_relations_together(name, aggr, widths):
+def test_layers_of_all_relations_together(name, aggr, widths, always):
     report.reset()
     same(together(name, aggr, widths), accelerated=None if name == "some" else True)
     site = _walks()  # of the first call, of layers that are yet to find their width, none
@@ -319,7 +339,7 @@ def test_layers_of_all_relations_together(name, aggr, widths):
     lambda model, graph: setattr(model.convs[RELATIONS[1]], "lin_l", nn.Linear(3, 8, bias=False)),
     lambda model, graph: model.convs[RELATIONS[1]].lin_l.register_forward_hook(lambda *a: a[2] * 2),
 ])  # fmt: skip
-def test_watched_and_changed_layers_are_called(change):
+def test_watched_and_changed_layers_are_called(change, always):
     report.reset()
     same(together("SAGE", change=change), accelerated=True)
     assert _walks().accelerated
@@ -336,7 +356,7 @@ def test_why_layers_are_called_one_by_one(aggr, reason):
 @pytest.mark.parametrize("aggr", ["add", "mean"])
 @pytest.mark.parametrize("width", [None, 8, 3])
 @pytest.mark.parametrize("which", [RELATIONS[:1], RELATIONS[1:4], RELATIONS])
-def test_edge_weights_of_some_relations(which, width, aggr):
+def test_edge_weights_of_some_relations(which, width, aggr, always):
     """Weights that are trained and new at each call, through sums before the maps and after them."""
 
     def program(wrap):
@@ -356,7 +376,7 @@ def test_edge_weights_of_some_relations(which, width, aggr):
 
 
 @pytest.mark.parametrize("conv", ["GCN", "wide"])
-def test_edge_weights_that_layers_see_to(conv):
+def test_edge_weights_that_layers_see_to(conv, always):
     make = {"GCN": lambda: nn.GCNConv(-1, 5, add_self_loops=False), "wide": lambda: nn.GATConv(-1, 5, edge_dim=2)}[conv]
     kinds = [("paper", f"r{i}", "paper") for i in range(3)]
 
@@ -377,7 +397,7 @@ def test_edge_weights_that_layers_see_to(conv):
     same(program)
 
 
-def test_relations_that_leave_and_plain_models():
+def test_relations_that_leave_and_plain_models(always):
     """A model that was not accelerated runs as PyG runs it, also beside one that was."""
     from gnnaccel import pyg_backend
 
@@ -398,7 +418,7 @@ def test_relations_that_leave_and_plain_models():
     assert not report.snapshot()
 
 
-def test_checkpointing_what_a_second_call_does_another_way():
+def test_checkpointing_what_a_second_call_does_another_way(always):
     def program(wrap):
         graph = data(8)
         model = wrap(nn.HeteroConv({r: PLAIN["SAGE"](n) for n, r in enumerate(RELATIONS)}))

@@ -14,6 +14,12 @@ RELATIONS = ((0, 1, 9), (1, 1, 8), (2, 1, 7), (0, 3, 6), (3, 3, 0), (1, 2, 5), (
 KINDS = {"sum": ("sum",) * 7, "mean": ("mean",) * 7, "both": ("sum", "mean", "sum", "mean", "mean", "sum", "sum")}
 
 
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """What takes less one by one is put together as well."""
+    monkeypatch.setattr(module, "_TINY", 0)
+
+
 def case(kinds, relations=RELATIONS, owns=(1, 3)):
     """Targets over four node types of two widths, weights of both layouts, and the leaves."""
     xs = [values(n, width, seed=i) for i, (n, width) in enumerate(zip(SIZES, WIDTHS, strict=True))]
@@ -148,3 +154,12 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
     assert all(out.grad_fn.name() != "_LayersBackward" for out in got)
     if why in ("many", "dtypes"):
         torch.testing.assert_close(got[0], wanted(targets[:1])[0])
+
+
+@pytest.mark.parametrize("kinds, made", [("sum", 3), ("both", 3), ("factors", 0)])
+def test_what_takes_less_by_itself(kinds, made, monkeypatch):
+    monkeypatch.setattr(module, "_TINY", 1 << 22)
+    targets, _ = case(KINDS.get(kinds, ("left",) * 7))
+    kept, _ = keeper()
+    results = [relation_layers(targets, kept) for _ in range(6)]
+    assert [out is not None for out in results] == [False] * (6 - made) + [True] * made

@@ -26,6 +26,8 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
 _SMALL = 1 << 24
+# Up to which layers take less one by one than it takes to join graphs that are new, or sums whose edges have factors.
+_TINY = 1 << 22
 
 
 class Target(NamedTuple):
@@ -37,8 +39,9 @@ class Target(NamedTuple):
     own: Own | None
 
 
-def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor]:
-    """`relation_sums` of each target: on small graphs together, else one after the other.
+def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | None:
+    """`relation_sums` of each target: on small graphs together, else one after the other. None where the layers that
+    these targets stand for take less one by one: nothing has been done then.
 
     Parameters
     ----------
@@ -48,10 +51,16 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor]:
 
     Returns
     -------
-    list of Tensor [num_rows of a target, D]
+    list of Tensor [num_rows of a target, D], or None
     """
-    if _operators.watched() or forward_ad._current_level >= 0 or not _are_few(targets):
-        return _composed(targets)
+    work, alike = _work(targets)
+    if work > _SMALL or not alike or _operators.watched() or forward_ad._current_level >= 0:
+        return _composed(targets) if work > _TINY else None
+    if work <= _TINY:
+        uses = kept(("uses",), lambda: [0])
+        uses[0] += 1
+        if uses[0] <= ready.ONCE:  # a sampled graph may be gone after the layers of one step
+            return None
     features: dict[int, Tensor] = {}
     places: dict[int, int] = {}
     layout: list[tuple] = []
@@ -77,19 +86,18 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor]:
     return list(_layers(plan, targets, *features.values(), *given))
 
 
-def _are_few(targets: Sequence[Target]) -> bool:
-    first, work = targets[0].terms[0].x, 0
+def _work(targets: Sequence[Target]) -> tuple[int, bool]:
+    """Multiplications of the maps, and whether one node of autograd does all of it."""
+    first, work, alike = targets[0].terms[0].x, 0, True
     for terms, _, _, own in targets:
         work += terms[0].graph.num_rows * terms[0].outputs * sum([term.x.shape[1] for term in terms])
+        alike = alike and (own is None or bool(own.weights))
         for term in terms:
             x = term.x
-            if term.kind not in FORMS or term.edge_weight is not None or x.dtype != first.dtype:
-                return False
-            if x.device != first.device:
-                return False
-        if own is not None and not own.weights:
-            return False
-    return work <= _SMALL
+            if term.kind not in FORMS or term.edge_weight is not None:
+                alike = False
+            alike = alike and x.dtype == first.dtype and x.device == first.device
+    return work, alike
 
 
 def _composed(targets: Sequence[Target]) -> list[Tensor]:

@@ -79,9 +79,11 @@ def _forward(original: Callable) -> Callable:
             found = _layers(self, *args_dict, kwargs_dict)
             if not isinstance(found, Refused):
                 out = _results(self, found, args_dict, kwargs_dict)
-                report.record(KIND, start)
-                return out
-            why = found.why
+                if out is not None:
+                    report.record(KIND, start)
+                    return out
+            else:
+                why = found.why
         if why is not None:
             report.record(KIND, start, why)  # each layer is accelerated, or left, and counted by itself
         return original(self, *args_dict, **kwargs_dict)
@@ -259,11 +261,15 @@ def _called(module: Any, edge_type: tuple, args_dict: tuple, kwargs_dict: dict) 
     return module(*args, **named)
 
 
-def _results(conv: Any, found: dict, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor]:
+def _results(conv: Any, found: dict, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor] | None:
+    """By destination type; None where layers take less one by one."""
     joined = [_target(together) for together, _ in found.values() if together]
     owners = tuple([layer.edges for together, _ in found.values() for layer in together])
     form = tuple([layer.form for together, _ in found.values() for layer in together])
-    sums, out = iter(relation_layers(joined, _keeper(owners, form))), {}
+    made, out = relation_layers(joined, _keeper(owners, form)), {}
+    if made is None:
+        return None
+    sums = iter(made)
     for target, (together, others) in found.items():
         results = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
         if not together:
