@@ -308,7 +308,9 @@ def _walks():
 def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
     from gnnaccel.ops import relation_layers
+    from gnnaccel.pyg_backend import hetero_conv
 
+    monkeypatch.setattr(hetero_conv, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
 
 

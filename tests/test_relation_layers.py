@@ -156,10 +156,10 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
         torch.testing.assert_close(got[0], wanted(targets[:1])[0])
 
 
-@pytest.mark.parametrize("kinds, made", [("sum", 3), ("both", 3), ("factors", 0)])
+@pytest.mark.parametrize("kinds, made", [("sum", 2), ("both", 2), ("factors", 0)])
 def test_what_takes_less_by_itself(kinds, made, monkeypatch):
     monkeypatch.setattr(module, "_TINY", 1 << 22)
     targets, _ = case(KINDS.get(kinds, ("left",) * 7))
     kept, _ = keeper()
-    results = [relation_layers(targets, kept) for _ in range(6)]
-    assert [out is not None for out in results] == [False] * (6 - made) + [True] * made
+    results = [relation_layers(targets, kept) for _ in range(2)]
+    assert [out is not None for out in results] == [False] * (2 - made) + [True] * made

@@ -26,7 +26,7 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
 _SMALL = 1 << 24
-# Up to which layers take less one by one than it takes to join graphs that are new, or sums whose edges have factors.
+# Up to which layers take less one by one than sums together whose edges have factors.
 _TINY = 1 << 22
 
 
@@ -56,11 +56,6 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     work, alike = _work(targets)
     if work > _SMALL or not alike or _operators.watched() or forward_ad._current_level >= 0:
         return _composed(targets) if work > _TINY else None
-    if work <= _TINY:
-        uses = kept(("uses",), lambda: [0])
-        uses[0] += 1
-        if uses[0] <= ready.ONCE:  # a sampled graph may be gone after the layers of one step
-            return None
     features: dict[int, Tensor] = {}
     places: dict[int, int] = {}
     layout: list[tuple] = []

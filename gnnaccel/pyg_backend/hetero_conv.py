@@ -21,6 +21,7 @@ from torch_geometric.nn.conv import hetero_conv
 from gnnaccel import report
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
+from gnnaccel.ops.ready import ONCE
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, pays
 from gnnaccel.pyg_backend import short
@@ -108,6 +109,8 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
     edge_types, counts = _layout(conv)
     if max(counts.values(), default=0) < 2:
         return Refused(None)  # nothing to be taken together
+    if _may_be_gone(len(edge_types), x_dict, edge_index_dict):
+        return Refused(None)
     plain_features = {name for name, x in x_dict.items() if short.is_matrix(x) and x.dtype in _DTYPES}
     given = (edge_index_dict, x_dict, *kwargs_dict.values())
     for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
@@ -132,6 +135,22 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
         if together and (len(together) == 1 or not pays([layer.term for layer in together])):
             found[target] = ([], [calls[id(layer)] for layer in together] + others)
     return found if any(together for together, _ in found.values()) else Refused("layers that cannot be taken together")
+
+
+_TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
+
+
+def _may_be_gone(count: int, x_dict: dict, edge_index_dict: dict) -> bool:
+    """True for the first calls on tiny graphs: sampled ones may be gone after the layers of one step."""
+    some = next(iter(edge_index_dict.values()), None)
+    if type(some) is not Tensor or count * sum([x.numel() for x in x_dict.values() if isinstance(x, Tensor)]) > _TINY:
+        return False
+    uses = derived.get((some,), "HeteroConv")
+    if uses is None:
+        derived.put((some,), "HeteroConv", [1])
+        return True
+    uses[0] += 1
+    return uses[0] <= ONCE + 1
 
 
 _layouts: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()
