@@ -279,6 +279,10 @@ PLAIN = {
     "GCN without loops": lambda n: nn.SAGEConv((-1, -1), 8) if n else nn.GCNConv(-1, 8, add_self_loops=False),
     "no root": lambda n: nn.SAGEConv((-1, -1), 8, root_weight=n % 2 == 0),
     "some": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n == 1 else nn.SAGEConv((-1, -1), 8),
+    "GAT": lambda n: nn.GATConv((-1, -1), 4, heads=2, add_self_loops=n == 0, bias=n != 1),
+    "GAT averaged": lambda n: nn.GATConv((-1, -1), 8, heads=2 + n % 2, concat=False, add_self_loops=False),
+    "GAT and SAGE": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n % 2 else nn.SAGEConv((-1, -1), 8),
+    "GAT with res": lambda n: nn.GATConv((-1, -1), 8, residual=n == 0, add_self_loops=False),
     "normalized": lambda n: nn.SAGEConv((-1, -1), 8, normalize=n == 4),
 }
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.stack import Relation, Stack
+from gnnaccel.graph.stack import Relation, Stack, below_each_other
 from gnnaccel.ops import _arrays, ready
 from gnnaccel.ops.linear_sums import Apart
 from gnnaccel.ops.relation_sums import Kept, Own, Term, relation_sums
@@ -180,7 +180,7 @@ def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[i
             last, used = first + stack.num_rows * stack.count, frozenset(row[1] for row in rows)
             plans[-1][0].append(_Part(numbers[key], first, last, stack.count, maps, owns, used))
     for key in numbers:
-        graph = _below_each_other([stack.apart for stack in stacks[key]])
+        graph = below_each_other([stack.apart for stack in stacks[key]])
         walks.append(_Walk(graph, FORMS[key[1]], members[key], [sizes[place] for place in members[key]]))
     return _Plan(len(features), walks, plans, [_all_of(each, of_biases) for each, of_biases in plans])
 
@@ -203,21 +203,6 @@ def _bases(members: list[int], sizes: list[int]) -> tuple[dict[int, int], int]:
 def _loops(graph: Graph) -> Graph:
     each = torch.arange(graph.num_rows + 1, device=graph.device)
     return Graph(each, each[:-1].clone(), None, graph.num_rows)
-
-
-def _below_each_other(graphs: list[Graph]) -> Graph:
-    """The rows of all, of the same columns."""
-    if len(graphs) == 1:
-        return graphs[0]
-    with torch.inference_mode(False), torch.no_grad():
-        starts, before = [], 0
-        for graph in graphs:
-            starts.append(graph.indptr[:-1].long() + before)
-            before += graph.nnz
-        indptr = torch.cat([*starts, torch.tensor([before], device=graphs[0].device)])
-        indices = torch.cat([graph.indices.long() for graph in graphs])
-        dtype = torch.int32 if max(before, graphs[0].num_cols) < 2**31 else torch.int64
-        return Graph(indptr.to(dtype), indices.to(dtype), None, graphs[0].num_cols)
 
 
 class _Layers(torch.autograd.Function):

@@ -21,10 +21,12 @@ from torch_geometric.nn.conv import hetero_conv
 from gnnaccel import report
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
 from gnnaccel.ops.ready import ONCE
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, pays
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.attention_forwards import gat_layer
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -95,16 +97,34 @@ def _forward(original: Callable) -> Callable:
 def _unusual(conv: Any, args_dict: tuple, kwargs_dict: dict) -> str | None:
     if conv.aggr not in ("sum", "mean"):
         return "an aggr of edge types other than sum and mean"
-    if len(args_dict) != 2 or any(not name.endswith("_dict") for name in kwargs_dict):
+    usual = len(args_dict) == 2 and isinstance(args_dict[0], dict) and isinstance(args_dict[1], dict)
+    if not usual or any(not name.endswith("_dict") for name in kwargs_dict):
         return "arguments other than x_dict and edge_index_dict by position"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
         return "a mode of torch that each layer sees to by itself"
     return modes.RECOMPUTING if modes.recomputing() else None
 
 
-def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> dict | Refused:
-    """By destination type, in PyG's order: the layers to be taken together, and (layer, edge type) of the others."""
-    found: dict[str, tuple[list[Layer], list[tuple]]] = {}
+class Found(NamedTuple):
+    """What the layers of a HeteroConv do, by destination type in PyG's order.
+
+    sums : layers that are summed and mapped together. others : (layer, edge type) of those to be called.
+    attending : of GATConv, by what these have in common.
+    """
+
+    sums: dict[str, list[Layer]]
+    others: dict[str, list[tuple]]
+    attending: dict[tuple, dict[str, list[Attending]]]
+
+
+class Attending(NamedTuple):
+    layer: GatLayer
+    edges: Tensor
+    form: str
+
+
+def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> Found | Refused:
+    found = Found({}, {}, {})
     calls: dict[int, tuple] = {}
     edge_types, counts = _layout(conv)
     if max(counts.values(), default=0) < 2:
@@ -117,26 +137,45 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
         source, _, target = edge_type
         if edge_type not in edge_index_dict and not any(edge_type in values for values in given):
             continue
-        together, others = found.setdefault(target, ([], []))
+        together, others = found.sums.setdefault(target, []), found.others.setdefault(target, [])
         layer = None
-        if source in plain_features and target in plain_features and counts[target] > 1:
+        if source in plain_features and target in plain_features:
             plain, weight = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
             if plain:
                 square, edges = source == target, edge_index_dict[edge_type]
                 layer = _layer(module, x_dict[source], x_dict[target], edges, square, weight)
         if isinstance(layer, Refused):
             return layer
-        if layer is not None and (not together or _alike(together[0], layer)):
-            calls[id(layer)] = module, edge_type
+        if isinstance(layer, Attending):
+            of = layer.layer
+            key = (*of.att_src.shape, module.negative_slope, module.concat, of.x.dtype)
+            found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
+        elif layer is not None and counts[target] > 1 and (not together or _alike(together[0], layer)):
             together.append(layer)
         else:
             others.append((module, edge_type))
-    for target, (together, others) in found.items():
+            continue
+        calls[id(layer)] = module, edge_type
+    for target, together in found.sums.items():
         if together and (len(together) == 1 or not pays([layer.term for layer in together])):
-            found[target] = ([], [calls[id(layer)] for layer in together] + others)
-    return found if any(together for together, _ in found.values()) else Refused("layers that cannot be taken together")
+            found.others[target] += [calls[id(layer)] for layer in together]
+            found.sums[target] = []
+    for key, by_target in list(found.attending.items()):
+        layers = [each.layer for part in by_target.values() for each in part]
+        if len(layers) < 2 or not _attend_together(layers):
+            for target, part in found.attending.pop(key).items():
+                found.others[target] += [calls[id(each)] for each in part]
+    some = found.attending or any(found.sums.values())
+    return found if some else Refused("layers that cannot be taken together")
 
 
+def _attend_together(layers: list[GatLayer]) -> bool:
+    """True if these layers take less as one."""
+    work = sum([layer.graph.num_cols * layer.weight_src.numel() for layer in layers])
+    return work <= _ATTENDING and takes(layers)
+
+
+_ATTENDING = 1 << 27  # multiplications of the maps, from which on rows that are copied cost more than calls (EPYC)
 _TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
 
 
@@ -201,13 +240,18 @@ def _guard(plain: type, known: type) -> short.Guard:
     return short.Guard(plain, known, tuple(REDUCES))
 
 
-_KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv)}
+_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, pyg_nn.GATConv)
+_KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
 
 
-def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool, edge_weight: Any) -> Layer | Refused | None:
+def _layer(
+    conv: Any, x: Tensor, own: Tensor, edge_index: Any, square: bool, edge_weight: Any
+) -> Layer | Attending | Refused | None:
     """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
     plain, state = getattr(type(conv), "_gnnaccel_plain", None), conv.__dict__
     known = None if plain is None else _KNOWN.get(plain.forward)
+    if plain is not None and known is pyg_nn.GATConv and edge_weight is None:
+        return _attending(conv, plain, x, own, edge_index)
     if known is None or not _guard(plain, known).allows(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
@@ -246,6 +290,24 @@ def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool, edge_weig
     return Layer(Term(graph, x, weight, kind, True, edge_weight), bias, own, own_weight, edge_index, key[0])
 
 
+@functools.lru_cache(256)
+def _gat_guard(plain: type) -> short.Guard:
+    return short.Guard(plain, pyg_nn.GATConv, node_dims=(0,))
+
+
+def _attending(conv: Any, plain: type, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
+    """What a GATConv does, if it does no more, on edges that it has had before."""
+    if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
+        return None
+    if type(edge_index) is not Tensor or edge_index.device != x.device:
+        return None
+    looped = conv.add_self_loops
+    key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
+    graph = derived.get((edge_index,), key)
+    layer = None if graph is None else gat_layer(conv, _gat_guard(plain), x, own, edge_index, lambda *_: graph)
+    return None if layer is None else Attending(layer, edge_index, key[0])
+
+
 def _are_weights(edge_weight: Any, x: Tensor, edge_index: Tensor) -> bool:
     """True for a number for each edge, of the features' kind."""
     if type(edge_weight) not in short.FEATURES or edge_weight.shape != edge_index.shape[1:]:
@@ -280,35 +342,48 @@ def _called(module: Any, edge_type: tuple, args_dict: tuple, kwargs_dict: dict) 
     return module(*args, **named)
 
 
-def _results(conv: Any, found: dict, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor] | None:
+def _results(conv: Any, found: Found, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor] | None:
     """By destination type; None where layers take less one by one."""
-    joined = [_target(together) for together, _ in found.values() if together]
-    owners = tuple([layer.edges for together, _ in found.values() for layer in together])
-    form = tuple([layer.form for together, _ in found.values() for layer in together])
-    made, out = relation_layers(joined, _keeper(owners, form)), {}
-    if made is None:
-        return None
-    sums = iter(made)
-    for target, (together, others) in found.items():
-        results = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
-        if not together:
-            out[target] = hetero_conv.group(results, conv.aggr)
+    parts: dict[str, list[Tensor]] = {target: [] for target in found.others}
+    counts = {target: len(others) for target, others in found.others.items()}
+    groups: list[tuple[dict, list[Tensor]]] = []
+    sums = {target: together for target, together in found.sums.items() if together}
+    if sums:
+        made = relation_layers([_target(together) for together in sums.values()], _keeper(sums))
+        if made is None:
+            return None
+        groups.append((sums, made))
+    for (*_, slope, concat, _), by_target in found.attending.items():
+        targets = [[each.layer for each in together] for together in by_target.values()]
+        groups.append((by_target, gat_layers(targets, How(slope, concat), _keeper(by_target))))
+    for group, outs in groups:
+        for (target, together), out in zip(group.items(), outs, strict=True):
+            parts[target].append(out)
+            counts[target] += len(together)
+    results = {}
+    for target, others in found.others.items():
+        each = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
+        if not parts[target]:
+            results[target] = hetero_conv.group(each, conv.aggr)
             continue
-        total, count = sum(results, start=next(sums)), len(results) + len(together)
-        out[target] = total / count if conv.aggr == "mean" else total
-    return out
+        first, *rest = parts[target] + each
+        total = sum(rest, start=first)
+        results[target] = total / counts[target] if conv.aggr == "mean" else total
+    return results
 
 
 def _target(layers: list[Layer]) -> Target:
     """What adds up the results of these layers."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     owns = [layer.own_weight for layer in layers if layer.own_weight is not None]
-    kept = _keeper(tuple([layer.edges for layer in layers]), tuple([layer.form for layer in layers]))
-    return Target([layer.term for layer in layers], kept, biases, Own(layers[0].own, owns) if owns else None)
+    own = Own(layers[0].own, owns) if owns else None
+    return Target([layer.term for layer in layers], _keeper({"": layers}), biases, own)
 
 
-def _keeper(owners: tuple, forms: tuple) -> Callable:
-    """What keeps with these edges what is made of them."""
+def _keeper(by_target: dict[str, list]) -> Callable:
+    """What keeps with the edges of these layers what is made of them."""
+    layers = [layer for together in by_target.values() for layer in together]
+    owners, forms = tuple([layer.edges for layer in layers]), tuple([layer.form for layer in layers])
 
     def kept(key, make):
         key = ("relations", forms, key)
