@@ -157,7 +157,7 @@ def pyg_layer(name: str, width: int):
 
     if name == "GINConv":
         return nn.GINConv(torch.nn.Linear(width, width))
-    return getattr(nn, name)((width, width), width, **({"add_self_loops": False} if name == "GATConv" else {}))
+    return getattr(nn, name)((width, width), width, **({"add_self_loops": False} if name in ("GATConv", "GATv2Conv") else {}))
 
 
 class Two(torch.nn.Module):
