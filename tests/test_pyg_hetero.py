@@ -283,6 +283,13 @@ PLAIN = {
     "GAT averaged": lambda n: nn.GATConv((-1, -1), 8, heads=2 + n % 2, concat=False, add_self_loops=False),
     "GAT and SAGE": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n % 2 else nn.SAGEConv((-1, -1), 8),
     "GAT with res": lambda n: nn.GATConv((-1, -1), 8, residual=n == 0, add_self_loops=False),
+    "Transformer": lambda n: nn.TransformerConv((-1, -1), 4, heads=2, bias=n != 1, root_weight=n != 2),
+    "Transformer averaged": lambda n: nn.TransformerConv((-1, -1), 8, heads=2, concat=False),
+    "Transformer and GAT": lambda n: (
+        nn.TransformerConv((-1, -1), 8, heads=1, beta=n == 0)
+        if n % 4 in (0, 1)
+        else nn.GATConv((-1, -1), 8, add_self_loops=False)
+    ),
     "normalized": lambda n: nn.SAGEConv((-1, -1), 8, normalize=n == 4),
 }
 

@@ -111,12 +111,12 @@ def gat_layers(targets: Sequence[Sequence[GatLayer]], how: How, kept: Callable) 
             given += parameters
             given.append(bias)
         layout.append(())
-    plan = kept(("gat", tuple(layout)), partial(_planned, targets, places, len(features)))
+    plan = kept(("gat", tuple(layout)), partial(planned, targets, places, len(features)))
     arrays = arrays_of(plan.graph, torch.is_grad_enabled(), features[0])
     return list(_layers(plan, arrays, how, targets, *features, *given))
 
 
-class _End(NamedTuple):
+class End(NamedTuple):
     """Rows [first, last) of what is gathered or attended to: features `place`, `layers` of which a node has a row
     each."""
 
@@ -126,28 +126,29 @@ class _End(NamedTuple):
     layers: list[int]
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     graph: Graph
     features: int
-    sources: list[_End]
-    targets: list[_End]
+    sources: list[End]
+    targets: list[End]
 
 
-def _planned(targets: Sequence[Sequence[GatLayer]], places: dict[int, int], features: int) -> _Plan:
-    """The plan of a call; holds no tensor of it."""
+def planned(targets: Sequence[Sequence[Any]], places: dict[int, int], features: int) -> Plan:
+    """The plan of a call of layers with a graph, x and y, whose places among the features are given by their ids; holds
+    no tensor of it."""
     everything = [layer for layers in targets for layer in layers]
     if len(everything) == 1:
         graph = everything[0].graph
-        source = _End(places[id(everything[0].x)], 0, graph.num_cols, [0])
-        target = _End(places[id(everything[0].y)], 0, graph.num_rows, [0])
-        return _Plan(graph, features, [source], [target])
+        source = End(places[id(everything[0].x)], 0, graph.num_cols, [0])
+        target = End(places[id(everything[0].y)], 0, graph.num_rows, [0])
+        return Plan(graph, features, [source], [target])
     readers: dict[int, list[int]] = {}
     for number, layer in enumerate(everything):
         readers.setdefault(id(layer.x), []).append(number)
     sources, relations, cols = [], {}, 0
     for numbers in readers.values():
         rows = everything[numbers[0]].graph.num_cols * len(numbers)
-        sources.append(_End(places[id(everything[numbers[0]].x)], cols, cols + rows, numbers))
+        sources.append(End(places[id(everything[numbers[0]].x)], cols, cols + rows, numbers))
         for i, number in enumerate(numbers):
             relations[number] = Relation(everything[number].graph, cols + i, len(numbers))
         cols += rows
@@ -158,9 +159,9 @@ def _planned(targets: Sequence[Sequence[GatLayer]], places: dict[int, int], feat
         stack = Stack([relations[n] for n in numbers], cols)
         graphs.append(stack.apart)
         rows = stack.num_rows * stack.count
-        ends.append(_End(places[id(layers[0].y)], first, first + rows, numbers))
+        ends.append(End(places[id(layers[0].y)], first, first + rows, numbers))
         first += rows
-    return _Plan(below_each_other(graphs), features, sources, ends)
+    return Plan(below_each_other(graphs), features, sources, ends)
 
 
 _SRC, _DST, _ATT_SRC, _ATT_DST, _BIAS, _EACH = range(6)  # the places of a layer's parameters, and how many there are
@@ -255,7 +256,7 @@ _layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]
 
 
 def _add_gradients(
-    found: list, given: Sequence[Any], features: int, end: _End, which: tuple, scores: Tensor, mapped: Tensor | None
+    found: list, given: Sequence[Any], features: int, end: End, which: tuple, scores: Tensor, mapped: Tensor | None
 ) -> None:
     """Add to `found` what comes from the gradients of the scores of one end, and of mapped features."""
     x, rows = given[end.place], slice(end.first, end.last)
@@ -281,7 +282,7 @@ def _add_gradients(
         found[place + which[1]] = vector.view(given[place + which[1]].shape)
 
 
-def _clear(found: list, plan: _Plan, layers: Sequence[int], reached: set[int]) -> None:
+def _clear(found: list, plan: Plan, layers: Sequence[int], reached: set[int]) -> None:
     """None in place of the gradients that nothing has led to."""
     used = {end.place for end in (*plan.sources, *plan.targets) if not reached.isdisjoint(end.layers)}
     for place in range(plan.features):

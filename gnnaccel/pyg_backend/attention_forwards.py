@@ -18,6 +18,7 @@ from torch_geometric.nn.conv import gat_conv as module
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import reduce
+from gnnaccel.ops.dot_layers import DotLayer, Map
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
 from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
@@ -135,6 +136,29 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         return _finished(self, out, res)
 
     return forward
+
+
+def dot_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph: Graph) -> Any:
+    """What a TransformerConv does with plain features of its sources and destinations; None if it does more."""
+    modules = conv._modules
+    if conv.flow != "source_to_target" or conv.beta or (conv.dropout > 0 and conv.training):
+        return None
+    if modules.get("lin_edge") is not None or not guard.allows(conv, edge_index):
+        return None
+    width = conv.heads * conv.out_channels
+    maps: list[Any] = []
+    for name, given in (("lin_query", y), ("lin_key", x), ("lin_value", x), ("lin_skip", y)):
+        if name == "lin_skip" and not conv.root_weight:
+            maps.append(None)
+            continue
+        found = short.parameters_of(modules.get(name))
+        wide = width if name != "lin_skip" or conv.concat else conv.out_channels
+        if found is None or found[0].shape != (wide, given.shape[1]) or found[0].dtype != x.dtype:
+            return None
+        if found[1] is not None and found[1].dtype != x.dtype:
+            return None
+        maps.append(Map(*found))
+    return DotLayer(graph, x, y, *maps)
 
 
 def _transformer(plain: Any, general: Callable) -> Callable:

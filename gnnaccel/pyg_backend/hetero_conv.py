@@ -21,12 +21,13 @@ from torch_geometric.nn.conv import hetero_conv
 from gnnaccel import report
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
+from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
 from gnnaccel.ops.ready import ONCE
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, pays
 from gnnaccel.pyg_backend import short
-from gnnaccel.pyg_backend.attention_forwards import gat_layer
+from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -109,7 +110,7 @@ class Found(NamedTuple):
     """What the layers of a HeteroConv do, by destination type in PyG's order.
 
     sums : layers that are summed and mapped together. others : (layer, edge type) of those to be called.
-    attending : of GATConv, by what these have in common.
+    attending : of GATConv and TransformerConv, by what these have in common.
     """
 
     sums: dict[str, list[Layer]]
@@ -118,7 +119,7 @@ class Found(NamedTuple):
 
 
 class Attending(NamedTuple):
-    layer: GatLayer
+    layer: GatLayer | DotLayer
     edges: Tensor
     form: str
 
@@ -147,8 +148,8 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
         if isinstance(layer, Refused):
             return layer
         if isinstance(layer, Attending):
-            of = layer.layer
-            key = (*of.att_src.shape, module.negative_slope, module.concat, of.x.dtype)
+            slope = module.negative_slope if type(layer.layer) is GatLayer else None
+            key = (slope, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
             found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
         elif layer is not None and counts[target] > 1 and (not together or _alike(together[0], layer)):
             together.append(layer)
@@ -169,10 +170,12 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
     return found if some else Refused("layers that cannot be taken together")
 
 
-def _attend_together(layers: list[GatLayer]) -> bool:
+def _attend_together(layers: list) -> bool:
     """True if these layers take less as one."""
-    work = sum([layer.graph.num_cols * layer.weight_src.numel() for layer in layers])
-    return work <= _ATTENDING and takes(layers)
+    gat = type(layers[0]) is GatLayer
+    maps = [layer.weight_src if gat else layer.value.weight for layer in layers]
+    work = sum([layer.graph.num_cols * weight.numel() for layer, weight in zip(layers, maps, strict=True)])
+    return work <= _ATTENDING and (not gat or takes(layers))
 
 
 _ATTENDING = 1 << 27  # multiplications of the maps, from which on rows that are copied cost more than calls (EPYC)
@@ -240,7 +243,8 @@ def _guard(plain: type, known: type) -> short.Guard:
     return short.Guard(plain, known, tuple(REDUCES))
 
 
-_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, pyg_nn.GATConv)
+_ATTEND = (pyg_nn.GATConv, pyg_nn.TransformerConv)
+_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, *_ATTEND)
 _KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
 
 
@@ -250,8 +254,8 @@ def _layer(
     """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
     plain, state = getattr(type(conv), "_gnnaccel_plain", None), conv.__dict__
     known = None if plain is None else _KNOWN.get(plain.forward)
-    if plain is not None and known is pyg_nn.GATConv and edge_weight is None:
-        return _attending(conv, plain, x, own, edge_index)
+    if plain is not None and known in _ATTEND:
+        return None if edge_weight is not None else _attending(conv, known, plain, x, own, edge_index)
     if known is None or not _guard(plain, known).allows(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
@@ -291,20 +295,25 @@ def _layer(
 
 
 @functools.lru_cache(256)
-def _gat_guard(plain: type) -> short.Guard:
-    return short.Guard(plain, pyg_nn.GATConv, node_dims=(0,))
+def _attention_guard(plain: type, known: type) -> short.Guard:
+    return short.Guard(plain, known, node_dims=(0,))
 
 
-def _attending(conv: Any, plain: type, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
-    """What a GATConv does, if it does no more, on edges that it has had before."""
+def _attending(conv: Any, known: Any, plain: type, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
+    """What a layer of attention does, if it does no more, on edges that it has had before."""
     if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
         return None
-    if type(edge_index) is not Tensor or edge_index.device != x.device:
+    if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
         return None
-    looped = conv.add_self_loops
+    looped = known is pyg_nn.GATConv and conv.add_self_loops
     key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
-    graph = derived.get((edge_index,), key)
-    layer = None if graph is None else gat_layer(conv, _gat_guard(plain), x, own, edge_index, lambda *_: graph)
+    graph, guard = derived.get((edge_index,), key), _attention_guard(plain, known)
+    if graph is None or own.device != x.device:
+        return None
+    if known is pyg_nn.GATConv:
+        layer = gat_layer(conv, guard, x, own, edge_index, lambda *_: graph)
+    else:
+        layer = dot_layer(conv, guard, x, own, edge_index, graph)
     return None if layer is None else Attending(layer, edge_index, key[0])
 
 
@@ -353,9 +362,14 @@ def _results(conv: Any, found: Found, args_dict: tuple, kwargs_dict: dict) -> di
         if made is None:
             return None
         groups.append((sums, made))
-    for (*_, slope, concat, _), by_target in found.attending.items():
-        targets = [[each.layer for each in together] for together in by_target.values()]
-        groups.append((by_target, gat_layers(targets, How(slope, concat), _keeper(by_target))))
+    for (slope, heads, channels, concat, _), by_target in found.attending.items():
+        targets: Any = [[each.layer for each in together] for together in by_target.values()]
+        kept = _keeper(by_target)
+        gat = slope is not None
+        outs = (
+            gat_layers(targets, How(slope, concat), kept) if gat else dot_layers(targets, heads, channels, concat, kept)
+        )
+        groups.append((by_target, outs))
     for group, outs in groups:
         for (target, together), out in zip(group.items(), outs, strict=True):
             parts[target].append(out)
