@@ -26,7 +26,7 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
 _SMALL = 1 << 24
-# Up to which layers take less one by one than sums together whose edges have factors.
+# Up to which layers on the CPU take less one by one than sums together whose edges have factors.
 _TINY = 1 << 22
 
 
@@ -55,7 +55,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     """
     work, alike = _work(targets)
     if work > _SMALL or not alike or _operators.watched() or forward_ad._current_level >= 0:
-        return _composed(targets) if work > _TINY else None
+        return _composed(targets) if work > _TINY or not targets[0].terms[0].x.is_cpu else None
     features: dict[int, Tensor] = {}
     places: dict[int, int] = {}
     layout: list[tuple] = []

@@ -175,17 +175,23 @@ def _attend_together(layers: list) -> bool:
     gat = type(layers[0]) is GatLayer
     maps = [layer.weight_src if gat else layer.value.weight for layer in layers]
     work = sum([layer.graph.num_cols * weight.numel() for layer, weight in zip(layers, maps, strict=True)])
-    return work <= _ATTENDING and (not gat or takes(layers))
+    return work <= (_ATTENDING if gat else _MAPPED) and (not gat or takes(layers))
 
 
-_ATTENDING = 1 << 27  # multiplications of the maps, from which on rows that are copied cost more than calls (EPYC)
+# Multiplications of the maps, from which on rows that are copied cost more than calls: of GATConv, and of
+# TransformerConv, whose destinations are mapped too (EPYC, one thread).
+_ATTENDING, _MAPPED = 1 << 27, 1 << 24
 _TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
 
 
 def _may_be_gone(count: int, x_dict: dict, edge_index_dict: dict) -> bool:
     """True for the first calls on tiny graphs: sampled ones may be gone after the layers of one step."""
     some = next(iter(edge_index_dict.values()), None)
-    if type(some) is not Tensor or count * sum([x.numel() for x in x_dict.values() if isinstance(x, Tensor)]) > _TINY:
+    if (
+        type(some) is not Tensor
+        or not some.is_cpu
+        or count * sum([x.numel() for x in x_dict.values() if isinstance(x, Tensor)]) > _TINY
+    ):
         return False
     uses = derived.get((some,), "HeteroConv")
     if uses is None:
