@@ -449,3 +449,50 @@ def test_checkpointing_what_a_second_call_does_another_way(always):
         return found
 
     same(program)
+
+
+def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
+    """As where each layer has a node of its own: an optimizer leaves parameters without gradients alone."""
+
+    def program(wrap):
+        found = []
+        for make in (PLAIN["Graph"], lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False)):
+            graph = data(8)
+            model = wrap(nn.HeteroConv({r: make(n) for n, r in enumerate(RELATIONS)}))
+            for _ in range(3):
+                model.zero_grad()
+                out = model(graph.x_dict, graph.edge_index_dict)
+                backward(out["author"])
+            found.append((out, grads(model, graph.x_dict)))
+        return found
+
+    same(program)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GAT", "Transformer"])
+def test_layers_that_share_parameters_and_batches_without_some_types(name, always):
+    def program(wrap):
+        shared, out = PLAIN[name](1), []
+        model = wrap(
+            nn.HeteroConv({r: shared if r in (RELATIONS[1], RELATIONS[2]) else PLAIN[name](3) for r in RELATIONS})
+        )
+        for seed, missing in ((0, ()), (1, RELATIONS[:1]), (2, RELATIONS[3:])):
+            graph = data(8, seed=seed)
+            for relation in missing:
+                del graph[relation]
+            for _ in range(3):
+                model.zero_grad()
+                out.append(train(model, graph))
+        return out
+
+    same(program)
+
+
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.GCNConv])
+def test_loops_between_two_kinds_of_nodes_are_refused(make):
+    channels = 8 if make is nn.GCNConv else (-1, -1)
+
+    def program(wrap):
+        return wrap(nn.HeteroConv({r: make(channels, 8) for r in RELATIONS}))
+
+    same(program, raises=True, accelerated=None)
