@@ -59,7 +59,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
 def _between(conv: Any, guard: short.Guard, x: Any, edge_index: Any) -> Tensor | None:
     """GATConv between two kinds of nodes; None where the general way is to be taken."""
     pair = x if type(x) is tuple and len(x) == 2 else (x, x)
-    if not _are_plain(pair, edge_index) or torch.is_autocast_enabled(edge_index.device.type):
+    if not _are_plain(pair, edge_index) or not edge_index.is_cpu or torch.is_autocast_enabled("cpu"):
         return None
     start = time.perf_counter()
     layer = gat_layer(conv, guard, *pair, edge_index, _graph_between)
