@@ -28,7 +28,8 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
   (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No
   message per edge in memory then, unless the layer itself maps edge features to full width (noted). With at most
   {few:,} numbers in the messages on the CPU CGConv, FeaStConv, FiLMConv, GENConv, GINEConv and LEConv may run PyG's
-  own propagate(), which is the faster one there; on CUDA those but GINEConv with at most 8 million.
+  own propagate(), which is the faster one there; on CUDA those but GINEConv with at most 8 million. So may RGATConv,
+  whose messages have a matrix for each edge, HEATConv with a fourth and HGTConv with a sixteenth of that on the CPU.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
   fewer are stored.

@@ -56,9 +56,40 @@ def test_few_messages(name, monkeypatch):
     for _ in range(2):
         report.reset()
         got = both(layer, edge_index)
-        assert (propagate._FEW in reasons()) == left
+        assert (propagate.FEW in reasons()) == left
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     report.reset()
     both(layer, graph(50 * E))  # more of them: the layer's messages are reduced by our kernels again
-    assert propagate._FEW not in reasons()
+    assert propagate.FEW not in reasons()
+
+
+KINDS = [("a", "to", "b"), ("b", "from", "a")]
+TYPED = {
+    "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), 2 * D),
+    "HEAT": (lambda: nn.HEATConv(D, D, 3, 3, 4, 2, 2, heads=2), lambda e, x, t, a: (x, e, t[:N], t, a), 4),
+    "HGT": (lambda: nn.HGTConv(D, D, (["a", "b"], KINDS), heads=2), None, 16),
+}
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("name", TYPED)
+def test_few_edges_of_several_types(name, many, monkeypatch):
+    make, arguments, times = TYPED[name]
+    edges = E * (2 if name == "HGT" else 1)
+    monkeypatch.setattr(blocks, "FEW", {"cpu": edges * D * times - many})
+    plain = make().double()
+    layer, found = pyg_backend.accelerate(copy.deepcopy(plain)), []
+    for each in (plain, layer):
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(N, D, dtype=torch.float64, generator=generator).requires_grad_()
+        types = torch.randint(0, 3, (E,), generator=generator)
+        attributes = torch.randn(E, 2, dtype=torch.float64, generator=generator)
+        report.reset()
+        if arguments is None:
+            out = torch.cat(list(each({"a": x, "b": x * 2}, dict.fromkeys(KINDS, graph())).values()))
+        else:
+            out = each(*arguments(graph(), x, types, attributes))
+        found.append([out, *torch.autograd.grad(out.square().sum(), [x, *each.parameters()], allow_unused=True)])
+    assert (propagate.FEW in reasons()) == (not many)
+    torch.testing.assert_close(*[[each for each in part if each is not None] for part in found])

@@ -279,6 +279,17 @@ PLAIN = {
     "GCN without loops": lambda n: nn.SAGEConv((-1, -1), 8) if n else nn.GCNConv(-1, 8, add_self_loops=False),
     "no root": lambda n: nn.SAGEConv((-1, -1), 8, root_weight=n % 2 == 0),
     "some": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n == 1 else nn.SAGEConv((-1, -1), 8),
+    "GAT": lambda n: nn.GATConv((-1, -1), 4, heads=2, add_self_loops=n == 0, bias=n != 1),
+    "GAT averaged": lambda n: nn.GATConv((-1, -1), 8, heads=2 + n % 2, concat=False, add_self_loops=False),
+    "GAT and SAGE": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n % 2 else nn.SAGEConv((-1, -1), 8),
+    "GAT with res": lambda n: nn.GATConv((-1, -1), 8, residual=n == 0, add_self_loops=False),
+    "Transformer": lambda n: nn.TransformerConv((-1, -1), 4, heads=2, bias=n != 1, root_weight=n != 2),
+    "Transformer averaged": lambda n: nn.TransformerConv((-1, -1), 8, heads=2, concat=False),
+    "Transformer and GAT": lambda n: (
+        nn.TransformerConv((-1, -1), 8, heads=1, beta=n == 0)
+        if n % 4 in (0, 1)
+        else nn.GATConv((-1, -1), 8, add_self_loops=False)
+    ),
     "normalized": lambda n: nn.SAGEConv((-1, -1), 8, normalize=n == 4),
 }
 
@@ -306,10 +317,24 @@ def _walks():
 
 @pytest.fixture
 def always(monkeypatch):
-    """Two small layers are worth it as well."""
+    """It is worth it on tiny graphs as well, and on new ones."""
+    from gnnaccel.ops import relation_layers
     from gnnaccel.pyg_backend import hetero_conv
 
-    monkeypatch.setattr(hetero_conv, "_FEW", 0)
+    monkeypatch.setattr(hetero_conv, "_TINY", 0)
+    monkeypatch.setattr(relation_layers, "_TINY", 0)
+
+
+def test_tiny_graphs_are_joined_once_they_last():
+    def program(wrap):
+        graph = data(8)
+        model = wrap(nn.HeteroConv({r: PLAIN["Graph"](0) for r in RELATIONS}))
+        report.reset()
+        return [train(model, graph) for _ in range(7)]
+
+    same(program)
+    # The first call makes the graphs, three are of graphs that may soon be gone; bfloat16 goes layer by layer.
+    assert _walks().accelerated - sum(_walks().reasons.values()) == 3
 
 
 @pytest.mark.parametrize("widths", [None, 8])
@@ -424,3 +449,50 @@ def test_checkpointing_what_a_second_call_does_another_way(always):
         return found
 
     same(program)
+
+
+def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
+    """As where each layer has a node of its own: an optimizer leaves parameters without gradients alone."""
+
+    def program(wrap):
+        found = []
+        for make in (PLAIN["Graph"], lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False)):
+            graph = data(8)
+            model = wrap(nn.HeteroConv({r: make(n) for n, r in enumerate(RELATIONS)}))
+            for _ in range(3):
+                model.zero_grad()
+                out = model(graph.x_dict, graph.edge_index_dict)
+                backward(out["author"])
+            found.append((out, grads(model, graph.x_dict)))
+        return found
+
+    same(program)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GAT", "Transformer"])
+def test_layers_that_share_parameters_and_batches_without_some_types(name, always):
+    def program(wrap):
+        shared, out = PLAIN[name](1), []
+        model = wrap(
+            nn.HeteroConv({r: shared if r in (RELATIONS[1], RELATIONS[2]) else PLAIN[name](3) for r in RELATIONS})
+        )
+        for seed, missing in ((0, ()), (1, RELATIONS[:1]), (2, RELATIONS[3:])):
+            graph = data(8, seed=seed)
+            for relation in missing:
+                del graph[relation]
+            for _ in range(3):
+                model.zero_grad()
+                out.append(train(model, graph))
+        return out
+
+    same(program)
+
+
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.GCNConv])
+def test_loops_between_two_kinds_of_nodes_are_refused(make):
+    channels = 8 if make is nn.GCNConv else (-1, -1)
+
+    def program(wrap):
+        return wrap(nn.HeteroConv({r: make(channels, 8) for r in RELATIONS}))
+
+    same(program, raises=True, accelerated=None)

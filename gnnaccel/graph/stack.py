@@ -108,6 +108,21 @@ class Stack:
         return found
 
 
+def below_each_other(graphs: list[Graph]) -> Graph:
+    """The rows of all as one graph; their columns are the same."""
+    if len(graphs) == 1:
+        return graphs[0]
+    with torch.inference_mode(False), torch.no_grad():
+        starts, before = [], 0
+        for graph in graphs:
+            starts.append(graph.indptr[:-1].long() + before)
+            before += graph.nnz
+        indptr = torch.cat([*starts, torch.tensor([before], device=graphs[0].device)])
+        indices = torch.cat([graph.indices.long() for graph in graphs])
+        dtype = torch.int32 if max(before, graphs[0].num_cols) < _INT32_MAX else torch.int64
+        return Graph(indptr.to(dtype), indices.to(dtype), None, graphs[0].num_cols)
+
+
 class Filled:
     """The rows of `relations` that have edges, end to end, relation by relation.
 

@@ -315,10 +315,10 @@ def _recorded(tensor: Tensor) -> bool:
     return False
 
 
-def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor) -> tuple:
+def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Sequence[bool], grad: Any) -> tuple:
     """Gradients of function(*inputs) that can be differentiated again; None for inputs that are not `wanted`.
 
-    Of each input by itself, also where several are one tensor.
+    Of each input by itself, also where several are one tensor. grad: of the result, or a tuple for a tuple.
     """
 
     def of_wanted(*given: Tensor):

@@ -92,7 +92,7 @@ def _are_maps(x: Tensor, weight: Any, bias: Any = None) -> bool:
     return fits and bias.shape == weight.shape[:1]
 
 
-class _Apart:
+class Apart:
     """A sum that is not ready, with a piece of autograd's graph of its own. Whether it is must not show in what is
     saved: torch.utils.checkpoint makes a call again, by when the graph may have earned other kernels."""
 
@@ -117,7 +117,7 @@ class _SumMapped(torch.autograd.Function):
         if call is not None:
             sums = call.forward(x, None)
         elif both:
-            call = _Apart(lambda x: spmm(graph, x, reduce=reduce), x)
+            call = Apart(lambda x: spmm(graph, x, reduce=reduce), x)
             sums = call.result()
         else:
             sums = spmm(graph, x, reduce=reduce)
@@ -149,7 +149,7 @@ class _MappedSum(torch.autograd.Function):
         if call is not None:
             out = call.forward(mapped, bias)
         elif both:
-            call = _Apart(lambda x: graph_conv(graph, x, source_scale=scale, row_scale=scale, bias=bias), mapped)
+            call = Apart(lambda x: graph_conv(graph, x, source_scale=scale, row_scale=scale, bias=bias), mapped)
             out = call.result()
         else:
             out = graph_conv(graph, mapped, source_scale=scale, row_scale=scale, bias=bias)

@@ -15,15 +15,17 @@ from gnnaccel.ops._relations import index_dtype
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import spmm
 
+_FEW = 1 << 14  # numbers of the result, up to which torch gathers the biases in less time (EPYC)
+
 
 class Order(NamedTuple):
     """Rows by type. order: their numbers, by type; inverse: the place of each; None both if rows are sorted already.
-    ptr : int64 [types + 1]. graph : rows x types, with an edge for each row."""
+    ptr : int64 [types + 1]. graph : rows x types, with an edge for each row; or None."""
 
     order: Tensor | None
     inverse: Tensor | None
     ptr: Tensor
-    graph: Graph
+    graph: Graph | None
 
 
 def typed_matmul(
@@ -53,28 +55,32 @@ def typed_matmul(
     IndexError
         For a type outside [0, T), which is named.
     """
-    rows = order_of(op, name, types, weight.shape[0], stays)
-    if rows.order is None:
+    few = x.is_cpu and x.shape[0] * weight.shape[-1] <= _FEW
+    rows = order_of(op, name, types, weight.shape[0], stays, graph=bias is not None and not few)
+    if rows.order is None or rows.inverse is None:
         out = matmul_op(x, rows.ptr, weight)
     else:
-        out = matmul_op(_Permuted.apply(x, rows.order, rows.inverse), rows.ptr, weight)
-        out = _Permuted.apply(out, rows.inverse, rows.order)
-    return out if bias is None else out + spmm(rows.graph, bias)
+        out = matmul_op(_permuted(x, rows.order, rows.inverse), rows.ptr, weight)
+        out = _permuted(out, rows.inverse, rows.order)
+    if bias is None:
+        return out
+    return out + (bias.index_select(0, types) if few or rows.graph is None else spmm(rows.graph, bias))
 
 
-def order_of(op: str, name: str, types: Tensor, count: int, stays: bool = True) -> Order:
-    """The rows by type, kept with `types`. Raises as `typed_matmul`."""
+def order_of(op: str, name: str, types: Tensor, count: int, stays: bool = True, graph: bool = True) -> Order:
+    """The rows by type, kept with `types`; without a `graph` if that is neither asked for nor kept. Raises as
+    `typed_matmul`."""
     key = ("rows by type", count)
     if stays and (found := derived.get((types,), key)) is not None:
         return found
     with modes.outside_inference(grad=False):
-        found = _ordered(op, name, types.clone(), count, stays)
+        found = _ordered(op, name, types.clone() if stays else types, count, stays, graph or stays)
     if stays and _operators.plain((types,)):
         derived.put((types,), key, found)
     return found
 
 
-def _ordered(op: str, name: str, types: Tensor, count: int, stays: bool) -> Order:
+def _ordered(op: str, name: str, types: Tensor, count: int, stays: bool, graph: bool) -> Order:
     rows = types.shape[0]
     is_sorted = True
     if rows:
@@ -94,6 +100,8 @@ def _ordered(op: str, name: str, types: Tensor, count: int, stays: bool) -> Orde
     ptr = torch.searchsorted(ascending, torch.arange(count + 1, device=types.device, dtype=types.dtype))
     if stays:  # else a kernel reads it where it is
         ptr = ptr.cpu()
+    if not graph:
+        return Order(order, inverse, ptr, None)
     dtype = index_dtype(max(rows, count))
     numbers = torch.arange(rows + 1, device=types.device, dtype=dtype)
     return Order(order, inverse, ptr, Graph(numbers, types.to(dtype), None, count))
@@ -116,4 +124,12 @@ class _Permuted(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         order, inverse = ctx.saved_tensors
-        return _Permuted.apply(grad, inverse, order), None, None
+        return _permuted(grad, inverse, order), None, None
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func, where there are none.
+_short = super(torch.autograd.Function, _Permuted).apply  # type: ignore[misc]
+
+
+def _permuted(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    return (_short if _operators.usual(x) else _Permuted.apply)(x, order, inverse)

@@ -17,7 +17,9 @@ from torch_geometric.nn.conv import gat_conv as module
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.reduce import takes
+from gnnaccel.lazy import reduce
+from gnnaccel.ops.dot_layers import DotLayer, Map
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
 from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import attend, dropped
@@ -34,6 +36,9 @@ def _gat(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
         graph, modules, parameters = None, self._modules, self._parameters
         usual = not torch.compiler.is_compiling() and edge_attr is size is return_attention_weights is None
+        if (usual and modules.get("lin") is None) or type(x) is tuple:
+            out = _between(self, guard, x, edge_index) if usual else None
+            return general(self, x, edge_index, edge_attr, size, return_attention_weights) if out is None else out
         usual = usual and _is_plain_pair(x, edge_index) and short.are_linear(modules.get("lin"))
         vectors = parameters.get("att_src"), parameters.get("att_dst")
         if usual and "bias" in parameters and all(_is_vector(self, v, x) for v in vectors):
@@ -49,6 +54,56 @@ def _gat(plain: Any, general: Callable) -> Callable:
         return _finished(self, out, res)
 
     return forward
+
+
+def _between(conv: Any, guard: short.Guard, x: Any, edge_index: Any) -> Tensor | None:
+    """GATConv between two kinds of nodes; None where the general way is to be taken."""
+    pair = x if type(x) is tuple and len(x) == 2 else (x, x)
+    if not _are_plain(pair, edge_index) or not edge_index.is_cpu or torch.is_autocast_enabled("cpu"):
+        return None
+    start = time.perf_counter()
+    layer = gat_layer(conv, guard, *pair, edge_index, _graph_between)
+    if layer is None or not takes((layer,)):
+        return None
+    res = None if conv._modules.get("res") is None else conv._modules["res"](pair[1])
+    (out,) = gat_layers([[layer]], How(conv.negative_slope, conv.concat), _made)
+    report.record(guard.kind, start)
+    return out if res is None else out + res
+
+
+def _made(key: Any, make: Callable) -> Any:
+    return make()
+
+
+def _graph_between(edge_index: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph | None:
+    if loops:
+        return short.looped(edge_index, num_src, flow, "one")
+    return short.graph_of(edge_index, num_src, num_dst, flow)
+
+
+def gat_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph_of: Callable) -> Any:
+    """What a GATConv does with plain features of its sources and destinations, but for what it adds of `res`; None if
+    it does anything else. The graph is that of graph_of(edge_index, num_src, num_dst, flow, loops)."""
+    modules, parameters = conv._modules, conv._parameters
+    if conv.flow != "source_to_target" or (conv.dropout > 0 and conv.training) or not guard.allows(conv, edge_index):
+        return None
+    lin = modules.get("lin")
+    names = ("lin_src", "lin_dst") if lin is None else ("lin", "lin")
+    maps = []
+    for name in names:
+        found = short.parameters_of(modules.get(name))
+        if found is None or found[1] is not None:
+            return None
+        maps.append(found[0])
+    vectors: Any = (parameters.get("att_src"), parameters.get("att_dst"))
+    if "bias" not in parameters or not all(_is_vector(conv, v, x) for v in vectors):
+        return None
+    if conv.add_self_loops and x is not y:
+        return None
+    graph = graph_of(edge_index, x.shape[0], y.shape[0], conv.flow, conv.add_self_loops)
+    return (
+        None if graph is None else GatLayer(graph, x, y, maps[0], maps[1], vectors[0], vectors[1], parameters["bias"])
+    )
 
 
 def _gatv2(plain: Any, general: Callable) -> Callable:
@@ -81,6 +136,29 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         return _finished(self, out, res)
 
     return forward
+
+
+def dot_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph: Graph) -> Any:
+    """What a TransformerConv does with plain features of its sources and destinations; None if it does more."""
+    modules = conv._modules
+    if conv.flow != "source_to_target" or conv.beta or (conv.dropout > 0 and conv.training):
+        return None
+    if modules.get("lin_edge") is not None or not guard.allows(conv, edge_index):
+        return None
+    width = conv.heads * conv.out_channels
+    maps: list[Any] = []
+    for name, given in (("lin_query", y), ("lin_key", x), ("lin_value", x), ("lin_skip", y)):
+        if name == "lin_skip" and not conv.root_weight:
+            maps.append(None)
+            continue
+        found = short.parameters_of(modules.get(name))
+        wide = width if name != "lin_skip" or conv.concat else conv.out_channels
+        if found is None or found[0].shape != (wide, given.shape[1]) or found[0].dtype != x.dtype:
+            return None
+        if found[1] is not None and found[1].dtype != x.dtype:
+            return None
+        maps.append(Map(*found))
+    return DotLayer(graph, x, y, *maps)
 
 
 def _transformer(plain: Any, general: Callable) -> Callable:
@@ -232,7 +310,7 @@ def _is_plain(conv: Any, x, edge_index) -> bool:
 def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """<x[n, h], vector[h]> for each vector [1, H, C]: [N, H] each."""
     same = all(v.dtype == x.dtype and v.device == x.device and v.shape == (1, *x.shape[1:]) for v in vectors)
-    if same and takes(x) and not torch.is_autocast_enabled(x.device.type):
+    if same and reduce.takes(x) and not torch.is_autocast_enabled(x.device.type):
         return ops.head_dots(x, torch.cat(vectors)).unbind()
     return tuple((x * v).sum(-1) for v in vectors)
 

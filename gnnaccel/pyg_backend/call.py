@@ -23,11 +23,13 @@ class _Current(threading.local):
 
     hidden : its forward() will not show the attention weights to anybody.
     plainly : the layer whose forward() is PyG's own, with what it calls of that layer.
+    why : that is so, if not as its edges are new.
     """
 
     call: Call | None = None
     hidden: bool = False
     plainly: Any = None
+    why: str | None = None
 
 
 current = _Current()
@@ -43,6 +45,16 @@ def alone(function: Callable, *args, **kwargs):
         return function(*args, **kwargs)
     finally:
         current.call = outer
+
+
+def plainly(function: Callable, conv: Any, why: str, *args):
+    """function(conv, *args), a forward() of PyG's own, with its own propagate()."""
+    outer = current.plainly, current.why
+    current.plainly, current.why = conv, why
+    try:
+        return function(conv, *args)
+    finally:
+        current.plainly, current.why = outer
 
 
 class Call:

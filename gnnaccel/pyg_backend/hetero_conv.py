@@ -21,9 +21,13 @@ from torch_geometric.nn.conv import hetero_conv
 from gnnaccel import report
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
-from gnnaccel.modules import is_watched
-from gnnaccel.ops.relation_sums import Own, Term, pays, relation_sums
+from gnnaccel.ops.dot_layers import DotLayer, dot_layers
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
+from gnnaccel.ops.ready import ONCE
+from gnnaccel.ops.relation_layers import Target, relation_layers
+from gnnaccel.ops.relation_sums import Own, Term, pays
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -79,9 +83,11 @@ def _forward(original: Callable) -> Callable:
             found = _layers(self, *args_dict, kwargs_dict)
             if not isinstance(found, Refused):
                 out = _results(self, found, args_dict, kwargs_dict)
-                report.record(KIND, start)
-                return out
-            why = found.why
+                if out is not None:
+                    report.record(KIND, start)
+                    return out
+            else:
+                why = found.why
         if why is not None:
             report.record(KIND, start, why)  # each layer is accelerated, or left, and counted by itself
         return original(self, *args_dict, **kwargs_dict)
@@ -92,44 +98,107 @@ def _forward(original: Callable) -> Callable:
 def _unusual(conv: Any, args_dict: tuple, kwargs_dict: dict) -> str | None:
     if conv.aggr not in ("sum", "mean"):
         return "an aggr of edge types other than sum and mean"
-    if len(args_dict) != 2 or any(not name.endswith("_dict") for name in kwargs_dict):
+    usual = len(args_dict) == 2 and isinstance(args_dict[0], dict) and isinstance(args_dict[1], dict)
+    if not usual or any(not name.endswith("_dict") for name in kwargs_dict):
         return "arguments other than x_dict and edge_index_dict by position"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
         return "a mode of torch that each layer sees to by itself"
     return modes.RECOMPUTING if modes.recomputing() else None
 
 
-def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> dict | Refused:
-    """By destination type, in PyG's order: the layers to be taken together, and (layer, edge type) of the others."""
-    found: dict[str, tuple[list[Layer], list[tuple]]] = {}
+class Found(NamedTuple):
+    """What the layers of a HeteroConv do, by destination type in PyG's order.
+
+    sums : layers that are summed and mapped together. others : (layer, edge type) of those to be called.
+    attending : of GATConv and TransformerConv, by what these have in common.
+    """
+
+    sums: dict[str, list[Layer]]
+    others: dict[str, list[tuple]]
+    attending: dict[tuple, dict[str, list[Attending]]]
+
+
+class Attending(NamedTuple):
+    layer: GatLayer | DotLayer
+    edges: Tensor
+    form: str
+
+
+def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> Found | Refused:
+    found = Found({}, {}, {})
     calls: dict[int, tuple] = {}
     edge_types, counts = _layout(conv)
     if max(counts.values(), default=0) < 2:
         return Refused(None)  # nothing to be taken together
-    if not any(_are_worth(count, x_dict.get(target)) for target, count in counts.items()):
-        return Refused("few layers into each node type")
+    if _may_be_gone(len(edge_types), x_dict, edge_index_dict):
+        return Refused(None)
+    plain_features = {name for name, x in x_dict.items() if short.is_matrix(x) and x.dtype in _DTYPES}
+    given = (edge_index_dict, x_dict, *kwargs_dict.values())
     for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
         source, _, target = edge_type
-        given = (edge_index_dict, x_dict, *kwargs_dict.values())
-        if not any(edge_type in values for values in given):
+        if edge_type not in edge_index_dict and not any(edge_type in values for values in given):
             continue
-        together, others = found.setdefault(target, ([], []))
+        together, others = found.sums.setdefault(target, []), found.others.setdefault(target, [])
         layer = None
-        plain, weight = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
-        if plain and _are_worth(counts[target], x_dict[target]):
-            square, edges = source == target, edge_index_dict[edge_type]
-            layer = _layer(module, x_dict[source], x_dict[target], edges, square, weight)
+        if source in plain_features and target in plain_features:
+            plain, weight = _is_plain_call(edge_type, x_dict, edge_index_dict, kwargs_dict)
+            if plain:
+                square, edges = source == target, edge_index_dict[edge_type]
+                layer = _layer(module, x_dict[source], x_dict[target], edges, square, weight)
         if isinstance(layer, Refused):
             return layer
-        if layer is not None and (not together or _alike(together[0], layer)):
-            calls[id(layer)] = module, edge_type
+        if isinstance(layer, Attending):
+            slope = module.negative_slope if type(layer.layer) is GatLayer else None
+            key = (slope, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
+            found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
+        elif layer is not None and counts[target] > 1 and (not together or _alike(together[0], layer)):
             together.append(layer)
         else:
             others.append((module, edge_type))
-    for target, (together, others) in found.items():
+            continue
+        calls[id(layer)] = module, edge_type
+    for target, together in found.sums.items():
         if together and (len(together) == 1 or not pays([layer.term for layer in together])):
-            found[target] = ([], [calls[id(layer)] for layer in together] + others)
-    return found if any(together for together, _ in found.values()) else Refused("layers that cannot be taken together")
+            found.others[target] += [calls[id(layer)] for layer in together]
+            found.sums[target] = []
+    for key, by_target in list(found.attending.items()):
+        layers = [each.layer for part in by_target.values() for each in part]
+        if len(layers) < 2 or not _attend_together(layers):
+            for target, part in found.attending.pop(key).items():
+                found.others[target] += [calls[id(each)] for each in part]
+    some = found.attending or any(found.sums.values())
+    return found if some else Refused("layers that cannot be taken together")
+
+
+def _attend_together(layers: list) -> bool:
+    """True if these layers take less as one."""
+    gat = type(layers[0]) is GatLayer
+    maps = [layer.weight_src if gat else layer.value.weight for layer in layers]
+    work = sum([layer.graph.num_cols * weight.numel() for layer, weight in zip(layers, maps, strict=True)])
+    return work <= (_ATTENDING if gat else _MAPPED) and (not gat or takes(layers))
+
+
+# Multiplications of the maps, from which on rows that are copied cost more than calls: of GATConv, and of
+# TransformerConv, whose destinations are mapped too (EPYC, one thread).
+_ATTENDING, _MAPPED = 1 << 27, 1 << 24
+_TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
+
+
+def _may_be_gone(count: int, x_dict: dict, edge_index_dict: dict) -> bool:
+    """True for the first calls on tiny graphs: sampled ones may be gone after the layers of one step."""
+    some = next(iter(edge_index_dict.values()), None)
+    if (
+        type(some) is not Tensor
+        or not some.is_cpu
+        or count * sum([x.numel() for x in x_dict.values() if isinstance(x, Tensor)]) > _TINY
+    ):
+        return False
+    uses = derived.get((some,), "HeteroConv")
+    if uses is None:
+        derived.put((some,), "HeteroConv", [1])
+        return True
+    uses[0] += 1
+    return uses[0] <= ONCE + 1
 
 
 _layouts: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()
@@ -147,8 +216,7 @@ def _layout(conv: Any) -> tuple[list[tuple], Counter]:
 def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -> tuple[bool, Any]:
     """True if the layer of `edge_type` gets node features and edges alone, and perhaps weights of these, and the
     weights."""
-    source, _, target = edge_type
-    if source not in x_dict or target not in x_dict or edge_type in x_dict or edge_type not in edge_index_dict:
+    if edge_type in x_dict or edge_type not in edge_index_dict:
         return False, None
     weight = None
     for name, values in kwargs_dict.items():
@@ -157,14 +225,6 @@ def _is_plain_call(edge_type: tuple, x_dict: dict, edge_index_dict: dict, kwargs
                 return False, None
             weight = given[0]
     return True, weight
-
-
-_FEW = 1 << 14  # features of the destinations, below which two layers take less by themselves (EPYC, one thread)
-
-
-def _are_worth(count: int, own: Any) -> bool:
-    """True if `count` layers into these destinations are worth to be looked at."""
-    return count > 2 or (count == 2 and isinstance(own, Tensor) and own.numel() >= _FEW)
 
 
 def _given(values: dict, edge_type: tuple) -> tuple:
@@ -189,23 +249,25 @@ def _guard(plain: type, known: type) -> short.Guard:
     return short.Guard(plain, known, tuple(REDUCES))
 
 
-_KNOWN = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv)
+_ATTEND = (pyg_nn.GATConv, pyg_nn.TransformerConv)
+_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, *_ATTEND)
+_KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
 
 
-def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool, edge_weight: Any) -> Layer | Refused | None:
+def _layer(
+    conv: Any, x: Tensor, own: Tensor, edge_index: Any, square: bool, edge_weight: Any
+) -> Layer | Attending | Refused | None:
     """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
-    if not is_accelerated(conv):
-        return None
-    plain = type(conv)._gnnaccel_plain
-    known = next((cls for cls in _KNOWN if plain.forward is cls.forward), None)
-    if known is None or not _guard(plain, known).allows(conv, edge_index) or is_watched(conv):
-        return None
-    if not short.is_matrix(x) or not short.is_matrix(own) or x.dtype not in _DTYPES or ALLOWED in vars(conv):
+    plain, state = getattr(type(conv), "_gnnaccel_plain", None), conv.__dict__
+    known = None if plain is None else _KNOWN.get(plain.forward)
+    if plain is not None and known in _ATTEND:
+        return None if edge_weight is not None else _attending(conv, known, plain, x, own, edge_index)
+    if known is None or not _guard(plain, known).allows(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
-    if not alike or conv.flow != "source_to_target" or vars(conv).get("_compiled_call_impl"):
+    if not alike or conv.flow != "source_to_target" or state.get("_compiled_call_impl"):
         return None
     names: tuple[str, str | None]
     modules, kind = conv._modules, REDUCES.get(type(conv._modules.get("aggr_module")))
@@ -236,6 +298,29 @@ def _layer(conv: Any, x: Any, own: Any, edge_index: Any, square: bool, edge_weig
     if graph is None:
         return Refused(None)
     return Layer(Term(graph, x, weight, kind, True, edge_weight), bias, own, own_weight, edge_index, key[0])
+
+
+@functools.lru_cache(256)
+def _attention_guard(plain: type, known: type) -> short.Guard:
+    return short.Guard(plain, known, node_dims=(0,))
+
+
+def _attending(conv: Any, known: Any, plain: type, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
+    """What a layer of attention does, if it does no more, on edges that it has had before."""
+    if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
+        return None
+    if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
+        return None
+    looped = known is pyg_nn.GATConv and conv.add_self_loops
+    key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
+    graph, guard = derived.get((edge_index,), key), _attention_guard(plain, known)
+    if graph is None or own.device != x.device:
+        return None
+    if known is pyg_nn.GATConv:
+        layer = gat_layer(conv, guard, x, own, edge_index, lambda *_: graph)
+    else:
+        layer = dot_layer(conv, guard, x, own, edge_index, graph)
+    return None if layer is None else Attending(layer, edge_index, key[0])
 
 
 def _are_weights(edge_weight: Any, x: Tensor, edge_index: Tensor) -> bool:
@@ -272,31 +357,60 @@ def _called(module: Any, edge_type: tuple, args_dict: tuple, kwargs_dict: dict) 
     return module(*args, **named)
 
 
-def _results(conv: Any, found: dict, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor]:
-    out = {}
-    for target, (together, others) in found.items():
-        results = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
-        if not together:
-            out[target] = hetero_conv.group(results, conv.aggr)
+def _results(conv: Any, found: Found, args_dict: tuple, kwargs_dict: dict) -> dict[str, Tensor] | None:
+    """By destination type; None where layers take less one by one."""
+    parts: dict[str, list[Tensor]] = {target: [] for target in found.others}
+    counts = {target: len(others) for target, others in found.others.items()}
+    groups: list[tuple[dict, list[Tensor]]] = []
+    sums = {target: together for target, together in found.sums.items() if together}
+    if sums:
+        made = relation_layers([_target(together) for together in sums.values()], _keeper(sums))
+        if made is None:
+            return None
+        groups.append((sums, made))
+    for (slope, heads, channels, concat, _), by_target in found.attending.items():
+        targets: Any = [[each.layer for each in together] for together in by_target.values()]
+        kept = _keeper(by_target)
+        gat = slope is not None
+        outs = (
+            gat_layers(targets, How(slope, concat), kept) if gat else dot_layers(targets, heads, channels, concat, kept)
+        )
+        groups.append((by_target, outs))
+    for group, outs in groups:
+        for (target, together), out in zip(group.items(), outs, strict=True):
+            parts[target].append(out)
+            counts[target] += len(together)
+    results = {}
+    for target, others in found.others.items():
+        each = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
+        if not parts[target]:
+            results[target] = hetero_conv.group(each, conv.aggr)
             continue
-        total, count = sum(results, start=_together(together)), len(results) + len(together)
-        out[target] = total / count if conv.aggr == "mean" else total
-    return out
+        first, *rest = parts[target] + each
+        total = sum(rest, start=first)
+        results[target] = total / counts[target] if conv.aggr == "mean" else total
+    return results
 
 
-def _together(layers: list[Layer]) -> Tensor:
-    """The sum of these layers' results."""
+def _target(layers: list[Layer]) -> Target:
+    """What adds up the results of these layers."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     owns = [layer.own_weight for layer in layers if layer.own_weight is not None]
-    owners = tuple(layer.edges for layer in layers)
+    own = Own(layers[0].own, owns) if owns else None
+    return Target([layer.term for layer in layers], _keeper({"": layers}), biases, own)
+
+
+def _keeper(by_target: dict[str, list]) -> Callable:
+    """What keeps with the edges of these layers what is made of them."""
+    layers = [layer for together in by_target.values() for layer in together]
+    owners, forms = tuple([layer.edges for layer in layers]), tuple([layer.form for layer in layers])
 
     def kept(key, make):
-        key = ("relations", tuple(layer.form for layer in layers), key)
+        key = ("relations", forms, key)
         stack = derived.get(owners, key)
         if stack is None:
             stack = make()
             derived.put(owners, key, stack)
         return stack
 
-    own = Own(layers[0].own, owns) if owns else None
-    return relation_sums([layer.term for layer in layers], kept, biases, own)
+    return kept

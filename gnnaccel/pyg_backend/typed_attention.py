@@ -22,6 +22,8 @@ from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.typed_matmul import order_of
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import dropped
+from gnnaccel.pyg_backend.call import plainly
+from gnnaccel.pyg_backend.propagate import FEW, are_few
 
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (torch.int64, torch.int32)
@@ -35,6 +37,8 @@ def _rgat(plain: Any, general: Callable) -> Callable:
         graph = None
         unshown = size is None and return_attention_weights is None and self.num_bases != 0  # PyG says what that does
         if unshown and guard.allows(self, edge_index) and _fits(self, edge_attr):
+            if are_few(self, plain, edge_index, {"x": x}):
+                return plainly(plain.forward, self, FEW, x, edge_index, edge_type, edge_attr)
             usual = _are_plain(x, edge_type, edge_attr, edge_index, list(self.parameters()))
             if usual and x.shape[1] == self.in_channels:
                 graph = short.graph_of(edge_index, x.shape[0], x.shape[0], self.flow)
@@ -128,6 +132,8 @@ def _heat(plain: Any, general: Callable) -> Callable:
         graph, maps = None, _heat_maps(self)
         usual = maps is not None and edge_attr is not None and guard.allows(self, edge_index)
         if usual and _types_rows(self, x, node_type):
+            if are_few(self, plain, edge_index, {"x": x}):
+                return plainly(plain.forward, self, FEW, x, edge_index, node_type, edge_type, edge_attr)
             plain_call = _are_plain(x, edge_type, edge_attr, edge_index, list(self.parameters()))
             if plain_call and edge_attr.dim() == 2 and edge_attr.shape == (edge_index.shape[1], maps[2].shape[1]):
                 graph = short.graph_of(edge_index, x.shape[0], x.shape[0], self.flow)
@@ -188,6 +194,7 @@ def _heat_sums(conv: Any, graph: Graph, edges: Graph, x: Tensor, edge_type: Tens
     of_target, of_source, of_type, of_attributes = att.split([outputs, outputs, table.shape[1], wide], 1)
     types = order_of("HEATConv", "edge_type", edge_type, table.shape[0]).graph
     scores = ops.sddmm(graph, F.linear(x, of_source), F.linear(x, of_target), "add", "u", "v")
+    assert types is not None
     scores = scores + ops.spmm(types, F.linear(F.leaky_relu(table, conv.negative_slope), of_type))
     scores = F.leaky_relu(scores + F.linear(attributes, of_attributes), conv.negative_slope)
     alpha = F.dropout(ops.edge_softmax(graph, scores), conv.dropout, conv.training)

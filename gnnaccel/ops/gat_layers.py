@@ -1,0 +1,328 @@
+"""GAT layers between two kinds of nodes, of one edge type or of many, as one node of autograd.
+
+All layers attend in one walk: the features of a node stand there once for each layer that reads them, mapped by one
+product, and a destination has a row for each layer into it. Scores are products of the nodes' own features with the
+maps' inner products with the attention vectors, so that destinations are not mapped at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel import _operators
+from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.stack import Relation, Stack, below_each_other
+from gnnaccel.ops import _arrays
+from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops.attention import attention, attention_backward_op, attention_op
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+class GatLayer(NamedTuple):
+    """`attention` over `graph` of linear(x, weight_src) [num_cols, H, C], whose scores are their inner products with
+    att_src, and those of linear(y, weight_dst) with att_dst; and a bias.
+
+    graph : Graph
+    x : Tensor [num_cols, F]
+    y : Tensor [num_rows, G]
+    weight_src : Tensor [H * C, F]
+    weight_dst : Tensor [H * C, G]
+    att_src, att_dst : Tensor [1, H, C]
+    bias : Tensor [H * C], or [C] where heads are averaged, or None
+    """
+
+    graph: Graph
+    x: Tensor
+    y: Tensor
+    weight_src: Tensor
+    weight_dst: Tensor
+    att_src: Tensor
+    att_dst: Tensor
+    bias: Tensor | None
+
+
+class How(NamedTuple):
+    """What layers have in common: the slope of scores below zero, and whether heads stand side by side or are
+    averaged."""
+
+    negative_slope: float
+    concat: bool
+
+
+def takes(layers: Sequence[GatLayer]) -> bool:
+    """True if `gat_layers` serves these."""
+    first = layers[0]
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    heads, outputs = first.att_src.shape[1:] if first.att_src.dim() == 3 else (0, 0)
+    if not first.x.is_cpu or first.x.dtype not in _DTYPES or not heads * outputs:
+        return False
+    for graph, x, y, weight_src, weight_dst, att_src, att_dst, bias in layers:
+        given = (x, y, weight_src, weight_dst, att_src, att_dst)
+        if not _operators.usual(*given) or (bias is not None and not _operators.dense(bias)):
+            return False
+        for t in given if bias is None else (*given, bias):
+            if t.dtype != first.x.dtype or not t.is_cpu:
+                return False
+        if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows or not x.numel() or not y.numel():
+            return False
+        if weight_src.shape != (heads * outputs, x.shape[1]) or weight_dst.shape != (heads * outputs, y.shape[1]):
+            return False
+        if att_src.shape != (1, heads, outputs) or att_dst.shape != att_src.shape:
+            return False
+        # The maps alone keep no features where these ask for no gradient: they may be written into then.
+        if recorded and not (weight_src.requires_grad and weight_dst.requires_grad):
+            return False
+    return True
+
+
+def gat_layers(targets: Sequence[Sequence[GatLayer]], how: How, kept: Callable) -> list[Tensor]:
+    """For each target the sum of its layers.
+
+    Parameters
+    ----------
+    targets : sequence of sequences of GatLayer
+        Those of one target have the same `y`. All have as many heads and channels; `takes` says yes to all.
+    how : How
+    kept : callable
+        kept(key, make) returns what make() has made for these graphs and this key before, or makes it.
+
+    Returns
+    -------
+    list of Tensor [num_rows, H * C], or [num_rows, C]
+    """
+    features: list[Tensor] = []
+    places: dict[int, int] = {}
+    layout: list[tuple] = []
+    given: list[Tensor | None] = []
+    for layers in targets:
+        for graph, x, y, *parameters, bias in layers:
+            for t in (x, y):
+                if id(t) not in places:
+                    places[id(t)] = len(features)
+                    features.append(t)
+            layout.append((places[id(x)], places[id(y)], graph.num_rows, graph.num_cols))
+            given += parameters
+            given.append(bias)
+        layout.append(())
+    plan = kept(("gat", tuple(layout)), partial(planned, targets, places, len(features)))
+    arrays = arrays_of(plan.graph, torch.is_grad_enabled(), features[0])
+    return list(_layers(plan, arrays, how, targets, *features, *given))
+
+
+class End(NamedTuple):
+    """Rows [first, last) of what is gathered or attended to: features `place`, `layers` of which a node has a row
+    each."""
+
+    place: int
+    first: int
+    last: int
+    layers: list[int]
+
+
+class Plan(NamedTuple):
+    graph: Graph
+    features: int
+    sources: list[End]
+    targets: list[End]
+
+
+def planned(targets: Sequence[Sequence[Any]], places: dict[int, int], features: int) -> Plan:
+    """The plan of a call of layers with a graph, x and y, whose places among the features are given by their ids; holds
+    no tensor of it."""
+    everything = [layer for layers in targets for layer in layers]
+    if len(everything) == 1:
+        graph = everything[0].graph
+        source = End(places[id(everything[0].x)], 0, graph.num_cols, [0])
+        target = End(places[id(everything[0].y)], 0, graph.num_rows, [0])
+        return Plan(graph, features, [source], [target])
+    readers: dict[int, list[int]] = {}
+    for number, layer in enumerate(everything):
+        readers.setdefault(id(layer.x), []).append(number)
+    sources, relations, cols = [], {}, 0
+    for numbers in readers.values():
+        rows = everything[numbers[0]].graph.num_cols * len(numbers)
+        sources.append(End(places[id(everything[numbers[0]].x)], cols, cols + rows, numbers))
+        for i, number in enumerate(numbers):
+            relations[number] = Relation(everything[number].graph, cols + i, len(numbers))
+        cols += rows
+    ends, graphs, first, number = [], [], 0, 0
+    for layers in targets:
+        numbers = list(range(number, number + len(layers)))
+        number += len(layers)
+        stack = Stack([relations[n] for n in numbers], cols)
+        graphs.append(stack.apart)
+        rows = stack.num_rows * stack.count
+        ends.append(End(places[id(layers[0].y)], first, first + rows, numbers))
+        first += rows
+    return Plan(below_each_other(graphs), features, sources, ends)
+
+
+_SRC, _DST, _ATT_SRC, _ATT_DST, _BIAS, _EACH = range(6)  # the places of a layer's parameters, and how many there are
+
+
+def _map(given: Sequence[Any], layers: list[int], which: int, features: int) -> Tensor:
+    """Those parameters of some layers, one below the other."""
+    each = [given[features + layer * _EACH + which] for layer in layers]
+    joined: Tensor = each[0] if len(each) == 1 else torch.cat(each)
+    return joined.view(-1, joined.shape[2], 1) if joined.dim() == 3 else joined
+
+
+def _folded(weight: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The maps by heads [heads, C, F], and their inner products with vectors [heads, C, 1]: [heads, F]."""
+    by_head = weight.view(*vectors.shape[:2], -1)
+    return by_head, torch.bmm(vectors.transpose(1, 2), by_head).squeeze(1)
+
+
+class _Layers(torch.autograd.Function):
+    """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
+
+    @staticmethod
+    def forward(ctx, plan, arrays, how, targets, *given):
+        graph, features, like = plan.graph, plan.features, given[0]
+        heads, outputs = given[features + _ATT_SRC].shape[1:]
+        mapped = like.new_empty(graph.num_cols, heads * outputs)
+        scores_src, scores_dst = like.new_empty(graph.num_cols, heads), like.new_empty(graph.num_rows, heads)
+        for end in plan.sources:
+            x, rows = given[end.place], slice(end.first, end.last)
+            weight, vectors = (_map(given, end.layers, which, features) for which in (_SRC, _ATT_SRC))
+            torch.mm(x, weight.t(), out=mapped[rows].view(x.shape[0], -1))
+            torch.mm(x, _folded(weight, vectors)[1].t(), out=scores_src[rows].view(x.shape[0], -1))
+        for end in plan.targets:
+            y = given[end.place]
+            weight, vectors = (_map(given, end.layers, which, features) for which in (_DST, _ATT_DST))
+            torch.mm(y, _folded(weight, vectors)[1].t(), out=scores_dst[end.first : end.last].view(y.shape[0], -1))
+        needs = ctx.needs_input_grad[4:]
+        keep = True in needs
+        attended = (mapped.view(-1, heads, outputs), scores_src, scores_dst)
+        made = attention_op.impl(arrays, *attended, None, None, 0.0, how.negative_slope, keep)
+        outs = []
+        for end in plan.targets:
+            count, out = len(end.layers), made[0][end.first : end.last]
+            out = out.view(-1, count, heads * outputs).sum(1)
+            out = out if how.concat else out.view(-1, heads, outputs).mean(1)
+            for bias in [given[features + layer * _EACH + _BIAS] for layer in end.layers]:
+                out = out if bias is None else out.add_(bias)
+            outs.append(out)
+        if keep:
+            ctx.set_materialize_grads(False)
+            ctx.plan, ctx.arrays, ctx.how, ctx.graphs = plan, arrays, how, _graphs(targets)
+            ctx.save_for_backward(*attended, *made, *given)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        plan, needs, features, how = ctx.plan, ctx.needs_input_grad[4:], ctx.plan.features, ctx.how
+        mapped, scores_src, scores_dst, out, lse, out_pos, p_pos, *given = ctx.saved_tensors
+        if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
+            return None, None, None, None, *_second(ctx, given, grads)
+        heads, outputs = mapped.shape[1:]
+        whole = torch.empty_like(out, memory_format=torch.contiguous_format)
+        found: list[Tensor | None] = [None] * len(needs)
+        reached: set[int] = set()
+        for grad, end in zip(grads, plan.targets, strict=True):
+            part = whole[end.first : end.last].view(-1, len(end.layers), heads, outputs)
+            if grad is None:
+                part.zero_()
+                continue
+            reached.update(end.layers)
+            part.copy_(grad.view(-1, 1, heads, outputs) if how.concat else (grad / heads).view(-1, 1, 1, outputs))
+            biases = [features + layer * _EACH + _BIAS for layer in end.layers]
+            if any(needs[place] for place in biases):
+                total = grad.sum(0)
+                for place in biases:
+                    found[place] = total
+        rest = (scores_src, scores_dst, None, None, 0.0, out, lse, out_pos, p_pos, whole, how.negative_slope)
+        of_mapped, of_src, of_dst = attention_backward_op.impl(ctx.arrays.turned(), mapped, *rest)
+        of_mapped = of_mapped.view(-1, heads * outputs)
+        for end in plan.sources:
+            _add_gradients(found, given, features, end, (_SRC, _ATT_SRC), of_src, of_mapped)
+        for end in plan.targets:
+            _add_gradients(found, given, features, end, (_DST, _ATT_DST), of_dst, None)
+        layers = range(len(needs[features:]) // _EACH)
+        if len(reached) < len(layers):
+            _clear(found, plan, layers, reached)
+        return None, None, None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: `takes` has found none.
+_layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]
+
+
+def _add_gradients(
+    found: list, given: Sequence[Any], features: int, end: End, which: tuple, scores: Tensor, mapped: Tensor | None
+) -> None:
+    """Add to `found` what comes from the gradients of the scores of one end, and of mapped features."""
+    x, rows = given[end.place], slice(end.first, end.last)
+    weight, vectors = (_map(given, end.layers, each, features) for each in which)
+    by_head, folded = _folded(weight, vectors)
+    part = scores[rows].view(x.shape[0], -1)
+    of_folded = part.t().mm(x)  # [heads, F]
+    of_vectors = torch.bmm(by_head, of_folded.unsqueeze(2))
+    if mapped is None:
+        of_x, of_weight = part.mm(folded), torch.bmm(vectors, of_folded.unsqueeze(1))
+    else:
+        of_mapped = mapped[rows].view(x.shape[0], -1)
+        of_x = of_mapped.mm(weight).addmm_(part, folded)
+        of_weight = of_mapped.t().mm(x).view(by_head.shape).baddbmm_(vectors, of_folded.unsqueeze(1))
+    old, count = found[end.place], len(end.layers)
+    found[end.place] = of_x if old is None else old.add_(of_x)
+    parts = zip(
+        end.layers, of_weight.view(weight.shape).chunk(count), of_vectors.view(count, 1, -1).unbind(), strict=True
+    )
+    for layer, each, vector in parts:
+        place = features + layer * _EACH
+        found[place + which[0]] = each
+        found[place + which[1]] = vector.view(given[place + which[1]].shape)
+
+
+def _clear(found: list, plan: Plan, layers: Sequence[int], reached: set[int]) -> None:
+    """None in place of the gradients that nothing has led to."""
+    used = {end.place for end in (*plan.sources, *plan.targets) if not reached.isdisjoint(end.layers)}
+    for place in range(plan.features):
+        if place not in used:
+            found[place] = None
+    for layer in layers:
+        if layer not in reached:
+            at = plan.features + layer * _EACH
+            found[at : at + _EACH] = [None] * _EACH
+
+
+def _graphs(targets: Sequence[Sequence[GatLayer]]) -> list[list[Graph]]:
+    return [[layer.graph for layer in layers] for layers in targets]
+
+
+def _second(ctx: Any, given: Sequence[Any], grads: Sequence[Tensor | None]) -> tuple:
+    """Gradients with derivatives of their own, those of the layers one by one."""
+    plan, how, features = ctx.plan, ctx.how, ctx.plan.features
+    sources = {layer: end.place for end in plan.sources for layer in end.layers}
+
+    def composed(*given):
+        outs = []
+        for grad, end, graphs in zip(grads, plan.targets, ctx.graphs, strict=True):
+            parts = []
+            for layer, graph in zip(end.layers, graphs, strict=True):
+                at = features + layer * _EACH
+                parameters = given[at : at + _EACH]
+                parts.append(_one(graph, how, given[sources[layer]], given[end.place], *parameters))
+            if grad is not None:
+                outs.append(sum(parts[1:], start=parts[0]))
+        return tuple(outs)
+
+    cotangents = tuple([grad for grad in grads if grad is not None])
+    return _arrays.gradients(composed, given, ctx.needs_input_grad[4:], cotangents)
+
+
+def _one(graph: Graph, how: How, x, y, weight_src, weight_dst, att_src, att_dst, bias) -> Tensor:
+    shape = (-1, *att_src.shape[1:])
+    mapped = F.linear(x, weight_src).view(shape)
+    scores = (mapped * att_src).sum(-1), (F.linear(y, weight_dst).view(shape) * att_dst).sum(-1)
+    out = attention(graph, mapped, *scores, negative_slope=how.negative_slope)
+    out = out.flatten(1) if how.concat else out.mean(1)
+    return out if bias is None else out + bias

@@ -1,0 +1,165 @@
+"""The layers of several edge types into several node types as one node of autograd, against `relation_sums`."""
+
+import pytest
+import torch
+from test_relation_sums import definition, graph, keeper, values
+
+from gnnaccel.ops import relation_layers as module
+from gnnaccel.ops.relation_layers import Target, relation_layers
+from gnnaccel.ops.relation_sums import Own, Term
+
+SIZES, WIDTHS = (5, 7, 4, 6), (4, 4, 3, 4)
+# (source, destination, edges) of each relation, and the kinds of the sums.
+RELATIONS = ((0, 1, 9), (1, 1, 8), (2, 1, 7), (0, 3, 6), (3, 3, 0), (1, 2, 5), (2, 2, 300))
+KINDS = {"sum": ("sum",) * 7, "mean": ("mean",) * 7, "both": ("sum", "mean", "sum", "mean", "mean", "sum", "sum")}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """What takes less one by one is put together as well."""
+    monkeypatch.setattr(module, "_TINY", 0)
+
+
+def case(kinds, relations=RELATIONS, owns=(1, 3)):
+    """Targets over four node types of two widths, weights of both layouts, and the leaves."""
+    xs = [values(n, width, seed=i) for i, (n, width) in enumerate(zip(SIZES, WIDTHS, strict=True))]
+    targets, leaves = [], list(xs)
+    for target in dict.fromkeys(destination for _, destination, _ in relations):
+        terms, biases = [], [values(2, seed=30 + target), values(2, seed=31 + target)][: target % 3]
+        for i, (source, destination, count) in enumerate(relations):
+            if destination == target:
+                x, turned = xs[source], i % 3 > 0
+                weight = values(*((2, x.shape[1]) if turned else (x.shape[1], 2)), seed=10 + i)
+                relation = graph(SIZES[source], count, seed=i, rows=SIZES[target])
+                terms.append(Term(relation, x, weight, kinds[i], turned))
+        own = Own(xs[target], [values(2, WIDTHS[target], seed=50 + k) for k in range(2)]) if target in owns else None
+        leaves += [*[term.weight for term in terms], *([] if own is None else own.weights), *biases]
+        targets.append(Target(terms, keeper()[0], biases, own))
+    return targets, leaves
+
+
+def wanted(targets):
+    return [definition(terms, biases or [0], own or Own(terms[0].x, [])) for terms, _, biases, own in targets]
+
+
+@pytest.mark.parametrize("owns", [(), (2,), (1, 2, 3)])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_against_the_definition(kinds, owns):
+    targets, leaves = case(KINDS[kinds], owns=owns)
+    want = wanted(targets)
+    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
+    expected = torch.autograd.grad(want, leaves, grads)
+    kept, store = keeper()
+    for _ in range(5):  # beyond those calls of which nothing is kept
+        got = relation_layers(targets, kept)
+        assert len({out.grad_fn for out in got}) == 1 and got[0].grad_fn.name() == "_LayersBackward"
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got, leaves, grads), expected)
+    assert len(store) == 1
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 2), ()])
+def test_of_what_nothing_is_made_there_are_no_gradients(used):
+    targets, leaves = case(KINDS["both"])
+    want, got = wanted(targets), relation_layers(targets, keeper()[0])
+    if not used:
+        del got  # nothing of it stays behind
+        return
+    expected = torch.autograd.grad([want[i].sum() for i in used], leaves, allow_unused=True)
+    found = torch.autograd.grad([got[i].sum() for i in used], leaves, allow_unused=True)
+    assert [a is None for a in found] == [b is None for b in expected]
+    torch.testing.assert_close([a for a in found if a is not None], [b for b in expected if b is not None])
+
+
+@pytest.mark.parametrize("needs", ["features", "weights", "one feature", "one weight", "nothing"])
+def test_some_gradients(needs):
+    targets, leaves = case(KINDS["sum"])
+    chosen = {"features": leaves[:4], "weights": leaves[4:], "one feature": leaves[2:3], "one weight": leaves[5:6]}
+    chosen = chosen.get(needs, [])
+    for leaf in leaves:
+        leaf.requires_grad_(any(leaf is each for each in chosen))
+    got, want = relation_layers(targets, keeper()[0]), wanted(targets)
+    torch.testing.assert_close(got, want)
+    assert [out.requires_grad for out in got] == [out.requires_grad for out in want]
+    if chosen:
+        pairs = [
+            torch.autograd.grad([out.square().sum() for out in outs if out.requires_grad], chosen)
+            for outs in (got, want)
+        ]
+        torch.testing.assert_close(*pairs)
+
+
+def test_second_derivatives():
+    targets, leaves = case(KINDS["both"], RELATIONS[:5])
+    kept, _ = keeper()
+
+    def call(*given):
+        fresh = {id(leaf): each for leaf, each in zip(leaves, given, strict=True)}
+        again = []
+        for terms, of_target, biases, own in targets:
+            terms = [t._replace(x=fresh[id(t.x)], weight=fresh[id(t.weight)]) for t in terms]
+            own = None if own is None else Own(fresh[id(own.x)], [fresh[id(w)] for w in own.weights])
+            again.append(Target(terms, of_target, [fresh[id(b)] for b in biases], own))
+        return tuple(relation_layers(again, kept))
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_gradients_of_several_vectors_at_once():
+    targets, leaves = case(KINDS["mean"])
+    pairs = []
+    for outs in (relation_layers(targets, keeper()[0]), wanted(targets)):
+        many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
+        pairs.append(torch.autograd.grad(outs, leaves, many, is_grads_batched=True))
+    torch.testing.assert_close(*pairs)
+
+
+def test_features_that_are_written_into():
+    """No first derivative reads them; a second one would, and says so."""
+    targets, leaves = case(KINDS["sum"])
+    scaled = [leaf * 1 for leaf in leaves[:4]]
+    fresh = dict(zip(map(id, leaves), scaled, strict=False))
+    targets = [
+        t._replace(
+            terms=[term._replace(x=fresh[id(term.x)]) for term in t.terms],
+            own=None if t.own is None else Own(fresh[id(t.own.x)], t.own.weights),
+        )
+        for t in targets
+    ]
+    want = torch.autograd.grad([out.square().sum() for out in wanted(targets)], leaves, retain_graph=True)
+    got = relation_layers(targets, keeper()[0])
+    loss = sum(out.square().sum() for out in got)
+    scaled[0].zero_()
+    torch.testing.assert_close(torch.autograd.grad(loss, leaves, retain_graph=True), want)
+    with pytest.raises(RuntimeError, match="written into after the forward pass"):
+        torch.autograd.grad(loss, leaves, create_graph=True)
+
+
+@pytest.mark.parametrize("why", ["many", "weighted", "factors", "dtypes"])
+def test_what_is_summed_one_by_one(why, monkeypatch):
+    targets, _ = case(KINDS["sum"], RELATIONS[:3])
+    first = targets[0].terms[0]
+    if why == "many":
+        monkeypatch.setattr(module, "_SMALL", 0)
+    elif why == "weighted":
+        targets[0].terms[0] = first._replace(edge_weight=values(9, seed=90))
+    elif why == "factors":
+        targets[0].terms[0] = first._replace(kind="both")
+    else:
+        other = case(KINDS["sum"], RELATIONS[5:])[0][0]
+        terms = [t._replace(x=t.x.float(), weight=t.weight.float()) for t in other.terms]
+        targets.append(Target(terms, keeper()[0], [], None))
+    got = relation_layers(targets, keeper()[0])
+    assert all(out.grad_fn.name() != "_LayersBackward" for out in got)
+    if why in ("many", "dtypes"):
+        torch.testing.assert_close(got[0], wanted(targets[:1])[0])
+
+
+@pytest.mark.parametrize("kinds, made", [("sum", 2), ("both", 2), ("factors", 0)])
+def test_what_takes_less_by_itself(kinds, made, monkeypatch):
+    monkeypatch.setattr(module, "_TINY", 1 << 22)
+    targets, _ = case(KINDS.get(kinds, ("left",) * 7))
+    kept, _ = keeper()
+    results = [relation_layers(targets, kept) for _ in range(2)]
+    assert [out is not None for out in results] == [False] * (2 - made) + [True] * made
