@@ -5,8 +5,8 @@
     python benchmarks/molecules.py --rows readout
 
 Each side is a process of its own, one started with GNNACCEL=1. They take turns, an epoch each, so that other work on
-the machine meets both; times are the least of the rounds, in ms a batch: forward, backward and the optimiser's step of
-a model of four layers and a readout. "fresh": the framework's own loader makes every batch anew, in the order given,
+the machine meets both; times are CPU time, the least of the rounds, in ms a batch: forward, backward and the optimiser's
+step of a model of four layers and a readout. "fresh": the framework's own loader makes every batch anew, in the order given,
 and that is in the time; "kept": the same batches in every epoch. Rows of readouts: one readout on a kept batch,
 forward and backward. The first epoch's losses (or a readout's result) of both sides must agree.
 
@@ -238,9 +238,9 @@ def serve(options) -> None:
     epoch = readouts(side, row.split()[1], kept) if row.startswith("readout") else training(side, row, kept)
     print(json.dumps([nodes, edges]), flush=True)
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start = time.process_time()
         result = epoch()
-        print(json.dumps([(time.perf_counter() - start) * 1e3 / int(count), result]), flush=True)
+        print(json.dumps([(time.process_time() - start) * 1e3 / int(count), result]), flush=True)
 
 
 def training(side, row: str, kept: list | None) -> Callable[[], float]:
@@ -341,7 +341,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         return serve(options)
-    note = f"float32, {options.threads} thread(s); least of {options.rounds} epochs in turns, ms a batch"
+    note = f"float32, {options.threads} thread(s); CPU time, least of {options.rounds} epochs in turns, ms a batch"
     head = provenance(options.commit, note)
     print(*head, sep="\n", flush=True)
     table = []
