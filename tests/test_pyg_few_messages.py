@@ -62,3 +62,11 @@ def test_few_messages(name, monkeypatch):
     report.reset()
     both(layer, graph(50 * E))  # more of them: the layer's messages are reduced by our kernels again
     assert propagate._FEW not in reasons()
+
+
+@pytest.mark.parametrize("edges, nodes, few", [(80, 10, False), (40, 10, True), (80, 20, True), (81, 20, False)])
+def test_short_rows(edges, nodes, few, monkeypatch):
+    """Twice as many messages are few where a node has four edges at most, on the CPU."""
+    monkeypatch.setattr(blocks, "FEW", {"cpu": 320, "cuda": 320})
+    assert blocks.are_few("cpu", edges, nodes, 8) == few
+    assert blocks.are_few("cuda", edges, nodes, 8) == (edges == 40)
