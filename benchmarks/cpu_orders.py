@@ -131,7 +131,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     files = sorted(map(str, Path(args.data).glob("*.npz"))) if args.data else []
-    head = provenance(args.commit, f"float32, {args.threads} thread(s); CPU time, least of {args.rounds} calls in turns, ms")
+    note = f"float32, {args.threads} thread(s); CPU time, least of {args.rounds} calls in turns, ms"
+    head = provenance(args.commit, note)
     table: list[list] = []
     for name in [*args.graphs, *files]:
         table += [shown(COLUMNS, row) for row in rows_of(name, args.widths, args.rounds)]

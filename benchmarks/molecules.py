@@ -5,10 +5,10 @@
     python benchmarks/molecules.py --rows readout
 
 Each side is a process of its own, one started with GNNACCEL=1. They take turns, an epoch each, so that other work on
-the machine meets both; times are CPU time, the least of the rounds, in ms a batch: forward, backward and the optimiser's
-step of a model of four layers and a readout. "fresh": the framework's own loader makes every batch anew, in the order given,
-and that is in the time; "kept": the same batches in every epoch. Rows of readouts: one readout on a kept batch,
-forward and backward. The first epoch's losses (or a readout's result) of both sides must agree.
+the machine meets both; times are CPU time, the least of the rounds, in ms a batch: forward, backward and the step of
+the optimiser, of a model of four layers and a readout. "fresh": the framework's own loader makes every batch anew, in
+the order given, and that is in the time; "kept": the same batches in every epoch. Rows of readouts: one readout on a
+kept batch, forward and backward. The first epoch's losses (or a readout's result) of both sides must agree.
 
 Molecules: random trees of 10 to 35 atoms, each bound to at most 4, with a ring or two. Superpixels: 60 to 90 points in
 the plane, each with edges from its 8 nearest.

@@ -1,4 +1,4 @@
-"""Every case of dgl_cases.CASES under autocast: DGL's dtypes, values and gradients, and errors where DGL alone has one."""
+"""Every case of dgl_cases.CASES under autocast: DGL's dtypes, values and gradients, and its errors."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
 # features (host_h200.csv) are those that our reductions spare; calculated, not swept.
 FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
 # Edges to a node up to which the CPU's bound is twice as large: of short rows there is little to reduce. Batches of
-# molecules, two edges to an atom (2026-11): GEN 0.8 of PyG's speed at 180,000 numbers, 0.95 at 370,000, 1.04 at 750,000.
+# molecules, two edges to an atom (2026-11): GEN 0.8 of PyG's speed at 180,000 numbers, 0.95 at 370,000, 1.0 at 750,000.
 SHORT_ROW = 4
 # The same for edges that a layer sees for the first time: they would have to be sorted, for one use perhaps.
 FEW_AT_FIRST = {"cuda": 8 << 20}

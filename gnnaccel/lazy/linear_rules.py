@@ -81,8 +81,8 @@ def _apart(x: Lazy, func, weight: Tensor, *bias) -> Lazy | None:
 
 
 def _narrow(x: Lazy, func, weight: Tensor, *bias):
-    """A linear map under autocast on the CPU: maps of nodes in float32, whose sums are rounded as autocast's products of
-    edges are. Sums of rounded maps would lose the digits that they have in common."""
+    """A linear map under autocast on the CPU: maps of nodes in float32, whose sums are rounded as autocast's products
+    of edges are. Sums of rounded maps would lose the digits that they have in common."""
     kind = x.trip.graph.device.type
     narrow = (torch.bfloat16, torch.float32)
     if kind != "cpu" or weight.dtype != torch.float32 or x.expression.dtype not in narrow:

@@ -19,7 +19,7 @@ import torch
 from gnnaccel import schedule, tiles
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import spmm_tiled
 from gnnaccel.schedule import rules, worklist
@@ -242,20 +242,22 @@ def _compared_lists(graph: Graph, widths: Sequence[int], budget_ms: float) -> di
         if lanes in faster:
             continue
         try:
-            x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
             given = worklist.build(graph, rules.plan_of(graph, lanes, given_order is not None), given_order)
-            times = []
-            for each in (work.arranged(graph, work.plan(graph, row_bytes)), given):
-                arrays = plain.ordered(each)
-                times.append(_time_ms(lambda arrays=arrays: spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0)))  # type: ignore[misc]
+            lists = work.arranged(graph, work.plan(graph, row_bytes)), given
+            ordered_ms, given_ms = (_sum_ms(graph, plain.ordered(each), width) for each in lists)
         except torch.OutOfMemoryError:
             break
-        faster[lanes] = times[0] < _PAYS * times[1]
+        faster[lanes] = ordered_ms < _PAYS * given_ms
         if not faster[lanes]:
             work.adopt(row_bytes, given)
         if time.perf_counter() >= deadline:
             break
     return faster
+
+
+def _sum_ms(graph: Graph, arrays: Structure, width: int) -> float:
+    x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
+    return _time_ms(lambda: spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0))
 
 
 def adopt(graph: Graph, found: Tuned) -> None:

@@ -179,6 +179,12 @@ def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
 _GINE = messages.relu(messages.u("x") + messages.e("edge"))
 
 
+def _of_few(edge_attr: Tensor, own: Tensor, lin: Any) -> bool:
+    """True for messages so few that PyG's own way is the quicker, where edges have gradients; else it is not."""
+    graded = (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
+    return graded and blocks.are_few("cpu", edge_attr.shape[0], *own.shape)
+
+
 def _gine(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.GINEConv)
 
@@ -192,16 +198,13 @@ def _gine(plain: Any, general: Callable) -> Callable:
             one and size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
         )
         lin = modules.get("lin")
-        if usual and "nn" in modules and (lin is None or short.are_linear(lin)):
+        usual = usual and "nn" in modules and (lin is None or short.are_linear(lin))
+        if usual and not (short.is_matrix(own) and _of_few(edge_attr, own, lin)):
             found = _neighbours(self, x, edge_index)
         unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
         if unusual or torch.is_autocast_enabled("cpu"):
             return general(self, x, edge_index, edge_attr, size)
         graph, source = found
-        if (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled():
-            # Which propagate() knows. Without the gradient to edges fewer are quicker here too.
-            if blocks.are_few("cpu", graph.nnz, graph.num_rows, source.shape[1]):
-                return general(self, x, edge_index, edge_attr, size)
         edge = edge_attr if lin is None else lin(edge_attr)
         if edge.shape != (graph.nnz, source.shape[1]) or edge.dtype != source.dtype:
             return general(self, x, edge_index, edge_attr, size)

@@ -138,9 +138,9 @@ def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int
 
 @functools.lru_cache(maxsize=1024)
 def twins(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> tuple[tuple[int, int], ...]:
-    """Pairs of `wanted` leaves, of sources and of edges, that have the same gradient on each edge, as those of u + e."""
+    """Pairs of `wanted` leaves, of sources and of edges, whose gradients on each edge are the same, as of u + e."""
     _, found = _found(program, given)
-    kinds = {"u": {}, "e": {}}  # type: dict[str, dict[int, int]]
+    kinds: dict[str, dict[int, int]] = {"u": {}, "e": {}}
     for number, leaf in enumerate(program.leaves):
         if wanted[number] and leaf.kind in kinds and number in found and found[number].features == leaf.features:
             kinds[leaf.kind][number] = found[number].number
