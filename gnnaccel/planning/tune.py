@@ -203,8 +203,9 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
             if "allocate memory" not in str(error):
                 raise
             break
-        as_given, ordered = (statistics.median(way[1:]) for way in times)  # the first reads what is in no cache yet
-        faster[lanes] = ordered < _PAYS * as_given
+        given_ones, ordered_ones = (way[1:] for way in times)  # the first reads what is in no cache yet
+        # Both, as on a busy machine one of them alone finds now and then what is not there.
+        faster[lanes] = all(of(ordered_ones) < _PAYS * of(given_ones) for of in (min, statistics.median))
         if time.perf_counter() >= start + budget_ms / 1e3:
             break
     return faster
