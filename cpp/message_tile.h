@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "isa.h"
 #include "rows.h"
@@ -364,13 +365,26 @@ class Tile {
       case MessageOp::cos:
         return unary(s, [](V a) { return lane_by_lane<A, N>(a, [](A x) { return std::cos(x); }); });
       case MessageOp::round_bfloat16:
-        return unary(s, [](V a) {
-          return lane_by_lane<A, N>(a, [](A x) {
-            bf16 narrowed;
-            narrow(static_cast<float>(x), &narrowed);
-            return static_cast<A>(widen(narrowed));
+        if constexpr (sizeof(A) == 4) {
+          return unary(s, [](V a) {  // as narrow() and widen(), of all lanes
+            using U = Vec<uint32_t, N>;
+            U bits;
+            std::memcpy(&bits, &a, sizeof(bits));
+            const U nan = U(a != a);
+            bits = (((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u) & ~nan) | (nan & 0x7fc00000u);
+            V rounded;
+            std::memcpy(&rounded, &bits, sizeof(rounded));
+            return rounded;
           });
-        });
+        } else {
+          return unary(s, [](V a) {
+            return lane_by_lane<A, N>(a, [](A x) {
+              bf16 narrowed;
+              narrow(static_cast<float>(x), &narrowed);
+              return static_cast<A>(widen(narrowed));
+            });
+          });
+        }
       case MessageOp::round_float32:
         return unary(s, [](V a) {
           return lane_by_lane<A, N>(a, [](A x) {

@@ -93,6 +93,12 @@ class Worker {
       const MessageOutput& output = program_.outputs[o];
       if (output.reduce != MessageReduce::none) continue;
       const View<A> x = tile_.view(output.value);
+      if (is_as_computed(output)) {
+        A* const to = static_cast<A*>(plan_.results[2 * o]);
+        for (int64_t t = 0; t < n_; ++t)
+          write_row_of<false>(x, output.width, t, t + 1, 1, to + graph_.edge(k_ + t) * output.width);
+        continue;
+      }
       for (int64_t t = 0; t < n_; ++t)
         write_row(x.rows ? x.rows[t] : x.flat + t * output.width, output, plan_.results[2 * o], graph_.edge(k_ + t));
     }
@@ -101,9 +107,67 @@ class Worker {
       const int64_t begin = part_ ? begin_ : graph_.indptr[row], end = part_ ? end_ : graph_.indptr[row + 1];
       if (!part_) finish_before(row);
       stop = std::min(n_, end - k_);
+      if (!part_ && begin == k_ + t && end == k_ + stop && end - begin <= kShortPiece) {
+        write_whole(row, t, stop);
+        continue;
+      }
       for (int64_t o = 0; o < program_.num_outputs; ++o) reduce(o, begin, t, stop);
       if (!part_ && end == k_ + stop) finish(row);
     }
+  }
+
+  // Rows of a result that are of the type that is computed in.
+  static bool is_as_computed(const MessageOutput& output) {
+    return output.dtype == static_cast<int32_t>(sizeof(A) == 8 ? DType::f64 : DType::f32);
+  }
+
+  // Writes a row whose messages are t0 .. t1 of this tile: sums without the way through the accumulators, which takes
+  // longer than to add up a short row.
+  void write_whole(int64_t row, int64_t t0, int64_t t1) {
+    for (int64_t o = 0; o < program_.num_outputs; ++o) {
+      const MessageOutput& output = program_.outputs[o];
+      if (output.reduce == MessageReduce::none) continue;
+      if (is_sum(output) && is_as_computed(output)) {
+        A* const to = static_cast<A*>(plan_.results[2 * o]) + row * output.width;
+        const int64_t count = output.reduce == MessageReduce::mean ? t1 - t0 : 1;
+        write_row_of<true>(tile_.view(output.value), output.width, t0, t1, count, to);
+        continue;
+      }
+      reduce(o, k_ + t0, t0, t1);
+      finish(o, row, t1 - t0);
+    }
+    next_ = row + 1;
+  }
+
+  // Writes the values t0 .. t1: the sum of them, which is none of negative zeros, over `count`; or the only one.
+  template <bool kSum>
+  static void write_row_of(const View<A>& x, int64_t width, int64_t t0, int64_t t1, int64_t count, A* to) {
+    const auto block = [&](auto vectors, int64_t d) {
+      constexpr int M = decltype(vectors)::value;
+      V acc[M];
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) acc[m] = load<N>((x.rows ? x.rows[t0] : x.flat + t0 * width) + d + m * N);
+      if (kSum)
+        for (int m = 0; m < M; ++m) acc[m] += V{};
+      for (int64_t t = t0 + 1; t < t1; ++t) {
+        const A* const from = (x.rows ? x.rows[t] : x.flat + t * width) + d;
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) acc[m] += load<N>(from + m * N);
+      }
+      if (count != 1)
+        for (int m = 0; m < M; ++m) acc[m] /= splat<N>(static_cast<A>(count));
+      if (d + M * N <= width) {
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) store<N>(to + d + m * N, acc[m]);
+      } else {
+        A last[N];
+        store<N>(last, acc[0]);
+        std::copy_n(last, width - d, to + d);
+      }
+    };
+    int64_t d = 0;
+    for (; d + 4 * N <= width; d += 4 * N) block(std::integral_constant<int, 4>{}, d);
+    for (; d < width; d += N) block(std::integral_constant<int, 1>{}, d);
   }
 
   // Adds the messages t .. stop, all of a row that begins at nonzero `begin`, to what there is of output o.
@@ -186,15 +250,17 @@ class Worker {
 
   // Writes what there is of a row that is complete.
   void finish(int64_t row) {
-    const int64_t degree = graph_.indptr[row + 1] - graph_.indptr[row];
-    for (int64_t o = 0; o < program_.num_outputs; ++o) {
-      const Accumulator<A, I>& acc = accumulators_[o];
-      if (program_.outputs[o].reduce == MessageReduce::none) continue;
-      settle(o, degree);
-      plan_.write(o, row, degree, acc.piece, acc.winners);
-      std::fill(acc.piece, acc.piece + program_.outputs[o].width, A(0));
-    }
+    for (int64_t o = 0; o < program_.num_outputs; ++o)
+      if (program_.outputs[o].reduce != MessageReduce::none)
+        finish(o, row, graph_.indptr[row + 1] - graph_.indptr[row]);
     next_ = row + 1;
+  }
+
+  void finish(int64_t o, int64_t row, int64_t degree) {
+    const Accumulator<A, I>& acc = accumulators_[o];
+    settle(o, degree);
+    plan_.write(o, row, degree, acc.piece, acc.winners);
+    std::fill(acc.piece, acc.piece + program_.outputs[o].width, A(0));
   }
 
   void finish_before(int64_t row) {

@@ -276,3 +276,27 @@ def test_values_of_edges_decide(permuted, message, x_shape, w_shape, walks, monk
     if message == "mul":
         out.sum().backward()
         assert (addresses[1] in seen[-1]) == walks
+
+
+# Seconds of calls as given and in order -> whether the order serves
+CALLS = {
+    "faster": ([1.0, 1.0, 1.1], [0.9, 0.9, 0.9], True),
+    "by the median alone": ([1.0, 0.8, 1.0], [0.9, 0.9, 0.9], False),
+    "by the least alone": ([1.0, 1.0, 1.0], [0.5, 1.1, 1.1], False),
+    "by noise": ([1.0, 1.0, 1.0], [0.98, 0.98, 0.98], False),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_order_that_is_faster_by_chance_is_dropped(name, monkeypatch):
+    given, ordered, serves = CALLS[name]
+    seconds = iter([5.0, 5.0, *(x for pair in zip(given, ordered, strict=True) for x in pair)])
+    clock = [0.0]
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(tune, "spmm_op", lambda *_: clock.__setitem__(0, clock[0] + next(seconds)))
+    one = graph()
+    work = schedule.of(one)
+    work.order, work.order_name = torch.randperm(one.num_rows), "chance"
+    # The budget ends with the last pair of calls.
+    budget_ms = 1e3 * (10 + sum(given) + sum(ordered)) - 1
+    assert tune._faster_in_order(one, (16,), budget_ms) == {worklist.lanes_of(64): serves}

@@ -271,3 +271,22 @@ def test_arrays_that_point_out_of_themselves(form, indptr, indices, ids):
     g = dgl.graph((form, tuple(arrays)), num_nodes=3)
     with pytest.raises(ValueError, match=r"graph:|Graph:"):
         gnnaccel.as_graph(g)
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("kind", ["graph", "batch", "block"])
+def test_new_graphs_are_not_sorted_by_dgl(kind, idtype):
+    """Message passing and degrees leave DGL's formats as they are made, and give what DGL gives."""
+    dgl_backend.enable()
+    g = graph(idtype=idtype)
+    if kind == "batch":
+        g = dgl.batch([g, graph(5, 9, idtype=idtype), graph(3, 0, idtype=idtype)])
+    if kind == "block":
+        g = dgl.to_block(g, torch.unique(g.edges()[1]))
+    before = g.formats()["created"]
+    got = results(g)
+    assert g.formats()["created"] == before == ["coo"]
+    assert all(degree.dtype == idtype for degree in got[-2:])
+    dgl_backend.disable()
+    for a, b in zip(got, results(g), strict=True):
+        torch.testing.assert_close(a.detach(), b.detach())

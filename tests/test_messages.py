@@ -1,5 +1,6 @@
 """Programs of messages against their definition in plain torch, in float64: values, gradients, gradients of those."""
 
+import importlib
 import itertools
 import random
 
@@ -27,6 +28,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.tape import _OPS
+from gnnaccel.ops.spmm import spmm_op
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
@@ -367,3 +369,29 @@ def test_many_gradients_in_one(reduce):
     for i, seed in enumerate(seeds):
         for one, other in zip(torch.autograd.grad(out, leaves, seed, retain_graph=True), many, strict=True):
             torch.testing.assert_close(other[i], one)
+
+
+# message -> whether the gradient to the edges' w serves the sources' x too
+TWINS = {
+    "sum": (m.relu(x + w), True),
+    "shifted": (m.sigmoid(x + w + k) * 2.0, True),
+    "difference": (m.tanh(x - w), False),
+    "product": (x * w, False),
+    "one number": (m.relu(x + m.e("w:1")), False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "none"])
+@pytest.mark.parametrize("name", TWINS)
+def test_gradients_of_edges_serve_sources(name, reduce, dtype, monkeypatch):
+    message, same = TWINS[name]
+    sums = []
+    module = importlib.import_module("gnnaccel.ops.messages.reduce")
+    monkeypatch.setattr(module, "spmm_op", lambda *args: sums.append(args) or spmm_op(*args))
+    graph = graph_of(13, 11, 90)
+    operands = operands_of(graph, message, (2, 20), dtype=dtype)
+    bound = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
+    if dtype != torch.bfloat16 or reduce != "max":  # rounded, another one of nearly equal messages wins
+        compare(graph, message, operands, reduce, second=dtype == torch.float64, rtol=bound, atol=bound)
+        assert bool(sums) == (same and dtype != torch.bfloat16)

@@ -8,6 +8,7 @@ import pyg_cases
 import torch.nn.functional as F
 from pyg_cases import CASES, Inputs
 from pyg_compare import D, N, edges, rand, same, tensors
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch_geometric import nn, utils
 from torch_geometric.nn.conv import MessagePassing
@@ -161,3 +162,41 @@ def test_shown_attention(concat, place):
         return found
 
     same(program, dtype=torch.float32)
+
+
+class _Products(TorchDispatchMode):
+    """Notes how many rows are multiplied by a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.linear):
+            self.rows.add(args[func.overloadpacket is torch.ops.aten.addmm].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["CGConv", "PNAConv"])
+def test_products_are_of_nodes(name, dtype):
+    """Linear maps of joined ends are maps of nodes under autocast on the CPU too, whatever the features' dtype."""
+    make = {
+        "CGConv": lambda: nn.CGConv(D),
+        "PNAConv": lambda: nn.PNAConv(D, 5, ["mean", "std"], ["identity"], torch.tensor([1, 2])),
+    }[name]
+
+    def program(wrap):
+        torch.manual_seed(0)
+        layer = wrap(make())
+        x = rand(N, D).to(dtype).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16), _Products() as products:
+            out = layer(x, edges())
+        out.float().square().mean().backward()
+        found.append(products.rows)
+        return out.dtype, out.bfloat16(), x.grad.bfloat16()
+
+    found: list[set] = []
+    same(program, dtype=torch.float32)
+    plain, *ours = found
+    assert edges().shape[1] in plain and all(rows and max(rows) <= N for rows in ours)

@@ -93,3 +93,11 @@ def test_few_edges_of_several_types(name, many, monkeypatch):
         found.append([out, *torch.autograd.grad(out.square().sum(), [x, *each.parameters()], allow_unused=True)])
     assert (propagate.FEW in reasons()) == (not many)
     torch.testing.assert_close(*[[each for each in part if each is not None] for part in found])
+
+
+@pytest.mark.parametrize("edges, nodes, few", [(80, 10, False), (40, 10, True), (80, 20, True), (81, 20, False)])
+def test_short_rows(edges, nodes, few, monkeypatch):
+    """Twice as many messages are few where a node has four edges at most, on the CPU."""
+    monkeypatch.setattr(blocks, "FEW", {"cpu": 320, "cuda": 320})
+    assert blocks.are_few("cpu", edges, nodes, 8) == few
+    assert blocks.are_few("cuda", edges, nodes, 8) == (edges == 40)

@@ -73,7 +73,7 @@ def _are_few(g) -> bool:
         return False
     frames = (g._edge_frames[0], *(g._node_frames[t] for t in set(ends(g._graph))))
     widths = [math.prod(column.shape) for frame in frames for column in frame._columns.values()]
-    return g.num_edges() * max(widths, default=1) <= blocks.FEW.get(g.device.type, 0)
+    return blocks.are_few(g.device.type, g.num_edges(), g.num_dst_nodes(), max(widths, default=1))
 
 
 def stored(value):

@@ -106,14 +106,15 @@ def _layers(graph: Graph, seeds: Tensor, fanouts: list[int], replace: bool, devi
 
 def _block(g, layer: _Layer):
     """A block of the CPU."""
-    indptr = layer.row.new_zeros(layer.num_dst + 1)
+    row = layer.row.to(layer.nodes.dtype)
+    indptr = row.new_zeros(layer.num_dst + 1)
     torch.cumsum(torch.bincount(layer.col, minlength=layer.num_dst), 0, out=indptr[1:])
     name = g.ntypes[0]
     block = dgl.create_block(
-        {g.canonical_etypes[0]: ("csc", (indptr, layer.row, layer.row.new_empty(0)))},
+        {g.canonical_etypes[0]: ("csc", (indptr, row, row.new_empty(0)))},
         num_src_nodes={name: layer.nodes.numel()},
         num_dst_nodes={name: layer.num_dst},
-        idtype=layer.row.dtype,
+        idtype=row.dtype,
     )
     utils.set_new_frames(block, **_frames(g, layer))
     return block

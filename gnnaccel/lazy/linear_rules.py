@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.expression import LINEAR, Apply, Leaf, clean, is_rows, joined, mapped
+from gnnaccel.lazy.expression import LINEAR, Apply, Leaf, clean, is_rows, joined, mapped, without_autocast
 from gnnaccel.lazy.rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
 from gnnaccel.lazy.tensor import RULES, Lazy, lift
 
@@ -54,21 +54,42 @@ def _linear(func, x, weight, *bias):
     if isinstance(x.expression, Leaf):
         return lift(x.trip, x.expression.side, hoist(x, func, weight, *bias), clean=True)
     if torch.is_autocast_enabled(x.trip.graph.device.type):  # both operands would be cast
-        return NotImplemented
+        return _narrow(x, func, weight, *bias)
     width = weight.shape[0] if func is F.linear else weight.shape[-1]
-    if weight.dim() == 2 and x.expression.dtype == weight.dtype:
-        matrix = weight.t() if func is F.linear else weight
-        graph = x.trip.graph
-        fits = matrix.shape[0] == x.expression.features[-1] and max(graph.num_rows, graph.num_cols) <= graph.nnz
-        fits = fits and all(b is None or (b.dim() == 1 and b.dtype == weight.dtype) for b in bias)
-        apart = _mapped(graph, x.expression, matrix) if fits else None
-        if apart is not None:
-            for shift in bias:
-                apart = apart if shift is None else _shifted(apart, shift)
-            return make(x.trip, apart.function, apart.args, apart.features, apart.dtype)
+    if x.expression.dtype == weight.dtype and (apart := _apart(x, func, weight, *bias)) is not None:
+        return apart
     if weight.dim() != 2:
         return NotImplemented
     return make(x.trip, func, (x.expression, weight, *bias), (*x.expression.features[:-1], width), x.expression.dtype)
+
+
+def _apart(x: Lazy, func, weight: Tensor, *bias) -> Lazy | None:
+    """A linear map as maps of nodes, in the dtype of `weight`; None where it is none or they would be no fewer."""
+    if weight.dim() != 2:
+        return None
+    matrix, graph = weight.t() if func is F.linear else weight, x.trip.graph
+    if matrix.shape[0] != x.expression.features[-1] or max(graph.num_rows, graph.num_cols) > graph.nnz:
+        return None
+    if not all(b is None or (b.dim() == 1 and b.dtype == weight.dtype) for b in bias):
+        return None
+    apart = _mapped(graph, x.expression, matrix)
+    if apart is None:
+        return None
+    for shift in bias:
+        apart = apart if shift is None else _shifted(apart, shift)
+    return make(x.trip, apart.function, apart.args, apart.features, apart.dtype)
+
+
+def _narrow(x: Lazy, func, weight: Tensor, *bias):
+    """A linear map under autocast on the CPU: maps of nodes in float32, whose sums are rounded as autocast's products
+    of edges are. Sums of rounded maps would lose the digits that they have in common."""
+    kind = x.trip.graph.device.type
+    narrow = (torch.bfloat16, torch.float32)
+    if kind != "cpu" or weight.dtype != torch.float32 or x.expression.dtype not in narrow:
+        return NotImplemented
+    with without_autocast(x.trip.graph.device):
+        apart = _apart(x, func, weight, *bias)
+    return NotImplemented if apart is None else apart.to(torch.get_autocast_dtype(kind))
 
 
 def _shares(args: tuple, beside: tuple) -> bool:
@@ -97,14 +118,14 @@ def _mapped(graph: Graph, expression, matrix: Tensor, beside: tuple = ()):
         common, so a difference is mapped apart only beside one of them, whose own map is as large.
     """
     if isinstance(expression, Leaf):
-        return Leaf(expression.side, torch.matmul(clean(graph, expression), matrix), clean=True)
+        return Leaf(expression.side, torch.matmul(clean(graph, expression).to(matrix.dtype), matrix), clean=True)
     if isinstance(expression, Tensor):
         if expression.dim() == 0 or expression.shape[-1] != matrix.shape[0]:
             return None
         if expression.dim() > 1 and is_rows(expression, graph, "e", expression.dim() - 1):  # perhaps not to be stored
             features = (*expression.shape[1:-1], matrix.shape[1])
-            return Apply(mapped, (expression, matrix), {}, features, expression.dtype)
-        return torch.matmul(expression, matrix)
+            return Apply(mapped, (expression, matrix.to(expression.dtype)), {}, features, expression.dtype)
+        return torch.matmul(expression.to(matrix.dtype), matrix)
     if not isinstance(expression, Apply) or expression.kwargs:
         return None
     function, args = expression.function, expression.args
@@ -123,7 +144,7 @@ def _mapped(graph: Graph, expression, matrix: Tensor, beside: tuple = ()):
     features = (*expression.features[:-1], matrix.shape[1])
     out = parts[0]
     for part in parts[1:]:
-        out = Apply(function, (out, part), {}, features, expression.dtype)
+        out = Apply(function, (out, part), {}, features, matrix.dtype)
     return out
 
 

@@ -15,6 +15,7 @@ import torch
 from torch_geometric.nn import HeteroLinear
 from torch_geometric.nn.conv import HeteroConv, MessagePassing
 
+from gnnaccel.pyg_backend import batches as _batches
 from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
 from gnnaccel.pyg_backend import samplers as _samplers
@@ -79,7 +80,8 @@ def _then_accelerate(original):
 
 
 def enable() -> None:
-    """Accelerate every layer that is built or unpickled from now on, and samplers; does nothing the second time.
+    """Accelerate every layer that is built or unpickled from now on, samplers, and batches of graphs; does nothing the
+    second time.
 
     Layers that exist already are left alone: pass their model to `accelerate`.
     """
@@ -89,6 +91,7 @@ def enable() -> None:
         _originals[name] = getattr(MessagePassing, name)
         setattr(MessagePassing, name, _then_accelerate(_originals[name]))
     _samplers.enable()
+    _batches.enable()
     _hetero_conv.enable()
     _typed.enable(every=True)
 
@@ -99,6 +102,7 @@ def disable() -> None:
         setattr(MessagePassing, name, original)
     _originals.clear()
     _samplers.disable()
+    _batches.disable()
     _hetero_conv.disable()
     _typed.disable()
     _classes.restore_all()

@@ -43,7 +43,9 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         lin, bias = modules.get("lin"), parameters["bias"]
         maps = short.parameters_of(lin)
         alike = x.device == edge_index.device and (maps is not None or short.are_linear(lin))
-        if not alike or torch.is_autocast_enabled(x.device.type):
+        # Under autocast the map is narrow, and products with weights that are as wide as x are as wide again.
+        narrow = torch.is_autocast_enabled(x.device.type)
+        if not alike or (narrow and (cache is not None or not x.is_cpu or x.dtype != torch.float32)):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
@@ -73,7 +75,7 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         if out is None and cache is not None:
             out = norms.weighted_sum(graph, lin(x), edges, weight, flow, bias)
         elif out is None:
-            out = norms.scaled_sum(graph, lin(x), scale, bias)
+            out = norms.scaled_sum(graph, lin(x).to(x.dtype), scale, bias)
         report.record(guard.kind, start)
         return out
 
@@ -181,6 +183,12 @@ def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
 _GINE = messages.relu(messages.u("x") + messages.e("edge"))
 
 
+def _of_few(edge_attr: Tensor, own: Tensor, lin: Any) -> bool:
+    """True for messages so few that PyG's own way is the quicker, where edges have gradients; else it is not."""
+    graded = (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
+    return graded and blocks.are_few("cpu", edge_attr.shape[0], *own.shape)
+
+
 def _gine(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.GINEConv)
 
@@ -191,7 +199,8 @@ def _gine(plain: Any, general: Callable) -> Callable:
         eps = self._buffers.get("eps", self._parameters.get("eps"))
         usual = size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
         lin = modules.get("lin")
-        if usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin)):
+        usual = usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin))
+        if usual and not (short.is_matrix(own) and _of_few(edge_attr, own, lin)):
             found = _neighbours(self, x, edge_index)
         unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
         if unusual or torch.is_autocast_enabled("cpu"):

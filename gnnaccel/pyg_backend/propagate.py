@@ -105,8 +105,13 @@ def _settled(kwargs: dict) -> dict:
 
 def widest(values: Iterable) -> int:
     """The most features of a tensor among `values` and the tuples in them."""
+    return max((math.prod(x.shape[1:]) for x in _tensors(values) if x.is_floating_point()), default=1)
+
+
+def _tensors(values: Iterable) -> list[Tensor]:
+    """The tensors among `values` and in the tuples there."""
     given = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
-    return max((math.prod(x.shape[1:]) for x in given if isinstance(x, Tensor) and x.is_floating_point()), default=1)
+    return [x for x in given if isinstance(x, Tensor)]
 
 
 def are_few(conv: Any, plain: Any, edge_index, kwargs: dict) -> bool:
@@ -124,8 +129,11 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict) -> bool:
         return False
     if schedule.is_lasting():
         return False
-    each = widest(kwargs.values()) * (_TYPED[plain.message](conv) if plain.message in _TYPED else 1)
-    return edge_index.shape[1] * each <= blocks.FEW.get(edge_index.device.type, 0)
+    edges, given, kind = edge_index.shape[1], _tensors(kwargs.values()), edge_index.device.type
+    if plain.message in _TYPED:
+        return blocks.are_few(kind, edges, 0, widest(given) * _TYPED[plain.message](conv))
+    nodes = max((x.shape[0] for x in given if x.dim() > 1 and x.shape[0] != edges), default=0)
+    return blocks.are_few(kind, edges, nodes, widest(given))
 
 
 def make_entry(plain: Any, name: str) -> Callable:

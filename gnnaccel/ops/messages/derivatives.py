@@ -108,13 +108,8 @@ class Half(NamedTuple):
     targets: list[tuple[int, list[Shape]]]
 
 
-@functools.lru_cache(maxsize=1024)
-def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> tuple[Half | None, Half | None]:
-    """Programs of the gradients to the `wanted` leaves, where outputs that are `given` have one.
-
-    The first is for the graph itself: gradients to rows of destinations, edges and what all edges share (these summed
-    over each row). The second is for the transposed graph: those to rows of sources. None: nothing to do.
-    """
+def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int, Value]]:
+    """The gradient to each leaf, of one edge, where outputs that are `given` have one."""
     leaves = list(program.leaves)
     seeds = []  # leaf of the gradient, and of the winners
     for output, has in zip(program.outputs, given, strict=True):
@@ -138,7 +133,29 @@ def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...
         if winners >= 0:
             seed = b.keep(b.make("winner", (b.leaf(winners),), (), seed.features), seed)
         starts.append((values[output.step], seed))
-    found = _adjoints(b, starts)
+    return b, _adjoints(b, starts)
+
+
+@functools.lru_cache(maxsize=1024)
+def twins(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> tuple[tuple[int, int], ...]:
+    """Pairs of `wanted` leaves, of sources and of edges, whose gradients on each edge are the same, as of u + e."""
+    _, found = _found(program, given)
+    kinds: dict[str, dict[int, int]] = {"u": {}, "e": {}}
+    for number, leaf in enumerate(program.leaves):
+        if wanted[number] and leaf.kind in kinds and number in found and found[number].features == leaf.features:
+            kinds[leaf.kind][number] = found[number].number
+    edges = {value: number for number, value in kinds["e"].items()}
+    return tuple((number, edges[value]) for number, value in kinds["u"].items() if value in edges)
+
+
+@functools.lru_cache(maxsize=1024)
+def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> tuple[Half | None, Half | None]:
+    """Programs of the gradients to the `wanted` leaves, where outputs that are `given` have one.
+
+    The first is for the graph itself: gradients to rows of destinations, edges and what all edges share (these summed
+    over each row). The second is for the transposed graph: those to rows of sources. None: nothing to do.
+    """
+    b, found = _found(program, given)
     halves: list[Half | None] = []
     for there in (False, True):
         outputs, targets = [], []

@@ -18,11 +18,12 @@ from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import reduce_to
 from gnnaccel.ops.messages import generated
-from gnnaccel.ops.messages.derivatives import Half, gradients
+from gnnaccel.ops.messages.derivatives import Half, gradients, twins
 from gnnaccel.ops.messages.language import Expression
 from gnnaccel.ops.messages.program import REDUCES, Program, parse, program_of
 from gnnaccel.ops.messages.source import is_too_wide
 from gnnaccel.ops.messages.tape import tape
+from gnnaccel.ops.spmm import spmm_op
 
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
 _ROWS = {"u": "num_cols", "v": "num_rows", "e": "nnz"}
@@ -226,16 +227,26 @@ def gradients_of(
 ) -> list[Tensor | None]:
     """Gradients of the `wanted` operands of a program. seeds: the gradients of those outputs that have one `given`,
     those of means by the degrees, of extremes with their winners behind them."""
-    here, there = gradients(program, wanted, given)
     found: list[Tensor | None] = [None] * len(operands)
+    pairs = [] if arrays.indptr.is_cuda else [p for p in twins(program, wanted, given) if _may_stand(operands, *p)]
+    sources = {source for source, _ in pairs}
+    alone = tuple(w and i not in sources for i, w in enumerate(wanted))
+    here, there = gradients(program, alone, given)
     if here is not None:
         _fill(found, arrays, here, operands, [*operands, *seeds])
     if there is not None:
         _fill(found, arrays.turned(), there, operands, [*operands, *seeds])
+    for source, edge in pairs:  # rows that are there need no messages made again
+        found[source] = spmm_op(arrays.turned(), None, found[edge], "copy_rhs", "sum", 0.0)
     for i, operand in enumerate(operands):
         if wanted[i] and found[i] is None:
             found[i] = torch.zeros_like(operand)
     return found
+
+
+def _may_stand(operands: list[Tensor], source: int, edge: int) -> bool:
+    """True if the gradient to an operand of edges is precise enough to be summed for one of sources."""
+    return operands[source].dtype == operands[edge].dtype != torch.bfloat16
 
 
 def _is_batched(grad: Tensor) -> bool:
