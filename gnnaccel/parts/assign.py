@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.network import Network, merged, network_of
+from gnnaccel.graph.network import Network, chunks, merged, network_of
 
 METHODS = ("communities", "metis", "range")
 EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
 _PASSES = 24
-_COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
@@ -136,14 +134,12 @@ def _loads(size: Tensor, label: Tensor, parts: int) -> Tensor:
 
 def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
     """`label` after passes of moves, in turn to parts of higher and of lower numbers: no two nodes change places."""
-    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
-    weights = None if network.weights is None else network.weights.float()
-    total = float(network.cols.numel() if weights is None else weights.double().sum())
+    total = float(network.cols.numel() if network.weights is None else network.weights.double().sum())
     best, lowest, before = label, None, None
     for turn in range(_PASSES):
         loads = _loads(size, label, parts)
         has_room = loads[0] < caps[0]
-        inside, outside, target = _neighbours(graph, weights, label, has_room, upward=turn % 2 == 0)
+        inside, outside, target = _neighbours(network, label, has_room, upward=turn % 2 == 0)
         over = (loads - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
         state = float(over.sum()), total - float(inside.double().sum())
         if lowest is None or state < lowest:
@@ -209,24 +205,40 @@ def _move(node: int, to: int, part, count, weights, loads, load_of) -> None:
     loads[:, to] += load_of[:, node]
 
 
-def _neighbours(
-    graph: Graph, weights: Tensor | None, label: Tensor, has_room: Tensor, upward: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbours(network: Network, label: Tensor, has_room: Tensor, upward: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Edges of each node inside its part, the most in one part of a higher (lower) number that has room, and which that
-    is."""
-    parts = has_room.numel()
-    inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)
-    outside, target = torch.full_like(inside, -1.0), label.clone()
-    for first in range(0, parts, _COLUMNS):
-        numbers = torch.arange(first, min(parts, first + _COLUMNS), device=label.device)
-        one_hot = (label[:, None] == numbers).to(torch.float32)
-        count = ops.spmm(graph, one_hot, weights)
-        inside += (count * one_hot).sum(1)
-        allowed = (numbers > label[:, None] if upward else numbers < label[:, None]) & has_room[numbers]
-        most, at = count.masked_fill_(~allowed, -1.0).max(1)
-        better = most > outside
-        outside, target = torch.where(better, most, outside), torch.where(better, numbers[at], target)
-    return inside, outside, target
+    is: of several the lowest, also for a node without edges to any."""
+    parts, nodes = has_room.numel(), label.numel()
+    with_room = has_room.nonzero().view(-1)
+    at = torch.searchsorted(with_room, label, right=True) if upward else torch.zeros_like(label)
+    target = torch.cat([with_room, with_room.new_full((1,), parts)])[at]
+    there = (target < parts) if upward else (target < label)
+    target, outside = torch.where(there, target, label), there.long() - 1  # -1: there is none
+    inside = torch.zeros_like(label)
+    for r0, r1, e0, e1 in chunks(network.indptr, 1):
+        starts = network.indptr[r0 : r1 + 1] - e0
+        mine = torch.repeat_interleave(label[r0:r1], starts.diff(), output_size=e1 - e0)
+        other = label.index_select(0, network.cols[e0:e1])
+        weights = None if network.weights is None else network.weights[e0:e1].long()
+        same = (mine == other).long() if weights is None else (mine == other) * weights
+        sums = torch.cat([same.new_zeros(1), same.cumsum(0)]).index_select(0, starts)
+        inside[r0:r1] = sums.diff()
+        edges = (other > mine if upward else other < mine).nonzero().view(-1)
+        other = other.index_select(0, edges)
+        rows = torch.searchsorted(starts, edges, right=True) + (r0 - 1)
+        key, order = torch.where(has_room.index_select(0, other), rows * parts + other, nodes * parts).sort()
+        pairs, which, count = key.unique_consecutive(return_inverse=True, return_counts=True)
+        if weights is not None:
+            count = torch.zeros_like(pairs).index_add_(0, which, weights[edges[order]])
+        if pairs.numel() and not bool(has_room.all()):  # the last key is that of parts without room
+            count = count[pairs < nodes * parts]
+            pairs = pairs[: count.numel()]
+        rows, other = pairs // parts, pairs % parts
+        outside.scatter_reduce_(0, rows, count, "amax")
+        most = count == outside[rows]
+        lowest = target.new_full((nodes,), parts).scatter_reduce_(0, rows[most], other[most], "amin")
+        target = torch.where(lowest < parts, lowest, target)
+    return inside.float(), outside.float(), target
 
 
 def _moved(label: Tensor, gain: Tensor, target: Tensor, size: Tensor, caps: Tensor, parts: int) -> Tensor:

@@ -23,14 +23,17 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.index import Index
-from torch_geometric.loader import NodeLoader, PrefetchLoader
-from torch_geometric.loader.shadow import ShaDowKHopSampler
+from torch_geometric.loader import ClusterData, NodeLoader, PrefetchLoader, ShaDowKHopSampler
+from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
+from torch_geometric.loader.graph_saint import GraphSAINTSampler
+from torch_geometric.nn import Node2Vec
 from torch_geometric.sampler import BidirectionalNeighborSampler, HeteroSamplerOutput, HGTSampler, NeighborSampler
+from torch_geometric.transforms import RootedRWSubgraph
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.ops import has_cuda_kernels
-from gnnaccel.pyg_backend import gpu_batches
+from gnnaccel.pyg_backend import adjacency, clusters, gpu_batches, walks
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
@@ -148,55 +151,18 @@ def _induced_hetero_neighbor_sample(
     return node, *map(_by_name, parts)
 
 
-def _ego_k_hop_sample_adj(rowptr, col, seeds, depth, num_neighbors, replace):
-    """torch_sparse::ego_k_hop_sample_adj."""
-    node, ptr, root, edges = sampling.ego_subgraphs(rowptr, col, seeds, [num_neighbors] * depth, replace=replace)
-    return edges.indptr, edges.row, node, edges.edge, ptr, root
-
-
-class _Adjacency:
-    """What ShaDowKHopSampler needs of a SparseTensor, where torch-sparse is not installed: rows, in order."""
-
-    def __init__(
-        self, row=None, rowptr=None, col=None, value=None, sparse_sizes=None, is_sorted=False, trust_data=False
-    ):
-        if row is None:
-            row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1), rowptr.diff())
-        if not is_sorted:
-            order = col.argsort(stable=True)
-            order = order[row[order].argsort(stable=True)]
-            row, col, value = row[order], col[order], value[order]
-        self.row, self.col, self.value, self.sizes = row, col, value, sparse_sizes
-
-    def t(self) -> _Adjacency:
-        return _Adjacency(self.col, None, self.row, self.value, self.sizes[::-1])
-
-    def sparse_size(self, dim: int) -> int:
-        return self.sizes[dim]
-
-    def coo(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.row, self.col, self.value
-
-    def csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        rowptr = torch.zeros(self.sizes[0] + 1, dtype=torch.int64)
-        torch.cumsum(torch.bincount(self.row, minlength=self.sizes[0]), 0, out=rowptr[1:])
-        return rowptr, self.col, self.value
-
-
-def _ptr2ind(ptr: Tensor, size: int) -> Tensor:
-    return torch.repeat_interleave(torch.arange(ptr.numel() - 1), ptr.diff(), output_size=size)
-
-
 # ---- PyG's methods with these in place. ----
 
 _OPS = View(
     torch.ops,
-    pyg=SimpleNamespace(neighbor_sample=_neighbor_sample, hetero_neighbor_sample=_hetero_neighbor_sample),
+    pyg=SimpleNamespace(
+        neighbor_sample=_neighbor_sample, hetero_neighbor_sample=_hetero_neighbor_sample, random_walk=walks.random_walk
+    ),
     torch_sparse=SimpleNamespace(
         neighbor_sample=_induced_neighbor_sample,
         hetero_neighbor_sample=_induced_hetero_neighbor_sample,
-        ego_k_hop_sample_adj=_ego_k_hop_sample_adj,
-        ptr2ind=_ptr2ind,
+        ego_k_hop_sample_adj=adjacency.ego_k_hop_sample_adj,
+        ptr2ind=adjacency.ptr2ind,
     ),
 )
 _TORCH = View(torch, ops=_OPS)
@@ -204,9 +170,7 @@ _HAS_ALL = dict.fromkeys(
     ("WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"), True
 )
 _PYG = View(torch_geometric, typing=View(torch_geometric.typing, **_HAS_ALL))
-_SHADOW = dict(torch=_TORCH, WITH_TORCH_SPARSE=True)
-if not WITH_TORCH_SPARSE:
-    _SHADOW["SparseTensor"] = _Adjacency
+_SPARSE = {} if WITH_TORCH_SPARSE else {"SparseTensor": adjacency.Adjacency}
 
 
 def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
@@ -362,9 +326,19 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
     (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True), False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),
-    (ShaDowKHopSampler, "__init__", lambda original: rebind(original, **_SHADOW), False),
-    (ShaDowKHopSampler, "__collate__", lambda original: rebind(original, **_SHADOW), True),
+    (ShaDowKHopSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_SPARSE), False),
+    (ShaDowKHopSampler, "__collate__", lambda original: rebind(original, torch=_TORCH, **_SPARSE), True),
+    (ClusterData, "_metis", clusters.parting, False),
+    (Node2Vec, "__init__", lambda original: rebind(original, WITH_PYG_LIB=True, torch=_TORCH), False),
+    (RootedRWSubgraph, "extract", lambda original: rebind(original, torch=_TORCH), False),
 ]
+if not WITH_TORCH_SPARSE:  # which samples for these itself
+    _METHODS += [
+        (GraphSAINTSampler, "__init__", lambda original: rebind(original, **_SPARSE), False),
+        (GraphSAINTSampler, "__getitem__", lambda original: original, True),
+        (FirstNeighborSampler, "__init__", lambda original: rebind(original, **_SPARSE), False),
+        (FirstNeighborSampler, "sample", lambda original: original, True),
+    ]
 _originals: list[tuple[type, str, Callable]] = []
 
 
