@@ -106,7 +106,9 @@ def test_planted_communities_are_found():
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("upward", [False, True])
 @pytest.mark.parametrize("room", [[1, 1, 1, 1, 1], [0, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
-def test_the_part_that_most_neighbours_are_in(weighted, upward, room):
+@pytest.mark.parametrize("few", [0, 96])
+def test_the_part_that_most_neighbours_are_in(monkeypatch, few, weighted, upward, room):
+    monkeypatch.setattr(assign, "_FEW", few)
     graph = gnnaccel.Graph.from_coo(torch.randint(30, (90,)), torch.randint(30, (90,)), num_rows=30, num_cols=30)
     network, _ = network_of(graph)
     network.weights = torch.randint(1, 5, network.cols.shape) if weighted else None

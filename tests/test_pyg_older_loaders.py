@@ -1,4 +1,4 @@
-"""Loaders and models of PyG's that want a SparseTensor, METIS or walks: GraphSAINT, Cluster-GCN, Node2Vec and others."""
+"""PyG's loaders and models that want a SparseTensor, METIS or walks: GraphSAINT, Cluster-GCN, Node2Vec and others."""
 
 import copy
 

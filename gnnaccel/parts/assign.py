@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import Network, chunks, merged, network_of
@@ -19,6 +20,8 @@ from gnnaccel.graph.network import Network, chunks, merged, network_of
 METHODS = ("communities", "metis", "range")
 EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
 _PASSES = 24
+_COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
+_FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thread, 2026-11)
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
@@ -209,6 +212,8 @@ def _neighbours(network: Network, label: Tensor, has_room: Tensor, upward: bool)
     """Edges of each node inside its part, the most in one part of a higher (lower) number that has room, and which that
     is: of several the lowest, also for a node without edges to any."""
     parts, nodes = has_room.numel(), label.numel()
+    if parts <= _FEW:
+        return _neighbours_by_sums(network, label, has_room, upward)
     with_room = has_room.nonzero().view(-1)
     at = torch.searchsorted(with_room, label, right=True) if upward else torch.zeros_like(label)
     target = torch.cat([with_room, with_room.new_full((1,), parts)])[at]
@@ -239,6 +244,27 @@ def _neighbours(network: Network, label: Tensor, has_room: Tensor, upward: bool)
         lowest = target.new_full((nodes,), parts).scatter_reduce_(0, rows[most], other[most], "amin")
         target = torch.where(lowest < parts, lowest, target)
     return inside.float(), outside.float(), target
+
+
+def _neighbours_by_sums(
+    network: Network, label: Tensor, has_room: Tensor, upward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_neighbours`, counted by sums over edges, one for so many parts: quick where these are few."""
+    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
+    weights = None if network.weights is None else network.weights.float()
+    parts = has_room.numel()
+    inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)
+    outside, target = torch.full_like(inside, -1.0), label.clone()
+    for first in range(0, parts, _COLUMNS):
+        numbers = torch.arange(first, min(parts, first + _COLUMNS), device=label.device)
+        one_hot = (label[:, None] == numbers).to(torch.float32)
+        count = ops.spmm(graph, one_hot, weights)
+        inside += (count * one_hot).sum(1)
+        allowed = (numbers > label[:, None] if upward else numbers < label[:, None]) & has_room[numbers]
+        most, at = count.masked_fill_(~allowed, -1.0).max(1)
+        better = most > outside
+        outside, target = torch.where(better, most, outside), torch.where(better, numbers[at], target)
+    return inside, outside, target
 
 
 def _moved(label: Tensor, gain: Tensor, target: Tensor, size: Tensor, caps: Tensor, parts: int) -> Tensor:
