@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch_geometric.index import index2ptr, ptr2index
+from torch_geometric.index import ptr2index
 
 from gnnaccel import sampling
+from gnnaccel.pyg_backend.compressed import check_nodes, index2ptr
 
 
 class Adjacency:
@@ -27,6 +28,8 @@ class Adjacency:
         if self._is_sorted:
             return
         self._is_sorted = True
+        check_nodes(self._row, self._sizes[0])
+        check_nodes(self._col, self._sizes[1])
         key = self._row * self._sizes[1] + self._col
         if bool((key.diff() < 0).any()):
             order = key.argsort(stable=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.parts.assign import assign
+from gnnaccel.pyg_backend.compressed import check_nodes
 
 _KIND = "pyg.ClusterData"
 
@@ -19,6 +20,7 @@ def parting(original: Callable) -> Callable:
     """ClusterData._metis, which needs none of pyg-lib and torch-sparse."""
 
     def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
+        check_nodes(edge_index.as_subclass(Tensor), num_nodes)
         try:
             return original(self, edge_index, num_nodes)
         except ImportError:
