@@ -70,7 +70,7 @@ def test_edges_of_nodes_that_there_are_not(name, node, end):
     """Of some of them PyG's own conversion writes beside its result."""
     index = torch.randint(NODES, (2, 300))
     index[end, 20:] = node
-    with pytest.raises((ValueError, IndexError), match="expected nodes in|out of range"):
+    with pytest.raises((ValueError, IndexError), match=r"expected nodes in|out of range"):
         next(iter((LOADERS | OF_SPARSE_TENSORS | OTHERS)[name](index)))
 
 
