@@ -152,12 +152,16 @@ class _Walks:
         """The step after `before`, `nodes`: drawn uniformly, and kept with a probability by its weight."""
         out = nodes.clone()
         left = (self._rows(nodes)[1] > 0).nonzero().view(-1)
-        largest = max(1 / p, 1.0, 1 / q)
+        largest, less, more = max(1 / p, 1.0, 1 / q), min(1.0, 1 / q), max(1.0, 1 / q)
         for _ in range(_ROUNDS):
             if not left.numel():
                 return out
-            drawn = self.uniform(nodes[left])
-            kept = self._random(drawn) * largest < self._weights(before[left], drawn, p, q)
+            drawn, last = self.uniform(nodes[left]), before[left]
+            chance = self._random(drawn) * largest
+            kept = torch.where(drawn == last, chance < 1 / p, chance < less)
+            open_ = ((drawn != last) & (chance >= less) & (chance < more)).nonzero().view(-1)
+            if open_.numel():  # the rows of these alone have to be looked at
+                kept[open_] = self._have(drawn[open_], last[open_]) if q > 1 else ~self._have(drawn[open_], last[open_])
             out[left[kept]] = drawn[kept]
             left = left[~kept]
         if left.numel():
