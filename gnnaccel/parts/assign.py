@@ -122,7 +122,7 @@ def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
         if level < len(steps):
             part = part[steps[level]]
         part = _refined(networks[level], sizes[level], part, caps, parts)
-        if networks[level].num_nodes <= _SMALL:
+        if networks[level].num_nodes <= _SMALL and parts <= _FEW:  # a sweep looks at all parts for each move
             part = _swept(networks[level], sizes[level], part, caps, parts)
     return part[place]
 
