@@ -89,6 +89,17 @@ def test_balance_and_cut(name, parts):
     assert cuts["communities"] < 0.75 * cuts["range"]
 
 
+@pytest.mark.parametrize("name, parts, most", [("cora", 8, 0.15), ("cora", 50, 0.35), ("citeseer", 150, 0.35)])
+def test_balance_by_nodes_and_cut(name, parts, most):
+    found = data.load(name)
+    edges = torch.from_numpy(found.edge_index)
+    graph = gnnaccel.Graph.from_coo(edges[1], edges[0], num_rows=found.num_nodes, num_cols=found.num_nodes)
+    label = assign.assign(graph, parts, "communities", by_nodes=True)
+    count = torch.bincount(label, minlength=parts).double()
+    assert count.max() <= 1.1 * count.mean()
+    assert float((label[edges[0]] != label[edges[1]]).double().mean()) < most
+
+
 def test_planted_communities_are_found():
     size, count = 40, 4
     generator = torch.Generator().manual_seed(0)

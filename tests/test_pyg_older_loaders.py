@@ -112,7 +112,7 @@ def test_clusters_without_metis(kind, caplog, tmp_path):
     for _ in range(2):
         parts = ClusterData(data, 6, sparse_format=kind, log=False, save_dir=str(tmp_path))
     sizes = parts.partition.partptr.diff()
-    assert sizes.sum() == NODES and sizes.min() > 0 and sizes.max() <= 1.35 * NODES / 6
+    assert sizes.sum() == NODES and sizes.min() > 0 and sizes.max() <= 1.1 * NODES / 6
     for batch in ClusterLoader(parts, batch_size=2, shuffle=True, num_workers=1):
         is_induced(batch, data)
         assert is_undirected(batch.edge_index)
@@ -127,7 +127,7 @@ def test_clusters_without_metis(kind, caplog, tmp_path):
 def test_more_clusters_than_nodes():
     data = Data(x=torch.arange(3), edge_index=torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.arange(2), num_nodes=3)
     sizes = ClusterData(data, 5, log=False).partition.partptr.diff()
-    assert sizes.tolist() == [1, 1, 1, 0, 0]
+    assert sizes.shape == (5,) and sizes.sum() == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])

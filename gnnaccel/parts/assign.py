@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.network import Network, chunks, merged, network_of
+from gnnaccel.graph.network import Network, chunks, inverse, merged, network_of
 
 METHODS = ("communities", "metis", "range")
 EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
@@ -27,7 +27,7 @@ _SMALL, _SWEEPS = 1024, 6
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
 
-def assign(graph: Graph, parts: int, method: str) -> Tensor:
+def assign(graph: Graph, parts: int, method: str, *, by_nodes: bool = False) -> Tensor:
     """The part of each node.
 
     Parameters
@@ -52,6 +52,7 @@ def assign(graph: Graph, parts: int, method: str) -> Tensor:
     -----
     A node counts as many edges as it receives, which is what its sums read. Edges are balanced within EDGE_SLACK and
     nodes within NODE_SLACK of the mean, unless a single node has more; a "range" by edges and nodes together alone.
+    `by_nodes`: nodes within EDGE_SLACK, or one node; hundreds of parts may miss it.
     """
     if method not in METHODS:
         raise ValueError(f"partition: method: expected one of {', '.join(METHODS)}, got {method!r}")
@@ -62,12 +63,13 @@ def assign(graph: Graph, parts: int, method: str) -> Tensor:
     if parts == 1:
         return torch.zeros(graph.num_rows, dtype=torch.int64, device=graph.device)
     if method == "metis":
-        return _by_metis(graph, parts)
+        return _by_metis(graph, parts, by_nodes)
     degree = graph.indptr.diff().long()
-    size = torch.stack([degree, torch.ones_like(degree)])
+    ones = torch.ones_like(degree)
+    size = torch.stack([ones if by_nodes else degree, ones])
     if method == "range":
         return _ranges(torch.arange(graph.num_rows, device=graph.device), size, parts)
-    return _by_communities(graph, size, parts)
+    return _by_communities(graph, size, parts, by_nodes)
 
 
 def _ranges(order: Tensor, size: Tensor, parts: int) -> Tensor:
@@ -79,7 +81,7 @@ def _ranges(order: Tensor, size: Tensor, parts: int) -> Tensor:
     return label
 
 
-def _by_metis(graph: Graph, parts: int) -> Tensor:
+def _by_metis(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
     try:
         import pymetis
     except ImportError as error:
@@ -87,7 +89,7 @@ def _by_metis(graph: Graph, parts: int) -> Tensor:
             "partition: method='metis' needs the package pymetis (pip install pymetis); 'communities' needs nothing"
         ) from error
     both = _undirected(graph)
-    weights = (graph.indptr.diff().long().cpu() + 1).tolist()
+    weights = None if by_nodes else (graph.indptr.diff().long().cpu() + 1).tolist()
     adjacency = pymetis.CSRAdjacency(both.indptr.cpu().numpy(), both.indices.cpu().numpy())
     _, label = pymetis.part_graph(parts, adjacency=adjacency, vweights=weights)
     return torch.tensor(label, dtype=torch.int64, device=graph.device)
@@ -103,21 +105,26 @@ def _undirected(graph: Graph) -> Graph:
     return Graph.from_coo(torch.cat([rows, cols]), torch.cat([cols, rows]), num_rows=n, num_cols=n)
 
 
-def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
+def _by_communities(graph: Graph, size: Tensor, parts: int, in_order: bool) -> Tensor:
+    """`in_order`: start with communities of communities side by side, which parts of a few nodes need."""
     caps = torch.stack([_cap(size[0], parts, EDGE_SLACK), _cap(size[1], parts, NODE_SLACK)])
     network, place = network_of(graph)
     place = place.long()
     sizes = [torch.empty_like(size)]
     sizes[0][:, place] = size
     networks, steps = [network], []
-    for label in hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]:
+    levels = hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]
+    for label in levels:
         count = int(label.max()) + 1
         if count < _FEWEST * parts:
             break
         networks.append(merged(networks[-1], label, count))
         sizes.append(size.new_zeros(2, count).index_add_(1, label, sizes[-1]))
         steps.append(label)
-    part = _ranges(torch.arange(networks[-1].num_nodes, device=graph.device), sizes[-1], parts)
+    order = torch.arange(networks[-1].num_nodes, device=graph.device)
+    if in_order:
+        order = _nested_order(levels[len(steps) :], order)
+    part = _ranges(order, sizes[-1], parts)
     for level in reversed(range(len(networks))):
         if level < len(steps):
             part = part[steps[level]]
@@ -125,6 +132,14 @@ def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
         if networks[level].num_nodes <= _SMALL and parts <= _FEW:  # a sweep looks at all parts for each move
             part = _swept(networks[level], sizes[level], part, caps, parts)
     return part[place]
+
+
+def _nested_order(levels: list[Tensor], order: Tensor) -> Tensor:
+    """The nodes of a network sorted by their communities in a hierarchy, coarse to fine."""
+    rank = None
+    for label in reversed(levels):
+        rank = inverse((label if rank is None else rank[label]).argsort(stable=True))
+    return order if rank is None else inverse(rank)
 
 
 def _cap(weights: Tensor, parts: int, slack: float) -> Tensor:

@@ -31,6 +31,6 @@ def parting(original: Callable) -> Callable:
         with report.accelerated(_KIND):
             sources, destinations = edge_index.as_subclass(Tensor).unbind()
             graph = Graph.from_coo(destinations, sources, num_rows=num_nodes, num_cols=num_nodes)
-            return assign(graph, min(self.num_parts, max(num_nodes, 1)), method)
+            return assign(graph, min(self.num_parts, max(num_nodes, 1)), method, by_nodes=True)
 
     return _metis
