@@ -309,3 +309,21 @@ def test_the_host_waits_once_and_for_unbounded_hops(fanouts, waits):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert sum("synchronizing CUDA operation" in str(warning.message) for warning in seen) == waits
+
+
+# ---- Walks, which are torch's operations on either device. ----
+
+
+@pytest.mark.parametrize("q", [1.0, 0.5])
+def test_walks_follow_edges(q):
+    indptr, indices = uneven()
+    rows = torch.repeat_interleave(torch.arange(120), indptr.diff())
+    indices = indices[(rows * 120 + indices).argsort()]
+    seeds = torch.arange(120).repeat(20)
+    walks = sampling.random_walk(indptr.to(DEVICE), indices.to(DEVICE), seeds.to(DEVICE), 6, q=q, seed=3)
+    assert walks.device.type == torch.device(DEVICE).type
+    walks = walks.cpu()
+    edges = torch.zeros(120, 120, dtype=torch.bool)
+    edges[rows, indices] = True
+    edges[indptr.diff() == 0] = torch.eye(120, dtype=torch.bool)[indptr.diff() == 0]  # there they stay
+    assert torch.equal(walks[:, 0], seeds) and edges[walks[:, :-1], walks[:, 1:]].all()

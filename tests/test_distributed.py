@@ -18,6 +18,7 @@ from scipy.sparse import random as random_matrix
 
 import gnnaccel
 from gnnaccel import data, distributed
+from gnnaccel.graph.network import network_of
 from gnnaccel.parts import assign, cut, files
 
 TESTS = ROOT / "tests"
@@ -88,6 +89,17 @@ def test_balance_and_cut(name, parts):
     assert cuts["communities"] < 0.75 * cuts["range"]
 
 
+@pytest.mark.parametrize("name, parts, most", [("cora", 8, 0.15), ("cora", 50, 0.35), ("citeseer", 150, 0.35)])
+def test_balance_by_nodes_and_cut(name, parts, most):
+    found = data.load(name)
+    edges = torch.from_numpy(found.edge_index)
+    graph = gnnaccel.Graph.from_coo(edges[1], edges[0], num_rows=found.num_nodes, num_cols=found.num_nodes)
+    label = assign.assign(graph, parts, "communities", by_nodes=True)
+    count = torch.bincount(label, minlength=parts).double()
+    assert count.max() <= 1.1 * count.mean()
+    assert float((label[edges[0]] != label[edges[1]]).double().mean()) < most
+
+
 def test_planted_communities_are_found():
     size, count = 40, 4
     generator = torch.Generator().manual_seed(0)
@@ -100,6 +112,28 @@ def test_planted_communities_are_found():
     label = assign.assign(gnnaccel.as_graph(edges, size * count), count, "communities")
     for group in new.view(count, size):
         assert len(label[group].unique()) == 1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("upward", [False, True])
+@pytest.mark.parametrize("room", [[1, 1, 1, 1, 1], [0, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
+@pytest.mark.parametrize("few", [0, 96])
+def test_the_part_that_most_neighbours_are_in(monkeypatch, few, weighted, upward, room):
+    monkeypatch.setattr(assign, "_FEW", few)
+    graph = gnnaccel.Graph.from_coo(torch.randint(30, (90,)), torch.randint(30, (90,)), num_rows=30, num_cols=30)
+    network, _ = network_of(graph)
+    network.weights = torch.randint(1, 5, network.cols.shape) if weighted else None
+    label, room = torch.randint(5, (30,)), torch.tensor(room).bool()
+    inside, outside, target = assign._neighbours(network, label, room, upward)
+    for v in range(30):
+        count = [0] * 5
+        for k in range(int(network.indptr[v]), int(network.indptr[v + 1])):
+            count[label[network.cols[k]]] += int(network.weights[k]) if weighted else 1
+        own = int(label[v])
+        allowed = [part for part in range(5) if room[part] and (part > own if upward else part < own)]
+        best = max(allowed, key=lambda part: (count[part], -part), default=own)
+        assert (inside[v], target[v]) == (count[own], best)
+        assert outside[v] == (count[best] if allowed else -1)
 
 
 @pytest.mark.parametrize("edges", [torch.empty(2, 0, dtype=torch.int64), torch.tensor([[0] * 30, list(range(30))])])

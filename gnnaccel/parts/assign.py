@@ -15,18 +15,19 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.network import Network, merged, network_of
+from gnnaccel.graph.network import Network, chunks, inverse, merged, network_of
 
 METHODS = ("communities", "metis", "range")
 EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
 _PASSES = 24
 _COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
+_FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thread, 2026-11)
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
 
-def assign(graph: Graph, parts: int, method: str) -> Tensor:
+def assign(graph: Graph, parts: int, method: str, *, by_nodes: bool = False) -> Tensor:
     """The part of each node.
 
     Parameters
@@ -51,6 +52,7 @@ def assign(graph: Graph, parts: int, method: str) -> Tensor:
     -----
     A node counts as many edges as it receives, which is what its sums read. Edges are balanced within EDGE_SLACK and
     nodes within NODE_SLACK of the mean, unless a single node has more; a "range" by edges and nodes together alone.
+    `by_nodes`: nodes within EDGE_SLACK, or one node; hundreds of parts may miss it.
     """
     if method not in METHODS:
         raise ValueError(f"partition: method: expected one of {', '.join(METHODS)}, got {method!r}")
@@ -61,12 +63,13 @@ def assign(graph: Graph, parts: int, method: str) -> Tensor:
     if parts == 1:
         return torch.zeros(graph.num_rows, dtype=torch.int64, device=graph.device)
     if method == "metis":
-        return _by_metis(graph, parts)
+        return _by_metis(graph, parts, by_nodes)
     degree = graph.indptr.diff().long()
-    size = torch.stack([degree, torch.ones_like(degree)])
+    ones = torch.ones_like(degree)
+    size = torch.stack([ones if by_nodes else degree, ones])
     if method == "range":
         return _ranges(torch.arange(graph.num_rows, device=graph.device), size, parts)
-    return _by_communities(graph, size, parts)
+    return _by_communities(graph, size, parts, by_nodes)
 
 
 def _ranges(order: Tensor, size: Tensor, parts: int) -> Tensor:
@@ -78,7 +81,7 @@ def _ranges(order: Tensor, size: Tensor, parts: int) -> Tensor:
     return label
 
 
-def _by_metis(graph: Graph, parts: int) -> Tensor:
+def _by_metis(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
     try:
         import pymetis
     except ImportError as error:
@@ -86,7 +89,7 @@ def _by_metis(graph: Graph, parts: int) -> Tensor:
             "partition: method='metis' needs the package pymetis (pip install pymetis); 'communities' needs nothing"
         ) from error
     both = _undirected(graph)
-    weights = (graph.indptr.diff().long().cpu() + 1).tolist()
+    weights = None if by_nodes else (graph.indptr.diff().long().cpu() + 1).tolist()
     adjacency = pymetis.CSRAdjacency(both.indptr.cpu().numpy(), both.indices.cpu().numpy())
     _, label = pymetis.part_graph(parts, adjacency=adjacency, vweights=weights)
     return torch.tensor(label, dtype=torch.int64, device=graph.device)
@@ -102,28 +105,41 @@ def _undirected(graph: Graph) -> Graph:
     return Graph.from_coo(torch.cat([rows, cols]), torch.cat([cols, rows]), num_rows=n, num_cols=n)
 
 
-def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
+def _by_communities(graph: Graph, size: Tensor, parts: int, in_order: bool) -> Tensor:
+    """`in_order`: start with communities of communities side by side, which parts of a few nodes need."""
     caps = torch.stack([_cap(size[0], parts, EDGE_SLACK), _cap(size[1], parts, NODE_SLACK)])
     network, place = network_of(graph)
     place = place.long()
     sizes = [torch.empty_like(size)]
     sizes[0][:, place] = size
     networks, steps = [network], []
-    for label in hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]:
+    levels = hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]
+    for label in levels:
         count = int(label.max()) + 1
         if count < _FEWEST * parts:
             break
         networks.append(merged(networks[-1], label, count))
         sizes.append(size.new_zeros(2, count).index_add_(1, label, sizes[-1]))
         steps.append(label)
-    part = _ranges(torch.arange(networks[-1].num_nodes, device=graph.device), sizes[-1], parts)
+    order = torch.arange(networks[-1].num_nodes, device=graph.device)
+    if in_order:
+        order = _nested_order(levels[len(steps) :], order)
+    part = _ranges(order, sizes[-1], parts)
     for level in reversed(range(len(networks))):
         if level < len(steps):
             part = part[steps[level]]
         part = _refined(networks[level], sizes[level], part, caps, parts)
-        if networks[level].num_nodes <= _SMALL:
+        if networks[level].num_nodes <= _SMALL and parts <= _FEW:  # a sweep looks at all parts for each move
             part = _swept(networks[level], sizes[level], part, caps, parts)
     return part[place]
+
+
+def _nested_order(levels: list[Tensor], order: Tensor) -> Tensor:
+    """The nodes of a network sorted by their communities in a hierarchy, coarse to fine."""
+    rank = None
+    for label in reversed(levels):
+        rank = inverse((label if rank is None else rank[label]).argsort(stable=True))
+    return order if rank is None else inverse(rank)
 
 
 def _cap(weights: Tensor, parts: int, slack: float) -> Tensor:
@@ -136,14 +152,12 @@ def _loads(size: Tensor, label: Tensor, parts: int) -> Tensor:
 
 def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
     """`label` after passes of moves, in turn to parts of higher and of lower numbers: no two nodes change places."""
-    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
-    weights = None if network.weights is None else network.weights.float()
-    total = float(network.cols.numel() if weights is None else weights.double().sum())
+    total = float(network.cols.numel() if network.weights is None else network.weights.double().sum())
     best, lowest, before = label, None, None
     for turn in range(_PASSES):
         loads = _loads(size, label, parts)
         has_room = loads[0] < caps[0]
-        inside, outside, target = _neighbours(graph, weights, label, has_room, upward=turn % 2 == 0)
+        inside, outside, target = _neighbours(network, label, has_room, upward=turn % 2 == 0)
         over = (loads - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
         state = float(over.sum()), total - float(inside.double().sum())
         if lowest is None or state < lowest:
@@ -209,11 +223,50 @@ def _move(node: int, to: int, part, count, weights, loads, load_of) -> None:
     loads[:, to] += load_of[:, node]
 
 
-def _neighbours(
-    graph: Graph, weights: Tensor | None, label: Tensor, has_room: Tensor, upward: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbours(network: Network, label: Tensor, has_room: Tensor, upward: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Edges of each node inside its part, the most in one part of a higher (lower) number that has room, and which that
-    is."""
+    is: of several the lowest, also for a node without edges to any."""
+    parts, nodes = has_room.numel(), label.numel()
+    if parts <= _FEW:
+        return _neighbours_by_sums(network, label, has_room, upward)
+    with_room = has_room.nonzero().view(-1)
+    at = torch.searchsorted(with_room, label, right=True) if upward else torch.zeros_like(label)
+    target = torch.cat([with_room, with_room.new_full((1,), parts)])[at]
+    there = (target < parts) if upward else (target < label)
+    target, outside = torch.where(there, target, label), there.long() - 1  # -1: there is none
+    inside = torch.zeros_like(label)
+    for r0, r1, e0, e1 in chunks(network.indptr, 1):
+        starts = network.indptr[r0 : r1 + 1] - e0
+        mine = torch.repeat_interleave(label[r0:r1], starts.diff(), output_size=e1 - e0)
+        other = label.index_select(0, network.cols[e0:e1])
+        weights = None if network.weights is None else network.weights[e0:e1].long()
+        same = (mine == other).long() if weights is None else (mine == other) * weights
+        sums = torch.cat([same.new_zeros(1), same.cumsum(0)]).index_select(0, starts)
+        inside[r0:r1] = sums.diff()
+        edges = (other > mine if upward else other < mine).nonzero().view(-1)
+        other = other.index_select(0, edges)
+        rows = torch.searchsorted(starts, edges, right=True) + (r0 - 1)
+        key, order = torch.where(has_room.index_select(0, other), rows * parts + other, nodes * parts).sort()
+        pairs, which, count = key.unique_consecutive(return_inverse=True, return_counts=True)
+        if weights is not None:
+            count = torch.zeros_like(pairs).index_add_(0, which, weights[edges[order]])
+        if pairs.numel() and not bool(has_room.all()):  # the last key is that of parts without room
+            count = count[pairs < nodes * parts]
+            pairs = pairs[: count.numel()]
+        rows, other = pairs // parts, pairs % parts
+        outside.scatter_reduce_(0, rows, count, "amax")
+        most = count == outside[rows]
+        lowest = target.new_full((nodes,), parts).scatter_reduce_(0, rows[most], other[most], "amin")
+        target = torch.where(lowest < parts, lowest, target)
+    return inside.float(), outside.float(), target
+
+
+def _neighbours_by_sums(
+    network: Network, label: Tensor, has_room: Tensor, upward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_neighbours`, counted by sums over edges, one for so many parts: quick where these are few."""
+    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
+    weights = None if network.weights is None else network.weights.float()
     parts = has_room.numel()
     inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)
     outside, target = torch.full_like(inside, -1.0), label.clone()

@@ -11,6 +11,7 @@ was asked for stay there (gpu_batches.py).
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import logging
@@ -23,18 +24,24 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.index import Index
-from torch_geometric.loader import NodeLoader, PrefetchLoader
-from torch_geometric.loader.shadow import ShaDowKHopSampler
+from torch_geometric.loader import ClusterData, NodeLoader, PrefetchLoader, ShaDowKHopSampler
+from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
+from torch_geometric.loader.graph_saint import GraphSAINTSampler
+from torch_geometric.nn import Node2Vec
 from torch_geometric.sampler import BidirectionalNeighborSampler, HeteroSamplerOutput, HGTSampler, NeighborSampler
+from torch_geometric.transforms import RootedRWSubgraph
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.ops import has_cuda_kernels
-from gnnaccel.pyg_backend import gpu_batches
+from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, walks
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _CPU = torch.device("cpu")
+
+# Numbers of nodes by type, of the sampler that is asked: PyG does not tell its packages, which then take any.
+_sizes: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("gnnaccel_node_counts")
 
 # ---- The functions of pyg-lib and torch-sparse that PyG's samplers call, with their arguments and results. ----
 
@@ -101,6 +108,7 @@ def _hetero_neighbor_sample(
         _at(_CPU, _plain(seed)),
         _by_edge_type(edge_types, num_neighbors),
         node_types=node_types,
+        num_nodes=_sizes.get(),
         edge_weight=_by_edge_type(edge_types, edge_weight),
         node_time=node_time,
         edge_time=_by_edge_type(edge_types, edge_time),
@@ -137,9 +145,10 @@ def _induced_hetero_neighbor_sample(
         {name: of_type.to(dtype) for name, of_type in _at(_CPU, _plain(seed)).items()},
         _by_edge_type(edge_types, num_neighbors),
         node_types=node_types,
+        num_nodes=_sizes.get(),
         replace=replace,
     ).node
-    size = {edge_type[-1]: colptr.numel() - 1 for edge_type, (colptr, _) in graph.items()}
+    size = {edge_type[-1]: colptr.numel() - 1 for edge_type, (colptr, _) in graph.items()} | _sizes.get()
     edges = {
         kind: sampling.induced_subgraph(*arrays, node[kind[-1]], sources=node[kind[0]], num_sources=size.get(kind[0]))
         for kind, arrays in graph.items()
@@ -148,55 +157,18 @@ def _induced_hetero_neighbor_sample(
     return node, *map(_by_name, parts)
 
 
-def _ego_k_hop_sample_adj(rowptr, col, seeds, depth, num_neighbors, replace):
-    """torch_sparse::ego_k_hop_sample_adj."""
-    node, ptr, root, edges = sampling.ego_subgraphs(rowptr, col, seeds, [num_neighbors] * depth, replace=replace)
-    return edges.indptr, edges.row, node, edges.edge, ptr, root
-
-
-class _Adjacency:
-    """What ShaDowKHopSampler needs of a SparseTensor, where torch-sparse is not installed: rows, in order."""
-
-    def __init__(
-        self, row=None, rowptr=None, col=None, value=None, sparse_sizes=None, is_sorted=False, trust_data=False
-    ):
-        if row is None:
-            row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1), rowptr.diff())
-        if not is_sorted:
-            order = col.argsort(stable=True)
-            order = order[row[order].argsort(stable=True)]
-            row, col, value = row[order], col[order], value[order]
-        self.row, self.col, self.value, self.sizes = row, col, value, sparse_sizes
-
-    def t(self) -> _Adjacency:
-        return _Adjacency(self.col, None, self.row, self.value, self.sizes[::-1])
-
-    def sparse_size(self, dim: int) -> int:
-        return self.sizes[dim]
-
-    def coo(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.row, self.col, self.value
-
-    def csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        rowptr = torch.zeros(self.sizes[0] + 1, dtype=torch.int64)
-        torch.cumsum(torch.bincount(self.row, minlength=self.sizes[0]), 0, out=rowptr[1:])
-        return rowptr, self.col, self.value
-
-
-def _ptr2ind(ptr: Tensor, size: int) -> Tensor:
-    return torch.repeat_interleave(torch.arange(ptr.numel() - 1), ptr.diff(), output_size=size)
-
-
 # ---- PyG's methods with these in place. ----
 
 _OPS = View(
     torch.ops,
-    pyg=SimpleNamespace(neighbor_sample=_neighbor_sample, hetero_neighbor_sample=_hetero_neighbor_sample),
+    pyg=SimpleNamespace(
+        neighbor_sample=_neighbor_sample, hetero_neighbor_sample=_hetero_neighbor_sample, random_walk=walks.random_walk
+    ),
     torch_sparse=SimpleNamespace(
         neighbor_sample=_induced_neighbor_sample,
         hetero_neighbor_sample=_induced_hetero_neighbor_sample,
-        ego_k_hop_sample_adj=_ego_k_hop_sample_adj,
-        ptr2ind=_ptr2ind,
+        ego_k_hop_sample_adj=adjacency.ego_k_hop_sample_adj,
+        ptr2ind=adjacency.ptr2ind,
     ),
 )
 _TORCH = View(torch, ops=_OPS)
@@ -204,9 +176,9 @@ _HAS_ALL = dict.fromkeys(
     ("WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"), True
 )
 _PYG = View(torch_geometric, typing=View(torch_geometric.typing, **_HAS_ALL))
-_SHADOW = dict(torch=_TORCH, WITH_TORCH_SPARSE=True)
-if not WITH_TORCH_SPARSE:
-    _SHADOW["SparseTensor"] = _Adjacency
+_WALKS = dict(WITH_PYG_LIB=True, torch=_TORCH, index2ptr=compressed.index2ptr)
+_ROWS = dict(to_csc=compressed.to_csc, to_hetero_csc=compressed.to_hetero_csc)
+_SPARSE = {} if WITH_TORCH_SPARSE else {"SparseTensor": adjacency.Adjacency}
 
 
 def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
@@ -235,6 +207,8 @@ def _check_attributes(self: NeighborSampler) -> None:
         if weight is not None and not bool(((weight >= 0) & weight.isfinite()).all()):
             of_type = f" of {name}" if name else ""
             raise ValueError(f"NeighborSampler: weight_attr: expected finite weights of at least 0{of_type}")
+    if self.edge_weight is not None and self.subgraph_type.value == "induced":
+        report.note(_KIND, "PyG draws by no weights for subgraph_type='induced'", logging.WARNING)
     for attribute in ("node_time", "edge_time"):
         times = getattr(self, attribute)
         for time in times.values() if isinstance(times, dict) else [times]:
@@ -307,7 +281,7 @@ def _to_host(self: NeighborSampler) -> Any:
 
 
 def _neighbor_init(original: Callable) -> Callable:
-    init = rebind(original, torch_geometric=_PYG)
+    init = rebind(original, torch_geometric=_PYG, **_ROWS)
     parameters = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
@@ -341,9 +315,14 @@ def _neighbor_draw(original: Callable) -> Callable:
                 _say(_WORKERS)
             self._gnnaccel_left = _to_host(self)  # not freed: a forked process must not touch CUDA
             kept = None
-        out = sample(
-            self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs
-        )
+        counts = self.num_nodes if isinstance(self.num_nodes, dict) else {}
+        token = _sizes.set({name: count for name, count in counts.items() if count is not None})
+        try:
+            out = sample(
+                self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs
+            )
+        finally:
+            _sizes.reset(token)
         if kept is not None and kept[1] and not gpu_batches.are_wanted():
             for name in ("node", "row", "col", "edge"):
                 setattr(out, name, getattr(out, name).cpu())
@@ -360,11 +339,21 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NodeLoader, "filter_fn", gpu_batches.filtering, False),
     (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
-    (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True), False),
+    (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_ROWS), False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),
-    (ShaDowKHopSampler, "__init__", lambda original: rebind(original, **_SHADOW), False),
-    (ShaDowKHopSampler, "__collate__", lambda original: rebind(original, **_SHADOW), True),
+    (ShaDowKHopSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_SPARSE), False),
+    (ShaDowKHopSampler, "__collate__", lambda original: rebind(original, torch=_TORCH, **_SPARSE), True),
+    (ClusterData, "_metis", clusters.parting, False),
+    (Node2Vec, "__init__", lambda original: rebind(original, **_WALKS), False),
+    (RootedRWSubgraph, "extract", lambda original: rebind(original, torch=_TORCH), False),
 ]
+if not WITH_TORCH_SPARSE:  # which samples for these itself
+    _METHODS += [
+        (GraphSAINTSampler, "__init__", lambda original: rebind(original, **_SPARSE), False),
+        (GraphSAINTSampler, "__getitem__", lambda original: original, True),
+        (FirstNeighborSampler, "__init__", lambda original: rebind(original, **_SPARSE), False),
+        (FirstNeighborSampler, "sample", lambda original: original, True),
+    ]
 _originals: list[tuple[type, str, Callable]] = []
 
 

@@ -1,8 +1,8 @@
-"""Sampling of mini-batches: neighbours hop by hop, and edges between given nodes. Plain tensors, no framework.
+"""Sampling of mini-batches: neighbours hop by hop, edges between given nodes, random walks; of tensors, no framework.
 
 A graph is its edges by destination, as `gnnaccel.Graph` has them: ``indptr`` and ``indices``. Everything runs on the
 CPU, on as many threads as torch has, and gives the same batch for the same ``seed`` whatever that number is;
-`neighbor_sample` also on the GPU, where the same ``seed`` gives the CPU's batch.
+`neighbor_sample` also on the GPU, where the same ``seed`` gives the CPU's batch, and `random_walk`.
 """
 
 from gnnaccel.sampling.layerwise import hgt_sample
@@ -13,6 +13,7 @@ from gnnaccel.sampling.neighbors import (
     neighbor_sample,
 )
 from gnnaccel.sampling.subgraphs import Subgraph, ego_subgraphs, induced_subgraph
+from gnnaccel.sampling.walks import random_walk
 
 __all__ = [
     "HeteroNeighborSample",
@@ -23,4 +24,5 @@ __all__ = [
     "hgt_sample",
     "induced_subgraph",
     "neighbor_sample",
+    "random_walk",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Sequence
 
@@ -116,10 +117,13 @@ def fanouts(op: str, value, least: int = -1, name: str = "num_neighbors") -> lis
     """A list of numbers, one per hop, none below `least`. TypeError or ValueError for anything else."""
     if isinstance(value, (int, str)) or not isinstance(value, Sequence):
         raise TypeError(f"{op}: {name}: expected a list with one int per hop, got {value!r}")
+    counts = []
     for count in value:
-        if not isinstance(count, int):
-            raise TypeError(f"{op}: {name}: expected ints, got {count!r}")
-        if not least <= count < 1 << 31:
+        try:
+            counts.append(operator.index(count))
+        except TypeError:
+            raise TypeError(f"{op}: {name}: expected ints, got {count!r}") from None
+        if not least <= counts[-1] < 1 << 31:
             what = "-1 (all neighbours) or a number of them" if least else "numbers of nodes"
             raise ValueError(f"{op}: {name}: expected {what}, got {count}")
-    return list(value)
+    return counts
