@@ -1,4 +1,4 @@
-"""Programs for the ranks of test_distributed.py: ``python part_ranks.py PROGRAM ARGUMENTS``."""
+"""Programs for the ranks of test_distributed*.py: ``python part_ranks.py PROGRAM ARGUMENTS``."""
 
 from __future__ import annotations
 
@@ -344,6 +344,20 @@ def limited(folder: str, budget_mib: str) -> None:
     part = distributed.load(folder, device=joined)
     model = distributed.wrap(pyg.GraphSAGE(part.num_features, 256, 2, 8), part)
     train(model, part, part.mean, 2)
+
+
+def without_features(folder: str) -> None:
+    """What a script asks for that the graph was not partitioned with."""
+    part = distributed.load(folder, device="cpu", timeout_s=60)
+    for ask in (lambda: part.x, lambda: part.num_features, lambda: part.num_node_features):
+        try:
+            ask()
+        except AttributeError as error:
+            assert "this part has no 'x': its data are label, which is" in str(error), error
+            assert "partition(..., nodes={'x': ...})" in str(error), error
+        else:
+            raise AssertionError("x")
+    print("agrees")
 
 
 def loads(folder: str) -> None:

@@ -112,8 +112,14 @@ class Part:
             found = self.__dict__.get(table, {})
             if name in found:
                 return found[name]
-        there = [*self.__dict__.get("_nodes", ()), *self.__dict__.get("_edges", ())]
-        raise AttributeError(f"this part has no {name!r}; its data are {', '.join(there) or 'none'}")
+        if name in ("num_features", "num_node_features"):  # properties, which have found no x
+            name = "x"
+        there = ", ".join([*self.__dict__.get("_nodes", ()), *self.__dict__.get("_edges", ())]) or "none"
+        raise AttributeError(
+            f"this part has no {name!r}: its data are {there}, which is what the graph was partitioned with. Partition "
+            f"it again with it: from a Data or DGLGraph that has {name!r}, by partition(..., nodes={{{name!r}: ...}}), "
+            f"or gnnaccel partition of an .npz with an array {name!r}"
+        )
 
     def __repr__(self) -> str:
         return (
