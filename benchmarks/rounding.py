@@ -111,7 +111,9 @@ def main():
     for path in args.files:
         graph, double = whole(path, torch.float32), whole(path, torch.float64)
         classes = int(graph.y.max()) + 1
-        parts = {name: by_parts(graph, n, args.models, args.epochs) for name, n in zip(of_parts, args.parts)}
+        parts = {
+            name: by_parts(graph, n, args.models, args.epochs) for name, n in zip(of_parts, args.parts, strict=True)
+        }
         for kind in args.models:
 
             def run(on, features=None, kind=kind, classes=classes):

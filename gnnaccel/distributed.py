@@ -20,6 +20,7 @@ import torch
 
 from gnnaccel import api
 from gnnaccel.graph import modes
+from gnnaccel.nn import parts as nn_parts
 from gnnaccel.parts import Part, cut, follow, join, load
 from gnnaccel.parts.files import Statistics
 from gnnaccel.parts.part import RESERVED
@@ -116,7 +117,7 @@ def _data_of(obj: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def wrap(model: torch.nn.Module, part: Part, *, pairs: Sequence[type] = ()) -> torch.nn.Module:
-    """Make a model of PyG's layers run on this rank's part as it would on the whole graph; the same model, changed.
+    """Make a model of PyG's or gnnaccel.nn's layers run on this rank's part as on the whole graph; the same, changed.
 
     Layers fetch rows of other parts' nodes before they pass messages, and run on gnnaccel's kernels. Rank 0's
     parameters go to all; after each backward pass gradients are their sums over ranks; batch norms see all nodes.
@@ -153,11 +154,28 @@ def wrap(model: torch.nn.Module, part: Part, *, pairs: Sequence[type] = ()) -> t
         raise TypeError("wrap: model: in DistributedDataParallel, whose work wrap() does: give the model itself")
     if model in _wrapped:
         raise ValueError("wrap: model: it was wrapped before; make a new one, and load its state_dict")
-    from gnnaccel.pyg_backend import parts as pyg_parts
+    norms, ours, of_pyg = follow.batch_norms(model), nn_parts.check_layers(model), []
+    _refuse_dgl(model)
+    if "torch_geometric" in sys.modules:
+        from gnnaccel.pyg_backend import parts as pyg_parts
 
-    norms, layers = follow.batch_norms(model), pyg_parts.check_layers(model, pairs)
+        of_pyg = pyg_parts.check_layers(model, pairs)
+    if not ours and not of_pyg:
+        raise ValueError("wrap: model: expected a model with layers of PyG or gnnaccel.nn over a graph, found none")
     follow.follow(model, part.device)
     follow.over_ranks(norms)
-    pyg_parts.wrap_layers(layers, part)
+    nn_parts.wrap_layers(ours, part)
+    if of_pyg:
+        pyg_parts.wrap_layers(of_pyg, part)
     _wrapped.add(model)
     return model
+
+
+def _refuse_dgl(model: torch.nn.Module) -> None:
+    for path, module in model.named_modules():
+        if any(cls.__module__.partition(".")[0] == "dgl" for cls in type(module).__mro__):
+            raise TypeError(
+                f"wrap: model: {path or 'the model'} is a {type(module).__name__} of DGL's, which takes a DGLGraph, and "
+                "a part is none. A DGLGraph can be partitioned; train on its parts by layers of PyG or gnnaccel.nn, or "
+                "sample (dgl.dataloading.DataLoader(use_ddp=True)) and keep DGL's layers"
+            )

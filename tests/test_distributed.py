@@ -102,6 +102,7 @@ def test_training_on_larger_graphs(tmp_path, name):
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_layers_give_what_they_give_on_the_whole_graph(small, parts):
     agree(ranks(parts, "layers", small / str(parts)))
+    agree(ranks(parts, "nn_layers", small / str(parts)))
 
 
 @pytest.mark.parametrize("program", ["details", "refused"])
@@ -112,6 +113,21 @@ def test_two_ranks(small, program):
 def test_parts_that_no_edge_joins(apart):
     pytest.importorskip("torch_geometric")
     agree(ranks(2, "apart", apart))
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_parts_of_a_dgl_graph(tmp_path, idtype):
+    from dgl_compare import dgl
+
+    edges = random_graph()
+    graph = dgl.graph((edges[0], edges[1]), num_nodes=60, idtype=getattr(torch, idtype))
+    graph.ndata["x"], graph.ndata["label"] = torch.arange(180.0).view(60, 3), torch.arange(60) % 4
+    graph.ndata["train_mask"], graph.edata["w"] = torch.arange(60) % 2 == 0, torch.arange(400.0)
+    distributed.partition(graph, 2, tmp_path / "parts")
+    agree(ranks(2, "dgl_graph", tmp_path / "parts"))
+    with pytest.raises((TypeError, ValueError), match="homogeneous"):
+        hetero = dgl.heterograph({("a", "to", "b"): (edges[0], edges[1])}, {"a": 60, "b": 60})
+        distributed.partition(hetero, 2, tmp_path / "hetero")
 
 
 def test_parts_without_features_say_so(tmp_path):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnnaccel.graph import build
+from gnnaccel.graph import build, scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.parts import exchange, files, ranks
 from gnnaccel.parts.exchange import Exchange, Sums
@@ -64,6 +64,7 @@ def load(
     assert part is not None
     halves = [int(digest[at : at + 15], 16) for at in (0, 15, 30)]
     ranks.same_everywhere(halves, place, "loading the parts", f"the partition in {os.fspath(folder)}")
+    part._count_edges_out()
     return part
 
 
@@ -76,7 +77,8 @@ class Part:
         In-edges of this part's nodes: sources (own nodes first, then halo), destinations (own nodes). Layers of a model
         that `gnnaccel.distributed.wrap` has seen take it with features of own nodes alone.
     graph : Graph
-        The same, destinations as rows.
+        The same, destinations as rows: for `gnnaccel.nn` and `gnnaccel.ops`. A layer in a wrapped model takes it with
+        features of own nodes; an op, and a layer that is not wrapped, with those that `exchange` gives.
     own, halo : Tensor, int64
         Global numbers of this part's nodes, and of those of others that its edges come from.
     num_nodes, num_features, num_classes : int
@@ -126,6 +128,13 @@ class Part:
             f"Part({self.rank} of {self.world_size}: {self.num_nodes:,} of {self.statistics.num_nodes:,} nodes, "
             f"{self.graph.nnz:,} edges, {self.num_halo:,} halo nodes, device={self.device})"
         )
+
+    def _count_edges_out(self) -> None:
+        """How many edges leave each node, those to other parts included: what norms of gnnaccel.nn.GCNConv read."""
+        every = torch.bincount(self.graph.indices.long(), minlength=self.graph.num_cols).double().view(-1, 1)
+        if self.world_size > 1:
+            every = self.exchange.forward(self.exchange.backward(every))
+        scales.set_source_degrees(self.graph, every.view(-1))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
