@@ -442,9 +442,10 @@ def dgl_graph(folder: str) -> None:
     else:
         raise AssertionError("GraphConv")
     ours = distributed.wrap(nn.SAGEConv(part.num_features, part.num_classes), part)
-    logits = ours(part.graph, part.x)
+    logits = ours(part.graph, part.feat)
     part.mean(F.cross_entropy(logits[part.train_mask], part.label[part.train_mask], reduction="none")).backward()
-    gathered = part.gather(part.x)
+    gathered = part.gather(part.feat)
+    assert (part.num_features, part.num_classes) == (3, 4)
     if part.rank == 0:
         assert torch.equal(gathered, torch.arange(180.0).view(60, 3))
     print("agrees")

@@ -121,7 +121,7 @@ def test_parts_of_a_dgl_graph(tmp_path, idtype):
 
     edges = random_graph()
     graph = dgl.graph((edges[0], edges[1]), num_nodes=60, idtype=getattr(torch, idtype))
-    graph.ndata["x"], graph.ndata["label"] = torch.arange(180.0).view(60, 3), torch.arange(60) % 4
+    graph.ndata["feat"], graph.ndata["label"] = torch.arange(180.0).view(60, 3), torch.arange(60) % 4
     graph.ndata["train_mask"], graph.edata["w"] = torch.arange(60) % 2 == 0, torch.arange(400.0)
     distributed.partition(graph, 2, tmp_path / "parts")
     agree(ranks(2, "dgl_graph", tmp_path / "parts"))

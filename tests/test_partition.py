@@ -13,6 +13,7 @@ from scipy.sparse import random as random_matrix
 
 import gnnaccel
 from gnnaccel import data, distributed
+from gnnaccel.cli import main
 from gnnaccel.parts import assign, cut, files
 
 
@@ -189,6 +190,105 @@ def test_command_takes_along_what_a_file_has(tmp_path):
     np.savez(tmp_path / "labels.npz", **whole)
     done = command("partition", "labels.npz", "--parts", 2, "--out", "stand-ins", cwd=tmp_path)
     assert "the features are stand-ins" in done.stderr
+
+
+# --- estimates
+
+
+def test_estimate_counts_what_training_sends(tmp_path):
+    """Halo rows are those of the parts that partition() writes; each layer but the first sends them both ways."""
+    edges = random_graph(200, 1500)
+    rows = distributed.estimate(edges, (1, 2, 5), model="sage", feats=8, hidden=16, classes=3, num_nodes=200)
+    assert [row.gpus for row in rows] == [1, 2, 5] and rows[0].exchange_ms == rows[0].mib_sent == 0
+    for row in rows[1:]:
+        done = distributed.partition(edges, row.gpus, tmp_path / str(row.gpus), num_nodes=200)
+        assert row.halo_rows == done.halo_rows
+        assert row.mib_sent == pytest.approx(done.halo_rows * 2 * (16 + 3) * 4 / 2**20)
+        assert row.epoch_ms == pytest.approx(row.compute_ms + row.exchange_ms) and row.exchange_ms > 0
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat"])
+def test_estimate_grows_with_work_and_shrinks_with_means(model):
+    edges, options = random_graph(), {"model": model, "num_nodes": 60, "stands_for": (10**8, 10**10)}
+    plain = distributed.estimate(edges, (1, 4), **options)
+    assert plain[1].compute_ms < plain[0].compute_ms and plain[1].memory_gib < plain[0].memory_gib
+    assert plain[1].speedup > 1 and not plain[0].fits
+    for change, field in (
+        ({"link_gbs": 5.0}, "exchange_ms"),
+        ({"latency_us": 1e6}, "exchange_ms"),
+        ({"hidden": 512}, "compute_ms"),
+        ({"layers": 4}, "memory_gib"),
+        ({"feats": 1000}, "memory_gib"),
+        ({"stands_for": (10**8, 10**11)}, "epoch_ms"),
+        ({"stands_for": (10**9, 10**10)}, "mib_sent"),
+    ):
+        changed = distributed.estimate(edges, (1, 4), **options | change)
+        assert getattr(changed[1], field) > getattr(plain[1], field), change
+    assert distributed.estimate(edges, (4,), memory_gib=1e6, **options)[0].fits
+    here = distributed.estimate(edges, (1, 2), model=model, num_nodes=60, speed="here")
+    assert all(0 < row.epoch_ms < float("inf") for row in here)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpus": (0, 1)}, "gpus: expected numbers from 1 to 60"),
+        ({"gpus": ()}, "gpus: expected numbers from 1 to 60"),
+        ({"gpus": (61,)}, "gpus: expected numbers from 1 to 60"),
+        ({"hidden": 0}, "hidden: expected an int of at least 1, got 0"),
+        ({"model": "gat", "hidden": 30}, "hidden: expected a multiple of 4 heads, got 30"),
+        ({"model": "mlp"}, "model: expected one of gcn, sage, gin, gat, got 'mlp'"),
+        ({"speed": "a100"}, "speed: expected one of h100, here"),
+        ({"method": "halves"}, "method: expected one of communities, metis, range"),
+        ({"memory_gib": float("nan")}, "memory_gib: expected a number above 0"),
+        ({"link_gbs": -1}, "link_gbs: expected a number above 0, got -1"),
+        ({"latency_us": -1}, "latency_us: expected a number of at least 0"),
+        ({"stands_for": (0, 5)}, "stands_for: expected nodes and edges of at least 1"),
+    ],
+)
+def test_wrong_arguments_of_estimate(change, message):
+    with pytest.raises(ValueError, match=message):
+        distributed.estimate(**{"graph_or_data": random_graph(), "num_nodes": 60, "gpus": (1, 2)} | change)
+
+
+def test_command_estimates(tmp_path):
+    np.savez(tmp_path / "small.npz", **arrays())
+    told = command("partition", "small.npz", "--estimate", "--gpus", "1,2,4", "--json", cwd=tmp_path)
+    found = json.loads(told.stdout)
+    assert (found["feats"], found["classes"], found["nodes"]) == (8, 3, 40), told.stderr
+    assert [row["gpus"] for row in found["estimates"]] == [1, 2, 4]
+    done = command("partition", "small.npz", "--estimate", "--gpus", "1,2", "--memory-gib", "0.1", cwd=tmp_path)
+    assert "fits none of these" in done.stdout and "no" in done.stdout, done.stderr
+    done = command(
+        "partition",
+        "small.npz",
+        "--estimate",
+        "--gpus",
+        "8",
+        "--nodes",
+        "100000000",
+        "--edges",
+        "1000000000",
+        cwd=tmp_path,
+    )
+    assert "small.npz: 100,000,000 nodes, 1,000,000,000 edges" in done.stdout and done.returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.npz"], "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--parts", "2"], "--out: missing (or --estimate"),
+        (["--out", "x"], "--parts: missing (or --estimate"),
+        (["--out", "x", "--parts", "2", "--gpus", "2"], "--gpus: applies to --estimate alone"),
+        (["--estimate", "--parts", "2"], "--parts: writes parts, which --estimate does not"),
+        (["--estimate", "--gpus", "2,x"], "--gpus: expected numbers from 1 between commas"),
+        (["--estimate", "--nodes", "5"], "--nodes and --edges: expected both or neither"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments, message, capsys):
+    assert main(["partition", "cora", *arguments]) == 2
+    assert message in "".join(capsys.readouterr())
 
 
 # --- files

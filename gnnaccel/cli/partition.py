@@ -26,7 +26,7 @@ def run(name: str, parts: int, out: Path, method: str, as_json: bool) -> int:
     """Partition the graph called `name`. Exit code 2 for a graph that is not there, 1 if it cannot be done; with the
     reason."""
     try:
-        graph, nodes, edges = _read(name)
+        graph, nodes, edges = read(name)
         done = distributed.partition(graph, parts, out, method, nodes=nodes, edges=edges)
     except (ValueError, OSError, ImportError) as error:
         print(f"gnnaccel partition: {error}", file=sys.stderr)
@@ -40,7 +40,7 @@ def run(name: str, parts: int, out: Path, method: str, as_json: bool) -> int:
     return 0
 
 
-def _read(name: str) -> tuple[Graph, dict[str, Any], dict[str, Any]]:
+def read(name: str) -> tuple[Graph, dict[str, Any], dict[str, Any]]:
     """The graph, and what its file has beside it of nodes and of edges."""
     if name != generated.NAME and Path(name).suffix not in ("", ".npz"):
         return Graph.load(name), {}, {}

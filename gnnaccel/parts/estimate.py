@@ -1,9 +1,9 @@
-"""What training on parts would take on so many GPUs: time of an epoch and memory of each, from counts of work and rates.
+"""What training on parts would take on so many GPUs: time of an epoch and memory of each, by counts of work and rates.
 
 An epoch is a sum: products of matrices (floating point operations over a rate), sums over edges and attention (rows
-that edges read, in bytes, over a rate), passes over rows of nodes, and exchanges (rows that a part sends or receives, in
-bytes, over the link's rate). Counts are those of the layers in `gnnaccel.pyg_backend.parts`, with Adam in float32; the
-slowest part counts. Nothing is taken to overlap.
+that edges read, in bytes, over a rate), passes over rows of nodes, and exchanges (rows that a part sends or receives,
+in bytes, over the link's rate). Counts are those of the layers in `gnnaccel.pyg_backend.parts`, with Adam in float32;
+the slowest part counts. Nothing is taken to overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODELS = ("gcn", "sage", "gin", "gat")
 _FLOAT = 4  # bytes of a number
 _PER_EDGE = 48  # bytes of a part's structure: edge_index, numbers of edges, and the graph, each way, inside and across
 _PER_NODE = 40
-_PASSES = 16  # of a layer's results in an epoch: norms, bias, ReLU, their gradients
+_PASSES = 24  # of a layer's results in an epoch: norms, sums of inner and outer edges, bias, ReLU, their gradients
 _PACKING = 4  # passes over rows that are sent: gathered, read, written, summed up where they come back
 _AT_A_TIME = 3  # rows of the widest layer that are there for a moment
 

@@ -82,7 +82,7 @@ class Part:
     own, halo : Tensor, int64
         Global numbers of this part's nodes, and of those of others that its edges come from.
     num_nodes, num_features, num_classes : int
-        Own nodes; width of x; classes of all nodes' labels (None without integer labels).
+        Own nodes; width of x (or feat); classes of all nodes' labels in y (label, labels), None without integers there.
     rank, world_size, device, statistics
     exchange : Exchange
         Rows of own nodes [num_nodes, *F] -> with those of halo nodes behind [num_nodes + num_halo, *F].
@@ -147,8 +147,8 @@ class Part:
 
     @property
     def num_features(self) -> int:
-        """Width of x."""
-        return self.x.shape[1]
+        """Width of x, or of feat, as DGL calls it."""
+        return (self.feat if "feat" in self._nodes and "x" not in self._nodes else self.x).shape[1]
 
     num_node_features = num_features
 
