@@ -1,9 +1,9 @@
 """Which part each node of a graph goes to: parts of nearly as many edges and nodes each, with few edges between them.
 
 Multilevel, as METIS is (Karypis and Kumar 1998), with the communities of `gnnaccel.graph.community` in place of matched
-pairs: the smallest graph of communities is cut first; then, level by level down to the nodes, those at the borders move
-to the part that most of their neighbours are in, many at a time, as long as both parts stay in balance. No random
-numbers.
+pairs: the smallest graph of communities is cut first, from several starts, the best of which are carried on; then, level
+by level down to the nodes, those at the borders move to the part that most of their neighbours are in, many at a time,
+as long as both parts stay in balance. No random numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _PASSES = 24
 _COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
+_STARTS = 8  # parts that grow from other nodes
+_KEPT, _CHEAP = 4, 1 << 21  # so many cuts are carried on, into networks of at most so many edges
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
 
@@ -116,14 +118,73 @@ def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
         networks.append(merged(networks[-1], label, count))
         sizes.append(size.new_zeros(2, count).index_add_(1, label, sizes[-1]))
         steps.append(label)
-    part = _ranges(torch.arange(networks[-1].num_nodes, device=graph.device), sizes[-1], parts)
+    starts = [_ranges(torch.arange(networks[-1].num_nodes, device=graph.device), sizes[-1], parts)]
+    if networks[-1].num_nodes <= _SMALL:
+        starts += _grown(networks[-1], sizes[-1], parts)
     for level in reversed(range(len(networks))):
         if level < len(steps):
-            part = part[steps[level]]
-        part = _refined(networks[level], sizes[level], part, caps, parts)
-        if networks[level].num_nodes <= _SMALL:
-            part = _swept(networks[level], sizes[level], part, caps, parts)
-    return part[place]
+            starts = [start[steps[level]] for start in starts]
+        found = [_improved(networks[level], sizes[level], start, caps, parts) for start in starts]
+        if level == 0 and len(found) > 1:  # what counts in the end is rows that are sent
+            found = [((over, _halo_rows(network, part, parts)), part) for (over, _), part in found]
+        few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
+        starts = [part for _, part in sorted(found, key=lambda each: each[0])[:few]]
+    return starts[0][place]
+
+
+def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
+    """Pairs of a node and another part that has neighbours of it."""
+    to, cols = torch.repeat_interleave(part, network.indptr.diff()), network.cols.long()
+    across = to != part[cols]
+    return torch.unique(cols[across] * parts + to[across]).numel()
+
+
+def _improved(network: Network, size: Tensor, part: Tensor, caps: Tensor, parts: int) -> tuple[tuple, Tensor]:
+    """`part` after moves of many nodes at a time, and for small networks of one; before it how far it is over the caps,
+    and what is cut."""
+    part = _refined(network, size, part, caps, parts)
+    if network.num_nodes <= _SMALL:
+        part = _swept(network, size, part, caps, parts)
+    over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
+    rows = torch.repeat_interleave(part, network.indptr.diff())
+    across = rows != part[network.cols.long()]
+    cut = across.sum() if network.weights is None else network.weights[across].double().sum()
+    return (float(over.sum()), float(cut)), part
+
+
+def _grown(network: Network, size: Tensor, parts: int) -> list[Tensor]:
+    """Some first parts: one grows after the other, by the node that most of its edges lead to, from several nodes."""
+    weights, work = _dense(network), (size / size.sum(1, keepdim=True).clamp(min=1)).sum(0).cpu().numpy()
+    n, found = len(work), []
+    for start in range(min(_STARTS, n)):
+        part, near = np.full(n, parts - 1), np.zeros(n)
+        free, first = np.ones(n, bool), int(np.argsort(-work, kind="stable")[start * n // _STARTS])
+        for number in range(parts - 1):
+            goal, held = work[free].sum() / (parts - number), 0.0
+            to = weights[:, free].sum(1)  # edges to nodes without a part
+            near[:] = 0
+            while free.any():
+                # The most edges into the part, for those that lead elsewhere.
+                worth = np.where(free, near / np.maximum(to, 1e-9), -1.0)
+                node = first if free[first] else int(worth.argmax())
+                if held and held + work[node] / 2 > goal:
+                    break
+                part[node], free[node] = number, False
+                held += work[node]
+                near += weights[:, node]
+                to -= weights[:, node]
+            if free.any():  # the next begins where most is left
+                first = int(np.where(free, to, -1.0).argmax())
+        found.append(torch.from_numpy(part).to(size.device))
+    return found
+
+
+def _dense(network: Network) -> np.ndarray:
+    n = network.num_nodes
+    rows = np.repeat(np.arange(n), network.indptr.diff().cpu().numpy())
+    weights = np.zeros((n, n), np.float32)
+    weights[rows, network.cols.cpu().numpy()] = 1 if network.weights is None else network.weights.cpu().numpy()
+    return weights
 
 
 def _cap(weights: Tensor, parts: int, slack: float) -> Tensor:
@@ -159,10 +220,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
 def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
     """`label` after sweeps of Fiduccia and Mattheyses (1982): each node moves once, the best first, also where that
     loses; what the best moment had is kept. On the host: of small networks."""
-    n = network.num_nodes
-    rows = np.repeat(np.arange(n), network.indptr.diff().cpu().numpy())
-    weights = np.zeros((n, n), np.float32)
-    weights[rows, network.cols.cpu().numpy()] = 1 if network.weights is None else network.weights.cpu().numpy()
+    n, weights = network.num_nodes, _dense(network)
     part, load_of, cap = label.cpu().numpy().copy(), size.cpu().numpy(), caps.cpu().numpy()
     loads = _loads(size, label, parts).cpu().numpy()
     one_hot = np.zeros((n, parts), np.float32)
