@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
-import resource
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -375,43 +372,6 @@ def refused(folder: str) -> None:
         else:
             raise AssertionError(said)
     print("agrees")
-
-
-def dies(folder: str, how: str, device: str = "cpu") -> None:
-    """One rank leaves the others in the middle of training."""
-    part = distributed.load(folder, device=device, timeout_s=8)
-    width = 4 if how == "shapes" and part.rank else 6
-    model = None
-    if how != "shapes":
-        model = pyg.GCN(6, 4 + (how == "models" and part.rank), 2, 3).double().to(part.device)
-        model = distributed.wrap(model, part)
-    for epoch in range(5):
-        if epoch == 2 and part.rank == 1:
-            if how == "exits":
-                os._exit(3)
-            if how == "raises":
-                raise ValueError("a fault of this rank's own")
-            if how == "sleeps":
-                time.sleep(20)
-        if model is None:
-            part.exchange(part.x[:, :width])
-        else:
-            part.mean(model(part.x, part.edge_index)).backward()
-    if part.device.type == "cuda":
-        torch.cuda.synchronize()
-    print("went on")
-
-
-def limited(folder: str, budget_mib: str) -> None:
-    """Trains with so much memory beyond what a process has when its imports are done."""
-    joined = distributed.join("cpu", timeout_s=60)
-    with open("/proc/self/status") as file:
-        used_kib = next(int(line.split()[1]) for line in file if line.startswith("VmData"))
-    limit = (used_kib + int(budget_mib) * 1024) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    part = distributed.load(folder, device=joined)
-    model = distributed.wrap(pyg.GraphSAGE(part.num_features, 256, 2, 8), part)
-    train(model, part, part.mean, 2)
 
 
 def without_features(folder: str) -> None:

@@ -3,15 +3,19 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from command_line import ROOT
-from rank_runs import agree, cut_small, ranks
+from rank_runs import TESTS, agree, cut_small, ranks
 
 from gnnaccel import distributed
+
+FAULTS = TESTS / "fault_ranks.py"
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +33,44 @@ def small(tmp_path_factory):
         ("sleeps", "exchange of halo rows failed", ""),
         ("shapes", r"rank 0 has rows of \(6,\)", r"rank 1 has rows of \(4,\)"),
         ("models", "rank 0 has a model of", "rank 1 has a model of"),
+        ("killed forward", "exchange of halo rows failed: another rank has ended", ""),
+        ("killed backward", "exchange of halo rows failed: another rank has ended", ""),
     ],
 )
 def test_a_rank_that_leaves_the_others(small, how, first, second):
-    for (code, output), said in zip(ranks(2, "dies", small / "2", how, timeout=120), (first, second), strict=True):
+    results = ranks(2, "dies", small / "2", how, timeout=120, script=FAULTS)
+    for (code, output), said in zip(results, (first, second), strict=True):
         assert code != 0 and "went on" not in output
         assert re.search(said, output), output
+
+
+def test_all_of_three_ranks_end_where_one_is_killed(small):
+    results = ranks(3, "dies", small / "3", "killed forward", timeout=120, script=FAULTS)
+    assert results[1][0] == -signal.SIGKILL
+    for code, output in (results[0], results[2]):
+        assert code == 1 and "another rank has ended" in output and "went on" not in output, output
+
+
+def losses_of(results):
+    agree(results)
+    found = [[float(loss) for loss in re.findall(r"^loss (.*)$", output, re.M)] for _, output in results]
+    assert all(each == found[0] for each in found)
+    return found[0]
+
+
+def test_checkpoints(small, tmp_path):
+    """Model and optimizer go on as if nothing had been; the model alone goes on with any number of parts."""
+
+    def run(parts, *arguments):
+        return losses_of(ranks(parts, "checkpoint", small / str(parts), *arguments, script=FAULTS))
+
+    whole = run(2, tmp_path / "whole", 5, "nothing")
+    first = run(2, tmp_path / "kept", 3, "nothing")
+    again = run(2, tmp_path / "kept", 2, "all")
+    assert first == whole[:3]
+    np.testing.assert_allclose(again, whole[3:], rtol=0, atol=1e-12)
+    for parts in (1, 3):
+        np.testing.assert_allclose(run(parts, tmp_path / "kept", 1, "model"), whole[3:4], rtol=0, atol=1e-9)
 
 
 def test_what_one_rank_cannot_load_ends_all(small, tmp_path):
@@ -70,12 +106,12 @@ def test_two_ranks_train_what_does_not_fit_one(tmp_path):
     arrays = {"x": torch.randn(nodes, 128, generator=generator), "y": labels, "train_mask": labels >= 0}
     for parts in (1, 2):
         distributed.partition(edges, parts, tmp_path / str(parts), "range", nodes=arrays, num_nodes=nodes)
-    ((code, output),) = ranks(1, "limited", tmp_path / "1", 250)
+    ((code, output),) = ranks(1, "limited", tmp_path / "1", 250, script=FAULTS)
     assert code != 0 and "can't allocate memory" in output, output
-    agree(ranks(2, "limited", tmp_path / "2", 250))
+    agree(ranks(2, "limited", tmp_path / "2", 250, script=FAULTS))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, for NCCL")
 def test_a_rank_that_leaves_the_others_on_gpus(small):
-    for code, output in ranks(2, "dies", small / "2", "raises", "cuda", timeout=180):
+    for code, output in ranks(2, "dies", small / "2", "raises", "cuda", timeout=180, script=FAULTS):
         assert code != 0, output

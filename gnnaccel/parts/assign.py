@@ -1,9 +1,9 @@
 """Which part each node of a graph goes to: parts of nearly as many edges and nodes each, with few edges between them.
 
 Multilevel, as METIS is (Karypis and Kumar 1998), with the communities of `gnnaccel.graph.community` in place of matched
-pairs: the smallest graph of communities is cut first, from several starts, the best of which are carried on; then, level
-by level down to the nodes, those at the borders move to the part that most of their neighbours are in, many at a time,
-as long as both parts stay in balance. No random numbers.
+pairs: the smallest graph of communities is cut first, from several starts, the best of which are carried on; then,
+level by level down to the nodes, those at the borders move to the part that most of their neighbours are in, many at
+a time, as long as both parts stay in balance. No random numbers.
 """
 
 from __future__ import annotations
@@ -124,12 +124,27 @@ def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
     for level in reversed(range(len(networks))):
         if level < len(steps):
             starts = [start[steps[level]] for start in starts]
-        found = [_improved(networks[level], sizes[level], start, caps, parts) for start in starts]
-        if level == 0 and len(found) > 1:  # what counts in the end is rows that are sent
-            found = [((over, _halo_rows(network, part, parts)), part) for (over, _), part in found]
-        few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
-        starts = [part for _, part in sorted(found, key=lambda each: each[0])[:few]]
+        starts = [_improved(networks[level], sizes[level], start, caps, parts) for start in starts]
+        if len(starts) > 1:
+            few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
+            starts = _best(networks[level], sizes[level], starts, caps, parts, few, last=level == 0)
     return starts[0][place]
+
+
+def _best(
+    network: Network, size: Tensor, starts: list[Tensor], caps: Tensor, parts: int, few: int, last: bool
+) -> list[Tensor]:
+    """The best of several: least over the caps, then the least cut, and in the end the fewest rows to send."""
+    states = []
+    for part in starts:
+        over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
+        states.append((float(over.sum()), (_halo_rows if last else _cut)(network, part, parts)))
+    return [starts[i] for i in sorted(range(len(starts)), key=states.__getitem__)[:few]]
+
+
+def _cut(network: Network, part: Tensor, _parts: int) -> float:
+    across = torch.repeat_interleave(part, network.indptr.diff()) != part[network.cols.long()]
+    return float(across.sum() if network.weights is None else network.weights[across].double().sum())
 
 
 def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
@@ -139,17 +154,10 @@ def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
     return torch.unique(cols[across] * parts + to[across]).numel()
 
 
-def _improved(network: Network, size: Tensor, part: Tensor, caps: Tensor, parts: int) -> tuple[tuple, Tensor]:
-    """`part` after moves of many nodes at a time, and for small networks of one; before it how far it is over the caps,
-    and what is cut."""
+def _improved(network: Network, size: Tensor, part: Tensor, caps: Tensor, parts: int) -> Tensor:
+    """`part` after moves of many nodes at a time, and for small networks of one."""
     part = _refined(network, size, part, caps, parts)
-    if network.num_nodes <= _SMALL:
-        part = _swept(network, size, part, caps, parts)
-    over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
-    rows = torch.repeat_interleave(part, network.indptr.diff())
-    across = rows != part[network.cols.long()]
-    cut = across.sum() if network.weights is None else network.weights[across].double().sum()
-    return (float(over.sum()), float(cut)), part
+    return _swept(network, size, part, caps, parts) if network.num_nodes <= _SMALL else part
 
 
 def _grown(network: Network, size: Tensor, parts: int) -> list[Tensor]:
@@ -197,7 +205,11 @@ def _loads(size: Tensor, label: Tensor, parts: int) -> Tensor:
 
 def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
     """`label` after passes of moves, in turn to parts of higher and of lower numbers: no two nodes change places."""
-    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
+    narrow = network.cols.numel() < 2**31  # no copy of the edges then
+    indptr, cols = (
+        (network.indptr.to(network.cols.dtype), network.cols) if narrow else (network.indptr, network.cols.long())
+    )
+    graph = Graph(indptr, cols, None, network.num_nodes)
     weights = None if network.weights is None else network.weights.float()
     total = float(network.cols.numel() if weights is None else weights.double().sum())
     best, lowest, before = label, None, None
