@@ -111,7 +111,8 @@ def _by_communities(graph: Graph, size: Tensor, parts: int) -> Tensor:
     sizes = [torch.empty_like(size)]
     sizes[0][:, place] = size
     networks, steps = [network], []
-    for label in hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]:
+    smallest = max(1, graph.num_rows // (_FEWEST * parts))
+    for label in hierarchy(graph, smallest, made=(network, place))[0]:
         count = int(label.max()) + 1
         if count < _FEWEST * parts:
             break
