@@ -2,7 +2,9 @@
 
     python benchmarks/partitions.py --files cora.npz tolokers.npz --graphs products-like --scale 0.1 --csv FILE
 
-halo_rows is what an exchange sends, of_metis that by METIS's of the same graph. One process, all of torch's threads.
+halo_rows is what an exchange sends, of_metis that by METIS's of the same graph. time_s: processor time of the process.
+memory_of_graph: the most that the process grows by meanwhile, and the graph's arrays, over these. One process, all of
+torch's threads.
 """
 
 import argparse
@@ -19,14 +21,23 @@ from gnnaccel.parts.assign import assign
 
 COLUMNS = (
     *("graph", "nodes", "edges", "parts", "method", "cut_edges", "halo_rows", "of_metis"),
-    *("edge_balance", "node_balance", "time_s"),
+    *("edge_balance", "node_balance", "time_s", "memory_of_graph"),
 )
 
 
+def memory(name):
+    """Bytes, as Linux counts them."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
+
+
 def measure(name, graph, parts, method):
-    start = time.perf_counter()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak is counted from here
+    before, start = memory("VmRSS"), time.process_time()
     label = assign(graph, parts, method)
-    took = time.perf_counter() - start
+    took, grown = time.process_time() - start, memory("VmHWM") - before
+    arrays = graph.indptr.nbytes + graph.indices.nbytes
     rows = torch.repeat_interleave(torch.arange(graph.num_rows), graph.indptr.diff().long())
     cols = graph.indices.long()
     to = label[rows]
@@ -43,6 +54,7 @@ def measure(name, graph, parts, method):
         "edge_balance": float(edges.max() / edges.mean()),
         "node_balance": float(nodes.max() / nodes.mean()),
         "time_s": took,
+        "memory_of_graph": 1 + grown / arrays,
     }
 
 

@@ -259,12 +259,20 @@ def _is_worker() -> bool:
     return any("from multiprocessing." in word for word in sys.orig_argv)
 
 
+def _is_spawned_rank() -> bool:
+    """True in a process that torch.multiprocessing.spawn has started."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    target = None if multiprocessing is None else getattr(multiprocessing.current_process(), "_target", None)
+    return getattr(target, "__module__", None) == "torch.multiprocessing.spawn"
+
+
 def _at_exit() -> None:
     from gnnaccel import report
 
     is_first = os.environ.get(MAIN_PID) == str(os.getpid())
     # Other Python programs that the first one starts (torchrun's ranks, compilers) speak up if they ran our kernels.
-    if _is_worker() or not (is_first or report.snapshot()):
+    # So do ranks of torch.multiprocessing.spawn, which are trainers; workers of loaders do not.
+    if (_is_worker() and not _is_spawned_rank()) or not (is_first or report.snapshot()):
         return
     if message := _nothing_happened():
         _log().info(message)

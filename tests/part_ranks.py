@@ -1,12 +1,9 @@
-"""Programs for the ranks of test_distributed.py: ``python part_ranks.py PROGRAM ARGUMENTS``."""
+"""Programs for the ranks of test_distributed*.py: ``python part_ranks.py PROGRAM ARGUMENTS``."""
 
 from __future__ import annotations
 
 import copy
-import os
-import resource
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -15,7 +12,8 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import data, distributed
+import gnnaccel
+from gnnaccel import data, distributed, nn, ops
 
 MODELS = {"gcn": pyg.GCN, "sage": pyg.GraphSAGE, "gin": pyg.GIN, "gat": pyg.GAT}
 
@@ -201,6 +199,72 @@ def layers(folder: str) -> None:
     print("agrees")
 
 
+NN_LAYERS = {
+    "gcn": lambda: nn.GCNConv(6, 5, relu=True),
+    "gcn widens": lambda: nn.GCNConv(6, 9),
+    "gcn weights": lambda: nn.GCNConv(6, 5),
+    "gcn tiled": lambda: nn.GCNConv(6, 5, method="tiled"),
+    "sage": lambda: nn.SAGEConv(6, 5),
+    "sage widens weights": lambda: nn.SAGEConv(6, 9, root=False),
+    "gin": lambda: nn.GINConv(torch.nn.Linear(6, 5), learn_eps=True),
+    "gat": lambda: nn.GATConv(6, 5, heads=2),
+    "gat attributes": lambda: nn.GATConv(6, 5, heads=2, edge_feats=3, concat=False),
+    "agnn": nn.AGNNConv,
+    "GCN": lambda: nn.GCN(6, 8, 3, norm=True),
+    "GraphSAGE": lambda: nn.GraphSAGE(6, 8, 3),
+    "GIN": lambda: nn.GIN(6, 8, 3),
+}
+
+
+def nn_layers(folder: str) -> None:
+    """Layers of gnnaccel.nn, and an op in a program of its own, on parts against the whole graph."""
+    part, whole = distributed.load(folder, device="cpu", timeout_s=120), small_graph()
+    sources, destinations = whole.edge_index
+    graph = gnnaccel.Graph.from_coo(destinations, sources, num_rows=56, num_cols=56)
+
+    def call(model, graph, x, data, name):
+        extra = {"weights": data.edge_weight, "attributes": data.edge_attr}.get(name.split()[-1])
+        return model(graph, x) if extra is None else model(graph, x, extra)
+
+    for name, make in NN_LAYERS.items():
+        torch.manual_seed(2)
+        plain = make().double()
+        ours = distributed.wrap(copy.deepcopy(plain), part)
+        for kept in (False, True):
+            x, own = (d.x if kept else d.x.clone().requires_grad_() for d in (whole, part))
+            plain.zero_grad()
+            ours.zero_grad()
+            want, got = call(plain, graph, x, whole, name), call(ours, part.graph, own, part, name)
+            _close(name, got, want[part.own])
+            (want.tanh() * whole.factor).sum().backward()
+            part.sum(got.tanh() * part.factor).backward()
+            _same_gradients(name, plain, ours)
+            if not kept:
+                _close(name, own.grad, x.grad[part.own])
+    # Without wrap(): an op, or a layer, with the rows that exchange() gives.
+    x, own = (d.x.clone().requires_grad_() for d in (whole, part))
+    layer = nn.GCNConv(6, 5).double()
+    for run in (lambda graph, x: ops.spmm(graph, x, reduce="max"), layer):
+        want, got = run(graph, x), run(part.graph, part.exchange(own))
+        _close("plain", got, want[part.own])
+        want.tanh().sum().backward()
+        got.tanh().sum().backward()
+        _close("plain", own.grad, x.grad[part.own])
+    ours = distributed.wrap(nn.GraphSAGE(6, 8, 3).double(), part)
+    for said, arguments in (
+        ("graph: expected that of the part", (graph, part.x)),
+        ("got Tensor", (part.edge_index, part.x)),
+        ("rows of this part's nodes, got shape", (part.graph, part.x[:7])),
+    ):
+        try:
+            ours(*arguments)
+        except ValueError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(said)
+    print("agrees")
+
+
 def details(folder: str) -> None:
     """What the exchange keeps, rounds and counts; what copies and refused calls do."""
     part, graph = distributed.load(folder, device="cpu", timeout_s=120), small_graph()
@@ -285,6 +349,7 @@ def refused(folder: str) -> None:
         ("over the whole graph", torch.nn.ModuleList([pyg.GCNConv(6, 5), pyg.LayerNorm(5)])),
         ("BatchNorm2d, not known", torch.nn.ModuleList([pyg.GCNConv(6, 5), torch.nn.BatchNorm2d(5)])),
         ("found none", torch.nn.Linear(6, 5)),
+        ("acts.0 is a MaxK, which is not known on parts", nn.GCN(6, 8, 3, maxk=2)),
         ("has no shape yet", pyg.GCNConv(-1, 5)),
     ):
         try:
@@ -309,41 +374,41 @@ def refused(folder: str) -> None:
     print("agrees")
 
 
-def dies(folder: str, how: str, device: str = "cpu") -> None:
-    """One rank leaves the others in the middle of training."""
-    part = distributed.load(folder, device=device, timeout_s=8)
-    width = 4 if how == "shapes" and part.rank else 6
-    model = None
-    if how != "shapes":
-        model = pyg.GCN(6, 4 + (how == "models" and part.rank), 2, 3).double().to(part.device)
-        model = distributed.wrap(model, part)
-    for epoch in range(5):
-        if epoch == 2 and part.rank == 1:
-            if how == "exits":
-                os._exit(3)
-            if how == "raises":
-                raise ValueError("a fault of this rank's own")
-            if how == "sleeps":
-                time.sleep(20)
-        if model is None:
-            part.exchange(part.x[:, :width])
+def without_features(folder: str) -> None:
+    """What a script asks for that the graph was not partitioned with."""
+    part = distributed.load(folder, device="cpu", timeout_s=60)
+    for ask in (lambda: part.x, lambda: part.num_features, lambda: part.num_node_features):
+        try:
+            ask()
+        except AttributeError as error:
+            assert "this part has no 'x': its data are label, which is" in str(error), error
+            assert "partition(..., nodes={'x': ...})" in str(error), error
         else:
-            part.mean(model(part.x, part.edge_index)).backward()
-    if part.device.type == "cuda":
-        torch.cuda.synchronize()
-    print("went on")
+            raise AssertionError("x")
+    print("agrees")
 
 
-def limited(folder: str, budget_mib: str) -> None:
-    """Trains with so much memory beyond what a process has when its imports are done."""
-    joined = distributed.join("cpu", timeout_s=60)
-    with open("/proc/self/status") as file:
-        used_kib = next(int(line.split()[1]) for line in file if line.startswith("VmData"))
-    limit = (used_kib + int(budget_mib) * 1024) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    part = distributed.load(folder, device=joined)
-    model = distributed.wrap(pyg.GraphSAGE(part.num_features, 256, 2, 8), part)
-    train(model, part, part.mean, 2)
+def dgl_graph(folder: str) -> None:
+    """A part of a DGLGraph, whose layers are refused in words."""
+    gnnaccel.install()
+    import dgl
+
+    part = distributed.load(folder, device="cpu", timeout_s=60)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), dgl.nn.GraphConv(4, 5))
+    try:
+        distributed.wrap(model, part)
+    except TypeError as error:
+        assert "1 is a GraphConv of DGL's, which takes a DGLGraph, and a part is none" in str(error), error
+    else:
+        raise AssertionError("GraphConv")
+    ours = distributed.wrap(nn.SAGEConv(part.num_features, part.num_classes), part)
+    logits = ours(part.graph, part.feat)
+    part.mean(F.cross_entropy(logits[part.train_mask], part.label[part.train_mask], reduction="none")).backward()
+    gathered = part.gather(part.feat)
+    assert (part.num_features, part.num_classes) == (3, 4)
+    if part.rank == 0:
+        assert torch.equal(gathered, torch.arange(180.0).view(60, 3))
+    print("agrees")
 
 
 def loads(folder: str) -> None:

@@ -1,5 +1,5 @@
 """A script as PyG's users write it for several GPUs: DistributedDataParallel, NeighborLoader on each rank's share of
-training nodes. test_distributed.py runs it under the flag; nothing here knows of gnnaccel."""
+training nodes. test_distributed_sampled.py runs it under the flag; nothing here knows of gnnaccel."""
 
 import os
 

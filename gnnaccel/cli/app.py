@@ -116,20 +116,85 @@ class Method(str, enum.Enum):
     range = "range"
 
 
+class Model(str, enum.Enum):
+    gcn = "gcn"
+    sage = "sage"
+    gin = "gin"
+    gat = "gat"
+
+
+class Speed(str, enum.Enum):
+    h100 = "h100"
+    here = "here"
+
+
 @app.command()
 def partition(
+    context: typer.Context,
     graph: Annotated[
         str, typer.Argument(help="cora, citeseer, pubmed, generated, or a file: .npz, .mtx, a list of edges.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder for the parts.")],
-    parts: Annotated[int, typer.Option(min=1, help="Ranks that will train.")],
+    out: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="A new or empty folder for the parts.")] = None,  # noqa: UP045
+    parts: Annotated[int, typer.Option(min=1, help="Ranks that will train.")] = 1,
     method: Annotated[Method, typer.Option(help="How nodes are put together.")] = Method.communities,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Write nothing; say what training would take on so many GPUs.")
+    ] = False,
+    gpus: Annotated[str, typer.Option(help="Of --estimate: how many, between commas.")] = "1,2,4,8,16,32,64",
+    model: Annotated[Model, typer.Option(help="Of --estimate: whose layers train.")] = Model.gcn,
+    hidden: Annotated[int, typer.Option(min=1, help="Of --estimate: width of hidden layers, all heads.")] = 256,
+    layers: Annotated[int, typer.Option(min=1, help="Of --estimate: convolutions.")] = 3,
+    heads: Annotated[int, typer.Option(min=1, help="Of --estimate: heads of gat.")] = 4,
+    feats: Annotated[int, typer.Option(min=0, help="Of --estimate: features of nodes; 0: the file's, or 128.")] = 0,
+    classes: Annotated[int, typer.Option(min=0, help="Of --estimate: of labels; 0: the file's, or 40.")] = 0,
+    memory_gib: Annotated[float, typer.Option(help="Of --estimate: memory of a GPU.")] = 80.0,
+    link_gbs: Annotated[float, typer.Option(help="Of --estimate: GB/s that a GPU sends and receives.")] = 50.0,
+    latency_us: Annotated[float, typer.Option(help="Of --estimate: of an exchange, beyond its bytes.")] = 30.0,
+    speed: Annotated[
+        Speed, typer.Option(help="Of --estimate: rates of kernels, as committed results have them or measured now.")
+    ] = Speed.h100,
+    nodes: Annotated[int, typer.Option(min=0, help="Of --estimate: of a larger graph that this one is like.")] = 0,
+    edges: Annotated[int, typer.Option(min=0, help="Of --estimate: edges of that.")] = 0,
 ) -> None:
-    """Cut a graph and its features, labels and masks into parts for training on several GPUs (docs/distributed.md)."""
-    from gnnaccel.cli import partition
+    """Cut a graph and its features, labels and masks into parts for training on several GPUs (docs/distributed.md).
 
-    raise typer.Exit(partition.run(graph, parts, out, method.value, as_json))
+    --estimate: say beforehand what an epoch and a GPU's memory would be.
+    """
+    given = {name for name in context.params if context.get_parameter_source(name).name != "DEFAULT"}  # type: ignore[union-attr]
+    writing, shared = {"out", "parts"}, {"graph", "method", "as_json"}
+    missing = set() if estimate else writing - given
+    foreign = given & writing if estimate else given - writing - shared
+    for name in sorted(missing):
+        raise typer.BadParameter("missing (or --estimate, which writes nothing)", None, None, f"--{name}")
+    for name in sorted(foreign):
+        told = "writes parts, which --estimate does not" if estimate else "applies to --estimate alone"
+        raise typer.BadParameter(told, None, None, f"--{name.replace('_', '-')}")
+    if not estimate:
+        from gnnaccel.cli import partition
+
+        assert out is not None
+        raise typer.Exit(partition.run(graph, parts, out, method.value, as_json))
+    counts = _several("--gpus", gpus)
+    if not all(count.isdecimal() and int(count) for count in counts):
+        raise typer.BadParameter(f"expected numbers from 1 between commas, got {gpus!r}", None, None, "--gpus")
+    if bool(nodes) != bool(edges):
+        raise typer.BadParameter("expected both or neither", None, None, "--nodes and --edges")
+    from gnnaccel.cli import outlook_parts
+
+    options = dict(
+        model=model.value,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        memory_gib=memory_gib,
+        link_gbs=link_gbs,
+        latency_us=latency_us,
+        speed=speed.value,
+        method=method.value,
+        stands_for=(nodes, edges) if nodes else None,
+    )
+    raise typer.Exit(outlook_parts.run(graph, [int(count) for count in counts], feats, classes, as_json, options))
 
 
 @app.command()

@@ -62,15 +62,18 @@ def communities(graph: Graph, *, max_size: int = 16384) -> Tensor:
     return label
 
 
-def hierarchy(graph: Graph, max_size: int, *, nested: bool = True) -> tuple[list[Tensor], Tensor]:
+def hierarchy(
+    graph: Graph, max_size: int, *, nested: bool = True, made: tuple[Network, Tensor] | None = None
+) -> tuple[list[Tensor], Tensor]:
     """Labels level by level (a level's nodes are the communities of the one before), and each node's place in it.
 
-    `nested`: go on to ever larger communities, instead of stopping at the first resolution.
+    `nested`: go on to ever larger communities, instead of stopping at the first resolution. `made`: what `network_of`
+    gave for the graph, where the caller has it.
     """
     if max_size < 1:
         raise ValueError(f"communities: max_size: expected at least 1, got {max_size}")
     with progress.shown(f"communities of {graph}") as say:
-        network, place = network_of(graph)
+        network, place = network_of(graph) if made is None else made
         gamma = max(1.0, network.num_nodes / max_size)
         levels: list[Tensor] = []
         while network.num_nodes > 1 and network.cols.numel():

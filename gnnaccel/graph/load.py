@@ -17,7 +17,7 @@ from gnnaccel.graph import build, files
 Arrays: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, int]"  # what a Graph is made of
 
 _LISTS = (".txt", ".tsv", ".csv", ".edges", ".el")
-_ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices", "shape"))  # what archives name their edges
+ENDS = (("edge_index",), ("src_li", "dst_li"), ("indptr", "indices", "shape"))  # what archives name their edges
 
 
 def load(path: str | os.PathLike) -> Arrays:
@@ -45,9 +45,9 @@ def _reader(name: str) -> Callable[[Path], Arrays] | None:
 
 def _archive(path: Path) -> Arrays:
     names = files.array_names(path)
-    group = next((group for group in _ENDS if names.issuperset(group)), None)
+    group = next((group for group in ENDS if names.issuperset(group)), None)
     if group is None:
-        wanted = "; ".join(" and ".join(group) for group in _ENDS)
+        wanted = "; ".join(" and ".join(group) for group in ENDS)
         raise ValueError(f"expected arrays named {wanted}, got {', '.join(sorted(names)) or 'none'}")
     found = files.arrays(path, {*group, "num_nodes", "format"})
     if "indptr" in group:

@@ -11,6 +11,7 @@ from gnnaccel.graph import build, modes
 from gnnaccel.graph.csr import Graph
 
 _SLOT = "scales"
+_SOURCES = "degrees of sources"
 
 
 def gcn_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
@@ -19,6 +20,19 @@ def gcn_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
     `dtype`: of the features; the result has that of their sums.
     """
     return _power(graph, dtype, -0.5)
+
+
+def source_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """`gcn_scale` of the columns, by how many edges leave each: [num_cols], kept."""
+    degrees = getattr(graph.slots, _SOURCES, None)
+    if degrees is None:
+        return gcn_scale(graph.transposed, dtype)
+    return _kept(graph, dtype, "sources", lambda wide: degrees.to(wide).clamp(min=1).pow_(-0.5))
+
+
+def set_source_degrees(graph: Graph, degrees: Tensor) -> None:
+    """Let `source_scale` go by `degrees` [num_cols]: of a part, whose sources have edges to other parts too."""
+    graph.slot(_SOURCES, lambda: degrees)
 
 
 def mean_scale(graph: Graph, dtype: torch.dtype) -> Tensor:

@@ -62,22 +62,27 @@ class GCNConv(nn.Module):
 
     def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """x [num_cols, in_feats], edge_weight [nnz] in edge-id order; [num_rows, out_feats]."""
-        # What is read at an edge: of a CBSR tensor the entries that it keeps.
-        width = x.k if isinstance(x, CBSR) and x.is_compressed else self.linear.in_features
-        narrows = width > self.linear.out_features
-        if narrows:
-            x = self.linear(x)
-            if self.method != "tiled":  # all in one pass
-                bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
-                return self._sum(graph, x, edge_weight, bias=bias, relu=self.relu)
+        narrows = self.narrows(x)
+        return self.finished(graph, self.linear(x) if narrows else x, edge_weight, narrows)
+
+    def narrows(self, x: Tensor) -> bool:
+        """Whether the linear map comes before the sum: what is read at an edge, of a CBSR tensor the entries that it
+        keeps, is wider."""
+        return (x.k if isinstance(x, CBSR) and x.is_compressed else self.linear.in_features) > self.linear.out_features
+
+    def finished(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, mapped: bool) -> Tensor:
+        """The layer's result of rows that the linear map has been applied to, or not."""
+        if mapped and self.method != "tiled":  # all in one pass
+            bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
+            return self._sum(graph, x, edge_weight, bias=bias, relu=self.relu)
         out = self._sum(graph, x, edge_weight)
-        out = out if narrows else self.linear(out)
+        out = out if mapped else self.linear(out)
         out = out if self.bias is None else out + self.bias.to(out.dtype)
         return out.relu() if self.relu else out
 
     def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, **around) -> Tensor:
         """The sum between its norms; `around`: what else `ops.graph_conv` is to do in the same pass."""
-        left, right = scales.gcn_scale(graph, x.dtype), scales.gcn_scale(graph.transposed, x.dtype)
+        left, right = scales.gcn_scale(graph, x.dtype), scales.source_scale(graph, x.dtype)
         if self.method != "tiled":
             return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, **around)
         scaled = (x * right.unsqueeze(1)).to(x.dtype)
@@ -126,16 +131,22 @@ class SAGEConv(nn.Module):
 
     def forward(self, graph: Graph, x: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """x [num_cols, in_feats], of which the first num_rows are the destinations'; [num_rows, out_feats]."""
-        width = x.k if isinstance(x, CBSR) and x.is_compressed else self.linear.in_features
-        if width > self.linear.out_features:
-            mapped = nn.functional.linear(x, self.linear.weight)
-            out = ops.spmm(graph, mapped, edge_weight, reduce="mean")
-            out = out if self.linear.bias is None else out + self.linear.bias.to(out.dtype)
-        else:
-            out = self.linear(ops.spmm(graph, x, edge_weight, reduce="mean"))
+        narrows = self.narrows(x)
+        out = self.mean(graph, nn.functional.linear(x, self.linear.weight) if narrows else x, edge_weight, narrows)
         if self.root is None:
             return out
         return out + self.root(x if graph.num_rows == graph.num_cols else x[: graph.num_rows])
+
+    def narrows(self, x: Tensor) -> bool:
+        """Whether W comes before the mean."""
+        return (x.k if isinstance(x, CBSR) and x.is_compressed else self.linear.in_features) > self.linear.out_features
+
+    def mean(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, mapped: bool) -> Tensor:
+        """W of the mean, plus the bias, of rows that W has been applied to, or not."""
+        out = ops.spmm(graph, x, edge_weight, reduce="mean")
+        if not mapped:
+            return self.linear(out)
+        return out if self.linear.bias is None else out + self.linear.bias.to(out.dtype)
 
 
 class GINConv(nn.Module):

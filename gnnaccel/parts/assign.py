@@ -1,9 +1,9 @@
 """Which part each node of a graph goes to: parts of nearly as many edges and nodes each, with few edges between them.
 
 Multilevel, as METIS is (Karypis and Kumar 1998), with the communities of `gnnaccel.graph.community` in place of matched
-pairs: the smallest graph of communities is cut first; then, level by level down to the nodes, those at the borders move
-to the part that most of their neighbours are in, many at a time, as long as both parts stay in balance. No random
-numbers.
+pairs: the smallest graph of communities is cut first, from several starts, the best of which are carried on; then,
+level by level down to the nodes, those at the borders move to the part that most of their neighbours are in, many at
+a time, as long as both parts stay in balance. No random numbers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
 _FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thread, 2026-11)
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
+_STARTS = 8  # parts that grow from other nodes
+_KEPT, _CHEAP = 4, 1 << 21  # so many cuts are carried on, into networks of at most so many edges
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
 
@@ -113,7 +115,7 @@ def _by_communities(graph: Graph, size: Tensor, parts: int, in_order: bool) -> T
     sizes = [torch.empty_like(size)]
     sizes[0][:, place] = size
     networks, steps = [network], []
-    levels = hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)))[0]
+    levels = hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)), made=(network, place))[0]
     for label in levels:
         count = int(label.max()) + 1
         if count < _FEWEST * parts:
@@ -124,14 +126,22 @@ def _by_communities(graph: Graph, size: Tensor, parts: int, in_order: bool) -> T
     order = torch.arange(networks[-1].num_nodes, device=graph.device)
     if in_order:
         order = _nested_order(levels[len(steps) :], order)
-    part = _ranges(order, sizes[-1], parts)
+    starts = [_ranges(order, sizes[-1], parts)]
+    if _is_small(networks[-1], parts):
+        starts += _grown(networks[-1], sizes[-1], parts)
     for level in reversed(range(len(networks))):
         if level < len(steps):
-            part = part[steps[level]]
-        part = _refined(networks[level], sizes[level], part, caps, parts)
-        if networks[level].num_nodes <= _SMALL and parts <= _FEW:  # a sweep looks at all parts for each move
-            part = _swept(networks[level], sizes[level], part, caps, parts)
-    return part[place]
+            starts = [start[steps[level]] for start in starts]
+        starts = [_improved(networks[level], sizes[level], start, caps, parts) for start in starts]
+        if len(starts) > 1:
+            few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
+            starts = _best(networks[level], sizes[level], starts, caps, parts, few, last=level == 0)
+    return starts[0][place]
+
+
+def _is_small(network: Network, parts: int) -> bool:
+    """True where one node at a time may be moved, of which each move looks at all parts."""
+    return network.num_nodes <= _SMALL and parts <= _FEW
 
 
 def _nested_order(levels: list[Tensor], order: Tensor) -> Tensor:
@@ -140,6 +150,70 @@ def _nested_order(levels: list[Tensor], order: Tensor) -> Tensor:
     for label in reversed(levels):
         rank = inverse((label if rank is None else rank[label]).argsort(stable=True))
     return order if rank is None else inverse(rank)
+
+
+def _best(
+    network: Network, size: Tensor, starts: list[Tensor], caps: Tensor, parts: int, few: int, last: bool
+) -> list[Tensor]:
+    """The best of several: least over the caps, then the least cut, and in the end the fewest rows to send."""
+    states = []
+    for part in starts:
+        over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
+        states.append((float(over.sum()), (_halo_rows if last else _cut)(network, part, parts)))
+    return [starts[i] for i in sorted(range(len(starts)), key=states.__getitem__)[:few]]
+
+
+def _cut(network: Network, part: Tensor, _parts: int) -> float:
+    across = torch.repeat_interleave(part, network.indptr.diff()) != part[network.cols.long()]
+    return float(across.sum() if network.weights is None else network.weights[across].double().sum())
+
+
+def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
+    """Pairs of a node and another part that has neighbours of it."""
+    to, cols = torch.repeat_interleave(part, network.indptr.diff()), network.cols.long()
+    across = to != part[cols]
+    return torch.unique(cols[across] * parts + to[across]).numel()
+
+
+def _improved(network: Network, size: Tensor, part: Tensor, caps: Tensor, parts: int) -> Tensor:
+    """`part` after moves of many nodes at a time, and for small networks of one."""
+    part = _refined(network, size, part, caps, parts)
+    return _swept(network, size, part, caps, parts) if _is_small(network, parts) else part
+
+
+def _grown(network: Network, size: Tensor, parts: int) -> list[Tensor]:
+    """Some first parts: one grows after the other, by the node that most of its edges lead to, from several nodes."""
+    weights, work = _dense(network), (size / size.sum(1, keepdim=True).clamp(min=1)).sum(0).cpu().numpy()
+    n, found = len(work), []
+    for start in range(min(_STARTS, n)):
+        part, near = np.full(n, parts - 1), np.zeros(n)
+        free, first = np.ones(n, bool), int(np.argsort(-work, kind="stable")[start * n // _STARTS])
+        for number in range(parts - 1):
+            goal, held = work[free].sum() / (parts - number), 0.0
+            to = weights[:, free].sum(1)  # edges to nodes without a part
+            near[:] = 0
+            while free.any():
+                # The most edges into the part, for those that lead elsewhere.
+                worth = np.where(free, near / np.maximum(to, 1e-9), -1.0)
+                node = first if free[first] else int(worth.argmax())
+                if held and held + work[node] / 2 > goal:
+                    break
+                part[node], free[node] = number, False
+                held += work[node]
+                near += weights[:, node]
+                to -= weights[:, node]
+            if free.any():  # the next begins where most is left
+                first = int(np.where(free, to, -1.0).argmax())
+        found.append(torch.from_numpy(part).to(size.device))
+    return found
+
+
+def _dense(network: Network) -> np.ndarray:
+    n = network.num_nodes
+    rows = np.repeat(np.arange(n), network.indptr.diff().cpu().numpy())
+    weights = np.zeros((n, n), np.float32)
+    weights[rows, network.cols.cpu().numpy()] = 1 if network.weights is None else network.weights.cpu().numpy()
+    return weights
 
 
 def _cap(weights: Tensor, parts: int, slack: float) -> Tensor:
@@ -173,10 +247,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
 def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
     """`label` after sweeps of Fiduccia and Mattheyses (1982): each node moves once, the best first, also where that
     loses; what the best moment had is kept. On the host: of small networks."""
-    n = network.num_nodes
-    rows = np.repeat(np.arange(n), network.indptr.diff().cpu().numpy())
-    weights = np.zeros((n, n), np.float32)
-    weights[rows, network.cols.cpu().numpy()] = 1 if network.weights is None else network.weights.cpu().numpy()
+    n, weights = network.num_nodes, _dense(network)
     part, load_of, cap = label.cpu().numpy().copy(), size.cpu().numpy(), caps.cpu().numpy()
     loads = _loads(size, label, parts).cpu().numpy()
     one_hot = np.zeros((n, parts), np.float32)
@@ -265,7 +336,11 @@ def _neighbours_by_sums(
     network: Network, label: Tensor, has_room: Tensor, upward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_neighbours`, counted by sums over edges, one for so many parts: quick where these are few."""
-    graph = Graph(network.indptr, network.cols.long(), None, network.num_nodes)
+    narrow = network.cols.numel() < 2**31  # no copy of the edges then
+    indptr, cols = (
+        (network.indptr.to(network.cols.dtype), network.cols) if narrow else (network.indptr, network.cols.long())
+    )
+    graph = Graph(indptr, cols, None, network.num_nodes)
     weights = None if network.weights is None else network.weights.float()
     parts = has_room.numel()
     inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)

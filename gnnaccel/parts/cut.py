@@ -102,7 +102,7 @@ def _write(graph: Graph, label: Tensor, nodes, edges, parts: int, method: str, f
         halo=[len(h) for h, _ in halos],
         cut=num_cut,
     )
-    files.write_manifest(folder, statistics, contents, {"num_classes": _classes(nodes.get("y"))})
+    files.write_manifest(folder, statistics, contents, {"num_classes": _classes(nodes)})
     return statistics
 
 
@@ -140,8 +140,9 @@ def _rows(values: Any, at: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values[at.numpy()])
 
 
-def _classes(y: Any) -> int | None:
-    """How many classes integer labels [N] have, which no rank can tell from its own."""
+def _classes(nodes: Mapping[str, Any]) -> int | None:
+    """How many classes integer labels [N] have, which no rank can tell from its own: y, or what DGL calls them."""
+    y = next((nodes[name] for name in ("y", "label", "labels") if name in nodes), None)
     if y is None:
         return None
     labels = y if isinstance(y, Tensor) else torch.from_numpy(np.asarray(y))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnnaccel.graph import build
+from gnnaccel.graph import build, scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.parts import exchange, files, ranks
 from gnnaccel.parts.exchange import Exchange, Sums
@@ -64,6 +64,7 @@ def load(
     assert part is not None
     halves = [int(digest[at : at + 15], 16) for at in (0, 15, 30)]
     ranks.same_everywhere(halves, place, "loading the parts", f"the partition in {os.fspath(folder)}")
+    part._count_edges_out()
     return part
 
 
@@ -76,11 +77,12 @@ class Part:
         In-edges of this part's nodes: sources (own nodes first, then halo), destinations (own nodes). Layers of a model
         that `gnnaccel.distributed.wrap` has seen take it with features of own nodes alone.
     graph : Graph
-        The same, destinations as rows.
+        The same, destinations as rows: for `gnnaccel.nn` and `gnnaccel.ops`. A layer in a wrapped model takes it with
+        features of own nodes; an op, and a layer that is not wrapped, with those that `exchange` gives.
     own, halo : Tensor, int64
         Global numbers of this part's nodes, and of those of others that its edges come from.
     num_nodes, num_features, num_classes : int
-        Own nodes; width of x; classes of all nodes' labels (None without integer labels).
+        Own nodes; width of x (or feat); classes of all nodes' labels in y (label, labels), None without integers there.
     rank, world_size, device, statistics
     exchange : Exchange
         Rows of own nodes [num_nodes, *F] -> with those of halo nodes behind [num_nodes + num_halo, *F].
@@ -112,14 +114,27 @@ class Part:
             found = self.__dict__.get(table, {})
             if name in found:
                 return found[name]
-        there = [*self.__dict__.get("_nodes", ()), *self.__dict__.get("_edges", ())]
-        raise AttributeError(f"this part has no {name!r}; its data are {', '.join(there) or 'none'}")
+        if name in ("num_features", "num_node_features"):  # properties, which have found no x
+            name = "x"
+        there = ", ".join([*self.__dict__.get("_nodes", ()), *self.__dict__.get("_edges", ())]) or "none"
+        raise AttributeError(
+            f"this part has no {name!r}: its data are {there}, which is what the graph was partitioned with. Partition "
+            f"it again with it: from a Data or DGLGraph that has {name!r}, by partition(..., nodes={{{name!r}: ...}}), "
+            f"or gnnaccel partition of an .npz with an array {name!r}"
+        )
 
     def __repr__(self) -> str:
         return (
             f"Part({self.rank} of {self.world_size}: {self.num_nodes:,} of {self.statistics.num_nodes:,} nodes, "
             f"{self.graph.nnz:,} edges, {self.num_halo:,} halo nodes, device={self.device})"
         )
+
+    def _count_edges_out(self) -> None:
+        """How many edges leave each node, those to other parts included: what norms of gnnaccel.nn.GCNConv read."""
+        every = torch.bincount(self.graph.indices.long(), minlength=self.graph.num_cols).double().view(-1, 1)
+        if self.world_size > 1:
+            every = self.exchange.forward(self.exchange.backward(every))
+        scales.set_source_degrees(self.graph, every.view(-1))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -132,8 +147,8 @@ class Part:
 
     @property
     def num_features(self) -> int:
-        """Width of x."""
-        return self.x.shape[1]
+        """Width of x, or of feat, as DGL calls it."""
+        return (self.feat if "feat" in self._nodes and "x" not in self._nodes else self.x).shape[1]
 
     num_node_features = num_features
 

@@ -236,7 +236,6 @@ _BY_ROWS = (
     *(BasicGNN, pyg_nn.BatchNorm, pyg_nn.JumpingKnowledge, pyg_nn.LayerNorm, pyg_nn.Linear, pyg_nn.MLP),
     *(pyg_nn.MessageNorm, pyg_nn.Sequential, pyg_nn.DeepGCNLayer, TrimToLayer),
 )
-_FOREIGN = ("torch_geometric", "dgl", "gnnaccel")
 
 
 class _Forward:
@@ -282,8 +281,8 @@ def _plain(module: Any) -> Any:
 
 
 def _others(model: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """Modules of frameworks that are no part of a layer that passes messages, and these layers."""
-    if any(cls.__module__.partition(".")[0] in _FOREIGN for cls in _plain(model).__mro__):
+    """Modules of PyG that are no part of a layer that passes messages, and these layers."""
+    if any(cls.__module__.partition(".")[0] == "torch_geometric" for cls in _plain(model).__mro__):
         yield path, model
         if isinstance(model, MessagePassing):
             return
@@ -307,7 +306,7 @@ def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tup
     Raises
     ------
     TypeError
-        For layers that are not known on parts. ValueError: for a model without layers.
+        For layers that are not known on parts.
     """
     found: list[tuple[Any, Callable]] = []
     for path, module in _others(model):
@@ -326,8 +325,6 @@ def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tup
             raise TypeError(f"{where} over the whole graph, which is not known on parts: LayerNorm(mode='node')")
         elif not isinstance(module, _BY_ROWS):
             raise TypeError(f"{where}, which may read more than the rows of one part, and is not known there")
-    if not found:
-        raise ValueError("wrap: model: expected a model with layers of PyG's that pass messages, found none")
     return found
 
 

@@ -1,0 +1,94 @@
+"""Sampled training as PyG's and DGL's users write it for several processes, unmodified, under the flag."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from command_line import ROOT
+from rank_runs import TESTS, agree, ranks
+
+SCRIPT = TESTS / "ddp_scripts.py"
+
+
+def environment(**more):
+    kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
+    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+
+
+def test_learns_under_the_flag(tmp_path):
+    """DistributedDataParallel and a shuffled NeighborLoader, with our samplers and kernels."""
+    pytest.importorskip("torch_geometric")
+    results = ranks(2, tmp_path, script=TESTS / "sampled_ranks.py", GNNACCEL="1", GNNACCEL_PROFILE="1")
+    agree(results)
+    for _, output in results:
+        assert "parameters agree" in output and re.search(r"pyg\.SAGEConv", output), output
+
+
+def losses(folder, kind, launcher, flag):
+    """Of each of two processes; and what they print."""
+    folder.mkdir()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [sys.executable, "-W", "ignore", *(torchrun if launcher == "torchrun" else []), SCRIPT, kind, folder]
+    more = {"GNNACCEL": flag, "GNNACCEL_PROFILE": "1"} if flag else {}
+    done = subprocess.run(list(map(str, words)), env=environment(**more), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"losses{rank}.pt") for rank in range(2)], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize(
+    ("kind", "plain", "flag", "told"),
+    [("pyg", "whole", "", r"pyg\.GATConv +[1-9]"), ("dgl", "dgl", "compat", r"copy_lhs\.mean +[1-9]")],
+)
+def test_losses_under_the_flag_are_those_without(tmp_path, kind, plain, flag, told, launcher):
+    """PyG alone cannot sample here (it has neither pyg-lib nor torch-sparse): it trains on the whole graph, of which
+    the seeds of each batch count, which is what batches of all neighbours are. DGL alone needs its shim."""
+    pytest.importorskip("torch_geometric" if kind == "pyg" else "dgl_compare")
+    found, output = losses(tmp_path / "ours", kind, launcher, "1")
+    expected, _ = losses(tmp_path / "plain", plain, launcher, flag)
+    for rank in range(2):
+        assert len(found[rank]) == 15
+        np.testing.assert_allclose(found[rank], expected[rank], rtol=0, atol=1e-5)
+    assert found[0] != found[1] and len(re.findall(told, output)) == 2, output
+
+
+def distributed_graph(folder, flag):
+    """Losses of two trainers on DGL's DistGraph, which a server of its own holds; and what they print."""
+    script = [sys.executable, "-W", "ignore", str(TESTS / "dist_graph_ranks.py")]
+    folder.mkdir()
+    env = environment(GNNACCEL=flag, GNNACCEL_PROFILE="1")
+    done = subprocess.run([*script, "cut", folder], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    with socket.socket() as free, socket.socket() as other:
+        free.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = free.getsockname()[1], other.getsockname()[1]
+    (folder / "ip_config.txt").write_text(f"127.0.0.1 {ports[0]}\n")
+    env |= {"DGL_DIST_MODE": "distributed", "DGL_NUM_SERVER": "1", "DGL_NUM_CLIENT": "2", "DGL_NUM_SAMPLER": "0"}
+    env |= {"DGL_IP_CONFIG": f"{folder}/ip_config.txt", "DGL_CONF_PATH": f"{folder}/toy.json", "WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[1]), "DGL_GRAPH_FORMAT": "csc"}
+    roles = [{"DGL_ROLE": "server", "DGL_SERVER_ID": "0"}, *({"DGL_ROLE": "client", "RANK": str(r)} for r in (0, 1))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [subprocess.Popen([*script, "train", folder], env=env | role, **pipes) for role in roles]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in started[1:]]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [[float(loss) for loss in re.findall(r"^loss (.*)$", output, re.M)] for output in outputs], outputs
+
+
+def test_dgl_distributed_graph(tmp_path):
+    pytest.importorskip("dgl_compare")
+    found, outputs = distributed_graph(tmp_path / "ours", "1")
+    expected, _ = distributed_graph(tmp_path / "plain", "compat")
+    for rank in range(2):
+        assert len(found[rank]) == 12, outputs[rank]
+        np.testing.assert_allclose(found[rank], expected[rank], rtol=0, atol=1e-5)
+        assert re.search(r"copy_lhs\.mean +24 +0", outputs[rank]), outputs[rank]
