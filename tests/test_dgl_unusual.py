@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from dgl_compare import assert_same, attempt, dgl, graph, rand
+from dgl_compare import assert_same, attempt, compare, dgl, graph, rand
 
 from gnnaccel import dgl_backend
 
@@ -128,3 +128,33 @@ def test_hetero_layers_draw_in_the_order_of_the_edge_types():
         got = call()
         for name, out in want.items():
             torch.testing.assert_close(got[name], out)
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: dglnn.GATConv(6, 4, 2), lambda: dglnn.GATv2Conv(6, 4, 2), lambda: dglnn.EdgeGATConv(6, 3, 4, 2)
+], ids=["GATConv", "GATv2Conv", "EdgeGATConv"])  # fmt: skip
+def test_maps_in_double_beside_vectors_in_float(layer):  # what torch.set_default_dtype(torch.float64) makes
+    g, module = graph(loops=True), layer()
+    for child in module.children():
+        child.double()
+    more = [rand(g.num_edges(), 3)] if type(module) is dglnn.EdgeGATConv else []
+    compare(lambda m, *given: m(g, *given), [rand(40, 6), *more], module)
+
+
+def _misspelt():
+    return {
+        "GATConv": lambda: dglnn.GATConv(4, 3, 2)(_cycle(), rand(3, 4), attention=True),
+        "GraphConv": lambda: dglnn.GraphConv(4, 3)(_cycle()),
+        "SAGEConv": lambda: dglnn.SAGEConv(4, 3, "mean")(_cycle(), rand(3, 4), weights=None),
+        "update_all": lambda: _cycle().update_all(),
+        "gather_mm": lambda: dgl.ops.gather_mm(rand(3, 4), rand(2, 4, 3), idx_c=None),
+        "HeteroGraphConv": lambda: dglnn.HeteroGraphConv({"_E": dglnn.GraphConv(4, 3)})(_cycle()),
+    }
+
+
+@pytest.mark.parametrize("name", _misspelt())
+def test_errors_of_calls_name_dgls_functions(name):
+    want = attempt(_misspelt()[name])
+    assert want[0] == "TypeError"
+    dgl_backend.enable()
+    assert attempt(_misspelt()[name]) == want

@@ -6,6 +6,9 @@ dgl.backend.pytorch.sparse looks up by name at each call; `enable` replaces thos
 
 from __future__ import annotations
 
+import functools
+import types
+
 from gnnaccel.dgl_backend.compat import KERNELS, guard_sampling, shim
 
 __all__ = ["disable", "enable", "forget", "guard_sampling", "shim", "to_graph"]
@@ -24,7 +27,10 @@ def __getattr__(name: str):
 
 
 def _replace(holder, name: str, value) -> None:
-    _undo.append((holder, name, vars(holder).get(name, _INHERITED)))
+    found = vars(holder).get(name, _INHERITED)
+    _undo.append((holder, name, found))
+    if isinstance(found, types.FunctionType) and isinstance(value, types.FunctionType):
+        functools.update_wrapper(value, found, updated=())  # errors of a call, and help(), name DGL's function
     setattr(holder, name, value)
 
 

@@ -249,7 +249,6 @@ def _edges(original):
             found = self._cache[key] = original(self, etype, order)
         return tuple(t.clone() for t in found)
 
-    edges.__doc__ = original.__doc__
     return edges
 
 

@@ -56,7 +56,6 @@ def conv_forward(original):
         with report.accelerated("dgl.GraphConv"):
             return _convolved(self, graph, features[0], self.weight if weight is None else weight, edge_weight)
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -115,7 +114,6 @@ def sage_forward(original):
             return original(self, graph, feat, edge_weight)
         return _sage(self, graph, structure_, feat)  # its sums are counted
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -184,5 +182,4 @@ def gin_forward(original):
         out = out if self.apply_func is None else self.apply_func(out)
         return out if self.activation is None else self.activation(out)
 
-    forward.__doc__ = original.__doc__
     return forward

@@ -58,7 +58,6 @@ def forward(original):
             report.record(KIND, start)
         return out
 
-    call.__doc__ = original.__doc__
     return call
 
 

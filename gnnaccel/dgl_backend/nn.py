@@ -40,13 +40,17 @@ def gat_forward(original):
 
     def forward(self, graph, feat, edge_weight=None, get_attention=False):
         features = features_of(feat)
-        if not _fuses(self, graph, features, edge_weight, get_attention):
+        if not _fuses(self, graph, features, edge_weight, get_attention) or not _vectors_fit(self, features[0]):
             return original(self, graph, feat, edge_weight, get_attention)  # its ops are accelerated and counted
         with report.accelerated("dgl.GATConv"):
             return _fused(self, graph, feat)
 
-    forward.__doc__ = original.__doc__
     return forward
+
+
+def _vectors_fit(layer, x: torch.Tensor) -> bool:
+    """True for vectors of attention of the features' dtype: DGL makes them float32 whatever the default is."""
+    return layer.attn_l.dtype == x.dtype == layer.attn_r.dtype
 
 
 def gatv2_forward(original):
@@ -59,7 +63,6 @@ def gatv2_forward(original):
         with report.accelerated("dgl.GATv2Conv"):
             return _gatv2(self, graph, features)
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -108,7 +111,6 @@ def edge_gat_forward(original):
             out, weights = _edge_gat(self, graph, feat, edge_feat)
             return (out, weights.unsqueeze(-1)) if get_attention else out
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -120,7 +122,7 @@ def _is_mapped_plainly(layer, graph, features, edge_feat) -> bool:
     if weight.dim() != 2 or edge_feat.shape[1] != weight.shape[1]:
         return False
     same = all(t.dtype == x.dtype and t.device == x.device for t in (edge_feat, weight, layer.attn_edge))
-    return same and layer.fc_edge.bias is None and not is_watched(layer.fc_edge)
+    return same and _vectors_fit(layer, x) and layer.fc_edge.bias is None and not is_watched(layer.fc_edge)
 
 
 def _edge_gat(layer, graph, feat, edge_feat):
@@ -156,7 +158,6 @@ def agnn_forward(original):
             out = ops.dot_attention(structure_, *(t.unsqueeze(1) for t in (query, unit, feat)), scale=1.0)
             return out.squeeze(1).clone()  # as in _fused
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -171,7 +172,6 @@ def dotgat_forward(original):
             structure_ = structure(graph._graph)
             return ops.dot_attention(structure_, x[: structure_.num_rows], x, x).clone()  # as in _fused
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -226,7 +226,6 @@ def checked_once(original):
         finally:
             _known.layers = before
 
-    forward.__doc__ = original.__doc__
     return forward
 
 

@@ -288,5 +288,4 @@ def mean_gspmm(gspmm):
 
         return spmm(original, g._graph, op, "mean", lhs_data, rhs_data)
 
-    replacement.__doc__ = gspmm.__doc__
     return replacement

@@ -39,7 +39,6 @@ def rel_graph_forward(original):
             h = self.activation(h)
         return self.dropout(h)
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
@@ -70,7 +69,6 @@ def hgt_forward(original):
         h = h * alpha + (own if own.shape == h.shape else own @ self.residual_w) * (1 - alpha)
         return self.norm(h) if self.use_norm else h
 
-    forward.__doc__ = original.__doc__
     return forward
 
 

@@ -67,7 +67,6 @@ def update_all(original):
         self._node_frames[ends(self._graph)[1]][reduce_func.out_field] = out
         return None
 
-    method.__doc__ = original.__doc__
     return method
 
 
@@ -98,7 +97,6 @@ def apply_edges(original):
         self._edge_frames[0][func.out_field] = _combined(self, graph, func, features)
         return None
 
-    method.__doc__ = original.__doc__
     return method
 
 

@@ -77,7 +77,6 @@ def multi_update_all(original):
                 self.apply_nodes(apply_node_func, ALL, self.ntypes[target])
         return None
 
-    method.__doc__ = original.__doc__
     return method
 
 

@@ -230,7 +230,6 @@ def degrees(original, name: str):
             found = cache[key] = degree
         return found.clone()  # the caller may write into it
 
-    method.__doc__ = original.__doc__
     return method
 
 

@@ -32,7 +32,6 @@ def segment_mm(original):
         with report.accelerated("dgl.segment_mm"):
             return matmul_op(a, ptr, b)
 
-    segment_mm.__doc__ = original.__doc__
     return segment_mm
 
 
@@ -49,7 +48,6 @@ def gather_mm(original):
             report.fallback("dgl.gather_mm", OUT_OF_RANGE)
             return original(a, b, idx_b=idx_b)
 
-    gather_mm.__doc__ = original.__doc__
     return gather_mm
 
 
@@ -71,7 +69,6 @@ def typed_linear_forward(original):
             report.fallback("dgl.TypedLinear", OUT_OF_RANGE)
             return original(self, x, x_type, sorted_by_type)
 
-    forward.__doc__ = original.__doc__
     return forward
 
 
