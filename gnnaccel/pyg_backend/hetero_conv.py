@@ -130,8 +130,8 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
     edge_types, counts = _layout(conv)
     if max(counts.values(), default=0) < 2:
         return Refused(None)  # nothing to be taken together
-    if _may_be_gone(len(edge_types), x_dict, edge_index_dict):
-        return Refused(None)
+    if _are_tiny(len(edge_types), x_dict, edge_index_dict) and (kwargs_dict or _may_be_gone(edge_index_dict)):
+        return Refused(None)  # where sums whose edges have factors take less one by one, too
     plain_features = {name for name, x in x_dict.items() if short.is_matrix(x) and x.dtype in _DTYPES}
     given = (edge_index_dict, x_dict, *kwargs_dict.values())
     for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
@@ -184,15 +184,16 @@ _ATTENDING, _MAPPED = 1 << 27, 1 << 24
 _TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
 
 
-def _may_be_gone(count: int, x_dict: dict, edge_index_dict: dict) -> bool:
-    """True for the first calls on tiny graphs: sampled ones may be gone after the layers of one step."""
+def _are_tiny(count: int, x_dict: dict, edge_index_dict: dict) -> bool:
     some = next(iter(edge_index_dict.values()), None)
-    if (
-        type(some) is not Tensor
-        or not some.is_cpu
-        or count * sum([x.numel() for x in x_dict.values() if isinstance(x, Tensor)]) > _TINY
-    ):
+    if type(some) is not Tensor or not some.is_cpu:
         return False
+    return count * sum([x.numel() for x in x_dict.values() if isinstance(x, Tensor)]) <= _TINY
+
+
+def _may_be_gone(edge_index_dict: dict) -> bool:
+    """True for the first calls on these graphs: sampled ones may be gone after the layers of one step."""
+    some = next(iter(edge_index_dict.values()))
     uses = derived.get((some,), "HeteroConv")
     if uses is None:
         derived.put((some,), "HeteroConv", [1])
