@@ -27,8 +27,9 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 - **message**: other elementwise messages ([messages.md](messages.md)), computed and reduced in one walk over the edges
   (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No
   message per edge in memory then, unless the layer itself maps edge features to full width (noted). With at most
-  {few:,} numbers in the messages on the CPU (twice as many where nodes have four edges or fewer) CGConv, FeaStConv, FiLMConv, GENConv, GINEConv and LEConv may run PyG's
-  own propagate(), which is the faster one there; on CUDA those but GINEConv with at most 8 million.
+  {few:,} numbers in the messages on the CPU (twice as many where nodes have four edges or fewer)
+  CGConv, FeaStConv, FiLMConv, GENConv, GINEConv and LEConv may run PyG's own propagate(), which is the faster one
+  there; on CUDA those but GINEConv with at most 8 million.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
   fewer are stored.
@@ -63,7 +64,8 @@ message (median, quantile, LSTM, sort ...) get them.
 _DGL = """## DGL 2.1.0
 
 User-defined message and reduce functions, and the layers that DGL writes as such, run as [messages.md](messages.md)
-says; those of few messages (at most {few:,} numbers on the CPU, or twice as many as above) DGL's way, which is the faster one there.
+says; those of few messages (at most {few:,} numbers on the CPU, or twice as many as above) DGL's way, which is the
+faster one there.
 
 | group | case | runs on | reason |
 |---|---|---|---|
