@@ -65,7 +65,8 @@ message (median, quantile, LSTM, sort ...) get them.
 _DGL = """## DGL 2.1.0
 
 User-defined message and reduce functions, and the layers that DGL writes as such, run as [messages.md](messages.md)
-says; those of few messages (at most {few:,} numbers on the CPU, or twice as many as above) DGL's way, which is the faster one there.
+says; those of few messages (at most {few:,} numbers on the CPU, or twice as many as above) DGL's way, which is the
+faster one there.
 
 | group | case | runs on | reason |
 |---|---|---|---|
