@@ -45,7 +45,7 @@ def test_a_rank_that_leaves_the_others(small, how, first, second):
 
 
 def test_all_of_three_ranks_end_where_one_is_killed(small):
-    results = ranks(3, "dies", small / "3", "killed forward", timeout=120, script=FAULTS)
+    results = ranks(3, "dies", small / "3", "killed forward", script=FAULTS)
     assert results[1][0] == -signal.SIGKILL
     for code, output in (results[0], results[2]):
         assert code == 1 and "another rank has ended" in output and "went on" not in output, output
