@@ -32,7 +32,7 @@ from timing import clocks_under_load, provenance, save_table, shown, time_ms
 import gnnaccel
 from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.reorder import reuse
+from gnnaccel.graph.reorder import hit_rate
 from gnnaccel.schedule.groups import Setting
 from gnnaccel.schedule.worklist import SLICES, THREADS
 
@@ -104,7 +104,7 @@ def renumbering(given: Graph) -> Iterator[tuple]:
         for order in (False, "communities"):
             graph = fresh(given)
             gnnaccel.prepare(graph, reorder=order)
-            distinct = 1 - reuse(graph, schedule.of(graph).order if order and schedule.of(graph).reordered else None)
+            distinct = 1 - hit_rate(graph, schedule.of(graph).order if order and schedule.of(graph).reordered else None)
             note = f"{distinct:.0%} distinct" if schedule.of(graph).reordered or not order else "no order pays"
             yield name, order or "as given", step_ms(graph, name, 512), note
 

@@ -7,7 +7,7 @@
   an order, the last check that it gains included.
 - peak_mib: memory at most during a call beyond what was in use before it: of the process on the CPU (Linux), of torch
   on CUDA.
-- reads_given, reads_order: distinct sources that windows of 8192 edges read, for each edge (1 - `reorder.reuse`).
+- reads_given, reads_order: distinct sources that windows of 8192 edges read, for each edge (1 - `reorder.hit_rate`).
 - igraph_s: `community_multilevel` alone, on one thread, on a graph that is built already; reads_igraph: with the rows
   sorted by that of its levels that reads least.
 """
@@ -72,7 +72,7 @@ def of_igraph(graph: Graph) -> dict[str, float]:
     levels = peer.community_multilevel(return_levels=True)
     seconds = time.perf_counter() - start
     orders = [torch.tensor(level.membership, device=graph.device).argsort(stable=True) for level in levels]
-    return {"igraph_s": seconds, "reads_igraph": min(1 - reorder.reuse(graph, order) for order in orders)}
+    return {"igraph_s": seconds, "reads_igraph": min(1 - reorder.hit_rate(graph, order) for order in orders)}
 
 
 def main() -> None:
@@ -100,8 +100,8 @@ def main() -> None:
             order = calls[0][2]
             row = dict(graph=name, nodes=graph.num_rows, edges=graph.nnz, device=options.device, threads=threads)
             row |= {"order_s": statistics.median(call[0] for call in calls), "peak_mib": max(call[1] for call in calls)}
-            row["reads_given"] = 1 - reorder.reuse(graph)
-            row["reads_order"] = None if order is None else 1 - reorder.reuse(graph, order)
+            row["reads_given"] = 1 - reorder.hit_rate(graph)
+            row["reads_order"] = None if order is None else 1 - reorder.hit_rate(graph, order)
             rows.append(row)
         peer = of_igraph(graph) if options.igraph else {}
         cells += [shown(COLUMNS, row | peer) for row in rows]

@@ -174,7 +174,7 @@ def main() -> None:
         graph = make(name)
         gnnaccel.prepare(graph, reorder=False)
         made = tiles.of(graph)
-        common = {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "reuse": made.reuse()}
+        common = {"graph": name, "nodes": graph.num_rows, "edges": graph.nnz, "reuse": made.column_reuse()}
         common |= {"density": made.density, "translate_ms": translation_ms(graph)}
         for op, dtype, weighted, widths in CASES:
             if op not in args.ops or (weighted and args.unweighted):

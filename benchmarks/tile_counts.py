@@ -49,7 +49,7 @@ def main() -> None:
         for tiles in known.tiles:
             row = {"graph": name, "nodes": known.nodes, "edges": known.edges, "similarity": known.similarity}
             row |= {"shape": f"{tiles.height}x{tiles.width}", "plain": tiles.plain, "translated": tiles.translated}
-            row |= {"saved": tiles.saved, "density": tiles.density, "reuse": tiles.reuse}
+            row |= {"saved": tiles.saved, "density": tiles.density, "reuse": tiles.column_reuse}
             lines.append(shown(COLUMNS, row))
     if args.csv:
         save_table(args.csv, head, COLUMNS, lines)

@@ -113,7 +113,7 @@ void head_dots_backward(const void* x, const void* vectors, const void* grad_out
 
 // Messages that a program computes for each nonzero, reduced over the rows or not at all: results[2 i] of output i is
 //   [num_rows, width] for sum, mean, max and min, 0 in an empty row; [nnz, width] by edge ids for none. For max and min
-//   results[2 i + 1], of the index type, receives the edge ids of the winners as spmm's arg_rhs does.
+//   results[2 i + 1], of the index type, receives the edge ids of the largest or smallest as spmm's arg_rhs does.
 //   operands[i] of leaf i: [num_cols | num_rows | nnz | 1, width]. CPU only.
 void message_walk(const Csr& graph, const MessageProgram& program, const void* const* operands, void* const* results,
                   int threads);
@@ -172,8 +172,8 @@ void scatter_arg(const void* arg, const void* values, void* target, int64_t num_
                  int64_t div, bool rows_disjoint, IndexType index_type, DType dtype, int threads);
 
 // Values of edges, `edge_bytes` each (an even number), between the order of edge ids and that of the nonzeros k:
-// out[k] = in[edge_ids[k]]; by_id: out[edge_ids[k]] = in[k]. edge_ids [num_edges] is a permutation.
-void edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes, bool by_id,
+// out[k] = in[edge_ids[k]]; scatter: out[edge_ids[k]] = in[k]. edge_ids [num_edges] is a permutation.
+void edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes, bool scatter,
                 IndexType index_type, int threads);
 
 // Stable counting sort of COO pairs by row: indptr [num_rows + 1], indices and edge_ids [nnz]. rows and cols

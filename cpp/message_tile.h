@@ -85,7 +85,7 @@ struct Plan {
   }
 
   // Writes a row of output o: the sum or extremum of its messages, and whose that is.
-  void write(int64_t o, int64_t row, int64_t degree, A* values, const I* winners) const {
+  void write(int64_t o, int64_t row, int64_t degree, A* values, const I* argmax) const {
     const MessageOutput& output = program.outputs[o];
     if (output.reduce == MessageReduce::mean && degree)
       for (int64_t d = 0; d < output.width; ++d) values[d] /= static_cast<A>(degree);
@@ -93,7 +93,7 @@ struct Plan {
     I* const to = static_cast<I*>(results[2 * o + 1]);
     if (!to) return;
     if (degree)
-      std::copy_n(winners, output.width, to + row * output.width);
+      std::copy_n(argmax, output.width, to + row * output.width);
     else
       std::fill_n(to + row * output.width, output.width, I(-1));
   }

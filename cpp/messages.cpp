@@ -26,15 +26,15 @@ struct Accumulator {
   A* piece;
   A* many;
   A* all;
-  I* winners;
+  I* argmax;
 };
 
 // Works through the nonzeros of whole rows, and writes these; or through a piece of one row's, and leaves in `part`,
-// for each output, what there is of it: values [num_outputs, stride], winners the same.
+// for each output, what there is of it: values [num_outputs, stride], argmax the same.
 template <class A, class I>
 struct Part {
   A* values;
-  I* winners;
+  I* argmax;
 };
 
 template <class A, class I>
@@ -58,7 +58,7 @@ class Worker {
       const MessageOutput& output = program_.outputs[o];
       settle(o, end_ - begin_);
       std::copy_n(accumulators_[o].piece, output.width, part_->values + o * plan_.stride);
-      if (!is_sum(output)) std::copy_n(accumulators_[o].winners, output.width, part_->winners + o * plan_.stride);
+      if (!is_sum(output)) std::copy_n(accumulators_[o].argmax, output.width, part_->argmax + o * plan_.stride);
     }
   }
 
@@ -77,15 +77,15 @@ class Worker {
         part_(part),
         tile_(plan),
         sums_(program_.num_outputs * 3 * (plan.stride + N) + N),
-        winners_(program_.num_outputs * (plan.stride + N)),
+        argmax_(program_.num_outputs * (plan.stride + N)),
         accumulators_(program_.num_outputs) {
     A* const sums = align(sums_.get());
     const int64_t room = plan_.stride + N;
     std::fill_n(sums, program_.num_outputs * 3 * room, A(0));
-    std::fill_n(winners_.get(), program_.num_outputs * room, I(-1));
+    std::fill_n(argmax_.get(), program_.num_outputs * room, I(-1));
     for (int64_t o = 0; o < program_.num_outputs; ++o)
       accumulators_[o] = {sums + 3 * o * room, sums + (3 * o + 1) * room, sums + (3 * o + 2) * room,
-                          winners_.get() + o * room};
+                          argmax_.get() + o * room};
   }
 
   void write() {
@@ -216,14 +216,14 @@ class Worker {
     const MessageOutput& output = program_.outputs[o];
     const bool max = output.reduce == MessageReduce::max;
     A* const best = accumulators_[o].piece;
-    I* const winners = accumulators_[o].winners;
+    I* const argmax = accumulators_[o].argmax;
     for (int64_t t = t0; t < t1; ++t) {
       const A* const from = values.rows ? values.rows[t] : values.flat + t * output.width;
       const I edge = static_cast<I>(graph_.edge(k_ + t));
       const Vec<I, N> edges = splat<N>(edge);
       if (k_ + t == begin) {
         std::copy(from, from + output.width, best);
-        std::fill(winners, winners + output.width, edge);
+        std::fill(argmax, argmax + output.width, edge);
         continue;
       }
       for (int64_t d = 0; d < output.width; d += N) {  // into the room behind the last
@@ -231,9 +231,9 @@ class Worker {
         const auto better = (max ? x > old : x < old) | ((x != x) & (old == old));
         store<N>(best + d, better ? x : old);
         Vec<I, N> whose;
-        std::memcpy(&whose, winners + d, sizeof(whose));
+        std::memcpy(&whose, argmax + d, sizeof(whose));
         whose = __builtin_convertvector(better, Vec<I, N>) ? edges : whose;
-        std::memcpy(winners + d, &whose, sizeof(whose));
+        std::memcpy(argmax + d, &whose, sizeof(whose));
       }
     }
   }
@@ -259,7 +259,7 @@ class Worker {
   void finish(int64_t o, int64_t row, int64_t degree) {
     const Accumulator<A, I>& acc = accumulators_[o];
     settle(o, degree);
-    plan_.write(o, row, degree, acc.piece, acc.winners);
+    plan_.write(o, row, degree, acc.piece, acc.argmax);
     std::fill(acc.piece, acc.piece + program_.outputs[o].width, A(0));
   }
 
@@ -277,13 +277,13 @@ class Worker {
   int64_t k_, n_;  // the tile's nonzeros: k_ .. k_ + n_
   Tile<A, I> tile_;
   Buffer<A> sums_;
-  Buffer<I> winners_;
+  Buffer<I> argmax_;
   Buffer<Accumulator<A, I>> accumulators_;
 };
 
 // Joins the parts of a row, in their order, so that nothing depends on the number of threads.
 template <class A, class I>
-void join(const Plan<A, I>& plan, int64_t row, int64_t degree, int64_t parts, const A* values, const I* winners) {
+void join(const Plan<A, I>& plan, int64_t row, int64_t degree, int64_t parts, const A* values, const I* argmax) {
   const int64_t step = plan.program.num_outputs * plan.stride;
   const Buffer<A> best(plan.stride);
   const Buffer<I> whose(plan.stride);
@@ -302,7 +302,7 @@ void join(const Plan<A, I>& plan, int64_t row, int64_t degree, int64_t parts, co
       for (int64_t j = 1; j < parts; ++j)
         if (is_better(of[j * step], of[first * step], output.reduce == MessageReduce::max)) first = j;
       best[d] = of[first * step];
-      whose[d] = winners[first * step + o * plan.stride + d];
+      whose[d] = argmax[first * step + o * plan.stride + d];
     }
     plan.write(o, row, degree, best.get(), whose.get());
   }
@@ -313,13 +313,13 @@ void run_hub(const Plan<A, I>& plan, int64_t row, int threads) {
   const int64_t begin = plan.graph.indptr[row], end = plan.graph.indptr[row + 1];
   const int64_t parts = (end - begin + kHubRow - 1) / kHubRow, step = plan.program.num_outputs * plan.stride;
   const Buffer<A> values(parts * step);
-  const Buffer<I> winners(parts * step);
+  const Buffer<I> argmax(parts * step);
   parallel_for(parts, threads, [&](int64_t j) {
     const int64_t k = begin + j * kHubRow;
-    const Part<A, I> part{values.get() + j * step, winners.get() + j * step};
+    const Part<A, I> part{values.get() + j * step, argmax.get() + j * step};
     Worker<A, I>(plan, row, k, std::min(end, k + kHubRow), part).run();
   });
-  join(plan, row, end - begin, parts, values.get(), winners.get());
+  join(plan, row, end - begin, parts, values.get(), argmax.get());
 }
 
 template <class A, class I>

@@ -302,8 +302,8 @@ void spmm_turned(const Csr& graph, const void* x, void* out, int64_t num_feats, 
   auto* indptr = reinterpret_cast<char*>(memory.get());
   char* indices = indptr + bytes * (graph.num_cols + 1);
   transpose(graph, indptr, indices, indices + bytes * graph.nnz, threads);
-  const Csr turned{indptr, indices, nullptr, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
-  spmm(turned, nullptr, {x, num_feats, 1}, {nullptr, 1, 1}, out, nullptr, nullptr, num_feats, Message::copy_lhs,
+  const Csr transposed{indptr, indices, nullptr, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
+  spmm(transposed, nullptr, {x, num_feats, 1}, {nullptr, 1, 1}, out, nullptr, nullptr, num_feats, Message::copy_lhs,
        Reduce::sum, dtype, 0.0, fused, threads);
 }
 

@@ -65,8 +65,8 @@ struct Partial {
   int64_t* winner;
 };
 
-// Writes the sources and edges of winners: nonzeros k0 + won[0 .. count], of neighbouring features from `at` on.
-// Not inlined: unrolled in every block below it would be most of the code.
+// Writes the sources and edges of the largest or smallest: nonzeros k0 + won[0 .. count], of neighbouring features from
+// `at` on. Not inlined: unrolled in every block below it would be most of the code.
 template <class T, class I, class Index>
 [[gnu::noinline]] void write_winners(const Problem<T, I>& p, int64_t at, int64_t k0, const Index* won, int64_t count) {
   if (p.arg_lhs)
@@ -396,9 +396,9 @@ void row_in_pieces(const Problem<T, I>& p, int64_t i, int threads, const Row& on
   const int64_t count = (end - begin + kPiece - 1) / kPiece;
   const bool extreme = p.reduce == Reduce::max || p.reduce == Reduce::min;
   const Buffer<Acc<T>> values(count * p.num_feats);
-  const Buffer<int64_t> winners(extreme ? count * p.num_feats : 0);
+  const Buffer<int64_t> argmax(extreme ? count * p.num_feats : 0);
   const auto piece_at = [&](int64_t i) {
-    return Partial<Acc<T>>{values.get() + i * p.num_feats, extreme ? winners.get() + i * p.num_feats : nullptr};
+    return Partial<Acc<T>>{values.get() + i * p.num_feats, extreme ? argmax.get() + i * p.num_feats : nullptr};
   };
   parallel_for(count, threads, [&](int64_t j) {
     const Partial<Acc<T>> piece = piece_at(j);

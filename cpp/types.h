@@ -35,16 +35,16 @@ struct Csr {
   IndexType index_type;
 };
 
-// The rows of a graph in the order in which they are to be worked on, long ones in pieces: gnnaccel/graph/worklist.py.
-// Of CUDA alone.
-enum class Wish : int { rows = 0, balanced = 1, groups = 2 };
+// The rows of a graph in the order in which they are to be worked on, long ones in pieces:
+// gnnaccel/schedule/worklist.py. Of CUDA alone.
+enum class SpmmKernel : int { rows = 0, balanced = 1, groups = 2 };
 
 // Elements of the graph's index_type; null items: no list, rows are taken as they come.
 // Piece j of a row in m pieces has the nonzeros of the row's runs j, j + m, j + 2m ... of kPieceRun (cuda/kernels.h)
 // nonzeros each.
-// With Wish::groups the items are groups of neighbours: the end is the group's, and a part is what `workers` items from
-// a multiple of that number on have of a row that others have groups of too; steps are kPieceRun. Such a list is for
-// sums and means, and for whoever takes nonzeros one by one.
+// With SpmmKernel::groups the items are groups of neighbours: the end is the group's, and a part is what `workers`
+// items from a multiple of that number on have of a row that others have groups of too; steps are kPieceRun. Such a
+// list is for sums and means, and for whoever takes nonzeros one by one.
 struct WorkList {
   const void* items;   // [num_items, 4]: row, first nonzero, end of the row, 0 or 1 + number of the piece
   const void* steps;   // [num_parts]: from one run of the piece to its next, m * kPieceRun
@@ -52,10 +52,10 @@ struct WorkList {
   int64_t num_items;
   int64_t num_parts;
   int64_t num_splits;
-  bool clustered;  // neighbours in the list share sources
-  Wish wish;       // which kernel is to serve a sum or mean
-  int lanes;       // 16-byte lanes of a worker's slice: 4, 8, 16 or, not by rows, 32; 0: spmm.cu decides
-  int workers;     // of a block, by groups
+  bool clustered;     // neighbours in the list share sources
+  SpmmKernel kernel;  // which kernel is to serve a sum or mean
+  int lanes;          // 16-byte lanes of a worker's slice: 4, 8, 16 or, not by rows, 32; 0: spmm.cu decides
+  int workers;        // of a block, by groups
 };
 
 // One feature operand, row-major and contiguous. Feature d of the (broadcast) result reads element

@@ -57,7 +57,7 @@ void with_unit(int64_t bytes, const void* in, const void* out, F f) {
 }  // namespace
 
 cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes,
-                       bool by_id, IndexType index_type, cudaStream_t stream) {
+                       bool scatter, IndexType index_type, cudaStream_t stream) {
   if (num_edges == 0 || edge_bytes == 0) return cudaSuccess;
   if (edge_bytes % 2) return cudaErrorInvalidValue;
   return with_index(index_type, [&](auto index) {
@@ -65,8 +65,8 @@ cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t 
       using U = decltype(unit);
       using I = decltype(index);
       const int64_t units = edge_bytes / static_cast<int64_t>(sizeof(U));
-      by_id ? launch<true, U, I>(edge_ids, in, out, num_edges, units, stream)
-            : launch<false, U, I>(edge_ids, in, out, num_edges, units, stream);
+      scatter ? launch<true, U, I>(edge_ids, in, out, num_edges, units, stream)
+              : launch<false, U, I>(edge_ids, in, out, num_edges, units, stream);
     });
     return cudaGetLastError();
   });

@@ -79,11 +79,11 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
 
 // out[i] = x[i] @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
 //   x       [num_rows, num_heads * inner]      ptr  [num_segments + 1], int64, ascending from 0 to num_rows
-//   weight  [num_segments, num_heads, inner, outer]; turned: [.., outer, inner]
+//   weight  [num_segments, num_heads, inner, outer]; transposed: [.., outer, inner]
 //   out     [num_rows, num_heads * outer]
 // At most 65535 heads times 64 values in a row of a matrix.
 cudaError_t segment_matmul(const void* x, const void* ptr, const void* weight, void* out, int64_t num_rows,
-                           int64_t num_segments, int64_t num_heads, int64_t inner, int64_t outer, bool turned,
+                           int64_t num_segments, int64_t num_heads, int64_t inner, int64_t outer, bool transposed,
                            DType dtype, cudaStream_t stream);
 
 // out[s] = x[rows of s].T @ grad[rows of s], [num_segments, num_heads, inner, outer], of grad [num_rows, num_heads *
@@ -100,7 +100,7 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
                         cudaStream_t stream);
 
 cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes,
-                       bool by_id, IndexType index_type, cudaStream_t stream);
+                       bool scatter, IndexType index_type, cudaStream_t stream);
 
 // Checks pairs, and makes their CSR if rows ascend. state: two int64 on the device that receive 0 or nnz minus the
 // position of the first pair out of range, and 0 or 1 where rows do not ascend; if either, the CSR is worth nothing.

@@ -44,19 +44,19 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
   return with_types(dtype, index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);
-    const I* winners = static_cast<const I*>(arg);
+    const I* argmax = static_cast<const I*>(arg);
     const T* from = static_cast<const T*>(values);
     T* to = static_cast<T*>(target);
     if (rows_disjoint && (len == num_feats || sizeof(T) > 2)) {
       const unsigned blocks = static_cast<unsigned>(ceil_div(num_rows * len, kThreads));
-      disjoint_kernel<<<blocks, kThreads, 0, stream>>>(winners, from, to, num_rows, num_feats, len, div);
+      disjoint_kernel<<<blocks, kThreads, 0, stream>>>(argmax, from, to, num_rows, num_feats, len, div);
       return cudaGetLastError();
     }
     if constexpr (sizeof(T) > 2) {
       if (len == num_feats) {
         const int64_t count = num_rows * num_feats;
         const unsigned blocks = static_cast<unsigned>(ceil_div(count, kThreads));
-        atomic_kernel<<<blocks, kThreads, 0, stream>>>(winners, from, to, count, num_feats);
+        atomic_kernel<<<blocks, kThreads, 0, stream>>>(argmax, from, to, count, num_feats);
         return cudaGetLastError();
       }
     }

@@ -374,9 +374,9 @@ cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Ta
                   cudaStream_t stream) {
   if (graph.nnz == 0 || num_feats == 0) return cudaSuccess;
   if (op == EdgeOp::dot && num_feats == 1 && (lhs_target == Target::v) != (rhs_target == Target::v)) {
-    const bool turned = lhs_target == Target::v;
-    const Operand &x = turned ? rhs : lhs, &y = turned ? lhs : rhs;
-    const bool by_edge = (turned ? rhs_target : lhs_target) == Target::e;
+    const bool transposed = lhs_target == Target::v;
+    const Operand &x = transposed ? rhs : lhs, &y = transposed ? lhs : rhs;
+    const bool by_edge = (transposed ? rhs_target : lhs_target) == Target::e;
     const DotCall call{graph, work, x.data, by_edge, y.data, out, dot_len, dtype};
     const bool whole = x.len == dot_len && y.len == dot_len && x.div == 1 && y.div == 1;
     if (whole && sddmm_rows_serves(call)) return sddmm_rows(call, stream);

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(TileConfig::max_threads, 2) dot_kernel(const P
 cudaError_t sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, const void* y, void* out,
                         int64_t num_heads, int64_t len, bool fast, DType dtype, cudaStream_t stream) {
   if (graph.nnz == 0 || num_heads == 0) return cudaSuccess;
-  if (!tiles_serve(tiles) || len % (16 / size_of(dtype))) return cudaErrorInvalidValue;
+  if (!fits_kernels(tiles) || len % (16 / size_of(dtype))) return cudaErrorInvalidValue;
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
     using T = decltype(value);
     using I = decltype(index);

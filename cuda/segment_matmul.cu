@@ -33,7 +33,7 @@ template <typename T>
 struct Params {
   const T* x;          // [rows, heads * inner]
   const int64_t* ptr;  // [segments + 1]
-  const T* weight;     // [segments, heads, inner, outer], or turned: [.., outer, inner]
+  const T* weight;     // [segments, heads, inner, outer], or transposed: [.., outer, inner]
   const T* grad;       // [rows, heads * outer]
   T* out;              // [rows, heads * outer], or [segments, heads, inner, outer]
   Acc<T>* shares;      // [parts, heads, inner, outer]
@@ -264,7 +264,7 @@ cudaError_t with_length(int64_t inner, int64_t outer, const void* one, const voi
 }  // namespace
 
 cudaError_t segment_matmul(const void* x, const void* ptr, const void* weight, void* out, int64_t num_rows,
-                           int64_t num_segments, int64_t num_heads, int64_t inner, int64_t outer, bool turned,
+                           int64_t num_segments, int64_t num_heads, int64_t inner, int64_t outer, bool transposed,
                            DType dtype, cudaStream_t stream) {
   if (num_rows == 0 || outer == 0) return cudaSuccess;
   return with_types(dtype, IndexType::i32, [&](auto value, auto) {
@@ -275,7 +275,7 @@ cudaError_t segment_matmul(const void* x, const void* ptr, const void* weight, v
     const dim3 grid(static_cast<unsigned>(num_rows / Config::rows + num_segments),
                     static_cast<unsigned>(ceil_div(outer, Config::columns) * num_heads));
     return with_length<T>(inner, outer, x, weight, [&](auto length) {
-      if (turned) {
+      if (transposed) {
         product_kernel<T, length, true><<<grid, Config::threads, 0, stream>>>(p);
       } else {
         product_kernel<T, length, false><<<grid, Config::threads, 0, stream>>>(p);

@@ -58,8 +58,8 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
 // Rows of any width and address whose features share a weight, along a list.
 Slice spread_of(const SpmmCall& call) {
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len == call.num_feats;
-  const bool serves = call.work.items && call.work.wish != Wish::groups && scales_sources(call.message) && whole &&
-                      (call.message == Message::copy_lhs || call.rhs.len == 1) &&
+  const bool serves = call.work.items && call.work.kernel != SpmmKernel::groups && scales_sources(call.message) &&
+                      whole && (call.message == Message::copy_lhs || call.rhs.len == 1) &&
                       (!call.extreme() || call.graph.nnz <= INT32_MAX);
   if (!serves) return {0, 0, true};
   // As many lanes for 16-bit features as for f32: neighbouring ones want 32 bytes together at least.
@@ -71,16 +71,18 @@ Slice spread_of(const SpmmCall& call) {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  const Wish wish = call.work.wish;
-  Kernel kernel = !call.work.items || wish == Wish::balanced ? Kernel::balanced
-                  : wish == Wish::groups                     ? Kernel::groups
-                                                             : Kernel::rows;
-  if (call.extreme()) {  // spmm_rows keeps positions of winners in 32 bits
-    kernel = call.work.items && wish != Wish::groups && call.graph.nnz <= INT32_MAX ? Kernel::rows : Kernel::general;
+  const SpmmKernel wanted = call.work.kernel;
+  Kernel kernel = !call.work.items || wanted == SpmmKernel::balanced ? Kernel::balanced
+                  : wanted == SpmmKernel::groups                     ? Kernel::groups
+                                                                     : Kernel::rows;
+  if (call.extreme()) {  // spmm_rows keeps positions of argmax in 32 bits
+    kernel =
+        call.work.items && wanted != SpmmKernel::groups && call.graph.nnz <= INT32_MAX ? Kernel::rows : Kernel::general;
   }
   const int most = kernel == Kernel::rows ? kMaxLanes : kWideLanes;
   const int usual = kernel == Kernel::balanced && degree < kShortDegree ? kWideLanes : kMaxLanes;
-  const bool meant = call.work.lanes && (kernel == Kernel::rows) == (wish == Wish::rows);  // for the kernel that serves
+  const bool meant =
+      call.work.lanes && (kernel == Kernel::rows) == (wanted == SpmmKernel::rows);  // for the kernel that serves
   const int lanes = std::min(meant ? call.work.lanes : usual, most);
   Choice choice{call, kernel, slice_of(call, lanes), 0};
   const Choice any{call, Kernel::general, {0, 0, false}, 0};

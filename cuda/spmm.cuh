@@ -203,13 +203,13 @@ __device__ __forceinline__ void write_winners(const P& p, int64_t row, int64_t d
   using I = std::remove_pointer_t<decltype(p.arg_lhs)>;
   constexpr int n = STRIDE > 1 ? 1 : N * sizeof(I) > 16 ? 16 / sizeof(I) : N;
   auto write = [&](I* to, const I* names) {
-    Pack<I, n> winners;
+    Pack<I, n> argmax;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      winners.values[i % n] = degree == 0 ? I{-1} : names ? __ldg(names + where[i]) : static_cast<I>(where[i]);
+      argmax.values[i % n] = degree == 0 ? I{-1} : names ? __ldg(names + where[i]) : static_cast<I>(where[i]);
       const int64_t last = d + i * STRIDE;
       if (i % n == n - 1 && (STRIDE == 1 || last < p.num_feats)) {
-        store(to + row * p.num_feats + last - (n - 1), winners);
+        store(to + row * p.num_feats + last - (n - 1), argmax);
       }
     }
   };

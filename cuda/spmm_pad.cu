@@ -132,8 +132,8 @@ SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes) {
   call.lhs.data = room(graph.num_cols * call.lhs.len * size);
   call.out = room(graph.num_rows * call.num_feats * size);
   if (given.extreme()) {
-    const int64_t winners = graph.num_rows * call.num_feats * index_size(graph);
-    void *sources = room(winners), *edges = room(winners);
+    const int64_t argmax = graph.num_rows * call.num_feats * index_size(graph);
+    void *sources = room(argmax), *edges = room(argmax);
     if (given.arg_lhs) call.arg_lhs = sources;
     if (given.arg_rhs) call.arg_rhs = edges;
   }

@@ -437,7 +437,7 @@ cudaError_t run(const Csr& graph, const Tiles& tiles, const void* x, const void*
 cudaError_t spmm_tiled(Workspace& workspace, const Csr& graph, const Tiles& tiles, const void* x, const void* weight,
                        void* out, int64_t num_feats, bool mean, bool fast, DType dtype, cudaStream_t stream) {
   if (graph.num_rows == 0 || num_feats == 0) return cudaSuccess;
-  if (!tiles_serve(tiles) || num_feats % (16 / size_of(dtype))) return cudaErrorInvalidValue;
+  if (!fits_kernels(tiles) || num_feats % (16 / size_of(dtype))) return cudaErrorInvalidValue;
   const int64_t parts = windows_of<int32_t>(graph, tiles).rows.num_parts;
   void* const scratch = workspace.take(parts * height * num_feats * static_cast<int64_t>(sizeof(float)));
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {

@@ -33,7 +33,7 @@ struct Windows {
   unsigned blocks() const { return static_cast<unsigned>(ceil_div(rows.workers * team, threads() / 32)); }
 };
 
-inline bool tiles_serve(const Tiles& tiles) {
+inline bool fits_kernels(const Tiles& tiles) {
   const bool team = tiles.team == 1 || tiles.team == 2 || tiles.team == 4 || tiles.team == TileConfig::max_team;
   return tiles.height == TileConfig::height && tiles.width == TileConfig::width && team && tiles.chunk >= 1;
 }

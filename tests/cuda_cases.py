@@ -84,8 +84,8 @@ def check(op, expected, *inputs):
         assert_close(a, b, dtype, f"gradient of input {i}")
 
 
-def winners(graph, x, weight, message, args):
-    """The values at the winners `args`: what max and min are once their choice is made."""
+def argmax(graph, x, weight, message, args):
+    """The values at the argmax `args`: what max and min are once their choice is made."""
 
     def take(value, arg):
         padded = value.reshape(value.shape[0], *(1,) * (arg.dim() - value.dim()), *value.shape[1:])
@@ -141,7 +141,7 @@ def check_spmm(graph, x_shape, w_shape, message, reduce, dtype):
         left, right = both(values)
         if left is not None and right is not None:
             right = right.reshape(*right.shape, *(1,) * (left.dim() - right.dim()))
-        return winners(graph, left, right, message, args)
+        return argmax(graph, left, right, message, args)
 
     return check(op, chosen, *given)
 

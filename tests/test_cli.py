@@ -323,7 +323,10 @@ def test_inspect_prints_and_draws(capsys, tmp_path):
     assert "CPU: rows as they lie, in parts of equal work\n" in shown
     advice = found["advice"]
     assert [a["num_feats"] for a in advice["advised"]] == [16, 64, 256] and all(a["reason"] for a in advice["advised"])
-    assert 0 < advice["reuse"] < advice["reuse_in_communities"] < 1 and 0.7 < advice["communities"]["modularity"] < 0.9
+    assert (
+        0 < advice["hit_rate"] < advice["hit_rate_in_communities"] < 1
+        and 0.7 < advice["communities"]["modularity"] < 0.9
+    )
 
 
 @pytest.mark.parametrize("edges", [[[], []], [[0, 1, 2], [1, 2, 0]]])

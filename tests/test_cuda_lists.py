@@ -192,7 +192,7 @@ def in_order(monkeypatch):
     def choose(yes: bool, room: bool = True) -> None:
         for op in ("spmm", "sddmm", "edge_softmax", "gatv2", "dot_attention"):
             module = importlib.import_module(f"gnnaccel.ops.{op}")
-            name = "brings_in_order" if op == "spmm" else "pays"
+            name = "brings_in_order" if op == "spmm" else "is_profitable"
             monkeypatch.setattr(module, name, lambda given, *_: yes and getattr(given, "edge_ids", given) is not None)
             monkeypatch.setattr(module, "room", lambda x, count=1: room_of(x, count) if room else [])
 

@@ -174,7 +174,7 @@ def dense_blocks(blocks=4, size=1024):
 @pytest.fixture
 def by_tiles(monkeypatch):
     """Names of the ops that have gone by tiles; small graphs may."""
-    monkeypatch.setattr(gate, "PAYS_EDGES", 1000)
+    monkeypatch.setattr(gate, "MIN_EDGES", 1000)
     gone = []
     for op in ("spmm", "sddmm"):
         module = sys.modules[f"gnnaccel.ops.{op}"]
@@ -188,15 +188,15 @@ def by_tiles(monkeypatch):
 def test_auto_goes_by_tiles_where_they_pay(by_tiles):
     graph, other = dense_blocks(), build([64] * 1024, 1024)
     x, weight = rand(1024, 128).requires_grad_(), rand(graph.nnz)
-    for g, pays in ((graph, True), (other, False)):
-        assert ("tiles" in gnnaccel.prepare(g).steps) == pays == tiles.pay(g)
+    for g, is_profitable in ((graph, True), (other, False)):
+        assert ("tiles" in gnnaccel.prepare(g).steps) == is_profitable == tiles.pay(g)
         by_tiles.clear()
         results = [ops.spmm(g, x, weight), ops.spmm(g, x, reduce="mean"), ops.sddmm(g, x, x)]
-        assert by_tiles == (["spmm", "spmm", "sddmm"] if pays else [])
+        assert by_tiles == (["spmm", "spmm", "sddmm"] if is_profitable else [])
         # Of what tiles cannot do or are too slow for, nothing.
         ops.spmm(g, x, reduce="max"), ops.spmm(g, x, rand(g.nnz, 128)), ops.spmm(g, x[:, :8]), ops.sddmm(g, x, x, "mul")
         ops.spmm(g, x.double()), ops.spmm(g, x, method="csr"), ops.spmm(g, x, weight, empty_value=1.0)
-        assert len(by_tiles) == 3 * pays
+        assert len(by_tiles) == 3 * is_profitable
         torch.testing.assert_close(results[0], ops.spmm(g, x, weight, method="csr"), rtol=1e-4, atol=1e-4)
         torch.autograd.grad(results[0].sum(), x)
 

@@ -53,7 +53,7 @@ def graph_on(device, name="power_law", index=torch.int32, order="coo"):
 
 
 def selected(graph, x, weight, message, arg_source, arg_edge):
-    """What a max or min must return if the winners are these: a differentiable definition without ties."""
+    """What a max or min must return if the argmax are these: a differentiable definition without ties."""
     shape = (arg_source if arg_source.numel() else arg_edge).shape
 
     def take(value, arg):

@@ -68,7 +68,7 @@ def test_extremes(graph, width, dtype, reduce):
     empty = (graph.indptr.diff() == 0)[:, None].expand(arg_edge.shape)
     assert torch.equal(arg_edge < 0, empty)
     assert torch.equal(arg_source < 0, empty)
-    if graph.nnz:  # the winners make the result: each pair of arguments names one edge of the row
+    if graph.nnz:  # the argmax make the result: each pair of arguments names one edge of the row
         picked = x.gather(0, arg_source.long().clamp(min=0)) * weight.gather(0, arg_edge.long().clamp(min=0))
         assert torch.equal(picked.masked_fill(empty, 0), out)
 

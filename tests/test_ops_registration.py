@@ -28,9 +28,9 @@ def spmm_cases():
     g = small()
     arrays = arrays_of(g, True).flat()
     x, w = needs_grad(g.num_cols, 2, 3), needs_grad(g.nnz, 2, 1)
-    for op, reduce in ((OPS.spmm, "sum"), (OPS.spmm, "mean"), (OPS.spmm_extremes, "max")):
+    for op, reduce in ((OPS.spmm, "sum"), (OPS.spmm, "mean"), (OPS.spmm_max_min, "max")):
         yield op, (*arrays, x, w, "mul", reduce, 0.0, *[False] * (reduce == "max"))
-    yield OPS.spmm_extremes, (*arrays, x, None, "copy_lhs", "min", 1.0, True)
+    yield OPS.spmm_max_min, (*arrays, x, None, "copy_lhs", "min", 1.0, True)
     yield OPS.spmm, (*arrays, None, w, "copy_rhs", "sum", 0.0)
     x, w, grad = rand(g.num_cols, 2, 4), rand(g.nnz, 2, 1), rand(g.num_rows, 2, 4)
     yield OPS.spmm_backward, (*arrays_of(g.transposed, False).flat(), x, w, grad)
@@ -295,7 +295,7 @@ def test_compiled_segment_reduce_still_checks_offsets():
 
 
 def test_gradients_are_asked_for_only_where_needed():
-    """A gradient for the edges, or along winners, must not cost a transposed graph."""
+    """A gradient for the edges, or along argmax, must not cost a transposed graph."""
     g = Graph.from_coo(*torch.randint(0, 9, (2, 30)), num_rows=9, num_cols=9)
     x, w = needs_grad(9, 2), needs_grad(30, 1)
     ops.spmm(g, x.detach(), w).sum().backward()

@@ -35,6 +35,6 @@ def test_matches_sets(name):
 def test_tiles_pay_where_rows_share_columns():
     rows, cols = torch.meshgrid(torch.arange(32), torch.arange(0, 320, 20), indexing="ij")
     dense = properties(Graph.from_coo(rows.flatten(), cols.flatten(), num_cols=320))
-    assert dense.similarity == 1 and all(count.pays and count.density == 1 for count in dense.tiles)
+    assert dense.similarity == 1 and all(count.is_profitable and count.density == 1 for count in dense.tiles)
     assert dense.tiles[0].plain > dense.tiles[0].translated == 4
-    assert not properties(GRAPHS["random"]()).tiles[0].pays
+    assert not properties(GRAPHS["random"]()).tiles[0].is_profitable

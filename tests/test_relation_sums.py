@@ -49,7 +49,7 @@ def case(kinds, counts):
 
 
 def definition(terms, biases, own):
-    out = sum(dense(t.graph, t.kind) @ t.x @ (t.weight.t() if t.turned else t.weight) for t in terms)
+    out = sum(dense(t.graph, t.kind) @ t.x @ (t.weight.t() if t.transposed else t.weight) for t in terms)
     return out + sum(biases) + sum(own.x @ w.t() for w in own.weights)
 
 
@@ -108,7 +108,7 @@ def test_a_layer_without_own_features_or_gradients():
     terms, _, _, _ = case(("sum", "sum"), (9, 9))
     kept, _ = keeper()
     with torch.no_grad():
-        want = sum(dense(t.graph, t.kind) @ t.x @ (t.weight.t() if t.turned else t.weight) for t in terms)
+        want = sum(dense(t.graph, t.kind) @ t.x @ (t.weight.t() if t.transposed else t.weight) for t in terms)
         torch.testing.assert_close(relation_sums(terms, kept), want)
 
 
@@ -125,7 +125,7 @@ def test_which_way_is_chosen():
         terms(2000, 20_000, 8, 64), None
     )
     wide = [t._replace(x=torch.zeros(10_000 + i, 64)) for i, t in enumerate(terms(50, 20, 64, 64))]
-    assert not module.pays(wide) and module.pays(full)
+    assert not module.is_profitable(wide) and module.is_profitable(full)
 
 
 def test_gcn_factors():

@@ -12,7 +12,7 @@ from torch_geometric.nn import GCNConv
 
 import gnnaccel
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.reorder import reuse
+from gnnaccel.graph.reorder import hit_rate
 
 METHODS = ["communities", "rcm", "degree"]
 
@@ -38,7 +38,7 @@ def test_sums_come_back(method):
     got = numbers.results(gnnaccel.ops.spmm(new, numbers.features(x), numbers.edges(w)))
     torch.testing.assert_close(got, gnnaccel.ops.spmm(graph, x, w), rtol=1e-12, atol=1e-12)
     assert numbers.pays and torch.equal(numbers.place[numbers.order], torch.arange(N))
-    assert method == "degree" or reuse(new) > reuse(graph) + 0.25
+    assert method == "degree" or hit_rate(new) > hit_rate(graph) + 0.25
     assert torch.equal(numbers.results(numbers.features(x)), x)
     edges = gnnaccel.renumber(EDGES.int(), method)[0]
     assert edges.dtype == torch.int32 and torch.equal(edges.long(), numbers.nodes(EDGES)[:, numbers.edge_order])

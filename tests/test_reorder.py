@@ -87,10 +87,10 @@ def test_devices_agree(device):
 def test_finds_planted_communities(kind, device):
     graph, home = planted(num_nodes=6000, degree=16, **kind)
     graph, home = graph.to(device), home.to(device)
-    given, best = (1 - reorder.reuse(graph, o) for o in (None, home.argsort(stable=True)))
+    given, best = (1 - reorder.hit_rate(graph, o) for o in (None, home.argsort(stable=True)))
     order = reorder.row_order(graph)
     assert order is not None
-    found = 1 - reorder.reuse(graph, order)
+    found = 1 - reorder.hit_rate(graph, order)
     assert found < best + 0.1 * (given - best)
     if not kind:
         rows = torch.repeat_interleave(torch.arange(graph.num_rows, device=device), graph.indptr.diff())
@@ -118,7 +118,7 @@ def test_cuthill_mckee_finds_a_band(directed, device):
     graph = band(directed=directed).to(device)
     order = reorder.order_by(graph, "rcm")
     assert order is not None and order.device == graph.device and is_permutation(order, graph.num_rows)
-    assert 1 - reorder.reuse(graph, order) < 0.3 * (1 - reorder.reuse(graph))
+    assert 1 - reorder.hit_rate(graph, order) < 0.3 * (1 - reorder.hit_rate(graph))
     at = network.inverse(order)
     rows = torch.repeat_interleave(at, graph.indptr.diff())
     assert int((rows - at[graph.indices.long()]).abs().max()) < 40
@@ -193,11 +193,11 @@ def test_reuse(device):
     windows = indices[: len(indices) // window * window].reshape(-1, window)
     expected = 1 - np.mean([len(np.unique(w)) / window for w in windows])
     graph = graph.to(device)
-    assert reorder.reuse(graph, order.to(device), window=window) == pytest.approx(expected)
-    assert reorder.reuse(graph, order.to(device), window=window, samples=20) == pytest.approx(expected, rel=0.1)
-    given = reorder.reuse(graph, torch.arange(6000, device=device))
-    assert given == reorder.reuse(graph)
-    assert reorder.reuse(graphs.make("no_edges")) == 0
+    assert reorder.hit_rate(graph, order.to(device), window=window) == pytest.approx(expected)
+    assert reorder.hit_rate(graph, order.to(device), window=window, samples=20) == pytest.approx(expected, rel=0.1)
+    given = reorder.hit_rate(graph, torch.arange(6000, device=device))
+    assert given == reorder.hit_rate(graph)
+    assert reorder.hit_rate(graphs.make("no_edges")) == 0
 
 
 def test_pairs_do_not_swap_for_ever(device):

@@ -49,12 +49,12 @@ def test_made_once(make, transposed):
     assert found.matrix() is found.matrix() and found.walked(True) is found.walked(True)
     assert found.by_nonzero() is found.by_nonzero() and found.by_nonzero().edge_ids is None
     if transposed:
-        turned = found.turned()
-        assert found.turned() is turned and turned.indptr is graph.transposed.indptr
-        assert same(turned.turned(), found) and turned.turned().matrix() is found.matrix()
+        turned = found.transposed()
+        assert found.transposed() is turned and turned.indptr is graph.transposed.indptr
+        assert same(turned.transposed(), found) and turned.transposed().matrix() is found.matrix()
     else:
         with pytest.raises(RuntimeError, match="transposed"):
-            found.turned()
+            found.transposed()
 
 
 @pytest.mark.parametrize("make", [small, reordered])

@@ -8,7 +8,7 @@ from test_attention import random_graph
 from gnnaccel import _library, ops, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.tiles import gate
-from gnnaccel.tiles.gate import reuse as estimated_reuse
+from gnnaccel.tiles.gate import column_reuse as estimated_reuse
 from gnnaccel.tiles.translate import translate
 
 CUDA = torch.cuda.is_available() and _library.has_cuda_kernels()
@@ -110,18 +110,18 @@ def test_threads_make_no_difference(height, width):
 def test_density_and_reuse():
     rows, cols = torch.meshgrid(torch.arange(16), torch.arange(8), indexing="ij")
     made = translate(Graph.from_coo(rows.flatten(), cols.flatten()))
-    assert (made.num_blocks, made.density, made.reuse()) == (1, 1.0, 16.0)
+    assert (made.num_blocks, made.density, made.column_reuse()) == (1, 1.0, 16.0)
     empty = translate(random_graph(4, 4, 0, 0))
-    assert (empty.num_blocks, empty.density, empty.reuse()) == (0, 0.0, 0.0)
+    assert (empty.num_blocks, empty.density, empty.column_reuse()) == (0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_estimated_reuse(device):
     for name in set(GRAPHS) - {"large ids"}:  # fewer windows than a sample has
         graph = GRAPHS[name]().to(device)
-        assert estimated_reuse(graph) == pytest.approx(tiles.of(graph).reuse()), name
+        assert estimated_reuse(graph) == pytest.approx(tiles.of(graph).column_reuse()), name
     graph = random_graph(20_000, 300, 200_000, 1).to(device)
-    assert estimated_reuse(graph) == pytest.approx(tiles.of(graph).reuse(), rel=0.02)
+    assert estimated_reuse(graph) == pytest.approx(tiles.of(graph).column_reuse(), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_spmm_by_tiles_has_the_shape_of_the_broadcast(x_shape, w_shape):
         (dict(reduce="max"), "method: 'tiled' takes the sum or mean"),
         (dict(message="add"), "method: 'tiled' takes the sum or mean"),
         (dict(empty_value=1.0), "empty_value 0"),
-        (dict(return_arg=True), "no winners"),
+        (dict(return_arg=True), "no argmax"),
         (dict(weight=torch.ones(9, 3)), "takes one per edge"),
         (dict(method="fastest"), "method: expected one of"),
     ],
@@ -195,7 +195,7 @@ def test_spmm_by_tiles_bad_arguments(change, words):
 
 
 @pytest.mark.parametrize(
-    "reuse,degree,features,of,pays",
+    "reuse,degree,features,of,is_profitable",
     [
         (3.9, 99, 512, "sum", False),
         (4.0, 15, 512, "sum", False),
@@ -209,5 +209,5 @@ def test_spmm_by_tiles_bad_arguments(change, words):
         (16.0, 99, 127, "dot", False),
     ],
 )
-def test_gate(reuse, degree, features, of, pays):
-    assert gate.pays(reuse, degree, features, of) == pays
+def test_gate(reuse, degree, features, of, is_profitable):
+    assert gate.is_profitable(reuse, degree, features, of) == is_profitable

@@ -19,10 +19,10 @@ from gnnaccel.cli.output import console, number
 from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import inverse
-from gnnaccel.graph.reorder import reuse_of_windows
+from gnnaccel.graph.reorder import hit_rates
 from gnnaccel.planning.advice import Advice, advise
 from gnnaccel.planning.properties import Properties, properties
-from gnnaccel.tiles.gate import PAYS_EDGES, PAYS_FROM
+from gnnaccel.tiles.gate import MIN_COLUMN_REUSE, MIN_EDGES
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
@@ -76,7 +76,13 @@ def _print(name: str, known: Properties, advice: Advice) -> None:
     for column in ("rows x columns", "as they lie", "translated", "fewer by", "density", "edges per column"):
         blocks.add_column(column, justify="right")
     for count in known.tiles:
-        cells = (count.plain, count.translated, f"{count.saved:.1%}", f"{count.density:.3f}", f"{count.reuse:.2f}")
+        cells = (
+            count.plain,
+            count.translated,
+            f"{count.saved:.1%}",
+            f"{count.density:.3f}",
+            f"{count.column_reuse:.2f}",
+        )
         blocks.add_row(f"{count.height} x {count.width}", *map(str, cells))
     out.print(blocks)
     out.print(_tiles(known), soft_wrap=True)
@@ -85,11 +91,11 @@ def _print(name: str, known: Properties, advice: Advice) -> None:
 
 def _tiles(known: Properties) -> str:
     count = known.tiles[0]
-    reuse = f"tensor cores: a column of {count.height} rows serves {count.reuse:.2f} edges"
-    if not count.pays:
-        return f"{reuse}, and about {PAYS_FROM:g} are needed for tiles to pay (docs/tensor-cores.md)"
-    if known.edges < PAYS_EDGES:
-        return f"{reuse}, but below {PAYS_EDGES:,} edges tiles do not pay (docs/tensor-cores.md)"
+    reuse = f"tensor cores: a column of {count.height} rows serves {count.column_reuse:.2f} edges"
+    if not count.is_profitable:
+        return f"{reuse}, and about {MIN_COLUMN_REUSE:g} are needed for tiles to pay (docs/tensor-cores.md)"
+    if known.edges < MIN_EDGES:
+        return f"{reuse}, but below {MIN_EDGES:,} edges tiles do not pay (docs/tensor-cores.md)"
     return f"{reuse}; on CUDA sums and inner products of enough features go by tiles (docs/tensor-cores.md)"
 
 
@@ -119,7 +125,7 @@ def _draw(path: Path, graph: Graph, name: str, known: Properties, advice: Advice
     tiles.set_xticklabels([f"{t.height} x {t.width}" for t in known.tiles])
     tiles.set_ylim(0, 1.25 * max([t.plain for t in known.tiles] + [1]))  # room for the legend
     tiles.legend(ncols=2)
-    given, found = reuse_of_windows(graph), reuse_of_windows(graph, advice.order)
+    given, found = hit_rates(graph), hit_rates(graph, advice.order)
     windows.hist([given.numpy(), found.numpy()], bins=20, range=(0, 1), label=["as they lie", "in communities"])
     windows.set(xlabel="reads of sources read before", ylabel="windows of 8192 edges", title="reuse")
     windows.legend()

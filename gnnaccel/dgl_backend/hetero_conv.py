@@ -20,7 +20,7 @@ from gnnaccel.dgl_backend.short import autocasting, is_plain
 from gnnaccel.dgl_backend.structure import known_structures, stack_of
 from gnnaccel.graph import modes
 from gnnaccel.modules import is_watched
-from gnnaccel.ops.relation_sums import Own, Term, pays, relation_sums
+from gnnaccel.ops.relation_sums import Own, Term, is_profitable, relation_sums
 
 KIND = "dgl.HeteroGraphConv"
 _ACROSS = "an aggregate of edge types other than sum and mean"
@@ -113,7 +113,7 @@ def _layers(conv, g, inputs) -> dict | str | None:
         else:
             others.append((number, etype, layer, (source, target)))
     for name, (together, others) in found.items():
-        if together and (len(together) == 1 or not pays([term for _, term, *_ in together])):
+        if together and (len(together) == 1 or not is_profitable([term for _, term, *_ in together])):
             types = {number: (etype, pair) for (number, etype, *pair) in pairs}
             again = [(n, types[n][0], layer, tuple(types[n][1])) for n, _, _, layer in together]
             found[name] = ([], again + others)
@@ -174,7 +174,7 @@ def _term(layer, graph, x, own) -> Term | None:
     if not usual or kind is None or not _takes(weight, x) or weight.dim() != 2:
         return None
     term = Term(graph, x, weight, kind, type(layer) is SAGEConv)
-    if weight.shape[1 if term.turned else 0] != x.shape[1]:
+    if weight.shape[1 if term.transposed else 0] != x.shape[1]:
         return None
     return term if bias is None or (_takes(bias, x) and bias.shape == (term.outputs,)) else None
 

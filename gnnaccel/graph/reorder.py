@@ -65,7 +65,7 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
     """
     most_reads = None
     if least_gain is not None:
-        most_reads = (1 - least_gain) * (1 - reuse(graph))
+        most_reads = (1 - least_gain) * (1 - hit_rate(graph))
         if _fewest_reads(graph) > most_reads:
             return None
     if max_size is None:
@@ -81,7 +81,7 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
     side = _second_side(graph)
     if side is not None:
         order = order[(order >= side).to(torch.int8).argsort(stable=True)]
-    if most_reads is not None and 1 - reuse(graph, order) > most_reads:
+    if most_reads is not None and 1 - hit_rate(graph, order) > most_reads:
         return None
     return order
 
@@ -113,7 +113,7 @@ def order_by(graph: Graph, method: str) -> Tensor | None:
     order = _cuthill_mckee(graph)
     if order is None:
         return None
-    return order if 1 - reuse(graph, order) <= (1 - LEAST_GAIN) * (1 - reuse(graph)) else None
+    return order if 1 - hit_rate(graph, order) <= (1 - LEAST_GAIN) * (1 - hit_rate(graph)) else None
 
 
 def _cuthill_mckee(graph: Graph) -> Tensor | None:
@@ -144,11 +144,11 @@ def given_order(graph: Graph) -> Tensor | None:
         return None
     by_length = graph.indptr.diff().argsort(descending=True, stable=True)
     in_blocks = by_length[torch.argsort(by_length // _BLOCK, stable=True)]
-    local = 1 - reuse(graph, in_blocks) <= _LOCAL * (1 - reuse(graph, by_length))
+    local = 1 - hit_rate(graph, in_blocks) <= _LOCAL * (1 - hit_rate(graph, by_length))
     return in_blocks if local else None
 
 
-def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> float:
+def hit_rate(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> float:
     """Share of nonzeros whose column an earlier nonzero of the same window of consecutive nonzeros has read.
 
     reuse = 1 - (distinct columns) / nonzeros, mean over windows: the share of gathers that a small cache can save.
@@ -168,11 +168,11 @@ def reuse(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, s
     float
         From 0 (no column is read twice) to nearly 1; 0 for a graph without edges.
     """
-    shares = reuse_of_windows(graph, order, window=window, samples=samples)
+    shares = hit_rates(graph, order, window=window, samples=samples)
     return float(shares.mean()) if shares.numel() else 0.0
 
 
-def reuse_of_windows(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> Tensor:
+def hit_rates(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> Tensor:
     """The same of each window: [at most samples], float64."""
     nnz = graph.nnz
     if nnz == 0:

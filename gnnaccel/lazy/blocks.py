@@ -189,11 +189,11 @@ def _edges(graph: Graph, block: Block, ids: Tensor | None) -> Tensor:
 def _extremum(graph: Graph, block: Block, values: Tensor, reduce: str, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """The maxima or minima of a block's rows, and the edge ids of those whose they are; -1 in an empty row."""
     offsets = graph.indptr[block.rows.start : block.rows.stop + 1] - block.edges.start
-    out, winners = ops.segment_reduce(values.contiguous(), offsets, reduce, return_arg=True, check=False)
+    out, argmax = ops.segment_reduce(values.contiguous(), offsets, reduce, return_arg=True, check=False)
     edges = _edges(graph, block, ids)
     if len(edges) == 0:
-        return out, winners
-    return out, torch.where(winners < 0, winners, edges[winners.clamp_min(0).long()].to(winners.dtype))
+        return out, argmax
+    return out, torch.where(argmax < 0, argmax, edges[argmax.clamp_min(0).long()].to(argmax.dtype))
 
 
 def _without_autocast(method):
@@ -261,7 +261,7 @@ class _Blocks(torch.autograd.Function):
 
 class _Given(NamedTuple):
     """What the backward pass was given: the gradient of rows, or of edges if nothing was reduced; and what the forward
-    pass kept: results of "logsumexp", edge ids of the winners of a max or min."""
+    pass kept: results of "logsumexp", edge ids of the argmax of a max or min."""
 
     reduce: str | None
     grad: Tensor

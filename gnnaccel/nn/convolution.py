@@ -80,11 +80,11 @@ class GCNConv(nn.Module):
         out = out if self.bias is None else out + self.bias.to(out.dtype)
         return out.relu() if self.relu else out
 
-    def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, **around) -> Tensor:
-        """The sum between its norms; `around`: what else `ops.graph_conv` is to do in the same pass."""
+    def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, **epilogue) -> Tensor:
+        """The sum between its norms; `epilogue`: what else `ops.graph_conv` is to do in the same pass."""
         left, right = scales.gcn_scale(graph, x.dtype), scales.source_scale(graph, x.dtype)
         if self.method != "tiled":
-            return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, **around)
+            return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, **epilogue)
         scaled = (x * right.unsqueeze(1)).to(x.dtype)
         # The mean times the root of the degree: in fp16 a sum may be too large.
         mean = ops.spmm(graph, scaled, edge_weight, reduce="mean", method="tiled")

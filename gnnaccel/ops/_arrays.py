@@ -105,7 +105,7 @@ class Structure:
     twin: Any  # below
 
     __slots__ = (
-        *("_by_nonzero", "_other", "_own", "_plain", "_turned"),
+        *("_by_nonzero", "_other", "_own", "_plain", "_transposed"),
         *("edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
     )
 
@@ -116,7 +116,7 @@ class Structure:
         self.nnz = own.nnz if nnz is None else nnz  # rows of features of edges: more where ids have gaps
         self.plan = own.plan
         self._by_nonzero: Structure | None = None
-        self._turned: Structure | None = None
+        self._transposed: Structure | None = None
         self._plain: bool | None = None
 
     @property
@@ -132,13 +132,13 @@ class Structure:
         """An empty tensor of the dtype of the graph's indices."""
         return self.indptr.new_empty(shape)
 
-    def turned(self) -> Structure:
+    def transposed(self) -> Structure:
         """The same edges reversed."""
-        if self._turned is None:
+        if self._transposed is None:
             if self._other is None:
                 raise RuntimeError("gnnaccel: a gradient needs the transposed graph, which this call was not given")
-            self._turned = Structure(self._other, self._own, nnz=self.nnz)
-        return self._turned
+            self._transposed = Structure(self._other, self._own, nnz=self.nnz)
+        return self._transposed
 
     def both_ways(self) -> Structure:
         """This structure of one way with the transposed matrix beside it, made now and not kept."""
@@ -259,12 +259,12 @@ def arrays_of(
 
 def made(described: Described, both: bool, features: Sequence, sums: bool = False) -> Structure:
     """The Structure that `described` stands for now; with both directions if a kernel reads `both`."""
-    graph, both = described.graph(), both or described.is_turned
+    graph, both = described.graph(), both or described.is_transposed
     floats = (t for t in features if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 1)
     arrays = arrays_of(graph, both, *floats, sums=sums)
     if arrays.nnz != described.nnz:
         arrays = arrays.numbered_up_to(described.nnz)
-    return arrays.turned() if described.is_turned else arrays
+    return arrays.transposed() if described.is_transposed else arrays
 
 
 class _OfEdges:
@@ -331,7 +331,7 @@ def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Seque
     return tuple(next(found) if w else None for w in wanted)
 
 
-def fused(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:
+def epilogue_of(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:
     """The binary's description of what a sum does in the same pass (types.h: Fused), of contiguous tensors."""
     return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
 
@@ -345,7 +345,7 @@ def sources_matter(num_feats: int, edge_feats: int) -> bool:
     return _SOURCES_MATTER * edge_feats <= num_feats
 
 
-_DENSE = 40
+_SCALE_FIRST_DEGREE = 40
 
 
 def scales_first(arrays: Structure, x: Tensor) -> bool:
@@ -353,4 +353,4 @@ def scales_first(arrays: Structure, x: Tensor) -> bool:
     nonzero. H200: looked up 1.07 to 1.2 times the time at mean degrees of 50 to 600, 0.5 to 1.0 at 2 to 32. On the
     CPU, and for 16-bit features, which it would round, it is always looked up.
     """
-    return x.is_cuda and x.element_size() > 2 and arrays.nnz > _DENSE * arrays.num_cols
+    return x.is_cuda and x.element_size() > 2 and arrays.nnz > _SCALE_FIRST_DEGREE * arrays.num_cols

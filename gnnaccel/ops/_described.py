@@ -31,7 +31,7 @@ class Described:
         read by nobody.
     flipped : bool
         Edges run from edges[1] to edges[0].
-    turned : bool
+    transposed : bool
         The edges reversed.
     """
 
@@ -45,10 +45,10 @@ class Described:
         num_dst: int,
         loops: str = "none",
         flipped: bool = False,
-        turned: bool = False,
+        transposed: bool = False,
     ):
         self.edges, self.num_src, self.num_dst = edges, num_src, num_dst
-        self.loops, self.flipped, self._is_turned = loops, flipped, turned
+        self.loops, self.flipped, self._is_transposed = loops, flipped, transposed
 
     @property
     def device(self) -> torch.device:
@@ -56,31 +56,31 @@ class Described:
 
     @property
     def num_rows(self) -> int:
-        return self.num_src if self._is_turned else self.num_dst
+        return self.num_src if self._is_transposed else self.num_dst
 
     @property
     def num_cols(self) -> int:
-        return self.num_dst if self._is_turned else self.num_src
+        return self.num_dst if self._is_transposed else self.num_src
 
     @property
     def nnz(self) -> int:
         return self.edges.shape[1] if self.loops == "none" else self.edges.shape[1] + self.num_src
 
     @property
-    def is_turned(self) -> bool:
-        return self._is_turned
+    def is_transposed(self) -> bool:
+        return self._is_transposed
 
     @property
     def is_plain(self) -> bool:
         return type(self.edges) is Tensor
 
-    def turned(self) -> Described:
+    def transposed(self) -> Described:
         """The same edges reversed."""
-        return Described(self.edges, self.num_src, self.num_dst, self.loops, self.flipped, not self._is_turned)
+        return Described(self.edges, self.num_src, self.num_dst, self.loops, self.flipped, not self._is_transposed)
 
     def of_edges(self, edges: Tensor) -> Described:
         """The same of another tensor that holds the same edges."""
-        return Described(edges, self.num_src, self.num_dst, self.loops, self.flipped, self._is_turned)
+        return Described(edges, self.num_src, self.num_dst, self.loops, self.flipped, self._is_transposed)
 
     def new_index(self, shape: Sequence[int]) -> Tensor:
         """An empty tensor of the dtype of the graph's indices."""
@@ -93,7 +93,7 @@ class Described:
 
     def flat(self) -> tuple[Tensor, list[int]]:
         """What the dispatcher is given (SCHEMA)."""
-        code = LOOPS.index(self.loops) + _FLIPPED * self.flipped + _TURNED * self._is_turned
+        code = LOOPS.index(self.loops) + _FLIPPED * self.flipped + _TURNED * self._is_transposed
         return self.edges, [self.num_src, self.num_dst, code]
 
     @classmethod

@@ -19,10 +19,10 @@ from gnnaccel import _library as lib
 _SLICE_BYTES = 256  # of features that a worker takes at a time, unless a plan says
 _LEAST, _MANY = 1_000_000, 4_000_000  # nonzeros; with fewer the values stay in L2, and the pass is one more launch
 MOST_BYTES = 32  # of an edge: a sector, of which nothing is wasted
-_DENSE = 128  # nonzeros of a row
+_HUB_DEGREE = 128  # nonzeros of a row
 
 
-def pays(edge_ids: Tensor | None, x: Tensor, row_bytes: int, alone: bool, slice_bytes: int = 0) -> bool:
+def is_profitable(edge_ids: Tensor | None, x: Tensor, row_bytes: int, alone: bool, slice_bytes: int = 0) -> bool:
     """True if x [nnz, ...] should be brought into the other order by a pass of its own.
 
     Parameters
@@ -46,10 +46,10 @@ def pays(edge_ids: Tensor | None, x: Tensor, row_bytes: int, alone: bool, slice_
 
 def dense(nnz: int, num_rows: int) -> bool:
     """True of graphs whose rows are so long that the edges of a row lie far apart."""
-    return nnz >= _DENSE * num_rows
+    return nnz >= _HUB_DEGREE * num_rows
 
 
-def room(x: Tensor, count: int = 1) -> list[Tensor]:
+def try_empty_like(x: Tensor, count: int = 1) -> list[Tensor]:
     """`count` contiguous tensors as large as x to have values in order in; none where there is no memory for them."""
     try:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)]
@@ -63,12 +63,12 @@ def _say_once() -> None:
     logging.getLogger("gnnaccel").warning("no memory to bring values of edges in order; kernels look them up, slower")
 
 
-def in_order(x: Tensor, edge_ids: Tensor, out: Tensor) -> Tensor:
+def gather_edge_values(x: Tensor, edge_ids: Tensor, out: Tensor) -> Tensor:
     """x [nnz, ...] by edge id -> out [nnz, ...], contiguous, by nonzero: out[k] = x[edge_ids[k]]."""
     return _moved(x.contiguous(), edge_ids, out, False)
 
 
-def by_id(x: Tensor, edge_ids: Tensor, out: Tensor) -> Tensor:
+def scatter_edge_values(x: Tensor, edge_ids: Tensor, out: Tensor) -> Tensor:
     """x [nnz, ...] by nonzero -> out [nnz, ...], contiguous, by edge id: out[edge_ids[k]] = x[k]."""
     return _moved(x.contiguous(), edge_ids, out, True)
 

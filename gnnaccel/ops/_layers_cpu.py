@@ -56,7 +56,7 @@ def gat_gradients(
     at, scores_at, grads_at = x.data_ptr(), scores.data_ptr(), grad_scores.data_ptr()
     given = (at, scores_at, scores_at + step, (_address(scale), 0, 0.0), *[t.data_ptr() for t in kept], grad.data_ptr())
     made = (grad_x.data_ptr(), grads_at, grads_at + step)
-    lib.launch("attention_backward", _CPU, arrays.turned().matrix(), *given, *made, slope, *sizes)
+    lib.launch("attention_backward", _CPU, arrays.transposed().matrix(), *given, *made, slope, *sizes)
     sums = (more.data_ptr(), grad_vectors.data_ptr())
     lib.launch("head_dots_backward", _CPU, at, vectors.data_ptr(), grads_at, *sums, rows, 2, *sizes)
     return grad_x.add_(more), grad_vectors
@@ -77,7 +77,7 @@ def dot_gradients(arrays: Structure, inputs: tuple, saved: tuple, grad: Tensor, 
     query, key, value, scale = inputs
     out, stats = saved
     (rows, heads, feats), dtype = query.shape, lib.DTYPES[query.dtype]
-    graph, turned, sizes = arrays.matrix(), arrays.turned().matrix(), (heads, heads * feats, dtype)
+    graph, transposed, sizes = arrays.matrix(), arrays.transposed().matrix(), (heads, heads * feats, dtype)
     ends, stats_at, grad_at = query.new_empty(rows, heads, 4), stats.data_ptr(), grad.data_ptr()
     ends_at, key_at = ends.data_ptr(), key.data_ptr()
     lib.launch("dot_attention_ends", _CPU, out.data_ptr(), stats_at, grad_at, ends_at, rows, *sizes)
@@ -85,7 +85,7 @@ def dot_gradients(arrays: Structure, inputs: tuple, saved: tuple, grad: Tensor, 
     scores = query.new_empty(arrays.nnz, heads) if arrays.nnz <= few * rows * feats else None
     before = (query.data_ptr(), key_at, value.data_ptr(), 0, (_address(scale), 0, 0.0), 0, 0, ends_at, grad_at)
     after = (0, grad_key.data_ptr(), grad_value.data_ptr(), _address(scores))
-    lib.launch("dot_attention", _CPU, turned, (*before, *after, factor, *sizes))
+    lib.launch("dot_attention", _CPU, transposed, (*before, *after, factor, *sizes))
     query_at = grad_query.data_ptr()
     if scores is None:
         lib.launch("dot_attention", _CPU, graph, (*before, query_at, 0, 0, 0, factor, *sizes))
@@ -113,17 +113,19 @@ def gatv2_gradients(arrays: Structure, inputs: tuple, saved: tuple, grad: Tensor
     x, y, vectors, scale = inputs
     scores, out, stats = saved
     (_, heads, feats), dtype = x.shape, lib.DTYPES[x.dtype]
-    rows, turned, sizes = arrays.num_rows, arrays.turned().matrix(), (heads, heads * feats, dtype)
+    rows, transposed, sizes = arrays.num_rows, arrays.transposed().matrix(), (heads, heads * feats, dtype)
     ends, grad_scores, grad_x = x.new_empty(rows, heads, 4), torch.empty_like(scores), torch.empty_like(x)
     x_at, y_at, vectors_at, weights_at = x.data_ptr(), y.data_ptr(), vectors.data_ptr(), grad_scores.data_ptr()
     grad_at, ends_at, stats_at = grad.data_ptr(), ends.data_ptr(), stats.data_ptr()
     lib.launch("dot_attention_ends", _CPU, out.data_ptr(), stats_at, grad_at, ends_at, rows, *sizes)
     factor, after = (_address(scale), 0, 0.0), (0, 0, ends_at, grad_at, 0, 0, grad_x.data_ptr(), weights_at)
-    lib.launch("dot_attention", _CPU, turned, (0, 0, x_at, scores.data_ptr(), factor, *after, 1.0, *sizes))
+    lib.launch("dot_attention", _CPU, transposed, (0, 0, x_at, scores.data_ptr(), factor, *after, 1.0, *sizes))
     grad_y = grad_vectors = None
     if needed[0]:
         more = torch.empty_like(x)
-        lib.launch("gatv2_sums", _CPU, turned, y_at, x_at, vectors_at, weights_at, more.data_ptr(), 0, slope, *sizes)
+        lib.launch(
+            "gatv2_sums", _CPU, transposed, y_at, x_at, vectors_at, weights_at, more.data_ptr(), 0, slope, *sizes
+        )
         grad_x.add_(more)
     if needed[1] or needed[2]:
         grad_y, products = torch.empty_like(y), torch.empty_like(y) if needed[2] else None

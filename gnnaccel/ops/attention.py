@@ -165,7 +165,7 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[1], x.shape[1] * x.shape[2], lib.DTYPES[x.dtype]
 
 
-def _attention_backward_impl(turned, x, score_src, score_dst, *rest):
+def _attention_backward_impl(transposed, x, score_src, score_dst, *rest):
     *factor, out, lse, out_pos, p_pos, grad_out, slope = rest
     feats = x.shape[2]
     if x.shape[1:].numel() == 0 or score_dst.shape[0] == 0:
@@ -175,7 +175,7 @@ def _attention_backward_impl(turned, x, score_src, score_dst, *rest):
     saved = (aligned_heads(out), lse.contiguous(), aligned_heads(out_pos), p_pos.contiguous(), aligned_heads(grad_out))
     given, made = map(lib.pointer, inputs), map(lib.pointer, (*saved, *grads))
     how = (slope, *_sizes(grads[0]))
-    lib.launch("attention_backward", x.device, *turned.listed(), *given, factor.pointers(), *made, *how)
+    lib.launch("attention_backward", x.device, *transposed.listed(), *given, factor.pointers(), *made, *how)
     return unpadded(grads[0], feats), grads[1], grads[2]
 
 
@@ -184,7 +184,7 @@ def _attention_fake(arrays, x, *rest):
     return tuple(_outputs(arrays.num_rows, x, keep))
 
 
-def _attention_backward_fake(_turned, x, score_src, score_dst, *_):
+def _attention_backward_fake(_transposed, x, score_src, score_dst, *_):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, score_src, score_dst))
 
 
@@ -207,7 +207,7 @@ def _backward(ctx, grad_out, *_):
         grads = _arrays.gradients(composed, (x, score_src, score_dst), ctx.wanted[:3], grad_out)
     else:
         given = (x, score_src, score_dst, *factor, *output)
-        grads = attention_backward_op(arrays.turned(), *given, grad_out, ctx.negative_slope)
+        grads = attention_backward_op(arrays.transposed(), *given, grad_out, ctx.negative_slope)
     return *grads, None, None, None, None, None
 
 

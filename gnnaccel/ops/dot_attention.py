@@ -14,7 +14,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
-from gnnaccel.ops._edge_order import dense, in_order, pays, room
+from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, try_empty_like
 from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.attention import FUSED_DTYPES, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
@@ -187,8 +187,8 @@ def _impl(arrays, *args):
     if arrays.num_rows * inputs[2].shape[1:].numel() == 0:
         return tuple(t.zero_() for t in _outputs(arrays.num_rows, inputs[0], inputs[2]))
     given, factor = _contiguous(*inputs)
-    if _moves(arrays, given["edge_bias"], given["value"], factor) and (ordered := room(given["edge_bias"])):
-        given["edge_bias"] = in_order(given["edge_bias"], arrays.edge_ids, *ordered)
+    if _moves(arrays, given["edge_bias"], given["value"], factor) and (ordered := try_empty_like(given["edge_bias"])):
+        given["edge_bias"] = gather_edge_values(given["edge_bias"], arrays.edge_ids, *ordered)
         arrays = arrays.by_nonzero()
     out, stats = _outputs(arrays.num_rows, given["query"], given["value"])
     _launch(arrays, scale, factor=factor, **given, out=out, stats=stats)
@@ -200,7 +200,7 @@ def _moves(arrays: Structure, bias: Tensor | None, value: Tensor, factor: EdgeFa
     if bias is None or not factor.is_one:
         return False
     row_bytes = math.prod(value.shape[1:]) * value.element_size()
-    return pays(arrays.edge_ids, bias, row_bytes, bias.shape[1] == 1 or dense(arrays.nnz, arrays.num_rows))
+    return is_profitable(arrays.edge_ids, bias, row_bytes, bias.shape[1] == 1 or dense(arrays.nnz, arrays.num_rows))
 
 
 def _outputs(num_rows: int, query: Tensor | None, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ def _backward_impl(arrays, *args):
         grads["grad_key"] = None if given["key"] is None else torch.empty_like(value)
         if of_bias or (of_query and arrays.nnz <= FEW * rows * width):
             grads["grad_scores"] = value.new_empty(arrays.nnz, heads)
-        _launch(arrays.turned(), scale, factor=factor, **given, **grads)
+        _launch(arrays.transposed(), scale, factor=factor, **given, **grads)
     if of_query and grads["grad_scores"] is not None:
         grad = spmm_op(arrays, given["key"], grads["grad_scores"].unsqueeze(-1), "mul", "sum", 0.0)
         grads["grad_query"] = grad if given["edge_bias"] is None else grad.mul_(scale)

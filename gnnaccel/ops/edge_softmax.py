@@ -12,7 +12,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of
-from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
+from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, scatter_edge_values, try_empty_like
 from gnnaccel.ops.ready_softmax import softmax_of
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
@@ -76,12 +76,12 @@ def _launch(name: str, arrays: Structure, *inputs: Tensor) -> Tensor:
     if out.numel() == 0:
         return out
     edge_ids = arrays.edge_ids
-    moves = pays(edge_ids, out, 0, dense(arrays.nnz, arrays.num_rows))
-    if edge_ids is not None and moves and (by_row := room(out, len(inputs))):
+    moves = is_profitable(edge_ids, out, 0, dense(arrays.nnz, arrays.num_rows))
+    if edge_ids is not None and moves and (by_row := try_empty_like(out, len(inputs))):
         *ordered, made = out, *by_row  # out is free until the end
-        inputs = tuple(in_order(t, edge_ids, to) for t, to in zip(inputs, ordered, strict=True))
+        inputs = tuple(gather_edge_values(t, edge_ids, to) for t, to in zip(inputs, ordered, strict=True))
         _run(name, arrays.by_nonzero(), inputs, made)
-        return by_id(made, edge_ids, out)
+        return scatter_edge_values(made, edge_ids, out)
     _run(name, arrays, tuple(t.contiguous() for t in inputs), out)
     return out
 

@@ -239,7 +239,7 @@ class _Layers(torch.autograd.Function):
                 for place in biases:
                     found[place] = total
         rest = (scores_src, scores_dst, None, None, 0.0, out, lse, out_pos, p_pos, whole, how.negative_slope)
-        of_mapped, of_src, of_dst = attention_backward_op.impl(ctx.arrays.turned(), mapped, *rest)
+        of_mapped, of_src, of_dst = attention_backward_op.impl(ctx.arrays.transposed(), mapped, *rest)
         of_mapped = of_mapped.view(-1, heads * outputs)
         for end in plan.sources:
             _add_gradients(found, given, features, end, (_SRC, _ATT_SRC), of_src, of_mapped)

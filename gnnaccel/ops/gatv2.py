@@ -14,7 +14,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._described import Described
-from gnnaccel.ops._edge_order import by_id, dense, in_order, pays, room
+from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, scatter_edge_values, try_empty_like
 from gnnaccel.ops._features import aligned_heads
 from gnnaccel.ops.sddmm import sddmm
 
@@ -84,18 +84,18 @@ def _scores_impl(arrays, x, y, vectors, slope):
         return out.zero_()
     if out.numel() == 0:
         return out
-    by_row = room(out) if _moves(arrays, x, out) else []
+    by_row = try_empty_like(out) if _moves(arrays, x, out) else []
     edge_ids, arrays = arrays.edge_ids, arrays.by_nonzero() if by_row else arrays
     made = (*by_row, out)[0]
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     pointers = (lib.pointer(t) for t in (x, y, vectors, made))
     lib.launch("gatv2_scores", x.device, *arrays.listed(), *pointers, slope, *_sizes(x))
-    return by_id(made, edge_ids, out) if by_row else out
+    return scatter_edge_values(made, edge_ids, out) if by_row else out
 
 
 def _moves(arrays: Structure, x: Tensor, edges: Tensor) -> bool:
     row_bytes = math.prod(x.shape[1:]) * x.element_size()
-    return pays(arrays.edge_ids, edges, row_bytes, x.shape[1] == 1 and dense(arrays.nnz, arrays.num_rows))
+    return is_profitable(arrays.edge_ids, edges, row_bytes, x.shape[1] == 1 and dense(arrays.nnz, arrays.num_rows))
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
@@ -112,8 +112,8 @@ def _sums_impl(arrays, x, y, vectors, weights, slope, products):
         return tuple(t.zero_() for t in _sums_fake(arrays, x, y, products))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
     weights = weights.contiguous()
-    if _moves(arrays, x, weights) and (ordered := room(weights)):
-        weights, arrays = in_order(weights, arrays.edge_ids, *ordered), arrays.by_nonzero()
+    if _moves(arrays, x, weights) and (ordered := try_empty_like(weights)):
+        weights, arrays = gather_edge_values(weights, arrays.edge_ids, *ordered), arrays.by_nonzero()
     outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
     lib.launch("gatv2_sums", y.device, *arrays.listed(), *pointers, slope, *_sizes(y))
@@ -157,7 +157,7 @@ def _backward(ctx, grad):
     needs_x, needs_y, needs_vectors, _ = ctx.wanted
     grad_x = grad_y = grad_vectors = None
     if needs_x:
-        grad_x, _ = sums_op(arrays.turned(), y, x, vectors, grad, ctx.negative_slope, False)
+        grad_x, _ = sums_op(arrays.transposed(), y, x, vectors, grad, ctx.negative_slope, False)
     if needs_y or needs_vectors:
         grad_y, products = sums_op(arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
         grad_vectors = products.sum(0).to(y.dtype) if needs_vectors else None

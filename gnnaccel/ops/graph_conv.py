@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
-from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad, scales_first
+from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.spgemm import serves, sum_of_entries
@@ -139,8 +139,8 @@ def _impl(arrays, x, weight, source_scale, row_scale, bias, relu):
         if weight is not None:
             weight = weight.reshape(-1, *(1,) * (x.dim() - 1))
         message = "copy_lhs" if weight is None else "mul"
-        around = fused(**tensors, relu=relu)
-        launch(arrays, x, weight, (out,), message, "sum", 0.0, around)
+        epilogue = epilogue_of(**tensors, relu=relu)
+        launch(arrays, x, weight, (out,), message, "sum", 0.0, epilogue)
     return out
 
 
@@ -166,7 +166,7 @@ def _backward(ctx, grad):
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     grad_x = grad_weight = grad_bias = None
     if needs_x:
-        grad_x = graph_conv_op(arrays.turned(), grad, weight, row_scale, source_scale, None, False)
+        grad_x = graph_conv_op(arrays.transposed(), grad, weight, row_scale, source_scale, None, False)
     if needs_weight:
         grad_weight = weight_gradient(arrays, _scaled(x, source_scale), _scaled(grad, row_scale), (), "mul")
     if needs_bias:
@@ -191,7 +191,7 @@ graph_conv_op = _operators.register(
 
 
 def _scaled_gradient(arrays, grad, source_scale, row_scale) -> Tensor:
-    return graph_conv_op(arrays.turned(), grad, None, row_scale, source_scale, None, False)
+    return graph_conv_op(arrays.transposed(), grad, None, row_scale, source_scale, None, False)
 
 
 SCALED = ready.Form("scaled", _scaled_gradient)

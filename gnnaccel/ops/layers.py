@@ -288,7 +288,7 @@ class _Gat(torch.autograd.Function):
             grad_x, grads = _layers_cpu.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
             return grad_x, grads[:1], grads[1:], *_NOTHING
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
-        grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.turned(), *given)
+        grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.transposed(), *given)
         more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores))
         grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
         return *grads, *_NOTHING
@@ -333,13 +333,13 @@ class _Gatv2(torch.autograd.Function):
             grad_weight = _times(grad_weight, edge_scale)
             grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight)
             whole = _times(weight, edge_scale).unsqueeze(-1)
-            grad_x = spmm_op.impl(arrays.turned(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
+            grad_x = spmm_op.impl(arrays.transposed(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
             given = (None, None, x, kept[0], edge_scale, None, 0.0, *kept[1:], grad, 1.0, False, True, True)
             *_, grad_x, grad_scores = dot_attention_backward_op.impl(arrays, *given)
         grad_y = grad_vectors = None
         if needed[0]:
-            more, _ = sums_op.impl(arrays.turned(), y, x, vectors, grad_scores, ctx.slope, False)
+            more, _ = sums_op.impl(arrays.transposed(), y, x, vectors, grad_scores, ctx.slope, False)
             grad_x = grad_x.add_(more)
         if needed[1] or needed[2]:
             grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
@@ -387,9 +387,9 @@ class _Gated(torch.autograd.Function):
         if of_src or of_dst:
             grad_gates = sddmm_op.impl(arrays, x, grad, "mul", "u", "v")
             grad_gates = torch.ops.aten.sigmoid_backward(grad_gates, gates)
-            grad_src = spmm_op.impl(arrays.turned(), None, grad_gates, "copy_rhs", "sum", 0.0) if of_src else None
+            grad_src = spmm_op.impl(arrays.transposed(), None, grad_gates, "copy_rhs", "sum", 0.0) if of_src else None
             grad_dst = spmm_op.impl(arrays, None, grad_gates, "copy_rhs", "sum", 0.0) if of_dst else None
-        grad_x = spmm_op.impl(arrays.turned(), grad, gates, "mul", "sum", 0.0) if of_x else None
+        grad_x = spmm_op.impl(arrays.transposed(), grad, gates, "mul", "sum", 0.0) if of_x else None
         return grad_src, grad_dst, grad_x, None, None
 
 

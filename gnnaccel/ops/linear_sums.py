@@ -133,12 +133,12 @@ class _SumMapped(torch.autograd.Function):
         x, weight, own_weight, sums = ctx.saved_tensors
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         grad = grad.contiguous()
-        turned = grad.t()
+        transposed = grad.t()
         grad_x = torch.addmm(ctx.call.gradient(grad.mm(weight)), grad, own_weight) if of_x else None
         if of_weight and torch.is_grad_enabled():  # a second derivative is asked for
             sums = spmm(ctx.graph, x, reduce=ctx.reduce)
-        grad_weight = turned.mm(sums) if of_weight else None
-        return grad_x, grad_weight, grad.sum(0) if of_bias else None, turned.mm(x), None, None, None
+        grad_weight = transposed.mm(sums) if of_weight else None
+        return grad_x, grad_weight, grad.sum(0) if of_bias else None, transposed.mm(x), None, None, None
 
 
 class _MappedSum(torch.autograd.Function):

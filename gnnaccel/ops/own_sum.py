@@ -30,7 +30,7 @@ def _backward(ctx, grad):
         return None, None
     arrays, (x, eps) = _arrays.saved(ctx)
     of_x, of_eps = ctx.wanted
-    grad_x = _backward_op(arrays.turned(), grad, x, eps) if of_x else None
+    grad_x = _backward_op(arrays.transposed(), grad, x, eps) if of_x else None
     return grad_x, (grad * x).sum().view(eps.shape) if of_eps else None
 
 
@@ -40,7 +40,7 @@ def _backward(ctx, grad):
 _backward_op = _operators.register(
     "own_sum_backward",
     f"({_arrays.SCHEMA}, Tensor grad, Tensor x, Tensor eps) -> Tensor",
-    lambda turned, grad, _x, eps: _sum(turned, grad, eps),
+    lambda transposed, grad, _x, eps: _sum(transposed, grad, eps),
     _fake,
     devices=("cpu",),
     structure=Structure,
@@ -50,9 +50,9 @@ _backward_op = _operators.register(
 
 
 def _double_backward(ctx, grad):
-    turned, (first, eps) = _arrays.saved(ctx)
+    transposed, (first, eps) = _arrays.saved(ctx)
     of_grad, _, of_eps = ctx.wanted
-    own = own_sum_op(turned.turned(), grad, eps) if of_grad else None
+    own = own_sum_op(transposed.transposed(), grad, eps) if of_grad else None
     return own, None, (grad * first).sum().view(eps.shape) if of_eps else None
 
 

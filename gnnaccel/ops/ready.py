@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, fused, scales_first, sources_matter
+from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first, sources_matter
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
@@ -108,7 +108,7 @@ def call_of(
 
 
 def _is_new(graph: Graph) -> bool:
-    """True for a small graph on the CPU that nobody has turned or ordered: it may be gone after this call."""
+    """True for a small graph on the CPU that nobody has transposed or ordered: it may be gone after this call."""
     if graph.indptr.is_cuda or graph._transposed is not None or graph._origin_arrays is not None:
         return False
     return graph.indices.shape[0] <= _SMALL and schedule.ordered(graph) is None
@@ -183,8 +183,10 @@ class Ready:
     ):
         arrays = arrays_of(graph, both, x, sums=True)
         self._form, self.arrays, self._both, self.scales = form, arrays, both, (source_scale, row_scale)
-        around = fused(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
-        self.forward = Kernel(arrays, x, form.message, form.reduce, around)
+        epilogue = (
+            epilogue_of(source_scale=source_scale, row_scale=row_scale, bias=bias) if form.name == "scaled" else ()
+        )
+        self.forward = Kernel(arrays, x, form.message, form.reduce, epilogue)
         self.backward: Kernel | None = None
         self._unlisted = x.is_cuda and arrays.order is None
         self._epochs = schedule.epochs(graph)
@@ -210,16 +212,16 @@ class Ready:
             self.arrays, self._both = arrays_of(graph, True, x, sums=True), True
             self._epochs = schedule.epochs(graph)
         arrays = self.arrays
-        turned = arrays.turned()
+        transposed = arrays.transposed()
         source_scale, row_scale = self.scales
-        around: tuple = ()
+        epilogue: tuple = ()
         if self._form.name == "scaled":
-            around = fused(source_scale=row_scale, row_scale=source_scale)
+            epilogue = epilogue_of(source_scale=row_scale, row_scale=source_scale)
         elif self._form.name == "mean":
-            around = fused(source_indptr=arrays.indptr)
-        if around and scales_first(turned, x):  # the gradient is multiplied before the sum
+            epilogue = epilogue_of(source_indptr=arrays.indptr)
+        if epilogue and scales_first(transposed, x):  # the gradient is multiplied before the sum
             return False
-        self.backward = self.forward.along(turned, lib.REDUCES["sum"], around)
+        self.backward = self.forward.along(transposed, lib.REDUCES["sum"], epilogue)
         return True
 
     def gradient(self, grad: Tensor) -> Tensor:
@@ -251,34 +253,34 @@ class Once:
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         form, feats = self._form, x.shape[1]
         out = x.new_empty(self._num_rows, feats)
-        around: tuple = ()
+        epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
-            around = (source.data_ptr(), 0, row.data_ptr(), 0 if bias is None else bias.data_ptr(), False)
-        result = (out.data_ptr(), 0, 0, feats, _COPY, form.reduce, self._dtype, 0.0, around)
+            epilogue = (source.data_ptr(), 0, row.data_ptr(), 0 if bias is None else bias.data_ptr(), False)
+        result = (out.data_ptr(), 0, 0, feats, _COPY, form.reduce, self._dtype, 0.0, epilogue)
         lib.launch("spmm", _ON_CPU, self._csr, 0, (x.data_ptr(), feats, 1), (0, 1, 1), *result)
         return out
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """That of x. The matrix is turned in the kernel, which takes less than to make a Graph of it."""
+        """That of x. The matrix is transposed in the kernel, which takes less than to make a Graph of it."""
         if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
             grad = grad.contiguous()
             if _keys(grad) == self._keys:
-                return self._turned(grad)
+                return self._transposed(grad)
         indptr, indices, edge_ids = self._tensors
         matrix = Matrix(indptr, indices, edge_ids, self._num_cols, indices.shape[0])
         return self._form.gradient(Structure(matrix).both_ways(), grad, *self.scales)
 
-    def _turned(self, grad: Tensor) -> Tensor:
+    def _transposed(self, grad: Tensor) -> Tensor:
         form, feats = self._form, grad.shape[1]
         out = grad.new_empty(self._num_cols, feats)
-        around: tuple = ()
+        epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
-            around = (row.data_ptr(), 0, source.data_ptr(), 0, False)
+            epilogue = (row.data_ptr(), 0, source.data_ptr(), 0, False)
         elif form.name == "mean":
-            around = (0, self._tensors[0].data_ptr(), 0, 0, False)
-        given = (grad.data_ptr(), out.data_ptr(), feats, self._dtype, around)
+            epilogue = (0, self._tensors[0].data_ptr(), 0, 0, False)
+        given = (grad.data_ptr(), out.data_ptr(), feats, self._dtype, epilogue)
         lib.launch("spmm_turned", _ON_CPU, self._csr, *given)
         return out
 
@@ -303,8 +305,8 @@ _record = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
 
 
 class Kernel:
-    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with what is `around` it, but for x and out; or of
-    x[c] times a weight of the edge.
+    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with its `epilogue`, but for x and out; or of x[c]
+    times a weight of the edge.
 
     Parameters
     ----------
@@ -314,22 +316,22 @@ class Kernel:
         Contiguous, of the width, dtype and device that the call is for.
     message, reduce : int
         Codes of a copy or a product, and of a sum or a mean.
-    around : tuple
-        Of `fused`; the bias in it is replaced by that of each call.
+    epilogue : tuple
+        Of `epilogue_of`; the bias in it is replaced by that of each call.
     """
 
-    __slots__ = ("_around", "_arrays", "_before", "_entry", "_in_order", "_index", "_keys", "_result", "_rows")
+    __slots__ = ("_arrays", "_before", "_entry", "_epilogue", "_in_order", "_index", "_keys", "_result", "_rows")
 
-    def __init__(self, arrays: Structure, x: Tensor, message: int, reduce: int, around: tuple):
+    def __init__(self, arrays: Structure, x: Tensor, message: int, reduce: int, epilogue: tuple):
         device = x.device
         self._arrays, self._rows, self._keys = arrays, arrays.num_rows, _keys(x)
         self._in_order = message == _COPY or sources_matter(x.shape[1], 1)
         self._before = arrays.walked(self._in_order)
         self._result = (0, 0, x.shape[1], message, reduce, lib.DTYPES[x.dtype], 0.0)
-        self._around, self._entry = around, lib.entry("spmm", device)
+        self._epilogue, self._entry = epilogue, lib.entry("spmm", device)
         self._index = device.index if x.is_cuda else None
 
-    def along(self, arrays: Structure, reduce: int, around: tuple) -> Kernel:
+    def along(self, arrays: Structure, reduce: int, epilogue: tuple) -> Kernel:
         """The call for the same kind of features over other `arrays`."""
         other = object.__new__(type(self))
         other._arrays, other._rows, other._keys = arrays, arrays.num_rows, self._keys
@@ -337,7 +339,7 @@ class Kernel:
         other._before = arrays.walked(self._in_order)
         result = self._result
         other._result = (*result[:4], reduce, *result[5:])
-        other._around, other._index, other._entry = around, self._index, self._entry
+        other._epilogue, other._index, other._entry = epilogue, self._index, self._entry
         return other
 
     def takes(self, x: Tensor) -> bool:
@@ -365,11 +367,11 @@ class Kernel:
         them."""
         feats = x.shape[1]
         out = x.new_empty(self._rows, feats)
-        around = self._around if bias is None else (*self._around[:3], bias.data_ptr(), False)
+        epilogue = self._epilogue if bias is None else (*self._epilogue[:3], bias.data_ptr(), False)
         on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
         before, given = self._before, (x.data_ptr(), feats, 1)
         edges = (0 if weight is None else weight.data_ptr(), 1, 1)
-        self._entry(*before, given, edges, out.data_ptr(), *self._result, around, on)
+        self._entry(*before, given, edges, out.data_ptr(), *self._result, epilogue, on)
         return out
 
 

@@ -16,7 +16,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import csr_of
-from gnnaccel.ops._edge_order import dense, pays
+from gnnaccel.ops._edge_order import dense, is_profitable
 
 
 def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Tensor], Tensor]) -> Tensor | None:
@@ -31,7 +31,7 @@ def softmax_of(graph: Graph, scores: Any, gradient: Callable[[Graph, Tensor, Ten
         return None
     if scores.device != indices.device or not _may_be_read(scores):
         return None
-    if scores.is_cuda and pays(graph.edge_ids, scores, 0, dense(graph.nnz, graph.num_rows)):
+    if scores.is_cuda and is_profitable(graph.edge_ids, scores, 0, dense(graph.nnz, graph.num_rows)):
         return None
     if scores.requires_grad and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return _recorded(scores, graph, gradient)

@@ -77,7 +77,7 @@ def _of_both(ready: Ready, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Ten
     grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
     pointers = (x.data_ptr(), weight.data_ptr(), grad.data_ptr(), grad_x.data_ptr(), grad_weight.data_ptr())
     sizes = (1, x.shape[1], lib.DTYPES[x.dtype])
-    lib.launch("spmm_backward", _ON_CPU, ready.arrays.turned().matrix(), *pointers, *sizes)
+    lib.launch("spmm_backward", _ON_CPU, ready.arrays.transposed().matrix(), *pointers, *sizes)
     return grad_x, grad_weight
 
 

@@ -66,7 +66,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
             if id(x) not in places:
                 places[id(x)] = len(features)
                 features[id(x)] = x
-            layout.append((places[id(x)], x.shape, term.kind, term.turned))
+            layout.append((places[id(x)], x.shape, term.kind, term.transposed))
             given.append(term.weight)
         if own is not None:
             x = own.x
@@ -150,10 +150,10 @@ def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[i
     members: dict[tuple, list[int]] = {}  # the features of a walk
     found: list[tuple[dict[tuple, list], list[int]]] = []
     for terms, _, biases, own in targets:
-        parts: dict[tuple, list] = {}  # (graph, place of its features, places of its maps, turned)
+        parts: dict[tuple, list] = {}  # (graph, place of its features, places of its maps, transposed)
         for term in terms:
             key = term.x.shape[1], term.kind
-            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [at], term.turned))
+            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [at], term.transposed))
             at += 1
         if own is not None:
             width, owns = own.x.shape[1], list(range(at, at + len(own.weights)))
@@ -175,8 +175,8 @@ def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[i
             bases, cols = _bases(members[key], sizes)
             stack = Stack([Relation(graph, bases[place]) for graph, place, _, _ in rows], cols)
             stacks[key].append(stack)
-            maps = [(each[0], turned) for _, _, each, turned in rows if turned is not None]
-            owns = [place for _, _, each, turned in rows if turned is None for place in each]
+            maps = [(each[0], transposed) for _, _, each, transposed in rows if transposed is not None]
+            owns = [place for _, _, each, transposed in rows if transposed is None for place in each]
             last, used = first + stack.num_rows * stack.count, frozenset(row[1] for row in rows)
             plans[-1][0].append(_Part(numbers[key], first, last, stack.count, maps, owns, used))
     for key in numbers:
@@ -264,12 +264,12 @@ class _Layers(torch.autograd.Function):
                     reached |= part.features
             if grad is None:
                 continue
-            turned = grad.t()
+            transposed = grad.t()
             for part in parts:
                 of_maps = [*[place for place, _ in part.weights], *part.owns]
                 if not any(needs[place] for place in of_maps):
                     continue
-                products = turned.mm(_rows(sums[part.walk], part)).chunk(part.wide, dim=1)
+                products = transposed.mm(_rows(sums[part.walk], part)).chunk(part.wide, dim=1)
                 for (place, flag), product in zip(part.weights, products, strict=False):
                     found[place] = product if flag else product.t()
                 for place in part.owns:
@@ -344,7 +344,7 @@ def _rows(sums: Tensor, part: _Part) -> Tensor:
 
 def _side_by_side(given: Sequence[Any], part: _Part) -> Tensor:
     """[D, count * F] of maps [D, F], or [F, D]."""
-    maps = [given[place] if turned else given[place].t() for place, turned in part.weights]
+    maps = [given[place] if transposed else given[place].t() for place, transposed in part.weights]
     if part.owns:
         maps.append(_added([given[place] for place in part.owns]))
     return maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)

@@ -24,19 +24,19 @@ from gnnaccel.ops.spmm import spmm
 Kept = Callable[[Hashable, Callable[[], Any]], Any]
 _READ = 8  # multiplications of a matrix product that take as long as reading one feature of an edge
 # Multiplications of a matrix product that take as long as to call it, forward and backward; and the largest part of all
-# rows of which it pays to leave the others out (EPYC, one thread).
+# rows of which it is_profitable to leave the others out (EPYC, one thread).
 _PRODUCT, _PART = 600_000, 0.7
 
 
 class Term(NamedTuple):
-    """What one graph adds: linear(spmm(graph, x, factor(graph, kind)), weight), of a weight [F, D] without `turned`.
+    """What one graph adds: linear(spmm(graph, x, factor(graph, kind)), weight), of a weight [F, D] unless `transposed`.
 
     graph : Graph
     x : Tensor [num_cols, F]
     weight : Tensor [D, F], or [F, D]
     kind : str
         Of `gnnaccel.graph.stack.factor`.
-    turned : bool
+    transposed : bool
         True for a weight [D, F], as those of torch's linear maps.
     edge_weight : Tensor [nnz], optional
         By edge id: a further factor of each edge.
@@ -46,18 +46,18 @@ class Term(NamedTuple):
     x: Tensor
     weight: Tensor
     kind: str
-    turned: bool
+    transposed: bool
     edge_weight: Tensor | None = None
 
     @property
     def outputs(self) -> int:
         """D."""
-        return self.weight.shape[0 if self.turned else 1]
+        return self.weight.shape[0 if self.transposed else 1]
 
     @property
     def matrix(self) -> Tensor:
         """The weight as [F, D]."""
-        return self.weight.t() if self.turned else self.weight
+        return self.weight.t() if self.transposed else self.weight
 
 
 class Own(NamedTuple):
@@ -91,7 +91,7 @@ def relation_sums(terms: Sequence[Term], kept: Kept, biases: Sequence[Tensor] = 
     widths: dict[int, list[int]] = {}
     for i, term in enumerate(terms):
         widths.setdefault(term.x.shape[1], []).append(i)
-    later, turned, sums, weights, rows = [], [], [], [], terms[0].graph.num_rows
+    later, transposed, sums, weights, rows = [], [], [], [], terms[0].graph.num_rows
     for numbers in widths.values():
         part = [terms[i] for i in numbers]
         filled = _filled(part)
@@ -102,13 +102,13 @@ def relation_sums(terms: Sequence[Term], kept: Kept, biases: Sequence[Tensor] = 
             later.append(_filled_rows_mapped(part, tuple(numbers), kept))
             continue
         sums.append(_summed(part, tuple(numbers), kept).view(rows, -1))
-        turned.append([term.turned for term in part])
+        transposed.append([term.transposed for term in part])
         weights += [term.weight for term in part]
     x, owns = own or (None, ())
     if not sums and x is None:
         out = later.pop()
         return sum(later, start=out if not biases else out + (biases[0] if len(biases) == 1 else sum(biases)))
-    sizes = (turned, len(owns), len(biases))
+    sizes = (transposed, len(owns), len(biases))
     return sum(later, start=_Mapped.apply(sizes, x, *sums, *weights, *owns, *biases))
 
 
@@ -121,17 +121,17 @@ class _Mapped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, sizes, x, *given):
-        turned, num_owns, num_biases = sizes
-        sums, weights, owns, biases = _split(given, turned, num_owns, num_biases)
+        transposed, num_owns, num_biases = sizes
+        sums, weights, owns, biases = _split(given, transposed, num_owns, num_biases)
         out = _added(biases)
         if x is not None:
             out = F.linear(x, _added(owns), out)
-        for each, flags, part in zip(sums, turned, weights, strict=True):
+        for each, flags, part in zip(sums, transposed, weights, strict=True):
             maps = torch.cat([w.t() if flag else w for w, flag in zip(part, flags, strict=True)])
             out = each.mm(maps) if out is None else torch.addmm(out, each, maps)
         ctx.sizes = sizes
         needs = ctx.needs_input_grad[2:]
-        of_sums, of_weights, of_owns, _ = _split(needs, turned, num_owns, num_biases)
+        of_sums, of_weights, of_owns, _ = _split(needs, transposed, num_owns, num_biases)
         keep_sums = [each if any(wanted) else None for each, wanted in zip(sums, of_weights, strict=True)]
         keep_weights = [w if of else None for of, part in zip(of_sums, weights, strict=True) for w in part]
         keep_owns = owns if ctx.needs_input_grad[1] else [None] * num_owns
@@ -140,14 +140,14 @@ class _Mapped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        turned, num_owns, num_biases = ctx.sizes
+        transposed, num_owns, num_biases = ctx.sizes
         x, *saved = ctx.saved_tensors
-        sums, weights, owns, _ = _split(saved, turned, num_owns, 0)
+        sums, weights, owns, _ = _split(saved, transposed, num_owns, 0)
         of_x, *needs = ctx.needs_input_grad[1:]
-        of_sums, of_weights, of_owns, of_biases = _split(needs, turned, num_owns, num_biases)
+        of_sums, of_weights, of_owns, of_biases = _split(needs, transposed, num_owns, num_biases)
         grad_x = grad.mm(_added(owns)) if of_x else None
         grad_sums, grad_weights = [], []
-        for each, flags, part, of, wanted in zip(sums, turned, weights, of_sums, of_weights, strict=True):
+        for each, flags, part, of, wanted in zip(sums, transposed, weights, of_sums, of_weights, strict=True):
             # Not grad.mm(maps.t()): each weight as it lies, side by side.
             rows = torch.cat([w if flag else w.t() for w, flag in zip(part, flags, strict=True)], dim=1) if of else None
             grad_sums.append(None if rows is None else grad.mm(rows))
@@ -163,11 +163,11 @@ class _Mapped(torch.autograd.Function):
         return None, grad_x, *grad_sums, *grad_weights, *grad_owns, *[total if of else None for of in of_biases]
 
 
-def _split(given: Sequence, turned: list, num_owns: int, num_biases: int) -> tuple[list, list[list], list, list]:
+def _split(given: Sequence, transposed: list, num_owns: int, num_biases: int) -> tuple[list, list[list], list, list]:
     """Of one sequence: what belongs to the sums, to the weights of each, to the own weights and to the biases."""
-    given, count = list(given), len(turned)
+    given, count = list(given), len(transposed)
     weights, at = [], count
-    for flags in turned:
+    for flags in transposed:
         weights.append(given[at : at + len(flags)])
         at += len(flags)
     return given[:count], weights, given[at : at + num_owns], given[at + num_owns : at + num_owns + num_biases]
@@ -277,15 +277,15 @@ def _mapped_first(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
 
 # Edges of a row from which on a factor for each takes longer than to scale the sources for each graph, where there is
 # much to read (EPYC, one thread).
-_DENSE, _MUCH = 8, 1 << 20
+_MIN_DEGREE, _MIN_NUMBERS = 8, 1 << 20
 
 
-def pays(terms: Sequence[Term]) -> bool:
+def is_profitable(terms: Sequence[Term]) -> bool:
     """False where bringing features end to end copies more than the graphs' own results have, and their edges read;
     and where many edges would have a factor of their own that their graph's layer has none for."""
     features, _, sources = _joined(list(terms))
     rows, edges = terms[0].graph.num_rows * len(terms), sum(term.graph.nnz for term in terms)
-    much = edges >= _DENSE * rows and edges * terms[0].x.shape[1] >= _MUCH
+    much = edges >= _MIN_DEGREE * rows and edges * terms[0].x.shape[1] >= _MIN_NUMBERS
     if much and any(term.kind not in ("sum", "mean") for term in terms):
         return False
     return len(features) == 1 or sources <= rows + edges

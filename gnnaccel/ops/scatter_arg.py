@@ -1,4 +1,4 @@
-"""Along the winners of a maximum or minimum: their values, and the gradients that go to them."""
+"""Along the argmax of a maximum or minimum: their values, and the gradients that go to them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
-from gnnaccel.ops._edge_order import by_id, pays, room
+from gnnaccel.ops._edge_order import is_profitable, scatter_edge_values, try_empty_like
 from gnnaccel.ops._features import aligned_heads, operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.spmm import spmm_op
@@ -121,11 +121,15 @@ def _sddmm_impl(arrays, lhs, rhs, op, lhs_target, rhs_target):
         return out
     num_feats = math.prod(out.shape[1:])
     dots = op == "dot" and {lhs_target, rhs_target} == {"u", "v"}
-    moves = dots and out.is_cuda and pays(arrays.edge_ids, out, math.prod(full) * out.element_size(), num_feats == 1)
+    moves = (
+        dots
+        and out.is_cuda
+        and is_profitable(arrays.edge_ids, out, math.prod(full) * out.element_size(), num_feats == 1)
+    )
     if dots and out.is_cuda and _pays_padding(arrays, lhs, rhs):
         lhs, rhs = aligned_heads(lhs), aligned_heads(rhs)
         full = tuple(lhs.shape[1:])
-    by_row = room(out) if moves else []
+    by_row = try_empty_like(out) if moves else []
     edge_ids, arrays = arrays.edge_ids, arrays.by_nonzero() if by_row else arrays
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
@@ -134,7 +138,7 @@ def _sddmm_impl(arrays, lhs, rhs, op, lhs_target, rhs_target):
     codes = (lib.EDGE_OPS[op], lib.DTYPES[out.dtype])
     made = (*by_row, out)[0]
     lib.launch("sddmm", out.device, *arrays.listed(), *operands, made.data_ptr(), *sizes, *codes)
-    return by_id(made, edge_ids, out) if by_row else out
+    return scatter_edge_values(made, edge_ids, out) if by_row else out
 
 
 _WORTH_PADDING = 16 << 20  # bytes of features that are read of either side ...
@@ -197,7 +201,7 @@ def _to_target(arrays: Structure, grad, factor, factor_target, target, features)
         else:
             out = sddmm_op(arrays, grad, factor, "mul", "e", factor_target)
     else:
-        forward = arrays.turned() if target == "u" else arrays
+        forward = arrays.transposed() if target == "u" else arrays
         if factor is None:
             out = spmm_op(forward, None, grad, "copy_rhs", "sum", 0.0)
         elif factor_target == target:

@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnaccel.graph import build
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import Matrix, Structure
-from gnnaccel.ops.spmm import extremes_op, spmm_op
+from gnnaccel.ops.spmm import max_min_op, spmm_op
 
 
 def segment_reduce(
@@ -66,7 +66,7 @@ def segment_reduce(
     # Edges in order are their own transposed structure: copy_rhs reads neither indices nor the transposed half.
     arrays = Structure(Matrix(offsets, nnz=rows))
     if reduce in ("sum", "mean"):
-        out, winners = spmm_op(arrays, None, x, "copy_rhs", reduce, empty_value), offsets.new_empty(0)
+        out, argmax = spmm_op(arrays, None, x, "copy_rhs", reduce, empty_value), offsets.new_empty(0)
     else:
-        out, _, winners = extremes_op(arrays, None, x, "copy_rhs", reduce, empty_value, False)
-    return (out, winners) if return_arg else out
+        out, _, argmax = max_min_op(arrays, None, x, "copy_rhs", reduce, empty_value, False)
+    return (out, argmax) if return_arg else out

@@ -191,10 +191,10 @@ def _matmul_impl(x, ptr, weight):
     heads = weight.shape[1] if weight.dim() == 4 else 1
     offsets = _offsets(x, ptr, heads, inner, outer)
     if offsets is not None:
-        turned = not weight.is_contiguous() and weight.transpose(-1, -2).is_contiguous()
-        weight = weight if turned else weight.contiguous()
+        transposed = not weight.is_contiguous() and weight.transpose(-1, -2).is_contiguous()
+        weight = weight if transposed else weight.contiguous()
         pointers = [lib.pointer(t) for t in (x, offsets, weight, out)]
-        sizes = (x.shape[0], weight.shape[0], heads, inner, outer, turned, lib.DTYPES[x.dtype])
+        sizes = (x.shape[0], weight.shape[0], heads, inner, outer, transposed, lib.DTYPES[x.dtype])
         lib.launch("segment_matmul", x.device, *pointers, *sizes)
         return out
     for s, a, b in _segments(ptr):

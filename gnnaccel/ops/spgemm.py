@@ -10,7 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph import scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
-from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad
+from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.expand import aligned, description, expand
@@ -122,10 +122,10 @@ def _spgemm_impl(arrays, values, places, num_feats, weight, row_scale, bias, rel
         weight, bias = (None if t is None else _wide(t).contiguous() for t in (weight, bias))
         values, places = aligned(_wide(values)), aligned(places)
         row_scale = None if row_scale is None else row_scale.contiguous()
-        around = fused(row_scale=row_scale, bias=bias, relu=relu)
+        epilogue = epilogue_of(row_scale=row_scale, bias=bias, relu=relu)
         kept = description(values, places, num_feats)
         operands = (*arrays.listed(), kept, lib.pointer(weight), out.data_ptr())
-        lib.launch("spgemm", out.device, *operands, lib.DTYPES[out.dtype], around)
+        lib.launch("spgemm", out.device, *operands, lib.DTYPES[out.dtype], epilogue)
         out = out.to(dtype)
     return out
 
@@ -174,7 +174,7 @@ def _sspmm_impl(arrays, grad, places, weight, row_scale, by_source):
         num_feats = grad.shape[1]
         grad, weight = (None if t is None else _wide(t).contiguous() for t in (grad, weight))
         places, row_scale = aligned(places), None if row_scale is None else row_scale.contiguous()
-        walked = arrays.turned() if by_source else arrays
+        walked = arrays.transposed() if by_source else arrays
         kept = (0, places.data_ptr(), shape[1], num_feats)
         operands = (grad.data_ptr(), kept, lib.pointer(weight), lib.pointer(row_scale), out.data_ptr(), by_source)
         lib.launch("sspmm", out.device, *walked.listed(), *operands, lib.DTYPES[grad.dtype])

@@ -11,8 +11,8 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
-from gnnaccel.ops._arrays import Structure, arrays_of, fused, needs_grad, scales_first, sources_matter
-from gnnaccel.ops._edge_order import in_order, pays, room
+from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first, sources_matter
+from gnnaccel.ops._edge_order import gather_edge_values, is_profitable, try_empty_like
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops._weight_gradient import kept, weight_gradient
@@ -79,7 +79,7 @@ def spmm(
     Notes
     -----
     fp16 and bf16 accumulate in fp32. Runs in the dtype of its inputs under autocast too, where two different dtypes
-    meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the winners (max, min): a
+    meet in the wider one. The backward runs over the transposed graph (sum, mean) or along the argmax or argmin: a
     winner gets the gradient times its own other factor, whatever that is, and all others get 0, also where a factor of
     theirs is infinite. NaN wins, as in torch. Of a graph that lasts, gradients of sources are added up in float64 there
     if one has more than 65,536 edges, else one after the other, as by torch's index_add. Deterministic, but for the
@@ -165,15 +165,15 @@ def choose(
                 f"{reduce} of {message!r} with {empty_value}"
             )
         if return_arg:
-            raise ValueError("spmm: method: 'tiled' has no winners to return, got return_arg=True")
+            raise ValueError("spmm: method: 'tiled' has no argmax to return, got return_arg=True")
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=True)
-    # Only a gradient of the sources runs over the transposed graph; max and min follow their winners instead.
+    # Only a gradient of the sources runs over the transposed graph; max and min follow their argmax or argmin instead.
     # The gradient of a weight is a dot product of each edge, which reads the list of the rows.
     sums = adds and not needs_grad(weight)
     arrays = arrays_of(graph, adds and needs_grad(x), x, listed=message in ("copy_lhs", "mul"), sums=sums)
     if not adds:
         hub = needs_grad(x) and graph.has_hub_source()
-        results = extremes_op(arrays, x, weight, message, reduce, empty_value, hub)
+        results = max_min_op(arrays, x, weight, message, reduce, empty_value, hub)
         return results if return_arg else results[0]
     out = spmm_op(arrays, x, weight, message, reduce, empty_value)
     return (out, arrays.indptr.new_empty(0), arrays.indptr.new_empty(0)) if return_arg else out
@@ -185,20 +185,20 @@ def _quotients(graph: Graph, x: Tensor, weight: Tensor, reduce: str, empty_value
     x, weight = (x.float(), weight.float()) if narrow else (x, weight)
     inverses, scale = inverse(weight)
     results = spmm(graph, x, inverses, "mul", reduce, **options)
-    out, *winners = results if isinstance(results, tuple) else (results,)
+    out, *argmax = results if isinstance(results, tuple) else (results,)
     out = out if scale is None else out * scale
     if empty_value:
         empty = (graph.indptr.diff() == 0).view(-1, *[1] * (out.dim() - 1))
         out = torch.where(empty, empty_value, out)
     out = out.half() if narrow else out
-    return (out, *winners) if winners else out
+    return (out, *argmax) if argmax else out
 
 
 def _spmm_fake(arrays, lhs, rhs, *_):
     return (rhs if lhs is None else lhs).new_empty(arrays.num_rows, *result_features(lhs, rhs))
 
 
-def _extremes_fake(arrays, lhs, rhs, message, *_):
+def _max_min_fake(arrays, lhs, rhs, message, *_):
     out = _spmm_fake(arrays, lhs, rhs)
     args = (arrays.new_index(out.shape if message != other else (0,)) for other in ("copy_rhs", "copy_lhs"))
     return out, *args
@@ -209,13 +209,13 @@ def _spmm_impl(arrays, lhs, rhs, message, reduce, empty_value):
     return launch(arrays, lhs, rhs, (out,), message, reduce, empty_value)[0]
 
 
-def _extremes_impl(arrays, lhs, rhs, message, reduce, empty_value, _):
-    results = _extremes_fake(arrays, lhs, rhs, message)
+def _max_min_impl(arrays, lhs, rhs, message, reduce, empty_value, _):
+    results = _max_min_fake(arrays, lhs, rhs, message)
     return launch(arrays, lhs, rhs, results, message, reduce, empty_value)
 
 
-def launch(arrays, lhs, rhs, results, message, reduce, empty_value, around=()):
-    """Fill `results`: out, and of extremes arg_lhs and arg_rhs. `around`: of `fused`.
+def launch(arrays, lhs, rhs, results, message, reduce, empty_value, epilogue=()):
+    """Fill `results`: out, and of extremes arg_lhs and arg_rhs. `epilogue`: of `epilogue_of`.
 
     Returns them, or others in their place.
     """
@@ -224,39 +224,39 @@ def launch(arrays, lhs, rhs, results, message, reduce, empty_value, around=()):
         return results
     full = tuple(out.shape[1:])
     if rhs is not None and index_rule(tuple(rhs.shape[1:]), full) is None:
-        return _turned(arrays, lhs, rhs, full, message, reduce, empty_value)
+        return _permuted(arrays, lhs, rhs, full, message, reduce, empty_value)
     given = rhs if lhs is None else lhs
     lhs, lhs_operand = operand(lhs, full)
     rhs, rhs_operand = operand(rhs, full)
     num_feats = math.prod(full)
     sums = given.is_cuda and message == "mul" and reduce in ("sum", "mean")
     moves = sums and brings_in_order(arrays, rhs, num_feats)
-    if moves and (ordered := room(rhs)):
-        rhs, arrays = in_order(rhs, arrays.edge_ids, *ordered), arrays.by_nonzero()
+    if moves and (ordered := try_empty_like(rhs)):
+        rhs, arrays = gather_edge_values(rhs, arrays.edge_ids, *ordered), arrays.by_nonzero()
         rhs_operand = (rhs.data_ptr(), *rhs_operand[1:])
     codes = (lib.MESSAGES[message], lib.REDUCES[reduce], lib.DTYPES[given.dtype], empty_value)
     by_sources = lhs is not None and sources_matter(num_feats, 0 if rhs is None else rhs_operand[1])
-    winners = [a.data_ptr() if a.numel() else 0 for a in results[1:]] or (0, 0)
-    operands = (*arrays.walked(by_sources), lhs_operand, rhs_operand, out.data_ptr(), *winners)
-    lib.launch("spmm", given.device, *operands, num_feats, *codes, around)
+    argmax = [a.data_ptr() if a.numel() else 0 for a in results[1:]] or (0, 0)
+    operands = (*arrays.walked(by_sources), lhs_operand, rhs_operand, out.data_ptr(), *argmax)
+    lib.launch("spmm", given.device, *operands, num_feats, *codes, epilogue)
     return results
 
 
-def _turned(arrays, lhs, rhs, full, message, reduce, empty_value):
+def _permuted(arrays, lhs, rhs, full, message, reduce, empty_value):
     """For a weight that is broadcast between two of its dimensions: those it has are brought to the end, which copies
     node features; expanding the weight would store a value per edge and feature."""
     padded, _ = kept(rhs.shape[1:], full)
     order = sorted(range(len(full)), key=lambda i: padded[i] != 1)
     back = sorted(range(len(full)), key=lambda i: order[i])
 
-    def turn(t, order):
+    def permute(t, order):
         t = t.reshape(t.shape[0], *(1,) * (len(full) + 1 - t.dim()), *t.shape[1:])
         return t.permute(0, *(i + 1 for i in order))
 
-    operands = turn(lhs, order), turn(rhs, order), message, reduce, empty_value
-    results = _extremes_impl(arrays, *operands, False) if reduce in ("max", "min") else _spmm_impl(arrays, *operands)
+    operands = permute(lhs, order), permute(rhs, order), message, reduce, empty_value
+    results = _max_min_impl(arrays, *operands, False) if reduce in ("max", "min") else _spmm_impl(arrays, *operands)
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(turn(t, back).contiguous() if t.numel() else t for t in results)
+    return tuple(permute(t, back).contiguous() if t.numel() else t for t in results)
 
 
 def _setup_context(ctx, inputs, output):
@@ -268,9 +268,9 @@ def _setup_context(ctx, inputs, output):
     # Each factor is read for the gradient of the other alone; one that nobody needs may be freed or written into.
     needs_lhs, needs_rhs, *_ = ctx.wanted
     keep = (lhs if needs_rhs else None, rhs if needs_lhs else None) if message == "mul" else (None, None)
-    winners = output[1:] if isinstance(output, tuple) else ()
-    ctx.mark_non_differentiable(*winners)
-    _arrays.save(ctx, arrays, *keep, *winners)
+    argmax = output[1:] if isinstance(output, tuple) else ()
+    ctx.mark_non_differentiable(*argmax)
+    _arrays.save(ctx, arrays, *keep, *argmax)
 
 
 def _backward(ctx, grad):
@@ -278,8 +278,8 @@ def _backward(ctx, grad):
     return *grads, None, None, None
 
 
-def _extremes_backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
-    grads = (None, None) if grad is None else _backward_extremes(ctx, grad)
+def _max_min_backward(ctx, grad, _grad_arg_lhs, _grad_arg_rhs):
+    grads = (None, None) if grad is None else _backward_max_min(ctx, grad)
     return *grads, None, None, None, None
 
 
@@ -289,18 +289,18 @@ def _backward_sum(ctx, grad):
     lhs_features, rhs_features = ctx.features
     if ctx.reduce == "mean":
         if needs_lhs and not needs_rhs and _divides(arrays, rhs, grad):
-            return reduce_to(_mean_gradient_op(arrays.turned(), grad, rhs), lhs_features), None
+            return reduce_to(_mean_gradient_op(arrays.transposed(), grad, rhs), lhs_features), None
         grad = _divided(arrays, grad)
     if needs_lhs and needs_rhs and _fuses(lhs, rhs, grad):
         # Both gradients read the same rows of grad: one walk serves them.
-        return _spmm_backward_op(arrays.turned(), lhs, rhs, grad)
+        return _spmm_backward_op(arrays.transposed(), lhs, rhs, grad)
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
-        turned = arrays.turned()
+        transposed = arrays.transposed()
         if ctx.message == "mul":
-            grad_lhs = spmm_op(turned, grad, rhs, "mul", "sum", 0.0)
+            grad_lhs = spmm_op(transposed, grad, rhs, "mul", "sum", 0.0)
         else:
-            grad_lhs = spmm_op(turned, grad, None, "copy_lhs", "sum", 0.0)
+            grad_lhs = spmm_op(transposed, grad, None, "copy_lhs", "sum", 0.0)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
         grad_rhs = weight_gradient(arrays, lhs, grad, rhs_features, ctx.message)
@@ -328,7 +328,11 @@ def _fuses(lhs, rhs, grad) -> bool:
 def _divides(arrays: Structure, rhs, grad) -> bool:
     """True if the kernel of the sources' gradient divides by the row's count itself, which spares a read and a
     write of `grad`: no second derivative, at most one weight per edge."""
-    return not torch.is_grad_enabled() and (rhs is None or _width(rhs) == 1) and not scales_first(arrays.turned(), grad)
+    return (
+        not torch.is_grad_enabled()
+        and (rhs is None or _width(rhs) == 1)
+        and not scales_first(arrays.transposed(), grad)
+    )
 
 
 _NARROW_BYTES = 128  # of a row whose reading does not hide that its weight is looked up
@@ -339,12 +343,14 @@ def brings_in_order(arrays: Structure, weight: Tensor, num_feats: int) -> bool:
     row_bytes = num_feats * weight.element_size()
     if _width(weight) == num_feats:  # a value of its own for each feature
         return False
-    return pays(arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2])
+    return is_profitable(
+        arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2]
+    )
 
 
 def _mean_gradient_impl(arrays, grad, weight):
     out = grad.new_empty(arrays.num_rows, *grad.shape[1:])
-    over_degree = fused(source_indptr=arrays.turned().indptr)
+    over_degree = epilogue_of(source_indptr=arrays.transposed().indptr)
     launch(arrays, grad, weight, (out,), "copy_lhs" if weight is None else "mul", "sum", 0.0, over_degree)
     return out
 
@@ -367,15 +373,17 @@ def _width(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
-def _spmm_backward_cpu(turned, x, weight, grad):
+def _spmm_backward_cpu(transposed, x, weight, grad):
     x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
     grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
     pointers = (lib.pointer(t) for t in (x, weight, grad, grad_x, grad_weight))
-    lib.launch("spmm_backward", x.device, turned.matrix(), *pointers, _width(weight), _width(x), lib.DTYPES[x.dtype])
+    lib.launch(
+        "spmm_backward", x.device, transposed.matrix(), *pointers, _width(weight), _width(x), lib.DTYPES[x.dtype]
+    )
     return grad_x, grad_weight
 
 
-def _spmm_backward_fake(_turned, x, weight, _grad):
+def _spmm_backward_fake(_transposed, x, weight, _grad):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
 
 
@@ -389,7 +397,7 @@ _spmm_backward_op = _operators.register(
 )
 
 
-def _backward_extremes(ctx, grad):
+def _backward_max_min(ctx, grad):
     arrays, (lhs, rhs, arg_lhs, arg_rhs) = _arrays.saved(ctx)
     needs_lhs, needs_rhs, *_ = ctx.wanted
     lhs_features, rhs_features = ctx.features
@@ -425,19 +433,19 @@ spmm_op = _operators.register(
     backward=_backward,
     setup_context=_setup_context,
 )
-extremes_op = _operators.register(
-    "spmm_extremes",
+max_min_op = _operators.register(
+    "spmm_max_min",
     f"({_INPUTS}, bool hub) -> (Tensor, Tensor, Tensor)",
-    _extremes_impl,
-    _extremes_fake,
+    _max_min_impl,
+    _max_min_fake,
     structure=Structure,
-    backward=_extremes_backward,
+    backward=_max_min_backward,
     setup_context=_setup_context,
 )
 
 
 def _sum_gradient(arrays: Structure, grad: Tensor, *_scales) -> Tensor:
-    return spmm_op(arrays.turned(), grad, None, "copy_lhs", "sum", 0.0)
+    return spmm_op(arrays.transposed(), grad, None, "copy_lhs", "sum", 0.0)
 
 
 FORMS = {
@@ -449,9 +457,9 @@ FORMS = {
 def _weighted_gradient(arrays: Structure, x, weight, grad: Tensor, needed) -> tuple[Tensor | None, Tensor | None]:
     of_x, of_weight = needed
     if of_x and of_weight and _fuses(x, weight.view(-1, 1), grad):
-        grad_x, grad_weight = _spmm_backward_op(arrays.turned(), x, weight.view(-1, 1), grad)
+        grad_x, grad_weight = _spmm_backward_op(arrays.transposed(), x, weight.view(-1, 1), grad)
         return grad_x, grad_weight.view(weight.shape)
-    grad_x = spmm_op(arrays.turned(), grad, weight.view(-1, 1), "mul", "sum", 0.0) if of_x else None
+    grad_x = spmm_op(arrays.transposed(), grad, weight.view(-1, 1), "mul", "sum", 0.0) if of_x else None
     grad_weight = weight_gradient(arrays, x, grad, (1,), "mul") if of_weight else None
     return grad_x, grad_weight
 

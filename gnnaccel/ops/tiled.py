@@ -44,9 +44,9 @@ class Tiled:
         """True if it is of nothing but plain tensors."""
         return self.graph.is_plain and all(t is None or type(t) is Tensor for t in (*self.own[0], *self.other[0]))
 
-    def turned(self) -> Tiled:
+    def transposed(self) -> Tiled:
         """The same edges reversed."""
-        return Tiled(self.graph.turned(), self.other, self.own)
+        return Tiled(self.graph.transposed(), self.other, self.own)
 
     def described(self, dots: bool) -> tuple:
         """The tiles for the binary."""
@@ -124,11 +124,11 @@ def _serves(graph: Graph, x: Tensor, features: int, of: str, backward: bool) -> 
     """`backward`: a gradient runs over the transposed graph, where tiles must pay too."""
     if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and tiles.pay(graph, features, of, x.dtype)):
         return False
-    turned = graph.transposed if backward else None
-    if turned is not None and not tiles.pay(turned, features, dtype=x.dtype):
+    transposed = graph.transposed if backward else None
+    if transposed is not None and not tiles.pay(transposed, features, dtype=x.dtype):
         return False
     serves = tiles.serve(graph, features, of, x.dtype)
-    return serves and (turned is None or tiles.serve(turned, features, dtype=x.dtype))
+    return serves and (transposed is None or tiles.serve(transposed, features, dtype=x.dtype))
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
@@ -199,7 +199,7 @@ def _spmm_backward(ctx, grad):
             count = tiled.graph.indptr.diff().clamp(min=1).to(torch.promote_types(grad.dtype, torch.float32))
             grad = (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
         if needs_x:
-            grad_x = _spmm_op(tiled.turned(), grad, weight, False, ctx.fast).reshape(ctx.shapes[0])
+            grad_x = _spmm_op(tiled.transposed(), grad, weight, False, ctx.fast).reshape(ctx.shapes[0])
         if needs_weight and ctx.shapes[1] is not None:
             flat_x, flat = (t.reshape(t.shape[0], math.prod(t.shape[1:])) for t in (x, grad))
             grad_weight = _sddmm_op(tiled, flat_x, flat, False, ctx.fast).reshape(ctx.shapes[1])
@@ -234,7 +234,7 @@ def _sddmm_backward(ctx, grad):
         """`other` of the far ends times grad, summed up at each source, or target: a gradient of `shape`."""
         # Weights are one per edge: a head is summed up after the other.
         split, weights = other.reshape(other.shape[0], heads, other.shape[-1]), grad.reshape(grad.shape[0], heads)
-        structure = tiled if over_targets else tiled.turned()
+        structure = tiled if over_targets else tiled.transposed()
         sums = [_spmm_op(structure, split[:, h], weights[:, h], False, ctx.fast) for h in range(heads)]
         return torch.stack(sums, 1).view(shape) if sums else other.new_zeros(shape)
 

@@ -10,8 +10,8 @@ from gnnaccel.graph import build, community, modes, reorder
 from gnnaccel.graph.csr import Graph
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
-from gnnaccel.tiles.gate import PAYS_EDGES, PAYS_FROM, reuse
-from gnnaccel.tiles.gate import pays as tiles_pay
+from gnnaccel.tiles.gate import MIN_COLUMN_REUSE, MIN_EDGES, column_reuse
+from gnnaccel.tiles.gate import is_profitable as tiles_pay
 
 WIDTHS = (16, 64, 256)
 _READS = {
@@ -56,7 +56,7 @@ class Advice:
     ----------
     order : Tensor [num_rows], int64
         Rows in communities: position -> row.
-    reuse, reuse_in_communities : float
+    hit_rate, hit_rate_in_communities : float
         Share of the nonzeros of a window of 8192 whose source was read before in it: with rows as given, and with rows
         in communities.
     in_order : bool
@@ -69,8 +69,8 @@ class Advice:
 
     communities: Communities
     order: Tensor
-    reuse: float
-    reuse_in_communities: float
+    hit_rate: float
+    hit_rate_in_communities: float
     in_order: bool
     reorder: bool
     advised: tuple[Advised, ...]
@@ -80,8 +80,8 @@ class Advice:
         lines = [
             f"{c.count:,} communities of {c.mean_size:.1f} nodes (deviation {c.size_deviation:.1f}, at most "
             f"{c.largest:,}), modularity {c.modularity:.2f}",
-            f"order: {self.reuse:.0%} of a window's reads are of sources it has read before, in communities "
-            f"{self.reuse_in_communities:.0%}: "
+            f"order: {self.hit_rate:.0%} of a window's reads are of sources it has read before, in communities "
+            f"{self.hit_rate_in_communities:.0%}: "
             + (
                 "gnnaccel.prepare(graph, reorder=True) takes rows so"
                 if self.reorder
@@ -117,14 +117,14 @@ def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
     modes.refuse("advise")
     order = reorder.row_order(graph, least_gain=None)
     assert order is not None  # without a least gain
-    reused, in_communities = reorder.reuse(graph), reorder.reuse(graph, order)
+    reused, in_communities = reorder.hit_rate(graph), reorder.hit_rate(graph, order)
     given = reorder.given_order(graph) is not None
-    tiles = reuse(graph) if graph.nnz >= PAYS_EDGES else 0.0
+    tiles = column_reuse(graph) if graph.nnz >= MIN_EDGES else 0.0
     return Advice(
         communities=_communities(graph, community.communities(graph)),
         order=order,
-        reuse=reused,
-        reuse_in_communities=in_communities,
+        hit_rate=reused,
+        hit_rate_in_communities=in_communities,
         in_order=given,
         reorder=graph.nnz >= reorder.REPAID_EDGES and 1 - in_communities <= (1 - reorder.LEAST_GAIN) * (1 - reused),
         advised=tuple(_advised(graph, width, given, tiles) for width in widths),
@@ -154,7 +154,7 @@ def _advised(graph: Graph, width: int, clustered: bool, tiles: float) -> Advised
     degree = graph.nnz / max(graph.num_rows, 1)
     if tiles_pay(tiles, degree, width, "sum"):
         return Advised(
-            width, "tiles on tensor cores", f"a column of 16 rows serves {tiles:.1f} edges, {PAYS_FROM:g} pay"
+            width, "tiles on tensor cores", f"a column of 16 rows serves {tiles:.1f} edges, {MIN_COLUMN_REUSE:g} pay"
         )
     lanes = worklist.lanes_of(4 * width)
     plan = rules.plan_of(graph, lanes, clustered)

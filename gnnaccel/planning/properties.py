@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import tiles
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
-from gnnaccel.tiles.gate import PAYS_FROM
+from gnnaccel.tiles.gate import MIN_COLUMN_REUSE
 
 SHAPES = ((16, 8), (16, 16), (8, 8))  # of tiles: the first is what the kernel takes
 
@@ -25,7 +25,7 @@ class TileCount:
         Of the matrix as it lies, at multiples of width; and after sparse graph translation (Tiles).
     density : float
         Edges per place of a translated block.
-    reuse : float
+    column_reuse : float
         Edges per distinct column of a window of rows.
     """
 
@@ -34,7 +34,7 @@ class TileCount:
     plain: int
     translated: int
     density: float
-    reuse: float
+    column_reuse: float
 
     @property
     def saved(self) -> float:
@@ -42,9 +42,9 @@ class TileCount:
         return 1 - self.translated / self.plain if self.plain else 0.0
 
     @property
-    def pays(self) -> bool:
+    def is_profitable(self) -> bool:
         """True if tiles are faster than the kernels for CUDA cores, unless the graph is small."""
-        return self.reuse >= PAYS_FROM
+        return self.column_reuse >= MIN_COLUMN_REUSE
 
 
 @dataclass(frozen=True)
@@ -111,4 +111,4 @@ def _tiles(graph: Graph, rows: Tensor, height: int, width: int) -> TileCount:
     made = tiles.of(graph, height, width)
     across = -(-max(graph.num_cols, 1) // width)
     plain = torch.unique((rows // height) * across + graph.indices.long() // width).numel()
-    return TileCount(height, width, plain, made.num_blocks, made.density, made.reuse())
+    return TileCount(height, width, plain, made.num_blocks, made.density, made.column_reuse())

@@ -26,7 +26,7 @@ from gnnaccel.ops.attention import FUSED_DTYPES
 from gnnaccel.ops.dot_attention import MAX_CUDA_HEAD_BYTES, dot_attention_op
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
-from gnnaccel.ops.spmm import extremes_op, spmm_op
+from gnnaccel.ops.spmm import max_min_op, spmm_op
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, unserved
 from gnnaccel.pyg_backend.rules import REDUCES, WEIGHTS, collects_otherwise
 
@@ -201,7 +201,7 @@ def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -
     weight, message = (None, "copy_lhs") if weight is None else (weight.view(-1, 1), "mul")
     if reduce in ("sum", "mean"):
         return spmm_op(graph, source, weight, message, reduce, 0.0)
-    return extremes_op(graph, source, weight, message, reduce, 0.0, False)[0]
+    return max_min_op(graph, source, weight, message, reduce, 0.0, False)[0]
 
 
 def _transformer(conv, kind, edge_index, query=None, key=None, value=None, edge_attr=None, size=None) -> Tensor | None:

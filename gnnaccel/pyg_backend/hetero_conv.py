@@ -25,7 +25,7 @@ from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
 from gnnaccel.ops.ready import ONCE
 from gnnaccel.ops.relation_layers import Target, relation_layers
-from gnnaccel.ops.relation_sums import Own, Term, pays
+from gnnaccel.ops.relation_sums import Own, Term, is_profitable
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer
 from gnnaccel.pyg_backend.classes import is_accelerated
@@ -158,7 +158,7 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
             continue
         calls[id(layer)] = module, edge_type
     for target, together in found.sums.items():
-        if together and (len(together) == 1 or not pays([layer.term for layer in together])):
+        if together and (len(together) == 1 or not is_profitable([layer.term for layer in together])):
             found.others[target] += [calls[id(layer)] for layer in together]
             found.sums[target] = []
     for key, by_target in list(found.attending.items()):

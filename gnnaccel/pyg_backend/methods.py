@@ -52,13 +52,13 @@ def make_methods(plain: Any) -> dict[str, Callable]:
                 continue
             if getattr(plain, name) is function and uses_helpers(function):
                 members[name] = _make_bound(plain, name, function)
-    turned = _TURNED.get(plain.forward)
-    if turned is not None:
-        members["forward"] = turned(members.get("forward", plain.forward))
+    transposed = _TURNED.get(plain.forward)
+    if transposed is not None:
+        members["forward"] = transposed(members.get("forward", plain.forward))
     hides = plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted)
     if hides:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
-    if hides or turned is not None:  # they hand from one method to the next what is ours
+    if hides or transposed is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
     tables = (forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention)
     for table in (module.FORWARDS for module in tables):

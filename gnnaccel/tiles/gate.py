@@ -12,10 +12,10 @@ from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, translate
 
 # Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
 # about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
-PAYS_EDGES = 200_000  # of the graph, at least
-PAYS_FROM = 4.0  # of reuse, in windows of 16 rows
-_PAYS_DEGREE = 16  # edges of a row, in the mean
-_PAYS_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row of features, at least
+MIN_EDGES = 200_000  # of the graph, at least
+MIN_COLUMN_REUSE = 4.0  # of reuse, in windows of 16 rows
+_MIN_DEGREE = 16  # edges of a row, in the mean
+_MIN_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row of features, at least
 _DENSE_REUSE, _DENSE_DEGREE = 8.0, 64  # both: sums of 16 numbers too
 _SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
 
@@ -29,7 +29,7 @@ class _Known:
     # By features, of float32: whether sums by tiles were the faster ones.
     measured: dict[int, bool] = field(default_factory=dict)
     # Of windows of 16 rows, or an estimate; 0: tiles will not do; None: not asked.
-    reuse: float | None = None
+    column_reuse: float | None = None
 
 
 _SLOT = "tiles"
@@ -72,8 +72,8 @@ def of(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
         known = graph.slot(_SLOT, _Known)
         with torch.inference_mode(False), torch.no_grad():
             made = translate(graph, height, width)
-            if known.reuse and (height, width) == KERNEL_SIZE:
-                known.reuse = made.reuse()  # in place of an estimate
+            if known.column_reuse and (height, width) == KERNEL_SIZE:
+                known.column_reuse = made.column_reuse()  # in place of an estimate
         known.made[height, width] = made
     return known.made[height, width]
 
@@ -81,15 +81,15 @@ def of(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
 def look(graph: Graph) -> None:
     """Estimate, once, whether tiles pay."""
     known = graph.slot(_SLOT, _Known)
-    if known.reuse is not None:
+    if known.column_reuse is not None:
         return
-    known.reuse = 0.0
-    if graph.nnz < PAYS_EDGES:
+    known.column_reuse = 0.0
+    if graph.nnz < MIN_EDGES:
         return
     made = known.made.get(KERNEL_SIZE)
     try:
         with torch.inference_mode(False), torch.no_grad():
-            known.reuse = reuse(graph) if made is None else made.reuse()
+            known.column_reuse = column_reuse(graph) if made is None else made.column_reuse()
     except torch.OutOfMemoryError:
         _warn(graph, "no memory to look for tiles")
 
@@ -105,8 +105,8 @@ def pay(graph: Graph, features: int | None = None, kind: str = "sum", dtype: tor
     if kind == "sum" and dtype is torch.float32 and features in known.measured:
         return known.measured[features]
     if features is None:
-        return (known.reuse or 0.0) >= PAYS_FROM
-    return pays(known.reuse or 0.0, graph.nnz / max(graph.num_rows, 1), features, kind)
+        return (known.column_reuse or 0.0) >= MIN_COLUMN_REUSE
+    return is_profitable(known.column_reuse or 0.0, graph.nnz / max(graph.num_rows, 1), features, kind)
 
 
 def serve(graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
@@ -120,7 +120,7 @@ def serve(graph: Graph, features: int | None = None, kind: str = "sum", dtype: t
         try:
             of(graph, *KERNEL_SIZE)
         except torch.OutOfMemoryError:
-            known.reuse = 0.0
+            known.column_reuse = 0.0
             _warn(graph, "no memory for tiles")
         if not pay(graph, None, kind):
             known.made.pop(KERNEL_SIZE, None)
@@ -135,7 +135,7 @@ def decide(graph: Graph, features: int, faster: bool) -> None:
 def inherit(graph: Graph, other: Graph) -> None:
     """What is known of `other`, with nearly the same edges, holds here too; tiles are translated when needed."""
     known, given = graph.slot(_SLOT, _Known), other.slot(_SLOT, _Known)
-    known.measured, known.reuse = dict(given.measured), given.reuse
+    known.measured, known.column_reuse = dict(given.measured), given.column_reuse
 
 
 def forget_measured(graph: Graph) -> None:
@@ -147,8 +147,8 @@ def _warn(graph: Graph, what: str) -> None:
     logging.getLogger("gnnaccel").warning("%s: %s; its kernels do without", graph, what)
 
 
-def reuse(graph: Graph, height: int = 16) -> float:
-    """About what `Tiles.reuse` would be, from a sample of the windows; synchronises. Takes a sort of their nonzeros."""
+def column_reuse(graph: Graph, height: int = 16) -> float:
+    """About what `Tiles.column_reuse` would be, from a sample of the windows, whose nonzeros it sorts; synchronises."""
     windows = -(-graph.num_rows // height)
     if graph.nnz == 0:
         return 0.0
@@ -170,10 +170,10 @@ def reuse(graph: Graph, height: int = 16) -> float:
     return row.numel() / max(int(most.sum()), 1)
 
 
-def pays(reuse: float, degree: float, features: int, kind: str) -> bool:
+def is_profitable(column_reuse: float, degree: float, features: int, kind: str) -> bool:
     """True if the "sum" of rows of `features` numbers, or their "dot", is to go by tiles on a GPU, of a graph that is
     not small; `degree`: edges of a row, in the mean."""
-    if reuse < PAYS_FROM or degree < _PAYS_DEGREE:
+    if column_reuse < MIN_COLUMN_REUSE or degree < _MIN_DEGREE:
         return False
-    dense = reuse >= _DENSE_REUSE and degree >= _DENSE_DEGREE
-    return features >= (16 if dense and kind == "sum" else _PAYS_FEATURES[kind])
+    dense = column_reuse >= _DENSE_REUSE and degree >= _DENSE_DEGREE
+    return features >= (16 if dense and kind == "sum" else _MIN_FEATURES[kind])

@@ -75,7 +75,7 @@ class Tiles:
         """The tensors it is made of."""
         return [self.edge_columns, self.window_ptr, self.columns, self.bits, self.block_ptr, self.edges]
 
-    def reuse(self) -> float:
+    def column_reuse(self) -> float:
         """Nonzeros per distinct column of a window: how often a gathered row is used; 0 without nonzeros."""
         distinct = int((self.columns >= 0).sum())
         return self.edges.numel() / distinct if distinct else 0.0

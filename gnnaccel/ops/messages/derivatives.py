@@ -86,7 +86,7 @@ def _adjoints(b: Builder, seeds: list[tuple[Value, Value]]) -> dict[int, Value]:
         if value.op == "leaf":
             leaves[value.numbers[0]] = gradient
             continue
-        rule = _RULES.get(value.op)  # comparisons, signs, winners and numbers have none
+        rule = _RULES.get(value.op)  # comparisons, signs, argmax and numbers have none
         if rule is not None:
             for arg, part in zip(value.args, rule(b, value, gradient), strict=True):
                 if part is not None:
@@ -98,7 +98,7 @@ class Half(NamedTuple):
     """The gradients that one walk makes: a program, its operands, and whose gradients its outputs are.
 
     operands : numbers of the program's leaves, and behind them of what the backward pass is given: for each output of
-        the program its gradient and, for a max or min, its winners.
+        the program its gradient and, for a max or min, its argmax.
     targets : the leaf of each output, and through which shapes its rows go until they are those of the leaf, each by a
         sum over features or a reshape.
     """
@@ -111,7 +111,7 @@ class Half(NamedTuple):
 def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int, Value]]:
     """The gradient to each leaf, of one edge, where outputs that are `given` have one."""
     leaves = list(program.leaves)
-    seeds = []  # leaf of the gradient, and of the winners
+    seeds = []  # leaf of the gradient, and of the argmax
     for output, has in zip(program.outputs, given, strict=True):
         if not has:
             seeds.append((-1, -1))
@@ -126,12 +126,12 @@ def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int
     b = Builder(leaves)
     values = b.again(program, range(len(program.leaves)))
     starts = []
-    for output, (gradient, winners) in zip(program.outputs, seeds, strict=True):
+    for output, (gradient, argmax) in zip(program.outputs, seeds, strict=True):
         if gradient < 0:
             continue
         seed = b.leaf(gradient)
-        if winners >= 0:
-            seed = b.keep(b.make("winner", (b.leaf(winners),), (), seed.features), seed)
+        if argmax >= 0:
+            seed = b.keep(b.make("winner", (b.leaf(argmax),), (), seed.features), seed)
         starts.append((values[output.step], seed))
     return b, _adjoints(b, starts)
 

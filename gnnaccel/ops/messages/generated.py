@@ -70,14 +70,14 @@ def _form(program: Program, leaves: tuple, outputs: tuple, index: str, aligned: 
 
 
 def walk(
-    arrays: Structure, program: Program, operands: Sequence[Tensor], outs: Sequence[Tensor], winners: Sequence[Tensor]
+    arrays: Structure, program: Program, operands: Sequence[Tensor], outs: Sequence[Tensor], argmax: Sequence[Tensor]
 ) -> None:
-    """Fill the outputs of a program, and the winners of its maxima and minima.
+    """Fill the outputs of a program, and the argmax of its maxima and minima.
 
     operands : contiguous, one for each leaf.
     """
     device = arrays.device
-    addresses = [lib.pointer(x) for x in (*operands, *outs, *winners)]
+    addresses = [lib.pointer(x) for x in (*operands, *outs, *argmax)]
     together = 0
     for address in addresses:
         together |= address
@@ -114,7 +114,7 @@ def walk(
     ]
     wide = torch.float64 if "f64" in (*form.leaves, *form.outputs) else torch.float32
     kept = []  # until the launches are on the stream
-    of_winners = iter(addresses[len(operands) + len(outs) :])
+    of_argmax = iter(addresses[len(operands) + len(outs) :])
     for output, out, address in zip(program.outputs, outs, addresses[len(operands) :], strict=False):
         extreme = output.reduce in ("max", "min")
         part = pos = None
@@ -123,7 +123,7 @@ def walk(
             part = out.new_empty(shape, dtype=wide)
             pos = arrays.indptr.new_empty(shape) if extreme else None
             kept += [part, pos]
-        words += [address, next(of_winners) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
+        words += [address, next(of_argmax) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
     given = (ctypes.c_uint64 * len(words))(*words)
     in_block = THREADS // (source.lanes * source.others)
     grid = (-(-workers // in_block), source.slices)

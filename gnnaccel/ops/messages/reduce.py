@@ -186,16 +186,16 @@ def _dispatched(arrays: Structure, program: Program, operands: list[Tensor], dty
 
 
 class _Messages(torch.autograd.Function):
-    """A walk and, behind its outputs, the winners of its maxima and minima."""
+    """A walk and, behind its outputs, the argmax of its maxima and minima."""
 
     @staticmethod
     def forward(ctx, run, arrays, program, dtypes, *operands):
         outs = run(arrays, program, list(operands), dtypes)
-        winners = outs[len(dtypes) :]
+        argmax = outs[len(dtypes) :]
         ctx.program = program
-        _arrays.save(ctx, arrays, *operands, *winners)
-        if winners:
-            ctx.mark_non_differentiable(*winners)
+        _arrays.save(ctx, arrays, *operands, *argmax)
+        if argmax:
+            ctx.mark_non_differentiable(*argmax)
         ctx.set_materialize_grads(False)
         return tuple(outs)
 
@@ -203,20 +203,20 @@ class _Messages(torch.autograd.Function):
     def backward(ctx, *grads):
         arrays, kept = _arrays.saved(ctx)
         program: Program = ctx.program
-        operands, winners = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
+        operands, argmax = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
         wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
         if any(g is not None and _is_batched(g) for g in grads):
             return None, None, None, None, *_of_many(arrays, program, operands, wanted, grads)
         seeds: list[Tensor] = []
         for output, grad in zip(program.outputs, grads, strict=True):
-            winner = next(winners) if output.reduce in ("max", "min") else None
+            argmax = next(argmax) if output.reduce in ("max", "min") else None
             if grad is None:
                 continue
             if output.reduce == "mean":
                 degrees = arrays.indptr.diff().clamp_(min=1).to(grad.dtype)
                 grad = grad / degrees.view(-1, *(1,) * (grad.dim() - 1))
-            seeds += [grad] if winner is None else [grad, winner]
+            seeds += [grad] if argmax is None else [grad, argmax]
         given = tuple(g is not None for g in grads)
         found = gradients_of(arrays, program, operands, wanted, seeds, given)
         return None, None, None, None, *found
@@ -226,7 +226,7 @@ def gradients_of(
     arrays: Structure, program: Program, operands: list[Tensor], wanted: tuple, seeds: list[Tensor], given: tuple
 ) -> list[Tensor | None]:
     """Gradients of the `wanted` operands of a program. seeds: the gradients of those outputs that have one `given`,
-    those of means by the degrees, of extremes with their winners behind them."""
+    those of means by the degrees, of extremes with their argmax behind them."""
     found: list[Tensor | None] = [None] * len(operands)
     pairs = [] if arrays.indptr.is_cuda else [p for p in twins(program, wanted, given) if _may_stand(operands, *p)]
     sources = {source for source, _ in pairs}
@@ -235,9 +235,9 @@ def gradients_of(
     if here is not None:
         _fill(found, arrays, here, operands, [*operands, *seeds])
     if there is not None:
-        _fill(found, arrays.turned(), there, operands, [*operands, *seeds])
+        _fill(found, arrays.transposed(), there, operands, [*operands, *seeds])
     for source, edge in pairs:  # rows that are there need no messages made again
-        found[source] = spmm_op(arrays.turned(), None, found[edge], "copy_rhs", "sum", 0.0)
+        found[source] = spmm_op(arrays.transposed(), None, found[edge], "copy_rhs", "sum", 0.0)
     for i, operand in enumerate(operands):
         if wanted[i] and found[i] is None:
             found[i] = torch.zeros_like(operand)
@@ -290,18 +290,18 @@ _DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
 
 
 def _allocate(arrays: Structure, program: Program, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """The outputs, and the winners of those that have some."""
-    outs, winners = [], []
+    """The outputs, and the argmax of those that have some."""
+    outs, argmax = [], []
     for output, dtype in zip(program.outputs, dtypes, strict=True):
         shape = (arrays.nnz if output.reduce == "none" else arrays.num_rows, *program.steps[output.step].features)
         outs.append(arrays.indptr.new_empty(shape, dtype=dtype))
         if output.reduce in ("max", "min"):
-            winners.append(arrays.indptr.new_empty(shape))
-    return outs + winners
+            argmax.append(arrays.indptr.new_empty(shape))
+    return outs + argmax
 
 
 def walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
-    """A walk: its outputs and winners."""
+    """A walk: its outputs and argmax."""
     outs = _allocate(arrays, program, dtypes)
     if not any(map(Tensor.numel, outs)):
         return outs

@@ -136,7 +136,7 @@ class _Kernel:
         ]
         lines += [f"  const {TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
         for o, kind in enumerate(form.outputs):
-            lines += [f"  {TYPES[kind]}* out{o};", f"  I* winners{o};", f"  A* part{o};", f"  I* pos{o};"]
+            lines += [f"  {TYPES[kind]}* out{o};", f"  I* argmax{o};", f"  A* part{o};", f"  I* pos{o};"]
         return [*lines, "};", "", "}  // namespace", ""]
 
     def _walk(self, together: bool, threads: int) -> list[str]:
@@ -298,7 +298,7 @@ class _Kernel:
         lines.append(f"    store<{count}>(p.out{o} + to, {mine});")
         if extreme:
             lines.append(
-                f"    if (p.winners{o}) FOR(i, {count}) p.winners{o}[to + i] = "
+                f"    if (p.argmax{o}) FOR(i, {count}) p.argmax{o}[to + i] = "
                 f"{whose} >= 0 && p.edge_ids ? __ldg(p.edge_ids + {whose}) : {whose};"
             )
         return [*lines, "  }", "}"]
@@ -344,7 +344,7 @@ class _Kernel:
             lines.append(f"    narrow(static_cast<A>(value), p.out{o} + to);")
             if extreme:
                 lines.append(
-                    f"    if (p.winners{o}) p.winners{o}[to] = "
+                    f"    if (p.argmax{o}) p.argmax{o}[to] = "
                     "p.edge_ids ? __ldg(p.edge_ids + state.pos) : static_cast<I>(state.pos);"
                 )
             lines += ["  }", "};", ""]
