@@ -201,6 +201,11 @@ def _data_of(obj: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         found = [{name: obj[name] for name in names} for names in (obj.node_attrs(), obj.edge_attrs())]
         found[1].pop("edge_index", None)
     elif hasattr(obj, "ndata") and hasattr(obj, "edata"):
+        if len(obj.ntypes) != 1 or len(obj.etypes) != 1:
+            raise ValueError(
+                f"partition: graph_or_data: expected a homogeneous DGLGraph, got node types {obj.ntypes} and edge "
+                f"types {obj.etypes}"
+            )
         found = [dict(obj.ndata), dict(obj.edata)]
     else:
         return {}, {}
