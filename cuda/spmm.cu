@@ -75,7 +75,7 @@ Choice choose(const SpmmCall& call) {
   Kernel kernel = !call.work.items || wanted == SpmmKernel::balanced ? Kernel::balanced
                   : wanted == SpmmKernel::groups                     ? Kernel::groups
                                                                      : Kernel::rows;
-  if (call.extreme()) {  // spmm_rows keeps positions of argmax in 32 bits
+  if (call.extreme()) {  // spmm_rows keeps positions of nonzeros in 32 bits
     kernel =
         call.work.items && wanted != SpmmKernel::groups && call.graph.nnz <= INT32_MAX ? Kernel::rows : Kernel::general;
   }

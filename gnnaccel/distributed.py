@@ -180,7 +180,8 @@ def estimate(
         raise ValueError(f"estimate: hidden: expected a multiple of {heads} heads, got {hidden}")
     with modes.outside_inference(grad=False):
         graph = api.as_graph(graph_or_data, num_nodes)
-        if not gpus or not all(1 <= count <= graph.num_rows for count in gpus):
+        counts = [count if type(count) is int else 0 for count in gpus]
+        if not gpus or not all(1 <= count <= graph.num_rows for count in counts):
             raise ValueError(f"estimate: gpus: expected numbers from 1 to {graph.num_rows} nodes, got {list(gpus)}")
         cuts = [estimates.cut_of(graph, count, method) for count in gpus]
     if stands_for is not None:
@@ -188,6 +189,8 @@ def estimate(
             raise ValueError(f"estimate: stands_for: expected nodes and edges of at least 1, got {stands_for}")
         times = stands_for[0] / graph.num_rows, stands_for[1] / graph.nnz
         cuts = [found.scaled(*times) for found in cuts]
+    if speed == "here" and graph.nnz == 0:
+        raise ValueError("estimate: speed: expected a graph with edges to measure 'here', got one without")
     found = rates.H100 if speed == "h100" else rates.measured(graph)
     described = estimates.Model(model, feats, hidden, layers, classes, heads)
     return estimates.estimate(cuts, described, found, memory_gib=memory_gib, link_gbs=link_gbs, latency_us=latency_us)

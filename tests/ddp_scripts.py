@@ -6,6 +6,7 @@ its losses. All neighbours are sampled, in the order of nodes, so that runs comp
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -85,6 +86,7 @@ def train(rank, size, kind, folder):
             optimizer.step()
             losses.append(loss.item())
     torch.save(losses, f"{folder}/losses{rank}.pt")
+    time.sleep(0.5)  # a gloo thread that still drops Python's objects when its group dies waits for ever (torch 2.13)
 
 
 def spawned(rank, size, kind, folder):

@@ -2,6 +2,8 @@
 training nodes. test_distributed_sampled.py runs it under the flag; nothing here knows of gnnaccel."""
 
 import os
+import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,11 +35,8 @@ def main():
             optimizer.step()
             losses.append(loss.item())
     assert losses[-1] < losses[0]
-    for parameter in model.parameters():
-        every = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, parameter.detach())
-        assert all(torch.equal(other, parameter) for other in every)
-    print("parameters agree")
+    torch.save(model.state_dict(), f"{sys.argv[1]}/{rank}.pt")
+    time.sleep(0.5)  # a gloo thread that still drops Python's objects when its group dies waits for ever (torch 2.13)
     dist.destroy_process_group()
 
 

@@ -74,8 +74,10 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         results += [ops.spmm(graph, x, full, "add", reduce), ops.spmm(graph, None, full, "copy_rhs", reduce)]
     sum(r.float().square().sum() for r in results).backward()
     for values in (scalar.detach(), full.detach()):
-        ordered, back = _edge_order.room(values, 2)
-        _edge_order.by_id(_edge_order.in_order(values, graph.edge_ids, ordered), graph.edge_ids, back)
+        ordered, back = _edge_order.try_empty_like(values, 2)
+        _edge_order.scatter_edge_values(
+            _edge_order.gather_edge_values(values, graph.edge_ids, ordered), graph.edge_ids, back
+        )
 
 
 def run_kept(graph: Graph) -> None:

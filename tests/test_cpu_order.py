@@ -98,9 +98,9 @@ def test_values_of_edges_in_order(index, dtype):
     edge_ids = torch.randperm(301).to(index)
     for shape in ((), (1,), (3,), (2, 4), (16,)):
         x = torch.randn(301, *shape).to(dtype)
-        ordered, back = _edge_order.room(x, 2)
-        assert torch.equal(_edge_order.in_order(x, edge_ids, ordered), x[edge_ids.long()])
-        assert torch.equal(_edge_order.by_id(ordered, edge_ids, back), x)
+        ordered, back = _edge_order.try_empty_like(x, 2)
+        assert torch.equal(_edge_order.gather_edge_values(x, edge_ids, ordered), x[edge_ids.long()])
+        assert torch.equal(_edge_order.scatter_edge_values(ordered, edge_ids, back), x)
 
 
 def test_no_room_for_another_order(monkeypatch, caplog):
@@ -110,7 +110,7 @@ def test_no_room_for_another_order(monkeypatch, caplog):
     _edge_order._say_once.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_like", refused)
-        assert _edge_order.room(torch.zeros(3)) == _edge_order.room(torch.zeros(3), 2) == []
+        assert _edge_order.try_empty_like(torch.zeros(3)) == _edge_order.try_empty_like(torch.zeros(3), 2) == []
     assert [r.message for r in caplog.records] == [
         "no memory to bring values of edges in order; kernels look them up, slower"
     ]

@@ -187,14 +187,14 @@ def test_sums_by_plan(kernel, lanes, dtype):
 def in_order(monkeypatch):
     """Sets whether values of edges are brought into the order of the nonzeros first, where an op can."""
 
-    room_of = _edge_order.room
+    room_of = _edge_order.try_empty_like
 
     def choose(yes: bool, room: bool = True) -> None:
         for op in ("spmm", "sddmm", "edge_softmax", "gatv2", "dot_attention"):
             module = importlib.import_module(f"gnnaccel.ops.{op}")
             name = "brings_in_order" if op == "spmm" else "is_profitable"
             monkeypatch.setattr(module, name, lambda given, *_: yes and getattr(given, "edge_ids", given) is not None)
-            monkeypatch.setattr(module, "room", lambda x, count=1: room_of(x, count) if room else [])
+            monkeypatch.setattr(module, "try_empty_like", lambda x, count=1: room_of(x, count) if room else [])
 
     return choose
 
@@ -239,11 +239,11 @@ def test_order_of_edges(index, dtype):
     edge_ids = torch.randperm(3001, device=DEVICE).to(index)
     for shape in ((), (1,), (2,), (3,), (4,), (2, 4), (5,), (16,)):
         x = rand(3001, *shape, dtype=dtype)
-        (out,) = _edge_order.room(x)
-        assert torch.equal(_edge_order.in_order(x, edge_ids, out), x[edge_ids.long()])
-        assert torch.equal(_edge_order.by_id(x[edge_ids.long()], edge_ids, out), x)
+        (out,) = _edge_order.try_empty_like(x)
+        assert torch.equal(_edge_order.gather_edge_values(x, edge_ids, out), x[edge_ids.long()])
+        assert torch.equal(_edge_order.scatter_edge_values(x[edge_ids.long()], edge_ids, out), x)
         odd = rand(3002, *shape, dtype=dtype)[1:]  # an address that only a value divides
-        assert torch.equal(_edge_order.in_order(odd, edge_ids, out), odd[edge_ids.long()])
+        assert torch.equal(_edge_order.gather_edge_values(odd, edge_ids, out), odd[edge_ids.long()])
 
 
 @pytest.mark.parametrize(

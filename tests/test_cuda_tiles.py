@@ -248,7 +248,7 @@ def test_no_memory_for_tiles_is_said_and_survived(by_tiles, monkeypatch, caplog)
         raise torch.OutOfMemoryError("none")
 
     torch.use_deterministic_algorithms(False)
-    for name, words in (("reuse", "no memory to look for tiles"), ("translate", "no memory for tiles")):
+    for name, words in (("column_reuse", "no memory to look for tiles"), ("translate", "no memory for tiles")):
         graph, x = dense_blocks(), rand(1024, 64)
         with monkeypatch.context() as patched:
             patched.setattr(gate, name, out_of_memory)

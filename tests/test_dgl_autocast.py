@@ -21,11 +21,13 @@ def test_autocast(name):
         with torch.autocast("cpu", torch.bfloat16):
             return call(*arguments)
 
-    want, got, _ = both(widened, inputs, module, grad=where not in case.no_backward)
+    grad = where not in case.no_backward
+    want, got, _ = both(widened, inputs, module, grad=grad)
     if not isinstance(want, dict):
         assert isinstance(got, dict) if name in OURS_ALONE else got[0] == want[0]
         return
     assert isinstance(got, dict) and got.keys() == want.keys(), got
+    exact, _, _ = both(call, inputs, module, grad=grad)
     for key, right in want.items():
         if not isinstance(right, torch.Tensor):
             continue
@@ -34,5 +36,7 @@ def test_autocast(name):
             finite = right.isfinite()
             assert torch.equal(finite, got[key].isfinite()), key
             error = (got[key].float() - right.float())[finite].abs()
-            # bfloat16 keeps 8 bits, and may be rounded at other places.
-            assert not error.numel() or error.max() <= 3e-2 * right.float()[finite].abs().max().clamp(min=1e-6), key
+            # bfloat16 keeps 8 bits, and may be rounded at other places: by as much again as DGL's result is off.
+            off = (exact[key].float() - right.float())[finite].abs()
+            allowed = 3e-2 * right.float()[finite].abs().max().clamp(min=1e-6) + 2 * off.max() if error.numel() else 0
+            assert not error.numel() or error.max() <= allowed, key

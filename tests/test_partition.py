@@ -85,6 +85,13 @@ def test_balance_by_nodes_and_cut(name, parts, most):
     assert float((label[edges[0]] != label[edges[1]]).double().mean()) < most
 
 
+@pytest.mark.parametrize("nodes, parts", [(200, 50), (100, 100), (300, 120)])
+def test_no_part_is_empty(nodes, parts):
+    edges = random_graph(nodes, 6 * nodes)
+    label = assign.assign(gnnaccel.as_graph(edges, nodes), parts, "communities", by_nodes=True)
+    assert torch.bincount(label, minlength=parts).min() > 0
+
+
 def test_planted_communities_are_found():
     size, count = 40, 4
     generator = torch.Generator().manual_seed(0)

@@ -456,7 +456,7 @@ def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
 
     def program(wrap):
         found = []
-        for make in (PLAIN["Graph"], lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False)):
+        for make in (PLAIN["Graph"], lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False), PLAIN["Transformer"]):
             graph = data(8)
             model = wrap(nn.HeteroConv({r: make(n) for n, r in enumerate(RELATIONS)}))
             for _ in range(3):
@@ -465,6 +465,21 @@ def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
                 backward(out["author"])
             found.append((out, grads(model, graph.x_dict)))
         return found
+
+    same(program)
+
+
+def test_layers_that_draw_numbers_do_so_in_the_order_of_edge_types(always):
+    def program(wrap):
+        graph, out = data(8), []
+        convs = {}
+        for n, relation in enumerate(RELATIONS):
+            drop = nn.GATConv((-1, -1), 8, add_self_loops=False, dropout=0.5)
+            convs[relation] = PLAIN["SAGE"](n) if n % 2 else drop
+        model = wrap(nn.HeteroConv(convs))
+        for _ in range(7):
+            out.append(model(graph.x_dict, graph.edge_index_dict))
+        return out
 
     same(program)
 

@@ -44,7 +44,7 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
         from a mean degree of 128 on, which keeps communities whole, whose rows then run in step by length:
         reddit-like, 64 features on an H200, 2.07 ms with 16384 and 2.41 with 4096.
     least_gain : float or None
-        Share by which the order must lower the distinct columns per nonzero (1 - `reuse`); None: give it anyway.
+        Share by which the order must lower the distinct columns per nonzero (1 - `hit_rate`); None: give it anyway.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def given_order(graph: Graph) -> Tensor | None:
 
     None also of a small graph.
 
-    Synchronises: it counts sources in a sample (`reuse`).
+    Synchronises: it counts sources in a sample (`hit_rate`).
     """
     if graph.nnz < _FEW_WINDOWS * _WINDOW:
         return None
@@ -151,7 +151,7 @@ def given_order(graph: Graph) -> Tensor | None:
 def hit_rate(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> float:
     """Share of nonzeros whose column an earlier nonzero of the same window of consecutive nonzeros has read.
 
-    reuse = 1 - (distinct columns) / nonzeros, mean over windows: the share of gathers that a small cache can save.
+    hit rate = 1 - (distinct columns) / nonzeros, mean over windows: the share of gathers that a small cache can save.
 
     Parameters
     ----------

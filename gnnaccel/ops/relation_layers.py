@@ -286,8 +286,13 @@ class _Layers(torch.autograd.Function):
             for place, each in zip(walk.features, parts, strict=True):
                 if place in reached:
                     found[place] = each if found[place] is None else found[place] + each
+        if not _keeps_graph():
+            ctx.features = ctx.targets = ctx.calls = None  # as autograd drops what is saved
         return None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
 
+
+# Whether autograd is to keep what the graph saved, for another backward (torch 2.4 does not say).
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
 _layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]

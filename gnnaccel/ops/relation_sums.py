@@ -24,7 +24,7 @@ from gnnaccel.ops.spmm import spmm
 Kept = Callable[[Hashable, Callable[[], Any]], Any]
 _READ = 8  # multiplications of a matrix product that take as long as reading one feature of an edge
 # Multiplications of a matrix product that take as long as to call it, forward and backward; and the largest part of all
-# rows of which it is_profitable to leave the others out (EPYC, one thread).
+# rows of which it pays to leave the others out (EPYC, one thread).
 _PRODUCT, _PART = 600_000, 0.7
 
 

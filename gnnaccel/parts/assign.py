@@ -25,6 +25,7 @@ _FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thre
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
 _STARTS = 8  # parts that grow from other nodes
+_LOOKED_AT, _MOST_LOOKED_AT = 1 << 24, 1 << 26  # nodes times moves times parts, in sweeps of all cuts and of one
 _KEPT, _CHEAP = 4, 1 << 21  # so many cuts are carried on, into networks of at most so many edges
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
@@ -127,21 +128,40 @@ def _by_communities(graph: Graph, size: Tensor, parts: int, in_order: bool) -> T
     if in_order:
         order = _nested_order(levels[len(steps) :], order)
     starts = [_ranges(order, sizes[-1], parts)]
-    if _is_small(networks[-1], parts):
+    if _sweeps(networks[-1], parts) > 1:
         starts += _grown(networks[-1], sizes[-1], parts)
     for level in reversed(range(len(networks))):
         if level < len(steps):
             starts = [start[steps[level]] for start in starts]
-        starts = [_improved(networks[level], sizes[level], start, caps, parts) for start in starts]
-        if len(starts) > 1:
-            few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
-            starts = _best(networks[level], sizes[level], starts, caps, parts, few, last=level == 0)
-    return starts[0][place]
+        around = networks[level], sizes[level]
+        starts = [_refined(*around, start, caps, parts) for start in starts]
+        if swept := _sweeps(networks[level], parts):
+            starts = _best(*around, starts, caps, parts, swept, last=False)
+            starts = [_swept(*around, start, caps, parts) for start in starts]
+        few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
+        starts = _best(*around, starts, caps, parts, few, last=level == 0)
+    return _without_empty(starts[0][place], parts)
 
 
-def _is_small(network: Network, parts: int) -> bool:
-    """True where one node at a time may be moved, of which each move looks at all parts."""
-    return network.num_nodes <= _SMALL and parts <= _FEW
+def _sweeps(network: Network, parts: int) -> int:
+    """How many cuts may be swept, of which each move looks at all nodes and parts."""
+    each = network.num_nodes**2 * parts
+    if network.num_nodes > _SMALL or each > _MOST_LOOKED_AT:
+        return 0
+    return min(_STARTS + 1, max(1, _LOOKED_AT // max(each, 1)))
+
+
+def _without_empty(label: Tensor, parts: int) -> Tensor:
+    """`label` with nodes of the largest part in each that has none."""
+    count = torch.bincount(label, minlength=parts)
+    for empty in (count == 0).nonzero().view(-1).tolist():
+        largest = int(count.argmax())
+        nodes = (label == largest).nonzero().view(-1)
+        taken = nodes[: max(1, min(nodes.numel() // 2, label.numel() // parts))]
+        label[taken] = empty
+        count[largest] -= taken.numel()
+        count[empty] = taken.numel()
+    return label
 
 
 def _nested_order(levels: list[Tensor], order: Tensor) -> Tensor:
@@ -156,6 +176,8 @@ def _best(
     network: Network, size: Tensor, starts: list[Tensor], caps: Tensor, parts: int, few: int, last: bool
 ) -> list[Tensor]:
     """The best of several: least over the caps, then the least cut, and in the end the fewest rows to send."""
+    if len(starts) <= (1 if last else few):
+        return starts
     states = []
     for part in starts:
         over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
@@ -173,12 +195,6 @@ def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
     to, cols = torch.repeat_interleave(part, network.indptr.diff()), network.cols.long()
     across = to != part[cols]
     return torch.unique(cols[across] * parts + to[across]).numel()
-
-
-def _improved(network: Network, size: Tensor, part: Tensor, caps: Tensor, parts: int) -> Tensor:
-    """`part` after moves of many nodes at a time, and for small networks of one."""
-    part = _refined(network, size, part, caps, parts)
-    return _swept(network, size, part, caps, parts) if _is_small(network, parts) else part
 
 
 def _grown(network: Network, size: Tensor, parts: int) -> list[Tensor]:

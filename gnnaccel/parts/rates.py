@@ -56,6 +56,8 @@ H100 = Rates(
 )
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def measured(graph: Graph, clock: Callable[[], float] = time.perf_counter) -> Rates:
     """The rates of this machine, on the device of `graph` and by its edges; a few seconds.
 
@@ -70,10 +72,10 @@ def measured(graph: Graph, clock: Callable[[], float] = time.perf_counter) -> Ra
     def taken(run: Callable[[], object], rounds: int = _ROUNDS) -> float:
         return _taken(run, device, clock, rounds)
 
-    x = torch.randn(graph.num_cols, _WIDTH, device=device)
+    x = torch.ones(graph.num_cols, _WIDTH, device=device)
     own = x[: graph.num_rows]
-    grad = torch.randn_like(own)
-    weight = torch.randn(_WIDTH, _WIDTH, device=device)
+    grad = torch.ones_like(own)
+    weight = torch.ones(_WIDTH, _WIDTH, device=device)
     sum_s = taken(lambda: (ops.spmm(graph, x), ops.spmm(graph.transposed, grad))) / 2
     dense_s = taken(lambda: (own @ weight, grad @ weight.t(), own.t() @ grad)) / 3
     stream_s = taken(lambda: torch.add(own, grad))
@@ -102,11 +104,10 @@ def _tiny_layer(device: torch.device) -> Callable[[], None]:
     """A layer on a graph that is next to nothing, forward and backward."""
     ends = torch.arange(8, device=device)
     tiny = Graph.from_coo(ends, ends.roll(1), num_rows=8, num_cols=8)
-    layer = torch.nn.Linear(8, 8, device=device)
-    x = torch.randn(8, 8, device=device, requires_grad=True)
+    weight, x = (torch.ones(8, 8, device=device, requires_grad=True) for _ in range(2))
 
     def step() -> None:
-        F.relu(ops.spmm(tiny, layer(x)) + x).sum().backward()
+        F.relu(ops.spmm(tiny, F.linear(x, weight)) + x).sum().backward()
 
     return step
 

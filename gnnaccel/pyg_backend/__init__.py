@@ -3,7 +3,7 @@
 ``accelerate(model)`` switches on the layers of one model, ``enable()`` those of every layer built from then on.
 What a layer cannot run here it runs as before, and `gnnaccel.report` says why.
 
-Results are PyG's up to rounding. The gradient of max and min goes to one of several equal argmax, as with
+Results are PyG's up to rounding. The gradient of max and min goes to one of several equal maxima, as with
 torch_scatter, where PyG's plain-torch path divides it among them.
 """
 

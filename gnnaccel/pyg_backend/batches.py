@@ -125,6 +125,8 @@ def _empty() -> Batch:
 def _together(cls: type, data_list: list, add_batch: bool, exclude_keys) -> tuple | None:
     """PyG's batch, slices and increments of plain data; None where PyG must do it, or word what is wrong."""
     stores: list[GlobalStorage] = [data._store for data in data_list]
+    if not stores[0].can_infer_num_nodes:  # PyG warns where it is asked for them, which not every attribute does
+        return None
     mappings = [store._mapping for store in stores]
     counts: list = [_num_nodes(store) for store in stores]
     if set(map(type, counts)) != {int}:
@@ -158,7 +160,7 @@ def _together(cls: type, data_list: list, add_batch: bool, exclude_keys) -> tupl
             if isinstance(made[0], Tensor) and not made[0].is_cpu:
                 return None  # PyG then has all of the batch there
         store[key], slice_dict[key], inc_dict[key] = made
-    if add_batch and stores[0].can_infer_num_nodes:
+    if add_batch:
         starts = offsets(counts)
         numbers = torch.arange(len(counts), device=_ON_CPU)
         store.batch = numbers.repeat_interleave(starts.diff(), output_size=sum(counts))
@@ -179,7 +181,7 @@ def _collating(original: Callable) -> Callable:
             if made is not None:
                 report.count(_KIND)
                 return made
-            reason = "attributes that differ, that are called a batch, or on a GPU"
+            reason = "attributes that differ, that are called a batch, on a GPU, or tell no number of nodes"
         report.fallback(_KIND, reason)
         return original(cls, data_list, increment, add_batch, follow_batch, exclude_keys)
 

@@ -7,6 +7,8 @@ product over all types, and the layers' maps of the destinations themselves are 
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import time
 import weakref
 from collections import Counter
@@ -109,8 +111,8 @@ def _unusual(conv: Any, args_dict: tuple, kwargs_dict: dict) -> str | None:
 class Found(NamedTuple):
     """What the layers of a HeteroConv do, by destination type in PyG's order.
 
-    sums : layers that are summed and mapped together. others : (layer, edge type) of those to be called.
-    attending : of GATConv and TransformerConv, by what these have in common.
+    sums : layers that are summed and mapped together. others : (number, layer, edge type) of those to be called, by the
+    order of edge types. attending : of GATConv, and of TransformerConv into one type, by what these have in common.
     """
 
     sums: dict[str, list[Layer]]
@@ -134,7 +136,7 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
         return Refused(None)  # where sums whose edges have factors take less one by one, too
     plain_features = {name for name, x in x_dict.items() if short.is_matrix(x) and x.dtype in _DTYPES}
     given = (edge_index_dict, x_dict, *kwargs_dict.values())
-    for edge_type, module in zip(edge_types, conv.convs._modules.values(), strict=True):
+    for number, (edge_type, module) in enumerate(zip(edge_types, conv.convs._modules.values(), strict=True)):
         source, _, target = edge_type
         if edge_type not in edge_index_dict and not any(edge_type in values for values in given):
             continue
@@ -148,15 +150,16 @@ def _layers(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) -
         if isinstance(layer, Refused):
             return layer
         if isinstance(layer, Attending):
-            slope = module.negative_slope if type(layer.layer) is GatLayer else None
-            key = (slope, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
+            # One walk into several types would give zeros to layers of a type that no loss is made of, and not None.
+            slope, into = (module.negative_slope, None) if type(layer.layer) is GatLayer else (None, target)
+            key = (slope, into, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
             found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
         elif layer is not None and counts[target] > 1 and (not together or _alike(together[0], layer)):
             together.append(layer)
         else:
-            others.append((module, edge_type))
+            others.append((number, module, edge_type))
             continue
-        calls[id(layer)] = module, edge_type
+        calls[id(layer)] = number, module, edge_type
     for target, together in found.sums.items():
         if together and (len(together) == 1 or not is_profitable([layer.term for layer in together])):
             found.others[target] += [calls[id(layer)] for layer in together]
@@ -369,7 +372,7 @@ def _results(conv: Any, found: Found, args_dict: tuple, kwargs_dict: dict) -> di
         if made is None:
             return None
         groups.append((sums, made))
-    for (slope, heads, channels, concat, _), by_target in found.attending.items():
+    for (slope, _, heads, channels, concat, _), by_target in found.attending.items():
         targets: Any = [[each.layer for each in together] for together in by_target.values()]
         kept = _keeper(by_target)
         gat = slope is not None
@@ -381,9 +384,12 @@ def _results(conv: Any, found: Found, args_dict: tuple, kwargs_dict: dict) -> di
         for (target, together), out in zip(group.items(), outs, strict=True):
             parts[target].append(out)
             counts[target] += len(together)
+    called = {}  # in PyG's order, in which they draw random numbers
+    for number, module, edge_type in sorted(itertools.chain(*found.others.values()), key=operator.itemgetter(0)):
+        called[number] = _called(module, edge_type, args_dict, kwargs_dict)
     results = {}
     for target, others in found.others.items():
-        each = [_called(module, edge_type, args_dict, kwargs_dict) for module, edge_type in others]
+        each = [called[number] for number, _, _ in sorted(others, key=operator.itemgetter(0))]
         if not parts[target]:
             results[target] = hetero_conv.group(each, conv.aggr)
             continue

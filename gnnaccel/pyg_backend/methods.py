@@ -52,13 +52,13 @@ def make_methods(plain: Any) -> dict[str, Callable]:
                 continue
             if getattr(plain, name) is function and uses_helpers(function):
                 members[name] = _make_bound(plain, name, function)
-    transposed = _TURNED.get(plain.forward)
-    if transposed is not None:
-        members["forward"] = transposed(members.get("forward", plain.forward))
+    reordered = _REORDERED.get(plain.forward)
+    if reordered is not None:
+        members["forward"] = reordered(members.get("forward", plain.forward))
     hides = plain.forward in _SHOWS_WEIGHTS and rules.find(plain, "propagate") not in (None, rules.weighted)
     if hides:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
-    if hides or transposed is not None:  # they hand from one method to the next what is ours
+    if hides or reordered is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
     tables = (forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention)
     for table in (module.FORWARDS for module in tables):
@@ -147,7 +147,7 @@ def _make_bound(plain: Any, name: str, function: Any) -> Callable:
     return method
 
 
-_TURNED = {**update_order.FORWARDS, GATConv.forward: attention_forwards.in_one_pass}
+_REORDERED = {**update_order.FORWARDS, GATConv.forward: attention_forwards.in_one_pass}
 # forward() of layers that show their attention weights on demand -> position of that argument; None hides them.
 _SHOWS_WEIGHTS = {GATConv.forward: 4, GATv2Conv.forward: 3, TransformerConv.forward: 3}
 

@@ -107,7 +107,7 @@ def _mapped_reads(x: Tensor, lin: Any) -> int:
 
 
 def _maps_first(conv: Any, x, edge_index, cls: type, lin: Any) -> bool:
-    """True for a layer that sums and then maps, if that is to be transposed."""
+    """True for a layer that sums and then maps, if it is to map first."""
     if not _may_turn(conv, x) or not _is_listed(edge_index):
         return False
     return _mapped_reads(x, lin) < _sum_reads(x) and _commutes(conv, cls, lin)

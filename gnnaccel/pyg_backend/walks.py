@@ -23,7 +23,8 @@ def _random_walk(
     indptr: Tensor, indices: Tensor, seeds: Tensor, length: int, p: float, q: float
 ) -> Tensor:  # as pyg::random_walk
     with report.accelerated("pyg.random_walk"):
-        return sampling.random_walk(indptr, indices, seeds.to(indptr.device), length, p=p, q=q)
+        starts = seeds.to(indptr.device, indptr.dtype)
+        return sampling.random_walk(indptr, indices, starts, length, p=p, q=q).to(seeds.dtype)
 
 
 @torch.library.register_fake(_NAME)

@@ -36,7 +36,7 @@ class Arrangement(Enum):
 
 
 class Kernel(IntEnum):
-    """Which kernel is to serve sums and means on CUDA cores: Wish of cuda/kernels.h."""
+    """Which kernel is to serve sums and means on CUDA cores: SpmmKernel of cpp/types.h."""
 
     ROWS = 0
     BALANCED = 1

@@ -203,14 +203,14 @@ class _Messages(torch.autograd.Function):
     def backward(ctx, *grads):
         arrays, kept = _arrays.saved(ctx)
         program: Program = ctx.program
-        operands, argmax = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
+        operands, of_outputs = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
         wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
         if any(g is not None and _is_batched(g) for g in grads):
             return None, None, None, None, *_of_many(arrays, program, operands, wanted, grads)
         seeds: list[Tensor] = []
         for output, grad in zip(program.outputs, grads, strict=True):
-            argmax = next(argmax) if output.reduce in ("max", "min") else None
+            argmax = next(of_outputs) if output.reduce in ("max", "min") else None
             if grad is None:
                 continue
             if output.reduce == "mean":
