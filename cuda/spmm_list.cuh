@@ -20,8 +20,8 @@ constexpr int min_blocks = SPREAD ? (sizeof(I) == 8 || sizeof(T) == 8 ? 1 : 2)
                            : L > 4 && sizeof(T) == 4 && sizeof(I) == 4 && WEIGHT != Weight::heads && !EXTREME ? 3
                                                                                                               : 2;
 
-// Of the nonzeros that max and min take, which take a register for each feature: 64-bit ones would leave local memory for the
-// rest. spmm.cu sends graphs of more nonzeros to spmm_general.
+// Of the nonzeros that max and min take, which take a register for each feature: 64-bit ones would leave local memory
+// for the rest. spmm.cu sends graphs of more nonzeros to spmm_general.
 using Position = int32_t;
 
 template <typename T, typename I>

@@ -1,7 +1,9 @@
 """Heterogeneous models: transformed, wrapped and native ones, on HeteroData, with lazy channels and empty relations."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch_geometric import nn
 from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
 
-from gnnaccel import report
+from gnnaccel import pyg_backend, report
 
 COUNTS = {"paper": N, "author": 15, "venue": 4}
 WIDTHS = {"paper": 6, "author": 3, "venue": 5}
@@ -254,7 +256,6 @@ def test_transformed_graph_and_batches():
 
 def test_to_hetero_of_an_accelerated_model_equals_that_of_a_plain_one():
     """The plug-in may be applied before or after the transformation."""
-    from gnnaccel import pyg_backend
 
     graph, results = data(8), []
     for when in ("never", "before", "after"):
@@ -412,7 +413,6 @@ def test_edge_weights_that_layers_see_to(conv, always):
 
 def test_relations_that_leave_and_plain_models(always):
     """A model that was not accelerated runs as PyG runs it, also beside one that was."""
-    from gnnaccel import pyg_backend
 
     graph = data(8)
     plain = nn.HeteroConv({r: nn.SAGEConv(8, 8) for r in RELATIONS}).double()
@@ -467,6 +467,21 @@ def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
         return found
 
     same(program)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GAT", "Transformer"])
+def test_what_a_step_was_given_goes_after_its_backward(name, always):
+    """Also where its loss is kept."""
+    graph, kept, given = data(8), [], []
+    model = pyg_backend.accelerate(nn.HeteroConv({r: PLAIN[name](n) for n, r in enumerate(RELATIONS)}))
+    for _ in range(4):
+        xs = {kind: x.clone() for kind, x in graph.x_dict.items()}
+        kept.append(sum(out.square().sum() for out in model(xs, graph.edge_index_dict).values()))
+        kept[-1].backward()
+        given = [weakref.ref(x) for x in xs.values()]
+        del xs
+    gc.collect()
+    assert [ref() for ref in given] == [None] * len(given)
 
 
 def test_layers_that_draw_numbers_do_so_in_the_order_of_edge_types(always):
