@@ -220,7 +220,7 @@ def choose_lists(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: fl
         if not schedule.of(part).reordered:
             found.append("as given")
             continue
-        with torch.cuda.device(part.device), torch.no_grad():
+        with torch.cuda.device_of(part.indptr), torch.no_grad():
             verdicts = _compared_lists(part, widths, budget_ms / len(parts))
         faster, untimed = (
             " ".join(str(width) for width in widths if verdicts.get(lanes_of(4 * width)) is verdict)
