@@ -11,7 +11,6 @@ import torch
 from gnnaccel import schedule
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
-from gnnaccel.planning import tune
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import PIECE_RUN, Arrangement, Kernel, Plan
 
@@ -189,51 +188,3 @@ def test_a_graph_inherits_lists_for_its_own_rows():
     assert torch.equal(made.items, want.items)
     walked = sorted(k for item in made.items.tolist() for k in nonzeros_of(item, made.steps))
     assert walked == list(range(heir.nnz))
-
-
-def ordered_graph() -> Graph:
-    """A graph whose rows `prepare` is taken to have found an order of, with lists of it by rule."""
-    torch.manual_seed(0)
-    graph = graph_of(torch.randint(1, 9, (600,)).tolist())
-    work = schedule.of(graph)
-    work.order, work.order_name, work._order_sought = torch.randperm(600), "communities", True
-    work.build_all(graph)
-    return graph
-
-
-# Milliseconds in the order found and as given, by the number of features -> what is said
-TIMES = {
-    "faster": ({16: (1, 2), 64: (1, 1.1)}, "this order is faster with 16 64 features"),
-    "with few features": ({16: (1, 2), 64: (1, 1)}, "this order is faster with 16 features"),
-    "by noise": ({16: (0.98, 1), 64: (2, 1)}, "this order is no faster"),
-}
-
-
-@pytest.mark.parametrize("name", TIMES)
-def test_orders_that_are_no_faster_are_dropped(name, monkeypatch):
-    times, said = TIMES[name]
-    clock = iter([ms for pair in times.values() for ms in pair])
-    monkeypatch.setattr(tune, "_time_ms", lambda call: next(clock))
-    graph = ordered_graph()
-    work = schedule.of(graph)
-    before = {width: work.on_cuda(graph, 4 * width, True) for width in (*times, 256)}
-    assert tune.choose_lists([graph], list(times), budget_ms=1e9) == said
-    given = graph_of(graph.indptr.diff().tolist())
-    schedule.of(given)._order_sought = True
-    for width, (ordered_ms, given_ms) in times.items():
-        now = work.on_cuda(graph, 4 * width, True)
-        if ordered_ms < 0.97 * given_ms:
-            assert now is before[width]
-        else:
-            want = schedule.of(given).build(given, worklist.lanes_of(4 * width))
-            assert all(map(torch.equal, now[:3], want[:3])) and now.plan == want.plan
-    assert work.on_cuda(graph, 1024, True) is before[256]  # was not timed
-
-
-def test_orders_without_time_keep_what_the_rule_says(monkeypatch):
-    monkeypatch.setattr(tune, "_time_ms", lambda call: 1.0)
-    graph = ordered_graph()
-    lists = schedule.of(graph).on_cuda(graph, 256, True)
-    said = tune.choose_lists([graph, graph_of([3, 2])], (16, 64), budget_ms=0)
-    assert said == "this order is no faster, not timed with 64; transposed: as given"
-    assert schedule.of(graph).on_cuda(graph, 256, True) is lists

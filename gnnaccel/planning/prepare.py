@@ -84,8 +84,6 @@ def prepare(
             steps.append(_order_step(graph, rows))
         if graph.indptr.is_cuda:
             steps.append("work lists")
-            if mode != "measure" and any(schedule.of(part).reordered for part in parts):
-                steps.append(f"measured: {tune.choose_lists(parts, num_feats, budget_ms=_MEASURE_MS)}")
         elif any(schedule.of(part).reordered for part in parts):
             steps.append(f"measured: {tune.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and tiles.serve(part))]

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from gnnaccel import schedule, tiles
-from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Structure, arrays_of
+from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import spmm_tiled
-from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.groups import Setting, Size, by_formula, settings
 from gnnaccel.schedule.groups import search as evolve
 from gnnaccel.schedule.rules import groups_of
@@ -209,56 +207,6 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
         if time.perf_counter() >= start + budget_ms / 1e3:
             break
     return faster
-
-
-def choose_lists(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> str:
-    """On CUDA: `choose_orders`, of work lists: those of the order that `prepare` found, by rule, beside those that the
-    rows have as given. Where the first are no faster, the others serve from now on.
-    """
-    found: list[str] = []
-    for part in parts:
-        if not schedule.of(part).reordered:
-            found.append("as given")
-            continue
-        with torch.cuda.device_of(part.indptr), torch.no_grad():
-            verdicts = _compared_lists(part, widths, budget_ms / len(parts))
-        faster, untimed = (
-            " ".join(str(width) for width in widths if verdicts.get(lanes_of(4 * width)) is verdict)
-            for verdict in (True, None)
-        )
-        said = f"this order is faster with {faster} features" if faster else "this order is no faster"
-        found.append(said + (f", not timed with {untimed}" if untimed else ""))
-    texts = list(dict.fromkeys(found))
-    return texts[0] if len(texts) == 1 else f"{texts[0]}; transposed: {texts[1]}"
-
-
-def _compared_lists(graph: Graph, widths: Sequence[int], budget_ms: float) -> dict[int, bool]:
-    """Whether the order found is faster, by lanes, of as many of `widths` as there is time for; the first has some."""
-    work, given_order = schedule.of(graph), reorder.given_order(graph)
-    plain = arrays_of(graph, False, listed=False)
-    faster: dict[int, bool] = {}
-    deadline = time.perf_counter() + budget_ms / 1e3
-    for width in widths:
-        lanes, row_bytes = lanes_of(4 * width), 4 * width
-        if lanes in faster:
-            continue
-        try:
-            given = worklist.build(graph, rules.plan_of(graph, lanes, given_order is not None), given_order)
-            lists = work.arranged(graph, work.plan(graph, row_bytes)), given
-            ordered_ms, given_ms = (_sum_ms(graph, plain.ordered(each), width) for each in lists)
-        except torch.OutOfMemoryError:
-            break
-        faster[lanes] = ordered_ms < _PAYS * given_ms
-        if not faster[lanes]:
-            work.adopt(row_bytes, given)
-        if time.perf_counter() >= deadline:
-            break
-    return faster
-
-
-def _sum_ms(graph: Graph, arrays: Structure, width: int) -> float:
-    x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
-    return _time_ms(lambda: spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0))
 
 
 def adopt(graph: Graph, found: Tuned) -> None:
