@@ -261,7 +261,7 @@ class _Blocks(torch.autograd.Function):
 
 class _Given(NamedTuple):
     """What the backward pass was given: the gradient of rows, or of edges if nothing was reduced; and what the forward
-    pass kept: results of "logsumexp", edge ids of the argmax of a max or min."""
+    pass kept: results of "logsumexp", edge ids of the argmax or argmin."""
 
     reduce: str | None
     grad: Tensor

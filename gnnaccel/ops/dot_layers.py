@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops.gat_layers import End, planned
+from gnnaccel.ops.gat_layers import End, ends_of, planned
 from gnnaccel.ops.layers import heads_attention
 
 
@@ -54,18 +54,8 @@ def dot_layers(
     -------
     list of Tensor [num_rows, H * C], or [num_rows, C]
     """
-    features: list[Tensor] = []
-    places: dict[int, int] = {}
-    layout: list[tuple] = []
+    features, places, layout = ends_of(targets)
     everything = [layer for layers in targets for layer in layers]
-    for layers in targets:
-        for layer in layers:
-            for t in (layer.x, layer.y):
-                if id(t) not in places:
-                    places[id(t)] = len(features)
-                    features.append(t)
-            layout.append((places[id(layer.x)], places[id(layer.y)], layer.graph.num_rows, layer.graph.num_cols))
-        layout.append(())
     plan = kept(("dots", tuple(layout)), partial(planned, targets, places, len(features)))
     shape = (-1, heads, channels)
 

@@ -97,23 +97,31 @@ def gat_layers(targets: Sequence[Sequence[GatLayer]], how: How, kept: Callable) 
     -------
     list of Tensor [num_rows, H * C], or [num_rows, C]
     """
-    features: list[Tensor] = []
-    places: dict[int, int] = {}
-    layout: list[tuple] = []
+    features, places, layout = ends_of(targets)
     given: list[Tensor | None] = []
     for layers in targets:
-        for graph, x, y, *parameters, bias in layers:
-            for t in (x, y):
-                if id(t) not in places:
-                    places[id(t)] = len(features)
-                    features.append(t)
-            layout.append((places[id(x)], places[id(y)], graph.num_rows, graph.num_cols))
+        for _, _, _, *parameters, bias in layers:
             given += parameters
             given.append(bias)
-        layout.append(())
     plan = kept(("gat", tuple(layout)), partial(planned, targets, places, len(features)))
     arrays = arrays_of(plan.graph, torch.is_grad_enabled(), features[0])
     return list(_layers(plan, arrays, how, targets, *features, *given))
+
+
+def ends_of(targets: Sequence[Sequence[Any]]) -> tuple[list[Tensor], dict[int, int], list[tuple]]:
+    """The features of the layers' ends, each once; the place of each among these, by id; and what a plan depends on."""
+    features: list[Tensor] = []
+    places: dict[int, int] = {}
+    layout: list[tuple] = []
+    for layers in targets:
+        for layer in layers:
+            for t in (layer.x, layer.y):
+                if id(t) not in places:
+                    places[id(t)] = len(features)
+                    features.append(t)
+            layout.append((places[id(layer.x)], places[id(layer.y)], layer.graph.num_rows, layer.graph.num_cols))
+        layout.append(())
+    return features, places, layout
 
 
 class End(NamedTuple):
