@@ -47,7 +47,7 @@ PYBIND11_MODULE(_C, module) {
   add("coo_to_csr", &coo_to_csr);
   add("coo_to_looped_csr", &coo_to_looped_csr);
   add("transpose", &transpose);
-  add("spmm_turned", &spmm_turned);
+  add("spmm_transposed", &spmm_transposed);
   add("inverse_roots", &inverse_roots);
   add("edge_skew", &edge_skew);
   add("network_degrees", &network_degrees);

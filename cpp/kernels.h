@@ -248,11 +248,12 @@ void community_edges(const Network& network, const Members& members, const int64
 // edge ids carried along. Columns keep ascending row order.
 void transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, int threads);
 
-// The sum over the columns of a graph whose transposed matrix nobody keeps: out[c] = sum over nonzeros (r, c) of x[r].
-// Makes that matrix for this call alone, and gives the bits of `spmm` over it. CPU only.
-//   x [num_rows, num_feats], out [num_cols, num_feats]; `fused` as spmm over the transposed matrix has it.
-void spmm_turned(const Csr& graph, const void* x, void* out, int64_t num_feats, DType dtype, const Fused& fused,
-                 int threads);
+// The sum over the columns of a graph whose transposed matrix nobody keeps: out[c] = sum over nonzeros (r, c, e) of
+// weight[e] * x[r]. Makes that matrix for this call alone, and gives the bits of `spmm` over it.
+//   x [num_rows, num_feats], weight [nnz] or null for ones, out [num_cols, num_feats]; `fused` as spmm over the
+//   transposed matrix has it.
+void spmm_transposed(const Csr& graph, const void* x, const void* weight, void* out, int64_t num_feats, DType dtype,
+                     const Fused& fused, int threads);
 
 // out[r] = 1 / sqrt(nonzeros of row r), 0 for an empty row: [num_rows], f32 or f64. CPU only.
 void inverse_roots(const void* indptr, int64_t num_rows, IndexType type, void* out, DType dtype, int threads);

@@ -295,16 +295,18 @@ void inverse_roots(const void* indptr, int64_t num_rows, IndexType type, void* o
   fill(indptr, num_rows, out, dtype, threads);
 }
 
-void spmm_turned(const Csr& graph, const void* x, void* out, int64_t num_feats, DType dtype, const Fused& fused,
-                 int threads) {
+void spmm_transposed(const Csr& graph, const void* x, const void* weight, void* out, int64_t num_feats, DType dtype,
+                     const Fused& fused, int threads) {
   const int64_t bytes = graph.index_type == IndexType::i64 ? 8 : 4;
   const std::unique_ptr<int64_t[]> memory(new int64_t[(bytes * (graph.num_cols + 1 + 2 * graph.nnz) + 7) / 8]);
   auto* indptr = reinterpret_cast<char*>(memory.get());
   char* indices = indptr + bytes * (graph.num_cols + 1);
-  transpose(graph, indptr, indices, indices + bytes * graph.nnz, threads);
-  const Csr transposed{indptr, indices, nullptr, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
-  spmm(transposed, nullptr, {x, num_feats, 1}, {nullptr, 1, 1}, out, nullptr, nullptr, num_feats, Message::copy_lhs,
-       Reduce::sum, dtype, 0.0, fused, threads);
+  char* edge_ids = indices + bytes * graph.nnz;
+  transpose(graph, indptr, indices, edge_ids, threads);
+  const Csr transposed{
+      indptr, indices, weight ? edge_ids : nullptr, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
+  spmm(transposed, nullptr, {x, num_feats, 1}, {weight, 1, 1}, out, nullptr, nullptr, num_feats,
+       weight ? Message::mul : Message::copy_lhs, Reduce::sum, dtype, 0.0, fused, threads);
 }
 
 }  // namespace gnnaccel

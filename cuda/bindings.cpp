@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels.h"
 #include "walk_source.h"
@@ -34,12 +35,12 @@ class Memory final : public Workspace {
   void* take(int64_t bytes) override {
     if (bytes == 0) return nullptr;
     const pybind11::gil_scoped_acquire locked;
-    owner_ = pybind11::handle(allocate)(bytes);
-    return reinterpret_cast<void*>(owner_.attr("data_ptr")().cast<uintptr_t>());
+    owners_.push_back(pybind11::handle(allocate)(bytes));
+    return reinterpret_cast<void*>(owners_.back().attr("data_ptr")().cast<uintptr_t>());
   }
 
  private:
-  pybind11::object owner_;
+  std::vector<pybind11::object> owners_;
 };
 
 void check(cudaError_t status, const std::string& name) {
@@ -95,6 +96,7 @@ void bind_cuda(pybind11::module_& module) {
   add("coo_in_order", &coo_in_order);
   add("coo_to_csr", &coo_to_csr);
   add("transpose", &transpose);
+  add("spmm_transposed", &spmm_transposed);
   add("translate_columns", &translate_columns);
   add("translate_blocks", &translate_blocks);
   add("spmm_tiled", &spmm_tiled);

@@ -15,7 +15,7 @@
 namespace gnnaccel {
 namespace cuda {
 
-// Scratch memory of one call, which asks once.
+// Scratch memory of one call.
 class Workspace {
  public:
   // 16-byte aligned, contents irrelevant, for what is put on the stream during the call; null for no bytes.
@@ -102,10 +102,10 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
 cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes,
                        bool scatter, IndexType index_type, cudaStream_t stream);
 
-// Checks pairs, and makes their CSR if rows ascend. state: two int64 on the device that receive 0 or nnz minus the
-// position of the first pair out of range, and 0 or 1 where rows do not ascend; if either, the CSR is worth nothing.
+// Checks pairs, and makes their CSR if rows ascend. Waits for it: found, two numbers of the host, receive whether a pair
+// is out of range, and whether rows do not ascend; if either, the CSR is worth nothing.
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
-                         IndexType in_type, void* indptr, void* indices, IndexType out_type, void* state,
+                         IndexType in_type, void* indptr, void* indices, IndexType out_type, int64_t* found,
                          cudaStream_t stream);
 
 // Of pairs that have been checked.
@@ -143,6 +143,9 @@ cudaError_t sddmm_tiled(const Csr& graph, const Tiles& tiles, const void* x, con
 
 cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids,
                       cudaStream_t stream);
+
+cudaError_t spmm_transposed(Workspace& workspace, const Csr& graph, const void* x, const void* weight, void* out,
+                            int64_t num_feats, DType dtype, const Fused& fused, cudaStream_t stream);
 
 // ---- The steps of neighbor_sample, of one relation, uniform and without trees or times; gnnaccel/sampling/on_cuda.py
 // puts them together. How many rows and edges a hop has stays on the device: launches are for as many as there may be.

@@ -1,5 +1,9 @@
-// From COO to CSR and from CSR to its transpose: a stable radix sort of (row, position) pairs over the bits that rows
-// have, then the row starts by binary search and the gathers. The sort is CUB's.
+// From COO to CSR, from CSR to its transpose, and the sum over a transpose that nobody keeps. Of small graphs by
+// small_sort.cuh; of others by a stable radix sort of (row, position) pairs over the bits that rows have, which is
+// CUB's, then the row starts by binary search and the gathers.
+#include <algorithm>
+
+#include "small_sort.cuh"
 #include "sort.cuh"
 
 namespace gnnaccel {
@@ -45,22 +49,37 @@ __device__ __forceinline__ void write_start(const K* keys, int64_t nnz, int64_t 
   indptr[r] = static_cast<I>(low);
 }
 
-// CSR of pairs whose rows ascend. state: nnz minus the position of the first pair out of range, or 0; whether a row is
-// smaller than the one before. If either, the arrays are worth nothing.
+// CSR of pairs whose rows ascend. Sets found[0] where a pair is out of range, found[1] where a row is smaller than the
+// one before; if either, the arrays are worth nothing.
 template <typename In, typename I>
 __global__ void __launch_bounds__(kThreads)
     take_in_order(const In* rows, const In* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, I* indptr,
-                  I* indices, unsigned long long* state) {
+                  I* indices, volatile int64_t* found) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   write_start(rows, nnz, num_rows, i, indptr);
-  if (i >= nnz) return;
-  const int64_t row = rows[i], col = cols[i];
-  const bool inside = row >= 0 && row < num_rows && col >= 0 && col < num_cols;
-  // The first bad pair has the largest nnz - i, so that a zeroed cell can hold "none".
-  if (!inside) atomicMax(state, static_cast<unsigned long long>(nnz - i));
-  if (i && rows[i - 1] > row) state[1] = 1;
-  indices[i] = static_cast<I>(col);
+  bool outside = false, descends = false;
+  if (i < nnz) {
+    const int64_t row = rows[i], col = cols[i];
+    outside = row < 0 || row >= num_rows || col < 0 || col >= num_cols;
+    descends = i && rows[i - 1] > row;
+    indices[i] = static_cast<I>(col);
+  }
+  // By one thread of a block: a store to the host's memory goes over the bus.
+  const bool any_outside = __syncthreads_or(outside), any_descends = __syncthreads_or(descends);
+  if (threadIdx.x == 0 && any_outside) found[0] = 1;
+  if (threadIdx.x == 0 && any_descends) found[1] = 1;
 }
+
+// Two numbers of the host that kernels of this thread's calls write to: without a copy, which would take longer to ask
+// for than the kernel that it waits for.
+class Found {
+ public:
+  int64_t* numbers = nullptr;
+  cudaError_t status = cudaHostAlloc(reinterpret_cast<void**>(&numbers), 2 * sizeof(int64_t), cudaHostAllocPortable);
+  ~Found() {
+    if (status == cudaSuccess) cudaFreeHost(numbers);
+  }
+};
 
 template <typename In, typename I>
 __global__ void __launch_bounds__(kThreads)
@@ -85,24 +104,58 @@ __global__ void __launch_bounds__(kThreads)
   t_edge_ids[i] = edge_ids ? edge_ids[k] : k;
 }
 
+// Of pairs: position i has row rows[i]. Of nonzeros, for a transpose: column indices[i].
+template <typename In>
+struct KeyOf {
+  const In* keys;
+  int64_t limit;
+  __device__ __forceinline__ int operator()(int i) const { return static_cast<int>(bounded(keys[i], limit)); }
+};
+
+template <typename In, typename I>
+struct WritePair {
+  const In* cols;
+  int64_t num_cols;
+  I *indices, *edge_ids;
+  __device__ __forceinline__ void operator()(int slot, int i) const {
+    indices[slot] = static_cast<I>(bounded(cols[i], num_cols));
+    edge_ids[slot] = static_cast<I>(i);
+  }
+};
+
+template <typename I>
+struct WriteTransposed {
+  const I *indptr, *edge_ids;
+  int64_t num_rows;
+  I *t_indices, *t_edge_ids;
+  __device__ __forceinline__ void operator()(int slot, int k) const {
+    t_indices[slot] = static_cast<I>(find_row(indptr, num_rows, static_cast<int64_t>(k)));
+    t_edge_ids[slot] = edge_ids ? edge_ids[k] : static_cast<I>(k);
+  }
+};
+
 }  // namespace
 
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
-                         IndexType in_type, void* indptr, void* indices, IndexType out_type, void* state,
+                         IndexType in_type, void* indptr, void* indices, IndexType out_type, int64_t* found,
                          cudaStream_t stream) {
-  const cudaError_t status = cudaMemsetAsync(state, 0, 2 * sizeof(int64_t), stream);
-  if (status != cudaSuccess) return status;
-  return with_index(in_type, [&](auto in) {
+  thread_local const Found state;
+  if (state.status != cudaSuccess) return state.status;
+  state.numbers[0] = state.numbers[1] = 0;
+  cudaError_t status = with_index(in_type, [&](auto in) {
     return with_index(out_type, [&](auto out) {
       using In = decltype(in);
       using I = decltype(out);
       const int64_t threads = nnz > num_rows + 1 ? nnz : num_rows + 1;
       take_in_order<In, I><<<blocks_for(threads), kThreads, 0, stream>>>(
           static_cast<const In*>(rows), static_cast<const In*>(cols), nnz, num_rows, num_cols, static_cast<I*>(indptr),
-          static_cast<I*>(indices), static_cast<unsigned long long*>(state));
+          static_cast<I*>(indices), state.numbers);
       return cudaGetLastError();
     });
   });
+  if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+  std::copy_n(state.numbers, 2, found);
+  return status;
 }
 
 cudaError_t coo_to_csr(Workspace& workspace, const void* rows, const void* cols, int64_t nnz, int64_t num_rows,
@@ -112,9 +165,14 @@ cudaError_t coo_to_csr(Workspace& workspace, const void* rows, const void* cols,
     return with_index(out_type, [&](auto out) {
       using In = decltype(in);
       using I = decltype(out);
+      const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
+      if (is_small_sort(nnz, num_rows)) {
+        const WritePair<In, I> write{from_cols, num_cols, static_cast<I*>(indices), static_cast<I*>(edge_ids)};
+        return small_sort(workspace, nnz, num_rows, static_cast<I*>(indptr), KeyOf<In>{from_rows, num_rows}, write,
+                          stream);
+      }
       const int bits = bits_of(num_rows);
       RowSorter<I> sorter(workspace.take(RowSorter<I>::bytes(nnz, bits)), nnz, bits);
-      const In *from_rows = static_cast<const In*>(rows), *from_cols = static_cast<const In*>(cols);
       if (nnz) {
         keys_of_rows<In, I>
             <<<blocks_for(nnz), kThreads, 0, stream>>>(from_rows, nnz, num_rows, sorter.keys[0], sorter.positions[0]);
@@ -135,11 +193,18 @@ cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, vo
   return with_index(graph.index_type, [&](auto index) {
     using I = decltype(index);
     const int64_t nnz = graph.nnz;
+    const auto* cols = static_cast<const I*>(graph.indices);
+    if (is_small_sort(nnz, graph.num_cols)) {
+      const WriteTransposed<I> write{static_cast<const I*>(graph.indptr), static_cast<const I*>(graph.edge_ids),
+                                     graph.num_rows, static_cast<I*>(t_indices), static_cast<I*>(t_edge_ids)};
+      return small_sort(workspace, nnz, graph.num_cols, static_cast<I*>(t_indptr), KeyOf<I>{cols, graph.num_cols},
+                        write, stream);
+    }
     const int bits = bits_of(graph.num_cols);
     RowSorter<I> sorter(workspace.take(RowSorter<I>::bytes(nnz, bits)), nnz, bits);
     if (nnz) {
-      keys_of_rows<I, I><<<blocks_for(nnz), kThreads, 0, stream>>>(static_cast<const I*>(graph.indices), nnz,
-                                                                   graph.num_cols, sorter.keys[0], sorter.positions[0]);
+      keys_of_rows<I, I>
+          <<<blocks_for(nnz), kThreads, 0, stream>>>(cols, nnz, graph.num_cols, sorter.keys[0], sorter.positions[0]);
       const cudaError_t status = sorter.sort(stream);
       if (status != cudaSuccess) return status;
     }
@@ -150,6 +215,20 @@ cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, vo
         static_cast<I*>(t_edge_ids));
     return cudaGetLastError();
   });
+}
+
+cudaError_t spmm_transposed(Workspace& workspace, const Csr& graph, const void* x, const void* weight, void* out,
+                            int64_t num_feats, DType dtype, const Fused& fused, cudaStream_t stream) {
+  const int64_t bytes = graph.index_type == IndexType::i64 ? 8 : 4;
+  const int64_t edges = padded(bytes * graph.nnz);
+  sort_impl::Pieces pieces(workspace.take(padded(bytes * (graph.num_cols + 1)) + 2 * edges));
+  char* indptr = pieces.take<char>(bytes * (graph.num_cols + 1));
+  char *indices = pieces.take<char>(edges), *edge_ids = pieces.take<char>(edges);
+  const cudaError_t status = transpose(workspace, graph, indptr, indices, edge_ids, stream);
+  if (status != cudaSuccess) return status;
+  const Csr transposed{indptr, indices, edge_ids, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
+  return spmm(workspace, transposed, {}, {x, num_feats, 1}, {weight, 1, 1}, out, nullptr, nullptr, num_feats,
+              weight ? Message::mul : Message::copy_lhs, Reduce::sum, dtype, 0.0, fused, stream);
 }
 
 }  // namespace cuda

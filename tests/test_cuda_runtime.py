@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuda_cases import DEVICE, DTYPES, assert_close, build, rand
+from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, rand
 
 import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order
+from gnnaccel.ops import _edge_order, ready
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -48,6 +48,73 @@ def run_everything(graph, x, weight, scores):
         outs.append(ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows], method="tiled"))
     total = sum(o.square().sum() for o in outs)
     return [o.detach() for o in outs] + list(torch.autograd.grad(total, leaves))
+
+
+@pytest.mark.parametrize("index", INDEX, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("degrees", [[2, 0, 3, 300, *[1] * 100], [70] * 60], ids=["low", "high"])
+def test_the_first_calls_on_a_graph(degrees, dtype, index):
+    """Which make no transposed graph, and give the bits of those that come later, forward and backward."""
+    graph = build(degrees, 200, index)
+    weight, source, row = rand(graph.nnz, dtype=dtype), rand(200, dtype=dtype), rand(graph.num_rows, dtype=dtype)
+    if dtype.itemsize < 4:
+        source, row = source.float(), row.float()
+    forms = {
+        "sum": lambda graph, x: ops.spmm(graph, x),
+        "mean": lambda graph, x: ops.spmm(graph, x, reduce="mean"),
+        "weighted": lambda graph, x: ops.spmm(graph, x, weight),
+        "scaled": lambda graph, x: ops.graph_conv(graph, x, source_scale=source, row_scale=row),
+    }
+    for name, op in forms.items():
+        graph, found = Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols), []
+        x, upstream = rand(200, 16, dtype=dtype).requires_grad_(), rand(graph.num_rows, 16, dtype=dtype)
+        for made in [False] * ready.ONCE + [True] * 2:
+            out = op(graph, x)
+            found.append((out.detach(), *torch.autograd.grad(out, x, upstream)))
+            assert (graph._transposed is not None) == made, name
+        for later in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], later, strict=True)), name
+
+
+@pytest.mark.parametrize("index", INDEX, ids=str)
+@pytest.mark.parametrize(
+    "keys,count",
+    [(2, 3), (2, 5_000), (40, 90_000), (3_000, 4_000), (500_000, 300_000), (1 << 20, 1 << 20), (9, (1 << 20) + 1)],
+)
+def test_sorts_of_pairs(keys, count, index):
+    """One launch for few, by radix for more: groups of every size, hubs among them; stable."""
+    rows = torch.randint(keys, (count,), dtype=index, device=DEVICE)
+    rows[torch.rand(count, device=DEVICE) < 0.2] = keys // 2  # a hub
+    rows[0], rows[-1] = keys - 1, 0  # out of order, or there is nothing to sort
+    cols = torch.randint(keys, (count,), dtype=index, device=DEVICE)
+    order = torch.argsort(rows, stable=True)
+    starts = torch.cat([rows.new_zeros(1), torch.bincount(rows, minlength=keys).cumsum(0)])
+    graph = Graph.from_coo(rows, cols, num_rows=keys, num_cols=keys)
+    for got, want in ((graph.indptr, starts), (graph.indices, cols[order]), (graph.edge_ids, order)):
+        assert torch.equal(got.long(), want.long())
+    flipped = Graph.from_csr(graph.indptr.to(index), graph.indices.to(index), graph.edge_ids.to(index), num_cols=keys)
+    order = torch.argsort(graph.indices, stable=True)
+    starts = torch.cat([rows.new_zeros(1), torch.bincount(cols, minlength=keys).cumsum(0)])
+    sources = rows[graph.edge_ids.long()]
+    wanted = (starts, sources[order], graph.edge_ids[order])
+    flipped = flipped.transposed
+    for got, want in zip((flipped.indptr, flipped.indices, flipped.edge_ids), wanted, strict=True):
+        assert torch.equal(got.long(), want.long())
+
+
+@pytest.mark.parametrize("index", INDEX, ids=str)
+def test_pairs_by_ascending_rows(index):
+    """Which are not sorted; what is out of range is named."""
+    rows = torch.tensor([0, 0, 2, 2, 2, 5], dtype=index, device=DEVICE)
+    cols = torch.tensor([3, 1, 0, 0, 3, 2], dtype=index, device=DEVICE)
+    graph = Graph.from_coo(rows, cols, num_rows=7, num_cols=4)
+    assert graph.edge_ids is None and graph.indptr.tolist() == [0, 2, 2, 5, 5, 5, 6, 6]
+    assert graph.indices.tolist() == cols.tolist()
+    mixed = Graph.from_coo(rows.flip(0), cols, num_rows=7, num_cols=4)
+    assert mixed.edge_ids.tolist() == [4, 5, 1, 2, 3, 0]
+    for name, sizes, bad in (("rows", (5, 4), 5), ("cols", (7, 3), 3)):
+        with pytest.raises(ValueError, match=rf"Graph: {name}: expected values in .* got {bad}"):
+            Graph.from_coo(rows, cols, num_rows=sizes[0], num_cols=sizes[1])
 
 
 def everything_inputs():

@@ -55,6 +55,23 @@ def test_the_bits_of_the_general_way(width, dtype, wanted):
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("wanted", WANTED[:3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_call_on_a_graph(name, dtype, wanted):
+    """Which makes no transposed graph, and gives the bits of those that come later, forward and backward."""
+    for index in (torch.int32, torch.int64):
+        graph, found = again(make(name, index)), []
+        x = rand(graph.num_cols, 8, dtype=dtype).requires_grad_(wanted[0])
+        weight = rand(graph.nnz, dtype=dtype).requires_grad_(wanted[1])
+        for made in [False] * ready.ONCE + [True] * 2:
+            found.append(results(ops.spmm(graph, x, weight), x, weight))
+            if 0 < graph.nnz <= ready._SMALL["cpu"]:
+                assert (graph._transposed is not None) == (made and wanted[0])
+        for later in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], later, strict=True))
+
+
 UNUSUAL = {
     "x a view": lambda x, w: (torch.cat([x, x], 1)[:, 1:6], w),
     "x negated": lambda x, w: (torch._neg_view(x), w),

@@ -226,15 +226,16 @@ def _sort_on_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
     """`_sort`; None if an index is out of range."""
     nnz, device = rows.numel(), rows.device
     dtype = _csr_dtype(num_rows, num_cols, nnz)
-    indptr, indices = (torch.empty(n, dtype=dtype, device=device) for n in (num_rows + 1, nnz))
+    indptr = torch.empty(num_rows + 1, dtype=dtype, device=device)
+    indices = indptr.new_empty(nnz)
     pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
-    state = torch.empty(2, dtype=torch.int64, device=device)
-    pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], state.data_ptr())
-    lib.launch("coo_in_order", device, *pairs, *pointers)
-    bad, disorder = state.tolist()  # the one synchronisation: kernels trust a graph
-    if bad:
+    found = torch.empty(2, dtype=torch.int64, device=_ON_CPU)
+    pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], found.data_ptr())
+    lib.launch("coo_in_order", device, *pairs, *pointers)  # the one synchronisation: kernels trust a graph
+    outside, descends = found.tolist()
+    if outside:
         return None
-    if not disorder:
+    if not descends:
         return indptr, indices, None
     edge_ids = torch.empty(nnz, dtype=dtype, device=device)
     pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])

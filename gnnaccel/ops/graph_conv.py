@@ -132,7 +132,7 @@ def _bias(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 def _impl(arrays, x, weight, source_scale, row_scale, bias, relu):
     out = _fake(arrays, x)
     if out.numel():
-        if source_scale is not None and scales_first(arrays, x):
+        if source_scale is not None and scales_first(arrays.nnz, arrays.num_cols, x):
             x, source_scale = _scaled(x, source_scale), None
         tensors = {"source_scale": source_scale, "row_scale": row_scale, "bias": bias}
         tensors = {name: None if t is None else t.contiguous() for name, t in tensors.items()}

@@ -3,8 +3,8 @@
 On a small graph an op is its way to the kernel: checks, argument lists, autograd's objects. A sum of copied sources
 that is asked for again, on the same graph with features of the same width and dtype, finds both of its calls here, of
 the forward pass and of the backward, as argument lists that lack nothing but the features and the result. They are made
-at the first use: that takes less than the general way does. Only a small graph on the CPU is given a few uses before,
-as it may be a sampled one that is gone after the layers of one step (`Once`).
+at the first use: that takes less than the general way does. Only a small graph is given a few uses before, as it may be
+a sampled one that is gone after the layers of one step (`Once`).
 Whatever is unusual (a mode, a view, a second derivative) goes the general way, which gives the same bits.
 """
 
@@ -25,7 +25,7 @@ from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
 _MOST = 32  # sums of one graph
-_SMALL = 1 << 14  # edges
+_SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # edges
 ONCE = 3  # uses of a small graph by layers of one width, after which it is one that lasts
 
 
@@ -86,7 +86,7 @@ def call_of(
             return None
         if len(calls) >= _MOST:
             calls.clear()
-        if form.message == _COPY and type(ready) is not Ready and _is_new(graph):
+        if type(ready) is not Ready and _is_new(graph):
             if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
                 return None
             once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
@@ -108,10 +108,12 @@ def call_of(
 
 
 def _is_new(graph: Graph) -> bool:
-    """True for a small graph on the CPU that nobody has transposed or ordered: it may be gone after this call."""
-    if graph.indptr.is_cuda or graph._transposed is not None or graph._origin_arrays is not None:
+    """True for a small graph that nobody has transposed, ordered or listed: it may be gone after this call."""
+    if graph._transposed is not None or graph._origin_arrays is not None:
         return False
-    return graph.indices.shape[0] <= _SMALL and schedule.ordered(graph) is None
+    if graph.indptr.is_cuda:
+        return graph.indices.shape[0] <= _SMALL["cuda"] and schedule.is_unlisted(graph)
+    return graph.indices.shape[0] <= _SMALL["cpu"] and schedule.ordered(graph) is None
 
 
 def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
@@ -219,10 +221,18 @@ class Ready:
             epilogue = epilogue_of(source_scale=row_scale, row_scale=source_scale)
         elif self._form.name == "mean":
             epilogue = epilogue_of(source_indptr=arrays.indptr)
-        if epilogue and scales_first(transposed, x):  # the gradient is multiplied before the sum
-            return False
+        if epilogue and scales_first(transposed.nnz, transposed.num_cols, x):
+            return False  # the gradient is multiplied before the sum
         self.backward = self.forward.along(transposed, lib.REDUCES["sum"], epilogue)
         return True
+
+    def reads(self, weight: Tensor) -> bool:
+        """True for weights that lie as the calls take them."""
+        return self.forward.reads(weight)
+
+    def structure(self, both: bool) -> Structure:
+        """The graph for the ops; with its transposed one if a kernel reads `both`."""
+        return self.arrays
 
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient of x of any kind of gradient."""
@@ -233,16 +243,19 @@ class Ready:
 
 
 class Once:
-    """A sum over a small graph on the CPU that is new, and may be gone soon: nothing is made for calls to come.
+    """A sum over a small graph that is new, and may be gone soon: nothing is made for calls to come.
 
-    forward(x, bias), gradient(grad), scales : as of `Ready`.
+    forward(x, bias, weight), gradient(grad), reads, structure, scales : as of `Ready`.
     """
 
-    __slots__ = ("_csr", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors", "scales", "uses")
+    __slots__ = (
+        *("_csr", "_device", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors"),
+        *("scales", "uses"),
+    )
 
     def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
         self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
-        self._num_rows, self._num_cols = graph.num_rows, graph.num_cols
+        self._num_rows, self._num_cols, self._device = graph.num_rows, graph.num_cols, x.device
         self._form, self.scales, self._keys, self._dtype = form, scales, _keys(x), lib.DTYPES[x.dtype]
         self.uses = 0
 
@@ -250,39 +263,56 @@ class Once:
         """As of `Ready`."""
         return self.scales[0] is source_scale and self.scales[1] is row_scale
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def reads(self, values: Tensor) -> bool:
+        """True for weights, or a gradient, that lie as the calls take them."""
+        return _keys(values) == self._keys and values.is_contiguous() and values.device == self._device
+
+    def forward(self, x: Tensor, bias: Tensor | None, weight: Tensor | None = None) -> Tensor:
         form, feats = self._form, x.shape[1]
         out = x.new_empty(self._num_rows, feats)
         epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
             epilogue = (source.data_ptr(), 0, row.data_ptr(), 0 if bias is None else bias.data_ptr(), False)
-        result = (out.data_ptr(), 0, 0, feats, _COPY, form.reduce, self._dtype, 0.0, epilogue)
-        lib.launch("spmm", _ON_CPU, self._csr, 0, (x.data_ptr(), feats, 1), (0, 1, 1), *result)
+        edges = (0 if weight is None else weight.data_ptr(), 1, 1)
+        result = (out.data_ptr(), 0, 0, feats, form.message, form.reduce, self._dtype, 0.0, epilogue)
+        unlisted = None if x.is_cuda else 0
+        lib.launch("spmm", self._device, self._csr, unlisted, (x.data_ptr(), feats, 1), edges, *result)
         return out
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """That of x. The matrix is transposed in the kernel, which takes less than to make a Graph of it."""
+        """That of x of any kind of gradient."""
         if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
-            grad = grad.contiguous()
-            if _keys(grad) == self._keys:
-                return self._transposed(grad)
-        indptr, indices, edge_ids = self._tensors
-        matrix = Matrix(indptr, indices, edge_ids, self._num_cols, indices.shape[0])
-        return self._form.gradient(Structure(matrix).both_ways(), grad, *self.scales)
+            found = self.transposed(grad.contiguous())
+            if found is not None:
+                return found
+        return self._form.gradient(self.structure(True), grad, *self.scales)
 
-    def _transposed(self, grad: Tensor) -> Tensor:
+    def transposed(self, grad: Tensor, weight: Tensor | None = None) -> Tensor | None:
+        """The gradient of x; None where a kernel does not take these. The matrix is transposed in the same call, which
+        takes less than to make a Graph of it."""
+        if not self.reads(grad) or not (weight is None or self.reads(weight)) or grad.data_ptr() % 16:
+            return None
         form, feats = self._form, grad.shape[1]
-        out = grad.new_empty(self._num_cols, feats)
         epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
             epilogue = (row.data_ptr(), 0, source.data_ptr(), 0, False)
         elif form.name == "mean":
             epilogue = (0, self._tensors[0].data_ptr(), 0, 0, False)
-        given = (grad.data_ptr(), out.data_ptr(), feats, self._dtype, epilogue)
-        lib.launch("spmm_turned", _ON_CPU, self._csr, *given)
+        if epilogue and scales_first(self._tensors[1].shape[0], self._num_rows, grad):
+            return None
+        out = grad.new_empty(self._num_cols, feats)
+        edges = 0 if weight is None else weight.data_ptr()
+        given = (grad.data_ptr(), edges, out.data_ptr(), feats, self._dtype, epilogue)
+        lib.launch("spmm_transposed", self._device, self._csr, *given)
         return out
+
+    def structure(self, both: bool) -> Structure:
+        """The graph for the ops; with its transposed one, made now, if a kernel reads `both`."""
+        indptr, indices, edge_ids = self._tensors
+        made = Structure(Matrix(indptr, indices, edge_ids, self._num_cols, indices.shape[0]))
+        return made.both_ways() if both else made
 
 
 class _Sum(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops.ready import Form, Ready, call_of
+from gnnaccel.ops.ready import Form, Once, Ready, call_of
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def weighted_sum_of(graph: Graph, x: Any, weight: Any, form: Form) -> Tensor | N
         return None
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     ready = call_of(graph, x, form, None, None, None, recorded and x.requires_grad)
-    if not isinstance(ready, Ready) or not ready.forward.reads(weight):
+    if ready is None or not ready.reads(weight):
         return None
     if recorded and (x.requires_grad or weight.requires_grad):
         # The shape that the general way keeps: torch.utils.checkpoint wants the same saved tensors of both.
@@ -58,7 +58,10 @@ class _Weighted(torch.autograd.Function):
         if needed[0] and not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
             grad = grad.contiguous()
             # What hooks on saved tensors give back may lie otherwise.
-            if ready.backward.takes(grad) and ready.forward.reads(weight):
+            if type(ready) is Once:
+                if not needed[1] and (grad_x := ready.transposed(grad, weight)) is not None:
+                    return grad_x, None, None, None
+            elif ready.backward.takes(grad) and ready.reads(weight):
                 if not needed[1]:
                     return ready.backward(grad, None, weight), None, None, None
                 if (
@@ -68,7 +71,7 @@ class _Weighted(torch.autograd.Function):
                     and ready.forward.takes(x)
                 ):
                     return *_of_both(ready, x, weight, grad), None, None
-        grad_x, grad_weight = ctx.form.gradient(ready.arrays, x, weight, grad, needed)
+        grad_x, grad_weight = ctx.form.gradient(ready.structure(needed[0]), x, weight, grad, needed)
         return grad_x, grad_weight, None, None
 
 

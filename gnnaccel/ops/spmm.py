@@ -331,7 +331,7 @@ def _divides(arrays: Structure, rhs, grad) -> bool:
     return (
         not torch.is_grad_enabled()
         and (rhs is None or _width(rhs) == 1)
-        and not scales_first(arrays.transposed(), grad)
+        and not scales_first(arrays.nnz, arrays.num_rows, grad)
     )
 
 

@@ -290,6 +290,12 @@ def ordered(graph: Graph) -> Ordered | None:
     return None if known is None else known.ordered
 
 
+def is_unlisted(graph: Graph) -> bool:
+    """True for a CUDA graph that has no lists, and is not to have any at once."""
+    known: Work | None = getattr(graph.slots, _SLOT, None)
+    return not _lasting and (known is None or not (known.lists or known.groups))
+
+
 def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:
     """The order in which kernels take the rows for features of `row_bytes`; None before it is worth its cost.
 

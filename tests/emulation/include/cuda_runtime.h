@@ -33,6 +33,10 @@ template <class K>
 cudaError_t cudaFuncSetAttribute(K, cudaFuncAttribute, int bytes) {
   return bytes <= 131072 ? cudaSuccess : cudaErrorInvalidValue;
 }
+constexpr unsigned cudaHostAllocPortable = 1;
+inline cudaError_t cudaHostAlloc(void** to, size_t bytes, unsigned) { return *to = std::malloc(bytes), cudaSuccess; }
+inline cudaError_t cudaFreeHost(void* at) { return std::free(at), cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
   std::memset(to, value, bytes);
   return cudaSuccess;
@@ -199,6 +203,17 @@ inline void syncthreads(int site) {
   while (barrier_generation == generation) yield();
 }
 
+inline bool flagged;
+inline bool syncthreads_or(bool flag, int site) {
+  flagged = flagged || flag;
+  syncthreads(site);
+  const bool any = flagged;
+  syncthreads(site);
+  flagged = false;
+  syncthreads(site);
+  return any;
+}
+
 // All lanes of a warp hand in `value` and see what all have handed in.
 template <class T, class F>
 auto collective(T value, int site, F result) {
@@ -317,6 +332,7 @@ void launch(Configuration of, Kernel kernel, const Arguments&... arguments) {
 #define gridDim emulation::grid_size
 #define threadIdx (dim3(emulation::current->thread, 0, 0))
 #define __syncthreads() emulation::syncthreads(__LINE__)
+#define __syncthreads_or(flag) emulation::syncthreads_or(flag, __LINE__)
 #define EMULATION_SHUFFLE4(mask, value, from, width) emulation::shuffle(value, from, width, __LINE__)
 #define EMULATION_SHUFFLE3(mask, value, from) emulation::shuffle(value, from, 32, __LINE__)
 #define EMULATION_PICK(a, b, c, d, NAME, ...) NAME
