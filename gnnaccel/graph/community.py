@@ -63,12 +63,17 @@ def communities(graph: Graph, *, max_size: int = 16384) -> Tensor:
 
 
 def hierarchy(
-    graph: Graph, max_size: int, *, nested: bool = True, made: tuple[Network, Tensor] | None = None
+    graph: Graph,
+    max_size: int,
+    *,
+    nested: bool = True,
+    made: tuple[Network, Tensor] | None = None,
+    networks: list[Network] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Labels level by level (a level's nodes are the communities of the one before), and each node's place in it.
 
     `nested`: go on to ever larger communities, instead of stopping at the first resolution. `made`: what `network_of`
-    gave for the graph, where the caller has it.
+    gave for the graph, where the caller has it. `networks` receives that of each level's communities, where wanted.
     """
     if max_size < 1:
         raise ValueError(f"communities: max_size: expected at least 1, got {max_size}")
@@ -83,6 +88,8 @@ def hierarchy(
                 say(f"{level}, merging")
                 network = merged(network, label, count)
                 levels.append(label)
+                if networks is not None:
+                    networks.append(network)
             elif gamma == 1.0 or not nested:
                 break
             if nested:

@@ -15,8 +15,8 @@ _CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
 def mixed(x: Tensor) -> Tensor:
     """A hash of int64 values (multiply and fold twice; products wrap around)."""
     for factor, shift in ((-7046029254386353131, 32), (-4658895280553007687, 29)):
-        x = (x + 1) * factor
-        x = x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))
+        x = (x + 1).mul_(factor)
+        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
     return x
 
 

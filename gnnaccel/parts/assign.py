@@ -15,12 +15,13 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.network import Network, chunks, inverse, merged, network_of
+from gnnaccel.graph.network import LEAST_CHUNKS, Network, chunks, inverse, network_of
 
 METHODS = ("communities", "metis", "range")
 EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
 _PASSES = 24
 _COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
+_TOGETHER = 1 << 23  # edges whose ends are counted at a time: the same
 _FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thread, 2026-11)
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
 _SMALL, _SWEEPS = 1024, 6
@@ -67,12 +68,17 @@ def assign(graph: Graph, parts: int, method: str, *, by_nodes: bool = False) -> 
         return torch.zeros(graph.num_rows, dtype=torch.int64, device=graph.device)
     if method == "metis":
         return _by_metis(graph, parts, by_nodes)
-    degree = graph.indptr.diff().long()
-    ones = torch.ones_like(degree)
-    size = torch.stack([ones if by_nodes else degree, ones])
     if method == "range":
-        return _ranges(torch.arange(graph.num_rows, device=graph.device), size, parts)
-    return _by_communities(graph, size, parts, by_nodes)
+        return _ranges(torch.arange(graph.num_rows, device=graph.device), _sizes(graph, by_nodes), parts)
+    return _by_communities(graph, parts, by_nodes)
+
+
+def _sizes(graph: Graph, by_nodes: bool) -> Tensor:
+    """What each node counts as: edges (or nodes again), and nodes; [2, num_nodes]."""
+    size = torch.ones(2, graph.num_rows, dtype=torch.int64, device=graph.device)
+    if not by_nodes:
+        size[0] = graph.indptr.diff()
+    return size
 
 
 def _ranges(order: Tensor, size: Tensor, parts: int) -> Tensor:
@@ -108,37 +114,36 @@ def _undirected(graph: Graph) -> Graph:
     return Graph.from_coo(torch.cat([rows, cols]), torch.cat([cols, rows]), num_rows=n, num_cols=n)
 
 
-def _by_communities(graph: Graph, size: Tensor, parts: int, in_order: bool) -> Tensor:
-    """`in_order`: start with communities of communities side by side, which parts of a few nodes need."""
-    caps = torch.stack([_cap(size[0], parts, EDGE_SLACK), _cap(size[1], parts, NODE_SLACK)])
+def _by_communities(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
     network, place = network_of(graph)
+    networks, max_size = [network], max(1, graph.num_rows // (_FEWEST * parts))
+    levels, _ = hierarchy(graph, max_size, made=(network, place), networks=networks)
     place = place.long()
-    sizes = [torch.empty_like(size)]
-    sizes[0][:, place] = size
-    networks, steps = [network], []
-    levels = hierarchy(graph, max(1, graph.num_rows // (_FEWEST * parts)), made=(network, place))[0]
-    for label in levels:
-        count = int(label.max()) + 1
-        if count < _FEWEST * parts:
+    size = _sizes(graph, by_nodes)
+    caps = torch.stack([_cap(size[0], parts, EDGE_SLACK), _cap(size[1], parts, NODE_SLACK)])
+    size[:, place] = size.clone()
+    sizes, depth = [size], 0
+    for label, merged in zip(levels, networks[1:], strict=True):
+        if merged.num_nodes < _FEWEST * parts:
             break
-        networks.append(merged(networks[-1], label, count))
-        sizes.append(size.new_zeros(2, count).index_add_(1, label, sizes[-1]))
-        steps.append(label)
+        sizes.append(size.new_zeros(2, merged.num_nodes).index_add_(1, label, sizes[-1]))
+        depth += 1
+    del networks[depth + 1 :]
     order = torch.arange(networks[-1].num_nodes, device=graph.device)
-    if in_order:
-        order = _nested_order(levels[len(steps) :], order)
+    if by_nodes:  # communities of communities side by side, which parts of a few nodes need
+        order = _nested_order(levels[depth:], order)
     starts = [_ranges(order, sizes[-1], parts)]
     if _sweeps(networks[-1], parts) > 1:
         starts += _grown(networks[-1], sizes[-1], parts)
-    for level in reversed(range(len(networks))):
-        if level < len(steps):
-            starts = [start[steps[level]] for start in starts]
-        around = networks[level], sizes[level]
+    for level in reversed(range(depth + 1)):
+        if level < depth:
+            starts = [start[levels[level]] for start in starts]
+        around = networks.pop(), sizes.pop()
         starts = [_refined(*around, start, caps, parts) for start in starts]
-        if swept := _sweeps(networks[level], parts):
+        if swept := _sweeps(around[0], parts):
             starts = _best(*around, starts, caps, parts, swept, last=False)
             starts = [_swept(*around, start, caps, parts) for start in starts]
-        few = _KEPT if level and networks[level - 1].cols.numel() <= _CHEAP else 1
+        few = _KEPT if level and networks[-1].cols.numel() <= _CHEAP else 1
         starts = _best(*around, starts, caps, parts, few, last=level == 0)
     return _without_empty(starts[0][place], parts)
 
@@ -186,8 +191,13 @@ def _best(
 
 
 def _cut(network: Network, part: Tensor, _parts: int) -> float:
-    across = torch.repeat_interleave(part, network.indptr.diff()) != part[network.cols.long()]
-    return float(across.sum() if network.weights is None else network.weights[across].double().sum())
+    part, cut = part.to(torch.int32), 0.0
+    for r0, r1, e0, e1 in chunks(network.indptr, LEAST_CHUNKS):
+        mine = torch.repeat_interleave(part[r0:r1], network.indptr[r0 : r1 + 1].diff(), output_size=e1 - e0)
+        across = mine != part.index_select(0, network.cols[e0:e1])
+        weights = network.weights
+        cut += float(across.sum() if weights is None else weights[e0:e1][across].sum(dtype=torch.float64))
+    return cut
 
 
 def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
@@ -352,24 +362,24 @@ def _neighbours_by_sums(
     network: Network, label: Tensor, has_room: Tensor, upward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_neighbours`, counted by sums over edges, one for so many parts: quick where these are few."""
-    narrow = network.cols.numel() < 2**31  # no copy of the edges then
-    indptr, cols = (
-        (network.indptr.to(network.cols.dtype), network.cols) if narrow else (network.indptr, network.cols.long())
-    )
-    graph = Graph(indptr, cols, None, network.num_nodes)
-    weights = None if network.weights is None else network.weights.float()
-    parts = has_room.numel()
+    edges, parts = network.cols.numel(), has_room.numel()
+    narrow = edges < 2**31  # no copy of the edges then
+    indptr, cols = (network.indptr.to(network.cols.dtype) if narrow else network.indptr), network.cols
     inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)
     outside, target = torch.full_like(inside, -1.0), label.clone()
     for first in range(0, parts, _COLUMNS):
         numbers = torch.arange(first, min(parts, first + _COLUMNS), device=label.device)
         one_hot = (label[:, None] == numbers).to(torch.float32)
-        count = ops.spmm(graph, one_hot, weights)
-        inside += (count * one_hot).sum(1)
-        allowed = (numbers > label[:, None] if upward else numbers < label[:, None]) & has_room[numbers]
-        most, at = count.masked_fill_(~allowed, -1.0).max(1)
-        better = most > outside
-        outside, target = torch.where(better, most, outside), torch.where(better, numbers[at], target)
+        for r0, r1, e0, e1 in chunks(network.indptr, 1 + edges // _TOGETHER):
+            rows = Graph(indptr[r0 : r1 + 1] - e0, cols[e0:e1] if narrow else cols[e0:e1].long(), None, label.numel())
+            weights = None if network.weights is None else network.weights[e0:e1].float()
+            count, own = ops.spmm(rows, one_hot, weights), label[r0:r1, None]
+            inside[r0:r1] += torch.linalg.vecdot(count, one_hot[r0:r1])
+            refused = numbers <= own if upward else numbers >= own
+            most, at = count.masked_fill_(refused.logical_or_(~has_room[numbers]), -1.0).max(1)
+            better = most > outside[r0:r1]
+            outside[r0:r1] = torch.where(better, most, outside[r0:r1])
+            target[r0:r1] = torch.where(better, numbers[at], target[r0:r1])
     return inside, outside, target
 
 
@@ -378,7 +388,10 @@ def _moved(label: Tensor, gain: Tensor, target: Tensor, size: Tensor, caps: Tens
     it may also gives away nodes that lose least."""
     loads = _loads(size, label, parts)
     # What a move takes off a part that is over, as a share of what it may hold.
-    relief = ((loads > caps[:, None])[:, label] * (size / caps[:, None])).sum(0)
+    over = loads > caps[:, None]
+    relief = torch.zeros(label.numel(), device=label.device)
+    for kind in over.any(1).nonzero().view(-1).tolist():
+        relief += over[kind][label] * (size[kind] / caps[kind])
     nodes = (((gain > 0) | (relief > 0)) & (target != label)).nonzero().view(-1)
     worth = torch.where(gain > 0, gain, gain / relief)[nodes]
     nodes = nodes[worth.argsort(descending=True, stable=True)]
