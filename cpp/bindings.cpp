@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 #include "dispatch.h"
+#include "objects.h"
 #include "parallel.h"
 
 #ifdef GNNACCEL_WITH_CUDA
@@ -55,6 +56,7 @@ PYBIND11_MODULE(_C, module) {
   add("community_moves", &community_moves);
   add("community_degrees", &community_degrees);
   add("community_edges", &community_edges);
+  module.def("same_objects", &same_objects);
   bind_samples(module);
   add("neighbor_sample", &neighbor_sample);
   add("layer_sample", &layer_sample);

@@ -40,6 +40,14 @@ def has_cuda_kernels() -> bool:
     return bool(_C.HAS_CUDA)
 
 
+def same_objects(held: list) -> bool:
+    """True if containers hold the very objects that they did: by identity, and without running any Python.
+
+    held : list of (dict or list, tuple of its values, tuple of its keys in their order or None)
+    """
+    return _C.same_objects(held)
+
+
 def isa() -> str:
     """Instruction set the CPU kernels picked on this machine: "avx512", "avx2" or "baseline"."""
     return _C.isa()

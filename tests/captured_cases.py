@@ -11,7 +11,7 @@ from torch_geometric import nn as pyg_nn
 
 import gnnaccel
 from gnnaccel import report
-from gnnaccel.capture import attaching, captures_of, guard, modules, obstacles, pair
+from gnnaccel.capture import attaching, captures_of, guard, modules, obstacles, optimizers, pair
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -24,7 +24,7 @@ SCALE = 1.0  # which forward() reads
 def device(monkeypatch):
     report.reset()
     if not CUDA:
-        for module in (attaching, guard, modules, obstacles, pair):
+        for module in (attaching, guard, modules, obstacles, optimizers, pair):
             monkeypatch.setattr(module, "Recording", recorded.Recording)
 
 

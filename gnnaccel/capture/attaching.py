@@ -7,8 +7,10 @@ import weakref
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gnnaccel import report
+from gnnaccel.capture import optimizers
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import within
 from gnnaccel.capture.modules import Captures
@@ -19,6 +21,7 @@ _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.")
 _CALL = torch.nn.Module._call_impl.__code__
 _in_vain = 0  # looks for a module that found none, one after the other
 _attached: weakref.WeakSet[Captures] = weakref.WeakSet()
+_before_steps: torch.utils.hooks.RemovableHandle | None = None  # `_before_step`, once there is something to capture
 
 
 def attach(module: torch.nn.Module, *, copy_outputs: bool = True) -> Captures:
@@ -37,6 +40,7 @@ def attach(module: torch.nn.Module, *, copy_outputs: bool = True) -> Captures:
     ValueError
         If torch.compile has it already (``module.compile()``).
     """
+    global _before_steps
     _check(module)
     there = vars(module).get(SLOT)
     if there is not None and not isinstance(there, Captures):
@@ -48,6 +52,8 @@ def attach(module: torch.nn.Module, *, copy_outputs: bool = True) -> Captures:
     made = Captures(module, copy_outputs)
     vars(module)[SLOT] = made
     _attached.add(made)
+    if _before_steps is None:
+        _before_steps = register_optimizer_step_pre_hook(_before_step)
     return made
 
 
@@ -63,6 +69,8 @@ def detach(module: torch.nn.Module) -> None:
     if captures is not None:
         del vars(module)[SLOT]
         captures.free()
+        _attached.discard(captures)
+        _mind_steps_no_more()
 
 
 def captures_of(module: torch.nn.Module) -> Captures | None:
@@ -85,6 +93,23 @@ def disable() -> None:
         module = captures.module()
         if module is not None:
             detach(module)
+    _mind_steps_no_more()
+
+
+def _mind_steps_no_more() -> None:
+    global _before_steps
+    if _before_steps is not None and not _attached:
+        _before_steps.remove()
+        _before_steps = None
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    """Before each step of an optimizer: that of a captured model's parameters is one kernel from now on."""
+    for group in optimizers.left_to_torch(optimizer):
+        if getattr(within, "running", False) or torch.compiler.is_compiling() or Recording.busy():
+            return  # part of a captured step
+        if any(captures.trains(group["params"]) for captures in tuple(_attached)):
+            optimizers.fuse(optimizer, group)
 
 
 def _notice() -> None:

@@ -20,7 +20,7 @@ _streams: dict[int, torch.cuda.Stream] = {}
 _pools: dict[int, Any] = {}
 _collecting = threading.Lock()
 _uncollected, _collects = 0, True  # captures under way, of all threads; whether Python collected before
-_replayed: dict[int, torch.cuda.Stream] = {}  # on which the last replay was
+_replayed: dict[int, tuple[int, torch.cuda.Stream]] = {}  # on which the last replay was: its handle, and it
 
 
 def _stream() -> torch.cuda.Stream:
@@ -174,11 +174,14 @@ class Recording:
     @staticmethod
     def follow() -> None:
         """What comes on the present stream runs after all replays before: recordings share memory, and have inputs."""
+        device = torch.cuda.current_device()
+        handle, last = torch._C._cuda_getCurrentRawStream(device), _replayed.get(device)
+        if last is not None and last[0] == handle:
+            return
         stream = torch.cuda.current_stream()
-        last = _replayed.get(stream.device_index)
-        if last is not None and last != stream:
-            stream.wait_stream(last)
-        _replayed[stream.device_index] = stream
+        if last is not None:
+            stream.wait_stream(last[1])
+        _replayed[device] = handle, stream
 
     def replay(self) -> None:
         """Run it on the present stream, after all replays before."""

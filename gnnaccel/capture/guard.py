@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from typing import Any
 
@@ -115,7 +116,7 @@ class Guard:
         changed = self._reach.difference()
         if changed is not None:
             return changed
-        required = [x.requires_grad for x in self._tensors]
+        required = list(map(_requires_grad, self._tensors))
         lie_elsewhere = _addresses(self._dense) != self._addresses
         if lie_elsewhere or required != self._required or any(_place(x) != place for x, place in self._sparse):
             return next(
@@ -145,9 +146,13 @@ def is_structure(value: Any) -> bool:
     return isinstance(value, Tensor) and derived.holds(value)
 
 
-def _addresses(tensors: list[Tensor]) -> tuple[list[int], list[tuple]]:
+_requires_grad = operator.attrgetter("requires_grad")
+_form = operator.attrgetter("shape", "dtype")
+
+
+def _addresses(tensors: list[Tensor]) -> tuple[list[int], list[tuple], list[tuple]]:
     """Where tensors lie, and in what form: by few calls into C."""
-    return list(map(Tensor.data_ptr, tensors)), [(x.shape, x.stride(), x.dtype) for x in tensors]
+    return list(map(Tensor.data_ptr, tensors)), list(map(Tensor.stride, tensors)), list(map(_form, tensors))
 
 
 _PARTS = {

@@ -81,6 +81,10 @@ class Captures:
         """Drop what was captured."""
         self._pairs, self._warm = [], {}
 
+    def trains(self, tensors: list[Tensor]) -> bool:
+        """True if captures have gradients for one of these."""
+        return any(not pair.trained.isdisjoint(map(id, tensors)) for pair in self._pairs)
+
     def is_of(self, module: torch.nn.Module) -> bool:
         return self.module() is module
 

@@ -55,7 +55,8 @@ class _Backward(NamedTuple):
 
     recording: Recording
     given: list[Tensor]  # gradients of outputs are copied into these
-    found: list[Tensor | None]  # gradients of the sources
+    found: list[Tensor]  # gradients of those sources that have one, each laid out as its source
+    there: list[bool]  # which sources these are
     written: list[Tensor]
     modes: tuple
 
@@ -80,10 +81,12 @@ class Pair:
     ----------
     unfit : str or None
         Why it is not to be used any longer.
+    trained : frozenset of int
+        Ids of the parameters that it has gradients for.
     """
 
     def __init__(self, module: torch.nn.Module, name: str, reach: Reach, warm: Warm, form: Any, modes: tuple):
-        self.warm, self._name, self._fixed, self._reach = warm, name, warm.fixed, reach
+        self.warm, self._name, self._reach = warm, name, reach
         self.unfit: str | None = None
         self._pending: weakref.ref | None = None
         self._last: weakref.ref | None = None
@@ -99,7 +102,6 @@ class Pair:
                 aliases.setdefault(id(kept), kept if kept is not leaf else kept.data.requires_grad_())
             inputs.append(kept)
             handed.append(aliases.get(id(kept), kept))
-        self._inputs, self._still = inputs, all(warm.fixed)
         self._parts = reach.modules
         self._classes = [(type(part), type(part).forward) for part in self._parts]
         self.guard = Guard(reach, inputs, warm, form, modes)
@@ -124,9 +126,14 @@ class Pair:
             raise Unfit("it sets requires_grad")
         self._note_outputs(out, handed, [*aliases.values(), *handed, *self._tensors])
         self._sources = sources_of(self._differentiated, aliases, inputs, module)
-        checked = [(x, -1) for _, x in reach.tensors]
-        checked += [(x, i) for i, x in enumerate(inputs) if isinstance(x, Tensor) and not warm.fixed[i]]
-        self._checked = [(x, i) for x, i in checked if counts(x) and self.reads(x)]
+        self._copied = [  # arguments that are others at each call, and what they are copied into
+            (i, x.detach()) for i, x in enumerate(inputs) if isinstance(x, Tensor) and not warm.fixed[i]
+        ]
+        self._handed = [(j, each.argument) for j, each in enumerate(self._sources) if each.tensor is None]
+        self._parameters = [each.tensor for each in self._sources]
+        self.trained = frozenset(id(x) for x in self._parameters if x is not None)
+        self._checked = [x for _, x in reach.tensors if counts(x) and self.reads(x)]
+        self._checked_arguments = [i for i, _ in self._copied if counts(inputs[i]) and self.reads(inputs[i])]
 
     def reads(self, tensor: Tensor) -> bool:
         """True for a tensor whose memory the backward reads."""
@@ -158,6 +165,11 @@ class Pair:
                     self._unique.append(leaf)
                 self._places.append(("tensor", known[id(leaf)]))
         self._differentiated = [x for x in self._unique if x.requires_grad]
+        self._results = [x.detach() for x in self._unique]  # the same memory, without history
+        self._has_history = [i for i, x in enumerate(self._unique) if x.requires_grad]
+        self.plain = [i for i, x in enumerate(self._unique) if not x.requires_grad]
+        self.read = [i for i, x in enumerate(self._unique) if self.reads(x)]
+        self._single = len(leaves) == 1 and self._form.is_leaf() and self._places == [("tensor", 0)]
 
     @property
     def memory_bytes(self) -> int:
@@ -177,24 +189,32 @@ class Pair:
 
     def replay(self, leaves: list, copy_outputs: bool) -> Any:
         """The results for arguments `leaves`, of which there is no mismatch."""
-        if not self._still:
+        if self._copied:
             Recording.follow()
-        for now, kept, fixed in zip(leaves, self._inputs, self._fixed, strict=True):
-            if not fixed and isinstance(kept, Tensor):
-                kept.detach().copy_(now.detach())
+            for i, kept in self._copied:
+                kept.copy_(leaves[i].detach())
         if self._sources:
-            given = [leaves[each.argument] if each.tensor is None else each.tensor for each in self._sources]
-            checked = [x if i < 0 else leaves[i] for x, i in self._checked]
-            outs = _Replay.apply(self, copy_outputs, checked, *given)
+            given, checked = self._parameters, self._checked
+            if self._handed:
+                given = given.copy()
+                for j, i in self._handed:
+                    given[j] = leaves[i]
+            if self._checked_arguments:
+                checked = [*checked, *[leaves[i] for i in self._checked_arguments]]
+            outs = _replay(self, copy_outputs, checked, *given)
         else:
-            outs = self._run(copy_outputs)
+            outs = self.run(copy_outputs)
+        if self._single:
+            return outs[0]
         found = [outs[x] if kind == "tensor" else leaves[x] if kind == "argument" else x for kind, x in self._places]
         return pytree.tree_unflatten(found, self._form)
 
-    def _run(self, copy_outputs: bool) -> tuple[Tensor, ...]:
+    def run(self, copy_outputs: bool) -> tuple[Tensor, ...]:
+        """Replay the forward; the results, each tensor once."""
         self._forward.replay()
-        torch.autograd.graph.increment_version(self.guard.written)
-        return tuple([x.detach().clone() if copy_outputs else x.detach() for x in self._unique])
+        if self.guard.written:
+            torch.autograd.graph.increment_version(self.guard.written)
+        return tuple([x.clone() if copy_outputs else x.detach() for x in self._results])
 
     def begin(self) -> _Token:
         """A forward whose backward reads what is kept now."""
@@ -208,7 +228,7 @@ class Pair:
             raise RuntimeError(_AGAIN.format(self._name))
         if self._last is None or self._last() is not token:
             raise RuntimeError(_OVERWRITTEN.format(self._name))
-        of_differentiated = [grad for grad, x in zip(grads, self._unique, strict=True) if x.requires_grad]
+        of_differentiated = [grads[i] for i in self._has_history]
         mask = tuple([grad is not None for grad in of_differentiated])
         if not any(mask):
             found: list[Tensor | None] = [None] * len(self._sources)
@@ -245,21 +265,26 @@ class Pair:
         aliases = [each.alias for each in self._sources]
         return list(torch.autograd.grad(outputs, aliases, grads, retain_graph=True, allow_unused=True))
 
+    def _laid_out(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
+        """The same, each strided as what it is for, so that autograd takes a copy of it for .grad without another."""
+        found = self._differentiate(mask, grads)
+        for i, (x, source) in enumerate(zip(found, self._sources, strict=True)):
+            if x is not None and x.layout is torch.strided and x.stride() != source.alias.stride():
+                found[i] = torch.empty_like(source.alias, requires_grad=False).copy_(x)
+        return found
+
     def _replayed(self, captured: _Backward, grads: list[Tensor]) -> list[Tensor | None]:
         Recording.follow()
         for kept, grad in zip(captured.given, grads, strict=True):
             kept.copy_(grad)
         captured.recording.replay()
-        torch.autograd.graph.increment_version(captured.written)
-        # Into new memory: autograd makes them .grad, or the next of them is added to those.
-        statics = [x for x in captured.found if x is not None]
-        fresh = [
-            torch.empty_like(each.alias) for each, x in zip(self._sources, captured.found, strict=True) if x is not None
-        ]
-        if fresh:
-            torch._foreach_copy_(fresh, statics)
-        remaining = iter(fresh)
-        return [None if x is None else next(remaining) for x in captured.found]
+        if captured.written:
+            torch.autograd.graph.increment_version(captured.written)
+        if not captured.found:
+            return [None] * len(captured.there)
+        # Into new memory, by one kernel for all: autograd makes them .grad, or the next of them is added to those.
+        remaining = iter(torch._foreach_mul(captured.found, 1))
+        return [next(remaining) if there else None for there in captured.there]
 
     def record_backward(self) -> bool:
         """Record the backward passes that have run often enough; True if there were any. To be called while not `busy`.
@@ -271,7 +296,7 @@ class Pair:
         """
         if not self._rehearsals:
             return False
-        there = len(self._backwards)
+        before = len(self._backwards)
         for mask, number in tuple(self._rehearsals.items()):
             if number < _REHEARSALS:
                 continue
@@ -282,12 +307,15 @@ class Pair:
             versions = [(x, x._version) for x in self._tensors if counts(x)]
             with uncast():  # as backward passes are run outside of it
                 modes = _modes_of_backward()
-                found = recording.record(functools.partial(self._differentiate, mask, given))
+                found = recording.record(functools.partial(self._laid_out, mask, given))
             if any(x is not None and x.layout is not torch.strided for x in found):
                 raise Unfit("its gradients are sparse")
             written = [x for x, version in versions if x._version != version]
-            self._backwards[mask] = _Backward(recording, given, found, written, modes)
-        return len(self._backwards) > there
+            there = [x is not None for x in found]
+            self._backwards[mask] = _Backward(
+                recording, given, [x for x in found if x is not None], there, written, modes
+            )
+        return len(self._backwards) > before
 
 
 class _Replay(torch.autograd.Function):
@@ -295,11 +323,11 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, pair: Pair, copy_outputs: bool, checked: list[Tensor], *sources: Tensor):
-        outs = pair._run(copy_outputs)
+        outs = pair.run(copy_outputs)
         ctx.set_materialize_grads(False)
-        plain = [x for x, kept in zip(outs, pair._unique, strict=True) if not kept.requires_grad]
-        ctx.mark_non_differentiable(*plain)
-        own = [] if copy_outputs else [x for x, kept in zip(outs, pair._unique, strict=True) if pair.reads(kept)]
+        if pair.plain:
+            ctx.mark_non_differentiable(*[outs[i] for i in pair.plain])
+        own = [] if copy_outputs else [outs[i] for i in pair.read]
         ctx.save_for_backward(*checked, *own)  # so that writes into them before the backward are errors, as without us
         ctx.pair, ctx.token = pair, pair.begin()
         return outs
@@ -308,6 +336,10 @@ class _Replay(torch.autograd.Function):
     def backward(ctx, *grads):
         _ = ctx.saved_tensors  # checks
         return None, None, None, *ctx.pair.gradients(ctx.token, grads)
+
+
+_replay = super(torch.autograd.Function, _Replay).apply  # type: ignore[misc]  # apply() looks at transforms, of which
+# there are none here, and unwraps each argument
 
 
 def _modes_of_backward() -> tuple:

@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel._library import same_objects
+
 _MOST = 50_000  # objects; more than a model, its optimizer and its graph hold
 _LIBRARIES = frozenset({"torch", "torch_geometric", "torch_sparse", "dgl", "gnnaccel", "numpy", "scipy"})
 _OPEN = frozenset({"argparse", "collections", "functools", "types"})  # standard, and hold what users put there
@@ -85,15 +87,15 @@ class Reach:
             roots["os.environ"] = vars(os.environ)
         self._named, self._known = None if names & _DYNAMIC else names, True
         self._walk(roots)
-        # Compared by a few calls into C.
-        self._empty = [mapping for _, mapping, keys, _ in self._maps if not keys]
-        filled = [each for each in self._maps if each[2]]
-        self._filled = [mapping for _, mapping, _, _ in filled]
-        self._lengths = [len(keys) for _, _, keys, _ in filled]
-        # Of attributes order says nothing.
-        ordered = [each for each in filled if id(each[1]) not in self._attributes]
-        self._ordered, self._keys = [each[1] for each in ordered], [key for each in ordered for key in each[2]]
-        self._values = [value for each in filled for value in each[3]]
+        # Compared by one call into C. Of attributes order says nothing.
+        self._plain: list[tuple[Any, tuple, tuple | None]] = [
+            (mapping, values, None if id(mapping) in self._attributes else keys)
+            for _, mapping, keys, values in self._maps if isinstance(mapping, dict)
+        ]  # fmt: skip
+        self._plain += [(held, values, None) for _, held, values in self._lists if isinstance(held, list)]
+        plain = {id(container) for container, _, _ in self._plain}
+        self._others = [each for each in self._maps if id(each[1]) not in plain]
+        self._queues = [each for each in self._lists if id(each[1]) not in plain]
 
     def _walk(self, roots: dict[str, Any]) -> None:
         self._maps: list[tuple[str, Any, tuple, tuple]] = []  # of all their entries
@@ -129,17 +131,11 @@ class Reach:
                 return self.difference()
             finally:
                 self._ignored = kept
-        same = operator.is_
-        if (
-            any(self._empty)
-            or list(map(len, self._filled)) != self._lengths
-            or not all(map(same, chain.from_iterable(map(dict.values, self._filled)), self._values))
-            or not all(map(same, chain.from_iterable(self._ordered), self._keys))
-        ):
-            for each in self._maps:
-                changed = self._of_map(*each)
-                if changed is not None:
-                    return changed
+        as_it_was = same_objects(self._plain)
+        for each in self._others if as_it_was else self._maps:
+            changed = self._of_map(*each)
+            if changed is not None:
+                return changed
         for name, mapping, key, value in self._entries:
             now = mapping.get(key, _GONE)
             if now is not value and not _equal(now, value):
@@ -156,8 +152,8 @@ class Reach:
         for name, array, copied in self._arrays:
             if array.shape != copied.shape or array.dtype != copied.dtype or array.tobytes() != copied.tobytes():
                 return name
-        for name, sequence, values in self._lists:
-            if len(sequence) != len(values) or not all(map(same, sequence, values)):
+        for name, sequence, values in self._queues if as_it_was else self._lists:
+            if len(sequence) != len(values) or not all(map(operator.is_, sequence, values)):
                 if len(sequence) == len(values) and all(map(_equal, sequence, values)):
                     continue
                 return name
