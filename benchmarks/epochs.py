@@ -22,6 +22,8 @@ included; loss: of the last epoch compared; loss_diff: largest relative differen
 More than LIMIT is a failure, as is an error under the flag where the side without it has none: the exit code is 1 then.
 Geometric means are over small graphs, of at most SMALL edges.
 
+Of modules-flag and dgl-modules-flag it is printed after each turn how many calls were replays, and why others were not.
+
 --per-op: instead of all this, calls on a graph of 12 nodes (per_op.py). Sampled blocks: minibatch.py.
 """
 
@@ -181,10 +183,25 @@ class Turn:
             cases.append({"name": case.name, "graph": case.path, "model": case.model, **counts})
         common = {key: getattr(options, key) for key in ("device", "threads", "features", "hidden", "classes")}
         plan.write_text(json.dumps({**common, "losses": LOSSES, "cases": cases}), encoding="utf-8")
-        words, env = children.command(self.mode)
+        profile = Path(folder, "profile.json") if self.side in ENVIRONMENTS else None
+        words, env = children.command(self.mode, profile)
         env |= ENVIRONMENTS.get(self.side, {})
         self.current = ""
-        return run_script([*words, str(SCRIPT), *self.words, str(plan)], env, limit_s, self.hear)
+        problem = run_script([*words, str(SCRIPT), *self.words, str(plan)], env, limit_s, self.hear)
+        if profile is not None and profile.exists():
+            self.tell_captures(json.loads(profile.read_text(encoding="utf-8"))["sites"])
+            profile.unlink()
+        return problem
+
+    def tell_captures(self, sites: dict) -> None:
+        """Print how many calls of models were replays, and why others were not: a slow turn may be the machine's."""
+        for kind, site in sites.items():
+            if kind.startswith("captured."):
+                why = "".join(f"; {reason} ({count})" for reason, count in site["reasons"].items())
+                print(
+                    f"turn {self.number}  {self.side:13} {kind}: {site['accelerated']}, left {site['left']}{why}",
+                    flush=True,
+                )
 
     def hear(self, said: dict) -> None:
         if "modules" in said:

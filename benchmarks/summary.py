@@ -151,9 +151,9 @@ def cuda_small() -> list[str]:
 
 
 def cuda_modules() -> list[str]:
-    name = "epochs_modules_h100.csv"
+    name = "epochs_modules_h200.csv"
     rows = read(name)[1]
-    sides = {"pyg": "PyG alone", "flag": "gnnaccel", "modules-flag": "with GNNACCEL_CUDA_GRAPHS=1"}
+    sides = {"pyg": "PyG alone", "modules-flag": "PyG, with GNNACCEL_CUDA_GRAPHS=1", "dgl-modules-flag": "DGL, with it"}
     body = [
         [f"{rows[0]['graph']}: {model}", *(epochs_cell(rows, side, "pyg", model=model) for side in sides)]
         for model in unique(rows, "model")

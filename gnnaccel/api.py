@@ -352,7 +352,8 @@ def accelerate(
         True: calls of `model` (of PyG, DGL or neither), and their backward, are captured in CUDA graphs once three of
         them were alike, and replayed for as long as all that they read is as it was (docs/capture.md). What cannot be
         captured runs as it is and is counted with its reason (GNNACCEL_PROFILE). `gnnaccel.capture.captures_of(model)`
-        tells of it. False: not any more, and the memory is freed. Default: as it is.
+        tells of it. Adam and AdamW that train it become torch's fused ones, unless foreach or fused was chosen.
+        False: not any more, and the memory is freed. Default: as it is.
     copy_outputs : bool
         False: what the captured model returns is the graph's own memory, which its next call writes into.
     update_order : bool, optional
