@@ -195,13 +195,15 @@ class Turn:
 
     def tell_captures(self, sites: dict) -> None:
         """Print how many calls of models were replays, and why others were not: a slow turn may be the machine's."""
-        for kind, site in sites.items():
-            if kind.startswith("captured."):
-                why = "".join(f"; {reason} ({count})" for reason, count in site["reasons"].items())
-                print(
-                    f"turn {self.number}  {self.side:13} {kind}: {site['accelerated']}, left {site['left']}{why}",
-                    flush=True,
-                )
+        captured = {kind: site for kind, site in sites.items() if kind.startswith("captured.")}
+        if not captured:
+            print(f"turn {self.number}  {self.side:13} no model was captured", flush=True)
+        for kind, site in captured.items():
+            why = "".join(f"; {reason} ({count})" for reason, count in site["reasons"].items())
+            print(
+                f"turn {self.number}  {self.side:13} {kind}: {site['accelerated']}, left {site['left']}{why}",
+                flush=True,
+            )
 
     def hear(self, said: dict) -> None:
         if "modules" in said:

@@ -150,6 +150,17 @@ def test_what_changes_between_calls(name):
         assert site().accelerated == (5 + 7 if captures == 2 else 15)
 
 
+def test_an_attribute_by_another_name():
+    def between(env, i):
+        if i == 0:
+            env.model.other = 3.0
+        elif i == 8:
+            env.model.gain = vars(env.model).pop("other")  # which leaves the number of attributes, and what they are
+
+    env = both(lambda: problem(does=lambda model, h: h * getattr(model, "gain", 1.0)), between)
+    assert variants(env) == 2
+
+
 def test_a_hook_that_goes():
     def between(env, i):
         if i == 8:

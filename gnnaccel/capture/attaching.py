@@ -105,8 +105,10 @@ def _mind_steps_no_more() -> None:
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
     """Before each step of an optimizer: that of a captured model's parameters is one kernel from now on."""
+    if torch.compiler.is_compiling():
+        return
     for group in optimizers.left_to_torch(optimizer):
-        if getattr(within, "running", False) or torch.compiler.is_compiling() or Recording.busy():
+        if getattr(within, "running", False) or Recording.busy():
             return  # part of a captured step
         if any(captures.trains(group["params"]) for captures in tuple(_attached)):
             optimizers.fuse(optimizer, group)

@@ -23,9 +23,11 @@ class Source(NamedTuple):
 
 def flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
     """Arguments as a list, and their form."""
-    if _SIMPLE.issuperset(map(type, args)) and (not kwargs or _SIMPLE.issuperset(map(type, kwargs.values()))):
-        return [*args, *kwargs.values()], (len(args), *kwargs)
-    return pytree.tree_flatten((args, kwargs))
+    leaves = [*args, *kwargs.values()]
+    for leaf in leaves:
+        if type(leaf) not in _SIMPLE and (isinstance(leaf, tuple) or type(leaf) in pytree.SUPPORTED_NODES):
+            return pytree.tree_flatten((args, kwargs))
+    return leaves, (len(args), *kwargs)
 
 
 def unflatten(leaves: list, form: Any) -> tuple[tuple, dict]:

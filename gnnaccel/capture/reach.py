@@ -87,15 +87,12 @@ class Reach:
             roots["os.environ"] = vars(os.environ)
         self._named, self._known = None if names & _DYNAMIC else names, True
         self._walk(roots)
-        # Compared by one call into C. Of attributes order says nothing.
+        # Compared by one call into C.
         self._plain: list[tuple[Any, tuple, tuple | None]] = [
-            (mapping, values, None if id(mapping) in self._attributes else keys)
-            for _, mapping, keys, values in self._maps if isinstance(mapping, dict)
-        ]  # fmt: skip
+            (mapping, values, keys) for _, mapping, keys, values in self._maps
+        ]
         self._plain += [(held, values, None) for _, held, values in self._lists if isinstance(held, list)]
-        plain = {id(container) for container, _, _ in self._plain}
-        self._others = [each for each in self._maps if id(each[1]) not in plain]
-        self._queues = [each for each in self._lists if id(each[1]) not in plain]
+        self._queues = [each for each in self._lists if not isinstance(each[1], list)]
 
     def _walk(self, roots: dict[str, Any]) -> None:
         self._maps: list[tuple[str, Any, tuple, tuple]] = []  # of all their entries
@@ -132,10 +129,11 @@ class Reach:
             finally:
                 self._ignored = kept
         as_it_was = same_objects(self._plain)
-        for each in self._others if as_it_was else self._maps:
-            changed = self._of_map(*each)
-            if changed is not None:
-                return changed
+        if not as_it_was:
+            for each in self._maps:
+                changed = self._of_map(*each)
+                if changed is not None:
+                    return changed
         for name, mapping, key, value in self._entries:
             now = mapping.get(key, _GONE)
             if now is not value and not _equal(now, value):
