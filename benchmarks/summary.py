@@ -138,6 +138,22 @@ def cpu_compiled() -> list[str]:
     return markdown(["epoch, ms", *sides.values()], body) + source(name)
 
 
+def cuda_flag() -> list[str]:
+    name = "epochs_h200.csv"
+    rows = read(name)[1]
+    graphs = unique(rows, "graph")
+    body = [
+        [model, *(epochs_pair(rows, graph, model, "pyg", "flag") for graph in graphs)]
+        for model in unique(rows, "model")
+    ]
+    return markdown(["PyG alone / gnnaccel, ms", *graphs], body) + source(name, 2)
+
+
+def epochs_pair(rows: Rows, graph: str, model: str, alone: str, ours: str) -> str:
+    times = {row["side"]: float(row["epoch_ms"]) for row in rows if (row["graph"], row["model"]) == (graph, model)}
+    return pair(times[alone], times[ours])
+
+
 def cuda_small() -> list[str]:
     name = "epochs_captured_h100.csv"
     rows = read(name)[1]
@@ -162,7 +178,7 @@ def cuda_modules() -> list[str]:
 
 
 def cuda_large() -> list[str]:
-    name = "epochs_arxiv_h100.csv"
+    name = "epochs_arxiv_h200.csv"
     rows = read(name)[1]
     body = []
     for model in unique(rows, "model"):
@@ -270,6 +286,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-memory": cpu_memory,
     "cpu-small": cpu_small,
     "cpu-compiled": cpu_compiled,
+    "cuda-flag": cuda_flag,
     "cuda-small": cuda_small,
     "cuda-modules": cuda_modules,
     "cuda-large": cuda_large,
@@ -307,7 +324,7 @@ def filled(page: str) -> str:
 def bars() -> dict[str, list[tuple[str, float, float]]]:
     """Panels of the chart: label, time alone and with gnnaccel in ms."""
     layers = read("cpu_layers_pubmed_epyc.csv")[1] + read("cpu_layers_epyc.csv")[1]
-    gpu_small, gpu_large = read("epochs_captured_h100.csv")[1], read("epochs_arxiv_h100.csv")[1]
+    small, large, models = (read(f"epochs_{name}.csv")[1] for name in ("h200", "arxiv_h200", "modules_h200"))
 
     def epoch(rows: Rows, label: str, graph: str, model: str, side: str) -> tuple[str, float, float]:
         times = {row["side"]: float(row["epoch_ms"]) for row in rows if (row["graph"], row["model"]) == (graph, model)}
@@ -331,17 +348,17 @@ def bars() -> dict[str, list[tuple[str, float, float]]]:
             layer("DGL GAT", graph, "DGL", "GATConv 4x16"),
         ]
     gpu = [
-        epoch(gpu_small, "Cora, 11k edges: PyG GCN", "cora", "gcn", "flag"),
-        epoch(gpu_small, "PyG SAGE", "cora", "sage", "flag"),
-        epoch(gpu_small, "PyG GAT", "cora", "gat", "flag"),
-        epoch(gpu_small, "the same, captured: PyG GCN", "cora", "gcn", "captured-flag"),
-        epoch(gpu_small, "PyG SAGE", "cora", "sage", "captured-flag"),
-        epoch(gpu_small, "PyG GAT", "cora", "gat", "captured-flag"),
-        epoch(gpu_large, "arxiv-like, 2.3M edges: PyG GCN", "arxiv-like", "gcn", "flag"),
-        epoch(gpu_large, "PyG SAGE", "arxiv-like", "sage", "flag"),
-        epoch(gpu_large, "PyG GAT", "arxiv-like", "gat", "flag"),
+        epoch(small, "Cora, 11k edges: PyG GCN", "cora", "gcn", "flag"),
+        epoch(small, "PyG SAGE", "cora", "sage", "flag"),
+        epoch(small, "PyG GAT", "cora", "gat", "flag"),
+        epoch(models, "the same, as CUDA graphs: PyG GCN", "cora", "gcn", "modules-flag"),
+        epoch(models, "PyG SAGE", "cora", "sage", "modules-flag"),
+        epoch(models, "PyG GAT", "cora", "gat", "modules-flag"),
+        epoch(large, "arxiv-like, 2.3M edges: PyG GCN", "arxiv-like", "gcn", "flag"),
+        epoch(large, "PyG SAGE", "arxiv-like", "sage", "flag"),
+        epoch(large, "PyG GAT", "arxiv-like", "gat", "flag"),
     ]
-    return {"CPU, AMD EPYC: a layer, forward and backward": cpu, "GPU, NVIDIA H100: an epoch of training": gpu}
+    return {"CPU, AMD EPYC: a layer, forward and backward": cpu, "GPU, NVIDIA H200: an epoch of training": gpu}
 
 
 def draw(path: Path) -> None:
