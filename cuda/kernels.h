@@ -102,8 +102,8 @@ cudaError_t scatter_arg(const void* arg, const void* values, void* target, int64
 cudaError_t edge_order(const void* edge_ids, const void* in, void* out, int64_t num_edges, int64_t edge_bytes,
                        bool scatter, IndexType index_type, cudaStream_t stream);
 
-// Checks pairs, and makes their CSR if rows ascend. Waits for it: found, two numbers of the host, receive whether a pair
-// is out of range, and whether rows do not ascend; if either, the CSR is worth nothing.
+// Makes the CSR of pairs whose rows ascend. found, two numbers of the host, receive whether a pair is out of range, and
+// whether rows do not ascend, for which the call waits; if either, the CSR is worth nothing. Null: that is known.
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                          IndexType in_type, void* indptr, void* indices, IndexType out_type, int64_t* found,
                          cudaStream_t stream);

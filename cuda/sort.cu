@@ -49,8 +49,8 @@ __device__ __forceinline__ void write_start(const K* keys, int64_t nnz, int64_t 
   indptr[r] = static_cast<I>(low);
 }
 
-// CSR of pairs whose rows ascend. Sets found[0] where a pair is out of range, found[1] where a row is smaller than the
-// one before; if either, the arrays are worth nothing.
+// CSR of pairs whose rows ascend. If asked sets found[0] where a pair is out of range, found[1] where a row is smaller
+// than the one before; if either, the arrays are worth nothing.
 template <typename In, typename I>
 __global__ void __launch_bounds__(kThreads)
     take_in_order(const In* rows, const In* cols, int64_t nnz, int64_t num_rows, int64_t num_cols, I* indptr,
@@ -62,8 +62,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = rows[i], col = cols[i];
     outside = row < 0 || row >= num_rows || col < 0 || col >= num_cols;
     descends = i && rows[i - 1] > row;
-    indices[i] = static_cast<I>(col);
+    indices[i] = static_cast<I>(outside ? 0 : col);
   }
+  if (!found) return;
   // By one thread of a block: a store to the host's memory goes over the bus.
   const bool any_outside = __syncthreads_or(outside), any_descends = __syncthreads_or(descends);
   if (threadIdx.x == 0 && any_outside) found[0] = 1;
@@ -139,9 +140,13 @@ struct WriteTransposed {
 cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_t num_rows, int64_t num_cols,
                          IndexType in_type, void* indptr, void* indices, IndexType out_type, int64_t* found,
                          cudaStream_t stream) {
-  thread_local const Found state;
-  if (state.status != cudaSuccess) return state.status;
-  state.numbers[0] = state.numbers[1] = 0;
+  int64_t* numbers = nullptr;
+  if (found) {
+    thread_local const Found state;
+    if (state.status != cudaSuccess) return state.status;
+    numbers = state.numbers;
+    numbers[0] = numbers[1] = 0;
+  }
   cudaError_t status = with_index(in_type, [&](auto in) {
     return with_index(out_type, [&](auto out) {
       using In = decltype(in);
@@ -149,12 +154,13 @@ cudaError_t coo_in_order(const void* rows, const void* cols, int64_t nnz, int64_
       const int64_t threads = nnz > num_rows + 1 ? nnz : num_rows + 1;
       take_in_order<In, I><<<blocks_for(threads), kThreads, 0, stream>>>(
           static_cast<const In*>(rows), static_cast<const In*>(cols), nnz, num_rows, num_cols, static_cast<I*>(indptr),
-          static_cast<I*>(indices), state.numbers);
+          static_cast<I*>(indices), numbers);
       return cudaGetLastError();
     });
   });
+  if (!found) return status;
   if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
-  std::copy_n(state.numbers, 2, found);
+  std::copy_n(numbers, 2, found);
   return status;
 }
 

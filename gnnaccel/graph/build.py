@@ -140,8 +140,12 @@ def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(num_rows, num_cols, nnz) <= _INT32_MAX else torch.int64
 
 
-def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int):
-    """The same of edges [2, nnz], int32 or int64, of which row `destinations` has the rows."""
+def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int, in_order: bool = False):
+    """The same of edges [2, nnz], int32 or int64, of which row `destinations` has the rows. `in_order`: they come by
+    ascending rows and are in range, as whoever has made them knows, so that nobody has to wait for a GPU to say so."""
+    if in_order and edges.is_cuda and _operators.usual(edges):
+        rows, cols = (edges[k].contiguous() for k in (destinations, 1 - destinations))
+        return (*_in_order_on_cuda(rows, cols, num_rows, num_cols), None, num_cols)
     if (ends := _ends_on_cpu(edges, destinations)) is not None:
         made = _sort_on_cpu(*ends, edges.shape[1], edges.dtype, num_rows, num_cols)
         if made is not None:
@@ -222,23 +226,32 @@ def _sort_looped_on_cpu(rows_at: int, cols_at: int, nnz: int, in_dtype: torch.dt
     return indptr, indices, edge_ids
 
 
+def _in_order_on_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int, found: Tensor | None = None):
+    """indptr and indices of pairs that come by ascending rows. `found`: waits, and says there whether a pair is out of
+    range, and whether they do not come so."""
+    nnz = rows.numel()
+    dtype = _csr_dtype(num_rows, num_cols, nnz)
+    indptr = torch.empty(num_rows + 1, dtype=dtype, device=rows.device)
+    indices = indptr.new_empty(nnz)
+    pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
+    pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], lib.pointer(found))
+    lib.launch("coo_in_order", rows.device, *pairs, *pointers)
+    return indptr, indices
+
+
 def _sort_on_cuda(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int):
     """`_sort`; None if an index is out of range."""
     nnz, device = rows.numel(), rows.device
-    dtype = _csr_dtype(num_rows, num_cols, nnz)
-    indptr = torch.empty(num_rows + 1, dtype=dtype, device=device)
-    indices = indptr.new_empty(nnz)
-    pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
     found = torch.empty(2, dtype=torch.int64, device=_ON_CPU)
-    pointers = (indptr.data_ptr(), indices.data_ptr(), lib.INDEX_TYPES[dtype], found.data_ptr())
-    lib.launch("coo_in_order", device, *pairs, *pointers)  # the one synchronisation: kernels trust a graph
+    indptr, indices = _in_order_on_cuda(rows, cols, num_rows, num_cols, found)  # the one wait: kernels trust a graph
     outside, descends = found.tolist()
     if outside:
         return None
     if not descends:
         return indptr, indices, None
-    edge_ids = torch.empty(nnz, dtype=dtype, device=device)
-    pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[dtype])
+    edge_ids = torch.empty_like(indices)
+    pairs = (rows.data_ptr(), cols.data_ptr(), nnz, num_rows, num_cols, lib.INDEX_TYPES[rows.dtype])
+    pointers = (indptr.data_ptr(), indices.data_ptr(), edge_ids.data_ptr(), lib.INDEX_TYPES[indices.dtype])
     lib.launch("coo_to_csr", device, *pairs, *pointers)
     return indptr, indices, edge_ids
 

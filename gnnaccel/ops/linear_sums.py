@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import ready
+from gnnaccel.ops import ready, sampled_sums
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
 from gnnaccel.ops.spmm import FORMS, spmm
 
@@ -51,6 +51,8 @@ def sum_mapped(
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
     if recorded and not own_weight.requires_grad:
         return None
+    if sampled_sums.pays(graph, x, weight):
+        return sampled_sums.sum_mapped(graph, x, reduce, weight, bias, own_weight)
     return _sum_mapped(x, weight, bias, own_weight, graph, reduce, recorded and x.requires_grad)
 
 

@@ -20,7 +20,7 @@ from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.graph import USED
+from gnnaccel.pyg_backend.graph import USED, hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
 
 # A layer may map features to wider ones before it gathers them: so many times the most numbers, at most.
@@ -65,6 +65,8 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
         return False
     users = derived.get((edges,), USED)
     if users is True or torch.are_deterministic_algorithms_enabled() or not _are_few(conv, edges, args, kwargs):
+        return False
+    if users is None and hops_of(edges) is not None:  # which need no sorting
         return False
     if users is None:
         derived.put((edges,), USED, {id(conv)})

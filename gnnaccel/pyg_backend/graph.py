@@ -14,7 +14,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel import schedule
-from gnnaccel.graph import build, modes
+from gnnaccel.graph import build, hops, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import Unsupported, unserved
@@ -22,6 +22,7 @@ from gnnaccel.ops._described import Described
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 _UNCOALESCED = f"adjacency of layout {torch.sparse_coo}, not coalesced"
+_HOPS = "hops"
 USED = "used"  # what is kept with edges: True if there is a graph of them, else the layers that have seen them
 
 
@@ -52,12 +53,38 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
     if graph is None:
         data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
         destinations = 1 if flow == "source_to_target" else 0
+        sampled = hops_of(edge_index) if destinations and num_src == num_dst else None
+        if sampled is not None and sampled.nodes[-1] > num_src:
+            sampled = None
         with modes.outside_inference():
-            graph = Graph(*build.edges_to_csr(data, destinations, num_dst, num_src))
+            graph = Graph(*build.edges_to_csr(data, destinations, num_dst, num_src, sampled is not None))
+            if sampled is not None and graph.edge_ids is None:
+                hops.put(graph, sampled)
             _inherit(graph, owners, key)
         derived.put(owners, key, graph)
         derived.put(owners, USED, True)
     return graph
+
+
+def note_hops(edge_index: Tensor, sampled: hops.Hops) -> None:
+    """Remember of an edge_index that our sampler has made that it is of these hops."""
+    if edge_index.shape[1] == sampled.edges[-1]:
+        derived.put((edge_index,), _HOPS, sampled)
+
+
+def hops_of(edge_index: Tensor) -> hops.Hops | None:
+    """The hops of an edge_index that is as our sampler has made it, or of the first of them, as PyG's trim_to_layer
+    gives them to a layer; None for any other."""
+    if type(edge_index) is not Tensor:
+        return None
+    found = derived.get((edge_index,), _HOPS)
+    if found is not None or edge_index.is_inference() or (whole := edge_index._base) is None:
+        return found
+    found = derived.get((whole,), _HOPS)
+    begins = edge_index.data_ptr() == whole.data_ptr() and edge_index.stride() == whole.stride()
+    if found is None or not begins or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return None
+    return found.first(edge_index.shape[1])
 
 
 def with_loops(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> Graph:

@@ -24,7 +24,7 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.index import Index
-from torch_geometric.loader import ClusterData, NodeLoader, PrefetchLoader, ShaDowKHopSampler
+from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader, PrefetchLoader, ShaDowKHopSampler
 from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
 from torch_geometric.loader.graph_saint import GraphSAINTSampler
 from torch_geometric.nn import Node2Vec
@@ -34,7 +34,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.ops import has_cuda_kernels
-from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, walks
+from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, sampled_batches, walks
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
@@ -326,6 +326,7 @@ def _neighbor_draw(original: Callable) -> Callable:
         if kept is not None and kept[1] and not gpu_batches.are_wanted():
             for name in ("node", "row", "col", "edge"):
                 setattr(out, name, getattr(out, name).cpu())
+        sampled_batches.mark(self, out)
         return out
 
     return _sample
@@ -336,7 +337,8 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NeighborSampler, "__init__", _neighbor_init, False),
     (NeighborSampler, "_sample", _neighbor_draw, True),
     (NodeLoader, "collate_fn", gpu_batches.wanting, False),
-    (NodeLoader, "filter_fn", gpu_batches.filtering, False),
+    (NodeLoader, "filter_fn", lambda original: gpu_batches.filtering(sampled_batches.noting(original)), False),
+    (LinkLoader, "filter_fn", sampled_batches.noting, False),
     (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
     (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_ROWS), False),

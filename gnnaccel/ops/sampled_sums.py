@@ -1,0 +1,116 @@
+"""Sums with a linear map behind them, beside a map of the features themselves, over a sampled batch: without the work
+that no result needs.
+
+Models that are not told of the hops of a batch run each of their layers on all its nodes, most of which are of its last
+hop. Those have no edges: nothing is summed and mapped for them. And where the loss is of the seeds, as it is after
+``model(batch.x, batch.edge_index)[:batch.batch_size]``, the gradient of a layer's result is zero but for the first hops:
+there all products of the backward pass are left out but those of the rows that count. Which these are the gradient
+itself says, whatever the model does between its layers. On CUDA the host waits for that, once for each layer whose
+products take longer.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel.graph import hops
+from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.hops import Hops
+from gnnaccel.ops import ready
+from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops.spmm import FORMS, spmm
+
+_LEAST = 1 << 23  # products of two numbers in one of the maps: below, all of them take less than to look for less
+# Those of a backward pass from which on it pays to ask the gradient. An H200 does so many in 0.1 ms, and the host waits
+# 0.03 (2026-11).
+_LEAST_ASKED = {"cpu": _LEAST, "cuda": 1 << 32}
+
+
+def pays(graph: Graph, x: Tensor, weight: Tensor) -> bool:
+    """True for a sampled batch on which `sum_mapped` is to do what `linear_sums.sum_mapped` does."""
+    sampled = hops.of(graph)
+    return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= _LEAST
+
+
+def sum_mapped(
+    graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor
+) -> Tensor:
+    """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(x, own_weight), arguments checked by the caller."""
+    return _sum_mapped(x, weight, bias, own_weight, graph, reduce)
+
+
+def _last_hop(grad: Tensor, width: int, sampled: Hops) -> int:
+    """The gradient is zero but for the nodes there are before this hop; the number of hops: no such is known."""
+    count, asked = len(sampled.nodes) - 1, _LEAST_ASKED.get(grad.device.type)
+    if asked is None or 4 * grad.numel() * width < asked:
+        return count
+    if grad.is_cuda and torch.cuda.is_current_stream_capturing():
+        return count
+    parts = [grad[first:end] for first, end in pairwise((*sampled.nodes[:-1], grad.shape[0]))]
+    none = grad.new_zeros(())
+    peaks = [torch.linalg.vector_norm(part, torch.inf) if part.numel() else none for part in parts]
+    most = torch.stack(peaks).tolist()
+    while count and most[count - 1] == 0:  # which NaN is not
+        count -= 1
+    return count
+
+
+def _gradient_of_sums(graph: Graph, x: Tensor, reduce: str, grad: Tensor) -> Tensor:
+    """That of x [num_cols, F]."""
+    if not torch.is_grad_enabled():
+        call = ready.call_of(graph, x, FORMS[reduce], None, None, None, True)
+        if call is not None:
+            return call.gradient(grad)
+    return FORMS[reduce].gradient(arrays_of(graph, True, x, sums=True), grad, None, None)
+
+
+class _SumMapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, own_weight, graph, reduce):
+        sampled = hops.of(graph)
+        sums = spmm(hops.head(graph, len(sampled.nodes) - 2), x[: sampled.nodes[-1]], reduce=reduce)
+        out = F.linear(x, own_weight, bias)
+        out[: sampled.num_filled].addmm_(sums, weight.t())
+        of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
+        if of_own_weight:
+            ctx.graph, ctx.reduce = graph, reduce
+            maps = (weight, own_weight) if of_x else (None, None)
+            ctx.save_for_backward(x, *maps, sums if of_weight else None)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, own_weight, sums = ctx.saved_tensors
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
+        again = torch.is_grad_enabled()  # a second derivative is asked for
+        sampled = hops.of(ctx.graph)
+        last = len(sampled.nodes) - 2
+        hop = last + 1 if again else _last_hop(grad, x.shape[1], sampled)
+        grad = (grad if hop > last else grad[: sampled.nodes[hop]]).contiguous()
+        some = hops.head(ctx.graph, min(hop, last))  # rows that have edges and a gradient
+        of_some, sources = grad[: some.num_rows], x[: some.num_cols]
+        grad_x = grad_weight = None
+        if of_weight:
+            sums = spmm(some, sources, reduce=ctx.reduce) if again else sums[: some.num_rows]
+            grad_weight = of_some.t().mm(sums)
+        if of_x:
+            part = _gradient_of_sums(some, sources, ctx.reduce, of_some.mm(weight))
+            if again:
+                grad_x = grad.mm(own_weight) + F.pad(part, (0, 0, 0, x.shape[0] - part.shape[0]))
+            elif hop > last:
+                grad_x = grad.mm(own_weight)
+                grad_x[: part.shape[0]] += part
+            else:
+                part[: grad.shape[0]].addmm_(grad, own_weight)
+                grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+                grad_x[: part.shape[0]] = part
+                grad_x[part.shape[0] :] = 0
+        grad_bias = grad.sum(0) if of_bias else None
+        return grad_x, grad_weight, grad_bias, grad.t().mm(x[: grad.shape[0]]), None, None
+
+
+_sum_mapped = super(torch.autograd.Function, _SumMapped).apply  # type: ignore[misc] # as of linear_sums

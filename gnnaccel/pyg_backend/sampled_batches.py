@@ -1,0 +1,55 @@
+"""Batches whose edges are as our sampler has made them: layers find them sorted and checked, and know their hops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import NeighborSampler, SamplerOutput
+
+from gnnaccel.graph.hops import Hops
+from gnnaccel.pyg_backend.graph import note_hops
+from gnnaccel.pyg_backend.views import View
+
+_MARK = "_gnnaccel_hops"
+
+
+def mark(sampler: NeighborSampler, out: Any) -> None:
+    """Say of what our sampling has given to `sampler` that it is of these hops, as long as nobody makes it anew."""
+    forward = getattr(sampler, "sample_direction", "forward") == "forward"
+    if not forward or sampler.subgraph_type.value != "directional" or not isinstance(out, SamplerOutput):
+        return
+    nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
+    if nodes is not None and edges is not None:
+        setattr(out, _MARK, (Hops.of_counts(nodes, edges), *_stamps(out)))
+
+
+def _stamps(out: SamplerOutput) -> tuple:
+    return out.row, out.col, out.row._version, out.col._version
+
+
+def _hops(out: Any) -> Hops | None:
+    sampled, *stamps = getattr(out, _MARK, None) or (None,)
+    if sampled is None or any(a is not b for a, b in zip(stamps, _stamps(out), strict=True)):
+        return None
+    return sampled
+
+
+def noting(original: Callable) -> Callable:
+    """filter_fn() of NodeLoader and LinkLoader, which remembers of the batch's edge_index what its sampler knew."""
+
+    @functools.wraps(original)
+    def filter_fn(self, out):
+        sampled = _hops(out)
+        if sampled is None or self.transform_sampler_output is not None:
+            return original(self, out)
+        batch = original(View(self, transform=None), out)
+        edge_index = batch.edge_index if isinstance(batch, Data) and "edge_index" in batch else None
+        if type(edge_index) is Tensor:
+            note_hops(edge_index, sampled)
+        return batch if self.transform is None else self.transform(batch)
+
+    return filter_fn

@@ -1,0 +1,124 @@
+"""Batches of PyG's loaders that our sampler has made: layers know that their edges are sorted, and where hops end."""
+
+import pytest
+import torch
+
+pyg = pytest.importorskip("torch_geometric")
+from torch_geometric.data import Data  # noqa: E402
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader  # noqa: E402
+from torch_geometric.sampler import NeighborSampler  # noqa: E402
+from torch_geometric.utils import trim_to_layer  # noqa: E402
+
+from gnnaccel import ops, pyg_backend  # noqa: E402
+from gnnaccel.graph import hops  # noqa: E402
+from gnnaccel.graph.csr import Graph  # noqa: E402
+from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.pyg_backend.graph import from_edge_index, hops_of  # noqa: E402
+
+NODES, EDGES = 150, 900
+DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch):
+    monkeypatch.setattr(sampled_sums, "_LEAST", 0)
+    monkeypatch.setattr(sampled_sums, "_LEAST_ASKED", {"cpu": 0, "cuda": 0})
+    pyg_backend.enable()
+    yield
+    pyg_backend.disable()
+
+
+def data(**more) -> Data:
+    return Data(x=torch.rand(NODES, 5), y=torch.randint(3, (NODES,)), edge_index=torch.randint(NODES, (2, EDGES)), **more)
+
+
+def sampled(given=None, **options):
+    loader = NeighborLoader(given or data().to(DEVICE), [4, 3, 2], batch_size=8, **options)
+    return next(iter(loader))
+
+
+def test_edges_and_their_first_hops():
+    batch = sampled()
+    found = hops_of(batch.edge_index)
+    assert [b - a for a, b in zip((0, *found.nodes), found.nodes, strict=False)] == batch.num_sampled_nodes
+    assert [b - a for a, b in zip(found.edges, found.edges[1:], strict=False)] == batch.num_sampled_edges
+    x, edges = batch.x, batch.edge_index
+    for layer in range(3):
+        x, edges, _ = trim_to_layer(layer, batch.num_sampled_nodes, batch.num_sampled_edges, x, edges)
+        assert hops_of(edges).nodes == found.nodes[: 4 - layer] and len(x) == found.nodes[3 - layer]
+        graph = from_edge_index(edges, len(x), len(x))
+        wanted = Graph.from_coo(edges[1], edges[0], num_rows=len(x), num_cols=len(x))
+        assert graph.edge_ids is None and hops.of(graph).nodes == found.nodes[: 4 - layer]
+        assert torch.equal(graph.indptr, wanted.indptr) and torch.equal(graph.indices, wanted.indices)
+        assert hops.of(from_edge_index(edges.clone(), len(x), len(x))) is None
+
+
+CHANGES = {
+    "written into": lambda edges: edges.add_(0),
+    "another order": lambda edges: edges.flip(1),
+    "a part of a hop": lambda edges: edges[:, :3],
+    "later edges": lambda edges: edges[:, 1:],
+    "turned": lambda edges: edges.flip(0),
+    "a copy": lambda edges: edges.clone(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_edges_that_are_no_longer_so(name):
+    edges = CHANGES[name](sampled().edge_index)
+    assert hops_of(edges) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subgraph_type": "bidirectional"},
+        {"subgraph_type": "induced"},
+        {"transform_sampler_output": lambda out: out},
+        {"transform": lambda batch: batch.update({"edge_index": batch.edge_index.flip(0)})},
+    ],
+)
+def test_batches_that_are_not_as_sampled(options):
+    assert hops_of(sampled(**options).edge_index) is None
+
+
+@pytest.mark.parametrize("options", [{"transform": lambda batch: batch}, {"filter_per_worker": False}, {"replace": True}])
+def test_batches_that_are(options):
+    assert hops_of(sampled(**options).edge_index) is not None
+
+
+def test_a_sampler_around_ours():
+    class Turned(NeighborSampler):
+        def sample_from_nodes(self, inputs):
+            out = super().sample_from_nodes(inputs)
+            out.row, out.col = out.col, out.row
+            return out
+
+    given = data().to(DEVICE)
+    for kind, known in ((NeighborSampler, True), (Turned, False)):
+        batch = next(iter(NodeLoader(given, kind(given, [3, 2]), batch_size=8)))
+        assert (hops_of(batch.edge_index) is not None) == known
+
+
+def test_links():
+    given = data().to(DEVICE)
+    batch = next(iter(LinkNeighborLoader(given, [3, 2], edge_label_index=given.edge_index[:, :9], batch_size=9)))
+    assert hops_of(batch.edge_index) is not None
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize("aggr", ["mean", "sum", "max"])
+def test_models_learn_what_they_learn_without(aggr, trimmed):
+    model = pyg.nn.GraphSAGE(5, 16, 3, 3, aggr=aggr, norm="batch").to(DEVICE)
+    batch = sampled()
+    given = {}
+    if trimmed:
+        given = {f"num_sampled_{what}_per_hop": batch[f"num_sampled_{what}"] for what in ("nodes", "edges")}
+    found = []
+    for edges in (batch.edge_index, batch.edge_index.clone()):
+        out = model(batch.x, edges, **given)[: batch.batch_size]
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        found.append([out, *(p.grad.clone() for p in model.parameters())])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
