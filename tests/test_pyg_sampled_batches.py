@@ -22,7 +22,6 @@ DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cp
 @pytest.fixture(autouse=True)
 def _plugin(monkeypatch):
     monkeypatch.setattr(sampled_sums, "_LEAST", 0)
-    monkeypatch.setattr(sampled_sums, "_LEAST_ASKED", {"cpu": 0, "cuda": 0})
     pyg_backend.enable()
     yield
     pyg_backend.disable()

@@ -9,7 +9,7 @@ from gnnaccel import ops, sampling
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
-from gnnaccel.ops import linear_sums, reference, sampled_sums
+from gnnaccel.ops import gradient_rows, linear_sums, reference, sampled_sums
 
 IN, OUT, NODES = 6, 4, 200
 DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cpu"
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cp
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     monkeypatch.setattr(sampled_sums, "_LEAST", 0)
-    monkeypatch.setattr(sampled_sums, "_LEAST_ASKED", {"cpu": 0, "cuda": 0})
+    monkeypatch.setattr(torch.autograd, "backward", gradient_rows.telling(torch.autograd.backward))
 
 
 def sampled(seeds=(5, 7, 7, 9), fanouts=(3, 4, 2), more=0) -> Graph:
@@ -46,17 +46,18 @@ def exact(graph, reduce, x, weight, bias, own_weight):
 @pytest.mark.parametrize("until", [0, 1, 2, 3, None])
 @pytest.mark.parametrize("given", [{}, {"more": 5}, {"fanouts": (3,)}, {"fanouts": (2, 0, 3)}, {"seeds": range(NODES)}])
 def test_against_the_reference(given, until, reduce):
-    """With a gradient that is zero behind the nodes of some hop, or in none."""
+    """With a loss of the nodes there are before some hop, or of all."""
     graph = sampled(**given)
     nodes = hops.of(graph).nodes
     rows = graph.num_rows if until is None else nodes[min(until, len(nodes) - 1)]
-    given = leaves(graph)
+    given, scale = leaves(graph), torch.arange(rows * OUT, device=DEVICE).view(rows, OUT).double().sin()
     results = []
     for function in (lambda *args: linear_sums.sum_mapped(graph, args[0], reduce, *args[1:]), None):
         out = function(*given) if function else exact(graph, reduce, *given)
-        grad = torch.zeros_like(out)
-        grad[:rows] = torch.arange(rows * OUT, device=DEVICE).view(rows, OUT).double().sin()
-        results.append((out, *torch.autograd.grad(out, given, grad)))
+        for leaf in given:
+            leaf.grad = None
+        (out[:rows] * scale).sum().backward()
+        results.append((out, *(leaf.grad for leaf in given)))
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -77,14 +78,56 @@ def test_what_is_left_out(monkeypatch):
     assert not x.grad[nodes[1] :].any() and x.grad[: nodes[0]].all()
 
 
-def test_gradients_that_are_not_numbers():
-    graph = sampled()
+USES = {  # of a result: how many of its rows count, None: all
+    "seeds": (lambda out: out[:4], 4),
+    "seeds twice": (lambda out: torch.cat([out[:4], out.narrow(0, 0, 3)]), 4),
+    "elementwise": (lambda out: F.dropout((out.relu() + 1) * 2, 0.5)[:5], 5),
+    "a row each": (lambda out: F.log_softmax(F.layer_norm(out, (OUT,)), 1)[:5], 5),
+    "a slice of a slice": (lambda out: out[:9].relu()[:5], 5),
+    "columns": (lambda out: out[:, :2][:5], None),
+    "all": (lambda out: out, None),
+    "the last ones": (lambda out: out[3:], None),
+    "all but the last ones": (lambda out: out[:-3], None),
+    "steps": (lambda out: out[:6:2], None),
+    "a mask": (lambda out: out[torch.arange(len(out), device=DEVICE) < 4], None),
+    "seeds and all": (lambda out: torch.cat([out[:4], out.relu()]), None),
+    "other rows": (lambda out: out.flip(0)[:4], None),
+    "norms of columns": (lambda out: F.batch_norm(out, None, None, training=True)[:4], None),
+    "broadcast": (lambda out: (out * torch.ones(2, len(out), OUT, device=DEVICE))[:1], None),
+    "a product": (lambda out: (out.t() @ out)[:2], None),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_rows_that_count(name, monkeypatch):
+    graph, seen = sampled(), []
+    hop_of = sampled_sums._hop_of
+    monkeypatch.setattr(sampled_sums, "_hop_of", lambda rows, hops: seen.append(rows) or hop_of(rows, hops))
     given = leaves(graph)
-    out = linear_sums.sum_mapped(graph, given[0], "sum", *given[1:])
-    grad = torch.zeros_like(out)
-    grad[-1] = torch.nan
-    for found in torch.autograd.grad(out, given[2:], grad):  # that of the map of sums is of rows with edges alone
-        assert found.isnan().any()
+    (use, count), results = USES[name], []
+    for function in (linear_sums.sum_mapped, lambda g, x, reduce, *maps: exact(g, reduce, x, *maps)):
+        torch.manual_seed(5)
+        for leaf in given:
+            leaf.grad = None
+        out = function(graph, given[0] * 1, "mean", *given[1:])
+        loss = (use(out) * 3).square().sum()
+        loss.backward(retain_graph=True)
+        results.append([leaf.grad.clone() for leaf in given])
+    assert set(seen) == (set() if count is None else {count})
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_nothing_is_told_of_another_pass():
+    graph = sampled()
+    x, *maps = leaves(graph)
+    out = linear_sums.sum_mapped(graph, x, "mean", *maps)
+    out[:4].sum().backward(retain_graph=True)
+    (few,), x.grad = [x.grad.clone()], None
+    out.sum().backward(retain_graph=True)
+    assert x.grad[len(x.grad) // 2 :].any() and not few[hops.of(graph).nodes[1] :].any()
+    whole = torch.autograd.grad(out.sum(), x)[0]  # which tells nobody
+    torch.testing.assert_close(whole, x.grad)
 
 
 def test_derivatives_of_derivatives():

@@ -3,15 +3,11 @@ that no result needs.
 
 Models that are not told of the hops of a batch run each of their layers on all its nodes, most of which are of its last
 hop. Those have no edges: nothing is summed and mapped for them. And where the loss is of the seeds, as it is after
-``model(batch.x, batch.edge_index)[:batch.batch_size]``, the gradient of a layer's result is zero but for the first hops:
-there all products of the backward pass are left out but those of the rows that count. Which these are the gradient
-itself says, whatever the model does between its layers. On CUDA the host waits for that, once for each layer whose
-products take longer.
+``model(batch.x, batch.edge_index)[:batch.batch_size]``, the gradient of a layer's result is zero but for the first hops
+(gradient_rows.py): of the backward pass are left all products but those of the rows that count.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,14 +16,11 @@ from torch.nn import functional as F
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
-from gnnaccel.ops import ready
+from gnnaccel.ops import gradient_rows, ready
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import FORMS, spmm
 
-_LEAST = 1 << 23  # products of two numbers in one of the maps: below, all of them take less than to look for less
-# Those of a backward pass from which on it pays to ask the gradient. An H200 does so many in 0.1 ms, and the host waits
-# 0.03 (2026-11).
-_LEAST_ASKED = {"cpu": _LEAST, "cuda": 1 << 32}
+_LEAST = 1 << 23  # products of two numbers in one of the maps: of fewer it does not matter
 
 
 def pays(graph: Graph, x: Tensor, weight: Tensor) -> bool:
@@ -43,20 +36,16 @@ def sum_mapped(
     return _sum_mapped(x, weight, bias, own_weight, graph, reduce)
 
 
-def _last_hop(grad: Tensor, width: int, sampled: Hops) -> int:
-    """The gradient is zero but for the nodes there are before this hop; the number of hops: no such is known."""
-    count, asked = len(sampled.nodes) - 1, _LEAST_ASKED.get(grad.device.type)
-    if asked is None or 4 * grad.numel() * width < asked:
-        return count
-    if grad.is_cuda and torch.cuda.is_current_stream_capturing():
-        return count
-    parts = [grad[first:end] for first, end in pairwise((*sampled.nodes[:-1], grad.shape[0]))]
-    none = grad.new_zeros(())
-    peaks = [torch.linalg.vector_norm(part, torch.inf) if part.numel() else none for part in parts]
-    most = torch.stack(peaks).tolist()
-    while count and most[count - 1] == 0:  # which NaN is not
-        count -= 1
-    return count
+def _hop_of(rows: int, sampled: Hops) -> int:
+    """The first hop before which there are as many nodes; the number of hops, if there are fewer before all of them."""
+    return next((hop for hop, count in enumerate(sampled.nodes[:-1]) if count >= rows), len(sampled.nodes) - 1)
+
+
+def _reach(node, rows: int) -> int:
+    """gradient_rows.register: how many rows of x have a gradient, if as many of the result have."""
+    nodes = hops.of(node.graph).nodes
+    hop = _hop_of(rows, hops.of(node.graph)) + 1
+    return nodes[hop] if hop < len(nodes) else node.num_nodes
 
 
 def _gradient_of_sums(graph: Graph, x: Tensor, reduce: str, grad: Tensor) -> Tensor:
@@ -77,7 +66,8 @@ class _SumMapped(torch.autograd.Function):
         out[: sampled.num_filled].addmm_(sums, weight.t())
         of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
-            ctx.graph, ctx.reduce = graph, reduce
+            ctx.graph, ctx.reduce, ctx.rows, ctx.num_nodes = graph, reduce, None, x.shape[0]
+            gradient_rows.made()
             maps = (weight, own_weight) if of_x else (None, None)
             ctx.save_for_backward(x, *maps, sums if of_weight else None)
         return out
@@ -89,7 +79,7 @@ class _SumMapped(torch.autograd.Function):
         again = torch.is_grad_enabled()  # a second derivative is asked for
         sampled = hops.of(ctx.graph)
         last = len(sampled.nodes) - 2
-        hop = last + 1 if again else _last_hop(grad, x.shape[1], sampled)
+        hop = last + 1 if again or ctx.rows is None else _hop_of(ctx.rows, sampled)
         grad = (grad if hop > last else grad[: sampled.nodes[hop]]).contiguous()
         some = hops.head(ctx.graph, min(hop, last))  # rows that have edges and a gradient
         of_some, sources = grad[: some.num_rows], x[: some.num_cols]
@@ -114,3 +104,4 @@ class _SumMapped(torch.autograd.Function):
 
 
 _sum_mapped = super(torch.autograd.Function, _SumMapped).apply  # type: ignore[misc] # as of linear_sums
+gradient_rows.register(_SumMapped._backward_cls, _reach)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NeighborSampler, SamplerOutput
@@ -14,7 +15,7 @@ from gnnaccel.graph.hops import Hops
 from gnnaccel.pyg_backend.graph import note_hops
 from gnnaccel.pyg_backend.views import View
 
-_MARK = "_gnnaccel_hops"
+_MARK, _PINNED = "_gnnaccel_hops", "_gnnaccel_pinned"
 
 
 def mark(sampler: NeighborSampler, out: Any) -> None:
@@ -50,6 +51,30 @@ def noting(original: Callable) -> Callable:
         edge_index = batch.edge_index if isinstance(batch, Data) and "edge_index" in batch else None
         if type(edge_index) is Tensor:
             note_hops(edge_index, sampled)
+            _pin(batch, edge_index)
         return batch if self.transform is None else self.transform(batch)
 
     return filter_fn
+
+
+def _pin(batch: Data, edge_index: Tensor) -> None:
+    """Pin what of a batch on the GPU PyG leaves in host memory, the seeds' numbers, for `moving`."""
+    numbers = batch.get("input_id")
+    if edge_index.is_cuda and type(numbers) is Tensor and numbers.is_cpu and numbers.numel():
+        batch.input_id = batch.__dict__[_PINNED] = numbers.pin_memory()
+
+
+def moving(original: Callable) -> Callable:
+    """Data.to(), for which the host need not wait where a batch is on the GPU already: a copy from memory that is not
+    pinned would have it wait for all that was launched before."""
+
+    @functools.wraps(original)
+    def to(self, device, *args, non_blocking=False):
+        pinned = self.__dict__.get(_PINNED)
+        if pinned is not None and not args and self.get("input_id") is pinned:
+            if torch.device(device).type == "cuda":
+                self.input_id = pinned.to(device, non_blocking=True)
+                del self.__dict__[_PINNED]
+        return original(self, device, *args, non_blocking=non_blocking)
+
+    return to

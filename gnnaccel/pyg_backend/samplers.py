@@ -23,6 +23,7 @@ import torch
 import torch_geometric
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
 from torch_geometric.index import Index
 from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader, PrefetchLoader, ShaDowKHopSampler
 from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
@@ -33,9 +34,10 @@ from torch_geometric.transforms import RootedRWSubgraph
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
-from gnnaccel.ops import has_cuda_kernels
+from gnnaccel.ops import gradient_rows, has_cuda_kernels
 from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, sampled_batches, walks
 from gnnaccel.pyg_backend.views import View, rebind
+from gnnaccel.sampling import ahead
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _CPU = torch.device("cpu")
@@ -65,20 +67,22 @@ def _neighbor_sample(
     temporal_strategy, _return_edge_id,
 ):  # fmt: skip
     """pyg::neighbor_sample, of a graph in CSC, where that is."""
-    colptr = _plain(colptr)
-    out = sampling.neighbor_sample(
-        colptr,
-        _plain(row),
-        _at(colptr.device, _plain(seed)),
-        num_neighbors,
+    colptr, row, seed = _plain(colptr), _plain(row), _plain(seed)
+    how = dict(
         edge_weight=edge_weight,
         node_time=node_time,
         edge_time=edge_time,
-        seed_time=_at(colptr.device, seed_time),
         replace=replace,
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
     )
+    if colptr.is_cuda and not seed.is_cuda:
+        with ahead.beside(colptr.device) as made:
+            out = sampling.neighbor_sample(colptr, row, ahead.to_device(seed, colptr.device), num_neighbors, **how)
+            made += out[:4]
+    else:
+        seed, seed_time = _at(colptr.device, seed), _at(colptr.device, seed_time)
+        out = sampling.neighbor_sample(colptr, row, seed, num_neighbors, seed_time=seed_time, **how)
     node = out.node if out.batch is None else torch.stack((out.batch, out.node)).t()
     return out.row, out.col, node, out.edge, out.num_nodes_per_hop, out.num_edges_per_hop
 
@@ -270,6 +274,7 @@ def _to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
     if there and self.perm is not None:  # else edges come back before they meet it
         self.perm = self.perm.to(target)
     setattr(self, _HOST, (host, not there))
+    torch.cuda.current_stream(target).synchronize()  # another stream will read them
 
 
 def _to_host(self: NeighborSampler) -> Any:
@@ -357,6 +362,12 @@ if not WITH_TORCH_SPARSE:  # which samples for these itself
         (FirstNeighborSampler, "sample", lambda original: original, True),
     ]
 _originals: list[tuple[type, str, Callable]] = []
+# What follows a batch: holder, name, what makes ours of it.
+_FOLLOWING: list[tuple[Any, str, Callable[[Callable], Callable]]] = [
+    (BaseData, "to", sampled_batches.moving),
+    (torch.autograd, "backward", gradient_rows.telling),
+]
+_followed: list[tuple[Any, str, Callable, Callable]] = []
 
 
 def _choosing(plain: type, original: Callable, ours: Callable, counted: bool) -> Callable:
@@ -385,6 +396,10 @@ def enable() -> None:
         original = getattr(plain, name)
         _originals.append((plain, name, original))
         setattr(plain, name, _choosing(plain, original, make(original), counted))
+    for holder, name, make in _FOLLOWING:
+        original = getattr(holder, name)
+        _followed.append((holder, name, original, make(original)))
+        setattr(holder, name, _followed[-1][-1])
 
 
 def disable() -> None:
@@ -392,3 +407,7 @@ def disable() -> None:
     for plain, name, original in _originals:
         setattr(plain, name, original)
     _originals.clear()
+    for holder, name, original, ours in _followed:
+        if getattr(holder, name) is ours:  # else somebody has wrapped it since, and it does no harm
+            setattr(holder, name, original)
+    _followed.clear()

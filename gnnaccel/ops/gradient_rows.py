@@ -1,0 +1,126 @@
+"""Which rows of a gradient can be other than zero, told to nodes of autograd before a backward pass begins.
+
+Of a sampled batch the loss is of the seeds alone: ``model(batch.x, batch.edge_index)[:batch.batch_size]``. That slice is
+written in autograd's graph, and so is what happens between it and the layers. `telling` goes through the graph from the
+loss on, and where all ways to a node lead through slices of its first rows, and through nothing but functions of each
+element in between, the rest of its gradient is zero: the node finds the number of rows that count in `rows`. Nothing is
+read that is on a GPU, and nobody waits.
+
+What a hook on a tensor between the layers makes of a zero is not asked: it has to leave it a zero, as clipping does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+_MOST = 4096  # nodes: beyond, it takes too long to look at all of them
+_ALL = 1 << 62
+# Of each element, or each row, alone, and zero of a zero: the gradient of the first input has the zero rows of theirs.
+_ELEMENTWISE = frozenset(
+    f"{name}Backward{number}"
+    for number in "01"
+    for name in (
+        *("Relu", "LeakyRelu", "Prelu", "Elu", "Gelu", "Silu", "Mish", "Sigmoid", "Tanh", "Softplus", "Threshold"),
+        *("Hardtanh", "Hardswish", "NativeDropout", "Add", "Sub", "Mul", "Div", "Neg", "ToCopy", "Clone", "Alias"),
+        *("NativeLayerNorm", "LogSoftmax", "Softmax"),
+    )
+)
+_nodes: dict[type, Callable[[Any, int], int]] = {}
+_state = {"made": False}
+
+
+def register(kind: type, reach: Callable[[Any, int], int]) -> None:
+    """Tell nodes of this class, in their attribute `rows`; reach(node, rows): how many rows of its first input these
+    have a gradient for."""
+    _nodes[kind] = reach
+
+
+def made() -> None:
+    """A node of a class that is told has been recorded since the last backward pass."""
+    _state["made"] = True
+
+
+def telling(original: Callable) -> Callable:
+    """torch.autograd.backward, which tells the nodes first. None of what it tells outlives the pass."""
+
+    @functools.wraps(original)
+    def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, *args, **kwargs):
+        told: list = []
+        if _state["made"] and not create_graph:
+            _state["made"] = False
+            told = _tell([tensors] if isinstance(tensors, Tensor) else tensors)
+        try:
+            return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+        finally:
+            for node in told:
+                node.rows = None
+
+    return backward
+
+
+def _tell(roots: Sequence[Tensor]) -> list:
+    """The nodes that were told."""
+    order = _consumers_first([root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn is not None])
+    rows = dict.fromkeys(order, 0)  # of its result that have a gradient
+    for root in roots:
+        if isinstance(root, Tensor) and root.grad_fn in rows:
+            rows[root.grad_fn] = _ALL
+    told = []
+    for node in order:
+        count, reach = rows[node], _nodes.get(type(node))
+        if reach is not None and count < _ALL:
+            node.rows = count
+            told.append(node)
+        for place, (producer, _) in enumerate(node.next_functions):
+            if producer in rows and rows[producer] < _ALL:
+                if reach is not None:
+                    passed = reach(node, count) if place == 0 and count < _ALL else _ALL
+                else:
+                    passed = _passed(node, count, producer)
+                rows[producer] = max(rows[producer], passed)
+    return told
+
+
+def _passed(node: Any, count: int, producer: Any) -> int:
+    """How many rows of the producer's result have a gradient, of a node whose own has for `count`."""
+    name = node.name()
+    if name == "SliceBackward0":
+        end = node._saved_end
+        of_first = node._saved_dim == 0 and not node._saved_start and node._saved_step == 1
+        return min(count, end) if of_first and end is not None and end < 1 << 31 else _ALL
+    if count < _ALL and name in _ELEMENTWISE and _shape(node) == _shape(producer):
+        return count
+    return _ALL
+
+
+def _shape(node: Any) -> Any:
+    """Of the result, and None where it is not told: no node's is that of another then."""
+    described = getattr(node, "_input_metadata", ())
+    return tuple(described[0].shape) if described else object()
+
+
+def _consumers_first(roots: Iterable[Any]) -> list:
+    """All nodes, each before those whose results it has taken; none if there are too many."""
+    order: list = []
+    entered: set = set()
+    for root in roots:
+        if root in entered:
+            continue
+        entered.add(root)
+        path = [(root, iter(root.next_functions))]
+        while path:
+            node, producers = path[-1]
+            producer = next((p for p, _ in producers if p is not None and p not in entered), None)
+            if producer is not None:
+                entered.add(producer)
+                path.append((producer, iter(producer.next_functions)))
+            else:
+                order.append(node)
+                path.pop()
+        if len(order) > _MOST:
+            return []
+    return order[::-1]

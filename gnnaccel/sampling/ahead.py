@@ -1,0 +1,67 @@
+"""The GPU samples on a stream of its own: the host, which waits for the sizes of a batch, does not wait for the training
+steps that were launched before it, and launches the next one while they run.
+
+``GNNACCEL_SAMPLER_AHEAD`` says how many steps the host may be ahead of the GPU; 0: batches are sampled on the stream
+that trains, one after the other.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gnnaccel import settings
+
+VARIABLE = "GNNACCEL_SAMPLER_AHEAD"
+_USUAL = 2
+_lanes: dict[torch.device, _Lane] = {}
+
+
+class _Lane:
+    """The stream of a GPU, and an event of the training stream for each of the last batches."""
+
+    def __init__(self, device: torch.device):
+        self.stream = torch.cuda.Stream(device)
+        self.steps: collections.deque[torch.cuda.Event] = collections.deque()
+
+
+def depth() -> int:
+    """How many steps the host may be ahead."""
+    said = settings.value(VARIABLE)
+    if said.isdecimal():
+        return int(said)
+    return 0 if said and said in settings.OFF else _USUAL
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor, of the host's memory, on a GPU as soon as the current stream has come so far; nobody waits."""
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@contextlib.contextmanager
+def beside(device: torch.device) -> Iterator[list[Tensor]]:
+    """What is inside runs on the sampler's stream of a GPU.
+
+    It must read nothing but what is there for good, or is made inside. What is used outside goes into the list: the
+    current stream waits for it.
+    """
+    made: list[Tensor] = []
+    most = depth()
+    if not most or torch.cuda.is_current_stream_capturing():
+        yield made
+        return
+    if device not in _lanes:
+        _lanes[device] = _Lane(device)
+    lane, current = _lanes[device], torch.cuda.current_stream(device)
+    lane.steps.append(current.record_event())
+    while len(lane.steps) > most:
+        lane.steps.popleft().synchronize()
+    with torch.cuda.stream(lane.stream):
+        yield made
+    current.wait_stream(lane.stream)
+    for tensor in made:
+        tensor.record_stream(current)
