@@ -13,6 +13,7 @@ from gnnaccel import ops, pyg_backend  # noqa: E402
 from gnnaccel.graph import hops  # noqa: E402
 from gnnaccel.graph.csr import Graph  # noqa: E402
 from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.pyg_backend import sampled_batches  # noqa: E402
 from gnnaccel.pyg_backend.graph import from_edge_index, hops_of  # noqa: E402
 
 NODES, EDGES = 150, 900
@@ -28,7 +29,9 @@ def _plugin(monkeypatch):
 
 
 def data(**more) -> Data:
-    return Data(x=torch.rand(NODES, 5), y=torch.randint(3, (NODES,)), edge_index=torch.randint(NODES, (2, EDGES)), **more)
+    return Data(
+        x=torch.rand(NODES, 5), y=torch.randint(3, (NODES,)), edge_index=torch.randint(NODES, (2, EDGES)), **more
+    )
 
 
 def sampled(given=None, **options):
@@ -81,7 +84,9 @@ def test_batches_that_are_not_as_sampled(options):
     assert hops_of(sampled(**options).edge_index) is None
 
 
-@pytest.mark.parametrize("options", [{"transform": lambda batch: batch}, {"filter_per_worker": False}, {"replace": True}])
+@pytest.mark.parametrize(
+    "options", [{"transform": lambda batch: batch}, {"filter_per_worker": False}, {"replace": True}]
+)
 def test_batches_that_are(options):
     assert hops_of(sampled(**options).edge_index) is not None
 
@@ -121,3 +126,21 @@ def test_models_learn_what_they_learn_without(aggr, trimmed):
         found.append([out, *(p.grad.clone() for p in model.parameters())])
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_both_ways_are_pygs(ids):
+    """But for which of several edges gives its number to the one that is left: the last."""
+    from torch_geometric.sampler.utils import to_bidirectional
+
+    ends = torch.randint(12, (2, 60), device=DEVICE)
+    numbers = torch.arange(60, device=DEVICE) if ids else None
+    given = (*ends, *ends, numbers, numbers)
+    got, wanted = sampled_batches.both_ways(*given), to_bidirectional(*given)
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
+    if not ids:
+        assert got[2] is None
+        return
+    pairs = list(zip(*torch.cat([ends, ends.flip(0)], 1).tolist(), strict=True))
+    last = {pair: number % 60 for number, pair in enumerate(pairs)}
+    assert got[2].tolist() == [last[pair] for pair in zip(got[0].tolist(), got[1].tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Sums with maps behind them over a sampled batch: those of any graph, with as much of the work as the gradient needs."""
+"""Sums with maps behind them over a sampled batch: those of any graph, with as much of the work as gradients need."""
 
 import pytest
 import torch

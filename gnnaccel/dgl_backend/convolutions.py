@@ -5,6 +5,8 @@ GraphConv: norms, sum, bias and ReLU in one pass. SAGEConv and GINConv: their su
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from gnnaccel.dgl_backend.short import autocasting, copied, is_plain
 from gnnaccel.dgl_backend.structure import degrees_and_one, known_structure, norm, structure
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
+from gnnaccel.ops import linear_sums
 
 
 def plain(layer, graph, features) -> bool:
@@ -138,6 +141,29 @@ def _in_one_frame(graph, feat) -> bool:
     return isinstance(feat, tuple) and not graph.is_block and len(graph.ntypes) == 1
 
 
+def _map_of(layer) -> tuple | None:
+    """Weight and bias of a linear map that nobody watches or has changed."""
+    if type(layer) is not nn.Linear or is_watched(layer) or type(layer.weight) is not nn.Parameter:
+        return None
+    return layer.weight, layer.bias
+
+
+def _mean_mapped(layer, structure_: Graph, x: torch.Tensor) -> torch.Tensor | None:
+    """fc_self(x of the destinations) + fc_neigh(means of x), as one function of autograd where it can be one: the
+    destinations are the first of the sources. None where not."""
+    rows = structure_.num_rows
+    # To map before the sum is shorter where there are more destinations than half the sources, and wider features.
+    if layer._in_src_feats > layer._out_feats and 2 * rows > structure_.num_cols:
+        return None
+    own, behind, start = _map_of(layer.fc_self), _map_of(layer.fc_neigh), time.perf_counter()
+    if own is None or behind is None or behind[1] is not None:
+        return None
+    out = linear_sums.sum_mapped(structure_, x, "mean", behind[0], own[1], own[0])
+    if out is not None:
+        report.record("dgl.gspmm copy_lhs.mean", start)
+    return out
+
+
 def _sage(layer, graph, structure_: Graph, feat):
     if isinstance(feat, tuple):
         source, target = layer.feat_drop(feat[0]), layer.feat_drop(feat[1])
@@ -149,6 +175,10 @@ def _sage(layer, graph, structure_: Graph, feat):
     if kind == "pool":
         pooled = copied(graph, structure_, nn.functional.relu(layer.fc_pool(source)), "max")
         out = layer.fc_self(target) + layer.fc_neigh(pooled)
+    elif (
+        kind == "mean" and not isinstance(feat, tuple) and (out := _mean_mapped(layer, structure_, source)) is not None
+    ):
+        pass
     elif kind == "mean":
         out = copied(graph, structure_, layer.fc_neigh(source) if first else source, "mean")
         out = out if first else layer.fc_neigh(out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from gnnaccel import report, sampling
 from gnnaccel.dgl_backend.block_index import block_index
 from gnnaccel.dgl_backend.structure import arrays_on, to_graph
+from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
@@ -48,10 +50,13 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
         return "this gnnaccel has no CUDA half"
     if sampler.output_device is not None and torch.zeros(0, device=sampler.output_device).device != seeds.device:
         return "an output device"
-    ordered = seeds.sort().values
-    if bool((ordered[1:] == ordered[:-1]).any()):
-        return "a seed that is there twice"
     return None
+
+
+def _repeats(seeds: Tensor) -> Tensor:
+    """Whether a seed is there twice."""
+    ordered = seeds.sort().values
+    return (ordered[1:] == ordered[:-1]).any()
 
 
 def _seed() -> int:
@@ -122,9 +127,9 @@ def _block(g, layer: _Layer):
 
 def _gpu_block(g, layer: _Layer):
     """The same of a batch on a GPU, where the block stays."""
-    starts = torch.arange(layer.num_dst + 1, dtype=layer.col.dtype, device=layer.col.device)
-    indptr = torch.searchsorted(layer.col, starts, out_int32=layer.col.dtype == torch.int32)
-    index = block_index(Graph(indptr, layer.row, None, layer.nodes.numel()), layer.nodes.dtype)
+    num_src = layer.nodes.numel()
+    arrays = build.ordered_to_csr(layer.col, layer.row, layer.num_dst, num_src)
+    index = block_index(Graph(*arrays, None, num_src), layer.nodes.dtype)
     return DGLBlock(index, (g.ntypes, g.ntypes), g.etypes, **_frames(g, layer))
 
 
@@ -139,15 +144,19 @@ def sample_blocks(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def method(self, g, seed_nodes, exclude_eids=None):
-        reason = _reason(self, g, seed_nodes, exclude_eids)
-        if reason is not None:
-            report.fallback(_KIND, reason)
-            return original(self, g, seed_nodes, exclude_eids)
-        with report.accelerated(_KIND):
-            on_gpu = seed_nodes.is_cuda
+        reason, start = _reason(self, g, seed_nodes, exclude_eids), time.perf_counter()
+        if reason is None:
+            on_gpu, repeats = seed_nodes.is_cuda, _repeats(seed_nodes)
             device, block = (seed_nodes.device, _gpu_block) if on_gpu else (_device(), _block)
-            layers = _layers(to_graph(g), seed_nodes, list(reversed(self.fanouts)), self.replace, device)
-            blocks = [block(g, layer) for layer in reversed(layers)]
-            return layers[-1].nodes if layers else seed_nodes, seed_nodes, blocks
+            # A GPU says whether seeds are there twice when the host has waited for the sizes of the batch anyway.
+            again = not on_gpu and bool(repeats)
+            layers = None if again else _layers(to_graph(g), seed_nodes, self.fanouts[::-1], self.replace, device)
+            if layers is not None and not (on_gpu and bool(repeats)):
+                blocks = [block(g, layer) for layer in reversed(layers)]
+                report.record(_KIND, start)
+                return layers[-1].nodes if layers else seed_nodes, seed_nodes, blocks
+            reason = "a seed that is there twice"
+        report.fallback(_KIND, reason)
+        return original(self, g, seed_nodes, exclude_eids)
 
     return method

@@ -1,8 +1,8 @@
 """Which rows of a gradient can be other than zero, told to nodes of autograd before a backward pass begins.
 
-Of a sampled batch the loss is of the seeds alone: ``model(batch.x, batch.edge_index)[:batch.batch_size]``. That slice is
-written in autograd's graph, and so is what happens between it and the layers. `telling` goes through the graph from the
-loss on, and where all ways to a node lead through slices of its first rows, and through nothing but functions of each
+Of a sampled batch the loss is of the seeds: ``model(batch.x, batch.edge_index)[:batch.batch_size]``. That slice is
+written in autograd's graph, and so is what happens between it and the layers. `telling` goes through it from the loss
+on, and where all ways to a node lead through slices of its first rows, and through nothing but functions of each
 element in between, the rest of its gradient is zero: the node finds the number of rows that count in `rows`. Nothing is
 read that is on a GPU, and nobody waits.
 

@@ -26,12 +26,12 @@ from gnnaccel.ops.spmm import FORMS, spmm
 def sum_mapped(
     graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor
 ) -> Tensor | None:
-    """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(x, own_weight).
+    """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(x[:num_rows], own_weight).
 
     Parameters
     ----------
     graph : Graph
-        As many rows as columns.
+        Its rows are the first of its columns, or all.
     x : Tensor [num_cols, F]
     reduce : {"sum", "mean"}
     weight, own_weight : Tensor [D, F]
@@ -43,7 +43,9 @@ def sum_mapped(
     """
     if reduce not in FORMS or not _are_maps(x, weight, bias) or torch.is_autocast_enabled(x.device.type):
         return None
-    if not _are_maps(x, own_weight) or own_weight.shape != weight.shape or graph.num_rows != graph.num_cols:
+    if not _are_maps(x, own_weight) or own_weight.shape != weight.shape:
+        return None
+    if graph.num_rows > graph.num_cols or x.shape[0] != graph.num_cols:
         return None
     if _operators.watched() or forward_ad._current_level >= 0:
         return None
@@ -123,7 +125,8 @@ class _SumMapped(torch.autograd.Function):
             sums = call.result()
         else:
             sums = spmm(graph, x, reduce=reduce)
-        out = F.linear(sums, weight, bias).addmm_(x, own_weight.t())
+        own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
+        out = F.linear(sums, weight, bias).addmm_(own, own_weight.t())
         if of_own_weight:
             ctx.call, ctx.graph, ctx.reduce = call, graph, reduce
             maps = (weight, own_weight) if of_x else (None, None)
@@ -135,12 +138,20 @@ class _SumMapped(torch.autograd.Function):
         x, weight, own_weight, sums = ctx.saved_tensors
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         grad = grad.contiguous()
-        transposed = grad.t()
-        grad_x = torch.addmm(ctx.call.gradient(grad.mm(weight)), grad, own_weight) if of_x else None
+        transposed, rows = grad.t(), grad.shape[0]
+        own, grad_x = x if rows == x.shape[0] else x[:rows], None
+        if of_x:
+            grad_x = ctx.call.gradient(grad.mm(weight))
+            if own is x:
+                grad_x = torch.addmm(grad_x, grad, own_weight)
+            elif torch.is_grad_enabled():
+                grad_x = grad_x + F.pad(grad.mm(own_weight), (0, 0, 0, x.shape[0] - rows))
+            else:
+                grad_x[:rows].addmm_(grad, own_weight)
         if of_weight and torch.is_grad_enabled():  # a second derivative is asked for
             sums = spmm(ctx.graph, x, reduce=ctx.reduce)
         grad_weight = transposed.mm(sums) if of_weight else None
-        return grad_x, grad_weight, grad.sum(0) if of_bias else None, transposed.mm(x), None, None, None
+        return grad_x, grad_weight, grad.sum(0) if of_bias else None, transposed.mm(own), None, None, None
 
 
 class _MappedSum(torch.autograd.Function):

@@ -29,9 +29,7 @@ def pays(graph: Graph, x: Tensor, weight: Tensor) -> bool:
     return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= _LEAST
 
 
-def sum_mapped(
-    graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor
-) -> Tensor:
+def sum_mapped(graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor) -> Tensor:
     """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(x, own_weight), arguments checked by the caller."""
     return _sum_mapped(x, weight, bias, own_weight, graph, reduce)
 
@@ -43,9 +41,10 @@ def _hop_of(rows: int, sampled: Hops) -> int:
 
 def _reach(node, rows: int) -> int:
     """gradient_rows.register: how many rows of x have a gradient, if as many of the result have."""
-    nodes = hops.of(node.graph).nodes
-    hop = _hop_of(rows, hops.of(node.graph)) + 1
-    return nodes[hop] if hop < len(nodes) else node.num_nodes
+    sampled = hops.of(node.graph)
+    assert sampled is not None
+    hop = _hop_of(rows, sampled) + 1
+    return sampled.nodes[hop] if hop < len(sampled.nodes) else node.num_nodes
 
 
 def _gradient_of_sums(graph: Graph, x: Tensor, reduce: str, grad: Tensor) -> Tensor:

@@ -78,3 +78,15 @@ def moving(original: Callable) -> Callable:
         return original(self, device, *args, non_blocking=non_blocking)
 
     return to
+
+
+def both_ways(row, col, rev_row, rev_col, edge_id=None, rev_edge_id=None):
+    """PyG's to_bidirectional: edges and edges turned, sorted by destination, each pair of nodes once. Of several edges
+    that became one PyG keeps the number of any; here it is that of the last, on the CPU and on the GPU."""
+    sources, destinations = torch.cat([row, rev_col]), torch.cat([col, rev_row])
+    pairs, order = torch.sort(destinations.long() << 31 | sources.long(), stable=True)  # a batch has fewer nodes
+    is_last = torch.ones_like(pairs, dtype=torch.bool)
+    torch.ne(pairs[1:], pairs[:-1], out=is_last[:-1])
+    kept = order[is_last]
+    edge_id = None if edge_id is None else torch.cat([edge_id, rev_edge_id])[kept]
+    return sources[kept], destinations[kept], edge_id

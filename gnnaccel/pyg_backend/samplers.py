@@ -29,7 +29,13 @@ from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader, Prefetch
 from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
 from torch_geometric.loader.graph_saint import GraphSAINTSampler
 from torch_geometric.nn import Node2Vec
-from torch_geometric.sampler import BidirectionalNeighborSampler, HeteroSamplerOutput, HGTSampler, NeighborSampler
+from torch_geometric.sampler import (
+    BidirectionalNeighborSampler,
+    HeteroSamplerOutput,
+    HGTSampler,
+    NeighborSampler,
+    SamplerOutput,
+)
 from torch_geometric.transforms import RootedRWSubgraph
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
@@ -346,6 +352,7 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (LinkLoader, "filter_fn", sampled_batches.noting, False),
     (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
+    (SamplerOutput, "to_bidirectional", lambda f: rebind(f, to_bidirectional=sampled_batches.both_ways), False),
     (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_ROWS), False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),
     (ShaDowKHopSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_SPARSE), False),

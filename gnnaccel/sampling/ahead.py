@@ -1,5 +1,5 @@
-"""The GPU samples on a stream of its own: the host, which waits for the sizes of a batch, does not wait for the training
-steps that were launched before it, and launches the next one while they run.
+"""The GPU samples on a stream of its own: the host, which waits for the sizes of a batch, does not wait for training
+steps that were launched before, and launches the next one while they run.
 
 ``GNNACCEL_SAMPLER_AHEAD`` says how many steps the host may be ahead of the GPU; 0: batches are sampled on the stream
 that trains, one after the other.
@@ -34,7 +34,7 @@ def depth() -> int:
     said = settings.value(VARIABLE)
     if said.isdecimal():
         return int(said)
-    return 0 if said and said in settings.OFF else _USUAL
+    return 0 if said and said in settings.OFF else _USUAL  # "off" and "on"
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
