@@ -16,7 +16,10 @@ With --device cuda, one row for each of
     PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, with
                     GNNACCEL_SAMPLER=cuda (pinned), and batches of the CPU's sampler moved to the GPU, without workers
                     (cpu) and with --workers (workers)
-    PyG's, with training    the same, and a step of GraphSAGE, 3 layers of 256: mean of all batches of a row
+    PyG's, with training    the same, and a step of GraphSAGE, 3 layers of 256, on all nodes of the batch, of whose
+                    result the loss takes the seeds': mean of all batches of a row
+    PyG's, trimmed, with training    the same, and the model is told how many nodes and edges each hop has added, with
+                    which PyG's trim_to_layer leaves out what a layer need not have
     DGL's loader    DataLoader of a graph on the GPU, of a pinned one (pinned: use_uva), and on the CPU, as PyG's;
                     features and labels are fetched
     DGL's, with training    the same, and a step of 3 SAGEConv
@@ -26,6 +29,7 @@ vs_ columns: times of the others over that of cuda. The GPU's batches are the CP
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import statistics
@@ -49,6 +53,7 @@ CUDA_COLUMNS = (
     "graph", "nodes", "edges", "threads", "kind", "batch_nodes", "batch_edges", "cuda_ms", "cuda_least_ms", "cpu_ms",
     "cpu_least_ms", "workers", "workers_ms", "torch_ms", "torch_edges", "pinned_ms", "vs_cpu", "vs_workers", "vs_torch",
 )  # fmt: skip
+SIDES = ("cuda", "pinned", "cpu", "workers")
 Sampler = Callable[[Tensor], tuple[int, int]]  # seeds -> nodes and edges of the batch
 
 
@@ -210,9 +215,11 @@ def epoch_ms(loader, count: int, take: Callable, model=None) -> tuple[float, int
     return (time.perf_counter() - start) * 1e3 / done, nodes // done, edges // done
 
 
-def of_pyg(batch, model):
-    batch = batch.to("cuda")
-    out = None if model is None else model(batch.x, batch.edge_index)[: batch.batch_size]
+def of_pyg(batch, model, trimmed: bool = False):
+    batch, told = batch.to("cuda"), {}
+    if trimmed:
+        told = {f"num_sampled_{of}_per_hop": batch[f"num_sampled_{of}"] for of in ("nodes", "edges")}
+    out = None if model is None else model(batch.x, batch.edge_index, **told)[: batch.batch_size]
     return batch.num_nodes, batch.num_edges, out, batch.y[: batch.batch_size]
 
 
@@ -222,7 +229,7 @@ def of_dgl(batch, model):
     return nodes.numel(), sum(block.num_edges() for block in blocks), model and model(blocks, x), labels
 
 
-def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dict:
+def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool, trimmed: bool) -> dict:
     """Loaders of PyG: of data on the GPU, and of data on the CPU with and without workers."""
     import torch_geometric as pyg
     from torch_geometric.loader import NeighborLoader
@@ -240,13 +247,17 @@ def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -> dic
         "cpu": (data, 0, ""),
         "workers": (data, args.workers, ""),
     }
-    row: dict = {"workers": args.workers}
+    row: dict = {"workers": args.workers} if "workers" in args.sides else {}
     for name, (given, workers, choice) in sides.items():
+        if name not in args.sides:
+            continue
         os.environ["GNNACCEL_SAMPLER"] = choice
         loader = NeighborLoader(
             given, args.fanouts, batch_size=args.batch, shuffle=True, is_sorted=True, num_workers=workers
         )
-        row[f"{name}_ms"], nodes, edges = epoch_ms(loader, args.count, of_pyg, model)
+        row[f"{name}_ms"], nodes, edges = epoch_ms(
+            loader, args.count, functools.partial(of_pyg, trimmed=trimmed), model
+        )
         if name == "cuda":
             row |= {"batch_nodes": nodes, "batch_edges": edges}
     del os.environ["GNNACCEL_SAMPLER"]
@@ -286,8 +297,10 @@ def measure_dgls_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -
         "cpu": (graph(), seeds, {}),
         "workers": (graph(), seeds, {"num_workers": args.workers}),
     }
-    row: dict = {"workers": args.workers}
+    row: dict = {"workers": args.workers} if "workers" in args.sides else {}
     for name, (given, nodes, how) in sides.items():
+        if name not in args.sides:
+            continue
         loader = dgl.dataloading.DataLoader(
             given, nodes, sampler, device="cuda", batch_size=args.batch, shuffle=True, **how
         )
@@ -323,8 +336,8 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
         show_samplers(kind, ours(*there, args.fanouts), cpu=ours(*arrays, args.fanouts), **beside)
     if (dgl := dgls(indptr, indices, args.fanouts, ours=True)) is not None:
         show_samplers("DGL's blocks", by_choice(dgl, "cuda"), cpu=dgl)
-    for kind in ("PyG's loader", "PyG's, with training"):
-        show(kind, measure_loaders(indptr, indices, args, "training" in kind))
+    for kind in ("PyG's loader", "PyG's, with training", "PyG's, trimmed, with training"):
+        show(kind, measure_loaders(indptr, indices, args, "training" in kind, "trimmed" in kind))
     if dgl is not None:
         for kind in ("DGL's loader", "DGL's, with training"):
             show(kind, measure_dgls_loaders(indptr, indices, args, "training" in kind))
@@ -339,6 +352,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workers", type=int, default=4, help="of PyG's loader, with --device cuda")
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=SIDES, help="loaders to measure, with --device cuda"
+    )
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--count", type=int, default=20, help="batches")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
@@ -353,8 +369,8 @@ def main() -> None:
         notes.append(clocks_under_load())
     head = provenance(args.commit, *notes)
     print(*head, sep="\n", flush=True)
-    made = graphs.generate(args.graph, "cpu", args.scale)
-    indptr, indices = made["indptr"].long(), made["indices"].long()
+    made = graphs.generate(args.graph, args.device, args.scale)
+    indptr, indices = made["indptr"].long().cpu(), made["indices"].long().cpu()
     if args.device == "cuda":
         cells = cuda_rows(indptr, indices, args)
         if args.csv:

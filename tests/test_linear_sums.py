@@ -25,7 +25,8 @@ def behind(graph, reduce="mean"):
         return linear_sums.sum_mapped(graph, x, reduce, weight, bias, own_weight)
 
     def exact(x, weight, bias, own_weight):
-        return F.linear(reference.spmm(graph, x, None, "copy_lhs", reduce), weight, bias) + F.linear(x, own_weight)
+        sums = reference.spmm(graph, x, None, "copy_lhs", reduce)
+        return F.linear(sums, weight, bias) + F.linear(x[: graph.num_rows], own_weight)
 
     return ours, exact, [(graph.num_cols, IN), (OUT, IN), (OUT,), (OUT, IN)]
 
@@ -61,6 +62,19 @@ def test_against_the_reference(name, form, dtype):
     ours, exact, shapes = FORMS[form](again(name))
     for _ in range(3):  # once, ready with its backward, ready
         check(ours, exact, *(rand(*shape, dtype=dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_a_block(rows, reduce):
+    """Its destinations are the first of its sources."""
+    ends = torch.randint(max(rows, 1), (20 if rows else 0,)), torch.randint(12, (20 if rows else 0,))
+    graph = Graph.from_coo(*ends, num_rows=rows, num_cols=12)
+    ours, exact, shapes = behind(graph, reduce)
+    for _ in range(3):
+        check(ours, exact, *(rand(*shape) for shape in shapes))
+    given = leaves(shapes)
+    assert not rows or (torch.autograd.gradcheck(ours, given) and torch.autograd.gradgradcheck(ours, given))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -91,6 +91,22 @@ def test_batches_that_are(options):
     assert hops_of(sampled(**options).edge_index) is not None
 
 
+def test_batches_made_in_inference_mode():
+    with torch.inference_mode():
+        batch = sampled()
+        assert hops_of(batch.edge_index) is None
+        assert pyg.nn.SAGEConv(5, 4).to(DEVICE)(batch.x, batch.edge_index).shape == (batch.num_nodes, 4)
+
+
+def test_where_the_seeds_numbers_are():
+    """As PyG leaves them, and where the batch is sent."""
+    batch = sampled()
+    assert not batch.input_id.is_cuda
+    moved = batch.to(DEVICE)
+    assert moved.input_id.device.type == DEVICE and moved.input_id.tolist() == list(range(8))
+    assert next(iter(NeighborLoader(data(), [2], batch_size=4))).to("cpu", "x").input_id.tolist() == [0, 1, 2, 3]
+
+
 def test_a_sampler_around_ours():
     class Turned(NeighborSampler):
         def sample_from_nodes(self, inputs):

@@ -144,8 +144,8 @@ def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int,
     """The same of edges [2, nnz], int32 or int64, of which row `destinations` has the rows. `in_order`: they come by
     ascending rows and are in range, as whoever has made them knows, so that nobody has to wait for a GPU to say so."""
     if in_order and edges.is_cuda and _operators.usual(edges):
-        ends = edges[destinations], edges[1 - destinations]
-        return (*ordered_to_csr(*ends, num_rows, num_cols), None, num_cols)
+        rows, cols = edges[destinations], edges[1 - destinations]
+        return (*ordered_to_csr(rows, cols, num_rows, num_cols), None, num_cols)
     if (ends := _ends_on_cpu(edges, destinations)) is not None:
         made = _sort_on_cpu(*ends, edges.shape[1], edges.dtype, num_rows, num_cols)
         if made is not None:
@@ -154,8 +154,9 @@ def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int,
 
 
 def ordered_to_csr(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor]:
-    """indptr and indices of pairs on a GPU that come by ascending rows and are in range, as their maker knows."""
-    return _in_order_on_cuda(rows.contiguous(), cols.contiguous(), num_rows, num_cols)
+    """indptr and indices of pairs that come by ascending rows and are in range, as their maker knows: no GPU is asked."""
+    make = _in_order_on_cuda if rows.is_cuda else _sort
+    return make(rows.contiguous(), cols.contiguous(), num_rows, num_cols)[:2]
 
 
 def edges_to_looped_csr(edges: Tensor, destinations: int, num_nodes: int, dropped: bool):

@@ -24,7 +24,7 @@ def mark(sampler: NeighborSampler, out: Any) -> None:
     if not forward or sampler.subgraph_type.value != "directional" or not isinstance(out, SamplerOutput):
         return
     nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
-    if nodes is not None and edges is not None:
+    if nodes is not None and edges is not None and not out.row.is_inference():  # of which no write can be told
         setattr(out, _MARK, (Hops.of_counts(nodes, edges), *_stamps(out)))
 
 
