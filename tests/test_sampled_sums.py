@@ -118,6 +118,29 @@ def test_rows_that_count(name, monkeypatch):
         torch.testing.assert_close(got, wanted)
 
 
+HOOKS = {
+    "a tensor's": lambda t: t.register_hook(lambda grad: grad + 1),
+    "a node's": lambda t: t.grad_fn.register_hook(lambda grads, _: (grads[0] + 1,)),
+    "a node's, before": lambda t: t.grad_fn.register_prehook(lambda grads: (grads[0] + 1,)),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_that_make_something_of_zeros(name):
+    graph, results = sampled(), []
+    given = leaves(graph)
+    for function in (linear_sums.sum_mapped, lambda g, x, reduce, *maps: exact(g, reduce, x, *maps)):
+        for leaf in given:
+            leaf.grad = None
+        middle = function(graph, given[0], "mean", *given[1:]).relu()
+        HOOKS[name](middle)
+        middle[:4].sum().backward()
+        results.append([leaf.grad.clone() for leaf in given])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert results[0][0].any(1).sum() > 20
+
+
 def test_nothing_is_told_of_another_pass():
     graph = sampled()
     x, *maps = leaves(graph)

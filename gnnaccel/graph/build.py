@@ -154,7 +154,7 @@ def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int,
 
 
 def ordered_to_csr(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor]:
-    """indptr and indices of pairs that come by ascending rows and are in range, as their maker knows: no GPU is asked."""
+    """indptr and indices of pairs that ascend by rows and are in range, as their maker knows: no GPU is asked."""
     make = _in_order_on_cuda if rows.is_cuda else _sort
     return make(rows.contiguous(), cols.contiguous(), num_rows, num_cols)[:2]
 

@@ -6,7 +6,8 @@ on, and where all ways to a node lead through slices of its first rows, and thro
 element in between, the rest of its gradient is zero: the node finds the number of rows that count in `rows`. Nothing is
 read that is on a GPU, and nobody waits.
 
-What a hook on a tensor between the layers makes of a zero is not asked: it has to leave it a zero, as clipping does.
+Hooks on tensors or nodes may make something of a zero: nothing is told where any hook was registered since the first of
+the nodes was recorded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 _MOST = 4096  # nodes: beyond, it takes too long to look at all of them
 _ALL = 1 << 62
@@ -30,7 +32,7 @@ _ELEMENTWISE = frozenset(
     )
 )
 _nodes: dict[type, Callable[[Any, int], int]] = {}
-_state = {"made": False}
+_since: list[int] = []  # how many hooks there had ever been when the first node was recorded after the last pass
 
 
 def register(kind: type, reach: Callable[[Any, int], int]) -> None:
@@ -41,7 +43,8 @@ def register(kind: type, reach: Callable[[Any, int], int]) -> None:
 
 def made() -> None:
     """A node of a class that is told has been recorded since the last backward pass."""
-    _state["made"] = True
+    if not _since:
+        _since.append(RemovableHandle.next_id)
 
 
 def telling(original: Callable) -> Callable:
@@ -50,8 +53,8 @@ def telling(original: Callable) -> Callable:
     @functools.wraps(original)
     def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, *args, **kwargs):
         told: list = []
-        if _state["made"] and not create_graph:
-            _state["made"] = False
+        before = _since.pop() if _since else None
+        if before == RemovableHandle.next_id and not create_graph:
             told = _tell([tensors] if isinstance(tensors, Tensor) else tensors)
         try:
             return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)

@@ -25,7 +25,7 @@ class _Lane:
     """The stream of a GPU, and an event of the training stream for each of the last batches."""
 
     def __init__(self, device: torch.device):
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device, priority=-1)  # or its small kernels would wait for large ones
         self.steps: collections.deque[torch.cuda.Event] = collections.deque()
 
 
