@@ -71,10 +71,10 @@ def moving(original: Callable) -> Callable:
     @functools.wraps(original)
     def to(self, device, *args, non_blocking=False):
         pinned = self.__dict__.get(_PINNED)
-        if pinned is not None and not args and self.get("input_id") is pinned:
-            if torch.device(device).type == "cuda":
-                self.input_id = pinned.to(device, non_blocking=True)
-                del self.__dict__[_PINNED]
+        ours = pinned is not None and not args and self.get("input_id") is pinned
+        if ours and torch.device(device).type == "cuda":
+            self.input_id = pinned.to(device, non_blocking=True)
+            del self.__dict__[_PINNED]
         return original(self, device, *args, non_blocking=non_blocking)
 
     return to
