@@ -157,6 +157,46 @@ def test_what_happens_to_the_data_meanwhile(monkeypatch):
 
 
 @on_gpu
+@pytest.mark.parametrize("steps", ["0", "1", "2"])
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_batches_beside_training(where, steps, monkeypatch):
+    """While the GPU is busy with other batches, and memory comes back from them."""
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    monkeypatch.setenv("GNNACCEL_SAMPLER_AHEAD", steps)
+    data = graph()
+    data.wide, busy, wrong = torch.arange(NODES).float()[:, None].repeat(1, 5000), torch.rand(2048, 2048).cuda(), []
+    data = data.to(where)
+    for _ in range(4):
+        for batch in NeighborLoader(data, [4, 3], batch_size=10, shuffle=True, input_nodes=torch.arange(NODES)):
+            batch = batch.to("cuda")
+            busy = (busy @ busy).clamp(0, 1)
+            wrong.append((batch.wide != batch.n_id[:, None]).any() | (batch.y != batch.n_id).any())
+            ends = data.edge_index.cuda()[:, batch.e_id]
+            wrong.append((batch.n_id[batch.edge_index] != ends).any())
+            assert batch.input_id.is_cuda
+    assert not torch.stack(wrong).any()
+
+
+@on_gpu
+def test_a_transform_and_features_on_the_gpu(monkeypatch):
+    """Of a graph in host memory: what is there may be written into by steps that still run."""
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data, scale, busy = graph(), torch.ones(1, device="cuda"), torch.rand(2048, 2048).cuda()
+    data.kept = torch.zeros(NODES, device="cuda")
+
+    def scaled(batch):
+        return batch.update({"z": batch.x * scale})
+
+    for step, batch in enumerate(NeighborLoader(data, [4, 3], batch_size=10, transform=scaled)):
+        assert torch.equal(batch.kept, torch.full_like(batch.kept, step))
+        assert torch.equal(batch.z, batch.x * scale) and batch.z.is_cuda
+        for _ in range(20):
+            busy = (busy @ busy).clamp(0, 1)
+        data.kept += 1 + 0 * busy[0, 0].clamp(0, 0)
+        scale.add_(busy[0, 0].clamp(1, 1))
+
+
+@on_gpu
 def test_two_loaders_of_the_same_data(monkeypatch):
     monkeypatch.setenv(samplers.CHOICE, "cuda")
     data = graph()

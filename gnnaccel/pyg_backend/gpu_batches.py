@@ -6,6 +6,7 @@ the rows of a batch over the bus. The batch is what `batch.to("cuda")` makes of 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import logging
@@ -19,7 +20,7 @@ from torch_geometric.loader import NodeLoader
 
 from gnnaccel import report
 from gnnaccel.pyg_backend.views import View
-from gnnaccel.sampling import host_memory
+from gnnaccel.sampling import ahead, host_memory
 
 _KIND, _KEPT = "pyg.NodeLoader", "_gnnaccel_there"
 # Of the loader that is asking: its batches are to be on the GPU. Samplers may serve other loaders too.
@@ -58,6 +59,8 @@ class _There:
                 self.data[key] = value.new_full((2, 1), data.num_nodes - 1, device=device).expand(value.shape)
             elif (store.is_node_attr(key) or store.is_edge_attr(key)) and _is_read(value):
                 self._read(key, value, device)
+        self.is_on_host = all(_is_on_host(value) for value in store.values())
+        torch.cuda.current_stream(device).synchronize()  # another stream will read what was made here
 
     def _read(self, key: str, value: Tensor, device: torch.device) -> None:
         try:
@@ -81,6 +84,10 @@ class _There:
 
 def _contents(data: Data) -> dict[str, tuple[Any, int]]:
     return {key: (value, value.data_ptr() if type(value) is Tensor else 0) for key, value in data._store.items()}
+
+
+def _is_on_host(value: Any) -> bool:
+    return value.device.type == "cpu" if isinstance(value, Tensor) else not hasattr(value, "device")
 
 
 def _is_read(value: Tensor) -> bool:
@@ -120,10 +127,18 @@ def filtering(original: Callable) -> Callable:
         if not isinstance(node, Tensor) or not node.is_cuda or not suit(self) or _is_on_gpu(self.data):
             return original(self, out)
         there = _there(self, node.device)
-        if there.perm is not None and out.edge is not None:
-            out.edge = there.perm[out.edge].long()
         sampler = View(self.node_sampler, edge_permutation=None)
-        batch = original(View(self, data=there.data, node_sampler=sampler), out)
+        # Reading over the bus takes as long as a step may take: it goes on beside that of the batch before, where
+        # nothing is read that somebody may be writing on the GPU.
+        aside = there.is_on_host and ahead.is_beside(node, out.row, out.col, out.edge)
+        with ahead.beside(node.device, is_step=False) if aside else contextlib.nullcontext([]) as made:
+            if there.perm is not None and out.edge is not None:
+                out.edge = there.perm[out.edge].long()
+            batch = original(View(self, data=there.data, node_sampler=sampler, transform=None), out).to(node.device)
+            made += [value for value in batch._store.values() if isinstance(value, Tensor) and value.is_cuda]
+        if self.transform is None:
+            return batch
+        batch = self.transform(batch)
         return batch.to(node.device) if isinstance(batch, Data) else batch
 
     return filter_fn

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -22,11 +23,12 @@ _lanes: dict[torch.device, _Lane] = {}
 
 
 class _Lane:
-    """The stream of a GPU, and an event of the training stream for each of the last batches."""
+    """The stream of a GPU, an event of the training stream for each of the last batches, and what was made last."""
 
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device, priority=-1)  # or its small kernels would wait for large ones
         self.steps: collections.deque[torch.cuda.Event] = collections.deque()
+        self.made: list[weakref.ref[Tensor]] = []
 
 
 def depth() -> int:
@@ -43,11 +45,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @contextlib.contextmanager
-def beside(device: torch.device) -> Iterator[list[Tensor]]:
+def beside(device: torch.device, is_step: bool = True) -> Iterator[list[Tensor]]:
     """What is inside runs on the sampler's stream of a GPU.
 
-    It must read nothing but what is there for good, or is made inside. What is used outside goes into the list: the
-    current stream waits for it.
+    It must read nothing but what is there for good, or was made on that stream. What is used outside goes into the
+    list: the current stream waits for it. `is_step`: a batch begins, for which the host may have to wait.
     """
     made: list[Tensor] = []
     most = depth()
@@ -57,7 +59,8 @@ def beside(device: torch.device) -> Iterator[list[Tensor]]:
     if device not in _lanes:
         _lanes[device] = _Lane(device)
     lane, current = _lanes[device], torch.cuda.current_stream(device)
-    lane.steps.append(current.record_event())
+    if is_step:
+        lane.steps.append(current.record_event())
     while len(lane.steps) > most:
         lane.steps.popleft().synchronize()
     with torch.cuda.stream(lane.stream):
@@ -65,3 +68,11 @@ def beside(device: torch.device) -> Iterator[list[Tensor]]:
     current.wait_stream(lane.stream)
     for tensor in made:
         tensor.record_stream(current)
+    lane.made = list(map(weakref.ref, made))
+
+
+def is_beside(*tensors: Tensor) -> bool:
+    """True for tensors that the last `beside` of their GPU has made: what reads no others may go on there."""
+    lane = _lanes.get(tensors[0].device)
+    made = () if lane is None else {id(tensor) for ref in lane.made if (tensor := ref()) is not None}
+    return all(id(tensor) in made for tensor in tensors)
