@@ -60,7 +60,7 @@ def noting(original: Callable) -> Callable:
 def _pin(batch: Data, edge_index: Tensor) -> None:
     """Pin what of a batch on the GPU PyG leaves in host memory, the seeds' numbers, for `moving`."""
     numbers = batch.get("input_id")
-    if edge_index.is_cuda and type(numbers) is Tensor and numbers.is_cpu and numbers.numel():
+    if edge_index.device.type == "cuda" and type(numbers) is Tensor and numbers.is_cpu and numbers.numel():
         batch.input_id = batch.__dict__[_PINNED] = numbers.pin_memory()
 
 
