@@ -28,7 +28,7 @@ _ELEMENTWISE = frozenset(
     for name in (
         *("Relu", "LeakyRelu", "Prelu", "Elu", "Gelu", "Silu", "Mish", "Sigmoid", "Tanh", "Softplus", "Threshold"),
         *("Hardtanh", "Hardswish", "NativeDropout", "Add", "Sub", "Mul", "Div", "Neg", "ToCopy", "Clone", "Alias"),
-        *("NativeLayerNorm", "LogSoftmax", "Softmax"),
+        *("NativeLayerNorm", "LogSoftmax", "Softmax"),  # unless it goes over rows
     )
 )
 _nodes: dict[type, Callable[[Any, int], int]] = {}
@@ -95,9 +95,17 @@ def _passed(node: Any, count: int, producer: Any) -> int:
         end = node._saved_end
         of_first = node._saved_dim == 0 and not node._saved_start and node._saved_step == 1
         return min(count, end) if of_first and end is not None and end < 1 << 31 else _ALL
-    if count < _ALL and name in _ELEMENTWISE and _shape(node) == _shape(producer):
+    if count < _ALL and name in _ELEMENTWISE and _shape(node) == _shape(producer) and not _mixes_rows(node, name):
         return count
     return _ALL
+
+
+def _mixes_rows(node: Any, name: str) -> bool:
+    dims = len(_shape(node))
+    if "Softmax" in name:
+        dim = node._saved_dim
+        return (dim - (1 << 64) if dim >= 1 << 63 else dim) in (0, -dims)  # unsigned there
+    return "LayerNorm" in name and len(node._saved_normalized_shape) >= dims
 
 
 def _shape(node: Any) -> Any:
