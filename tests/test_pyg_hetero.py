@@ -192,6 +192,127 @@ def test_native_model(name):
     same(NATIVE[name], accelerated=None)
 
 
+class OwnAttention(nn.HGTConv):
+    def message(self, k_j, q_i, v_j, edge_attr, index, ptr, size_i):
+        return 2 * super().message(k_j, q_i, v_j, edge_attr, index, ptr, size_i)
+
+
+class OwnSources(nn.HGTConv):
+    def _construct_src_node_feat(self, k_dict, v_dict, edge_index_dict):
+        k, v, offset = super()._construct_src_node_feat(k_dict, v_dict, edge_index_dict)
+        return k, 2 * v, offset
+
+
+def _double(module, args, out):
+    return {key: 2 * value for key, value in out.items()} if isinstance(out, dict) else 2 * out
+
+
+def _frozen(model, graph):
+    model.k_rel.weight.requires_grad_(False)
+    model.kqv_lin.lins["paper"].weight.requires_grad_(False)
+
+
+def _without(*relations, edges_only=()):
+    def change(model, graph):
+        for relation in relations:
+            del graph[relation]
+        for relation in edges_only:
+            graph[relation].edge_index = torch.empty(2, 0, dtype=torch.long)
+
+    return change
+
+
+# What is changed of a HGTConv or its graph after its first call, and whether no call is taken together then.
+HGT = {
+    "nothing": (lambda model, graph: None, False),
+    "without relations": (_without(RELATIONS[0], RELATIONS[3]), False),
+    "without edges": (_without(edges_only=RELATIONS[1:2]), False),
+    "without any edges": (_without(edges_only=RELATIONS), False),
+    "a type alone": (_without(*RELATIONS[3:]), False),
+    "frozen": (_frozen, False),
+    "hooked": (lambda model, graph: model.kqv_lin.register_forward_hook(_double), True),
+    "hooked inside": (lambda model, graph: model.out_lin.lins["paper"].register_forward_hook(_double), True),
+    "hooked relations": (lambda model, graph: model.v_rel.register_forward_hook(_double), True),
+    "message hook": (lambda model, graph: model.register_message_forward_hook(lambda *args: 2 * args[-1]), True),
+}
+
+
+CLASSES = {"HGTConv": nn.HGTConv, "own attention": OwnAttention, "own sources": OwnSources}
+HGT_CASES = [("HGTConv", name) for name in HGT] + [(name, "nothing") for name in CLASSES if name != "HGTConv"]
+
+
+@pytest.mark.parametrize("widths", [None, 8])
+@pytest.mark.parametrize("kind, name", HGT_CASES)
+def test_hgt(kind, name, widths):
+    """On edges that it has had, on others, and on edges written into."""
+    (change, left), cls = HGT[name], CLASSES[kind]
+
+    def program(wrap):
+        graph = data(widths)
+        model = wrap(cls(-1, 8, graph.metadata(), heads=2))
+        model(graph.x_dict, graph.edge_index_dict)
+        change(model, graph)
+        out = [train(model, graph) for _ in range(2)]
+        if graph.edge_index_dict[graph.edge_types[0]].numel():
+            graph[graph.edge_types[0]].edge_index[1, :30] = 0
+        out.append(train(model, graph))
+        with torch.no_grad():
+            return out, model(graph.x_dict, graph.edge_index_dict), list(model.state_dict())
+
+    same(program, accelerated=None)
+    graph = data(widths)
+    model = pyg_backend.accelerate(cls(-1, 8, graph.metadata(), heads=2))
+    model(graph.x_dict, graph.edge_index_dict)
+    change(model, graph)
+    report.reset()
+    train(model, graph)
+    sites = report.snapshot()
+    together = sites.keys() == {"pyg.HGTConv"} and not sites["pyg.HGTConv"].left
+    assert together == (not left and cls is nn.HGTConv)
+
+
+def test_hgt_second_derivatives_and_a_batch_of_some_edge_types():
+    def program(wrap):
+        graph = data(8)
+        model = wrap(nn.HGTConv(8, 8, graph.metadata(), heads=2))
+        out = model(graph.x_dict, graph.edge_index_dict)
+        x = list(graph.x_dict.values())
+        first = torch.autograd.grad(sum(each.sin().sum() for each in out.values()), x, create_graph=True)
+        second = torch.autograd.grad(sum(each.square().sum() for each in first), [*x, *model.parameters()])
+        with torch.no_grad():
+            return first, second, model(graph.x_dict, dict(list(graph.edge_index_dict.items())[1:3]))
+
+    same(program)
+
+
+def test_hgt_results_may_be_written_into_and_some_left_alone():
+    def program(wrap):
+        graph, found = data(8), []
+        model = wrap(nn.HGTConv(8, 8, graph.metadata(), heads=2))
+        for name in COUNTS:
+            out = model(graph.x_dict, graph.edge_index_dict)
+            out[name].mul_(2).add_(1)
+            found.append(grads_of(out[name].square().sum(), model, graph))
+        return found
+
+    def grads_of(loss, model, graph):
+        given = [*graph.x_dict.values(), *model.parameters()]
+        return [grad is None for grad in torch.autograd.grad(loss, given, allow_unused=True)]
+
+    same(program)
+
+
+def test_hgt_keeps_no_graph_of_edges_that_are_gone():
+    model = pyg_backend.accelerate(nn.HGTConv(8, 8, data(8).metadata()))
+    for _ in range(3):
+        graph = data(8)
+        train(model, graph)
+        kept = [weakref.ref(e) for e in graph.edge_index_dict.values()]
+    del graph
+    gc.collect()
+    assert all(ref() is None for ref in kept)
+
+
 @pytest.mark.parametrize("name", ["RGCN", "RGCN bases", "RGCN blocks", "FastRGCN", "RGAT", "FiLM"])
 @pytest.mark.parametrize("features", ["dense", "numbers"])
 def test_relational(name, features):

@@ -8,7 +8,7 @@ general way, through propagate(), with the same result.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -75,16 +75,29 @@ class Guard:
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
+        return self.allows_all(conv, (edge_index,))
+
+    def allows_all(self, conv: Any, edges: Collection[Any]) -> bool:
+        """The same of a layer that is given several."""
         plain = self.plain
-        if torch.compiler.is_compiling() or type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
+        if torch.compiler.is_compiling():
             return False
+        for edge_index in edges:
+            if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
+                return False
         if obstacle(conv) is not None:  # before a shape is compared, of which a trace warns
             return False
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2 or conv.node_dim not in self._node_dims:
-            return False
-        if edge_index.layout is not torch.strided:  # an adjacency matrix of two nodes
-            return False
-        if plain.message is not self._message or plain.forward is not self._forward:
+        for edge_index in edges:
+            if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+                return False
+            # Not an adjacency matrix of two nodes.
+            if edge_index.layout is not torch.strided or not (edge_index.is_cpu or unserved(edge_index.device) is None):
+                return False
+        if (
+            conv.node_dim not in self._node_dims
+            or plain.message is not self._message
+            or plain.forward is not self._forward
+        ):
             return False
         if plain.update is not self._update:
             return False
@@ -102,8 +115,6 @@ class Guard:
                 return False
         aggregation = conv._modules.get("aggr_module")
         if type(aggregation) not in self._aggregations or _has_any_global_hook() or hooked(aggregation):
-            return False
-        if not (edge_index.is_cpu or unserved(edge_index.device) is None):
             return False
         # PyG binds the class's own propagate() to a layer that it has explained.
         own = conv.__dict__.get("propagate")

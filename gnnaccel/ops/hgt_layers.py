@@ -1,0 +1,475 @@
+"""HGT over several types of nodes and edges (Hu et al., WWW 2020), with two nodes of autograd beside its attention.
+
+A node's keys and values for an edge type are maps of maps: of the node type, then of the edge type by head. The maps
+are multiplied instead of the features, so that a node type's keys of all its edge types are one product, and so are its
+values. They stand in the rows that the attention gathers from; queries and what is attended likewise, type below type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnnaccel import _operators
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import _arrays
+from gnnaccel.ops.layers import heads_attention
+
+_KEY, _QUERY, _VALUE, _MAPS = range(4)  # the blocks of a node type's map, and how many there are
+# Multiplications of the maps by which products of the maps may exceed those of the features, before they are left.
+_SPARE = 1 << 26
+
+
+class Source(NamedTuple):
+    """Node type `place`, whose keys are rows [first, last): for each node those of edge types [begin, end) of its
+    group."""
+
+    place: int
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
+class Target(NamedTuple):
+    """Node type `place`, whose queries are rows [first, last)."""
+
+    place: int
+    first: int
+    last: int
+
+
+class Group(NamedTuple):
+    """Node types of one width and the edge types that leave them, [begin, end) of all.
+
+    places : list of int
+        The node types.
+    blocks : Tensor [2, end - begin], int64
+        Which of the blocks of their maps, [len(places) * 3], an edge type's keys and values are made with.
+    """
+
+    sources: list[Source]
+    begin: int
+    end: int
+    places: list[int]
+    blocks: Tensor
+
+
+class Plan(NamedTuple):
+    """What of a call depends on the graph and the sizes alone; holds no tensor of a user's.
+
+    graph : Graph
+        Destinations of all types below each other, and each source once for each edge type that leaves it.
+    order : Tensor [number of edge types], int64
+        Their numbers among all edge types of the layer, as the groups have them.
+    given : list of int
+        The same order as places in the call's list of edge types.
+    """
+
+    graph: Graph
+    groups: list[Group]
+    targets: list[Target]
+    order: Tensor
+    given: list[int]
+    types: int
+
+
+class Features(NamedTuple):
+    """Node types' features [num_nodes, width], and maps of these [3 * H * D, width] and [3 * H * D]: keys, queries,
+    values."""
+
+    x: list[Tensor]
+    weights: list[Tensor]
+    biases: list[Tensor]
+
+
+class Relations(NamedTuple):
+    """Edge types' maps of keys and values, [H * R, D, D], that of head h and edge type r being h * R + r; and factors
+    of the scores [1, H], of the edge types of the call."""
+
+    keys: Tensor
+    values: Tensor
+    priors: list[Tensor]
+
+
+class Ends(NamedTuple):
+    """For each target what is made of the attended: linear maps [D_out, H * D] and [D_out] of their gelu, and where
+    `skips` is not None, lerp(x, ., sigmoid(skip)) of that."""
+
+    x: list[Tensor]
+    weights: list[Tensor]
+    biases: list[Tensor]
+    skips: list[Tensor | None]
+
+
+def planned(
+    edges: Sequence[Tensor],
+    types: Sequence[tuple[int, int, int]],
+    sizes: Sequence[tuple[int, int]],
+    targets: Sequence[int],
+) -> Plan | None:
+    """The plan of calls with these edges.
+
+    Parameters
+    ----------
+    edges : sequence of Tensor [2, E]
+        Sources and destinations.
+    types : sequence of (int, int, int)
+        Of each: place of the source type and of the destination type, number among the edge types of the layer.
+    sizes : sequence of (int, int)
+        Nodes and width of each node type.
+    targets : sequence of int
+        Node types that are to have queries, in this order: those of `types` and more.
+
+    Returns
+    -------
+    Plan, or None for an index that is out of range
+    """
+    device = edges[0].device
+    leaving: dict[int, list[int]] = {}
+    for number, (source, _, _) in enumerate(types):
+        leaving.setdefault(source, []).append(number)
+    by_width: dict[int, list[int]] = {}
+    for source in sorted(leaving):
+        by_width.setdefault(sizes[source][1], []).append(source)
+    groups: list[Group] = []
+    given: list[int] = []
+    columns, cols = [(0, 0)] * len(types), 0  # of an edge type: the first, and how far those of two nodes are apart
+    for places in by_width.values():
+        sources, begin = [], len(given)
+        for place in places:
+            numbers = leaving[place]
+            last = cols + sizes[place][0] * len(numbers)
+            at = len(given) - begin
+            sources.append(Source(place, cols, last, at, at + len(numbers)))
+            for i, number in enumerate(numbers):
+                columns[number] = cols + i, len(numbers)
+            given += numbers
+            cols = last
+        of = [places.index(types[number][0]) * _MAPS for number in given[begin:]]
+        blocks = torch.tensor([[k + which for k in of] for which in (_KEY, _VALUE)])
+        groups.append(Group(sources, begin, len(given), places, blocks.to(device)))
+    ends, rows, firsts = [], 0, {}
+    for place in targets:
+        firsts[place] = rows
+        ends.append(Target(place, rows, rows + sizes[place][0]))
+        rows = ends[-1].last
+    with torch.inference_mode(False), torch.no_grad():
+        graph = _stacked(edges, types, sizes, columns, firsts, (rows, cols))
+        order = torch.tensor([types[number][2] for number in given]).to(device)
+    return None if graph is None else Plan(graph, groups, ends, order, given, len(sizes))
+
+
+def _stacked(edges, types, sizes, columns: list, firsts: dict[int, int], shape: tuple[int, int]) -> Graph | None:
+    device, counts = edges[0].device, torch.tensor([each.shape[1] for each in edges])
+    table = [
+        (sizes[source][0], sizes[target][0], *column, firsts[target])
+        for (source, target, _), column in zip(types, columns, strict=True)
+    ]
+    total = int(counts.sum())
+    which = torch.repeat_interleave(counts.to(device), output_size=total)
+    num_src, num_dst, base, stride, first = torch.tensor(table).t().to(device)[:, which]
+    sources, targets = torch.cat([each.long() for each in edges], dim=1)
+    if not bool(((sources >= 0) & (sources < num_src) & (targets >= 0) & (targets < num_dst)).all()):
+        return None
+    graph = Graph.from_coo(targets + first, sources * stride + base, num_rows=shape[0], num_cols=shape[1])
+    return Graph(graph.indptr, graph.indices, None, graph.num_cols)  # no edge has anything of its own
+
+
+def hgt_layer(plan: Plan, features: Features, relations: Relations, ends: Ends) -> list[Tensor]:
+    """out[v] = lerp(x[v], gelu(attended[v]) @ weight.t() + bias, sigmoid(skip)) of each target, attended[v, h] being
+    the sum over the edges e = (u, v) of all types r of softmax(score[e, h]) * (value[u, h] @ values[h, r]), and score
+    the product of query[v, h] and key[u, h] @ keys[h, r], times prior[r, h] / sqrt(D).
+
+    Parameters
+    ----------
+    plan : Plan
+        Of these sizes.
+    features : Features
+    relations : Relations
+    ends : Ends
+        Of plan.targets that the layer has results of.
+
+    Returns
+    -------
+    list of Tensor [num_nodes, D_out], of the first len(ends.x) of plan.targets
+    """
+    heads, width = relations.priors[0].shape[1], relations.keys.shape[1]
+    given = (*features.x, *features.weights, *features.biases, *relations.priors, relations.keys, relations.values)
+    after = (*ends.x, *ends.weights, *ends.biases, *[skip for skip in ends.skips if skip is not None])
+    skipping = tuple([skip is not None for skip in ends.skips])
+    short = _records(given, features.x) and _records(after, ends.x)
+    maps = _maps if short and _folds(plan, features, relations) else _composed_maps
+    query, key, value = [t.view(-1, heads, width) for t in maps(plan, *given)]
+    attended = heads_attention(plan.graph, query, key, value).view(-1, heads * width)
+    return list((_ends if short else _composed_ends)(plan, skipping, attended, *after))
+
+
+def _records(given: Sequence[Tensor], x: Sequence[Tensor]) -> bool:
+    """True if one node of autograd does with these what several would: where parameters ask for no gradient, features
+    are not kept, and may be written into."""
+    if not _operators.usual(*given):
+        return False
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    return not recorded or all(t.requires_grad for t in given[len(x) :])
+
+
+def _folds(plan: Plan, features: Features, relations: Relations) -> bool:
+    """True if products of the maps take no longer than one map after the other."""
+    width, wide = relations.keys.shape[1], relations.priors[0].shape[1] * relations.keys.shape[1]
+    spent = 0
+    for group in plan.groups:
+        for place, _, _, begin, end in group.sources:
+            nodes, inputs = features.x[place].shape
+            spent += 2 * nodes * wide * ((end - begin) * (inputs - width) - inputs)
+    return spent <= _SPARE
+
+
+def _parts(plan: Plan, given: Sequence[Any]) -> tuple[list, list, list, list, Any, Any]:
+    """x, weights, biases, priors in the plan's order, keys, values."""
+    types = plan.types
+    *priors, keys, values = given[3 * types :]
+    ordered = [priors[number] for number in plan.given]
+    return [*given[:types]], [*given[types : 2 * types]], [*given[2 * types : 3 * types]], ordered, keys, values
+
+
+def _turned(plan: Plan, priors: list[Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Transposed maps of the edge types [2, P, H, D, D], those of keys times the priors, and these maps without."""
+    heads, width = priors[0].shape[1], keys.shape[1]
+    out = keys.new_empty(2, len(priors), heads, width, width)
+    turned = [t.view(heads, -1, width, width).permute(1, 0, 3, 2).index_select(0, plan.order) for t in (keys, values)]
+    torch.mul(turned[0], torch.cat(priors).view(-1, heads, 1, 1), out=out[0])
+    out[1].copy_(turned[1])
+    return out, turned[0]
+
+
+def _blocks(group: Group, tensors: list[Tensor]) -> Tensor:
+    """Blocks of the node types' maps or biases for each edge type's keys and values, [2 * P, block]."""
+    each = [tensors[place] for place in group.places]
+    joined = each[0] if len(each) == 1 else torch.cat(each)
+    return joined.view(len(each) * _MAPS, -1).index_select(0, group.blocks.view(-1))
+
+
+class _Maps(torch.autograd.Function):
+    """Queries [num_rows, H * D], keys and values [num_cols, H * D]."""
+
+    @staticmethod
+    def forward(ctx, plan, *given):
+        x, weights, biases, priors, keys, values = _parts(plan, given)
+        heads, width = priors[0].shape[1], keys.shape[1]
+        wide = heads * width
+        query, outs = keys.new_empty(plan.graph.num_rows, wide), keys.new_empty(2, plan.graph.num_cols, wide).unbind()
+        turned, _ = _turned(plan, priors, keys, values)
+        kept = [turned]
+        for group in plan.groups:
+            maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+            own, own_bias = _blocks(group, weights), _blocks(group, biases)
+            folded = torch.bmm(maps, own.view(maps.shape[0], width, -1)).view(2, -1, own.shape[1] // wide)
+            bias = torch.bmm(maps, own_bias.view(maps.shape[0], width, 1)).view(2, -1)
+            kept += [own, own_bias, folded]
+            for place, first, last, begin, end in group.sources:
+                part, rows = x[place], slice(begin * wide, end * wide)
+                for out, weight, shift in zip(outs, folded, bias, strict=True):
+                    into = out[first:last].view(part.shape[0], (end - begin) * wide)
+                    torch.addmm(shift[rows], part, weight[rows].t(), out=into)
+        own = slice(_QUERY * wide, (_QUERY + 1) * wide)
+        for place, first, last in plan.targets:
+            torch.addmm(biases[place][own], x[place], weights[place][own].t(), out=query[first:last])
+        if any(ctx.needs_input_grad):
+            ctx.plan = plan
+            ctx.save_for_backward(*given, *kept)
+        return query, *outs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        plan, needs = ctx.plan, ctx.needs_input_grad[1:]
+        saved = ctx.saved_tensors
+        given, (turned, *kept) = saved[: len(needs)], saved[len(needs) :]
+        if torch.is_grad_enabled() or not _operators.usual(*grads):
+            composed = _with_plan(_composed_maps, plan)
+            return None, *_arrays.gradients(composed, given, needs, tuple(grads))
+        x, weights, biases, priors, keys, values = _parts(plan, given)
+        heads, width = priors[0].shape[1], keys.shape[1]
+        wide = heads * width
+        of_query, *of_rows = [grad.contiguous() for grad in grads]
+        of_weights, of_biases = [list(map(torch.empty_like, parts)) for parts in (weights, biases)]
+        of_x: list[Tensor | None] = [None] * plan.types
+        of_turned = torch.empty_like(turned)
+        for number, group in enumerate(plan.groups):
+            own, own_bias, folded = kept[3 * number : 3 * number + 3]
+            of_folded, of_bias = torch.empty_like(folded), folded.new_empty(folded.shape[:2])
+            for place, first, last, begin, end in group.sources:
+                part, rows = x[place], slice(begin * wide, end * wide)
+                for k, grad in enumerate(of_rows):
+                    grad = grad[first:last].view(part.shape[0], (end - begin) * wide)
+                    torch.mm(grad.t(), part, out=of_folded[k, rows])
+                    torch.sum(grad, 0, out=of_bias[k, rows])
+                    if needs[place]:
+                        of_x[place] = _added(of_x[place], grad, folded[k, rows])
+            maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+            back, shape = maps.transpose(1, 2), (maps.shape[0], width, -1)
+            of_folded, of_bias = of_folded.view(shape), of_bias.view(shape)
+            of_maps = torch.bmm(of_folded, own.view(shape).transpose(1, 2))
+            of_maps.baddbmm_(of_bias, own_bias.view(shape).transpose(1, 2))
+            of_turned[:, group.begin : group.end] = of_maps.view(2, -1, heads, width, width)
+            of_own = torch.bmm(back, of_folded).view(2, group.end - group.begin, -1)
+            of_own_bias = torch.bmm(back, of_bias).view(2, group.end - group.begin, -1)
+            for place, _, _, begin, end in group.sources:
+                for each, part in ((of_own, of_weights[place]), (of_own_bias, of_biases[place])):
+                    torch.sum(each[:, begin:end], 1, out=part.view(_MAPS, -1)[::_VALUE])
+        own, targets = slice(_QUERY * wide, (_QUERY + 1) * wide), {target.place for target in plan.targets}
+        for place, first, last in plan.targets:
+            grad = of_query[first:last]
+            torch.mm(grad.t(), x[place], out=of_weights[place][own])
+            torch.sum(grad, 0, out=of_biases[place][own])
+            if needs[place]:
+                of_x[place] = _added(of_x[place], grad, weights[place][own])
+        sources = {source.place for group in plan.groups for source in group.sources}
+        for place in range(plan.types):
+            for part in (of_weights[place], of_biases[place]):
+                if place not in sources:
+                    part.view(_MAPS, -1)[::_VALUE].zero_()
+                if place not in targets:
+                    part[own].zero_()
+        of_priors, of_keys, of_values = _of_relations(plan, of_turned, priors, keys, values)
+        found = (*of_x, *of_weights, *of_biases, *of_priors, of_keys, of_values)
+        return None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
+
+
+def _added(old: Tensor | None, grad: Tensor, weight: Tensor) -> Tensor:
+    return grad.mm(weight) if old is None else old.addmm_(grad, weight)
+
+
+def _of_relations(plan: Plan, of_turned: Tensor, priors: list[Tensor], keys: Tensor, values: Tensor) -> tuple:
+    """Gradients of the priors, in the order of the call, and of the edge types' maps."""
+    heads, width = priors[0].shape[1], keys.shape[1]
+    turned = keys.view(heads, -1, width, width).permute(1, 0, 3, 2).index_select(0, plan.order)
+    products = torch.mul(of_turned[0], turned).sum((2, 3))
+    of_priors: list[Any] = [None] * len(priors)
+    for number, grad in zip(plan.given, products.split(1), strict=True):
+        of_priors[number] = grad
+    scaled = of_turned[0] * torch.cat(priors).view(-1, heads, 1, 1)
+    found = []
+    for whole, each in ((keys, scaled), (values, of_turned[1])):
+        out = torch.zeros_like(whole)
+        out.view(heads, -1, width, width).permute(1, 0, 3, 2).index_copy_(0, plan.order, each)
+        found.append(out)
+    return of_priors, *found
+
+
+def _composed_maps(plan: Plan, *given: Tensor) -> tuple[Tensor, ...]:
+    """`_Maps`, one map after the other."""
+    x, weights, biases, priors, keys, values = _parts(plan, given)
+    heads, width = priors[0].shape[1], keys.shape[1]
+    mapped = [F.linear(*each).view(-1, _MAPS, heads, width) for each in zip(x, weights, biases, strict=True)]
+    of_keys, of_values = [t.view(heads, -1, width, width).transpose(0, 1)[plan.order] for t in (keys, values)]
+    of_keys = of_keys * torch.cat(priors).view(-1, heads, 1, 1)
+    outs = []
+    for which, maps in ((_KEY, of_keys), (_VALUE, of_values)):
+        parts = []
+        for group in plan.groups:
+            for place, _, _, begin, end in group.sources:
+                each = maps[group.begin + begin : group.begin + end]  # [R, H, D, D]
+                part = torch.einsum("nhd,rhde->nrhe", mapped[place][:, which], each)
+                parts.append(part.reshape(-1, heads * width))
+        outs.append(torch.cat(parts))
+    queries = [mapped[target.place][:, _QUERY].reshape(-1, heads * width) for target in plan.targets]
+    return torch.cat(queries), *outs
+
+
+class _Ends(torch.autograd.Function):
+    """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
+
+    @staticmethod
+    def forward(ctx, plan, skipping, attended, *given):
+        count = len(skipping)
+        x, weights, biases = given[:count], given[count : 2 * count], given[2 * count : 3 * count]
+        gates = _gates(given[3 * count :])
+        active, outs, mapped, gate = F.gelu(attended), [], [], iter(gates)
+        for target, skips, *each in zip(plan.targets, skipping, x, weights, biases, strict=False):
+            own, weight, bias = each
+            out = torch.addmm(bias, active[target.first : target.last], weight.t())
+            mapped.append(out if skips else None)
+            outs.append(torch.lerp(own, out, next(gate)) if skips else out)
+        if any(ctx.needs_input_grad):
+            ctx.set_materialize_grads(False)
+            ctx.plan, ctx.skipping = plan, skipping
+            ctx.save_for_backward(attended, *given, active, *gates, *mapped)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        plan, skipping, needs, count = ctx.plan, ctx.skipping, ctx.needs_input_grad[2:], len(ctx.skipping)
+        (attended, *given), rest = ctx.saved_tensors[: len(needs)], ctx.saved_tensors[len(needs) :]
+        if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
+            return None, None, *_second_ends(plan, skipping, (attended, *given), needs, grads)
+        active, *gates = rest[: 1 + sum(skipping)]
+        found: list[Tensor | None] = [None] * len(given)
+        of_active, gate = torch.empty_like(active), 0
+        reached: list[int] = []
+        products: list[Tensor] = []
+        for k, (target, skips, grad) in enumerate(zip(plan.targets, skipping, grads, strict=False)):
+            rows, at = slice(target.first, target.last), gate
+            gate += skips
+            if grad is None:
+                of_active[rows].zero_()
+                continue
+            if skips:
+                own, out = given[k], rest[1 + sum(skipping) + k]
+                whole, grad = grad, grad * gates[at]
+                found[k] = whole - grad
+                products.append(torch.mul(whole, out - own).sum())
+                reached.append(at)
+            grad = grad.contiguous()
+            torch.mm(grad, given[count + k], out=of_active[rows])
+            found[count + k], found[2 * count + k] = grad.t().mm(active[rows]), grad.sum(0)
+        if products:
+            some = torch.stack([gates[at] for at in reached])
+            of_skips = torch.stack(products) * (some * (1 - some))
+            for at, grad in zip(reached, of_skips.split(1), strict=True):
+                found[3 * count + at] = grad
+        if any(grad is not None for grad in grads) and needs[0]:
+            if plan.targets[count:]:
+                of_active[plan.targets[count - 1].last :].zero_()
+            found.insert(0, torch.ops.aten.gelu_backward(of_active, attended))
+        else:
+            found.insert(0, None)
+        return None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
+
+
+def _gates(skips: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Their sigmoids, without a dimension."""
+    return torch.cat(skips).sigmoid().unbind() if skips else ()
+
+
+def _composed_ends(plan: Plan, skipping: tuple[bool, ...], attended: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    """`_Ends`, with a node of autograd for each step."""
+    count = len(skipping)
+    outs, skips = [], iter(given[3 * count :])
+    for k, (target, flag) in enumerate(zip(plan.targets, skipping, strict=False)):
+        part = F.gelu(attended[target.first : target.last])
+        out = F.linear(part, given[count + k], given[2 * count + k])
+        outs.append(torch.lerp(given[k], out, next(skips).sigmoid()) if flag else out)
+    return tuple(outs)
+
+
+def _second_ends(plan: Plan, skipping: tuple[bool, ...], given: tuple, needs: Sequence[bool], grads: Sequence) -> tuple:
+    """Gradients with derivatives of their own."""
+
+    def composed(*given):
+        outs = _composed_ends(plan, skipping, *given)
+        return tuple([out for out, grad in zip(outs, grads, strict=True) if grad is not None])
+
+    return _arrays.gradients(composed, given, needs, tuple([grad for grad in grads if grad is not None]))
+
+
+def _with_plan(function: Any, plan: Plan) -> Any:
+    return lambda *given: function(plan, *given)
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: `_records` has found none.
+_maps, _ends = (super(torch.autograd.Function, f).apply for f in (_Maps, _Ends))  # type: ignore[misc]

@@ -1,0 +1,170 @@
+"""The forward of PyG's HGTConv: one attention over the edges of all types, and linear maps as products for each node
+type; after that of PyG 2.8. As forwards.py has them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg_nn
+from torch_geometric.nn.conv import hgt_conv
+
+from gnnaccel import report
+from gnnaccel.graph.cache import derived
+from gnnaccel.ops.hgt_layers import Ends, Features, Plan, Relations, hgt_layer, planned
+from gnnaccel.pyg_backend import short
+
+_DTYPES = (torch.float32, torch.float64)
+_INSIDE = ("_cat", "_construct_src_node_feat")
+_OURS = tuple([getattr(pyg_nn.HGTConv, name) for name in _INSIDE])  # as PyG had them when this package was imported
+_EDGES = hgt_conv.construct_bipartite_edge_index
+_FORWARDS = {layer: layer.forward for layer in (pyg_nn.HeteroLinear, pyg_nn.HeteroDictLinear)}
+
+
+def _hgt(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.HGTConv, node_dims=(0,))
+
+    @functools.wraps(general)
+    def forward(self, x_dict, edge_index_dict):
+        start = time.perf_counter()
+        found = _arguments(self, guard, x_dict, edge_index_dict)
+        if found is None:
+            return general(self, x_dict, edge_index_dict)
+        names, *arguments = found
+        results = dict(zip(names, hgt_layer(*arguments), strict=True))
+        report.record(guard.kind, start)
+        return results
+
+    return forward
+
+
+def _arguments(conv: Any, guard: short.Guard, x_dict: Any, edge_index_dict: Any) -> tuple | None:
+    """Names of the results and the arguments of `hgt_layer`; None where PyG is to see to the call."""
+    if type(x_dict) is not dict or not isinstance(edge_index_dict, dict) or not edge_index_dict:
+        return None
+    if not guard.allows_all(conv, edge_index_dict.values()) or conv.flow != "source_to_target":
+        return None
+    plain = guard.plain
+    if not all(short.is_matrix(x) for x in x_dict.values()):
+        return None
+    if hgt_conv.construct_bipartite_edge_index is not _EDGES:
+        return None
+    if any(
+        getattr(plain, name) is not ours or name in conv.__dict__ for name, ours in zip(_INSIDE, _OURS, strict=True)
+    ):
+        return None
+    before, after = (_maps(conv._modules.get(name)) for name in ("kqv_lin", "out_lin"))
+    keys, values = (_relation_map(conv._modules.get(name)) for name in ("k_rel", "v_rel"))
+    if before is None or after is None or keys is None or values is None:
+        return None
+    names = [name for name in before if name in x_dict]
+    places = {name: place for place, name in enumerate(names)}
+    types = _types(conv, edge_index_dict, places)
+    if types is None or len(names) != len(x_dict):
+        return None
+    weights, biases = [before[name][0] for name in names], [before[name][1] for name in names]
+    features = Features([x_dict[name] for name in names], weights, biases)
+    priors = [conv.p_rel["__".join(edge_type)] for edge_type in edge_index_dict]
+    relations = Relations(keys, values, priors)
+    results = [name for name in names if name in conv.dst_node_types]
+    if not all(name in after for name in results):
+        return None
+    skips = [conv.skip[name] if after[name][0].shape[0] == x_dict[name].shape[1] else None for name in results]
+    weights, biases = [after[name][0] for name in results], [after[name][1] for name in results]
+    ends = Ends([x_dict[name] for name in results], weights, biases, skips)
+    if not _fit(conv, features, relations, ends):
+        return None
+    plan = _plan(edge_index_dict, types, features, [places[name] for name in results])
+    return None if plan is None else (results, plan, features, relations, ends)
+
+
+def _maps(layer: Any) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """By node type weight and bias of a HeteroDictLinear that nobody watches or has changed."""
+    if not _is_pygs(layer, pyg_nn.HeteroDictLinear):
+        return None
+    found = {}
+    for name, lin in layer.lins._modules.items():
+        pair = short.parameters_of(lin)
+        if pair is None or pair[1] is None:
+            return None
+        found[name] = pair[0], pair[1]
+    return found
+
+
+def _relation_map(layer: Any) -> Tensor | None:
+    if not _is_pygs(layer, pyg_nn.HeteroLinear) or layer._parameters.get("bias", layer) is not None:
+        return None
+    return layer._parameters.get("weight")
+
+
+def _is_pygs(layer: Any, known: Any) -> bool:
+    if type(layer) is not known or short.hooked(layer) or layer.__dict__.get("_compiled_call_impl"):
+        return False
+    forward = known.forward
+    return forward is _FORWARDS[known] or getattr(forward, "__wrapped__", None) is _FORWARDS[known]
+
+
+def _types(conv: Any, edge_types: dict, places: dict[str, int]) -> list[tuple[int, int, int]] | None:
+    """Of each edge type the places of its ends and its number among the layer's, which has to rise: PyG takes the rows
+    of its maps to be sorted."""
+    found, last = [], -1
+    for edge_type in edge_types:
+        number = conv.edge_types_map.get(edge_type, -1)
+        if number <= last or edge_type[0] not in places or edge_type[-1] not in places:
+            return None
+        found.append((places[edge_type[0]], places[edge_type[-1]], number))
+        last = number
+    return found
+
+
+def _fit(conv: Any, features: Features, relations: Relations, ends: Ends) -> bool:
+    """True for matrices and parameters of one dtype and device, of the shapes that PyG made them with."""
+    first = features.x[0]
+    dtype, device, wide, heads = first.dtype, first.device, conv.out_channels, conv.heads
+    if dtype not in _DTYPES or torch.is_autocast_enabled(device.type) or not wide:
+        return False
+    shape = heads * len(conv.edge_types), wide // heads, wide // heads
+    if relations.keys.shape != shape or relations.values.shape != shape:
+        return False
+    if any(prior.shape != (1, heads) for prior in relations.priors):
+        return False
+    for x, weight, bias in zip(*features, strict=True):
+        if weight.shape != (3 * wide, x.shape[1]) or bias.shape != weight.shape[:1] or not x.shape[1]:
+            return False
+    for weight, bias in zip(ends.weights, ends.biases, strict=True):
+        if weight.shape != (wide, wide) or bias.shape != (wide,):
+            return False
+    skips = [skip for skip in ends.skips if skip is not None]
+    if any(skip.shape != (1,) for skip in skips):
+        return False
+    given = (*features.x, *features.weights, *features.biases, relations.keys, relations.values, *relations.priors)
+    for t in (*given, *ends.weights, *ends.biases, *skips):
+        if t.dtype != dtype or t.device != device or type(t) not in short.FEATURES:
+            return False
+    return True
+
+
+def _plan(edge_index_dict: dict, types: list, features: Features, results: list[int]) -> Plan | None:
+    """What is kept with the edges; None for an index out of range."""
+    edges, device = tuple(edge_index_dict.values()), features.x[0].device
+    if any(each.device != device for each in edges):
+        return None
+    sizes = tuple([(x.shape[0], x.shape[1]) for x in features.x])
+    key = ("HGTConv", tuple(types), sizes, tuple(results))
+    plan = derived.get(edges, key)
+    if plan is None:
+        # As in PyG, those that have no part in this at all get gradients of zeros.
+        alone = set(range(len(sizes))) - {source for source, _, _ in types} - set(results)
+        plan = planned(edges, types, sizes, [*results, *sorted(alone)])
+        if plan is not None:
+            derived.put(edges, key, plan)
+    return plan
+
+
+FORWARDS: dict[Callable, Callable] = {pyg_nn.HGTConv.forward: _hgt}
+"""forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
+short.know(pyg_nn.HGTConv)
