@@ -313,6 +313,72 @@ def test_hgt_keeps_no_graph_of_edges_that_are_gone():
     assert all(ref() is None for ref in kept)
 
 
+def _bent(model, graph):
+    model.negative_slope = -0.5
+
+
+def _not_trained(model, graph):
+    model.proj["paper"].weight.requires_grad_(False)
+
+
+HAN = {
+    "nothing": (lambda model, graph: None, False),
+    "without relations": (_without(RELATIONS[0], RELATIONS[3]), False),
+    "without edges": (_without(edges_only=RELATIONS[1:2]), False),
+    "without any edges": (_without(edges_only=RELATIONS), True),
+    "a type alone": (_without(*RELATIONS[3:]), False),
+    "frozen": (_not_trained, True),
+    "slope": (_bent, True),
+    "hooked map": (lambda model, graph: model.proj["author"].register_forward_hook(_double), True),
+    "hooked": (lambda model, graph: model.k_lin.register_forward_hook(_double), False),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("name", HAN)
+def test_han(name, dropout):
+    """On edges that it has had, on others, and on edges written into."""
+    change, left = HAN[name]
+
+    def program(wrap):
+        graph = data()
+        model = wrap(nn.HANConv(-1, 8, graph.metadata(), heads=2, dropout=dropout))
+        model(graph.x_dict, graph.edge_index_dict)
+        change(model, graph)
+        out = [train(model, graph) for _ in range(2)]
+        if graph.edge_index_dict[graph.edge_types[0]].numel():
+            graph[graph.edge_types[0]].edge_index[1, :30] = 0
+        out.append(train(model, graph))
+        model.eval()
+        with torch.no_grad():
+            return out, model(graph.x_dict, graph.edge_index_dict, True)
+
+    same(program, accelerated=None)
+    graph, sites = data(), []
+    model = pyg_backend.accelerate(nn.HANConv(-1, 8, graph.metadata(), heads=2, dropout=dropout))
+    model(graph.x_dict, graph.edge_index_dict)
+    change(model, graph)
+    for _ in range(2):
+        report.reset()
+        train(model, graph)
+        sites.append(report.snapshot()["pyg.HANConv"])
+    assert all((site.accelerated == 1) != left for site in sites)
+
+
+def test_han_gradients_of_what_nothing_is_made_of():
+    def program(wrap):
+        graph, found = data(), []
+        model = wrap(nn.HANConv(WIDTHS, 8, graph.metadata(), heads=2))
+        given = [*graph.x_dict.values(), *model.parameters()]
+        for name in COUNTS:
+            out = model(graph.x_dict, graph.edge_index_dict)
+            out[name].mul_(2).add_(1)
+            found.append(torch.autograd.grad(out[name].square().sum(), given, allow_unused=True))
+        return [[grad is None for grad in grads] for grads in found], found
+
+    same(program)
+
+
 @pytest.mark.parametrize("name", ["RGCN", "RGCN bases", "RGCN blocks", "FastRGCN", "RGAT", "FiLM"])
 @pytest.mark.parametrize("features", ["dense", "numbers"])
 def test_relational(name, features):

@@ -123,6 +123,34 @@ def below_each_other(graphs: list[Graph]) -> Graph:
         return Graph(indptr.to(dtype), indices.to(dtype), None, graphs[0].num_cols)
 
 
+def end_to_end(edges: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Of all edges of several types, one type after the other: the number of the type, the source and the destination.
+
+    Parameters
+    ----------
+    edges : sequence of Tensor [2, E]
+    sizes : sequence of (int, int)
+        How many nodes the sources and the destinations of a type are of.
+
+    Returns
+    -------
+    Three tensors, int64, or None for an index that is out of range; a GPU is waited for once
+    """
+    device, counts = edges[0].device, torch.tensor([each.shape[1] for each in edges])
+    which = torch.repeat_interleave(counts.to(device), output_size=int(counts.sum()))
+    ends = torch.cat([each.long() for each in edges], dim=1)
+    limits = torch.tensor(sizes).t().to(device)[:, which]
+    if not bool(((ends >= 0) & (ends < limits)).all()):
+        return None
+    return which, *ends
+
+
+def placed(ends: Tensor, which: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+    """Where ends of edges of types `which` stand in a stack: end u of type r at places[r][0] + u * places[r][1]."""
+    base, stride = torch.tensor(places).t().to(ends.device)[:, which]
+    return ends * stride + base
+
+
 class Filled:
     """The rows of `relations` that have edges, end to end, relation by relation.
 

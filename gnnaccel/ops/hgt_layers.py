@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.stack import end_to_end, placed
 from gnnaccel.ops import _arrays
 from gnnaccel.ops.layers import heads_attention
 
@@ -140,44 +141,34 @@ def planned(
     given: list[int] = []
     columns, cols = [(0, 0)] * len(types), 0  # of an edge type: the first, and how far those of two nodes are apart
     for places in by_width.values():
-        sources, begin = [], len(given)
+        parts, begin = [], len(given)
         for place in places:
             numbers = leaving[place]
             last = cols + sizes[place][0] * len(numbers)
             at = len(given) - begin
-            sources.append(Source(place, cols, last, at, at + len(numbers)))
+            parts.append(Source(place, cols, last, at, at + len(numbers)))
             for i, number in enumerate(numbers):
                 columns[number] = cols + i, len(numbers)
             given += numbers
             cols = last
         of = [places.index(types[number][0]) * _MAPS for number in given[begin:]]
         blocks = torch.tensor([[k + which for k in of] for which in (_KEY, _VALUE)])
-        groups.append(Group(sources, begin, len(given), places, blocks.to(device)))
+        groups.append(Group(parts, begin, len(given), places, blocks.to(device)))
     ends, rows, firsts = [], 0, {}
     for place in targets:
         firsts[place] = rows
         ends.append(Target(place, rows, rows + sizes[place][0]))
         rows = ends[-1].last
     with torch.inference_mode(False), torch.no_grad():
-        graph = _stacked(edges, types, sizes, columns, firsts, (rows, cols))
+        found = end_to_end(edges, [(sizes[source][0], sizes[target][0]) for source, target, _ in types])
+        if found is None:
+            return None
+        which, sources, destinations = found
+        destinations = placed(destinations, which, [(firsts[target], 1) for _, target, _ in types])
+        graph = Graph.from_coo(destinations, placed(sources, which, columns), num_rows=rows, num_cols=cols)
+        graph = Graph(graph.indptr, graph.indices, None, cols)  # no edge has anything of its own
         order = torch.tensor([types[number][2] for number in given]).to(device)
-    return None if graph is None else Plan(graph, groups, ends, order, given, len(sizes))
-
-
-def _stacked(edges, types, sizes, columns: list, firsts: dict[int, int], shape: tuple[int, int]) -> Graph | None:
-    device, counts = edges[0].device, torch.tensor([each.shape[1] for each in edges])
-    table = [
-        (sizes[source][0], sizes[target][0], *column, firsts[target])
-        for (source, target, _), column in zip(types, columns, strict=True)
-    ]
-    total = int(counts.sum())
-    which = torch.repeat_interleave(counts.to(device), output_size=total)
-    num_src, num_dst, base, stride, first = torch.tensor(table).t().to(device)[:, which]
-    sources, targets = torch.cat([each.long() for each in edges], dim=1)
-    if not bool(((sources >= 0) & (sources < num_src) & (targets >= 0) & (targets < num_dst)).all()):
-        return None
-    graph = Graph.from_coo(targets + first, sources * stride + base, num_rows=shape[0], num_cols=shape[1])
-    return Graph(graph.indptr, graph.indices, None, graph.num_cols)  # no edge has anything of its own
+    return Plan(graph, groups, ends, order, given, len(sizes))
 
 
 def hgt_layer(plan: Plan, features: Features, relations: Relations, ends: Ends) -> list[Tensor]:

@@ -1,5 +1,5 @@
 """Forwards of PyG's attention layers over edges of several types: RGATConv and HEATConv without a matrix or a feature
-for an edge, HANConv with one op for each edge type; after those of PyG 2.8. As forwards.py has them."""
+for an edge; after those of PyG 2.8. As forwards.py has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.conv import han_conv
 
 from gnnaccel import ops, report
 from gnnaccel.graph.cache import derived
@@ -21,7 +20,6 @@ from gnnaccel.ops._relations import both_pairs_of
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.typed_matmul import order_of
 from gnnaccel.pyg_backend import short
-from gnnaccel.pyg_backend.attention import dropped
 from gnnaccel.pyg_backend.call import plainly
 from gnnaccel.pyg_backend.propagate import FEW, are_few
 
@@ -206,89 +204,7 @@ def _heat_sums(conv: Any, graph: Graph, edges: Graph, x: Tensor, edge_type: Tens
     return torch.stack(parts, 1)
 
 
-_group = han_conv.group  # as PyG had it when this package was imported
-
-
-def _han(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.HANConv, node_dims=(0,))
-
-    @functools.wraps(general)
-    def forward(self, x_dict, edge_index_dict, return_semantic_attention_weights=False):
-        graphs = _han_graphs(self, guard, x_dict, edge_index_dict)
-        if graphs is None:
-            return general(self, x_dict, edge_index_dict, return_semantic_attention_weights)
-        shape = -1, self.heads, self.out_channels // self.heads
-        nodes = {name: self.proj[name](x).view(shape) for name, x in x_dict.items()}
-        scores, found = _han_scores(self, nodes, edge_index_dict), {name: [] for name in x_dict}
-        for edge_type, graph in graphs.items():
-            start = time.perf_counter()
-            x = nodes[edge_type[0]]
-            scale, ends = dropped(self, x, graph.nnz), scores[edge_type]
-            out = ops.attention(graph, x, *ends, negative_slope=self.negative_slope, edge_scale=scale)
-            found[edge_type[-1]].append(F.relu(out.view(-1, self.out_channels)))
-            report.record(guard.kind, start)
-        results, attention = {}, {}
-        for name, outs in found.items():
-            results[name], attention[name] = _group(outs, self.q, self.k_lin)
-        return (results, attention) if return_semantic_attention_weights else results
-
-    return forward
-
-
-def _han_graphs(conv: Any, guard: short.Guard, x_dict: Any, edge_index_dict: Any) -> dict | None:
-    """The graph of each edge type; None where PyG is to see to the call."""
-    if type(x_dict) is not dict or not isinstance(edge_index_dict, dict) or not edge_index_dict:
-        return None
-    if conv.flow != "source_to_target" or han_conv.group is not _group:
-        return None
-    dtype, device = conv.q.dtype, conv.q.device
-    for name, x in x_dict.items():
-        if not short.is_matrix(x) or x.dtype != dtype or x.device != device or not _maps(conv, name):
-            return None
-    if dtype not in _DTYPES or torch.is_autocast_enabled(device.type):
-        return None
-    graphs = {}
-    for edge_type, edge_index in edge_index_dict.items():
-        source, _, target = edge_type
-        if source not in x_dict or target not in x_dict or not guard.allows(conv, edge_index):
-            return None
-        graph = None
-        if edge_index.device == device:
-            graph = short.graph_of(edge_index, x_dict[source].shape[0], x_dict[target].shape[0], conv.flow)
-        if graph is None:
-            return None
-        graphs[edge_type] = graph
-    return graphs
-
-
-def _maps(conv: Any, name: str) -> bool:
-    return name in conv.proj and short.are_linear(conv.proj[name])
-
-
-def _han_scores(conv: Any, nodes: dict, edge_types: Any) -> dict[tuple, list[Tensor]]:
-    """For each edge type the scores [N, heads] of its sources and of its destinations; those of a node type from one
-    pass over its features."""
-    wanted: dict[str, list[tuple]] = {}
-    for edge_type in edge_types:
-        name = "__".join(edge_type)
-        wanted.setdefault(edge_type[0], []).append((edge_type, 0, conv.lin_src[name]))
-        wanted.setdefault(edge_type[-1], []).append((edge_type, 1, conv.lin_dst[name]))
-    found: dict[tuple, list] = {edge_type: [None, None] for edge_type in edge_types}
-    for node_type, each in wanted.items():
-        parts = _dots(nodes[node_type], torch.cat([vector for _, _, vector in each]))
-        for (edge_type, end, _), part in zip(each, parts, strict=True):
-            found[edge_type][end] = part
-    return found
-
-
-def _dots(x: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-    """<x[n, h], vector[h]> for each vector [H, D]: [N, H] each. On CUDA, where our op takes two, by a product."""
-    if x.is_cuda and len(vectors) > 2:
-        return torch.einsum("nhd,vhd->vnh", x, vectors).unbind()
-    return ops.head_dots(x, vectors).unbind()
-
-
-_MAKERS = ((pyg_nn.RGATConv, _rgat), (pyg_nn.HEATConv, _heat), (pyg_nn.HANConv, _han))
+_MAKERS = ((pyg_nn.RGATConv, _rgat), (pyg_nn.HEATConv, _heat))
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
 short.know(*(layer for layer, _ in _MAKERS))

@@ -1,5 +1,5 @@
-"""The forward of PyG's HGTConv: one attention over the edges of all types, and linear maps as products for each node
-type; after that of PyG 2.8. As forwards.py has them."""
+"""Forwards of PyG's HGTConv and HANConv: one attention over the edges of all types, and linear maps as products for
+each node type; after those of PyG 2.8. As forwards.py has them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.conv import hgt_conv
+from torch_geometric.nn.conv import han_conv, hgt_conv
 
 from gnnaccel import report
 from gnnaccel.graph.cache import derived
+from gnnaccel.ops import han_layers
+from gnnaccel.ops.han_layers import han_attention
 from gnnaccel.ops.hgt_layers import Ends, Features, Plan, Relations, hgt_layer, planned
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.attention import dropped
 
 _DTYPES = (torch.float32, torch.float64)
 _INSIDE = ("_cat", "_construct_src_node_feat")
 _OURS = tuple([getattr(pyg_nn.HGTConv, name) for name in _INSIDE])  # as PyG had them when this package was imported
+_GROUP = han_conv.group
 _EDGES = hgt_conv.construct_bipartite_edge_index
 _FORWARDS = {layer: layer.forward for layer in (pyg_nn.HeteroLinear, pyg_nn.HeteroDictLinear)}
 
@@ -84,10 +88,13 @@ def _arguments(conv: Any, guard: short.Guard, x_dict: Any, edge_index_dict: Any)
 
 def _maps(layer: Any) -> dict[str, tuple[Tensor, Tensor]] | None:
     """By node type weight and bias of a HeteroDictLinear that nobody watches or has changed."""
-    if not _is_pygs(layer, pyg_nn.HeteroDictLinear):
-        return None
+    return _linear_maps(layer.lins) if _is_pygs(layer, pyg_nn.HeteroDictLinear) else None
+
+
+def _linear_maps(layers: Any) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """By node type weight and bias of linear layers that nobody watches or has changed."""
     found = {}
-    for name, lin in layer.lins._modules.items():
+    for name, lin in layers._modules.items():
         pair = short.parameters_of(lin)
         if pair is None or pair[1] is None:
             return None
@@ -123,9 +130,8 @@ def _types(conv: Any, edge_types: dict, places: dict[str, int]) -> list[tuple[in
 
 def _fit(conv: Any, features: Features, relations: Relations, ends: Ends) -> bool:
     """True for matrices and parameters of one dtype and device, of the shapes that PyG made them with."""
-    first = features.x[0]
-    dtype, device, wide, heads = first.dtype, first.device, conv.out_channels, conv.heads
-    if dtype not in _DTYPES or torch.is_autocast_enabled(device.type) or not wide:
+    wide, heads = conv.out_channels, conv.heads
+    if not wide:
         return False
     shape = heads * len(conv.edge_types), wide // heads, wide // heads
     if relations.keys.shape != shape or relations.values.shape != shape:
@@ -141,30 +147,117 @@ def _fit(conv: Any, features: Features, relations: Relations, ends: Ends) -> boo
     skips = [skip for skip in ends.skips if skip is not None]
     if any(skip.shape != (1,) for skip in skips):
         return False
-    given = (*features.x, *features.weights, *features.biases, relations.keys, relations.values, *relations.priors)
-    for t in (*given, *ends.weights, *ends.biases, *skips):
-        if t.dtype != dtype or t.device != device or type(t) not in short.FEATURES:
-            return False
-    return True
+    given = [*features.x, *features.weights, *features.biases, relations.keys, relations.values, *relations.priors]
+    return _alike([*given, *ends.weights, *ends.biases, *skips])
 
 
 def _plan(edge_index_dict: dict, types: list, features: Features, results: list[int]) -> Plan | None:
     """What is kept with the edges; None for an index out of range."""
-    edges, device = tuple(edge_index_dict.values()), features.x[0].device
+    sizes = tuple([(x.shape[0], x.shape[1]) for x in features.x])
+    # As in PyG, those that have no part in this at all get gradients of zeros.
+    alone = sorted(set(range(len(sizes))) - {source for source, _, _ in types} - set(results))
+    key = ("HGTConv", tuple(types), sizes, tuple(results))
+    device = features.x[0].device
+    return _kept(edge_index_dict, device, key, lambda edges: planned(edges, types, sizes, [*results, *alone]))
+
+
+def _han(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.HANConv, node_dims=(0,))
+
+    @functools.wraps(general)
+    def forward(self, x_dict, edge_index_dict, return_semantic_attention_weights=False):
+        start = time.perf_counter()
+        found = _han_arguments(self, guard, x_dict, edge_index_dict)
+        if found is None:
+            return general(self, x_dict, edge_index_dict, return_semantic_attention_weights)
+        names, plan, maps = found
+        scales = [dropped(self, maps.x[0], edges.shape[1]) for edges in edge_index_dict.values()]
+        scale = None if scales[0] is None else torch.cat(scales).index_select(0, plan.order)
+        outs = han_attention(plan, maps, scale, self.negative_slope)
+        report.record(guard.kind, start)
+        by_name = {names[place]: out for place, out in zip(plan.targets, outs, strict=True)}
+        results, attention = {}, {}
+        for name in x_dict:
+            results[name], attention[name] = _across(self, by_name[name]) if name in by_name else (None, None)
+        return (results, attention) if return_semantic_attention_weights else results
+
+    return forward
+
+
+def _across(conv: Any, outs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """PyG's group() of results [N, edge types, H * D], which it has one behind the other."""
+    outs = outs.relu()
+    if not outs.numel() or short.parameters_of(conv.k_lin) is None:
+        return _GROUP(list(outs.unbind(1)), conv.q, conv.k_lin)
+    attention = (conv.q * conv.k_lin(outs).tanh().mean(0)).sum(-1).softmax(0)
+    return (attention.view(1, -1, 1) * outs).sum(1), attention
+
+
+def _han_arguments(conv: Any, guard: short.Guard, x_dict: Any, edge_index_dict: Any) -> tuple | None:
+    """Names of node types, plan and maps of `han_attention`; None where PyG is to see to the call."""
+    if type(x_dict) is not dict or not isinstance(edge_index_dict, dict) or not edge_index_dict:
+        return None
+    if not guard.allows_all(conv, edge_index_dict.values()) or conv.flow != "source_to_target":
+        return None
+    if han_conv.group is not _GROUP or not all(short.is_matrix(x) for x in x_dict.values()):
+        return None
+    used = {name for source, _, target in edge_index_dict for name in (source, target)}
+    names = [name for name in x_dict if name in used]
+    of_names = _linear_maps(conv.proj)
+    if len(names) != len(used) or of_names is None or not x_dict.keys() <= of_names.keys():
+        return None
+    edge_types = ["__".join(edge_type) for edge_type in edge_index_dict]
+    weights, biases = [of_names[name][0] for name in names], [of_names[name][1] for name in names]
+    vectors = [[ends[name] for name in edge_types] for ends in (conv.lin_src, conv.lin_dst)]
+    maps = han_layers.Maps([x_dict[name] for name in names], weights, biases, *vectors)
+    if not _han_fit(conv, maps):
+        return None
+    places = {name: place for place, name in enumerate(names)}
+    types = [(places[source], places[target]) for source, _, target in edge_index_dict]
+    sizes = [x.shape[0] for x in maps.x]
+    key = ("HANConv", tuple(types), tuple(sizes))
+    plan = _kept(edge_index_dict, maps.x[0].device, key, lambda edges: han_layers.planned(edges, types, sizes))
+    if plan is None or not han_layers.takes(plan, maps, conv.negative_slope):
+        return None
+    return names, plan, maps
+
+
+def _han_fit(conv: Any, maps: han_layers.Maps) -> bool:
+    """True for matrices and parameters of one dtype and device, of the shapes that PyG made them with."""
+    wide, heads = conv.out_channels, conv.heads
+    if not wide or any(vector.shape != (1, heads, wide // heads) for vector in (*maps.sources, *maps.targets)):
+        return False
+    for x, weight, bias in zip(*maps[:3], strict=True):
+        if weight.shape != (wide, x.shape[1]) or bias.shape != (wide,) or not x.shape[1]:
+            return False
+    return wide % heads == 0 and _alike([t for part in maps for t in part])
+
+
+def _kept(edge_index_dict: dict, device: torch.device, key: tuple, make: Callable) -> Any:
+    """What make(edges) gives, kept with the edges; None where it is of an index out of range."""
+    edges = tuple(edge_index_dict.values())
     if any(each.device != device for each in edges):
         return None
-    sizes = tuple([(x.shape[0], x.shape[1]) for x in features.x])
-    key = ("HGTConv", tuple(types), sizes, tuple(results))
     plan = derived.get(edges, key)
     if plan is None:
-        # As in PyG, those that have no part in this at all get gradients of zeros.
-        alone = set(range(len(sizes))) - {source for source, _, _ in types} - set(results)
-        plan = planned(edges, types, sizes, [*results, *sorted(alone)])
+        plan = make(edges)
         if plan is not None:
             derived.put(edges, key, plan)
     return plan
 
 
-FORWARDS: dict[Callable, Callable] = {pyg_nn.HGTConv.forward: _hgt}
+def _alike(given: list[Tensor]) -> bool:
+    """True for plain tensors of one dtype and device, where autocast is off."""
+    dtype, device = given[0].dtype, given[0].device
+    if dtype not in _DTYPES or torch.is_autocast_enabled(device.type):
+        return False
+    for t in given:  # noqa: SIM110 - all() takes longer
+        if t.dtype != dtype or t.device != device or type(t) not in short.FEATURES:
+            return False
+    return True
+
+
+_MAKERS = ((pyg_nn.HGTConv, _hgt), (pyg_nn.HANConv, _han))
+FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
-short.know(pyg_nn.HGTConv)
+short.know(*(layer for layer, _ in _MAKERS))

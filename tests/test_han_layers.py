@@ -1,0 +1,118 @@
+"""HAN's attention over several types of edges, against its definition edge by edge, in float64."""
+
+import pytest
+import torch
+from test_hgt_layers import edges, gradients, some
+from test_relation_sums import values
+
+from gnnaccel.ops.han_layers import Maps, han_attention, planned, takes
+
+SIZES, WIDTHS = (5, 7, 4, 0), (4, 6, 3, 6)
+# (source, destination, edges)
+CASES = {
+    "one": [(0, 1, 12)],
+    "among themselves": [(0, 0, 30)],
+    "into one": [(0, 1, 12), (1, 1, 9), (2, 1, 0), (0, 1, 40)],
+    "into all": [(0, 1, 12), (2, 1, 9), (1, 0, 8), (0, 0, 300), (1, 2, 5)],
+    "no nodes": [(0, 1, 12), (3, 1, 0), (1, 3, 0)],
+}
+SLOPE = 0.2
+
+
+def case(name, heads=2, width=3):
+    types = CASES[name]
+    used = sorted({end for source, target, _ in types for end in (source, target)})
+    index = [edges(SIZES[s], SIZES[t], count, i) for i, (s, t, count) in enumerate(types)]
+    maps = Maps(
+        [values(SIZES[i], WIDTHS[i], seed=i) for i in used],
+        [values(heads * width, WIDTHS[i], seed=10 + i) for i in used],
+        [values(heads * width, seed=20 + i) for i in used],
+        *[[values(1, heads, width, seed=k + i) for i in range(len(types))] for k in (30, 40)],
+    )
+    ends = [(used.index(s), used.index(t)) for s, t, _ in types]
+    plan = planned(index, ends, [SIZES[i] for i in used])
+    scale = torch.rand(sum(each.shape[1] for each in index), heads, dtype=torch.float64)
+    return plan, maps, [t for part in maps for t in part], (index, ends, scale)
+
+
+def definition(maps, described, scaled=True):
+    index, ends, scale = described
+    heads, width = maps.sources[0].shape[1:]
+    mapped = [(x @ w.t() + b).view(-1, heads, width) for x, w, b in zip(*maps[:3], strict=True)]
+    outs = {}
+    factors = scale.split([each.shape[1] for each in index])
+    for each, (source, target), factor, a, b in zip(index, ends, factors, maps.sources, maps.targets, strict=True):
+        rows = []
+        for v in range(len(mapped[target])):
+            into = each[1] == v
+            features = mapped[source][each[0][into]]
+            scores = (features * a).sum(-1) + (mapped[target][v] * b[0]).sum(-1)
+            alpha = torch.nn.functional.leaky_relu(scores, SLOPE).softmax(0)
+            alpha = alpha * factor[into] if scaled else alpha
+            rows.append((alpha.unsqueeze(-1) * features).sum(0).flatten())
+        outs.setdefault(target, []).append(torch.stack(rows) if rows else mapped[target].flatten(1))
+    return [torch.stack(outs[target], 1) for target in sorted(outs)]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("heads, width", [(2, 3), (1, 4), (3, 4)])
+@pytest.mark.parametrize("name", CASES)
+def test_against_the_definition(name, heads, width, scaled):
+    plan, maps, leaves, described = case(name, heads, width)
+    want = definition(maps, described, scaled)
+    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
+    expected = gradients(want, leaves, grads)
+    scale = described[2][plan.order] if scaled else None
+    assert takes(plan, maps, SLOPE)
+    for _ in range(2):
+        got = han_attention(plan, maps, scale, SLOPE)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(gradients(got, leaves, grads), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(han_attention(plan, maps, scale, SLOPE), want)
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("used", [(0,), (1, 2), (2,)])
+def test_of_what_nothing_is_made_there_are_no_gradients(used, second):
+    plan, maps, leaves, described = case("into all")
+    found = []
+    for outs in (han_attention(plan, maps, None, SLOPE), definition(maps, described, False)):
+        loss = sum(outs[i].square().sum() for i in used)
+        found.append(torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=second))
+    assert [a is None for a in found[0]] == [b is None for b in found[1]]
+    torch.testing.assert_close(*[[each for each in part if each is not None] for part in found])
+
+
+def test_second_derivatives_and_several_vectors_at_once():
+    plan, maps, leaves, described = case("into one")
+    scale, made = described[2][plan.order], []
+    for function in (lambda: han_attention(plan, maps, scale, SLOPE), lambda: definition(maps, described)):
+        outs = function()
+        first = torch.autograd.grad([out.sin().sum() for out in outs], leaves, create_graph=True)
+        second = torch.autograd.grad(sum(each.sin().sum() for each in first), leaves)
+        many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
+        batched = torch.autograd.grad(function(), leaves, many, is_grads_batched=True)
+        made.append([some(part) for part in (first, second, batched)])
+    torch.testing.assert_close(*made)
+
+
+def test_what_is_left_alone():
+    plan, maps, _, _ = case("into one")
+    frozen = maps._replace(weights=[maps.weights[0].detach(), *maps.weights[1:]])
+    assert takes(plan, maps, 0.0) and not takes(plan, maps, -0.1) and not takes(plan, frozen, SLOPE)
+    with torch.no_grad():
+        assert takes(plan, frozen, SLOPE)
+    assert planned([torch.tensor([[5], [0]])], [(0, 1)], [5, 7]) is None
+
+
+@pytest.mark.parametrize("which", Maps._fields)
+def test_writes_between_the_passes_are_noticed(which):
+    plan, maps, _, _ = case("into all")
+    parts = getattr(maps, which)
+    changed = parts[0] * 1
+    outs = han_attention(plan, maps._replace(**{which: [changed, *parts[1:]]}), None, SLOPE)
+    with torch.no_grad():
+        changed.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        sum(out.sum() for out in outs).backward()
