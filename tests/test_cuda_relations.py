@@ -10,12 +10,14 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU here", allow_module_level=True)
 
 import graphs
+import test_han_layers
+import test_hgt_layers
 from oracle import rand
 from test_relational import KINDS, factors, pair, types_of
 
 import gnnaccel
 from gnnaccel import dgl_backend, ops, report
-from gnnaccel.ops import _relations
+from gnnaccel.ops import _relations, han_layers, hgt_layers
 
 DEVICE = torch.device("cuda", 0)
 HAS_DGL = importlib.util.find_spec("dgl") is not None
@@ -51,6 +53,67 @@ def test_op(name, kind, dtype, tolerance, least_rows, monkeypatch):
     for ours, theirs in pairs:
         scale = theirs.abs().max().clamp(min=1) if theirs.numel() else 1
         torch.testing.assert_close(ours.cpu().double() / scale, theirs / scale, rtol=0, atol=tolerance)
+
+
+def on_cuda_as(dtype):
+    """What moves leaves, alone and in lists and tuples; the same one twice is one there too."""
+    seen = {}
+
+    def move(value):
+        if isinstance(value, torch.Tensor):
+            if id(value) not in seen:
+                seen[id(value)] = value.detach().to(DEVICE, dtype).requires_grad_()
+            return seen[id(value)]
+        if isinstance(value, list):
+            return [move(each) for each in value]
+        return type(value)(*map(move, value)) if isinstance(value, tuple) else value
+
+    return move
+
+
+def close(got, want, tolerance):
+    for ours, theirs in zip(got, want, strict=True):
+        scale = theirs.abs().max().clamp(min=1) if theirs.numel() else 1
+        torch.testing.assert_close(ours.cpu().double() / scale, theirs / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("heads, width", [(2, 3), (2, 4)])
+@pytest.mark.parametrize("name", test_hgt_layers.CASES)
+def test_hgt_layers_on_cuda(name, heads, width, dtype, tolerance):
+    (plan, *arguments), leaves, described = test_hgt_layers.case(name, "each its own", heads, width)
+    want = test_hgt_layers.definition((plan, *arguments), described)
+    grads = [rand(*out.shape) for out in want]
+    expected = test_hgt_layers.gradients(want, leaves, grads)
+    types, results, index = described
+    move, sizes = on_cuda_as(dtype), [tuple(x.shape) for x in arguments[0].x]
+    ends = [each[:3] for each in types]
+    alone = set(range(len(sizes))) - set(results) - {source for source, _, _ in ends}
+    plan = hgt_layers.planned([each.to(DEVICE) for each in index], ends, sizes, [*results, *sorted(alone)])
+    for _ in range(2):
+        got = hgt_layers.hgt_layer(plan, *map(move, arguments))
+        close(got, want, tolerance)
+        upstream = [grad.to(DEVICE, dtype) for grad in grads]
+        close(test_hgt_layers.gradients(got, move(leaves), upstream), expected, tolerance)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("name", test_han_layers.CASES)
+def test_han_layers_on_cuda(name, scaled, dtype, tolerance):
+    _, maps, leaves, described = test_han_layers.case(name, 2, 4)
+    index, ends, scale = described
+    want = test_han_layers.definition(maps, described, scaled)
+    grads = [rand(*out.shape) for out in want]
+    expected = test_hgt_layers.gradients(want, leaves, grads)
+    plan = han_layers.planned([each.to(DEVICE) for each in index], ends, [len(x) for x in maps.x])
+    move = on_cuda_as(dtype)
+    scale = scale.to(DEVICE, dtype)[plan.order] if scaled else None
+    for _ in range(2):
+        got = han_layers.han_attention(plan, move(maps), scale, 0.2)
+        close(got, want, tolerance)
+        upstream = [grad.to(DEVICE, dtype) for grad in grads]
+        close(test_hgt_layers.gradients(got, move(leaves), upstream), expected, tolerance)
 
 
 def compare(call, module, inputs, calls=3):

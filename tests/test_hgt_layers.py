@@ -72,7 +72,7 @@ def definition(arguments, described):
                     scores.append((key * parts[place][1][v]).sum(-1) * prior / width**0.5)
                     sources.append(torch.einsum("nhd,hde->nhe", parts[source][2][u], relations.values[numbers]))
             if not scores:
-                rows.append(torch.zeros(heads * width, dtype=torch.float64))
+                rows.append(relations.keys.new_zeros(heads * width))
                 continue
             alpha = torch.cat(scores).softmax(0).unsqueeze(-1)
             rows.append((alpha * torch.cat(sources)).sum(0).flatten())
