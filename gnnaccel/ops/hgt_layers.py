@@ -8,6 +8,7 @@ values. They stand in the rows that the attention gathers from; queries and what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,42 +22,34 @@ from gnnaccel.ops import _arrays
 from gnnaccel.ops.layers import heads_attention
 
 _KEY, _QUERY, _VALUE, _MAPS = range(4)  # the blocks of a node type's map, and how many there are
-# Multiplications of the maps by which products of the maps may exceed those of the features, before they are left.
-_SPARE = 1 << 26
-
-
-class Source(NamedTuple):
-    """Node type `place`, whose keys are rows [first, last): for each node those of edge types [begin, end) of its
-    group."""
-
-    place: int
-    first: int
-    last: int
-    begin: int
-    end: int
-
-
-class Target(NamedTuple):
-    """Node type `place`, whose queries are rows [first, last)."""
-
-    place: int
-    first: int
-    last: int
+# Multiplications by which the maps' product may exceed one map after the other, before it takes longer (H200; EPYC, one
+# thread).
+_SPARE = {"cuda": 1 << 34, "cpu": 1 << 26}
 
 
 class Group(NamedTuple):
-    """Node types of one width and the edge types that leave them, [begin, end) of all.
+    """Node types of one width, and the edge types that leave them.
 
     places : list of int
         The node types.
+    sources, targets : list of int
+        Which of these edge types leave, and which have queries.
+    counts : list of int
+        Edge types that leave each of `sources`; those of one stand together, [begin, end) of all.
+    columns, parts : slice, list of int
+        Rows of their keys: for each node those of its edge types. How many are of each of `sources`.
     blocks : Tensor [2, end - begin], int64
-        Which of the blocks of their maps, [len(places) * 3], an edge type's keys and values are made with.
+        Which of the blocks of the places' maps, [len(places) * 3], an edge type's keys and values are made with.
     """
 
-    sources: list[Source]
+    places: list[int]
+    sources: list[int]
+    targets: list[int]
+    counts: list[int]
     begin: int
     end: int
-    places: list[int]
+    columns: slice
+    parts: list[int]
     blocks: Tensor
 
 
@@ -65,6 +58,8 @@ class Plan(NamedTuple):
 
     graph : Graph
         Destinations of all types below each other, and each source once for each edge type that leaves it.
+    targets, rows : list of int
+        Node types that have queries, and how many these are of each.
     order : Tensor [number of edge types], int64
         Their numbers among all edge types of the layer, as the groups have them.
     given : list of int
@@ -73,7 +68,8 @@ class Plan(NamedTuple):
 
     graph: Graph
     groups: list[Group]
-    targets: list[Target]
+    targets: list[int]
+    rows: list[int]
     order: Tensor
     given: list[int]
     types: int
@@ -135,40 +131,42 @@ def planned(
     for number, (source, _, _) in enumerate(types):
         leaving.setdefault(source, []).append(number)
     by_width: dict[int, list[int]] = {}
-    for source in sorted(leaving):
-        by_width.setdefault(sizes[source][1], []).append(source)
+    for place in sorted({*leaving, *targets}):
+        by_width.setdefault(sizes[place][1], []).append(place)
     groups: list[Group] = []
     given: list[int] = []
     columns, cols = [(0, 0)] * len(types), 0  # of an edge type: the first, and how far those of two nodes are apart
     for places in by_width.values():
-        parts, begin = [], len(given)
-        for place in places:
-            numbers = leaving[place]
-            last = cols + sizes[place][0] * len(numbers)
-            at = len(given) - begin
-            parts.append(Source(place, cols, last, at, at + len(numbers)))
+        begin, first, parts, counts, of = len(given), cols, [], [], []
+        for k, place in enumerate(places):
+            numbers = leaving.get(place, [])
             for i, number in enumerate(numbers):
                 columns[number] = cols + i, len(numbers)
+            if numbers:
+                parts.append(sizes[place][0] * len(numbers))
+                counts.append(len(numbers))
+                cols += parts[-1]
             given += numbers
-            cols = last
-        of = [places.index(types[number][0]) * _MAPS for number in given[begin:]]
-        blocks = torch.tensor([[k + which for k in of] for which in (_KEY, _VALUE)])
-        groups.append(Group(parts, begin, len(given), places, blocks.to(device)))
-    ends, rows, firsts = [], 0, {}
+            of += [k * _MAPS] * len(numbers)
+        blocks = torch.tensor([[k + which for k in of] for which in (_KEY, _VALUE)], dtype=torch.int64).to(device)
+        sources, asking = ([k for k, p in enumerate(places) if p in some] for some in (leaving, targets))
+        ends = (begin, len(given), slice(first, cols))
+        groups.append(Group(places, sources, asking, counts, *ends, parts, blocks))
+    rows, firsts = 0, {}
     for place in targets:
         firsts[place] = rows
-        ends.append(Target(place, rows, rows + sizes[place][0]))
-        rows = ends[-1].last
+        rows += sizes[place][0]
     with torch.inference_mode(False), torch.no_grad():
         found = end_to_end(edges, [(sizes[source][0], sizes[target][0]) for source, target, _ in types])
         if found is None:
             return None
-        which, sources, destinations = found
+        which, starts, destinations = found
         destinations = placed(destinations, which, [(firsts[target], 1) for _, target, _ in types])
-        graph = Graph.from_coo(destinations, placed(sources, which, columns), num_rows=rows, num_cols=cols)
+        graph = Graph.from_coo(destinations, placed(starts, which, columns), num_rows=rows, num_cols=cols)
         graph = Graph(graph.indptr, graph.indices, None, cols)  # no edge has anything of its own
         order = torch.tensor([types[number][2] for number in given]).to(device)
-    return Plan(graph, groups, ends, order, given, len(sizes))
+    each = [sizes[place][0] for place in targets]
+    return Plan(graph, groups, list(targets), each, order, given, len(sizes))
 
 
 def hgt_layer(plan: Plan, features: Features, relations: Relations, ends: Ends) -> list[Tensor]:
@@ -211,13 +209,12 @@ def _records(given: Sequence[Tensor], x: Sequence[Tensor]) -> bool:
 
 def _folds(plan: Plan, features: Features, relations: Relations) -> bool:
     """True if products of the maps take no longer than one map after the other."""
-    width, wide = relations.keys.shape[1], relations.priors[0].shape[1] * relations.keys.shape[1]
-    spent = 0
+    width, wide, spent = relations.keys.shape[1], relations.priors[0].shape[1] * relations.keys.shape[1], 0
     for group in plan.groups:
-        for place, _, _, begin, end in group.sources:
-            nodes, inputs = features.x[place].shape
-            spent += 2 * nodes * wide * ((end - begin) * (inputs - width) - inputs)
-    return spent <= _SPARE
+        for k, count in zip(group.sources, group.counts, strict=True):
+            nodes, inputs = features.x[group.places[k]].shape
+            spent += 2 * nodes * wide * (count * (inputs - width) - inputs)
+    return spent <= _SPARE["cuda" if relations.keys.is_cuda else "cpu"]
 
 
 def _parts(plan: Plan, given: Sequence[Any]) -> tuple[list, list, list, list, Any, Any]:
@@ -238,11 +235,16 @@ def _turned(plan: Plan, priors: list[Tensor], keys: Tensor, values: Tensor) -> t
     return out, turned[0]
 
 
-def _blocks(group: Group, tensors: list[Tensor]) -> Tensor:
-    """Blocks of the node types' maps or biases for each edge type's keys and values, [2 * P, block]."""
+def _joined(group: Group, tensors: list[Tensor]) -> Tensor:
+    """Maps or biases of the node types, [places, 3, block]."""
     each = [tensors[place] for place in group.places]
     joined = each[0] if len(each) == 1 else torch.cat(each)
-    return joined.view(len(each) * _MAPS, -1).index_select(0, group.blocks.view(-1))
+    return joined.view(len(each), _MAPS, -1)
+
+
+def _of_edge_types(group: Group, joined: Tensor, *shape: int) -> Tensor:
+    """Blocks of the node types' maps or biases for each edge type's keys and values, [2 * (end - begin) * H, ...]."""
+    return joined.view(-1, joined.shape[2]).index_select(0, group.blocks.view(-1)).view(shape)
 
 
 class _Maps(torch.autograd.Function):
@@ -254,22 +256,29 @@ class _Maps(torch.autograd.Function):
         heads, width = priors[0].shape[1], keys.shape[1]
         wide = heads * width
         query, outs = keys.new_empty(plan.graph.num_rows, wide), keys.new_empty(2, plan.graph.num_cols, wide).unbind()
+        queries = dict(zip(plan.targets, query.split(plan.rows), strict=True))
         turned, _ = _turned(plan, priors, keys, values)
         kept = [turned]
         for group in plan.groups:
-            maps = turned[:, group.begin : group.end].reshape(-1, width, width)
-            own, own_bias = _blocks(group, weights), _blocks(group, biases)
-            folded = torch.bmm(maps, own.view(maps.shape[0], width, -1)).view(2, -1, own.shape[1] // wide)
-            bias = torch.bmm(maps, own_bias.view(maps.shape[0], width, 1)).view(2, -1)
-            kept += [own, own_bias, folded]
-            for place, first, last, begin, end in group.sources:
-                part, rows = x[place], slice(begin * wide, end * wide)
-                for out, weight, shift in zip(outs, folded, bias, strict=True):
-                    into = out[first:last].view(part.shape[0], (end - begin) * wide)
-                    torch.addmm(shift[rows], part, weight[rows].t(), out=into)
-        own = slice(_QUERY * wide, (_QUERY + 1) * wide)
-        for place, first, last in plan.targets:
-            torch.addmm(biases[place][own], x[place], weights[place][own].t(), out=query[first:last])
+            joined, joined_bias = _joined(group, weights), _joined(group, biases)
+            kept += [joined, joined_bias]
+            if group.targets:
+                own = joined.view(len(group.places), _MAPS, wide, -1)[:, _QUERY].transpose(1, 2).unbind()
+                own_bias = joined_bias[:, _QUERY].unbind()
+                for k in group.targets:
+                    place = group.places[k]
+                    torch.addmm(own_bias[k], x[place], own[k], out=queries[place])
+            if not group.sources:
+                continue
+            maps, blocks, of_bias, folded = _folded(group, turned, joined, joined_bias)
+            bias = torch.bmm(maps, of_bias).view(2, -1).unbind()
+            kept += [blocks, of_bias, folded]
+            sizes = [count * wide for count in group.counts]
+            for out, weight, shift in zip(outs, folded.transpose(1, 2).unbind(), bias, strict=True):
+                each = out[group.columns].split(group.parts), weight.split(sizes, 1), shift.split(sizes)
+                for k, size, into, *map_ in zip(group.sources, sizes, *each, strict=True):
+                    part = x[group.places[k]]
+                    torch.addmm(map_[1], part, map_[0], out=into.view(part.shape[0], size))
         if any(ctx.needs_input_grad):
             ctx.plan = plan
             ctx.save_for_backward(*given, *kept)
@@ -281,54 +290,78 @@ class _Maps(torch.autograd.Function):
         saved = ctx.saved_tensors
         given, (turned, *kept) = saved[: len(needs)], saved[len(needs) :]
         if torch.is_grad_enabled() or not _operators.usual(*grads):
-            composed = _with_plan(_composed_maps, plan)
-            return None, *_arrays.gradients(composed, given, needs, tuple(grads))
-        x, weights, biases, priors, keys, values = _parts(plan, given)
+            return None, *_arrays.gradients(partial(_composed_maps, plan), given, needs, tuple(grads))
+        x, _, _, priors, keys, values = _parts(plan, given)
         heads, width = priors[0].shape[1], keys.shape[1]
-        wide = heads * width
+        wide, rest = heads * width, iter(kept)
         of_query, *of_rows = [grad.contiguous() for grad in grads]
-        of_weights, of_biases = [list(map(torch.empty_like, parts)) for parts in (weights, biases)]
-        of_x: list[Tensor | None] = [None] * plan.types
+        queries = dict(zip(plan.targets, of_query.split(plan.rows), strict=True))
+        found: list[list[Tensor | None]] = [[None] * plan.types for _ in range(3)]
+        of_x, of_weights, of_biases = found
         of_turned = torch.empty_like(turned)
-        for number, group in enumerate(plan.groups):
-            own, own_bias, folded = kept[3 * number : 3 * number + 3]
-            of_folded, of_bias = torch.empty_like(folded), folded.new_empty(folded.shape[:2])
-            for place, first, last, begin, end in group.sources:
-                part, rows = x[place], slice(begin * wide, end * wide)
-                for k, grad in enumerate(of_rows):
-                    grad = grad[first:last].view(part.shape[0], (end - begin) * wide)
-                    torch.mm(grad.t(), part, out=of_folded[k, rows])
-                    torch.sum(grad, 0, out=of_bias[k, rows])
+        for group in plan.groups:
+            joined, joined_bias = next(rest), next(rest)
+            whole = len(group.sources) == len(group.targets) == len(group.places)
+            make = torch.empty_like if whole else torch.zeros_like
+            of_joined, of_joined_bias = make(joined), make(joined_bias)
+            if group.sources:
+                blocks, of_bias, folded = next(rest), next(rest), next(rest)
+                ends = _of_sources(group, x, of_rows, folded, wide, of_x, needs)
+                maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+                of_folded, of_shift = (each.view(maps.shape[0], width, -1) for each in ends)
+                of_maps = torch.bmm(of_folded, blocks.transpose(1, 2)).baddbmm_(of_shift, of_bias.transpose(1, 2))
+                of_turned[:, group.begin : group.end] = of_maps.view(2, -1, heads, width, width)
+                back = maps.transpose(1, 2)
+                for each, into in ((of_folded, of_joined), (of_shift, of_joined_bias)):
+                    parts = torch.bmm(back, each).view(2, -1, into.shape[2]).split(group.counts, 1)
+                    places = into[:, ::_VALUE].unbind()
+                    for k, part in zip(group.sources, parts, strict=True):
+                        torch.sum(part, 1, out=places[k])
+            if group.targets:
+                by_map = len(group.places), _MAPS, wide, -1
+                own, of_own = (each.view(by_map)[:, _QUERY].unbind() for each in (joined, of_joined))
+                of_own_bias = of_joined_bias[:, _QUERY].unbind()
+                for k in group.targets:
+                    place = group.places[k]
+                    grad = queries[place]
+                    torch.mm(grad.t(), x[place], out=of_own[k])
+                    torch.sum(grad, 0, out=of_own_bias[k])
                     if needs[place]:
-                        of_x[place] = _added(of_x[place], grad, folded[k, rows])
-            maps = turned[:, group.begin : group.end].reshape(-1, width, width)
-            back, shape = maps.transpose(1, 2), (maps.shape[0], width, -1)
-            of_folded, of_bias = of_folded.view(shape), of_bias.view(shape)
-            of_maps = torch.bmm(of_folded, own.view(shape).transpose(1, 2))
-            of_maps.baddbmm_(of_bias, own_bias.view(shape).transpose(1, 2))
-            of_turned[:, group.begin : group.end] = of_maps.view(2, -1, heads, width, width)
-            of_own = torch.bmm(back, of_folded).view(2, group.end - group.begin, -1)
-            of_own_bias = torch.bmm(back, of_bias).view(2, group.end - group.begin, -1)
-            for place, _, _, begin, end in group.sources:
-                for each, part in ((of_own, of_weights[place]), (of_own_bias, of_biases[place])):
-                    torch.sum(each[:, begin:end], 1, out=part.view(_MAPS, -1)[::_VALUE])
-        own, targets = slice(_QUERY * wide, (_QUERY + 1) * wide), {target.place for target in plan.targets}
-        for place, first, last in plan.targets:
-            grad = of_query[first:last]
-            torch.mm(grad.t(), x[place], out=of_weights[place][own])
-            torch.sum(grad, 0, out=of_biases[place][own])
-            if needs[place]:
-                of_x[place] = _added(of_x[place], grad, weights[place][own])
-        sources = {source.place for group in plan.groups for source in group.sources}
-        for place in range(plan.types):
-            for part in (of_weights[place], of_biases[place]):
-                if place not in sources:
-                    part.view(_MAPS, -1)[::_VALUE].zero_()
-                if place not in targets:
-                    part[own].zero_()
+                        of_x[place] = _added(of_x[place], grad, own[k])
+            shapes = ((_MAPS * wide, -1), (_MAPS * wide,))
+            for into, each, shape in zip((of_weights, of_biases), (of_joined, of_joined_bias), shapes, strict=True):
+                for place, part in zip(group.places, each.unbind(), strict=True):
+                    into[place] = part.view(shape)
         of_priors, of_keys, of_values = _of_relations(plan, of_turned, priors, keys, values)
-        found = (*of_x, *of_weights, *of_biases, *of_priors, of_keys, of_values)
-        return None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
+        everything = (*of_x, *of_weights, *of_biases, *of_priors, of_keys, of_values)
+        return None, *[grad if need else None for grad, need in zip(everything, needs, strict=True)]
+
+
+def _folded(group: Group, turned: Tensor, joined: Tensor, joined_bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Maps of the edge types [2 * P * H, D, D], what they are multiplied with: the node types' maps and biases; and the
+    products with the maps [2, P * H * D, width]."""
+    width = turned.shape[-1]
+    maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+    blocks = _of_edge_types(group, joined, maps.shape[0], width, -1)
+    of_bias = _of_edge_types(group, joined_bias, maps.shape[0], width, 1)
+    return maps, blocks, of_bias, torch.bmm(maps, blocks).view(2, -1, blocks.shape[2])
+
+
+def _of_sources(group: Group, x, of_rows: list, folded: Tensor, wide: int, of_x: list, needs) -> tuple[Tensor, Tensor]:
+    """Gradients of the products of the maps and of their biases, from those of keys and values; those of the features
+    are added to `of_x`."""
+    of_folded, of_shift = torch.empty_like(folded), folded.new_empty(folded.shape[:2])
+    sizes = [count * wide for count in group.counts]
+    for grad, weight, of_weight, of_bias in zip(of_rows, folded, of_folded, of_shift, strict=True):
+        parts = (grad[group.columns].split(group.parts), *[t.split(sizes) for t in (weight, of_weight, of_bias)])
+        for k, size, part, own, of_own, of_own_bias in zip(group.sources, sizes, *parts, strict=True):
+            place = group.places[k]
+            part = part.view(x[place].shape[0], size)
+            torch.mm(part.t(), x[place], out=of_own)
+            torch.sum(part, 0, out=of_own_bias)
+            if needs[place]:
+                of_x[place] = _added(of_x[place], part, own)
+    return of_folded, of_shift
 
 
 def _added(old: Tensor | None, grad: Tensor, weight: Tensor) -> Tensor:
@@ -363,12 +396,12 @@ def _composed_maps(plan: Plan, *given: Tensor) -> tuple[Tensor, ...]:
     for which, maps in ((_KEY, of_keys), (_VALUE, of_values)):
         parts = []
         for group in plan.groups:
-            for place, _, _, begin, end in group.sources:
-                each = maps[group.begin + begin : group.begin + end]  # [R, H, D, D]
-                part = torch.einsum("nhd,rhde->nrhe", mapped[place][:, which], each)
-                parts.append(part.reshape(-1, heads * width))
+            each = maps[group.begin : group.end].split(group.counts) if group.counts else ()  # [R, H, D, D]
+            for k, part in zip(group.sources, each, strict=True):
+                rows = torch.einsum("nhd,rhde->nrhe", mapped[group.places[k]][:, which], part)
+                parts.append(rows.reshape(-1, heads * width))
         outs.append(torch.cat(parts))
-    queries = [mapped[target.place][:, _QUERY].reshape(-1, heads * width) for target in plan.targets]
+    queries = [mapped[place][:, _QUERY].reshape(-1, heads * width) for place in plan.targets]
     return torch.cat(queries), *outs
 
 
@@ -381,9 +414,9 @@ class _Ends(torch.autograd.Function):
         x, weights, biases = given[:count], given[count : 2 * count], given[2 * count : 3 * count]
         gates = _gates(given[3 * count :])
         active, outs, mapped, gate = F.gelu(attended), [], [], iter(gates)
-        for target, skips, *each in zip(plan.targets, skipping, x, weights, biases, strict=False):
-            own, weight, bias = each
-            out = torch.addmm(bias, active[target.first : target.last], weight.t())
+        parts = active.split(plan.rows)[:count]
+        for part, skips, own, weight, bias in zip(parts, skipping, x, weights, biases, strict=True):
+            out = torch.addmm(bias, part, weight.t())
             mapped.append(out if skips else None)
             outs.append(torch.lerp(own, out, next(gate)) if skips else out)
         if any(ctx.needs_input_grad):
@@ -403,29 +436,28 @@ class _Ends(torch.autograd.Function):
         of_active, gate = torch.empty_like(active), 0
         reached: list[int] = []
         products: list[Tensor] = []
-        for k, (target, skips, grad) in enumerate(zip(plan.targets, skipping, grads, strict=False)):
-            rows, at = slice(target.first, target.last), gate
-            gate += skips
+        parts, of_parts = active.split(plan.rows), of_active.split(plan.rows)
+        for k, (part, of_part, skips, grad) in enumerate(zip(parts, of_parts, skipping, grads, strict=False)):
+            at, gate = gate, gate + skips
             if grad is None:
-                of_active[rows].zero_()
+                of_part.zero_()
                 continue
             if skips:
-                own, out = given[k], rest[1 + sum(skipping) + k]
                 whole, grad = grad, grad * gates[at]
                 found[k] = whole - grad
-                products.append(torch.mul(whole, out - own).sum())
+                products.append((rest[1 + sum(skipping) + k] - given[k]).mul_(whole).sum())
                 reached.append(at)
             grad = grad.contiguous()
-            torch.mm(grad, given[count + k], out=of_active[rows])
-            found[count + k], found[2 * count + k] = grad.t().mm(active[rows]), grad.sum(0)
+            torch.mm(grad, given[count + k], out=of_part)
+            found[count + k], found[2 * count + k] = grad.t().mm(part), grad.sum(0)
+        for of_part in of_parts[count:]:
+            of_part.zero_()
         if products:
             some = torch.stack([gates[at] for at in reached])
             of_skips = torch.stack(products) * (some * (1 - some))
             for at, grad in zip(reached, of_skips.split(1), strict=True):
                 found[3 * count + at] = grad
         if any(grad is not None for grad in grads) and needs[0]:
-            if plan.targets[count:]:
-                of_active[plan.targets[count - 1].last :].zero_()
             found.insert(0, torch.ops.aten.gelu_backward(of_active, attended))
         else:
             found.insert(0, None)
@@ -441,9 +473,8 @@ def _composed_ends(plan: Plan, skipping: tuple[bool, ...], attended: Tensor, *gi
     """`_Ends`, with a node of autograd for each step."""
     count = len(skipping)
     outs, skips = [], iter(given[3 * count :])
-    for k, (target, flag) in enumerate(zip(plan.targets, skipping, strict=False)):
-        part = F.gelu(attended[target.first : target.last])
-        out = F.linear(part, given[count + k], given[2 * count + k])
+    for k, (part, flag) in enumerate(zip(attended.split(plan.rows), skipping, strict=False)):
+        out = F.linear(F.gelu(part), given[count + k], given[2 * count + k])
         outs.append(torch.lerp(given[k], out, next(skips).sigmoid()) if flag else out)
     return tuple(outs)
 
@@ -456,10 +487,6 @@ def _second_ends(plan: Plan, skipping: tuple[bool, ...], given: tuple, needs: Se
         return tuple([out for out, grad in zip(outs, grads, strict=True) if grad is not None])
 
     return _arrays.gradients(composed, given, needs, tuple([grad for grad in grads if grad is not None]))
-
-
-def _with_plan(function: Any, plan: Plan) -> Any:
-    return lambda *given: function(plan, *given)
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: `_records` has found none.
