@@ -166,7 +166,7 @@ def test_edges_out_of_range_have_no_plan():
         assert planned([bad], [(0, 1, 0)], [(5, 3), (7, 3)], [1]) is None
 
 
-@pytest.mark.parametrize("which", ["x", "weights", "priors"])
+@pytest.mark.parametrize("which", ["x", "weights", "priors"])  # x as what the skips' gradients are made of
 def test_writes_between_the_passes_are_noticed(which):
     (plan, features, relations, ends), _, _ = case("into all", "one width")
     if which == "priors":

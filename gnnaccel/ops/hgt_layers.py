@@ -226,25 +226,25 @@ def _parts(plan: Plan, given: Sequence[Any]) -> tuple[list, list, list, list, An
 
 
 def _turned(plan: Plan, priors: list[Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Transposed maps of the edge types [2, P, H, D, D], those of keys times the priors, and these maps without."""
+    """Transposed maps of keys and of values, of the edge types in the plan's order [2, P, H, D, D], and the factors
+    [2, P, H, 1, 1] of these: the priors, and ones."""
     heads, width = priors[0].shape[1], keys.shape[1]
-    out = keys.new_empty(2, len(priors), heads, width, width)
-    turned = [t.view(heads, -1, width, width).permute(1, 0, 3, 2).index_select(0, plan.order) for t in (keys, values)]
-    torch.mul(turned[0], torch.cat(priors).view(-1, heads, 1, 1), out=out[0])
-    out[1].copy_(turned[1])
-    return out, turned[0]
+    turned = torch.stack((keys, values)).view(2, heads, -1, width, width).permute(0, 2, 1, 4, 3)
+    factors = torch.cat([*priors, keys.new_ones(len(priors), heads)]).view(2, -1, heads, 1, 1)
+    return turned.index_select(1, plan.order), factors
 
 
-def _joined(group: Group, tensors: list[Tensor]) -> Tensor:
-    """Maps or biases of the node types, [places, 3, block]."""
-    each = [tensors[place] for place in group.places]
-    joined = each[0] if len(each) == 1 else torch.cat(each)
-    return joined.view(len(each), _MAPS, -1)
+def _widened(x: Tensor) -> Tensor:
+    """x beside ones, in rows that are a multiple of four numbers: what maps that have their biases in them are of."""
+    return F.pad(x, (0, 4 - x.shape[1] % 4), value=1.0)
 
 
-def _of_edge_types(group: Group, joined: Tensor, *shape: int) -> Tensor:
-    """Blocks of the node types' maps or biases for each edge type's keys and values, [2 * (end - begin) * H, ...]."""
-    return joined.view(-1, joined.shape[2]).index_select(0, group.blocks.view(-1)).view(shape)
+def _joined(group: Group, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    """Maps of the node types for features that are `_widened`, [places, 3, H * D, width]."""
+    inputs = weights[group.places[0]].shape[1]
+    joined = F.pad(torch.cat([weights[place] for place in group.places]), (0, 4 - inputs % 4))
+    joined.select(1, inputs).copy_(torch.cat([biases[place] for place in group.places]))
+    return joined.view(len(group.places), _MAPS, -1, joined.shape[1])
 
 
 class _Maps(torch.autograd.Function):
@@ -256,29 +256,28 @@ class _Maps(torch.autograd.Function):
         heads, width = priors[0].shape[1], keys.shape[1]
         wide = heads * width
         query, outs = keys.new_empty(plan.graph.num_rows, wide), keys.new_empty(2, plan.graph.num_cols, wide).unbind()
-        queries = dict(zip(plan.targets, query.split(plan.rows), strict=True))
-        turned, _ = _turned(plan, priors, keys, values)
-        kept = [turned]
+        queries = dict(zip(plan.targets, query.split_with_sizes(plan.rows), strict=True))
+        plain, factors = _turned(plan, priors, keys, values)
+        turned = plain * factors
+        kept = [plain, factors, turned]
         for group in plan.groups:
-            joined, joined_bias = _joined(group, weights), _joined(group, biases)
-            kept += [joined, joined_bias]
-            if group.targets:
-                own = joined.view(len(group.places), _MAPS, wide, -1)[:, _QUERY].transpose(1, 2).unbind()
-                own_bias = joined_bias[:, _QUERY].unbind()
-                for k in group.targets:
-                    place = group.places[k]
-                    torch.addmm(own_bias[k], x[place], own[k], out=queries[place])
+            joined, features = _joined(group, weights, biases), [_widened(x[place]) for place in group.places]
+            kept += [joined, *features]
+            own = joined[:, _QUERY].transpose(1, 2).unbind()
+            for k in group.targets:
+                torch.mm(features[k], own[k], out=queries[group.places[k]])
             if not group.sources:
                 continue
-            maps, blocks, of_bias, folded = _folded(group, turned, joined, joined_bias)
-            bias = torch.bmm(maps, of_bias).view(2, -1).unbind()
-            kept += [blocks, of_bias, folded]
+            blocks = joined.view(-1, wide, joined.shape[3]).index_select(0, group.blocks.view(-1))
+            blocks = blocks.view(-1, width, joined.shape[3])
+            maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+            folded = torch.bmm(maps, blocks).view(2, -1, joined.shape[3])
+            kept += [blocks, folded]
             sizes = [count * wide for count in group.counts]
-            for out, weight, shift in zip(outs, folded.transpose(1, 2).unbind(), bias, strict=True):
-                each = out[group.columns].split(group.parts), weight.split(sizes, 1), shift.split(sizes)
-                for k, size, into, *map_ in zip(group.sources, sizes, *each, strict=True):
-                    part = x[group.places[k]]
-                    torch.addmm(map_[1], part, map_[0], out=into.view(part.shape[0], size))
+            for out, weight in zip(outs, folded.transpose(1, 2).unbind(), strict=True):
+                each = out[group.columns].split_with_sizes(group.parts), weight.split_with_sizes(sizes, 1)
+                for k, size, into, map_ in zip(group.sources, sizes, *each, strict=True):
+                    torch.mm(features[k], map_, out=into.view(features[k].shape[0], size))
         if any(ctx.needs_input_grad):
             ctx.plan = plan
             ctx.save_for_backward(*given, *kept)
@@ -288,101 +287,81 @@ class _Maps(torch.autograd.Function):
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors
-        given, (turned, *kept) = saved[: len(needs)], saved[len(needs) :]
+        given, (plain, factors, turned, *kept) = saved[: len(needs)], saved[len(needs) :]
         if torch.is_grad_enabled() or not _operators.usual(*grads):
             return None, *_arrays.gradients(partial(_composed_maps, plan), given, needs, tuple(grads))
-        x, _, _, priors, keys, values = _parts(plan, given)
-        heads, width = priors[0].shape[1], keys.shape[1]
+        heads, width = turned.shape[2:4]
         wide, rest = heads * width, iter(kept)
         of_query, *of_rows = [grad.contiguous() for grad in grads]
-        queries = dict(zip(plan.targets, of_query.split(plan.rows), strict=True))
-        found: list[list[Tensor | None]] = [[None] * plan.types for _ in range(3)]
-        of_x, of_weights, of_biases = found
+        queries = dict(zip(plan.targets, of_query.split_with_sizes(plan.rows), strict=True))
+        of_x, of_weights, of_biases = ([None] * plan.types for _ in range(3))  # type: Any
         of_turned = torch.empty_like(turned)
         for group in plan.groups:
-            joined, joined_bias = next(rest), next(rest)
+            joined, features = next(rest), [next(rest) for _ in group.places]
+            inputs = given[group.places[0]].shape[1]
             whole = len(group.sources) == len(group.targets) == len(group.places)
-            make = torch.empty_like if whole else torch.zeros_like
-            of_joined, of_joined_bias = make(joined), make(joined_bias)
+            of_joined = torch.empty_like(joined) if whole else torch.zeros_like(joined)
             if group.sources:
-                blocks, of_bias, folded = next(rest), next(rest), next(rest)
-                ends = _of_sources(group, x, of_rows, folded, wide, of_x, needs)
+                blocks, folded = next(rest), next(rest)
+                of_folded = _of_sources(group, features, of_rows, folded, wide, inputs, of_x, needs)
+                of_folded = of_folded.view(blocks.shape)
                 maps = turned[:, group.begin : group.end].reshape(-1, width, width)
-                of_folded, of_shift = (each.view(maps.shape[0], width, -1) for each in ends)
-                of_maps = torch.bmm(of_folded, blocks.transpose(1, 2)).baddbmm_(of_shift, of_bias.transpose(1, 2))
+                of_maps = torch.bmm(of_folded, blocks.transpose(1, 2))
                 of_turned[:, group.begin : group.end] = of_maps.view(2, -1, heads, width, width)
-                back = maps.transpose(1, 2)
-                for each, into in ((of_folded, of_joined), (of_shift, of_joined_bias)):
-                    parts = torch.bmm(back, each).view(2, -1, into.shape[2]).split(group.counts, 1)
-                    places = into[:, ::_VALUE].unbind()
-                    for k, part in zip(group.sources, parts, strict=True):
-                        torch.sum(part, 1, out=places[k])
-            if group.targets:
-                by_map = len(group.places), _MAPS, wide, -1
-                own, of_own = (each.view(by_map)[:, _QUERY].unbind() for each in (joined, of_joined))
-                of_own_bias = of_joined_bias[:, _QUERY].unbind()
-                for k in group.targets:
-                    place = group.places[k]
-                    grad = queries[place]
-                    torch.mm(grad.t(), x[place], out=of_own[k])
-                    torch.sum(grad, 0, out=of_own_bias[k])
-                    if needs[place]:
-                        of_x[place] = _added(of_x[place], grad, own[k])
-            shapes = ((_MAPS * wide, -1), (_MAPS * wide,))
-            for into, each, shape in zip((of_weights, of_biases), (of_joined, of_joined_bias), shapes, strict=True):
-                for place, part in zip(group.places, each.unbind(), strict=True):
-                    into[place] = part.view(shape)
-        of_priors, of_keys, of_values = _of_relations(plan, of_turned, priors, keys, values)
+                of_blocks = torch.bmm(maps.transpose(1, 2), of_folded).view(2, -1, wide, joined.shape[3])
+                into = of_joined[:, ::_VALUE].unbind()
+                for k, part in zip(group.sources, of_blocks.split_with_sizes(group.counts, 1), strict=True):
+                    torch.sum(part, 1, out=into[k])
+            own, of_own = joined[:, _QUERY, :, :inputs].unbind(), of_joined[:, _QUERY].unbind()
+            for k in group.targets:
+                place = group.places[k]
+                grad = queries[place]
+                torch.mm(grad.t(), features[k], out=of_own[k])
+                if needs[place]:
+                    of_x[place] = _added(of_x[place], grad, own[k])
+            of_joined = of_joined.view(len(group.places), _MAPS * wide, -1)
+            parts = of_joined[:, :, :inputs].contiguous().unbind(), of_joined[:, :, inputs].contiguous().unbind()
+            for place, of_weight, of_bias in zip(group.places, *parts, strict=True):
+                of_weights[place], of_biases[place] = of_weight, of_bias
+        of_priors, of_keys, of_values = _of_relations(plan, of_turned, plain, factors, given[-1].shape)
         everything = (*of_x, *of_weights, *of_biases, *of_priors, of_keys, of_values)
         return None, *[grad if need else None for grad, need in zip(everything, needs, strict=True)]
 
 
-def _folded(group: Group, turned: Tensor, joined: Tensor, joined_bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Maps of the edge types [2 * P * H, D, D], what they are multiplied with: the node types' maps and biases; and the
-    products with the maps [2, P * H * D, width]."""
-    width = turned.shape[-1]
-    maps = turned[:, group.begin : group.end].reshape(-1, width, width)
-    blocks = _of_edge_types(group, joined, maps.shape[0], width, -1)
-    of_bias = _of_edge_types(group, joined_bias, maps.shape[0], width, 1)
-    return maps, blocks, of_bias, torch.bmm(maps, blocks).view(2, -1, blocks.shape[2])
-
-
-def _of_sources(group: Group, x, of_rows: list, folded: Tensor, wide: int, of_x: list, needs) -> tuple[Tensor, Tensor]:
-    """Gradients of the products of the maps and of their biases, from those of keys and values; those of the features
-    are added to `of_x`."""
-    of_folded, of_shift = torch.empty_like(folded), folded.new_empty(folded.shape[:2])
+def _of_sources(
+    group: Group, features: list, of_rows: list, folded: Tensor, wide: int, inputs: int, of_x: list, needs: Sequence
+) -> Tensor:
+    """The gradient of the products of the maps, from those of keys and values; those of the features are added to
+    `of_x`."""
+    of_folded = torch.empty_like(folded)
     sizes = [count * wide for count in group.counts]
-    for grad, weight, of_weight, of_bias in zip(of_rows, folded, of_folded, of_shift, strict=True):
-        parts = (grad[group.columns].split(group.parts), *[t.split(sizes) for t in (weight, of_weight, of_bias)])
-        for k, size, part, own, of_own, of_own_bias in zip(group.sources, sizes, *parts, strict=True):
+    for grad, weight, of_weight in zip(of_rows, folded[:, :, :inputs].unbind(), of_folded.unbind(), strict=True):
+        each = (
+            grad[group.columns].split_with_sizes(group.parts),
+            *[t.split_with_sizes(sizes) for t in (weight, of_weight)],
+        )
+        for k, size, part, own, of_own in zip(group.sources, sizes, *each, strict=True):
             place = group.places[k]
-            part = part.view(x[place].shape[0], size)
-            torch.mm(part.t(), x[place], out=of_own)
-            torch.sum(part, 0, out=of_own_bias)
+            part = part.view(features[k].shape[0], size)
+            torch.mm(part.t(), features[k], out=of_own)
             if needs[place]:
                 of_x[place] = _added(of_x[place], part, own)
-    return of_folded, of_shift
+    return of_folded
 
 
 def _added(old: Tensor | None, grad: Tensor, weight: Tensor) -> Tensor:
     return grad.mm(weight) if old is None else old.addmm_(grad, weight)
 
 
-def _of_relations(plan: Plan, of_turned: Tensor, priors: list[Tensor], keys: Tensor, values: Tensor) -> tuple:
-    """Gradients of the priors, in the order of the call, and of the edge types' maps."""
-    heads, width = priors[0].shape[1], keys.shape[1]
-    turned = keys.view(heads, -1, width, width).permute(1, 0, 3, 2).index_select(0, plan.order)
-    products = torch.mul(of_turned[0], turned).sum((2, 3))
-    of_priors: list[Any] = [None] * len(priors)
-    for number, grad in zip(plan.given, products.split(1), strict=True):
+def _of_relations(plan: Plan, of_turned: Tensor, plain: Tensor, factors: Tensor, shape: torch.Size) -> tuple:
+    """Gradients of the priors, in the order of the call, and of the edge types' maps, of this shape."""
+    _, _, heads, width, _ = plain.shape
+    of_priors: list[Any] = [None] * len(plan.given)
+    for number, grad in zip(plan.given, (of_turned[0] * plain[0]).sum((2, 3)).split(1), strict=True):
         of_priors[number] = grad
-    scaled = of_turned[0] * torch.cat(priors).view(-1, heads, 1, 1)
-    found = []
-    for whole, each in ((keys, scaled), (values, of_turned[1])):
-        out = torch.zeros_like(whole)
-        out.view(heads, -1, width, width).permute(1, 0, 3, 2).index_copy_(0, plan.order, each)
-        found.append(out)
-    return of_priors, *found
+    found = plain.new_zeros(2, heads, shape[0] // heads, width, width)
+    found.permute(0, 2, 1, 4, 3).index_copy_(1, plan.order, of_turned.mul_(factors))
+    return of_priors, *found.view(2, *shape).unbind()
 
 
 def _composed_maps(plan: Plan, *given: Tensor) -> tuple[Tensor, ...]:
@@ -413,8 +392,9 @@ class _Ends(torch.autograd.Function):
         count = len(skipping)
         x, weights, biases = given[:count], given[count : 2 * count], given[2 * count : 3 * count]
         gates = _gates(given[3 * count :])
-        active, outs, mapped, gate = F.gelu(attended), [], [], iter(gates)
-        parts = active.split(plan.rows)[:count]
+        active, inputs = _widened(F.gelu(attended)), attended.shape[1]
+        outs, mapped, gate = [], [], iter(gates)
+        parts = active[:, :inputs].split_with_sizes(plan.rows)[:count]
         for part, skips, own, weight, bias in zip(parts, skipping, x, weights, biases, strict=True):
             out = torch.addmm(bias, part, weight.t())
             mapped.append(out if skips else None)
@@ -431,36 +411,38 @@ class _Ends(torch.autograd.Function):
         (attended, *given), rest = ctx.saved_tensors[: len(needs)], ctx.saved_tensors[len(needs) :]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, None, *_second_ends(plan, skipping, (attended, *given), needs, grads)
+        reached = [k for k, grad in enumerate(grads) if grad is not None]
+        if not reached:
+            return (None,) * (2 + len(needs))
         active, *gates = rest[: 1 + sum(skipping)]
-        found: list[Tensor | None] = [None] * len(given)
-        of_active, gate = torch.empty_like(active), 0
-        reached: list[int] = []
-        products: list[Tensor] = []
-        parts, of_parts = active.split(plan.rows), of_active.split(plan.rows)
-        for k, (part, of_part, skips, grad) in enumerate(zip(parts, of_parts, skipping, grads, strict=False)):
-            at, gate = gate, gate + skips
-            if grad is None:
-                of_part.zero_()
-                continue
-            if skips:
-                whole, grad = grad, grad * gates[at]
-                found[k] = whole - grad
-                products.append((rest[1 + sum(skipping) + k] - given[k]).mul_(whole).sum())
-                reached.append(at)
-            grad = grad.contiguous()
-            torch.mm(grad, given[count + k], out=of_part)
-            found[count + k], found[2 * count + k] = grad.t().mm(part), grad.sum(0)
-        for of_part in of_parts[count:]:
-            of_part.zero_()
-        if products:
-            some = torch.stack([gates[at] for at in reached])
-            of_skips = torch.stack(products) * (some * (1 - some))
-            for at, grad in zip(reached, of_skips.split(1), strict=True):
-                found[3 * count + at] = grad
-        if any(grad is not None for grad in grads) and needs[0]:
-            found.insert(0, torch.ops.aten.gelu_backward(of_active, attended))
-        else:
-            found.insert(0, None)
+        weights, mapped, found = given[count : 2 * count], rest[1 + sum(skipping) :], [None] * len(given)  # type: Any
+        inner = {k: grads[k] for k in reached}  # gradients of what the maps give
+        at = {k: sum(skipping[:k]) for k in reached if skipping[k]}  # places among those that skip
+        if at:
+            outer, own, some = [grads[k] for k in at], [given[k] for k in at], [gates[place] for place in at.values()]
+            inner.update(zip(at, torch._foreach_mul(outer, some), strict=True))
+            products = torch._foreach_mul(torch._foreach_sub([mapped[k] for k in at], own), outer)
+            of_x = torch._foreach_sub(outer, [inner[k] for k in at])
+            slopes = torch.stack(some)
+            of_skips = torch.stack([product.sum() for product in products]) * (slopes * (1 - slopes))
+            for k, of_own, of_skip in zip(at, of_x, of_skips.split(1), strict=True):
+                found[k], found[3 * count + at[k]] = of_own, of_skip
+        of_active, inputs = torch.empty_like(attended, memory_format=torch.contiguous_format), attended.shape[1]
+        if len(reached) < len(plan.rows):
+            of_active.zero_()
+        of_maps = active.new_empty(count, weights[0].shape[0], active.shape[1])
+        each = active.split_with_sizes(plan.rows), of_active.split_with_sizes(plan.rows), of_maps.unbind()
+        for k, grad in inner.items():
+            part, of_part, of_map = (t[k] for t in each)
+            torch.mm(grad, weights[k], out=of_part)
+            torch.mm(grad.t(), part, out=of_map)
+        of_weights, of_biases = (
+            of_maps[:, :, :inputs].contiguous().unbind(),
+            of_maps[:, :, inputs].contiguous().unbind(),
+        )
+        for k in reached:
+            found[count + k], found[2 * count + k] = of_weights[k], of_biases[k]
+        found = [torch.ops.aten.gelu_backward(of_active, attended) if needs[0] else None, *found]
         return None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
 
 
