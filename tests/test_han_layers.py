@@ -5,7 +5,7 @@ import torch
 from test_hgt_layers import edges, gradients, some
 from test_relation_sums import values
 
-from gnnaccel.ops.han_layers import Maps, han_attention, planned, takes
+from gnnaccel.ops.han_layers import Maps, across, han_attention, planned, takes
 
 SIZES, WIDTHS = (5, 7, 4, 0), (4, 6, 3, 6)
 # (source, destination, edges)
@@ -116,3 +116,31 @@ def test_writes_between_the_passes_are_noticed(which):
         changed.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         sum(out.sum() for out in outs).backward()
+
+
+def group(results, weight, bias, query):
+    outs = []
+    for each in results:
+        each = torch.stack([part.relu() for part in each.unbind(1)])
+        weights = (query * torch.tanh(each @ weight.t() + bias).mean(1)).sum(-1).softmax(0)
+        outs.append(((weights.view(-1, 1, 1) * each).sum(0), weights))
+    return outs
+
+
+@pytest.mark.parametrize("used", [(0, 1, 2, 3, 4, 5), (0,), (3,), (2, 4)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_across(used, frozen):
+    results = [values(n, count, 6, seed=n) for n, count in ((5, 1), (7, 3), (4, 2))]
+    maps = [values(6, 6, seed=20), values(6, seed=21), values(1, 6, seed=22)]
+    maps = [t.detach() for t in maps] if frozen else maps
+    leaves, found = results if frozen else [*results, *maps], []
+    for function in (across, group):
+        outs = [out for pair in function(results, *maps) for out in pair]
+        loss = sum((outs[i].sin() * (1 + i)).sum() for i in used)
+        plain = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+        first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+        second = torch.autograd.grad(sum(g.sin().sum() for g in some(first)), leaves, allow_unused=True)
+        found.append((outs, [[g for g in part if g is not None] for part in (first, plain, second)]))
+        found[-1] += ([g is None for g in first] == [g is None for g in plain],)
+    torch.testing.assert_close(*[each[:2] for each in found])
+    assert found[0][2] and found[1][2]

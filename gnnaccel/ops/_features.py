@@ -90,3 +90,17 @@ def aligned_heads(x: Tensor) -> Tensor:
 def unpadded(x: Tensor, feats: int) -> Tensor:
     """x [.., H, padded F] without what `aligned_heads` has padded."""
     return x if x.shape[-1] == feats else x[..., :feats].contiguous()
+
+
+def widened(x: Tensor) -> Tensor:
+    """x [n, D] beside ones, in rows of a multiple of four numbers: `with_bias` has the maps for it. A bias then takes
+    no call of its own, and its gradient no sum over all rows."""
+    return torch.nn.functional.pad(x, (0, 4 - x.shape[1] % 4), value=1.0)
+
+
+def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
+    """A map [E, D] with its bias [E] as column D, and zeros for the further ones."""
+    inputs = weight.shape[1]
+    out = torch.nn.functional.pad(weight, (0, 4 - inputs % 4))
+    out.select(1, inputs).copy_(bias)
+    return out

@@ -20,12 +20,15 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import end_to_end, placed
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._features import widened, with_bias
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.dot_attention import dot_attention_backward_op, dot_attention_op
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm, sddmm_op
 from gnnaccel.ops.spmm import spmm_op
+
+_MADE = 4  # tensors that the forward pass keeps of a node type
 
 
 class Node(NamedTuple):
@@ -151,6 +154,27 @@ def han_attention(plan: Plan, maps: Maps, edge_scale: Tensor | None, negative_sl
     return list(_attend(plan, edge_scale, negative_slope, *given))
 
 
+def across(results: Sequence[Tensor], weight: Tensor, bias: Tensor, query: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What HAN makes of the results of a node type's edge types: their sum, by weights that are the softmax of the
+    means over the nodes of <query, tanh(linear(relu(result), weight, bias))>.
+
+    Parameters
+    ----------
+    results : sequence of Tensor [num_nodes, edge types, D]
+        Of each node type, with nodes.
+    weight, bias, query : Tensor [D, D], [D] and [1, D]
+
+    Returns
+    -------
+    list of (Tensor [num_nodes, D], Tensor [edge types])
+    """
+    given = (*results, weight, bias, query)
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    short = _operators.usual(*given) and (not recorded or all(t.requires_grad for t in given))
+    outs = (_weigh if short else _composed_weights)(*given)
+    return list(zip(outs[::2], outs[1::2], strict=True))
+
+
 def _parts(plan: Plan, given: Sequence[Any]) -> Maps:
     count = len(plan.nodes)
     x, weights, biases = ([*given[k * count : (k + 1) * count]] for k in range(3))
@@ -164,11 +188,10 @@ def _vectors(node: Node, maps: Maps) -> Tensor:
     return torch.cat(each).transpose(0, 1)
 
 
-def _folded(vectors: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Maps of features to scores, [V * H, width] and [V * H]."""
+def _folded(vectors: Tensor, weight: Tensor) -> Tensor:
+    """Maps of features to scores, [V * H, width]."""
     heads, count, width = vectors.shape
-    folded = torch.bmm(vectors, weight.view(heads, width, -1)).transpose(0, 1).reshape(count * heads, -1)
-    return folded, torch.bmm(vectors, bias.view(heads, width, 1)).squeeze(2).t().reshape(-1)
+    return torch.bmm(vectors, weight.view(heads, width, -1)).transpose(0, 1).reshape(count * heads, -1)
 
 
 def _of_scores(node: Node, scores: Sequence[Tensor], heads: int) -> list[tuple[slice, Tensor]]:
@@ -194,12 +217,16 @@ class _Attend(torch.autograd.Function):
         like = given[0]
         mapped = like.new_empty(plan.graph.num_cols, heads * width)
         scores = like.new_empty(plan.scores.num_cols, heads), like.new_empty(plan.graph.num_rows, heads)
+        made: list[Tensor] = []
         for node, x, weight, bias in zip(plan.nodes, *maps[:3], strict=True):
+            features, weight = widened(x), with_bias(weight, bias)
             if node.leaving:
-                torch.addmm(bias, x, weight.t(), out=mapped[slice(*node.mapped)])
-            folded, shift = _folded(_vectors(node, maps), weight, bias)
+                torch.mm(features, weight.t(), out=mapped[slice(*node.mapped)])
+            vectors = _vectors(node, maps)
+            folded = _folded(vectors, weight)
             for part, into in _of_scores(node, scores, heads):
-                torch.addmm(shift[part], x, folded[part].t(), out=into)
+                torch.mm(features, folded[part].t(), out=into)
+            made += [features, weight, vectors, folded]
         arrays, of_scores = (arrays_of(graph, keep, mapped) for graph in (plan.graph, plan.scores))
         mapped = mapped.view(-1, heads, width)
         each = F.leaky_relu_(sddmm_op.impl(of_scores, *scores, "add", "u", "v"), slope)
@@ -214,7 +241,7 @@ class _Attend(torch.autograd.Function):
         if keep:
             ctx.set_materialize_grads(False)
             ctx.plan, ctx.slope, ctx.arrays = plan, slope, (arrays, of_scores)
-            ctx.save_for_backward(*given, edge_scale, mapped, *kept)
+            ctx.save_for_backward(*given, *made, edge_scale, mapped, *kept)
         counts = [len(plan.nodes[place].entering) for place in plan.targets]
         rows = [slice(*plan.nodes[place].targets) for place in plan.targets]
         sizes = [given[place].shape[0] for place in plan.targets]
@@ -224,14 +251,16 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[3:]
-        given, (edge_scale, mapped, *kept) = ctx.saved_tensors[: len(needs)], ctx.saved_tensors[len(needs) :]
+        count = len(needs) + _MADE * len(plan.nodes)
+        given, made = ctx.saved_tensors[: len(needs)], ctx.saved_tensors[len(needs) : count]
+        edge_scale, mapped, *kept = ctx.saved_tensors[count:]
         reached = [
             n for place, g in zip(plan.targets, grads, strict=True) if g is not None for n in plan.nodes[place].entering
         ]
         needs = _reached(plan, needs, set(reached))
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, None, None, *_second(plan, edge_scale, ctx.slope, given, needs, grads)
-        maps, (arrays, of_scores) = _parts(plan, given), ctx.arrays
+        arrays, of_scores = ctx.arrays
         heads, width = mapped.shape[1:]
         grad = mapped.new_empty(plan.graph.num_rows, heads, width)
         for place, each in zip(plan.targets, grads, strict=True):
@@ -245,14 +274,14 @@ class _Attend(torch.autograd.Function):
             of_each = edge_softmax_backward_op.impl(arrays, weight, of_weight)
             of_mapped = spmm_op.impl(arrays.transposed(), grad, whole.unsqueeze(-1), "mul", "sum", 0.0)
         else:
-            scores, *made = kept
-            rest = (edge_scale, None, 0.0, *made, grad, 1.0, False, True, True)
+            scores, *results = kept
+            rest = (edge_scale, None, 0.0, *results, grad, 1.0, False, True, True)
             *_, of_mapped, of_each = dot_attention_backward_op.impl(arrays, None, None, mapped, scores, *rest)
         of_each = torch.ops.aten.leaky_relu_backward(of_each, scores, ctx.slope, True)
         of_ends = [
             spmm_op.impl(each, None, of_each, "copy_rhs", "sum", 0.0) for each in (of_scores.transposed(), of_scores)
         ]
-        found = _gradients(plan, maps, needs, of_mapped.view(-1, heads * width), of_ends)
+        found = _gradients(plan, given, made, needs, of_mapped.view(-1, heads * width), of_ends)
         return None, None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
 
 
@@ -263,40 +292,38 @@ def _reached(plan: Plan, needs: Sequence[bool], reached: set[int]) -> list[bool]
     return [need and some for need, some in zip(needs, [*nodes * 3, *edges * 2], strict=True)]
 
 
-def _gradients(plan: Plan, maps: Maps, needs: Sequence[bool], of_mapped: Tensor, of_ends: list[Tensor]) -> list:
+def _gradients(
+    plan: Plan, given: Sequence[Tensor], made: Sequence[Tensor], needs: Sequence[bool], of_mapped: Tensor, of_ends: list
+) -> list:
     """Gradients of all that is given, from those of mapped features and of the scores."""
-    heads, width = maps.sources[0].shape[1:]
-    found: list[list[Any]] = [[None] * len(each) for each in maps]
-    for place, (node, x, weight, bias) in enumerate(zip(plan.nodes, *maps[:3], strict=True)):
-        if not needs[len(plan.nodes) + place]:
+    heads, nodes = of_ends[0].shape[1], len(plan.nodes)
+    edges = (len(needs) - 3 * nodes) // 2
+    found: list[list[Any]] = [[None] * count for count in (nodes, nodes, nodes, edges, edges)]
+    of_x, of_weights, of_biases, of_sources, of_targets = found
+    for place, node in enumerate(plan.nodes):
+        if not needs[nodes + place]:
             continue
-        vectors = _vectors(node, maps)
-        folded, _ = _folded(vectors, weight, bias)
-        of_folded, of_shift = torch.empty_like(folded), folded.new_empty(folded.shape[0])
-        of_x: Any = None
-        of_weight, of_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        features, weight, vectors, folded = made[_MADE * place : _MADE * (place + 1)]
+        width, inputs = vectors.shape[2], slice(given[place].shape[1])
+        of_folded, of_weight = torch.empty_like(folded), torch.zeros_like(weight)
         if node.leaving:
             grad = of_mapped[slice(*node.mapped)]
-            torch.mm(grad.t(), x, out=of_weight)
-            torch.sum(grad, 0, out=of_bias)
-            of_x = grad.mm(weight) if needs[place] else None
+            torch.mm(grad.t(), features, out=of_weight)
+            of_x[place] = grad.mm(weight[:, inputs]) if needs[place] else None
         for part, grad in _of_scores(node, of_ends, heads):
-            torch.mm(grad.t(), x, out=of_folded[part])
-            torch.sum(grad, 0, out=of_shift[part])
+            torch.mm(grad.t(), features, out=of_folded[part])
             if needs[place]:
-                of_x = grad.mm(folded[part]) if of_x is None else of_x.addmm_(grad, folded[part])
-        of_folded = of_folded.view(-1, heads, x.shape[1]).transpose(0, 1)
-        of_shift = of_shift.view(-1, heads, 1).transpose(0, 1)
-        by_head, back = weight.view(heads, width, -1), vectors.transpose(1, 2)
-        of_weight.view(by_head.shape).baddbmm_(back, of_folded)
-        of_bias.view(heads, width, 1).baddbmm_(back, of_shift)
-        of_vectors = torch.bmm(of_folded, by_head.transpose(1, 2)).baddbmm_(of_shift, bias.view(heads, 1, width))
-        each = of_vectors.transpose(0, 1).split(1)
-        found[0][place], found[1][place], found[2][place] = of_x, of_weight, of_bias
-        for number, of_vector in zip(node.leaving, each, strict=False):
-            found[3][number] = of_vector
-        for number, of_vector in zip(node.entering, each[len(node.leaving) :], strict=True):
-            found[4][number] = of_vector
+                own, old = folded[part, inputs], of_x[place]
+                of_x[place] = grad.mm(own) if old is None else old.addmm_(grad, own)
+        of_folded = of_folded.view(-1, heads, of_folded.shape[1]).transpose(0, 1)
+        by_head = heads, width, -1
+        of_weight.view(by_head).baddbmm_(vectors.transpose(1, 2), of_folded)
+        of_vectors = torch.bmm(of_folded, weight.view(by_head).transpose(1, 2)).transpose(0, 1).split(1)
+        of_weights[place], of_biases[place] = of_weight[:, inputs].contiguous(), of_weight[:, inputs.stop].contiguous()
+        for number, of_vector in zip(node.leaving, of_vectors, strict=False):
+            of_sources[number] = of_vector
+        for number, of_vector in zip(node.entering, of_vectors[len(node.leaving) :], strict=True):
+            of_targets[number] = of_vector
     return [grad for part in found for grad in part]
 
 
@@ -328,5 +355,69 @@ def _composed(plan: Plan, edge_scale: Tensor | None, slope: float, *given: Tenso
     return [out[slice(*part)].reshape(-1, count, heads * width) for part, count in rows]
 
 
-# Without Function.apply()'s wrapper, which looks for transforms of torch.func: `takes` has found none.
-_attend = super(torch.autograd.Function, _Attend).apply  # type: ignore[misc]
+class _Weigh(torch.autograd.Function):
+    """A sum and its weights for each node type, whose gradients are None where nothing was made of either."""
+
+    @staticmethod
+    def forward(ctx, *given):
+        *results, weight, bias, query = given
+        outs, kept, back, turned = [], [], weight.t(), query.t()
+        for result in results:
+            active = result.relu()
+            hidden = torch.addmm(bias, active.view(-1, active.shape[2]), back).tanh_()
+            weights = hidden.mm(turned).view(active.shape[:2]).mean(0).softmax(0)
+            outs += [(active * weights.view(1, -1, 1)).sum(1), weights]
+            kept += [active, hidden, weights]
+        if any(ctx.needs_input_grad):
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*given, *kept)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        count = len(ctx.needs_input_grad)
+        given, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        needs = [a is not None or b is not None for a, b in zip(grads[::2], grads[1::2], strict=True)]
+        if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
+            return _second_weights(given, [*needs, True, True, True], grads)
+        weight, _, query = given[-3:]
+        of_results: list[Tensor | None] = [None] * len(needs)
+        sums: list[list[Tensor]] = []
+        for k in [k for k, need in enumerate(needs) if need]:
+            grad, of_weights = grads[2 * k : 2 * k + 2]
+            active, hidden, weights = kept[3 * k : 3 * k + 3]
+            if grad is None:
+                of_active = torch.zeros_like(active)
+            else:
+                grad = grad.unsqueeze(1)
+                of_active, found = grad * weights.view(1, -1, 1), (active * grad).sum((0, 2))
+                of_weights = found if of_weights is None else found + of_weights
+            of_scores = weights * (of_weights - torch.dot(weights, of_weights)) / len(active)
+            rows = of_scores.expand(active.shape[:2]).reshape(-1, 1)
+            inner = torch.ops.aten.tanh_backward(rows.mm(query), hidden)
+            flat = active.view(-1, active.shape[2])
+            sums.append([inner.t().mm(flat), inner.sum(0), rows.t().mm(hidden)])
+            of_active.view(flat.shape).addmm_(inner, weight)
+            of_results[k] = torch.ops.aten.threshold_backward(of_active, active, 0)
+        return *of_results, *[sum(each[1:], start=each[0]) for each in zip(*sums, strict=True)]
+
+
+def _composed_weights(*given: Tensor) -> tuple[Tensor, ...]:
+    *results, weight, bias, query = given
+    outs = []
+    for result in results:
+        active = result.relu()
+        weights = F.linear(F.linear(active, weight, bias).tanh(), query).mean(0).squeeze(1).softmax(0)
+        outs += [(active * weights.view(1, -1, 1)).sum(1), weights]
+    return tuple(outs)
+
+
+def _second_weights(given: Sequence[Tensor], needs: Sequence[bool], grads: Sequence) -> tuple:
+    def composed(*given):
+        return tuple([out for out, grad in zip(_composed_weights(*given), grads, strict=True) if grad is not None])
+
+    return _arrays.gradients(composed, given, needs, tuple([grad for grad in grads if grad is not None]))
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
+_attend, _weigh = (super(torch.autograd.Function, f).apply for f in (_Attend, _Weigh))  # type: ignore[misc]

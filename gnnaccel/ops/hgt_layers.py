@@ -19,6 +19,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import end_to_end, placed
 from gnnaccel.ops import _arrays
+from gnnaccel.ops._features import widened, with_bias
 from gnnaccel.ops.layers import heads_attention
 
 _KEY, _QUERY, _VALUE, _MAPS = range(4)  # the blocks of a node type's map, and how many there are
@@ -234,16 +235,10 @@ def _turned(plan: Plan, priors: list[Tensor], keys: Tensor, values: Tensor) -> t
     return turned.index_select(1, plan.order), factors
 
 
-def _widened(x: Tensor) -> Tensor:
-    """x beside ones, in rows that are a multiple of four numbers: what maps that have their biases in them are of."""
-    return F.pad(x, (0, 4 - x.shape[1] % 4), value=1.0)
-
-
 def _joined(group: Group, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
-    """Maps of the node types for features that are `_widened`, [places, 3, H * D, width]."""
-    inputs = weights[group.places[0]].shape[1]
-    joined = F.pad(torch.cat([weights[place] for place in group.places]), (0, 4 - inputs % 4))
-    joined.select(1, inputs).copy_(torch.cat([biases[place] for place in group.places]))
+    """Maps of the node types for features that are `widened`, [places, 3, H * D, width]."""
+    each = [[given[place] for place in group.places] for given in (weights, biases)]
+    joined = with_bias(*map(torch.cat, each))
     return joined.view(len(group.places), _MAPS, -1, joined.shape[1])
 
 
@@ -261,7 +256,7 @@ class _Maps(torch.autograd.Function):
         turned = plain * factors
         kept = [plain, factors, turned]
         for group in plan.groups:
-            joined, features = _joined(group, weights, biases), [_widened(x[place]) for place in group.places]
+            joined, features = _joined(group, weights, biases), [widened(x[place]) for place in group.places]
             kept += [joined, *features]
             own = joined[:, _QUERY].transpose(1, 2).unbind()
             for k in group.targets:
@@ -392,7 +387,7 @@ class _Ends(torch.autograd.Function):
         count = len(skipping)
         x, weights, biases = given[:count], given[count : 2 * count], given[2 * count : 3 * count]
         gates = _gates(given[3 * count :])
-        active, inputs = _widened(F.gelu(attended)), attended.shape[1]
+        active, inputs = widened(F.gelu(attended)), attended.shape[1]
         outs, mapped, gate = [], [], iter(gates)
         parts = active[:, :inputs].split_with_sizes(plan.rows)[:count]
         for part, skips, own, weight, bias in zip(parts, skipping, x, weights, biases, strict=True):

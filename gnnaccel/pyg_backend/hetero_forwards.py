@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -174,23 +174,23 @@ def _han(plain: Any, general: Callable) -> Callable:
         scales = [dropped(self, maps.x[0], edges.shape[1]) for edges in edge_index_dict.values()]
         scale = None if scales[0] is None else torch.cat(scales).index_select(0, plan.order)
         outs = han_attention(plan, maps, scale, self.negative_slope)
+        by_name = dict(zip([names[place] for place in plan.targets], _across(self, outs), strict=True))
         report.record(guard.kind, start)
-        by_name = {names[place]: out for place, out in zip(plan.targets, outs, strict=True)}
         results, attention = {}, {}
         for name in x_dict:
-            results[name], attention[name] = _across(self, by_name[name]) if name in by_name else (None, None)
+            results[name], attention[name] = by_name.get(name, (None, None))
         return (results, attention) if return_semantic_attention_weights else results
 
     return forward
 
 
-def _across(conv: Any, outs: Tensor) -> tuple[Tensor, Tensor | None]:
-    """PyG's group() of results [N, edge types, H * D], which it has one behind the other."""
-    outs = outs.relu()
-    if not outs.numel() or short.parameters_of(conv.k_lin) is None:
-        return _GROUP(list(outs.unbind(1)), conv.q, conv.k_lin)
-    attention = (conv.q * conv.k_lin(outs).tanh().mean(0)).sum(-1).softmax(0)
-    return (attention.view(1, -1, 1) * outs).sum(1), attention
+def _across(conv: Any, outs: list[Tensor]) -> Sequence[tuple[Tensor, Tensor | None]]:
+    """PyG's group() of results [N, edge types, H * D] of node types, which it has one behind the other."""
+    maps, query = short.parameters_of(conv.k_lin), conv.q
+    usual = maps is not None and maps[0].shape == (query.shape[1],) * 2 and all(out.numel() for out in outs)
+    if usual and maps[1] is not None and _alike([outs[0], query, maps[0], maps[1]]):  # type: ignore[index]
+        return han_layers.across(outs, maps[0], maps[1], query)  # type: ignore[index]
+    return [_GROUP(list(out.relu().unbind(1)), query, conv.k_lin) for out in outs]
 
 
 def _han_arguments(conv: Any, guard: short.Guard, x_dict: Any, edge_index_dict: Any) -> tuple | None:
