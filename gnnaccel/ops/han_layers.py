@@ -386,13 +386,17 @@ class _Weigh(torch.autograd.Function):
         for k in [k for k, need in enumerate(needs) if need]:
             grad, of_weights = grads[2 * k : 2 * k + 2]
             active, hidden, weights = kept[3 * k : 3 * k + 3]
+            if of_weights is not None:
+                of_weights = of_weights - torch.dot(weights, of_weights)
             if grad is None:
                 of_active = torch.zeros_like(active)
             else:
                 grad = grad.unsqueeze(1)
-                of_active, found = grad * weights.view(1, -1, 1), (active * grad).sum((0, 2))
+                of_active, dots = grad * weights.view(1, -1, 1), (active * grad).sum(2)
+                # A softmax does not see what all have in common, which is most of it: taken out before the sum.
+                found = (dots - dots.mv(weights).unsqueeze(1)).sum(0)
                 of_weights = found if of_weights is None else found + of_weights
-            of_scores = weights * (of_weights - torch.dot(weights, of_weights)) / len(active)
+            of_scores = weights * of_weights / len(active)
             rows = of_scores.expand(active.shape[:2]).reshape(-1, 1)
             inner = torch.ops.aten.tanh_backward(rows.mm(query), hidden)
             flat = active.view(-1, active.shape[2])

@@ -23,9 +23,9 @@ from gnnaccel.ops._features import widened, with_bias
 from gnnaccel.ops.layers import heads_attention
 
 _KEY, _QUERY, _VALUE, _MAPS = range(4)  # the blocks of a node type's map, and how many there are
-# How many times the multiplications of one map after the other products of maps may take before they are left: with 1.3
-# times as many they take 0.87 of the time (EPYC, one thread: 10,000 nodes of a type, of 64 features, in 4 heads); on CUDA
-# the gradients of maps by head, a few values each from all nodes, are what takes long (H200: 27 of 33 ms, 100,000 nodes).
+# How many times the multiplications of one map after the other the products of maps may take. With 1.3 times as many
+# they take 0.87 of the time (EPYC, one thread: 10,000 nodes of a type, 64 features, 4 heads). On CUDA the gradients of
+# maps by head, a few values each from all nodes, are what takes long: 27 of 33 ms (H200, 100,000 nodes).
 _TIMES = {"cuda": 8, "cpu": 2}
 _FEW = 1 << 26  # or how many more, on the side of what calls take
 
