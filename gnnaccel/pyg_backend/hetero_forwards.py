@@ -34,6 +34,8 @@ def _hgt(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x_dict, edge_index_dict):
+        if torch.compiler.is_compiling():
+            return general(self, x_dict, edge_index_dict)
         start = time.perf_counter()
         found = _arguments(self, guard, x_dict, edge_index_dict)
         if found is None:
@@ -166,6 +168,8 @@ def _han(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x_dict, edge_index_dict, return_semantic_attention_weights=False):
+        if torch.compiler.is_compiling():
+            return general(self, x_dict, edge_index_dict, return_semantic_attention_weights)
         start = time.perf_counter()
         found = _han_arguments(self, guard, x_dict, edge_index_dict)
         if found is None:
