@@ -11,6 +11,7 @@ import torch
 pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
 from pyg_compare import N, assert_equal, backward, edges, grads, rand, same
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
@@ -375,6 +376,26 @@ def test_han_gradients_of_what_nothing_is_made_of():
             out[name].mul_(2).add_(1)
             found.append(torch.autograd.grad(out[name].square().sum(), given, allow_unused=True))
         return [[grad is None for grad in grads] for grads in found], found
+
+    same(program)
+
+
+@pytest.mark.parametrize("cls", [nn.HGTConv, nn.HANConv])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_hgt_and_han_in_checkpoints(cls, reentrant):
+    def program(wrap):
+        graph, found = data(8), []
+        model = wrap(cls(8, 8, graph.metadata(), heads=2))
+
+        def layer(*x):
+            return tuple(model(dict(zip(graph.x_dict, x, strict=True)), graph.edge_index_dict).values())
+
+        for _ in range(2):
+            outs = checkpoint(layer, *graph.x_dict.values(), use_reentrant=reentrant)
+            model.zero_grad()
+            sum(out.square().sum() for out in outs).backward()
+            found.append((outs, grads(model, graph.x_dict)))
+        return found
 
     same(program)
 

@@ -252,8 +252,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[3:]
         count = len(needs) + _MADE * len(plan.nodes)
-        given, made = ctx.saved_tensors[: len(needs)], ctx.saved_tensors[len(needs) : count]
-        edge_scale, mapped, *kept = ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # which a checkpoint gives once
+        given, made, (edge_scale, mapped, *kept) = saved[: len(needs)], saved[len(needs) : count], saved[count:]
         reached = [
             n for place, g in zip(plan.targets, grads, strict=True) if g is not None for n in plan.nodes[place].entering
         ]
@@ -376,7 +376,8 @@ class _Weigh(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         count = len(ctx.needs_input_grad)
-        given, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors
+        given, kept = saved[:count], saved[count:]
         needs = [a is not None or b is not None for a, b in zip(grads[::2], grads[1::2], strict=True)]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return _second_weights(given, [*needs, True, True, True], grads)

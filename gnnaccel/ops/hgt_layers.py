@@ -407,7 +407,8 @@ class _Ends(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         plan, skipping, needs, count = ctx.plan, ctx.skipping, ctx.needs_input_grad[2:], len(ctx.skipping)
-        (attended, *given), rest = ctx.saved_tensors[: len(needs)], ctx.saved_tensors[len(needs) :]
+        saved = ctx.saved_tensors  # which a checkpoint gives once
+        (attended, *given), rest = saved[: len(needs)], saved[len(needs) :]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, None, *_second_ends(plan, skipping, (attended, *given), needs, grads)
         reached = [k for k, grad in enumerate(grads) if grad is not None]
