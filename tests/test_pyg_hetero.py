@@ -528,9 +528,9 @@ def _walks():
 def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
     from gnnaccel.ops import relation_layers
-    from gnnaccel.pyg_backend import hetero_conv
+    from gnnaccel.pyg_backend import edge_types
 
-    monkeypatch.setattr(hetero_conv, "_TINY", 0)
+    monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
 
 

@@ -23,6 +23,7 @@ from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.attention import attention, attention_backward_op, attention_op
 
 _DTYPES = (torch.float32, torch.float64)
+_DEVICES = ("cpu", "cuda")
 
 
 class GatLayer(NamedTuple):
@@ -61,14 +62,15 @@ def takes(layers: Sequence[GatLayer]) -> bool:
     first = layers[0]
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     heads, outputs = first.att_src.shape[1:] if first.att_src.dim() == 3 else (0, 0)
-    if not first.x.is_cpu or first.x.dtype not in _DTYPES or not heads * outputs:
+    device, dtype = first.x.device, first.x.dtype
+    if device.type not in _DEVICES or dtype not in _DTYPES or not heads * outputs:
         return False
     for graph, x, y, weight_src, weight_dst, att_src, att_dst, bias in layers:
         given = (x, y, weight_src, weight_dst, att_src, att_dst)
         if not _operators.usual(*given) or (bias is not None and not _operators.dense(bias)):
             return False
         for t in given if bias is None else (*given, bias):
-            if t.dtype != first.x.dtype or not t.is_cpu:
+            if t.dtype != dtype or t.device != device:
                 return False
         if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows or not x.numel() or not y.numel():
             return False

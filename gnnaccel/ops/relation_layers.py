@@ -28,6 +28,8 @@ from gnnaccel.ops.spmm import FORMS, spmm
 _SMALL = 1 << 24
 # Up to which layers on the CPU take less one by one than sums together whose edges have factors.
 _TINY = 1 << 22
+# Bytes for each destination type whose copy takes a GPU as long as the calls that one node spares (an H200: 0.6 ms).
+SPARED = 300 << 20
 
 
 class Target(NamedTuple):
@@ -53,9 +55,11 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     -------
     list of Tensor [num_rows of a target, D], or None
     """
-    work, alike = _work(targets)
-    if work > _SMALL or not alike or _operators.watched() or forward_ad._current_level >= 0:
-        return _composed(targets) if work > _TINY or not targets[0].terms[0].x.is_cpu else None
+    on_cpu = targets[0].terms[0].x.is_cpu
+    work = _work(targets) if on_cpu else 0
+    few = work <= _SMALL if on_cpu else _bytes(targets) <= SPARED * len(targets)
+    if not few or not _alike(targets) or _operators.watched() or forward_ad._current_level >= 0:
+        return _composed(targets) if work > _TINY or not on_cpu else None
     features: dict[int, Tensor] = {}
     places: dict[int, int] = {}
     layout: list[tuple] = []
@@ -81,18 +85,37 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     return list(_layers(plan, targets, *features.values(), *given))
 
 
-def _work(targets: Sequence[Target]) -> tuple[int, bool]:
-    """Multiplications of the maps, and whether one node of autograd does all of it."""
-    first, work, alike = targets[0].terms[0].x, 0, True
-    for terms, _, _, own in targets:
+def _work(targets: Sequence[Target]) -> int:
+    """Multiplications of the maps."""
+    work = 0
+    for terms, _, _, _ in targets:
         work += terms[0].graph.num_rows * terms[0].outputs * sum([term.x.shape[1] for term in terms])
-        alike = alike and (own is None or bool(own.weights))
-        for term in terms:
-            x = term.x
-            if term.kind not in FORMS or term.edge_weight is not None:
-                alike = False
-            alike = alike and x.dtype == first.dtype and x.device == first.device
-    return work, alike
+    return work
+
+
+def _bytes(targets: Sequence[Target]) -> int:
+    """What one node copies, and `relation_sums` does not: features end to end, and rows without edges."""
+    features: dict[int, int] = {}
+    spent = 0
+    for terms, _, _, _ in targets:
+        for graph, x, *_ in terms:
+            width = x.shape[1] * x.element_size()
+            features[id(x)] = x.shape[0] * width
+            spent += max(graph.num_rows - graph.nnz, 0) * width
+    return spent + sum(features.values())
+
+
+def _alike(targets: Sequence[Target]) -> bool:
+    """True if one node of autograd does all of it."""
+    first = targets[0].terms[0].x
+    dtype, device = first.dtype, first.device
+    for terms, _, _, own in targets:
+        if own is not None and not own.weights:
+            return False
+        for _, x, _, kind, _, edge_weight in terms:
+            if kind not in FORMS or edge_weight is not None or x.dtype != dtype or x.device != device:
+                return False
+    return True
 
 
 def _composed(targets: Sequence[Target]) -> list[Tensor]:

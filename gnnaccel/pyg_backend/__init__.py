@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.fx import GraphModule
 from torch_geometric.nn import HeteroLinear
 from torch_geometric.nn.conv import HeteroConv, MessagePassing
 
@@ -19,6 +20,7 @@ from gnnaccel.pyg_backend import batches as _batches
 from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
 from gnnaccel.pyg_backend import samplers as _samplers
+from gnnaccel.pyg_backend import to_hetero as _to_hetero
 from gnnaccel.pyg_backend import typed as _typed
 from gnnaccel.pyg_backend.graph import to_graph
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -63,7 +65,10 @@ def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.n
             _hetero_conv.enable()
         if isinstance(module, HeteroLinear):
             _typed.choose(module)
+        if isinstance(module, GraphModule):
+            _to_hetero.install(module)
         if isinstance(module, MessagePassing):
+            _to_hetero.enable()  # also for what is to be made of the model
             _classes.accelerate(module)
             if update_order and _classes.is_accelerated(module):
                 object.__setattr__(module, ALLOWED, True)
@@ -93,6 +98,7 @@ def enable() -> None:
     _samplers.enable()
     _batches.enable()
     _hetero_conv.enable()
+    _to_hetero.enable()
     _typed.enable(every=True)
 
 
@@ -104,5 +110,6 @@ def disable() -> None:
     _samplers.disable()
     _batches.disable()
     _hetero_conv.disable()
+    _to_hetero.disable()
     _typed.disable()
     _classes.restore_all()

@@ -1,0 +1,367 @@
+"""The layers of many edge types, called together: what a HeteroConv and a model of to_hetero() have in common.
+
+Where results are summed across types, the linear maps behind the sums of each type add up in one matrix product over
+all types, and the layers' maps of the destinations themselves are added up before they are applied. Layers of attention
+attend in one walk.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import nn as pyg_nn
+
+from gnnaccel.graph import modes
+from gnnaccel.graph.cache import derived
+from gnnaccel.ops.dot_layers import DotLayer, dot_layers
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
+from gnnaccel.ops.ready import ONCE
+from gnnaccel.ops.relation_layers import SPARED, Target, relation_layers
+from gnnaccel.ops.relation_sums import Own, Term, is_profitable
+from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer
+from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.update_order import ALLOWED
+
+_DTYPES = (torch.float32, torch.float64)
+UNUSUAL = "a mode of torch that each layer sees to by itself"
+
+
+class Operands(NamedTuple):
+    """What a layer is given that gets features and edges alone, and perhaps weights of these."""
+
+    x: Any
+    own: Any
+    edges: Any
+    square: bool
+    weight: Any = None
+
+
+class Call(NamedTuple):
+    """A layer's call, whose result is one of those that are added up for `target`. No operands: it is given more."""
+
+    module: Any
+    target: Hashable
+    operands: Operands | None
+
+
+class Layer(NamedTuple):
+    """A layer that is a sum, a map, a bias, and a map of the destinations' `own` features. Bias and `own_weight` may be
+    None.
+
+    form : how the term's graph was made of `edges`.
+    """
+
+    term: Term
+    bias: Tensor | None
+    own: Tensor
+    own_weight: Tensor | None
+    edges: Tensor
+    form: str
+
+
+class Refused(NamedTuple):
+    """Why layers are called one by one; None: there is nothing to take together, or edges are new, and may be gone
+    after this call."""
+
+    why: str | None
+
+
+class Attending(NamedTuple):
+    layer: GatLayer | DotLayer
+    edges: Tensor
+    form: str
+
+
+class Found(NamedTuple):
+    """What calls do, by target in the order of the calls.
+
+    sums : layers that are summed and mapped together. others : numbers of the calls that are to be made. attending : of
+    GATConv, and of TransformerConv into one type, by what these have in common.
+    """
+
+    sums: dict[Hashable, list[Layer]]
+    others: dict[Hashable, list[int]]
+    attending: dict[tuple, dict[Hashable, list[Attending]]]
+
+
+class Results(NamedTuple):
+    """Of one target: results of layers that were taken together, of how many, and those of the others one by one."""
+
+    parts: list[Tensor]
+    together: int
+    others: list[Any]
+
+
+def unusual() -> str | None:
+    """Why no layers are to be taken together now."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
+        return UNUSUAL
+    return modes.RECOMPUTING if modes.recomputing() else None
+
+
+def found_in(calls: Sequence[Call]) -> Found | Refused:
+    """Which of the calls are to be taken together."""
+    found = Found({}, {}, {})
+    some = next((call.operands.edges for call in calls if call.operands is not None), None)
+    if type(some) is not Tensor:
+        return Refused(None if some is None else "layers that cannot be taken together")
+    on_cpu, targets = some.is_cpu, [call.target for call in calls]
+    if len(calls) < 2 or (on_cpu and len(set(targets)) == len(targets)):
+        return Refused(None)  # nothing to be taken together
+    if on_cpu and _are_tiny(calls) and (_weighted(calls) or _may_be_gone(some)):
+        return Refused(None)  # where sums whose edges have factors take less one by one, too
+    plain: dict[int, bool] = {}
+    numbers: dict[int, int] = {}
+    for number, (module, target, operands) in enumerate(calls):
+        together, others = found.sums.setdefault(target, []), found.others.setdefault(target, [])
+        layer = None
+        if operands is not None and _is_plain(operands.x, plain) and _is_plain(operands.own, plain):
+            layer = _layer(module, *operands)
+        if isinstance(layer, Refused):
+            return layer
+        if isinstance(layer, Attending):
+            # One walk into several types would give zeros to layers of a type that no loss is made of, and not None.
+            slope, into = (module.negative_slope, None) if type(layer.layer) is GatLayer else (None, target)
+            key = (slope, into, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
+            found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
+        elif layer is not None and (not together or _alike(together[0], layer)):
+            together.append(layer)
+        else:
+            others.append(number)
+            continue
+        numbers[id(layer)] = number
+    least = 2 if on_cpu or sum(map(len, found.sums.values())) < 2 else 1  # layers of a target
+    for target, together in found.sums.items():
+        profits = len(together) >= least and (not on_cpu or is_profitable([layer.term for layer in together]))
+        if together and not profits:
+            found.others[target] += [numbers[id(layer)] for layer in together]
+            found.sums[target] = []
+    for key, by_target in list(found.attending.items()):
+        layers = [each.layer for part in by_target.values() for each in part]
+        if len(layers) < 2 or not _attend_together(layers):
+            for target, part in found.attending.pop(key).items():
+                found.others[target] += [numbers[id(each)] for each in part]
+    some = found.attending or any(found.sums.values())
+    return found if some else Refused("layers that cannot be taken together")
+
+
+def results_of(found: Found, run: Callable[[int], Any]) -> dict[Hashable, Results] | None:
+    """By target; run(number) makes one of the calls. None where layers take less one by one: nothing has been done."""
+    parts: dict[Hashable, list[Tensor]] = {target: [] for target in found.others}
+    counts = dict.fromkeys(found.others, 0)
+    groups: list[tuple[dict, list[Tensor]]] = []
+    sums = {target: together for target, together in found.sums.items() if together}
+    if sums:
+        made = relation_layers([_target(together) for together in sums.values()], _keeper(sums))
+        if made is None:
+            return None
+        groups.append((sums, made))
+    for (slope, _, heads, channels, concat, _), by_target in found.attending.items():
+        targets: Any = [[each.layer for each in together] for together in by_target.values()]
+        kept = _keeper(by_target)
+        gat = slope is not None
+        outs = (
+            gat_layers(targets, How(slope, concat), kept) if gat else dot_layers(targets, heads, channels, concat, kept)
+        )
+        groups.append((by_target, outs))
+    for group, outs in groups:
+        for (target, together), out in zip(group.items(), outs, strict=True):
+            parts[target].append(out)
+            counts[target] += len(together)
+    # In PyG's order, in which they draw random numbers.
+    called = {number: run(number) for number in sorted(itertools.chain(*found.others.values()))}
+    return {
+        target: Results(parts[target], counts[target], [called[number] for number in sorted(others)])
+        for target, others in found.others.items()
+    }
+
+
+def _attend_together(layers: list) -> bool:
+    """True if these layers take less as one."""
+    gat = type(layers[0]) is GatLayer
+    maps = [layer.weight_src if gat else layer.value.weight for layer in layers]
+    if not layers[0].x.is_cpu:
+        return takes(layers) if gat else _copied(layers) <= SPARED
+    work = sum([layer.graph.num_cols * weight.numel() for layer, weight in zip(layers, maps, strict=True)])
+    return work <= (_ATTENDING if gat else _MAPPED) and (not gat or takes(layers))
+
+
+def _copied(layers: list[DotLayer]) -> int:
+    """Bytes of keys, values and queries."""
+    rows = sum([2 * layer.graph.num_cols + layer.graph.num_rows for layer in layers])
+    return rows * layers[0].value.weight.shape[0] * layers[0].x.element_size()
+
+
+# Multiplications of the maps, from which on rows that are copied cost more than calls: of GATConv, and of
+# TransformerConv, whose destinations are mapped too (EPYC, one thread).
+_ATTENDING, _MAPPED = 1 << 27, 1 << 24
+_TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
+
+
+def _are_tiny(calls: Sequence[Call]) -> bool:
+    features = {id(x): x for call in calls if call.operands is not None for x in call.operands[:2]}
+    return len(calls) * sum([x.numel() for x in features.values() if isinstance(x, Tensor)]) <= _TINY
+
+
+def _weighted(calls: Sequence[Call]) -> bool:
+    return any(call.operands is not None and call.operands.weight is not None for call in calls)
+
+
+def _may_be_gone(some: Tensor) -> bool:
+    """True for the first calls on these graphs: sampled ones may be gone after the layers of one step."""
+    uses = derived.get((some,), "HeteroConv")
+    if uses is None:
+        derived.put((some,), "HeteroConv", [1])
+        return True
+    uses[0] += 1
+    return uses[0] <= ONCE + 1
+
+
+def _is_plain(x: Any, known: dict[int, bool]) -> bool:
+    found = known.get(id(x))
+    if found is None:
+        found = known[id(x)] = short.is_matrix(x) and x.dtype in _DTYPES
+    return found
+
+
+def _alike(first: Layer, layer: Layer) -> bool:
+    x, other = first.term.x, layer.term.x
+    if first.term.outputs != layer.term.outputs or x.dtype != other.dtype or x.device != other.device:
+        return False
+    return first.term.graph.num_rows == layer.term.graph.num_rows
+
+
+@functools.lru_cache(256)
+def _guard(plain: type, known: type) -> short.Guard:
+    return short.Guard(plain, known, tuple(REDUCES))
+
+
+_ATTEND = (pyg_nn.GATConv, pyg_nn.TransformerConv)
+_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, *_ATTEND)
+_KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
+
+
+def _layer(
+    conv: Any, x: Tensor, own: Tensor, edge_index: Any, square: bool, edge_weight: Any
+) -> Layer | Attending | Refused | None:
+    """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
+    plain, state = getattr(type(conv), "_gnnaccel_plain", None), conv.__dict__
+    known = None if plain is None else _KNOWN.get(plain.forward)
+    if plain is not None and known in _ATTEND:
+        return None if edge_weight is not None else _attending(conv, known, plain, x, own, edge_index)
+    if known is None or not _guard(plain, known).allows(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
+        return None
+    if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
+        return None
+    alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
+    if not alike or conv.flow != "source_to_target" or state.get("_compiled_call_impl"):
+        return None
+    names: tuple[str, str | None]
+    modules, kind = conv._modules, REDUCES.get(type(conv._modules.get("aggr_module")))
+    key: tuple = ("graph", x.shape[0], own.shape[0], conv.flow)
+    if known is pyg_nn.GCNConv:
+        usual = square and conv.normalize and not conv.cached and not conv.improved and kind == "sum"
+        kind, names = "gcn", ("lin", None)
+        if conv.add_self_loops:
+            key = ("looped", x.shape[0], conv.flow, True)
+    elif known is pyg_nn.SAGEConv:
+        usual = not conv.project and not conv.normalize
+        names = ("lin_l", "lin_r" if conv.root_weight else None)
+    else:
+        usual, names = True, ("lin_rel", "lin_root")
+    if not usual or kind not in ("sum", "mean", "gcn"):
+        return None
+    maps = _maps(modules, names, x, own)
+    if maps is None:
+        return None
+    weight, bias, own_weight = maps
+    if known is pyg_nn.GCNConv:
+        if bias is not None or "bias" not in conv._parameters:
+            return None
+        bias = conv._parameters["bias"]
+        if bias is not None and bias.dtype != x.dtype:
+            return None
+    graph = derived.get((edge_index,), key)
+    if graph is None:
+        return Refused(None)
+    return Layer(Term(graph, x, weight, kind, True, edge_weight), bias, own, own_weight, edge_index, key[0])
+
+
+@functools.lru_cache(256)
+def _attention_guard(plain: type, known: type) -> short.Guard:
+    return short.Guard(plain, known, node_dims=(0,))
+
+
+def _attending(conv: Any, known: Any, plain: type, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
+    """What a layer of attention does, if it does no more, on edges that it has had before."""
+    if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
+        return None
+    if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
+        return None
+    looped = known is pyg_nn.GATConv and conv.add_self_loops
+    key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
+    graph, guard = derived.get((edge_index,), key), _attention_guard(plain, known)
+    if graph is None or own.device != x.device:
+        return None
+    if known is pyg_nn.GATConv:
+        layer = gat_layer(conv, guard, x, own, edge_index, lambda *_: graph)
+    else:
+        layer = dot_layer(conv, guard, x, own, edge_index, graph)
+    return None if layer is None else Attending(layer, edge_index, key[0])
+
+
+def _are_weights(edge_weight: Any, x: Tensor, edge_index: Tensor) -> bool:
+    """True for a number for each edge, of the features' kind."""
+    if type(edge_weight) not in short.FEATURES or edge_weight.shape != edge_index.shape[1:]:
+        return False
+    return edge_weight.dtype == x.dtype and edge_weight.device == x.device
+
+
+def _maps(modules: dict, names: tuple, x: Tensor, own: Tensor) -> tuple | None:
+    """Weight and bias behind the sums, and the weight for the destinations' own features (None: there is none)."""
+    found = short.parameters_of(modules.get(names[0]))
+    if found is None or not _fits(found, x):
+        return None
+    if names[1] is None:
+        return *found, None
+    others = short.parameters_of(modules.get(names[1]))
+    if others is None or others[1] is not None or not _fits(others, own) or others[0].shape[0] != found[0].shape[0]:
+        return None
+    return *found, others[0]
+
+
+def _fits(maps: tuple, x: Tensor) -> bool:
+    weight, bias = maps
+    if weight.dtype != x.dtype or weight.device != x.device or weight.dim() != 2 or weight.shape[1] != x.shape[1]:
+        return False
+    return bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1])
+
+
+def _target(layers: list[Layer]) -> Target:
+    """What adds up the results of these layers."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    owns = [layer.own_weight for layer in layers if layer.own_weight is not None]
+    own = Own(layers[0].own, owns) if owns else None
+    return Target([layer.term for layer in layers], _keeper({"": layers}), biases, own)
+
+
+def _keeper(by_target: Any) -> Callable:
+    """What keeps with the edges of these layers what is made of them."""
+    layers = [layer for together in by_target.values() for layer in together]
+    owners, forms = tuple([layer.edges for layer in layers]), tuple([layer.form for layer in layers])
+
+    def kept(key, make):
+        key = ("relations", forms, key)
+        stack = derived.get(owners, key)
+        if stack is None:
+            stack = make()
+            derived.put(owners, key, stack)
+        return stack
+
+    return kept

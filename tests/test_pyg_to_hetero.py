@@ -1,0 +1,128 @@
+"""Models of to_hetero() whose layers' copies are called together, against PyG's own way through the same model."""
+
+import copy
+
+import pytest
+import torch
+
+pyg = pytest.importorskip("torch_geometric")
+# ruff: noqa: E402
+from pyg_compare import assert_equal, rand, same
+from test_pyg_hetero import NETS, RELATIONS, Net, data, train
+from torch_geometric import nn
+
+from gnnaccel import pyg_backend, report
+from gnnaccel.ops import relation_layers
+from gnnaccel.pyg_backend import edge_types
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """It is worth it on tiny graphs as well, and on new ones."""
+    monkeypatch.setattr(edge_types, "_TINY", 0)
+    monkeypatch.setattr(relation_layers, "_TINY", 0)
+
+
+class Weighted(torch.nn.Module):
+    """A layer with edge weights that is called twice, beside results that are added up with another's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other = nn.GraphConv((-1, -1), 8), nn.SAGEConv((-1, -1), 8)
+
+    def forward(self, x, edge_index, edge_weight):
+        x = torch.add(self.conv(x, edge_index, edge_weight), self.other(x, edge_index=edge_index))
+        return self.conv(x.relu(), edge_index, edge_weight=edge_weight)
+
+
+def _watch(model):
+    model.first[next(iter(model.first))].register_forward_hook(lambda *args: args[2] * 2)
+
+
+def _other(model):
+    model.first[next(iter(model.first))] = torch.nn.Identity()
+    model.first[next(iter(model.first))].forward = lambda x, edge_index: x[:, :1].expand(-1, 8)
+
+
+CHANGES = {
+    "nothing": lambda model: None,
+    "hook": _watch,
+    "another module": _other,
+    "half": lambda m: m.first.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("name", NETS)
+def test_layers_of_to_hetero_together(name, aggr):
+    def program(wrap):
+        graph = data()
+        model = nn.to_hetero(Net(NETS[name]), graph.metadata(), aggr=aggr)
+        model(graph.x_dict, graph.edge_index_dict)
+        model, code = wrap(model), model.code
+        twins = [copy.deepcopy(model) for _ in range(2)]
+        out = [train(each, graph) for each in (model, model, *twins, model)]
+        assert model.code == code
+        return out, list(model.state_dict())
+
+    report.reset()
+    same(program)
+    site = report.snapshot().get("pyg.to_hetero")
+    together = site is not None and site.accelerated - sum(site.reasons.values())
+    assert bool(together) == (name not in ("SAGE max", "GATv2", "ResGated")) or aggr == "max"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_to_hetero_with_other_parts(change):
+    def program(wrap):
+        graph = data(8)
+        model = nn.to_hetero(Net(NETS["Graph"]), graph.metadata())
+        model(graph.x_dict, graph.edge_index_dict)
+        model = wrap(model)
+        if change != "half":
+            CHANGES[change](model)
+            return [train(model, graph) for _ in range(3)]
+        with torch.autocast("cpu"):
+            return [model(graph.x_dict, graph.edge_index_dict) for _ in range(3)]
+
+    same(program)
+
+
+def test_to_hetero_with_edge_weights_and_missing_relations():
+    def program(wrap):
+        graph, out = data(8), []
+        weights = {r: rand(60, seed=5, grad=True) for r in RELATIONS}
+        model = nn.to_hetero(Weighted(), graph.metadata())
+        model(graph.x_dict, graph.edge_index_dict, weights)
+        model = wrap(model)
+        for _ in range(3):
+            out.append((train(model, graph, weights), [w.grad for w in weights.values()]))
+        some = dict(list(graph.edge_index_dict.items())[1:])
+        return out, model(graph.x_dict, some, weights)
+
+    same(program, raises=True)
+
+
+def test_to_hetero_is_scripted_and_traced_as_it_is():
+    graph = data(8)
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.SAGEConv(8, 8)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return self.conv(x, edge_index)
+
+    model = pyg_backend.accelerate(nn.to_hetero(Plain(), graph.metadata()))
+    given = graph.x_dict, graph.edge_index_dict
+    want = model(*given)
+    again = nn.fx.symbolic_trace(model)
+    assert_equal(again(*given), want)
+    assert [n.target for n in again.graph.nodes if n.op == "call_module"] == [
+        n.target for n in model.graph.nodes if n.op == "call_module"
+    ]
+    pyg_backend.disable()
+    report.reset()
+    assert_equal(model(*given), want)
+    assert "pyg.to_hetero" not in report.snapshot()
