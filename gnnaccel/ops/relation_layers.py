@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,18 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Relation, Stack, below_each_other
 from gnnaccel.ops import _arrays, ready
 from gnnaccel.ops.linear_sums import Apart
+from gnnaccel.ops.relation_products import (
+    Group,
+    Map,
+    added,
+    adding,
+    columns,
+    group_of,
+    matrix,
+    of_maps,
+    of_sums,
+    products,
+)
 from gnnaccel.ops.relation_sums import Kept, Own, Term, relation_sums
 from gnnaccel.ops.spmm import FORMS, spmm
 
@@ -110,10 +123,10 @@ def _alike(targets: Sequence[Target]) -> bool:
     first = targets[0].terms[0].x
     dtype, device = first.dtype, first.device
     for terms, _, _, own in targets:
-        if own is not None and not own.weights:
+        if (own is not None and not own.weights) or not terms[0].outputs:
             return False
         for _, x, _, kind, _, edge_weight in terms:
-            if kind not in FORMS or edge_weight is not None or x.dtype != dtype or x.device != device:
+            if kind not in FORMS or edge_weight is not None or not x.shape[1] or x.dtype != dtype or x.device != device:
                 return False
     return True
 
@@ -137,82 +150,77 @@ class _Walk(NamedTuple):
     sizes: list[int]
 
 
-class _Part(NamedTuple):
-    """The sums of one walk for one target: rows [first, last) of it, `wide` of which are a row of the target's.
-
-    weights : list of (int, bool)
-        Places of their maps, and whether these are [D, F].
-    owns : list of int
-        Places of those of the destinations' own features, whose sum is the last.
-    """
+class _Product(NamedTuple):
+    """Products with rows [first, last) of the sums of one walk."""
 
     walk: int
     first: int
     last: int
-    wide: int
-    weights: list[tuple[int, bool]]
-    owns: list[int]
-    features: frozenset[int]
+    group: Group
 
 
 class _Plan(NamedTuple):
-    """Walks, and for each target its parts and the places of its biases, and of all that it is made of (`used`).
+    """Walks and products; for each target the places of its biases, and of all that it is made of (`used`); and,
+    where one product has all targets, what adds up their biases.
 
     Places are those of the tensors that are given to autograd; the first `features` are features.
     """
 
     features: int
     walks: list[_Walk]
-    targets: list[tuple[list[_Part], list[int]]]
+    products: list[_Product]
+    biases: list[list[int]]
+    adding: Graph | None
     used: list[list[int]]
 
 
 def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[int, Tensor]) -> _Plan:
     """The plan of a call; holds no tensor of it."""
     sizes, at = [x.shape[0] for x in features.values()], len(features)
-    members: dict[tuple, list[int]] = {}  # the features of a walk
-    found: list[tuple[dict[tuple, list], list[int]]] = []
-    for terms, _, biases, own in targets:
-        parts: dict[tuple, list] = {}  # (graph, place of its features, places of its maps, transposed)
+    walked: dict[tuple, list[tuple[int, list]]] = {}  # by width and kind: the parts of targets
+    biases, used = [], []
+    for number, (terms, _, of_target, own) in enumerate(targets):
+        parts: dict[tuple, list] = {}  # (graph, place of its features, maps)
+        first = at
         for term in terms:
             key = term.x.shape[1], term.kind
-            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [at], term.transposed))
+            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [Map(at, term.transposed)]))
             at += 1
         if own is not None:
-            width, owns = own.x.shape[1], list(range(at, at + len(own.weights)))
+            width, maps = own.x.shape[1], [Map(at + k, True) for k in range(len(own.weights))]
             key = next((key for key in parts if key[0] == width), (width, "sum"))
-            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], owns, None))
-            at += len(owns)
+            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], maps))
+            at += len(maps)
         for key, rows in parts.items():
-            walk = members.setdefault(key, [])
-            walk += [place for place in dict.fromkeys(row[1] for row in rows) if place not in walk]
-        found.append((parts, list(range(at, at + len(biases)))))
-        at += len(biases)
-    walks, numbers = [], {key: number for number, key in enumerate(members)}
-    stacks: dict[tuple, list[Stack]] = {key: [] for key in members}
-    plans: list[tuple[list[_Part], list[int]]] = []
-    for parts, of_biases in found:
-        plans.append(([], of_biases))
-        for key, rows in parts.items():
-            first = sum([stack.num_rows * stack.count for stack in stacks[key]])
-            bases, cols = _bases(members[key], sizes)
-            stack = Stack([Relation(graph, bases[place]) for graph, place, _, _ in rows], cols)
-            stacks[key].append(stack)
-            maps = [(each[0], transposed) for _, _, each, transposed in rows if transposed is not None]
-            owns = [place for _, _, each, transposed in rows if transposed is None for place in each]
-            last, used = first + stack.num_rows * stack.count, frozenset(row[1] for row in rows)
-            plans[-1][0].append(_Part(numbers[key], first, last, stack.count, maps, owns, used))
-    for key in numbers:
-        graph = below_each_other([stack.apart for stack in stacks[key]])
-        walks.append(_Walk(graph, FORMS[key[1]], members[key], [sizes[place] for place in members[key]]))
-    return _Plan(len(features), walks, plans, [_all_of(each, of_biases) for each, of_biases in plans])
-
-
-def _all_of(parts: list[_Part], biases: list[int]) -> list[int]:
-    found = list(biases)
-    for part in parts:
-        found += [*part.features, *[place for place, _ in part.weights], *part.owns]
-    return found
+            walked.setdefault(key, []).append((number, rows))
+        biases.append(list(range(at, at + len(of_target))))
+        at += len(of_target)
+        used.append([*{place for rows in parts.values() for _, place, _ in rows}, *range(first, at)])
+    outputs = [terms[0].outputs for terms, *_ in targets]
+    walks: list[_Walk] = []
+    made: list[_Product] = []
+    for (_, kind), found in walked.items():
+        found.sort(key=lambda part: (len(part[1]), outputs[part[0]]))  # those of one shape stand together
+        members = list(dict.fromkeys([place for _, rows in found for _, place, _ in rows]))
+        bases, cols = _bases(members, sizes)
+        stacks = [Stack([Relation(graph, bases[place]) for graph, place, _ in rows], cols) for _, rows in found]
+        before = 0
+        for (wide, outs), group in groupby(found, lambda part: (len(part[1]), outputs[part[0]])):
+            some = list(group)
+            numbers = [number for number, _ in some]
+            counts = [targets[number].terms[0].graph.num_rows for number in numbers]
+            slots = [maps for _, rows in some for _, _, maps in rows]
+            one = group_of(numbers, counts, slots, outs, stacks[0].graphs[0].device)
+            made.append(_Product(len(walks), before, before + sum(counts) * wide, one))
+            before = made[-1].last
+        graph = below_each_other([stack.apart for stack in stacks])
+        walks.append(_Walk(graph, FORMS[kind], members, [sizes[place] for place in members]))
+    joined = None
+    if len(made) == 1 and any(biases):
+        next_one = count()
+        sums = [[next(next_one) for _ in biases[number]] for number in made[0].group.targets]
+        joined = adding(sums, 1, 1, walks[0].graph.device)
+    return _Plan(len(features), walks, made, biases, joined, used)
 
 
 def _bases(members: list[int], sizes: list[int]) -> tuple[dict[int, int], int]:
@@ -247,14 +255,18 @@ class _Layers(torch.autograd.Function):
             else:
                 sums.append(spmm(walk.graph, x, reduce=walk.form.name))
             calls.append(call if both else None)
-        outs = []
-        for parts, biases in plan.targets:
-            out = _added([given[place] for place in biases])
-            for part in parts:
-                rows, maps = _rows(sums[part.walk], part), _side_by_side(given, part)
-                fits = out is None or out.dim() == 1
-                out = F.linear(rows, maps, out) if fits else torch.addmm(out, rows, maps.t())
-            outs.append(out)
+        maps = [matrix(each.group, given) for each in plan.products]
+        outs: list[Any] = [None] * len(plan.biases)
+        for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
+            made = products(group, sums[walk][first:last].view(-1, whole.shape[2]), whole)
+            if plan.adding is not None:
+                _add_biases(plan, group, made, given)
+            for number, part in zip(group.targets, torch.unsafe_split_with_sizes(made, group.sizes), strict=True):
+                outs[number] = part if outs[number] is None else outs[number].add_(part)
+        if plan.adding is None:
+            for out, biases in zip(outs, plan.biases, strict=True):
+                if biases:
+                    out.add_(_added([given[place] for place in biases]))
         if True in needs:
             ctx.set_materialize_grads(False)
             if False in needs:
@@ -263,55 +275,80 @@ class _Layers(torch.autograd.Function):
             ctx.plan, ctx.calls, ctx.count, ctx.targets = plan, calls, len(sums), targets
             # Those that no first derivative reads may be written into.
             ctx.features = [(x, None if x.is_inference() else x._version) for x in given[: plan.features]]
-            ctx.save_for_backward(*sums, *given[plan.features :])
+            ctx.save_for_backward(*sums, *maps, *given[plan.features :])
         return tuple(outs)
 
     @staticmethod
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors
-        sums, given = saved[: ctx.count], (*[None] * plan.features, *saved[ctx.count :])
+        sums, maps = saved[: ctx.count], saved[ctx.count : ctx.count + len(plan.products)]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
-            return None, None, *_second(ctx, grads)
+            return None, None, *_second(ctx, saved[ctx.count + len(maps) :], grads)
         found: list[Tensor | None] = [None] * len(needs)
-        grads = [grad if grad is None else grad.contiguous() for grad in grads]
-        rows = [None if call is None else torch.empty_like(each) for call, each in zip(ctx.calls, sums, strict=True)]
-        reached: set[int] = set()
-        for grad, (parts, biases) in zip(grads, plan.targets, strict=True):
-            for part in parts:
-                of_rows = rows[part.walk]
-                if of_rows is not None and grad is None:
-                    of_rows[part.first : part.last].zero_()
-                elif of_rows is not None:
-                    torch.mm(grad, _side_by_side(given, part), out=_rows(of_rows, part))
-                    reached |= part.features
-            if grad is None:
-                continue
-            transposed = grad.t()
-            for part in parts:
-                of_maps = [*[place for place, _ in part.weights], *part.owns]
-                if not any(needs[place] for place in of_maps):
-                    continue
-                products = transposed.mm(_rows(sums[part.walk], part)).chunk(part.wide, dim=1)
-                for (place, flag), product in zip(part.weights, products, strict=False):
-                    found[place] = product if flag else product.t()
-                for place in part.owns:
-                    found[place] = products[-1]
-            if biases:
-                total = grad.sum(0)
-                for place in biases:
-                    found[place] = total
-        for walk, call, of_rows in zip(plan.walks, ctx.calls, rows, strict=True):
+        all_needed = False not in needs
+        rows: list[list[Tensor]] = [[] for _ in plan.walks]
+        like = next((grad for grad in grads if grad is not None), None)
+        if like is None:
+            return (None,) * (len(needs) + 2)
+        for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
+            grad = _below(grads, group, like, whole.shape[1])
+            if ctx.calls[walk] is not None:
+                rows[walk].append(of_sums(group, grad, whole).view(last - first, -1))
+            if all_needed or any(needs[each.place] for each in group.maps):
+                parts = of_maps(group, grad, sums[walk][first:last].view(-1, whole.shape[2]))
+                for place, transposed, slot in group.maps:
+                    found[place] = parts[slot] if transposed else parts[slot].t()
+            if plan.adding is not None:
+                for number, total in zip(group.targets, columns(group, grad), strict=True):
+                    for place in plan.biases[number]:
+                        found[place] = total
+        if plan.adding is None:
+            for grad, biases in zip(grads, plan.biases, strict=True):
+                if biases and grad is not None:
+                    found[biases[0] : biases[-1] + 1] = [grad.sum(0)] * len(biases)
+        for walk, call, parts in zip(plan.walks, ctx.calls, rows, strict=True):
             if call is None:
                 continue
-            whole = call.gradient(of_rows)
-            parts = (whole,) if len(walk.sizes) == 1 else torch.split_with_sizes(whole, walk.sizes)
-            for place, each in zip(walk.features, parts, strict=True):
-                if place in reached:
-                    found[place] = each if found[place] is None else found[place] + each
+            whole = call.gradient(parts[0] if len(parts) == 1 else torch.cat(parts))
+            each = (whole,) if len(walk.sizes) == 1 else torch.split_with_sizes(whole, walk.sizes)
+            for place, part in zip(walk.features, each, strict=True):
+                found[place] = part if found[place] is None else found[place] + part
+        if None in grads:
+            _clear(found, plan, grads)
         if not _keeps_graph():
             ctx.features = ctx.targets = ctx.calls = None  # as autograd drops what is saved
-        return None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
+        if not all_needed:
+            found = [grad if need else None for grad, need in zip(found, needs, strict=True)]
+        return None, None, *found
+
+
+def _add_biases(plan: _Plan, group: Group, made: Tensor, given: Sequence[Any]) -> None:
+    """Add to the results of all targets what their biases add up to."""
+    parameters = [given[place] for number in group.targets for place in plan.biases[number]]
+    total = added(plan.adding, torch.cat(parameters).view(len(parameters), -1))  # type: ignore[arg-type]
+    if group.rows_alike:
+        made.view(len(group.sizes), -1, made.shape[1]).add_(total.unsqueeze(1))
+        return
+    for part, bias in zip(made.split(group.sizes), total.unbind(), strict=True):
+        part.add_(bias)
+
+
+def _below(grads: Sequence[Tensor | None], group: Group, like: Tensor, outputs: int) -> Tensor:
+    """The gradients of the group's targets below each other, zeros where nothing was made of one."""
+    each = []
+    for number, size in zip(group.targets, group.sizes, strict=True):
+        grad = grads[number]
+        each.append(like.new_zeros(size, outputs) if grad is None else grad)
+    return each[0].contiguous() if len(each) == 1 else torch.cat(each)
+
+
+def _clear(found: list, plan: _Plan, grads: Sequence[Tensor | None]) -> None:
+    """None in place of the gradients that nothing has led to."""
+    led = {place for used, grad in zip(plan.used, grads, strict=True) if grad is not None for place in used}
+    for place in range(len(found)):
+        if place not in led:
+            found[place] = None
 
 
 # Whether autograd is to keep what the graph saved, for another backward (torch 2.4 does not say).
@@ -321,14 +358,14 @@ _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph",
 _layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]
 
 
-def _second(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
+def _second(ctx: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple:
     """Gradients with derivatives of their own, those of each target's sums."""
     if any(version is not None and x._version != version for x, version in ctx.features):
         raise RuntimeError(
             "features of several edge types were written into after the forward pass, and are needed for a second "
             "derivative: write into a copy of them"
         )
-    given = [x for x, _ in ctx.features] + list(ctx.saved_tensors[ctx.count :])
+    given = [*[x for x, _ in ctx.features], *parameters]
     reached = [grad is not None for grad in grads]
 
     def composed(*given):
@@ -363,19 +400,6 @@ def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> lis
 
 def _end_to_end(features: list[Tensor]) -> Tensor:
     return features[0] if len(features) == 1 else torch.cat(features)
-
-
-def _rows(sums: Tensor, part: _Part) -> Tensor:
-    """The sums of a part side by side, [rows of the target, count * F]."""
-    return sums[part.first : part.last].view(-1, part.wide * sums.shape[1])
-
-
-def _side_by_side(given: Sequence[Any], part: _Part) -> Tensor:
-    """[D, count * F] of maps [D, F], or [F, D]."""
-    maps = [given[place] if transposed else given[place].t() for place, transposed in part.weights]
-    if part.owns:
-        maps.append(_added([given[place] for place in part.owns]))
-    return maps[0] if len(maps) == 1 else torch.cat(maps, dim=1)
 
 
 def _added(parameters: list[Tensor]) -> Tensor | Any:

@@ -117,12 +117,14 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     if on_cpu and _are_tiny(calls) and (_weighted(calls) or _may_be_gone(some)):
         return Refused(None)  # where sums whose edges have factors take less one by one, too
     plain: dict[int, bool] = {}
+    classes: dict[Any, tuple[Any, short.Guard] | None] = {}
     numbers: dict[int, int] = {}
     for number, (module, target, operands) in enumerate(calls):
         together, others = found.sums.setdefault(target, []), found.others.setdefault(target, [])
         layer = None
         if operands is not None and _is_plain(operands.x, plain) and _is_plain(operands.own, plain):
-            layer = _layer(module, *operands)
+            kind = _standing(type(module), classes)
+            layer = None if kind is None else _layer(module, kind, *operands)
         if isinstance(layer, Refused):
             return layer
         if isinstance(layer, Attending):
@@ -237,25 +239,46 @@ def _alike(first: Layer, layer: Layer) -> bool:
     return first.term.graph.num_rows == layer.term.graph.num_rows
 
 
-@functools.lru_cache(256)
-def _guard(plain: type, known: type) -> short.Guard:
-    return short.Guard(plain, known, tuple(REDUCES))
-
-
 _ATTEND = (pyg_nn.GATConv, pyg_nn.TransformerConv)
 _LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, *_ATTEND)
 _KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
 
 
-def _layer(
-    conv: Any, x: Tensor, own: Tensor, edge_index: Any, square: bool, edge_weight: Any
-) -> Layer | Attending | Refused | None:
-    """What a layer does, if it does no more; None if it does, or another layer. Refused: its edges are new."""
-    plain, state = getattr(type(conv), "_gnnaccel_plain", None), conv.__dict__
+@functools.lru_cache(256)
+def _kind(cls: Any) -> tuple[Any, short.Guard] | None:
+    """The class of PyG's of which layers of class `cls` are, and what guards them; None for others."""
+    plain = getattr(cls, "_gnnaccel_plain", None)
     known = None if plain is None else _KNOWN.get(plain.forward)
-    if plain is not None and known in _ATTEND:
-        return None if edge_weight is not None else _attending(conv, known, plain, x, own, edge_index)
-    if known is None or not _guard(plain, known).allows(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
+    if known is None:
+        return None
+    return known, short.Guard(plain, known, node_dims=(0,)) if known in _ATTEND else short.Guard(plain, known, _SUMS)
+
+
+_SUMS = tuple(REDUCES)
+
+
+def _standing(cls: Any, known: dict[Any, tuple[Any, short.Guard] | None]) -> tuple[Any, short.Guard] | None:
+    """`_kind` of a class that nobody has changed, of which `known` has what was found in this call."""
+    if cls not in known:
+        kind = _kind(cls)
+        known[cls] = kind if kind is not None and kind[1].unchanged() else None
+    return known[cls]
+
+
+def _layer(
+    conv: Any,
+    standing: tuple[Any, short.Guard],
+    x: Tensor,
+    own: Tensor,
+    edge_index: Any,
+    square: bool,
+    edge_weight: Any,
+) -> Layer | Attending | Refused | None:
+    """What a layer does, if it does no more; None if it does. Refused: its edges are new."""
+    (known, guard), state = standing, conv.__dict__
+    if known in _ATTEND:
+        return None if edge_weight is not None else _attending(conv, known, guard, x, own, edge_index)
+    if not guard.allows_layer(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
@@ -293,12 +316,7 @@ def _layer(
     return Layer(Term(graph, x, weight, kind, True, edge_weight), bias, own, own_weight, edge_index, key[0])
 
 
-@functools.lru_cache(256)
-def _attention_guard(plain: type, known: type) -> short.Guard:
-    return short.Guard(plain, known, node_dims=(0,))
-
-
-def _attending(conv: Any, known: Any, plain: type, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
+def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
     """What a layer of attention does, if it does no more, on edges that it has had before."""
     if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
         return None
@@ -306,7 +324,7 @@ def _attending(conv: Any, known: Any, plain: type, x: Tensor, own: Tensor, edge_
         return None
     looped = known is pyg_nn.GATConv and conv.add_self_loops
     key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
-    graph, guard = derived.get((edge_index,), key), _attention_guard(plain, known)
+    graph = derived.get((edge_index,), key)
     if graph is None or own.device != x.device:
         return None
     if known is pyg_nn.GATConv:

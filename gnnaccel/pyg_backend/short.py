@@ -75,29 +75,16 @@ class Guard:
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
         """True if nothing of `conv` or its class was replaced, watched or switched, and it was given an edge_index."""
-        return self.allows_all(conv, (edge_index,))
+        return self.allows_layer(conv, edge_index) and self.unchanged()
 
     def allows_all(self, conv: Any, edges: Collection[Any]) -> bool:
         """The same of a layer that is given several."""
+        return self.allows_layer(conv, *edges) and self.unchanged()
+
+    def unchanged(self) -> bool:
+        """True if nothing of the class was replaced, and nobody watches all modules."""
         plain = self.plain
-        if torch.compiler.is_compiling():
-            return False
-        for edge_index in edges:
-            if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
-                return False
-        if obstacle(conv) is not None:  # before a shape is compared, of which a trace warns
-            return False
-        for edge_index in edges:
-            if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-                return False
-            # Not an adjacency matrix of two nodes.
-            if edge_index.layout is not torch.strided or not (edge_index.is_cpu or unserved(edge_index.device) is None):
-                return False
-        if (
-            conv.node_dim not in self._node_dims
-            or plain.message is not self._message
-            or plain.forward is not self._forward
-        ):
+        if plain.message is not self._message or plain.forward is not self._forward:
             return False
         if plain.update is not self._update:
             return False
@@ -113,8 +100,27 @@ class Guard:
         for name, helper in self._helpers:
             if self._namespace.get(name) is not helper:
                 return False
+        return not _has_any_global_hook()
+
+    def allows_layer(self, conv: Any, *edges: Any) -> bool:
+        """`allows` of a layer whose class is `unchanged`."""
+        if torch.compiler.is_compiling():
+            return False
+        for edge_index in edges:
+            if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES:
+                return False
+        if obstacle(conv) is not None:  # before a shape is compared, of which a trace warns
+            return False
+        for edge_index in edges:
+            if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+                return False
+            # Not an adjacency matrix of two nodes.
+            if edge_index.layout is not torch.strided or not (edge_index.is_cpu or unserved(edge_index.device) is None):
+                return False
+        if conv.node_dim not in self._node_dims:
+            return False
         aggregation = conv._modules.get("aggr_module")
-        if type(aggregation) not in self._aggregations or _has_any_global_hook() or hooked(aggregation):
+        if type(aggregation) not in self._aggregations or hooked(aggregation):
             return False
         # PyG binds the class's own propagate() to a layer that it has explained.
         own = conv.__dict__.get("propagate")
