@@ -500,6 +500,7 @@ PLAIN = {
         else nn.GATConv((-1, -1), 8, add_self_loops=False)
     ),
     "normalized": lambda n: nn.SAGEConv((-1, -1), 8, normalize=n == 4),
+    "GIN": lambda n: nn.GINConv(nn.MLP([8, 6, 8], dropout=0.2 * (n == 3)), eps=0.5 * n, train_eps=n == 2),
 }
 
 
@@ -532,6 +533,7 @@ def always(monkeypatch):
 
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
+    monkeypatch.setattr(edge_types, "_SUMMING", ("cpu", "cuda"))
 
 
 def test_tiny_graphs_are_joined_once_they_last():
@@ -550,6 +552,8 @@ def test_tiny_graphs_are_joined_once_they_last():
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_layers_of_all_relations_together(name, aggr, widths, always):
+    if name == "GIN" and widths is None:
+        pytest.skip("its features are to have one width")
     report.reset()
     same(together(name, aggr, widths), accelerated=None if name == "some" else True)
     site = _walks()  # of the first call, of layers that are yet to find their width, none

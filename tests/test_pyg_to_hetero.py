@@ -21,6 +21,7 @@ def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
+    monkeypatch.setattr(edge_types, "_SUMMING", ("cpu", "cuda"))
 
 
 class Weighted(torch.nn.Module):

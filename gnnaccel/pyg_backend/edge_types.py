@@ -20,6 +20,7 @@ from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
+from gnnaccel.ops.own_sums import OwnSum, own_sums
 from gnnaccel.ops.ready import ONCE
 from gnnaccel.ops.relation_layers import SPARED, Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, is_profitable
@@ -78,16 +79,24 @@ class Attending(NamedTuple):
     form: str
 
 
+class Summing(NamedTuple):
+    layer: OwnSum
+    edges: Tensor
+    form: str
+
+
 class Found(NamedTuple):
     """What calls do, by target in the order of the calls.
 
     sums : layers that are summed and mapped together. others : numbers of the calls that are to be made. attending : of
-    GATConv, and of TransformerConv into one type, by what these have in common.
+    GATConv, and of TransformerConv into one type, by what these have in common. summing : of GINConv, those of the
+    others, by number, whose sums are found together.
     """
 
     sums: dict[Hashable, list[Layer]]
     others: dict[Hashable, list[int]]
     attending: dict[tuple, dict[Hashable, list[Attending]]]
+    summing: dict[tuple, dict[int, Summing]]
 
 
 class Results(NamedTuple):
@@ -107,7 +116,7 @@ def unusual() -> str | None:
 
 def found_in(calls: Sequence[Call]) -> Found | Refused:
     """Which of the calls are to be taken together."""
-    found = Found({}, {}, {})
+    found = Found({}, {}, {}, {})
     some = next((call.operands.edges for call in calls if call.operands is not None), None)
     if type(some) is not Tensor:
         return Refused(None if some is None else "layers that cannot be taken together")
@@ -132,6 +141,10 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
             slope, into = (module.negative_slope, None) if type(layer.layer) is GatLayer else (None, target)
             key = (slope, into, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
             found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
+        elif isinstance(layer, Summing):
+            others.append(number)
+            found.summing.setdefault((layer.layer.x.shape[1], layer.layer.x.dtype), {})[number] = layer
+            continue
         elif layer is not None and (not together or _alike(together[0], layer)):
             together.append(layer)
         else:
@@ -149,11 +162,14 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         if len(layers) < 2 or not _attend_together(layers):
             for target, part in found.attending.pop(key).items():
                 found.others[target] += [numbers[id(each)] for each in part]
-    some = found.attending or any(found.sums.values())
+    for key, by_number in list(found.summing.items()):
+        if len(by_number) < 2 or _features([each.layer for each in by_number.values()]) > SPARED * len(by_number):
+            found.summing.pop(key)
+    some = found.attending or found.summing or any(found.sums.values())
     return found if some else Refused("layers that cannot be taken together")
 
 
-def results_of(found: Found, run: Callable[[int], Any]) -> dict[Hashable, Results] | None:
+def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -> dict[Hashable, Results] | None:
     """By target; run(number) makes one of the calls. None where layers take less one by one: nothing has been done."""
     parts: dict[Hashable, list[Tensor]] = {target: [] for target in found.others}
     counts = dict.fromkeys(found.others, 0)
@@ -176,8 +192,13 @@ def results_of(found: Found, run: Callable[[int], Any]) -> dict[Hashable, Result
         for (target, together), out in zip(group.items(), outs, strict=True):
             parts[target].append(out)
             counts[target] += len(together)
-    # In PyG's order, in which they draw random numbers.
-    called = {number: run(number) for number in sorted(itertools.chain(*found.others.values()))}
+    ready: dict[int, Tensor] = {}
+    for by_number in found.summing.values():
+        made = own_sums([each.layer for each in by_number.values()], _keeper({"": list(by_number.values())}))
+        ready.update(zip(by_number, made, strict=True))
+    called = {}
+    for number in sorted(itertools.chain(*found.others.values())):  # PyG's order, in which they draw random numbers
+        called[number] = calls[number].module.nn(ready.pop(number)) if number in ready else run(number)
     return {
         target: Results(parts[target], counts[target], [called[number] for number in sorted(others)])
         for target, others in found.others.items()
@@ -192,6 +213,12 @@ def _attend_together(layers: list) -> bool:
         return takes(layers) if gat else _copied(layers) <= SPARED
     work = sum([layer.graph.num_cols * weight.numel() for layer, weight in zip(layers, maps, strict=True)])
     return work <= (_ATTENDING if gat else _MAPPED) and (not gat or takes(layers))
+
+
+def _features(layers: list[OwnSum]) -> int:
+    """Bytes of all features."""
+    each = {id(x): x for layer in layers for x in (layer.x, layer.own)}
+    return sum([x.numel() * x.element_size() for x in each.values()])
 
 
 def _copied(layers: list[DotLayer]) -> int:
@@ -240,7 +267,8 @@ def _alike(first: Layer, layer: Layer) -> bool:
 
 
 _ATTEND = (pyg_nn.GATConv, pyg_nn.TransformerConv)
-_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, *_ATTEND)
+_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, pyg_nn.GINConv, *_ATTEND)
+_SUMMING = ("cuda",)  # devices on which the sums of GINConv take less together
 _KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
 
 
@@ -273,13 +301,15 @@ def _layer(
     edge_index: Any,
     square: bool,
     edge_weight: Any,
-) -> Layer | Attending | Refused | None:
+) -> Layer | Attending | Summing | Refused | None:
     """What a layer does, if it does no more; None if it does. Refused: its edges are new."""
     (known, guard), state = standing, conv.__dict__
     if known in _ATTEND:
         return None if edge_weight is not None else _attending(conv, known, guard, x, own, edge_index)
     if not guard.allows_layer(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
+    if known is pyg_nn.GINConv:
+        return None if edge_weight is not None else _summing(conv, x, own, edge_index)
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
@@ -332,6 +362,21 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
     else:
         layer = dot_layer(conv, guard, x, own, edge_index, graph)
     return None if layer is None else Attending(layer, edge_index, key[0])
+
+
+def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor) -> Summing | None:
+    """What a GINConv does before its `nn`, on edges that it has had before."""
+    eps = conv._buffers.get("eps", conv._parameters.get("eps"))
+    if x.device.type not in _SUMMING or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
+        return None
+    if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in conv._modules:
+        return None
+    alike = x.dtype == own.dtype == eps.dtype and x.device == own.device == edge_index.device == eps.device
+    if not alike or x.shape[1] != own.shape[1] or not x.shape[1] or conv.flow != "source_to_target":
+        return None
+    graph = derived.get((edge_index,), ("graph", x.shape[0], own.shape[0], conv.flow))
+    usual = graph is not None and not conv.__dict__.get("_compiled_call_impl")
+    return Summing(OwnSum(graph, x, own, eps), edge_index, "graph") if usual else None
 
 
 def _are_weights(edge_weight: Any, x: Tensor, edge_index: Tensor) -> bool:

@@ -43,17 +43,18 @@ def _forward(original: Callable) -> Callable:
         start = time.perf_counter()
         why = _unusual(self, args_dict, kwargs_dict)
         if why is None:
-            calls = _calls(self, *args_dict, kwargs_dict)
-            found = edge_types.found_in([call for _, call in calls])
+            named = _calls(self, *args_dict, kwargs_dict)
+            calls = [call for _, call in named]
+            found = edge_types.found_in(calls)
             if isinstance(found, Refused):
                 why = found.why
             else:
 
                 def run(number):
-                    edge_type, (module, *_) = calls[number]
+                    edge_type, (module, *_) = named[number]
                     return _called(module, edge_type, args_dict, kwargs_dict)
 
-                results = edge_types.results_of(found, run)
+                results = edge_types.results_of(calls, found, run)
                 if results is not None:
                     report.record(KIND, start)
                     return {target: _across(result, self.aggr) for target, result in results.items()}

@@ -188,7 +188,7 @@ def _together(modules: Sequence[Any], given: Sequence[tuple[tuple, dict]], targe
             if isinstance(found, Refused):
                 why = found.why
             else:
-                results = edge_types.results_of(found, run)
+                results = edge_types.results_of(calls, found, run)
                 if results is not None:
                     report.record(KIND, start)
                     return [_added([*results[n].parts, *results[n].others]) for n in range(len(results))]

@@ -1,0 +1,124 @@
+"""The sums of several layers over graphs of their own, each with a multiple of the rows' own features (GIN), as one
+walk: the rows of all layers below each other, over the features of all end to end, with an edge more for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops.spmm import spmm
+
+_INT32_MAX = 2**31 - 1
+
+
+class OwnSum(NamedTuple):
+    """spmm(graph, x) + (1 + eps) * own.
+
+    graph : Graph
+    x : Tensor [num_cols, F]
+    own : Tensor [num_rows, F]
+    eps : Tensor of one number
+        A constant.
+    """
+
+    graph: Graph
+    x: Tensor
+    own: Tensor
+    eps: Tensor
+
+
+class _Plan(NamedTuple):
+    """`code` has for each edge which of (1, 1 + eps of each layer) is its factor; `rows` are those of each layer,
+    `sizes` those of each tensor of features, and `used` the places of these for each layer."""
+
+    graph: Graph
+    code: Tensor
+    rows: list[int]
+    sizes: list[int]
+    used: list[set[int]]
+
+
+def own_sums(layers: Sequence[OwnSum], kept: Callable) -> list[Tensor]:
+    """What each layer is.
+
+    Parameters
+    ----------
+    layers : sequence of OwnSum
+        Of one width, floating dtype and device.
+    kept : callable
+        kept(key, make) returns what make() has made for these graphs and this key before, or makes it.
+
+    Returns
+    -------
+    list of Tensor [num_rows of a layer, F]
+    """
+    features: dict[int, Tensor] = {}
+    for _, x, own, _ in layers:
+        features[id(x)], features[id(own)] = x, own
+    places = {each: number for number, each in enumerate(features)}
+    sizes = [x.shape[0] for x in features.values()]
+    ends = [(places[id(x)], places[id(own)]) for _, x, own, _ in layers]
+    plan = kept(("own", tuple(ends), tuple(sizes)), partial(_planned, [layer.graph for layer in layers], ends, sizes))
+    with torch.no_grad():
+        scales = torch.cat([layers[0].eps.new_zeros(1), *[layer.eps.view(1) for layer in layers]]).add_(1)
+        weight = scales.index_select(0, plan.code)
+    return list(_OwnSums.apply(plan, weight, *features.values()))
+
+
+def _planned(graphs: list[Graph], ends: list[tuple[int, int]], sizes: list[int]) -> _Plan:
+    device, bases = graphs[0].device, [sum(sizes[:place]) for place in range(len(sizes))]
+    with torch.inference_mode(False), torch.no_grad():
+        pointers, columns, codes, before = [torch.zeros(1, dtype=torch.int64, device=device)], [], [], 0
+        for number, (graph, (source, own)) in enumerate(zip(graphs, ends, strict=True)):
+            each = torch.arange(graph.num_rows, device=device)
+            indptr = graph.indptr.long()
+            rows = torch.repeat_interleave(each, indptr.diff(), output_size=graph.nnz)
+            places = rows + torch.arange(graph.nnz, device=device)  # behind the loop of each row before
+            loops = indptr[1:] + each
+            found = torch.empty(graph.nnz + graph.num_rows, dtype=torch.int64, device=device)
+            found[places], found[loops] = graph.indices.long() + bases[source], each + bases[own]
+            code = torch.zeros_like(found)
+            code[loops] = number + 1
+            pointers.append(loops + 1 + before)
+            columns.append(found)
+            codes.append(code)
+            before += found.numel()
+        dtype = torch.int32 if max(before, sum(sizes)) <= _INT32_MAX else torch.int64
+        whole = Graph(torch.cat(pointers).to(dtype), torch.cat(columns).to(dtype), None, sum(sizes))
+        return _Plan(whole, torch.cat(codes), [graph.num_rows for graph in graphs], sizes, [set(pair) for pair in ends])
+
+
+class _OwnSums(torch.autograd.Function):
+    """Gradients of features of which nothing was made are None, as if each layer had a node of its own."""
+
+    @staticmethod
+    def forward(ctx, plan, weight, *features):
+        out = spmm(plan.graph, features[0] if len(features) == 1 else torch.cat(features), weight)
+        outs = torch.unsafe_split_with_sizes(out, plan.rows)
+        needs = ctx.needs_input_grad[2:]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *[out for out, used in zip(outs, plan.used, strict=True) if not any(needs[place] for place in used)]
+        )
+        ctx.plan, ctx.width = plan, out.shape[1]
+        ctx.save_for_backward(weight)
+        return outs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        (weight,), plan, needs = ctx.saved_tensors, ctx.plan, ctx.needs_input_grad[2:]
+        like: Any = next((grad for grad in grads if grad is not None), None)
+        if like is None:
+            return (None,) * (len(needs) + 2)
+        pairs = zip(grads, plan.rows, strict=True)
+        rows = torch.cat([like.new_zeros(size, ctx.width) if grad is None else grad for grad, size in pairs])
+        parts = spmm(plan.graph.transposed, rows, weight).split(plan.sizes)  # with derivatives of its own
+        pairs = zip(plan.used, grads, strict=True)
+        led = {place for used, grad in pairs if grad is not None for place in used}
+        found = [part if need and n in led else None for n, (part, need) in enumerate(zip(parts, needs, strict=True))]
+        return None, None, *found
