@@ -11,13 +11,19 @@ from gnnaccel.ops.relation_sums import Own, Term
 SIZES, WIDTHS = (5, 7, 4, 6), (4, 4, 3, 4)
 # (source, destination, edges) of each relation, and the kinds of the sums.
 RELATIONS = ((0, 1, 9), (1, 1, 8), (2, 1, 7), (0, 3, 6), (3, 3, 0), (1, 2, 5), (2, 2, 300))
-KINDS = {"sum": ("sum",) * 7, "mean": ("mean",) * 7, "both": ("sum", "mean", "sum", "mean", "mean", "sum", "sum")}
+KINDS = {
+    "sum": ("sum",) * 7,
+    "mean": ("mean",) * 7,
+    "both": ("sum", "mean", "sum", "mean", "mean", "sum", "sum"),
+    "factors": ("both", "left", "sum", "mean", "both", "both", "left"),
+}
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     """What takes less one by one is put together as well."""
     monkeypatch.setattr(module, "_TINY", 0)
+    monkeypatch.setattr(module, "_FACTORS", ("cpu", "cuda"))
 
 
 def case(kinds, relations=RELATIONS, owns=(1, 3)):
@@ -89,8 +95,9 @@ def test_some_gradients(needs):
         torch.testing.assert_close(*pairs)
 
 
-def test_second_derivatives():
-    targets, leaves = case(KINDS["both"], RELATIONS[:5])
+@pytest.mark.parametrize("kinds", ["both", "factors"])
+def test_second_derivatives(kinds):
+    targets, leaves = case(KINDS[kinds], RELATIONS[:5])
     kept, _ = keeper()
 
     def call(*given):
@@ -145,6 +152,7 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
     elif why == "weighted":
         targets[0].terms[0] = first._replace(edge_weight=values(9, seed=90))
     elif why == "factors":
+        monkeypatch.setattr(module, "_FACTORS", ())
         targets[0].terms[0] = first._replace(kind="both")
     else:
         other = case(KINDS["sum"], RELATIONS[5:])[0][0]
@@ -159,7 +167,8 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
 @pytest.mark.parametrize("kinds, made", [("sum", 2), ("both", 2), ("factors", 0)])
 def test_what_takes_less_by_itself(kinds, made, monkeypatch):
     monkeypatch.setattr(module, "_TINY", 1 << 22)
-    targets, _ = case(KINDS.get(kinds, ("left",) * 7))
+    monkeypatch.setattr(module, "_FACTORS", ())
+    targets, _ = case(KINDS[kinds])
     kept, _ = keeper()
     results = [relation_layers(targets, kept) for _ in range(2)]
     assert [out is not None for out in results] == [False] * (2 - made) + [True] * made

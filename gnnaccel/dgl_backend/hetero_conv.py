@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from gnnaccel.dgl_backend.short import autocasting, is_plain
 from gnnaccel.dgl_backend.structure import known_structures, stack_of
 from gnnaccel.graph import modes
 from gnnaccel.modules import is_watched
+from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, is_profitable, relation_sums
 
 KIND = "dgl.HeteroGraphConv"
@@ -43,13 +45,14 @@ def forward(original):
             report.record(KIND, start, why)  # each layer is accelerated, or left, and counted by itself
         if found is None or why is not None:
             return original(self, g, inputs, mod_args, mod_kwargs)
-        out, walked = {}, False
+        out = {}
         apart = _one_after_another(g, {name: others for name, (_, others) in found.items()})
+        walked = {name: together for name, (together, _) in found.items() if together}
+        sums = dict(zip(walked, _together(g, list(walked.values())), strict=True))
         for name, (together, others) in found.items():
             results = apart[name]
             if together:
-                results.append(_together(g, together))
-                walked = True
+                results.append(sums[name])
             if results:
                 total = _added(results)
                 count = len(others) + len(together)
@@ -197,14 +200,30 @@ def _is_plain_sage(layer, own, x: Tensor, graph) -> bool:
     return _takes(own, x) and _takes(weight, x) and weight.shape == (layer.fc_neigh.weight.shape[0], own.shape[1])
 
 
-def _together(g, together: list[tuple]) -> Tensor:
-    """The sum of these layers' results."""
-    numbers = tuple(number for number, *_ in together)
+def _together(g, by_type: list[list[tuple]]) -> list[Tensor]:
+    """The sums of the results of the layers of each destination type."""
+    targets = [_target(g, together) for together in by_type]
+    if by_type:
+        made = relation_layers(targets, _keeper(g, [each for together in by_type for each in together]))
+        if made is not None:
+            return made
+    return [relation_sums(terms, kept, biases, own) for terms, kept, biases, own in targets]
+
+
+def _target(g, together: list[tuple]) -> Target:
+    """What adds up the results of layers of one destination type."""
     owns = [layer.fc_self.weight for *_, layer in together if type(layer) is SAGEConv]
     biases = [layer.bias if type(layer) is GraphConv else layer.fc_self.bias for *_, layer in together]
+    own = Own(together[0][2], owns) if owns else None
+    terms = [term for _, term, *_ in together]
+    return Target(terms, _keeper(g, together), [b for b in biases if b is not None], own)
+
+
+def _keeper(g, together: list[tuple]) -> Callable:
+    """What keeps with the graph what is made of the edge types of these layers."""
+    numbers = tuple([number for number, *_ in together])
 
     def kept(key, make):
         return stack_of(g._graph, (numbers, key), make)
 
-    own = Own(together[0][2], owns) if owns else None
-    return relation_sums([term for _, term, *_ in together], kept, [b for b in biases if b is not None], own)
+    return kept

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.stack import Relation, Stack, below_each_other
+from gnnaccel.graph.stack import Relation, Stack, below_each_other, factor
 from gnnaccel.ops import _arrays, ready
 from gnnaccel.ops.linear_sums import Apart
 from gnnaccel.ops.relation_products import (
@@ -43,6 +43,7 @@ _SMALL = 1 << 24
 _TINY = 1 << 22
 # Bytes for each destination type whose copy takes a GPU as long as the calls that one node spares (an H200: 0.6 ms).
 SPARED = 300 << 20
+_FACTORS = ("cuda",)  # devices on which sums whose edges have factors are made by one node too
 
 
 class Target(NamedTuple):
@@ -83,7 +84,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
             if id(x) not in places:
                 places[id(x)] = len(features)
                 features[id(x)] = x
-            layout.append((places[id(x)], x.shape, term.kind, term.transposed))
+            layout.append((places[id(x)], x.shape, term.kind, term.transposed, x.dtype))
             given.append(term.weight)
         if own is not None:
             x = own.x
@@ -122,11 +123,18 @@ def _alike(targets: Sequence[Target]) -> bool:
     """True if one node of autograd does all of it."""
     first = targets[0].terms[0].x
     dtype, device = first.dtype, first.device
+    factors = device.type in _FACTORS
     for terms, _, _, own in targets:
         if (own is not None and not own.weights) or not terms[0].outputs:
             return False
         for _, x, _, kind, _, edge_weight in terms:
-            if kind not in FORMS or edge_weight is not None or not x.shape[1] or x.dtype != dtype or x.device != device:
+            if (
+                (kind not in FORMS and not factors)
+                or edge_weight is not None
+                or not x.shape[1]
+                or x.dtype != dtype
+                or x.device != device
+            ):
                 return False
     return True
 
@@ -136,7 +144,8 @@ def _composed(targets: Sequence[Target]) -> list[Tensor]:
 
 
 class _Walk(NamedTuple):
-    """A sum over the edges into all targets whose features have one width.
+    """A sum over the edges into all targets whose features have one width; where `reduce` is "factors", one whose edges
+    have the constants `weight`.
 
     features : list of int
         Places of these features, which stand end to end.
@@ -145,7 +154,8 @@ class _Walk(NamedTuple):
     """
 
     graph: Graph
-    form: ready.Form
+    reduce: str
+    weight: Tensor | None
     features: list[int]
     sizes: list[int]
 
@@ -183,38 +193,42 @@ def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[i
         parts: dict[tuple, list] = {}  # (graph, place of its features, maps)
         first = at
         for term in terms:
-            key = term.x.shape[1], term.kind
-            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [Map(at, term.transposed)]))
+            key = term.x.shape[1], term.kind if term.kind in FORMS else "factors"
+            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [Map(at, term.transposed)], term.kind))
             at += 1
         if own is not None:
             width, maps = own.x.shape[1], [Map(at + k, True) for k in range(len(own.weights))]
             key = next((key for key in parts if key[0] == width), (width, "sum"))
-            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], maps))
+            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], maps, "sum"))
             at += len(maps)
         for key, rows in parts.items():
             walked.setdefault(key, []).append((number, rows))
         biases.append(list(range(at, at + len(of_target))))
         at += len(of_target)
-        used.append([*{place for rows in parts.values() for _, place, _ in rows}, *range(first, at)])
+        used.append([*{place for rows in parts.values() for _, place, _, _ in rows}, *range(first, at)])
     outputs = [terms[0].outputs for terms, *_ in targets]
     walks: list[_Walk] = []
     made: list[_Product] = []
-    for (_, kind), found in walked.items():
+    dtype = targets[0].terms[0].x.dtype
+    for (_, reduce), found in walked.items():
         found.sort(key=lambda part: (len(part[1]), outputs[part[0]]))  # those of one shape stand together
-        members = list(dict.fromkeys([place for _, rows in found for _, place, _ in rows]))
+        members = list(dict.fromkeys([place for _, rows in found for _, place, _, _ in rows]))
         bases, cols = _bases(members, sizes)
-        stacks = [Stack([Relation(graph, bases[place]) for graph, place, _ in rows], cols) for _, rows in found]
+        stacks = [Stack([Relation(graph, bases[place]) for graph, place, _, _ in rows], cols) for _, rows in found]
         before = 0
         for (wide, outs), group in groupby(found, lambda part: (len(part[1]), outputs[part[0]])):
             some = list(group)
             numbers = [number for number, _ in some]
             counts = [targets[number].terms[0].graph.num_rows for number in numbers]
-            slots = [maps for _, rows in some for _, _, maps in rows]
+            slots = [maps for _, rows in some for _, _, maps, _ in rows]
             one = group_of(numbers, counts, slots, outs, stacks[0].graphs[0].device)
             made.append(_Product(len(walks), before, before + sum(counts) * wide, one))
             before = made[-1].last
         graph = below_each_other([stack.apart for stack in stacks])
-        walks.append(_Walk(graph, FORMS[kind], members, [sizes[place] for place in members]))
+        pairs = zip(stacks, found, strict=True) if reduce == "factors" else ()
+        weights = [stack.factors([kind for *_, kind in rows], dtype) for stack, (_, rows) in pairs]
+        weight = torch.cat(weights) if weights else None
+        walks.append(_Walk(graph, reduce, weight, members, [sizes[place] for place in members]))
     joined = None
     if len(made) == 1 and any(biases):
         next_one = count()
@@ -236,6 +250,10 @@ def _loops(graph: Graph) -> Graph:
     return Graph(each, each[:-1].clone(), None, graph.num_rows)
 
 
+def _sum_of(walk: _Walk, x: Tensor) -> Tensor:
+    return spmm(walk.graph, x, walk.weight, reduce="sum" if walk.weight is not None else walk.reduce)
+
+
 class _Layers(torch.autograd.Function):
     """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
 
@@ -246,14 +264,16 @@ class _Layers(torch.autograd.Function):
         for walk in plan.walks:
             x = _end_to_end([given[place] for place in walk.features])
             both = any(needs[place] for place in walk.features)
-            call = ready.call_of(walk.graph, x, walk.form, None, None, None, both)
+            call = None
+            if walk.weight is None:
+                call = ready.call_of(walk.graph, x, FORMS[walk.reduce], None, None, None, both)
             if call is not None:
                 sums.append(call.forward(x, None))
             elif both:
-                call = Apart(partial(spmm, walk.graph, reduce=walk.form.name), x)
+                call = Apart(partial(_sum_of, walk), x)
                 sums.append(call.result())
             else:
-                sums.append(spmm(walk.graph, x, reduce=walk.form.name))
+                sums.append(_sum_of(walk, x))
             calls.append(call if both else None)
         maps = [matrix(each.group, given) for each in plan.products]
         outs: list[Any] = [None] * len(plan.biases)
@@ -377,9 +397,15 @@ def _second(ctx: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor | Non
 
 def _by_terms(target: Target) -> Tensor:
     terms, _, biases, own = target
-    parts = [spmm(term.graph, term.x, reduce=term.kind) @ term.matrix for term in terms]
+    parts = [_summed(term) @ term.matrix for term in terms]
     parts += [] if own is None else [F.linear(own.x, weight) for weight in own.weights]
     return sum([*parts[1:], *biases], start=parts[0])
+
+
+def _summed(term: Term) -> Tensor:
+    if term.kind in FORMS:
+        return spmm(term.graph, term.x, reduce=term.kind)
+    return spmm(term.graph, term.x, factor(term.graph, term.kind, term.x.dtype))
 
 
 def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> list[Target]:
