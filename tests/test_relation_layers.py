@@ -23,7 +23,6 @@ KINDS = {
 def tiny(monkeypatch):
     """What takes less one by one is put together as well."""
     monkeypatch.setattr(module, "_TINY", 0)
-    monkeypatch.setattr(module, "_FACTORS", ("cpu", "cuda"))
 
 
 def case(kinds, relations=RELATIONS, owns=(1, 3)):
@@ -143,7 +142,7 @@ def test_features_that_are_written_into():
         torch.autograd.grad(loss, leaves, create_graph=True)
 
 
-@pytest.mark.parametrize("why", ["many", "weighted", "factors", "dtypes"])
+@pytest.mark.parametrize("why", ["many", "weighted", "dtypes"])
 def test_what_is_summed_one_by_one(why, monkeypatch):
     targets, _ = case(KINDS["sum"], RELATIONS[:3])
     first = targets[0].terms[0]
@@ -151,9 +150,6 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
         monkeypatch.setattr(module, "_SMALL", 0)
     elif why == "weighted":
         targets[0].terms[0] = first._replace(edge_weight=values(9, seed=90))
-    elif why == "factors":
-        monkeypatch.setattr(module, "_FACTORS", ())
-        targets[0].terms[0] = first._replace(kind="both")
     else:
         other = case(KINDS["sum"], RELATIONS[5:])[0][0]
         terms = [t._replace(x=t.x.float(), weight=t.weight.float()) for t in other.terms]
@@ -164,11 +160,12 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
         torch.testing.assert_close(got[0], wanted(targets[:1])[0])
 
 
-@pytest.mark.parametrize("kinds, made", [("sum", 2), ("both", 2), ("factors", 0)])
+@pytest.mark.parametrize("kinds, made", [("sum", 2), ("factors", 2), ("weighted", 0)])
 def test_what_takes_less_by_itself(kinds, made, monkeypatch):
     monkeypatch.setattr(module, "_TINY", 1 << 22)
-    monkeypatch.setattr(module, "_FACTORS", ())
-    targets, _ = case(KINDS[kinds])
+    targets, _ = case(KINDS.get(kinds, KINDS["sum"]))
+    if kinds == "weighted":
+        targets[0].terms[0] = targets[0].terms[0]._replace(edge_weight=values(9, seed=90))
     kept, _ = keeper()
     results = [relation_layers(targets, kept) for _ in range(2)]
     assert [out is not None for out in results] == [False] * (2 - made) + [True] * made

@@ -39,11 +39,10 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
 _SMALL = 1 << 24
-# Up to which layers on the CPU take less one by one than sums together whose edges have factors.
+# Up to which layers on the CPU take less one by one than sums together whose edges have weights.
 _TINY = 1 << 22
 # Bytes for each destination type whose copy takes a GPU as long as the calls that one node spares (an H200: 0.6 ms).
 SPARED = 300 << 20
-_FACTORS = ("cuda",)  # devices on which sums whose edges have factors are made by one node too
 
 
 class Target(NamedTuple):
@@ -123,18 +122,11 @@ def _alike(targets: Sequence[Target]) -> bool:
     """True if one node of autograd does all of it."""
     first = targets[0].terms[0].x
     dtype, device = first.dtype, first.device
-    factors = device.type in _FACTORS
     for terms, _, _, own in targets:
         if (own is not None and not own.weights) or not terms[0].outputs:
             return False
-        for _, x, _, kind, _, edge_weight in terms:
-            if (
-                (kind not in FORMS and not factors)
-                or edge_weight is not None
-                or not x.shape[1]
-                or x.dtype != dtype
-                or x.device != device
-            ):
+        for _, x, _, _, _, edge_weight in terms:
+            if edge_weight is not None or not x.shape[1] or x.dtype != dtype or x.device != device:
                 return False
     return True
 

@@ -124,7 +124,7 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     if len(calls) < 2 or (on_cpu and len(set(targets)) == len(targets)):
         return Refused(None)  # nothing to be taken together
     if on_cpu and _are_tiny(calls) and (_weighted(calls) or _may_be_gone(some)):
-        return Refused(None)  # where sums whose edges have factors take less one by one, too
+        return Refused(None)  # where sums whose edges have weights take less one by one, too
     plain: dict[int, bool] = {}
     classes: dict[Any, tuple[Any, short.Guard] | None] = {}
     numbers: dict[int, int] = {}
