@@ -63,15 +63,18 @@ def test_against_the_definition(kinds, owns):
     assert len(store) == 1
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 2), ()])
-def test_of_what_nothing_is_made_there_are_no_gradients(used):
+def test_of_what_nothing_is_made_there_are_no_gradients(used, again):
     targets, leaves = case(KINDS["both"])
     want, got = wanted(targets), relation_layers(targets, keeper()[0])
     if not used:
         del got  # nothing of it stays behind
         return
-    expected = torch.autograd.grad([want[i].sum() for i in used], leaves, allow_unused=True)
-    found = torch.autograd.grad([got[i].sum() for i in used], leaves, allow_unused=True)
+    expected, found = (
+        torch.autograd.grad([outs[i].sum() for i in used], leaves, allow_unused=True, create_graph=again)
+        for outs in (want, got)
+    )
     assert [a is None for a in found] == [b is None for b in expected]
     torch.testing.assert_close([a for a in found if a is not None], [b for b in expected if b is not None])
 

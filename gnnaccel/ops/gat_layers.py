@@ -326,7 +326,11 @@ def _second(ctx: Any, given: Sequence[Any], grads: Sequence[Tensor | None]) -> t
         return tuple(outs)
 
     cotangents = tuple([grad for grad in grads if grad is not None])
-    return _arrays.gradients(composed, given, ctx.needs_input_grad[4:], cotangents)
+    found = list(_arrays.gradients(composed, given, ctx.needs_input_grad[4:], cotangents))
+    pairs = zip(grads, plan.targets, strict=True)
+    reached = {layer for grad, end in pairs if grad is not None for layer in end.layers}
+    _clear(found, plan, range(len(given[features:]) // _EACH), reached)
+    return tuple(found)
 
 
 def _one(graph: Graph, how: How, x, y, weight_src, weight_dst, att_src, att_dst, bias) -> Tensor:

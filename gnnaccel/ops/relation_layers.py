@@ -384,7 +384,10 @@ def _second(ctx: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor | Non
         targets = _with(ctx.targets, given, len(ctx.features))
         return tuple([_by_terms(target) for target, reaches in zip(targets, reached, strict=True) if reaches])
 
-    return _arrays.gradients(composed, given, ctx.needs_input_grad[2:], tuple([g for g in grads if g is not None]))
+    cotangents = tuple([grad for grad in grads if grad is not None])
+    found = list(_arrays.gradients(composed, given, ctx.needs_input_grad[2:], cotangents))
+    _clear(found, ctx.plan, grads)
+    return tuple(found)
 
 
 def _by_terms(target: Target) -> Tensor:

@@ -123,6 +123,8 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     on_cpu, targets = some.is_cpu, [call.target for call in calls]
     if len(calls) < 2 or (on_cpu and len(set(targets)) == len(targets)):
         return Refused(None)  # nothing to be taken together
+    if sum([call.operands is not None and _is_known(type(call.module), some) for call in calls]) < 2:
+        return Refused("layers that cannot be taken together")
     if on_cpu and _are_tiny(calls) and (_weighted(calls) or _may_be_gone(some)):
         return Refused(None)  # where sums whose edges have weights take less one by one, too
     plain: dict[int, bool] = {}
@@ -280,6 +282,11 @@ def _kind(cls: Any) -> tuple[Any, short.Guard] | None:
     if known is None:
         return None
     return known, short.Guard(plain, known, node_dims=(0,)) if known in _ATTEND else short.Guard(plain, known, _SUMS)
+
+
+def _is_known(cls: Any, edges: Tensor) -> bool:
+    kind = _kind(cls)
+    return kind is not None and (kind[0] is not pyg_nn.GINConv or edges.device.type in _SUMMING)
 
 
 _SUMS = tuple(REDUCES)
