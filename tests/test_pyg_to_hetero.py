@@ -104,7 +104,7 @@ def test_to_hetero_with_edge_weights_and_missing_relations():
     same(program, raises=True)
 
 
-def test_to_hetero_is_scripted_and_traced_as_it_is():
+def test_a_trace_of_a_model_is_of_its_own_graph():
     graph = data(8)
 
     class Plain(torch.nn.Module):
