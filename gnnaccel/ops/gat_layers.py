@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -177,17 +178,50 @@ def planned(targets: Sequence[Sequence[Any]], places: dict[int, int], features: 
 _SRC, _DST, _ATT_SRC, _ATT_DST, _BIAS, _EACH = range(6)  # the places of a layer's parameters, and how many there are
 
 
-def _map(given: Sequence[Any], layers: list[int], which: int, features: int) -> Tensor:
+class _Side(NamedTuple):
+    """Ends of features of one width, and what their layers have, below each other: the maps [layers * H * C, F] and the
+    vectors [layers, H, C], and the inner products of both, [layers * H, F]. sources: these are what is gathered."""
+
+    ends: list[End]
+    sources: bool
+    weight: Tensor
+    vectors: Tensor
+    folded: Tensor
+
+    @property
+    def layers(self) -> list[int]:
+        return [layer for end in self.ends for layer in end.layers]
+
+
+def _sides(plan: Plan, given: Sequence[Any]) -> list[_Side]:
+    found = []
+    for sources in (True, False):
+        which = (_SRC, _ATT_SRC) if sources else (_DST, _ATT_DST)
+        ends = plan.sources if sources else plan.targets
+        for _, group in groupby(ends, lambda end: given[end.place].shape[1]):
+            some = list(group)
+            layers = [layer for end in some for layer in end.layers]
+            weight, vectors = (_joined(given, layers, each, plan.features) for each in which)
+            rows = vectors.view(-1, 1, vectors.shape[2])
+            folded = torch.bmm(rows, weight.view(rows.shape[0], rows.shape[2], -1)).squeeze(1)
+            found.append(_Side(some, sources, weight, vectors, folded))
+    return found
+
+
+def _joined(given: Sequence[Any], layers: list[int], which: int, features: int) -> Tensor:
     """Those parameters of some layers, one below the other."""
     each = [given[features + layer * _EACH + which] for layer in layers]
-    joined: Tensor = each[0] if len(each) == 1 else torch.cat(each)
-    return joined.view(-1, joined.shape[2], 1) if joined.dim() == 3 else joined
+    return each[0] if len(each) == 1 else torch.cat(each)
 
 
-def _folded(weight: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The maps by heads [heads, C, F], and their inner products with vectors [heads, C, 1]: [heads, F]."""
-    by_head = weight.view(*vectors.shape[:2], -1)
-    return by_head, torch.bmm(vectors.transpose(1, 2), by_head).squeeze(1)
+def _slices(side: _Side, heads: int, outputs: int) -> list[tuple[End, slice, slice]]:
+    """Of each end the rows of its layers' maps, and of their inner products with the vectors."""
+    found, first = [], 0
+    for end in side.ends:
+        last = first + len(end.layers) * heads
+        found.append((end, slice(first * outputs, last * outputs), slice(first, last)))
+        first = last
+    return found
 
 
 class _Layers(torch.autograd.Function):
@@ -199,15 +233,14 @@ class _Layers(torch.autograd.Function):
         heads, outputs = given[features + _ATT_SRC].shape[1:]
         mapped = like.new_empty(graph.num_cols, heads * outputs)
         scores_src, scores_dst = like.new_empty(graph.num_cols, heads), like.new_empty(graph.num_rows, heads)
-        for end in plan.sources:
-            x, rows = given[end.place], slice(end.first, end.last)
-            weight, vectors = (_map(given, end.layers, which, features) for which in (_SRC, _ATT_SRC))
-            torch.mm(x, weight.t(), out=mapped[rows].view(x.shape[0], -1))
-            torch.mm(x, _folded(weight, vectors)[1].t(), out=scores_src[rows].view(x.shape[0], -1))
-        for end in plan.targets:
-            y = given[end.place]
-            weight, vectors = (_map(given, end.layers, which, features) for which in (_DST, _ATT_DST))
-            torch.mm(y, _folded(weight, vectors)[1].t(), out=scores_dst[end.first : end.last].view(y.shape[0], -1))
+        sides = _sides(plan, given)
+        for side in sides:
+            scores = scores_src if side.sources else scores_dst
+            for end, of_weight, of_folded in _slices(side, heads, outputs):
+                x, rows = given[end.place], slice(end.first, end.last)
+                torch.mm(x, side.folded[of_folded].t(), out=scores[rows].view(x.shape[0], -1))
+                if side.sources:
+                    torch.mm(x, side.weight[of_weight].t(), out=mapped[rows].view(x.shape[0], -1))
         needs = ctx.needs_input_grad[4:]
         keep = True in needs
         attended = (mapped.view(-1, heads, outputs), scores_src, scores_dst)
@@ -223,13 +256,16 @@ class _Layers(torch.autograd.Function):
         if keep:
             ctx.set_materialize_grads(False)
             ctx.plan, ctx.arrays, ctx.how, ctx.graphs = plan, arrays, how, _graphs(targets)
-            ctx.save_for_backward(*attended, *made, *given)
+            ctx.sides = [(side.ends, side.sources) for side in sides]
+            kept = [t for side in sides for t in (side.weight, side.vectors, side.folded)]
+            ctx.save_for_backward(*attended, *made, *kept, *given)
         return tuple(outs)
 
     @staticmethod
     def backward(ctx, *grads):
         plan, needs, features, how = ctx.plan, ctx.needs_input_grad[4:], ctx.plan.features, ctx.how
         mapped, scores_src, scores_dst, out, lse, out_pos, p_pos, *given = ctx.saved_tensors
+        kept, given = given[: 3 * len(ctx.sides)], given[3 * len(ctx.sides) :]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, None, None, None, *_second(ctx, given, grads)
         heads, outputs = mapped.shape[1:]
@@ -251,10 +287,9 @@ class _Layers(torch.autograd.Function):
         rest = (scores_src, scores_dst, None, None, 0.0, out, lse, out_pos, p_pos, whole, how.negative_slope)
         of_mapped, of_src, of_dst = attention_backward_op.impl(ctx.arrays.transposed(), mapped, *rest)
         of_mapped = of_mapped.view(-1, heads * outputs)
-        for end in plan.sources:
-            _add_gradients(found, given, features, end, (_SRC, _ATT_SRC), of_src, of_mapped)
-        for end in plan.targets:
-            _add_gradients(found, given, features, end, (_DST, _ATT_DST), of_dst, None)
+        for number, (ends, sources) in enumerate(ctx.sides):
+            side = _Side(ends, sources, *kept[3 * number : 3 * number + 3])
+            _add_gradients(found, given, features, side, of_src if sources else of_dst, of_mapped)
         layers = range(len(needs[features:]) // _EACH)
         if len(reached) < len(layers):
             _clear(found, plan, layers, reached)
@@ -266,26 +301,32 @@ _layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]
 
 
 def _add_gradients(
-    found: list, given: Sequence[Any], features: int, end: End, which: tuple, scores: Tensor, mapped: Tensor | None
+    found: list, given: Sequence[Any], features: int, side: _Side, scores: Tensor, mapped: Tensor
 ) -> None:
-    """Add to `found` what comes from the gradients of the scores of one end, and of mapped features."""
-    x, rows = given[end.place], slice(end.first, end.last)
-    weight, vectors = (_map(given, end.layers, each, features) for each in which)
-    by_head, folded = _folded(weight, vectors)
-    part = scores[rows].view(x.shape[0], -1)
-    of_folded = part.t().mm(x)  # [heads, F]
+    """Add to `found` what comes from the gradients of one side's scores, and of mapped features."""
+    weight, folded, layers = side.weight, side.folded, side.layers
+    vectors = side.vectors.view(-1, side.vectors.shape[2], 1)
+    by_head = weight.view(*vectors.shape[:2], -1)
+    of_folded, of_weight = torch.empty_like(folded), torch.empty_like(weight) if side.sources else None
+    for end, rows_of_weight, rows_of_folded in _slices(side, vectors.shape[0] // len(layers), vectors.shape[1]):
+        x, rows = given[end.place], slice(end.first, end.last)
+        part = scores[rows].view(x.shape[0], -1)
+        torch.mm(part.t(), x, out=of_folded[rows_of_folded])
+        if of_weight is None:
+            of_x = part.mm(folded[rows_of_folded])
+        else:
+            of_mapped = mapped[rows].view(x.shape[0], -1)
+            of_x = of_mapped.mm(weight[rows_of_weight]).addmm_(part, folded[rows_of_folded])
+            torch.mm(of_mapped.t(), x, out=of_weight[rows_of_weight])
+        old = found[end.place]
+        found[end.place] = of_x if old is None else old.add_(of_x)
     of_vectors = torch.bmm(by_head, of_folded.unsqueeze(2))
-    if mapped is None:
-        of_x, of_weight = part.mm(folded), torch.bmm(vectors, of_folded.unsqueeze(1))
+    if of_weight is None:
+        of_weight = torch.bmm(vectors, of_folded.unsqueeze(1))
     else:
-        of_mapped = mapped[rows].view(x.shape[0], -1)
-        of_x = of_mapped.mm(weight).addmm_(part, folded)
-        of_weight = of_mapped.t().mm(x).view(by_head.shape).baddbmm_(vectors, of_folded.unsqueeze(1))
-    old, count = found[end.place], len(end.layers)
-    found[end.place] = of_x if old is None else old.add_(of_x)
-    parts = zip(
-        end.layers, of_weight.view(weight.shape).chunk(count), of_vectors.view(count, 1, -1).unbind(), strict=True
-    )
+        of_weight = of_weight.view(by_head.shape).baddbmm_(vectors, of_folded.unsqueeze(1))
+    count, which = len(layers), (_SRC, _ATT_SRC) if side.sources else (_DST, _ATT_DST)
+    parts = zip(layers, of_weight.view(weight.shape).chunk(count), of_vectors.view(count, 1, -1).unbind(), strict=True)
     for layer, each, vector in parts:
         place = features + layer * _EACH
         found[place + which[0]] = each
