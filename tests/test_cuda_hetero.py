@@ -90,7 +90,7 @@ def test_layers_together(shape, name, form):
     report.reset()
     for used in (list(x), ["n1"]):
         want, want_grads = run(plain, x, edges, used, again)
-        for _ in range(4):
+        for _ in range(7):  # graphs that are new may be gone after the layers of one step
             got, grads = run(model, *there, used, again)
         assert [kind for kind, _ in got] == [kind for kind, _ in want]
         assert [grad is None for grad in grads] == [grad is None for grad in want_grads]

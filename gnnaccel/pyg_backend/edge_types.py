@@ -125,8 +125,11 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         return Refused(None)  # nothing to be taken together
     if sum([call.operands is not None and _is_known(type(call.module), some) for call in calls]) < 2:
         return Refused("layers that cannot be taken together")
-    if on_cpu and _are_tiny(calls) and (_weighted(calls) or _may_be_gone(some)):
-        return Refused(None)  # where sums whose edges have weights take less one by one, too
+    tiny = on_cpu and _are_tiny(calls)
+    if tiny and _weighted(calls):
+        return Refused(None)  # sums whose edges have weights take less one by one
+    if (tiny or not on_cpu) and _may_be_gone(some):
+        return Refused(None)  # to join new graphs takes longer than it spares
     plain: dict[int, bool] = {}
     classes: dict[Any, tuple[Any, short.Guard] | None] = {}
     numbers: dict[int, int] = {}
@@ -232,7 +235,7 @@ def _copied(layers: list[DotLayer]) -> int:
 # Multiplications of the maps, from which on rows that are copied cost more than calls: of GATConv, and of
 # TransformerConv, whose destinations are mapped too (EPYC, one thread).
 _ATTENDING, _MAPPED = 1 << 27, 1 << 24
-_TINY = 1 << 18  # features times layers, up to which to join new graphs takes longer than it spares (EPYC)
+_TINY = 1 << 18  # features times layers, up to which to join new graphs on the CPU takes longer than it spares (EPYC)
 
 
 def _are_tiny(calls: Sequence[Call]) -> bool:
