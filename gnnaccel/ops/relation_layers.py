@@ -41,9 +41,9 @@ from gnnaccel.ops.spmm import FORMS, spmm
 _SMALL = 1 << 24
 # Up to which layers on the CPU take less one by one than sums together whose edges have weights.
 _TINY = 1 << 22
-# Bytes for each destination type up to which one node does more with rows and features than `relation_sums` does. It
-# spares 0.3 to 0.9 ms of calls for each type (an H200, benchmarks/results/hetero_ways_h200.csv), in which six passes over
-# so many bytes are made at 3 TB/s; the bound itself was not reached in a measurement.
+# Bytes for each destination type that one node may read and write more than `relation_sums` does. It spares 0.3 to
+# 0.9 ms of calls for each type (an H200, benchmarks/results/hetero_ways_h200.csv), in which six passes over so many
+# bytes are made at 3 TB/s; the bound itself was not reached in a measurement.
 SPARED = 300 << 20
 
 

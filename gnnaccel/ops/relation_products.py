@@ -88,9 +88,9 @@ def matrix(group: Group, given: Sequence[Any]) -> Tensor:
     return rows.view(len(group.targets), -1, group.wide * rows.shape[1])
 
 
-# Rows of each type up to which the gradients of maps are one batched product on a GPU. It does not divide the rows of a
-# type: four of 10,000 rows take 0.30 ms, a product each 0.16, of 100,000 rows 3.5 and 0.33 ms (an H200; 64 outputs of
-# 192 numbers). The bound is where these times would cross; the kernel that divides them was not timed here.
+# Rows of each type up to which the gradients of maps are one batched product on a GPU. It does not divide the rows of
+# a type: four of 10,000 rows take 0.30 ms, a product each 0.16, of 100,000 rows 3.5 and 0.33 ms (an H200; 64 outputs
+# of 192 numbers). The bound is where these times would cross; the kernel that divides them was not timed here.
 _FEW_ROWS = 1024
 
 
