@@ -1,6 +1,7 @@
 // How launchers are bound to Python: from their signatures, which kernels.h alone spells out. Python gives
 //   - an address for a pointer, an int for an enum, a number or bool for one;
-//   - a Csr or a WorkList, made once for each graph, for one of these; None for no work list;
+//   - a Csr or a WorkList, made once for each graph, for one of these; None for no work list, and for a null Csr where
+//     there may be none;
 //   - a tuple of its members for any other structure, those of a structure among them in a tuple of their own; the
 //     empty one if all are zero.
 // Every call releases the GIL.
@@ -27,6 +28,11 @@ template <class T>
 struct Argument<T*> {
   using Given = uintptr_t;
   static T* of(uintptr_t address) { return reinterpret_cast<T*>(address); }
+};
+template <>
+struct Argument<const Csr*> {
+  using Given = const Csr*;
+  static const Csr* of(const Csr* given) { return given; }
 };
 template <class T>
 struct Argument<T, std::enable_if_t<std::is_enum_v<T>>> {

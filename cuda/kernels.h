@@ -77,19 +77,24 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
                                void* grad_x, void* grad_vectors, int64_t num_rows, int64_t num_vectors,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
-// out[i] = x[i] @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
-//   x       [num_rows, num_heads * inner]      ptr  [num_segments + 1], int64, ascending from 0 to num_rows
+// out[i] = x_i @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
+//   x_i     row i of x; or, with `sums` of num_rows rows, the sum over the nonzeros k of its row i of factors[k] times
+//           the row of x that k has for a column; factors of the dtype, null for ones. A thread adds up a row: for short
+//           ones.
+//   x       [num_rows or sums' columns, num_heads * inner]      ptr  [num_segments + 1], int64, from 0 to num_rows
 //   weight  [num_segments, num_heads, inner, outer]; transposed: [.., outer, inner]
-//   out     [num_rows, num_heads * outer]
+//   out     [num_rows, num_heads * outer], 16-byte aligned
 // At most 65535 heads times 64 values in a row of a matrix.
-cudaError_t segment_matmul(const void* x, const void* ptr, const void* weight, void* out, int64_t num_rows,
-                           int64_t num_segments, int64_t num_heads, int64_t inner, int64_t outer, bool transposed,
-                           DType dtype, cudaStream_t stream);
+cudaError_t segment_matmul(const Csr* sums, const void* factors, const void* x, const void* ptr, const void* weight,
+                           void* out, int64_t num_rows, int64_t num_segments, int64_t num_heads, int64_t inner,
+                           int64_t outer, bool transposed, DType dtype, cudaStream_t stream);
 
 // out[s] = x[rows of s].T @ grad[rows of s], [num_segments, num_heads, inner, outer], of grad [num_rows, num_heads *
-// outer]; zeros for a segment without rows. At most 65535 * 256 values of a segment.
-cudaError_t segment_matmul_weights(Workspace& workspace, const void* x, const void* ptr, const void* grad, void* out,
-                                   int64_t num_rows, int64_t num_segments, int64_t num_heads, int64_t inner,
+// outer]; zeros for a segment without rows. Rows of x, and of grad, may be sums as above. At most 65535 heads times
+// tiles of 64 x 64 values of a matrix.
+cudaError_t segment_matmul_weights(Workspace& workspace, const Csr* sums, const void* factors, const void* x,
+                                   const void* ptr, const Csr* grad_sums, const void* grad_factors, const void* grad,
+                                   void* out, int64_t num_rows, int64_t num_segments, int64_t num_heads, int64_t inner,
                                    int64_t outer, DType dtype, cudaStream_t stream);
 
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in

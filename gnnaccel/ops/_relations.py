@@ -3,8 +3,8 @@
 Edges of one relation with the same destination need one product with the relation's matrix and not one each: their
 sources are summed first (a "row"). Or those with the same source, which is mapped once. Of the two there is the one
 that has fewer rows. Rows are sorted by relation, and worked on in chunks of whole relations that have about as many
-rows as the graph has nodes (on CUDA up to half a million where it has fewer): so much memory they take, however many
-edges there are.
+rows as the graph has nodes (on CUDA up to a million where it has fewer): so much memory they take, however many edges
+there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 
 _LEAST_ROWS = 16384  # of a chunk: fewer would be too little for the calls it takes;
-_TIMES_ON_CUDA = 32  # as many there, where calls take longer than the rows of a chunk on the CPU would
+_TIMES_ON_CUDA = 64  # as many there, where calls take longer than the rows of a chunk on the CPU would
+_SHORT = 32  # edges of a row that one thread of a kernel adds up while others wait
+_FEWER = 0.9  # of the rows by destination, up to which those by source pay: their edges have factors of means
 
 
 class Chunk(NamedTuple):
@@ -32,8 +34,14 @@ class Chunk(NamedTuple):
     last: int  # behind them
     ptr: Tensor  # [last - first + 1] rows of each, on the CPU
     gather: Graph  # rows x sources
-    scatter: Graph  # destinations x rows
-    edges: Tensor | None  # ids of its edges, in the order of those of the graph that has them; None: 0, 1, ...
+    spread: Graph  # rows x destinations
+    edges: Tensor  # ids of its edges, in the order of those of the graph that has them; of the other each row has one
+    short: bool  # no row has more than _SHORT edges
+
+    @property
+    def scatter(self) -> Graph:
+        """Destinations x rows."""
+        return self.spread.transposed
 
 
 class _Rows:
@@ -71,8 +79,9 @@ class _Rows:
         many = Graph((bounds - k0).contiguous(), self.far[k0:k1].contiguous(), None, graph.num_cols)
         one = Graph(torch.arange(b - a + 1, dtype=ends.dtype, device=ends.device), ends, None, graph.num_rows)
         ptr = (self.ptr[first : last + 1] - a).contiguous()
-        gather, scatter = (one, many.transposed) if by_source else (many, one.transposed)
-        return Chunk(first, last, ptr, gather, scatter, self.edges[k0:k1].contiguous())
+        gather, spread = (one, many) if by_source else (many, one)
+        short = b == a or int(bounds.diff().max()) <= _SHORT
+        return Chunk(first, last, ptr, gather, spread, self.edges[k0:k1].contiguous(), short)
 
 
 class Relations:
@@ -82,13 +91,14 @@ class Relations:
         self.count, self.num_cols, self.nnz = count, graph.num_cols, graph.nnz
         self.types = types
         self._shares: dict[torch.dtype, Tensor] = {}
+        self._in_order: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._rows_of_matrices: Graph | None = None
         least = _LEAST_ROWS * (_TIMES_ON_CUDA if graph.device.type == "cuda" else 1)
         most = max(graph.num_rows, graph.num_cols, least)
         rows, by_source = _Rows(graph, types, count), _Rows(graph.transposed, types, count)
         self.sizes = rows.sizes()
-        self.by_source = by_source.count < rows.count
-        self.num_rows = min(rows.count, by_source.count)
+        self.by_source = by_source.count < _FEWER * rows.count
+        self.num_rows = by_source.count if self.by_source else rows.count
         # For extremes, whose rows are of destinations in any case.
         self.by_destination = self._chunks(rows, most, False)
         self.chunks = self._chunks(by_source, most, True) if self.by_source else self.by_destination
@@ -110,6 +120,20 @@ class Relations:
             with modes.outside_inference(grad=False):
                 self._shares[dtype] = self.sizes.double().reciprocal().to(dtype)
         return self._shares[dtype]
+
+    def are_shares(self, norm: Tensor) -> bool:
+        """True for what `shares` gives."""
+        return self._shares.get(norm.dtype) is norm
+
+    def shares_of(self, chunk: Chunk, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`shares` of the edges of a chunk, in their order, and, where its rows are of destinations, of its rows."""
+        found = self._in_order.get((chunk.first, dtype))
+        if found is None:
+            with modes.outside_inference(grad=False):
+                edges = self.shares(dtype)[chunk.edges]
+                of_rows = chunk.gather.indptr.diff().double().reciprocal().to(dtype)
+            found = self._in_order[chunk.first, dtype] = edges, of_rows
+        return found
 
     @functools.cached_property
     def of_edges(self) -> Graph:

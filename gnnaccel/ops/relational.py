@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops._relations import Chunk, Relations, relations_of
 from gnnaccel.ops.sddmm import sddmm
-from gnnaccel.ops.segment_matmul import matmul_op, weights_op
+from gnnaccel.ops.segment_matmul import Sums, matmul_of_sums, matmul_op, weights_of_sums, weights_op
 from gnnaccel.ops.spmm import spmm
 
 REDUCES = ("sum", "mean", "max", "min")
@@ -81,7 +82,36 @@ def relational_spmm(
     tensor([[21.],
             [20.]])
     """
-    op = "relational_spmm"
+    return _checked("relational_spmm", graph, x, edge_type, weight, coefficients, norm, reduce, _NO_OWN)
+
+
+class Own(NamedTuple):
+    """What destinations add: x @ weight, of x [num_rows, F] and weight [F, D_out], and a bias [D_out]; each may be
+    None."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+_NO_OWN = Own(None, None, None)
+
+
+def relational_layer(
+    graph: Graph,
+    x: Tensor,
+    edge_type: Tensor,
+    weight: Tensor,
+    coefficients: Tensor | None,
+    reduce: str,
+    own: Own,
+) -> Tensor:
+    """relational_spmm(graph, x, edge_type, weight, coefficients, reduce=reduce) + own.x @ own.weight + own.bias, as one
+    node of autograd where that may be: on CUDA each one takes as long as a kernel. `own` of the dtype of x."""
+    return _checked("relational_spmm", graph, x, edge_type, weight, coefficients, None, reduce, own)
+
+
+def _checked(op: str, graph: Graph, x, edge_type, weight, coefficients, norm, reduce: str, own: Own) -> Tensor:
     _check.graph(op, graph)
     _check.one_of(op, "reduce", reduce, REDUCES)
     count = _check_maps(op, graph, x, weight, coefficients)
@@ -96,28 +126,34 @@ def relational_spmm(
     relations = relations_of(op, graph, edge_type, count)
     given = (x, weight, coefficients, norm)
     if not torch.is_autocast_enabled(graph.device.type):
-        return _relational(graph, relations, *given, reduce)
+        return _relational(graph, relations, *given, own, reduce)
     wide = functools.reduce(torch.promote_types, (t.dtype for t in given if t is not None))
     with torch.autocast(graph.device.type, enabled=False):
-        features, matrices, factors, norms = (None if t is None else t.to(wide) for t in given)
-        return _relational(graph, relations, features, matrices, factors, norms, reduce)
+        given, own = ([None if t is None else t.to(wide) for t in part] for part in (given, own))
+        return _relational(graph, relations, *given, Own(*own), reduce)
 
 
-def _relational(graph: Graph, relations: Relations, x, weight, coefficients, norm, reduce: str) -> Tensor:
+def _relational(graph: Graph, relations: Relations, x, weight, coefficients, norm, own: Own, reduce: str) -> Tensor:
     """The op on checked arguments of one dtype."""
     if reduce == "mean":
         norm, reduce = _shared(relations, norm, weight.dtype), "sum"
     if x is None:
-        return _of_identity(graph, relations, weight, coefficients, norm)
+        return _plus(_of_identity(graph, relations, weight, coefficients, norm), own)
     if reduce == "sum" and _by_bases(relations, coefficients):
-        return _over_bases(graph, relations, x, weight, coefficients, norm)
-    if coefficients is not None:
-        weight = _of_bases(coefficients, weight)
-    given = (x, weight) if norm is None else (x, weight, norm)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    if reduce == "sum" and recorded and x.dtype == weight.dtype and _operators.usual(*given):
-        return _Sum.apply(x, weight, norm, relations, graph.num_rows)
-    return _summed(x, weight, norm, relations, reduce, graph.num_rows)
+        return _plus(_over_bases(graph, relations, x, weight, coefficients, norm), own)
+    given = (x, weight, coefficients, norm, *own)
+    there = [t for t in given if t is not None]
+    if reduce == "sum" and all(t.dtype == x.dtype for t in there) and _operators.usual(*there):
+        if torch.is_grad_enabled() and any(t.requires_grad for t in there):
+            return _sum(*given, relations, graph.num_rows)
+        return _forward(*given, relations, graph.num_rows)
+    return _composed(*given, relations, graph.num_rows, reduce)
+
+
+def _plus(out: Tensor, own: Own) -> Tensor:
+    if own.x is not None:
+        out = out + own.x @ own.weight
+    return out if own.bias is None else out + own.bias
 
 
 def _check_maps(op: str, graph: Graph, x: Tensor | None, weight: Tensor, coefficients: Tensor | None) -> int:
@@ -197,8 +233,10 @@ def _of_identity(graph, relations, weight, coefficients, norm) -> Tensor:
     return spmm(relations.rows_of_matrices(graph), weight.reshape(-1, weight.shape[-1]), norm)
 
 
-def _summed(x, weight, norm, relations: Relations, reduce: str, num_rows: int) -> Tensor:
+def _composed(x, weight, coefficients, norm, own, own_weight, bias, relations: Relations, num_rows: int, reduce="sum"):
     """The sum, each op by itself."""
+    if coefficients is not None:
+        weight = _of_bases(coefficients, weight)
     sums, out = reduce == "sum", None
     for chunk in relations.chunks if sums else relations.by_destination:
         before, after = _factors(chunk, norm, relations)
@@ -207,56 +245,139 @@ def _summed(x, weight, norm, relations: Relations, reduce: str, num_rows: int) -
         part = spmm(chunk.scatter, mapped, after)
         out = part if out is None else out + part
     if out is None:  # no edges
-        width = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
-        out = x.new_zeros(num_rows, width) + sum(t[:0].sum() for t in (x, weight, norm) if t is not None)
-    return out
+        given = [t for t in (x, weight, norm) if t is not None]
+        out = x.new_zeros(num_rows, _width(weight)) + sum(t[:0].sum() for t in given)
+    return _plus(out, Own(own, own_weight, bias))
+
+
+def _width(weight: Tensor) -> int:
+    return weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
 
 
 def _factors(chunk: Chunk, norm: Tensor | None, relations: Relations) -> tuple[Tensor | None, Tensor | None]:
     """Of the edges of a chunk's two graphs; one of them has a single edge for each row, without a factor."""
-    factor = None if norm is None else norm[chunk.edges]
+    if norm is None:
+        return None, None
+    factor = relations.shares_of(chunk, norm.dtype)[0] if relations.are_shares(norm) else norm[chunk.edges]
     return (None, factor) if relations.by_source else (factor, None)
+
+
+class _Rows:
+    """Rows of a chunk that a graph of its sums from `x`: stored where a product needs them stored, and only then."""
+
+    def __init__(self, graph: Graph, x: Tensor, factors: Tensor | None, short: bool):
+        self._given, self._x = (graph, x, factors), x
+        self.sums = Sums(graph, factors) if short and x.is_cuda else None
+
+    @functools.cached_property
+    def stored(self) -> Tensor:
+        return spmm(*self._given)
+
+    @property
+    def x(self) -> Tensor:
+        """What `sums` are of; without these the rows."""
+        return self.stored if self.sums is None else self._x
+
+    def mapped(self, ptr: Tensor, weight: Tensor) -> Tensor:
+        """Their products with the matrices of their relations."""
+        found = None if self.sums is None else matmul_of_sums(self.sums, self.x, ptr, weight)
+        return matmul_op(self.stored, ptr, weight) if found is None else found
+
+    def weights(self, ptr: Tensor, grad: _Rows, heads: int) -> Tensor:
+        """The gradient of these matrices, of the gradient of the products."""
+        found = None
+        if self.sums is not None or grad.sums is not None:
+            found = weights_of_sums(self.sums, self.x, ptr, grad.sums, grad.x, heads)
+        return weights_op(self.stored, ptr, grad.stored, heads) if found is None else found
+
+
+def _sources(chunk: Chunk, x: Tensor, factors: Tensor | None, relations: Relations) -> _Rows:
+    return _Rows(chunk.gather, x, factors, chunk.short or relations.by_source)
+
+
+def _forward(x, weight, coefficients, norm, own, own_weight, bias, relations: Relations, num_rows: int) -> Tensor:
+    """The sum of tensors that are `usual`, without a gradient: `_composed` in fewer kernels."""
+    matrices, out = weight if coefficients is None else _of_bases(coefficients, weight), None
+    for chunk in relations.chunks:
+        before, after = _factors(chunk, norm, relations)
+        mapped = _sources(chunk, x, before, relations).mapped(chunk.ptr, matrices[chunk.first : chunk.last])
+        part = spmm(chunk.scatter, mapped, after)
+        out = part if out is None else out.add_(part)
+    if out is None:
+        out = x.new_zeros(num_rows, _width(matrices))
+    if own is not None:
+        out.addmm_(own, own_weight)
+    return out if bias is None else out.add_(bias)
 
 
 class _Sum(torch.autograd.Function):
     """The same of "sum", which keeps no row of a chunk from one pass to the other."""
 
     @staticmethod
-    def forward(ctx, x, weight, norm, relations, num_rows):
-        ctx.save_for_backward(x, weight, norm)
-        ctx.relations, ctx.num_rows = relations, num_rows
-        return _summed(x, weight, norm, relations, "sum", num_rows)
+    def forward(ctx, x, weight, coefficients, norm, own, own_weight, bias, relations, num_rows):
+        ctx.save_for_backward(x, weight, coefficients, norm, own, own_weight, bias)
+        ctx.relations, ctx.num_rows, ctx.is_own = relations, num_rows, own is x
+        return _forward(x, weight, coefficients, norm, own, own_weight, bias, relations, num_rows)
 
     @staticmethod
     def backward(ctx, grad):
-        given, wanted, relations = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.relations
+        given, wanted, relations = ctx.saved_tensors, ctx.needs_input_grad[:7], ctx.relations
         if torch.is_grad_enabled():  # a second derivative is asked for
-            found = gradients(lambda *t: _summed(*t, relations, "sum", ctx.num_rows), given, wanted, grad)
+            found = gradients(lambda *t: _composed(*t, relations, ctx.num_rows), given, wanted, grad)
             return *found, None, None
-        return *_gradients(*given, grad.contiguous(), relations, wanted), None, None
+        grad, (x, weight, coefficients, norm, own, own_weight, _) = grad.contiguous(), given
+        of_own, of_own_weight, of_bias = wanted[4:]
+        found = _gradients(x, weight, coefficients, norm, grad, relations, wanted)
+        grad_own = grad_own_weight = None
+        if of_own and ctx.is_own:  # as much as x: its gradient is added there
+            found[0].addmm_(grad, own_weight.t())
+        elif of_own:
+            grad_own = grad.mm(own_weight.t())
+        if of_own_weight:
+            grad_own_weight = own.t().mm(grad)
+        return *found, grad_own, grad_own_weight, grad.sum(0) if of_bias else None, None, None
 
 
-def _gradients(x, weight, norm, grad, relations: Relations, wanted) -> tuple:
-    """Of x, weight and norm, chunk by chunk."""
-    of_x, of_weight, of_norm = wanted
-    grad_x, grad_weight, grad_norm = (
-        torch.zeros_like(t, memory_format=torch.contiguous_format) if w else None
-        for t, w in zip((x, weight, norm), wanted, strict=True)
-    )
-    by_source, heads = relations.by_source, weight.shape[1] if weight.dim() == 4 else 0
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
+_sum = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
+
+
+def _gradients(x, weight, coefficients, norm, grad, relations: Relations, wanted) -> tuple:
+    """Of x, weight, coefficients and norm, chunk by chunk."""
+    of_x, of_weight, of_coefficients, of_norm, *_ = wanted
+    of_matrices, by_source = of_weight or of_coefficients, relations.by_source
+    matrices = weight if coefficients is None else _of_bases(coefficients, weight)
+    heads, grad_x, grad_matrices = matrices.shape[1] if matrices.dim() == 4 else 0, None, None
+    grad_norm = torch.zeros_like(norm) if of_norm else None
     for chunk in relations.chunks:
-        own, (before, after) = weight[chunk.first : chunk.last], _factors(chunk, norm, relations)
-        grad_mapped = spmm(chunk.scatter.transposed, grad, after)
-        rows = spmm(chunk.gather, x, before) if of_weight or (of_norm and by_source) else None
-        grad_rows = None
-        if of_x or (of_norm and not by_source):
-            grad_rows = matmul_op(grad_mapped, chunk.ptr, own.transpose(-1, -2))
-        if grad_weight is not None:
-            grad_weight[chunk.first : chunk.last] = weights_op(rows, chunk.ptr, grad_mapped, heads)
-        if grad_x is not None:
-            grad_x += spmm(chunk.gather.transposed, grad_rows, before)
-        if grad_norm is not None and by_source:
-            grad_norm[chunk.edges] = sddmm(chunk.scatter, matmul_op(rows, chunk.ptr, own), grad).flatten()
-        elif grad_norm is not None:
+        own, (before, after) = matrices[chunk.first : chunk.last], _factors(chunk, norm, relations)
+        back = before
+        if before is not None and relations.are_shares(norm):  # those of a row are one: it may have it
+            before, after, back = None, relations.shares_of(chunk, norm.dtype)[1], None
+        rows = _sources(chunk, x, before, relations) if of_matrices or (of_norm and by_source) else None
+        grads = _Rows(chunk.spread, grad, after, chunk.short or not by_source)
+        grad_rows = grads.mapped(chunk.ptr, own.transpose(-1, -2)) if of_x or (of_norm and not by_source) else None
+        if of_matrices:
+            part = rows.weights(chunk.ptr, grads, heads)
+            if part.shape == matrices.shape:
+                grad_matrices = part
+            else:
+                grad_matrices = torch.zeros_like(matrices) if grad_matrices is None else grad_matrices
+                grad_matrices[chunk.first : chunk.last] = part
+        if of_x:
+            part = spmm(chunk.gather.transposed, grad_rows, back)
+            grad_x = part if grad_x is None else grad_x.add_(part)
+        if of_norm and by_source:
+            grad_norm[chunk.edges] = sddmm(chunk.scatter, rows.mapped(chunk.ptr, own), grad).flatten()
+        elif of_norm:
             grad_norm[chunk.edges] = sddmm(chunk.gather, x, grad_rows).flatten()
-    return grad_x, grad_weight, grad_norm
+    if of_x and grad_x is None:
+        grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    if of_matrices and grad_matrices is None:
+        grad_matrices = torch.zeros_like(matrices, memory_format=torch.contiguous_format)
+    if coefficients is None or not of_matrices:
+        return grad_x, grad_matrices, None, grad_norm
+    flat = grad_matrices.reshape(coefficients.shape[0], -1)
+    grad_weight = (coefficients.t() @ flat).view(weight.shape) if of_weight else None
+    grad_coefficients = flat @ weight.reshape(weight.shape[0], -1).t() if of_coefficients else None
+    return grad_x, grad_weight, grad_coefficients, grad_norm

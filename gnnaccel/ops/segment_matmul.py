@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
+from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
+from gnnaccel.ops._arrays import csr_of
 
 
 def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor, *, check: bool = True) -> Tensor:
@@ -132,17 +135,16 @@ _CALL = 360_000_000
 _MOST_BLOCKS = 65535
 
 
-def _offsets(x: Tensor, ptr: Tensor, heads: int, inner: int, outer: int) -> Tensor | None:
-    """`ptr` for the kernel, on the device of x, where it is to do the products with `heads` matrices [inner, outer] for
-    each segment; None where torch is to do them one by one."""
+def _offsets(x: Tensor, rows: int, ptr: Tensor, heads: int, inner: int, outer: int) -> Tensor | None:
+    """`ptr` for the kernel, on the device of x, where it is to do the products of `rows` rows with `heads` matrices
+    [inner, outer] for each segment; None where torch is to do them one by one."""
     if not x.is_cuda or not lib.has_cuda_kernels() or x.dtype not in lib.DTYPES:
         return None
-    values, tiles = heads * inner * outer, heads * -(-inner // 64) * -(-outer // 64)
-    if values > 256 * _MOST_BLOCKS or tiles > _MOST_BLOCKS:
+    if heads * -(-inner // 64) * -(-outer // 64) > _MOST_BLOCKS:
         return None
     if ptr.device.type == x.device.type:
         return ptr.to(x.device, torch.int64).contiguous()
-    if (ptr.shape[0] - 1) * _CALL < x.shape[0] * values:
+    if (ptr.shape[0] - 1) * _CALL < rows * heads * inner * outer:
         return None
     found = derived.get((ptr,), "offsets on CUDA")
     if found is None or found.device != x.device:
@@ -180,28 +182,90 @@ def _blocks(weight: Tensor, heads: int) -> Tensor:
     return found.permute(0, 3, 1, 2).contiguous()
 
 
-def _matmul_impl(x, ptr, weight):
-    # With a place for the result autocast, which is none of this op's, leaves the products alone.
-    x, out = x.contiguous(), x.new_empty(x.shape[0], _width(weight))
-    if not x.shape[1]:
-        return out.zero_()
-    if weight.dim() == 4 and _dense_pays(x, *weight.shape[1:]):
-        weight = _dense(weight)
+class Sums(NamedTuple):
+    """Rows of a product that are sums: spmm(graph, x, factors), which a kernel reads as it adds them up.
+
+    graph : Graph without edge ids, whose rows are short: a thread adds one up.
+    factors : Tensor [nnz], of the dtype of x, or None.
+    """
+
+    graph: Graph
+    factors: Tensor | None
+
+    def arguments(self) -> tuple:
+        """For the kernel."""
+        factors = self.factors
+        return csr_of(self.graph), 0 if factors is None else lib.pointer(factors)
+
+
+_NO_SUMS = (None, 0)
+
+
+def matmul_of_sums(sums: Sums, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
+    """matmul_op(spmm(*sums of x), ptr, weight) by one kernel that stores no sums, of tensors that are `usual`; without
+    a gradient. None where sums are to be stored for torch's products: nothing has been done then."""
+    weight = _dense(weight) if weight.dim() == 4 and _dense_pays(x, *weight.shape[1:]) else weight
+    return _by_kernel(x.contiguous(), ptr, weight, sums)
+
+
+def weights_of_sums(
+    sums: Sums | None, x: Tensor, ptr: Tensor, grad_sums: Sums | None, grad: Tensor, heads: int
+) -> Tensor | None:
+    """weights_op(spmm(*sums of x), ptr, spmm(*grad_sums of grad), heads), as `matmul_of_sums`; None for rows that are
+    stored."""
+    x, grad = x.contiguous(), grad.contiguous()
+    if heads and _dense_pays(x, heads, x.shape[1] // heads, grad.shape[1] // heads):
+        found = _weights_by_kernel(x, ptr, grad, 0, sums, grad_sums)
+        return None if found is None else _blocks(found, heads)
+    return _weights_by_kernel(x, ptr, grad, heads, sums, grad_sums)
+
+
+def _by_kernel(x: Tensor, ptr: Tensor, weight: Tensor, sums: Sums | None = None) -> Tensor | None:
     inner, outer = weight.shape[-2:]
     heads = weight.shape[1] if weight.dim() == 4 else 1
-    offsets = _offsets(x, ptr, heads, inner, outer)
-    if offsets is not None:
-        transposed = not weight.is_contiguous() and weight.transpose(-1, -2).is_contiguous()
-        weight = weight if transposed else weight.contiguous()
-        pointers = [lib.pointer(t) for t in (x, offsets, weight, out)]
-        sizes = (x.shape[0], weight.shape[0], heads, inner, outer, transposed, lib.DTYPES[x.dtype])
-        lib.launch("segment_matmul", x.device, *pointers, *sizes)
-        return out
+    rows = x.shape[0] if sums is None else sums.graph.num_rows
+    offsets = _offsets(x, rows, ptr, heads, inner, outer) if inner else None
+    if offsets is None:
+        return None
+    out = x.new_empty(rows, heads * outer)
+    transposed = not weight.is_contiguous() and weight.transpose(-1, -2).is_contiguous()
+    weight = weight if transposed else weight.contiguous()
+    pointers = [lib.pointer(t) for t in (x, offsets, weight, out)]
+    sizes = (rows, weight.shape[0], heads, inner, outer, transposed, lib.DTYPES[x.dtype])
+    lib.launch("segment_matmul", x.device, *(_NO_SUMS if sums is None else sums.arguments()), *pointers, *sizes)
+    return out
+
+
+def _weights_by_kernel(x, ptr, grad, heads: int, sums: Sums | None = None, grad_sums: Sums | None = None):
+    out = _weights_fake(x, ptr, grad, heads)
+    each, rows = heads or 1, x.shape[0] if sums is None else sums.graph.num_rows  # as many as of grad
+    offsets = _offsets(x, rows, ptr, each, *out.shape[-2:])
+    if offsets is None:
+        return None
+    given = [(*(_NO_SUMS if s is None else s.arguments()), lib.pointer(t)) for s, t in ((sums, x), (grad_sums, grad))]
+    sizes = (rows, out.shape[0], each, *out.shape[-2:], lib.DTYPES[x.dtype])
+    lib.launch(
+        "segment_matmul_weights", x.device, *given[0], lib.pointer(offsets), *given[1], lib.pointer(out), *sizes
+    )
+    return out
+
+
+def _matmul_impl(x, ptr, weight):
+    x = x.contiguous()
+    if weight.dim() == 4 and _dense_pays(x, *weight.shape[1:]):
+        weight = _dense(weight)
+    found = _by_kernel(x, ptr, weight)
+    if found is not None:
+        return found
+    # With a place for the result autocast, which is none of this op's, leaves the products alone.
+    out = x.new_empty(x.shape[0], _width(weight))
+    if not x.shape[1]:
+        return out.zero_()
     for s, a, b in _segments(ptr):
         if weight.dim() == 3:
             torch.mm(x[a:b], weight[s], out=out[a:b])
         else:
-            torch.bmm(_by_head(x[a:b], heads), weight[s], out=_by_head(out[a:b], heads))
+            torch.bmm(_by_head(x[a:b], weight.shape[1]), weight[s], out=_by_head(out[a:b], weight.shape[1]))
     return out
 
 
@@ -213,14 +277,10 @@ def _weights_impl(x, ptr, grad, heads):
     x, grad = x.contiguous(), grad.contiguous()
     if heads and _dense_pays(x, heads, x.shape[1] // heads, grad.shape[1] // heads):
         return _blocks(_weights_impl(x, ptr, grad, 0), heads)
+    found = _weights_by_kernel(x, ptr, grad, heads)
+    if found is not None:
+        return found
     out = _weights_fake(x, ptr, grad, heads)
-    each = heads or 1
-    offsets = _offsets(x, ptr, each, *out.shape[-2:])
-    if offsets is not None:
-        pointers = [lib.pointer(t) for t in (x, offsets, grad, out)]
-        sizes = (x.shape[0], out.shape[0], each, *out.shape[-2:], lib.DTYPES[x.dtype])
-        lib.launch("segment_matmul_weights", x.device, *pointers, *sizes)
-        return out
     segments = _segments(ptr)
     if len(segments) != out.shape[0]:
         out.zero_()

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
-from gnnaccel import ops, report
+from gnnaccel import report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops.relational import Own, relational_layer
 from gnnaccel.pyg_backend import short
 
 _REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
@@ -44,8 +45,10 @@ def _rgcn(known: Any, aggregations: tuple[type, ...]) -> Callable:
             if graph is None:
                 return general(self, x, edge_index, edge_type)
             start = time.perf_counter()
+            mapped = self.root is not None and own.is_floating_point()
             try:
-                out = _sum(self, graph, rows, edge_type, reduce)
+                adds = Own(own, self.root, self.bias) if mapped else Own(None, None, None)
+                out = _sum(self, graph, rows, edge_type, reduce, adds)
             except IndexError as error:  # where PyG leaves edges of unknown types out, they are left out
                 try:
                     return general(self, x, edge_index, edge_type)
@@ -56,8 +59,9 @@ def _rgcn(known: Any, aggregations: tuple[type, ...]) -> Callable:
             elif self.num_blocks is None:  # an attribute that torch.jit.script asks for, of what PyG finds at each call
                 self.__dict__.setdefault("_use_segment_matmul_heuristic_output", False)
             report.record(guard.kind, start)
-            if self.root is not None:
-                out = out + (own @ self.root if own.is_floating_point() else self.root[own])
+            if mapped:
+                return out
+            out = out if self.root is None else out + self.root[own]
             return out if self.bias is None else out + self.bias
 
         return forward
@@ -104,9 +108,9 @@ def _is_usual(conv: Any, source: Tensor, reduce: str) -> bool:
     return conv.num_blocks is None and reduce in ("sum", "mean")
 
 
-def _sum(conv: Any, graph: Graph, source: Tensor, edge_type: Tensor, reduce: str) -> Tensor:
+def _sum(conv: Any, graph: Graph, source: Tensor, edge_type: Tensor, reduce: str, own: Own) -> Tensor:
     features, weight = (source, conv.weight) if source.is_floating_point() else (None, conv.weight[:, source])
-    return ops.relational_spmm(graph, features, edge_type, weight, conv.comp, reduce=reduce)
+    return relational_layer(graph, features, edge_type, weight, conv.comp, reduce, own)
 
 
 _MAKERS = ((pyg_nn.RGCNConv, tuple(_REDUCES)), (pyg_nn.FastRGCNConv, _SUMS))
