@@ -3,7 +3,8 @@
     python benchmarks/pyg_layers.py --device cuda --csv out.csv
     python benchmarks/pyg_layers.py --nodes 2708 --edges 10556 --width 16      # a small graph: overhead
 
-Each layer is checked first: the outputs of both sides must agree. Then the two take turns, and medians are compared.
+Each layer is checked first: the outputs of both sides must agree; under --autocast gnnaccel's may be no further from
+those in float32. Then the two take turns, and medians are compared.
 The graph is random, its in-degrees by a power law. What is prepared once per graph is not in the times. With --memory
 (CPU) each side runs once more in a process of its own, for the extra peak memory of its first step. With --autocast
 both sides run under torch.autocast in bfloat16.
@@ -79,9 +80,13 @@ def measured(make, arguments, repeat: int, autocast: bool) -> tuple[float, float
     plain = make().to(device)
     fast = pyg_backend.accelerate(copy.deepcopy(plain))
     sides: list[tuple] = [(plain, []), (fast, [])]
-    close = 5e-2 if autocast else 1e-3
-    pair = (step(layer, arguments, autocast).float() for layer in (fast, plain))
-    torch.testing.assert_close(*pair, rtol=close, atol=close)
+    found, want = (step(layer, arguments, autocast).float() for layer in (fast, plain))
+    if autocast:  # rows of many edges lie far apart where the layer alone rounds at each: the nearer to float32 is right
+        exact = step(plain, arguments)
+        errors = [float((out - exact).abs().max()) for out in (found, want)]
+        assert errors[0] <= max(1.5 * errors[1], 1e-2 * float(exact.abs().max())), f"off by {errors}, gnnaccel's first"
+    else:
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
     for turn in range(repeat + 2):
         for layer, times in sides:
             if device.type == "cuda":
