@@ -1,26 +1,24 @@
 """Relational and heterogeneous layers on CUDA against definitions, and against the frameworks on the CPU."""
 
 import copy
+import importlib
 import importlib.util
 
-import pytest
-import torch
-
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA GPU here", allow_module_level=True)
-
 import graphs
+import pytest
 import test_han_layers
 import test_hgt_layers
+import torch
+from cuda_cases import DEVICE, EMULATED
 from oracle import rand
-from test_relational import KINDS, factors, pair, types_of
+from test_relational import KINDS, factors, layer, pair, types_of
 
 import gnnaccel
 from gnnaccel import dgl_backend, ops, report
 from gnnaccel.ops import _relations, han_layers, hgt_layers
 
-DEVICE = torch.device("cuda", 0)
-HAS_DGL = importlib.util.find_spec("dgl") is not None
+segment_matmul = importlib.import_module("gnnaccel.ops.segment_matmul")  # not the function of that name
+HAS_DGL = importlib.util.find_spec("dgl") is not None and not EMULATED
 if HAS_DGL:
     from dgl_compare import dgl
 
@@ -114,6 +112,31 @@ def test_han_layers_on_cuda(name, scaled, dtype, tolerance):
         close(got, want, tolerance)
         upstream = [grad.to(DEVICE, dtype) for grad in grads]
         close(test_hgt_layers.gradients(got, move(leaves), upstream), expected, tolerance)
+
+
+@pytest.mark.parametrize("products", ["one launch", "torch's"])
+@pytest.mark.parametrize("longest", [3, 100])
+@pytest.mark.parametrize("ends", ["sources", "destinations"])
+@pytest.mark.parametrize("kind", ["plain", "mean", "one_basis_mean", "blocks_mean", "block_bases"])
+def test_layer_with_own_features(kind, ends, longest, products, monkeypatch):
+    """Rows by source and by destination, added up where they are read or stored, as there are long ones or not."""
+    monkeypatch.setattr(segment_matmul, "_CALL", 1 << 62 if products == "one launch" else 0)
+    few, many = torch.arange(300) // longest, torch.arange(300) * 7 % 300
+    types = torch.arange(300) // longest % 5
+    types[types == 2] = 0
+    rows, cols = (many, few) if ends == "sources" else (few, many)
+    graph = gnnaccel.Graph.from_coo(rows, cols, num_rows=300, num_cols=300)
+    found = _relations.relations_of("test", graph, types, 5)
+    assert found.by_source == (ends == "sources") and found.chunks[0].short == (longest == 3)
+    call, definition, given = layer(graph, types, kind, True)
+    leaves, exact = ([t.to(device).requires_grad_() for t in given] for device in (DEVICE, "cpu"))
+    got, want = call(*leaves), definition(*exact)
+    torch.testing.assert_close(got.cpu(), want)
+    grads = torch.autograd.grad(got.square().sum(), leaves)
+    for ours, theirs in zip(grads, torch.autograd.grad(want.square().sum(), exact), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(call(*leaves).cpu(), want)
 
 
 def compare(call, module, inputs, calls=3):

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from gnnaccel import Graph, ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops import _relations, reference
-from gnnaccel.ops.relational import _edges_by_bases
+from gnnaccel.ops.relational import Own, _edges_by_bases, relational_layer
 
 # name -> shape of weight for 6 features, of coefficients, whether there is a norm, reduce
 KINDS = {
@@ -134,6 +134,46 @@ def test_gradients_of_both_orders(name, kind):
     leaves = [t.requires_grad_() for t in given.values()]
     assert gradcheck(op, leaves)
     assert gradgradcheck(op, leaves)
+
+
+def layer(graph, types, kind, one):
+    """`relational_layer` with its definition, as functions of tensors; and these. `one`: x is the destinations' own."""
+    shape, coefficients, _, reduce = KINDS[kind]
+    given = factors(graph, kind, torch.float64)
+    given.pop("norm", None)
+    own = {} if one else {"own": rand(graph.num_rows, 3)}
+    given |= own | {"root": rand(6 if one else 3, shape[-1] * (shape[1] if len(shape) == 4 else 1))}
+    given["bias"] = rand(given["root"].shape[1])
+
+    def call(*tensors):
+        t = dict(zip(given, tensors, strict=True))
+        own = Own(t["x"] if one else t["own"], t["root"], t["bias"])
+        types_there = types.to(t["x"].device)
+        there = graph.to(t["x"].device)
+        return relational_layer(there, t["x"], types_there, t["weight"], t.get("coefficients"), reduce, own)
+
+    def definition(*tensors):
+        t = dict(zip(given, tensors, strict=True))
+        rest = {"coefficients": t["coefficients"]} if coefficients else {}
+        sums = reference.relational_spmm(graph, t["x"], types, t["weight"], reduce=reduce, **rest)
+        return sums + (t["x"] if one else t["own"]) @ t["root"] + t["bias"]
+
+    return call, definition, list(given.values())
+
+
+@pytest.mark.parametrize("one", [True, False], ids=["own is x", "own features"])
+@pytest.mark.parametrize("kind", ["plain", "mean", "one_basis_mean", "blocks_mean", "block_bases", "max"])
+def test_layer_with_own_features(kind, one):
+    generator = torch.Generator().manual_seed(1)
+    graph = Graph.from_coo(*torch.randint(0, 6, (2, 30), generator=generator), num_rows=6, num_cols=6)
+    call, definition, given = layer(graph, types_of(graph), kind, one)
+    check(call, definition, *given)
+    leaves = [t.requires_grad_() for t in given]
+    assert gradgradcheck(call, leaves)
+    for leaf in leaves:  # some gradients alone
+        got, want = (torch.autograd.grad(f(*(t if t is leaf else t.detach() for t in leaves)).square().sum(), leaf)[0]
+                     for f in (call, definition))  # fmt: skip
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("asked", ["x", "weight", "norm"])

@@ -45,7 +45,7 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         alike = x.device == edge_index.device and (maps is not None or short.are_linear(lin))
         # Under autocast the map is narrow, and products with weights that are as wide as x are as wide again.
         narrow = torch.is_autocast_enabled(x.device.type)
-        if not alike or (narrow and (cache is not None or not x.is_cpu or x.dtype != torch.float32)):
+        if not alike or (narrow and (cache is not None or x.dtype != torch.float32)):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
