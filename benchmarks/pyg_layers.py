@@ -81,7 +81,7 @@ def measured(make, arguments, repeat: int, autocast: bool) -> tuple[float, float
     fast = pyg_backend.accelerate(copy.deepcopy(plain))
     sides: list[tuple] = [(plain, []), (fast, [])]
     found, want = (step(layer, arguments, autocast).float() for layer in (fast, plain))
-    if autocast:  # rows of many edges lie far apart where the layer alone rounds at each: the nearer to float32 is right
+    if autocast:  # which the layer alone rounds at each edge: rows of many lie far apart, float32 tells who is right
         exact = step(plain, arguments)
         errors = [float((out - exact).abs().max()) for out in (found, want)]
         assert errors[0] <= max(1.5 * errors[1], 1e-2 * float(exact.abs().max())), f"off by {errors}, gnnaccel's first"

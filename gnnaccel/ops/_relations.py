@@ -23,7 +23,9 @@ from gnnaccel.graph.csr import Graph
 
 _LEAST_ROWS = 16384  # of a chunk: fewer would be too little for the calls it takes;
 _TIMES_ON_CUDA = 64  # as many there, where calls take longer than the rows of a chunk on the CPU would
-_SHORT = 32  # edges of a row that one thread of a kernel adds up while others wait
+# Edges of a row that one thread of a kernel adds up while others wait; and in the mean, up to which storing the sums is
+# much beside reading the edges.
+_SHORT, _SHORT_MEAN = 32, 4
 _FEWER = 0.9  # of the rows by destination, up to which those by source pay: their edges have factors of means
 
 
@@ -36,7 +38,7 @@ class Chunk(NamedTuple):
     gather: Graph  # rows x sources
     spread: Graph  # rows x destinations
     edges: Tensor  # ids of its edges, in the order of those of the graph that has them; of the other each row has one
-    short: bool  # no row has more than _SHORT edges
+    short: bool  # rows have few edges: their sums need not be stored
 
     @property
     def scatter(self) -> Graph:
@@ -80,7 +82,7 @@ class _Rows:
         one = Graph(torch.arange(b - a + 1, dtype=ends.dtype, device=ends.device), ends, None, graph.num_rows)
         ptr = (self.ptr[first : last + 1] - a).contiguous()
         gather, spread = (one, many) if by_source else (many, one)
-        short = b == a or int(bounds.diff().max()) <= _SHORT
+        short = b == a or (k1 - k0 <= _SHORT_MEAN * (b - a) and int(bounds.diff().max()) <= _SHORT)
         return Chunk(first, last, ptr, gather, spread, self.edges[k0:k1].contiguous(), short)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ _NO_OWN = Own(None, None, None)
 
 def relational_layer(
     graph: Graph,
-    x: Tensor,
+    x: Tensor | None,
     edge_type: Tensor,
     weight: Tensor,
     coefficients: Tensor | None,
@@ -129,8 +129,8 @@ def _checked(op: str, graph: Graph, x, edge_type, weight, coefficients, norm, re
         return _relational(graph, relations, *given, own, reduce)
     wide = functools.reduce(torch.promote_types, (t.dtype for t in given if t is not None))
     with torch.autocast(graph.device.type, enabled=False):
-        given, own = ([None if t is None else t.to(wide) for t in part] for part in (given, own))
-        return _relational(graph, relations, *given, Own(*own), reduce)
+        features, matrices, factors, norms, *adds = (None if t is None else t.to(wide) for t in (*given, *own))
+        return _relational(graph, relations, features, matrices, factors, norms, Own(*adds), reduce)
 
 
 def _relational(graph: Graph, relations: Relations, x, weight, coefficients, norm, own: Own, reduce: str) -> Tensor:
@@ -146,12 +146,13 @@ def _relational(graph: Graph, relations: Relations, x, weight, coefficients, nor
     if reduce == "sum" and all(t.dtype == x.dtype for t in there) and _operators.usual(*there):
         if torch.is_grad_enabled() and any(t.requires_grad for t in there):
             return _sum(*given, relations, graph.num_rows)
-        return _forward(*given, relations, graph.num_rows)
+        matrices = weight if coefficients is None else _of_bases(coefficients, weight)
+        return _forward(x, matrices, norm, *own, relations, graph.num_rows)
     return _composed(*given, relations, graph.num_rows, reduce)
 
 
 def _plus(out: Tensor, own: Own) -> Tensor:
-    if own.x is not None:
+    if own.x is not None and own.weight is not None:
         out = out + own.x @ own.weight
     return out if own.bias is None else out + own.bias
 
@@ -295,9 +296,9 @@ def _sources(chunk: Chunk, x: Tensor, factors: Tensor | None, relations: Relatio
     return _Rows(chunk.gather, x, factors, chunk.short or relations.by_source)
 
 
-def _forward(x, weight, coefficients, norm, own, own_weight, bias, relations: Relations, num_rows: int) -> Tensor:
+def _forward(x, matrices, norm, own, own_weight, bias, relations: Relations, num_rows: int) -> Tensor:
     """The sum of tensors that are `usual`, without a gradient: `_composed` in fewer kernels."""
-    matrices, out = weight if coefficients is None else _of_bases(coefficients, weight), None
+    out = None
     for chunk in relations.chunks:
         before, after = _factors(chunk, norm, relations)
         mapped = _sources(chunk, x, before, relations).mapped(chunk.ptr, matrices[chunk.first : chunk.last])
@@ -317,7 +318,9 @@ class _Sum(torch.autograd.Function):
     def forward(ctx, x, weight, coefficients, norm, own, own_weight, bias, relations, num_rows):
         ctx.save_for_backward(x, weight, coefficients, norm, own, own_weight, bias)
         ctx.relations, ctx.num_rows, ctx.is_own = relations, num_rows, own is x
-        return _forward(x, weight, coefficients, norm, own, own_weight, bias, relations, num_rows)
+        matrices = weight if coefficients is None else _of_bases(coefficients, weight)
+        ctx.matrices = None if coefficients is None else matrices
+        return _forward(x, matrices, norm, own, own_weight, bias, relations, num_rows)
 
     @staticmethod
     def backward(ctx, grad):
@@ -327,7 +330,8 @@ class _Sum(torch.autograd.Function):
             return *found, None, None
         grad, (x, weight, coefficients, norm, own, own_weight, _) = grad.contiguous(), given
         of_own, of_own_weight, of_bias = wanted[4:]
-        found = _gradients(x, weight, coefficients, norm, grad, relations, wanted)
+        matrices = weight if coefficients is None else ctx.matrices
+        found = _gradients(x, matrices, weight, coefficients, norm, grad, relations, wanted)
         grad_own = grad_own_weight = None
         if of_own and ctx.is_own:  # as much as x: its gradient is added there
             found[0].addmm_(grad, own_weight.t())
@@ -342,19 +346,20 @@ class _Sum(torch.autograd.Function):
 _sum = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
 
 
-def _gradients(x, weight, coefficients, norm, grad, relations: Relations, wanted) -> tuple:
-    """Of x, weight, coefficients and norm, chunk by chunk."""
+def _gradients(x, matrices, weight, coefficients, norm, grad, relations: Relations, wanted) -> tuple:
+    """Of x, weight, coefficients and norm, chunk by chunk, where the relations have `matrices`."""
     of_x, of_weight, of_coefficients, of_norm, *_ = wanted
     of_matrices, by_source = of_weight or of_coefficients, relations.by_source
-    matrices = weight if coefficients is None else _of_bases(coefficients, weight)
-    heads, grad_x, grad_matrices = matrices.shape[1] if matrices.dim() == 4 else 0, None, None
-    grad_norm = torch.zeros_like(norm) if of_norm else None
+    heads = matrices.shape[1] if matrices.dim() == 4 else 0
+    grad_x: Any = None
+    grad_matrices: Any = None
+    grad_norm: Any = torch.zeros_like(norm) if of_norm else None
     for chunk in relations.chunks:
         own, (before, after) = matrices[chunk.first : chunk.last], _factors(chunk, norm, relations)
         back = before
         if before is not None and relations.are_shares(norm):  # those of a row are one: it may have it
             before, after, back = None, relations.shares_of(chunk, norm.dtype)[1], None
-        rows = _sources(chunk, x, before, relations) if of_matrices or (of_norm and by_source) else None
+        rows = _sources(chunk, x, before, relations)
         grads = _Rows(chunk.spread, grad, after, chunk.short or not by_source)
         grad_rows = grads.mapped(chunk.ptr, own.transpose(-1, -2)) if of_x or (of_norm and not by_source) else None
         if of_matrices:

@@ -130,9 +130,16 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 
 # With so many multiplications to a segment, the kernel takes as much longer for them than torch's product as that
-# product's call takes (an H100: 12 us, and 0.033 ps a multiplication); and the blocks that it may have side by side.
-_CALL = 360_000_000
+# product's call takes, on tensor cores and without (an H200: 12 us, and 0.03 to 0.05 ps a multiplication; without them
+# 0.012, and none up to 64 x 64); and the blocks that it may have side by side.
+_CALL, _CALL_WITHOUT = 360_000_000, 1_000_000_000
 _MOST_BLOCKS = 65535
+
+
+def _pays(segments: int, multiplications: int, dtype: torch.dtype) -> bool:
+    """True if one launch takes less than a product of torch's for each segment."""
+    full = dtype is torch.float64 or (dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest")
+    return segments * (_CALL_WITHOUT if full else _CALL) >= multiplications
 
 
 def _offsets(x: Tensor, rows: int, ptr: Tensor, heads: int, inner: int, outer: int) -> Tensor | None:
@@ -144,7 +151,7 @@ def _offsets(x: Tensor, rows: int, ptr: Tensor, heads: int, inner: int, outer: i
         return None
     if ptr.device.type == x.device.type:
         return ptr.to(x.device, torch.int64).contiguous()
-    if (ptr.shape[0] - 1) * _CALL < rows * heads * inner * outer:
+    if not _pays(ptr.shape[0] - 1, rows * heads * inner * outer, x.dtype):
         return None
     found = derived.get((ptr,), "offsets on CUDA")
     if found is None or found.device != x.device:
@@ -244,9 +251,7 @@ def _weights_by_kernel(x, ptr, grad, heads: int, sums: Sums | None = None, grad_
         return None
     given = [(*(_NO_SUMS if s is None else s.arguments()), lib.pointer(t)) for s, t in ((sums, x), (grad_sums, grad))]
     sizes = (rows, out.shape[0], each, *out.shape[-2:], lib.DTYPES[x.dtype])
-    lib.launch(
-        "segment_matmul_weights", x.device, *given[0], lib.pointer(offsets), *given[1], lib.pointer(out), *sizes
-    )
+    lib.launch("segment_matmul_weights", x.device, *given[0], lib.pointer(offsets), *given[1], lib.pointer(out), *sizes)
     return out
 
 
