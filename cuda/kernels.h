@@ -79,8 +79,8 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
 
 // out[i] = x_i @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
 //   x_i     row i of x; or, with `sums` of num_rows rows, the sum over the nonzeros k of its row i of factors[k] times
-//           the row of x that k has for a column; factors of the dtype, null for ones. A thread adds up a row: for short
-//           ones.
+//           the row of x that k has for a column; factors of the dtype, null for ones. A thread adds up a row: for
+//           short ones.
 //   x       [num_rows or sums' columns, num_heads * inner]      ptr  [num_segments + 1], int64, from 0 to num_rows
 //   weight  [num_segments, num_heads, inner, outer]; transposed: [.., outer, inner]
 //   out     [num_rows, num_heads * outer], 16-byte aligned

@@ -5,11 +5,11 @@
 // Tiles of rows are numbered without a prefix sum: those of segment s begin at ptr[s] / tile + s, rounded down, which
 // leaves each segment at least as many numbers as it has tiles; the others have nothing to do.
 //
-// A thread holds 8 x 8 values of the result: four 16-byte reads of shared memory feed 64 multiplications, which are then
-// what bounds a block (with 8 x 4 values the reads were). It walks along the sums in panels in shared memory; one block
-// fetches a panel while the three others of its multiprocessor multiply. f32 is multiplied as f32: no tensor cores. The
-// gradient of a matrix is a sum over the rows of its segment, cut into parts that blocks add up and a second kernel
-// adds, in a fixed order.
+// A thread holds 8 x 8 values of the result: four 16-byte reads of shared memory feed 64 multiplications, which are
+// then what bounds a block (with 8 x 4 values the reads were). It walks along the sums in panels in shared memory; one
+// block fetches a panel while the three others of its multiprocessor multiply. f32 is multiplied as f32: no tensor
+// cores. The gradient of a matrix is a sum over the rows of its segment, cut into parts that blocks add up and a second
+// kernel adds, in a fixed order.
 #include "common.cuh"
 
 namespace gnnaccel {
@@ -18,9 +18,9 @@ namespace {
 
 struct Config {
   static constexpr int threads = 128;
-  static constexpr int rows = 128;     // of a tile of the product,
-  static constexpr int columns = 64;   // and its columns
-  static constexpr int side = 64;      // of a tile of the matrices' gradient, on which groups of 64 threads take turns
+  static constexpr int rows = 128;    // of a tile of the product,
+  static constexpr int columns = 64;  // and its columns
+  static constexpr int side = 64;     // of a tile of the matrices' gradient, on which groups of 64 threads take turns
   static constexpr int groups = threads / 64;
   static constexpr int batch = 4;      // reads of a thread on their way together
   static constexpr int blocks = 1024;  // wanted for the matrices' gradient
@@ -166,6 +166,12 @@ __device__ __forceinline__ void bring(const Rows<T>& rows, int head_begin, const
   }
 }
 
+// Which row and which of 8 columns of threads this one is in. Two neighbours share a column, and every other one of 16
+// a row: shared memory then serves reads of 16 bytes half a warp at a time, and not a quarter (as CUTLASS lays threads
+// out: RowMajorInterleaved<2>).
+__device__ __forceinline__ int row_of_thread(int i) { return i / 32 * 4 + i % 32 / 16 * 2 + i % 2; }
+__device__ __forceinline__ int column_of_thread(int i) { return i % 16 / 2; }
+
 // Four neighbours in shared memory, by reads of 16 bytes.
 template <typename A>
 __device__ __forceinline__ void read_four(const A* from, A* to) {
@@ -215,7 +221,7 @@ __global__ void __launch_bounds__(Config::threads, kBlocks<Acc<T>>) product_kern
   // The matrix as rows of its own: [inner, outer], or [outer, inner].
   const T* const matrix = p.weight + (static_cast<int64_t>(piece.segment) * p.heads + head) * p.inner * p.outer;
   const Rows<T> weight{matrix, nullptr, nullptr, nullptr, Turned ? p.inner : p.outer, false};
-  const int top = i / 8 * 4, left = i % 8 * 4;
+  const int top = row_of_thread(i) * 4, left = column_of_thread(i) * 4;
   A sum[8][8] = {};
 
   for (int k = 0; k < p.inner; k += step) {
@@ -274,7 +280,7 @@ __global__ void __launch_bounds__(Config::threads, kBlocks<Acc<T>>) shares_kerne
   const int across = (p.outer + side - 1) / side, tiles = (p.inner + side - 1) / side * across, i = threadIdx.x;
   const int head = static_cast<int>(blockIdx.y) / tiles, tile = static_cast<int>(blockIdx.y) % tiles;
   const int top = tile / across * side, left = tile % across * side;
-  const int group = i / 64, a = i % 64 / 8 * 4, b = i % 8 * 4;
+  const int group = i / 64, a = row_of_thread(i % 64) * 4, b = column_of_thread(i) * 4;
   A sum[8][8] = {};
 
   for (int64_t first = piece.begin; first < piece.end; first += deep) {
