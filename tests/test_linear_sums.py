@@ -147,6 +147,42 @@ def test_left_to_the_ops_where_somebody_listens(form):
     assert type(ours(*given).grad_fn).__name__ in ("_SumMappedBackward", "_MappedSumBackward")
 
 
+@pytest.mark.parametrize("wide", [True, False], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_under_autocast(reduce, wide):
+    """As torch's ops one by one: dtypes, values and gradients of both orders, and what is kept for them."""
+    graph, dtype = again("duplicates"), torch.float32 if wide else torch.bfloat16
+    shapes = behind(graph)[2]
+    x, *maps = (rand(*shape, dtype=dtype if k == 0 else torch.float32) for k, shape in enumerate(shapes))
+    given = [x.requires_grad_(), *(t.requires_grad_() for t in maps)]
+
+    def composed(x, weight, bias, own_weight):
+        return F.linear(ops.spmm(graph, x, reduce=reduce), weight, bias) + F.linear(x, own_weight)
+
+    def results(function):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = function(*given)
+        upstream = rand(*out.shape, dtype=torch.bfloat16)
+        grads = torch.autograd.grad(out, given, upstream, create_graph=True)
+        again = torch.autograd.grad(sum(g.float().square().sum() for g in grads), given[:2] + given[3:])
+        return [out, *grads, *again]
+
+    torch.manual_seed(0)
+    got = results(lambda *t: linear_sums.sum_mapped(graph, t[0], reduce, *t[1:]))
+    torch.manual_seed(0)
+    for ours, theirs in zip(got, results(composed), strict=True):
+        assert ours.dtype == theirs.dtype
+        size = float(theirs.detach().float().abs().max())
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=2e-2 * size)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = linear_sums.sum_mapped(graph, x, reduce, *maps)
+    assert type(out.grad_fn).__name__ == "_NarrowSumMappedBackward"
+    if wide:
+        with torch.no_grad():
+            x.add_(1)
+        out.sum().backward()
+
+
 def test_a_scale_that_was_written_into():
     graph, scale = again(), rand(120).abs()
     x, weight = leaves([(120, IN), (OUT, IN)])

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, sampled_sums
+from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
 from gnnaccel.ops.spmm import FORMS, spmm
 
@@ -41,11 +42,14 @@ def sum_mapped(
     -------
     Tensor [num_rows, D], or None where the ops are to be called one by one: nothing has been done then.
     """
-    if reduce not in FORMS or not _are_maps(x, weight, bias) or torch.is_autocast_enabled(x.device.type):
+    narrow = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
+    if reduce not in FORMS or not _are_maps(x, weight, bias, narrow):
         return None
-    if not _are_maps(x, own_weight) or own_weight.shape != weight.shape:
+    if not _are_maps(x, own_weight, None, narrow) or own_weight.shape != weight.shape:
         return None
     if graph.num_rows > graph.num_cols or x.shape[0] != graph.num_cols:
+        return None
+    if narrow is not None and graph.num_rows != graph.num_cols:
         return None
     if _operators.watched() or forward_ad._current_level >= 0:
         return None
@@ -53,9 +57,10 @@ def sum_mapped(
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
     if recorded and not own_weight.requires_grad:
         return None
-    if sampled_sums.pays(graph, x, weight):
+    if narrow is None and sampled_sums.pays(graph, x, weight):
         return sampled_sums.sum_mapped(graph, x, reduce, weight, bias, own_weight)
-    return _sum_mapped(x, weight, bias, own_weight, graph, reduce, recorded and x.requires_grad)
+    given = (weight, bias, own_weight, graph, reduce, recorded and x.requires_grad)
+    return _sum_mapped(x, *given) if narrow is None else _narrow_sum_mapped(x, x.to(narrow), *given)
 
 
 def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -84,15 +89,19 @@ def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     return _mapped_sum(x, weight, bias, scale, graph, both and not torch.is_inference_mode_enabled())
 
 
-def _are_maps(x: Tensor, weight: Any, bias: Any = None) -> bool:
-    """True for a matrix and a bias that map x, of its dtype and device, none of them of a class of somebody's own."""
+def _are_maps(x: Tensor, weight: Any, bias: Any = None, narrow: torch.dtype | None = None) -> bool:
+    """True for a matrix and a bias that map x, of its dtype and device, none of them of a class of somebody's own; with
+    the dtype that autocast makes `narrow`, of dtypes that it casts to that."""
     if not _operators.dense(x) or not _operators.dense(weight) or weight.dim() != 2 or x.dim() != 2:
         return False
-    if weight.shape[1] != x.shape[1] or weight.dtype != x.dtype or weight.device != x.device:
+    if weight.shape[1] != x.shape[1] or weight.device != x.device:
+        return False
+    dtypes = (x.dtype,) if narrow is None else (torch.float32, narrow)
+    if x.dtype not in dtypes or weight.dtype not in dtypes:
         return False
     if bias is None:
         return True
-    fits = _operators.dense(bias) and bias.dtype == x.dtype and bias.device == x.device
+    fits = _operators.dense(bias) and bias.dtype in dtypes and bias.device == x.device
     return fits and bias.shape == weight.shape[:1]
 
 
@@ -154,6 +163,52 @@ class _SumMapped(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(0) if of_bias else None, transposed.mm(own), None, None, None
 
 
+class _NarrowSumMapped(torch.autograd.Function):
+    """The same under autocast: sums in the dtype of x, maps in that which autocast casts to; `ends`: x cast to it.
+    x itself is not kept, as a layer alone keeps casts. A second derivative has `ends` in its place."""
+
+    @staticmethod
+    def forward(ctx, x, ends, weight, bias, own_weight, graph, reduce, both):
+        call, narrow = ready.call_of(graph, x, FORMS[reduce], None, None, None, both), ends.dtype
+        if call is not None:
+            sums = call.forward(x, None)
+        elif both:
+            call = Apart(lambda x: spmm(graph, x, reduce=reduce), x)
+            sums = call.result()
+        else:
+            sums = spmm(graph, x, reduce=reduce)
+        sums, maps, own_maps = sums.to(narrow), weight.to(narrow), own_weight.to(narrow)
+        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).addmm_(ends, own_maps.t())
+        of_x, _, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
+        if of_own_weight:
+            ctx.call, ctx.graph, ctx.reduce, ctx.dtype = call, graph, reduce, x.dtype
+            narrow_maps = (maps, own_maps) if of_x else (None, None)
+            ctx.save_for_backward(ends, weight, bias, own_weight, *narrow_maps, sums if of_weight else None)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        ends, weight, bias, own_weight, maps, own_maps, sums = ctx.saved_tensors
+        of_x, _, of_weight, of_bias, _, *rest = ctx.needs_input_grad
+        rest = [None] * len(rest)
+        if torch.is_grad_enabled():  # a second derivative is asked for
+            graph, reduce, dtype, narrow = ctx.graph, ctx.reduce, ctx.dtype, ends.dtype
+
+            def composed(ends, weight, bias, own_weight):
+                sums = spmm(graph, ends.to(dtype), reduce=reduce).to(narrow)
+                out = F.linear(sums, weight.to(narrow)) + F.linear(ends, own_weight.to(narrow))
+                return out if bias is None else out + bias.to(narrow)
+
+            return None, *gradients(composed, (ends, weight, bias, own_weight), ctx.needs_input_grad[1:5], grad), *rest
+        grad = grad.contiguous()
+        transposed, grad_x = grad.t(), None
+        if of_x:
+            grad_x = ctx.call.gradient(grad.mm(maps).to(ctx.dtype)).add_(grad.mm(own_maps))
+        grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
+        grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
+        return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
+
+
 class _MappedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, scale, graph, both):
@@ -186,4 +241,7 @@ class _MappedSum(torch.autograd.Function):
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
-_sum_mapped, _mapped_sum = (super(torch.autograd.Function, f).apply for f in (_SumMapped, _MappedSum))  # type: ignore[misc]
+_sum_mapped, _narrow_sum_mapped, _mapped_sum = (
+    super(torch.autograd.Function, f).apply  # type: ignore[misc]
+    for f in (_SumMapped, _NarrowSumMapped, _MappedSum)
+)
