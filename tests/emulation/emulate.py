@@ -35,6 +35,8 @@ TESTS = (
     "tests/test_cuda_messages.py",
     "tests/test_cuda_sampling.py",
     "tests/test_cuda_pyg_sampling.py",
+    "tests/test_cuda_relations.py::test_layer_with_own_features",
+    "tests/test_cuda_relations.py::test_segment_matmul_with_gradients",
     *(f"tests/test_cuda_runtime.py::test_{name}" for name in ON_ANY_DEVICE),
     # torch.utils.checkpoint asks CUDA for the state of its random numbers; a million rows take too long.
     "--deselect=tests/test_cuda_lists.py::test_checkpointing_while_a_list_is_earned",
