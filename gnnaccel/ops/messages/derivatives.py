@@ -108,8 +108,9 @@ class Half(NamedTuple):
     targets: list[tuple[int, list[Shape]]]
 
 
-def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int, Value]]:
-    """The gradient to each leaf, of one edge, where outputs that are `given` have one."""
+def _seeded(program: Program, given: tuple[bool, ...]) -> tuple[Builder, list[tuple[Value, Value, Value]]]:
+    """A builder with the program's values, and of each output that is `given` a gradient its value, the gradient to
+    that on one edge, and the leaf that the gradient is."""
     leaves = list(program.leaves)
     seeds = []  # leaf of the gradient, and of the argmax
     for output, has in zip(program.outputs, given, strict=True):
@@ -132,8 +133,126 @@ def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int
         seed = b.leaf(gradient)
         if argmax >= 0:
             seed = b.keep(b.make("winner", (b.leaf(argmax),), (), seed.features), seed)
-        starts.append((values[output.step], seed))
-    return b, _adjoints(b, starts)
+        starts.append((values[output.step], seed, b.leaf(gradient)))
+    return b, starts
+
+
+def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int, Value]]:
+    """The gradient to each leaf, of one edge, where outputs that are `given` have one."""
+    b, starts = _seeded(program, given)
+    return b, _adjoints(b, [(value, seed) for value, seed, _ in starts])
+
+
+class Ahead(NamedTuple):
+    """A program that also makes what its backward pass would walk over the same edges for.
+
+    The gradient to a row of destinations is a sum over its edges; where each summand is the gradient of the row's
+    output times something, that something is summed in the forward pass, which reads the same rows anyway.
+
+    program : the program with those sums behind its outputs.
+    targets : of each sum the leaf and the output whose gradients it is the factor between, and through which shapes
+        the product goes until it is the leaf's, as in Half.
+    """
+
+    program: Program
+    targets: list[tuple[int, int, list[Shape]]]
+
+
+_MOST_AHEAD = 3  # sums that are kept, each as large as an output: a walk that reads more than that is worth it
+
+
+@functools.lru_cache(maxsize=1024)
+def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
+    """The program for a forward pass with gradients to the `wanted` leaves, or None.
+
+    None unless it spares the backward pass its walk over the graph itself: gradients to edges need that anyway.
+    """
+    here = [i for i, leaf in enumerate(program.leaves) if wanted[i] and leaf.kind != "u"]
+    if not here or any(program.leaves[i].kind == "e" for i in here):
+        return None
+    if any(o.reduce not in ("sum", "mean") or 0 in program.steps[o.step].features for o in program.outputs):
+        return None
+    b, starts = _seeded(program, (True,) * len(program.outputs))
+    of_edges = _of_edges(program)
+    sums: list[Value] = []
+    targets: list[tuple[int, int, list[Shape]]] = []
+    for number, (value, seed, gradient) in enumerate(starts):
+        found = _adjoints(b, [(value, seed)])
+        for leaf in here:
+            if leaf not in found:
+                continue
+            each, shapes = _unfolded(found[leaf])
+            factor = _over(b, each, gradient)
+            if factor is None or not of_edges(factor):
+                return None
+            sums.append(factor)
+            targets.append((leaf, number, [each.features, *shapes]))
+    if not 0 < len(sums) <= _MOST_AHEAD:
+        return None
+    outputs = [(value, o.reduce) for (value, *_), o in zip(starts, program.outputs, strict=True)]
+    made, operands = b.program([*outputs, *((factor, "sum") for factor in sums)])
+    assert operands == list(range(len(program.leaves)))
+    return Ahead(made, targets)
+
+
+def _of_edges(program: Program) -> Callable[[Value], bool]:
+    """Whether a value differs from edge to edge of a row."""
+
+    @functools.cache
+    def differs(value: Value) -> bool:
+        if value.op == "leaf":
+            return program.leaves[value.numbers[0]].kind in ("u", "e")
+        return any(map(differs, value.args))
+
+    return differs
+
+
+def _over(b: Builder, value: Value, seed: Value) -> Value | None:
+    """The factor between `seed` and a value made of it, number by number; None if there is none."""
+
+    @functools.cache
+    def holds(x: Value) -> bool:
+        return x is seed or any(map(holds, x.args))
+
+    @functools.cache
+    def factor(x: Value) -> Value | None:
+        if x is seed:
+            return b.fill(1.0, x.features)
+        held = [holds(a) for a in x.args]
+        parts = [factor(a) if h else a for a, h in zip(x.args, held, strict=True)]
+        if any(part is None for part in parts):
+            return None
+        fits = {
+            "mul": sum(held) == 1,
+            "div": held[:1] == [True] and sum(held) == 1,
+            "keep": held == [False, True],
+            **dict.fromkeys(("add", "sub"), all(held)),
+            **dict.fromkeys(("neg", "mul_p", "div_p", "reshape"), True),
+        }
+        if x.op == "where" and not held[0]:  # the other side is the 0 that a derivative has there
+            sides = [part if h else a for part, a, h in zip(parts[1:], x.args[1:], held[1:], strict=True)]
+            zeros = all(
+                h or (a.op == "fill" and a.numbers == (0.0,)) for a, h in zip(x.args[1:], held[1:], strict=True)
+            )
+            return b.make("where", (x.args[0], *sides), (), x.features) if zeros else None
+        if not fits.get(x.op, False):
+            return None
+        if x.op == "mul":
+            one, other = parts
+            ones = [part.op == "fill" and part.numbers == (1.0,) for part in parts]
+            return other if ones[0] and held[0] else one if ones[1] and held[1] else b.mul(one, other)
+        return b.make(x.op, tuple(parts), x.numbers, x.features)
+
+    return factor(value) if holds(value) else None
+
+
+def _unfolded(value: Value) -> tuple[Value, list[Shape]]:
+    """What a gradient is the sum over features of, and the shapes that those sums have: of rows, which are fewer."""
+    shapes: list[Shape] = []
+    while value.op in ("fold", "reshape"):
+        shapes.insert(0, value.features)
+        value = value.args[0]
+    return value, shapes
 
 
 @functools.lru_cache(maxsize=1024)
@@ -161,11 +280,9 @@ def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...
         outputs, targets = [], []
         for number, leaf in enumerate(program.leaves):
             if wanted[number] and (leaf.kind == "u") is there and number in found:
-                value = found[number]
-                shapes: list[Shape] = []
-                while leaf.kind != "e" and value.op in ("fold", "reshape"):  # of the sums of rows, which are fewer
-                    shapes.insert(0, value.features)
-                    value = value.args[0]
+                value, shapes = found[number], []
+                if leaf.kind != "e":
+                    value, shapes = _unfolded(value)
                 outputs.append((value, "none" if leaf.kind == "e" else "sum"))
                 targets.append((number, [value.features, *shapes]))
         if not outputs:

@@ -120,6 +120,8 @@ class Builder:
     def make(self, op: str, args: tuple[Value, ...], numbers: tuple, features: Shape) -> Value:
         key = (op, tuple(a.number for a in args), repr(numbers), features)  # repr: 0.0 is not -0.0
         found = self._made.get(key)
+        if found is None and op in ("add", "mul"):  # the same to the last bit
+            found = self._made.get((op, key[1][::-1], *key[2:]))
         if found is None:
             found = self._made[key] = Value(op, args, numbers, features, len(self._made))
         return found

@@ -18,7 +18,7 @@ from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import reduce_to
 from gnnaccel.ops.messages import generated
-from gnnaccel.ops.messages.derivatives import Half, gradients, twins
+from gnnaccel.ops.messages.derivatives import Ahead, Half, ahead, gradients, twins
 from gnnaccel.ops.messages.language import Expression
 from gnnaccel.ops.messages.program import REDUCES, Program, parse, program_of
 from gnnaccel.ops.messages.source import is_too_wide
@@ -190,10 +190,17 @@ class _Messages(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, run, arrays, program, dtypes, *operands):
-        outs = run(arrays, program, list(operands), dtypes)
-        argmax = outs[len(dtypes) :]
-        ctx.program = program
-        _arrays.save(ctx, arrays, *operands, *argmax)
+        early = ahead(program, ctx.needs_input_grad[4:])
+        if early is None:
+            outs = run(arrays, program, list(operands), dtypes)
+            argmax = kept = outs[len(dtypes) :]
+        else:  # the factors between gradients of outputs and of rows
+            wide = torch.float64 if torch.float64 in (*dtypes, *(x.dtype for x in operands)) else torch.float32
+            outs = run(arrays, early.program, list(operands), (*dtypes, *(wide,) * len(early.targets)))
+            argmax, kept = [], outs[len(dtypes) :]
+            outs = outs[: len(dtypes)]
+        ctx.program, ctx.early = program, early
+        _arrays.save(ctx, arrays, *operands, *kept)
         if argmax:
             ctx.mark_non_differentiable(*argmax)
         ctx.set_materialize_grads(False)
@@ -203,23 +210,61 @@ class _Messages(torch.autograd.Function):
     def backward(ctx, *grads):
         arrays, kept = _arrays.saved(ctx)
         program: Program = ctx.program
-        operands, of_outputs = list(kept[: len(program.leaves)]), iter(kept[len(program.leaves) :])
+        operands, kept = list(kept[: len(program.leaves)]), kept[len(program.leaves) :]
+        of_outputs = iter(kept)
         wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
         if any(g is not None and _is_batched(g) for g in grads):
             return None, None, None, None, *_of_many(arrays, program, operands, wanted, grads)
         seeds: list[Tensor] = []
+        by_output: list[Tensor | None] = []
         for output, grad in zip(program.outputs, grads, strict=True):
             argmax = next(of_outputs) if output.reduce in ("max", "min") else None
             if grad is None:
+                by_output.append(None)
                 continue
             if output.reduce == "mean":
                 degrees = arrays.indptr.diff().clamp_(min=1).to(grad.dtype)
                 grad = grad / degrees.view(-1, *(1,) * (grad.dim() - 1))
+            by_output.append(grad)
             seeds += [grad] if argmax is None else [grad, argmax]
         given = tuple(g is not None for g in grads)
-        found = gradients_of(arrays, program, operands, wanted, seeds, given)
-        return None, None, None, None, *found
+        early = None if torch.is_grad_enabled() else ctx.early  # what it kept has no derivative
+        if early is None:
+            return None, None, None, None, *gradients_of(arrays, program, operands, wanted, seeds, given)
+        done = {leaf for leaf, *_ in early.targets}
+        left = tuple(w and i not in done for i, w in enumerate(wanted))
+        found = gradients_of(arrays, program, operands, left, seeds, given)
+        return None, None, None, None, *_with_early(found, early, operands, by_output, kept)
+
+
+def _with_early(
+    found: list[Tensor | None], early: Ahead, operands: list[Tensor], grads: list[Tensor | None], kept: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """`found` with the gradients whose factors the forward pass has `kept`."""
+    for (leaf, output, shapes), factor in zip(early.targets, kept, strict=True):
+        grad, operand = grads[output], operands[leaf]
+        if grad is None:
+            continue
+        rows = grad.reshape(factor.shape) * factor
+        part = _shaped(rows, shapes, operand).to(operand.dtype)
+        before = found[leaf]
+        found[leaf] = part if before is None else before + part
+    for leaf, *_ in early.targets:
+        if found[leaf] is None:
+            found[leaf] = torch.zeros_like(operands[leaf])
+    return found
+
+
+def _shaped(out: Tensor, shapes: list, operand: Tensor) -> Tensor:
+    """Rows of gradients through the shapes of a Half's target, as the gradient of an operand."""
+    shape = operand.shape
+    if len(shape) == len(shapes[-1]):  # the same for all edges: no rows
+        out = out.sum(0, keepdim=True)
+    for features in shapes[1:]:
+        same = math.prod(features) == math.prod(out.shape[1:])
+        out = out.reshape(out.shape[0], *features) if same else reduce_to(out, features)
+    return out if out.shape == shape else out.reshape(shape)
 
 
 def gradients_of(
@@ -277,13 +322,7 @@ def _fill(found: list, structure: Structure, half: Half, operands: list[Tensor],
     dtypes = tuple(operands[number].dtype for number, _ in half.targets)
     outs = _walked(structure, half.program, [given[i] for i in half.operands], dtypes)
     for (number, shapes), out in zip(half.targets, outs, strict=True):
-        shape = operands[number].shape
-        if len(shape) == len(shapes[-1]):  # the same for all edges: no rows
-            out = out.sum(0, keepdim=True)
-        for features in shapes[1:]:
-            same = math.prod(features) == math.prod(out.shape[1:])
-            out = out.reshape(out.shape[0], *features) if same else reduce_to(out, features)
-        found[number] = out if out.shape == shape else out.reshape(shape)
+        found[number] = _shaped(out, shapes, operands[number])
 
 
 _DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
