@@ -43,6 +43,39 @@ def defined(graph, message, operands, reduce):
     return reference.message_reduce(graph, program, [operands[name] for _, name in leaves])[0]
 
 
+def magnitudes(graph, message, operands, seed):
+    """For each number of a sum of messages, and of its gradients: the sum of its summands' absolute values."""
+    rows = {"u": graph.indices.long(), "v": reference.rows_of(graph.indptr), "e": reference.edges_of(graph)}
+    each = torch.arange(graph.nnz, device=graph.device)
+    kinds = {name: kind for kind, name in message.leaves}
+    lifted = {name: value.detach()[rows[kinds[name]]].requires_grad_() for name, value in operands.items()}
+    alone = defined(Graph.from_coo(each, each), message, lifted, "sum")  # each edge is a row by itself
+    grads = torch.autograd.grad(alone, list(lifted.values()), seed[rows["v"]])
+    found = [torch.zeros_like(seed).index_add_(0, rows["v"], alone.detach().abs())]
+    for (name, value), grad in zip(operands.items(), grads, strict=True):
+        found.append(torch.zeros_like(value.detach()).index_add_(0, rows[kinds[name]], grad.abs()))
+    return found
+
+
+def compare_sums(graph, message, operands, bound):
+    """`compare` of sums in a narrow dtype, whose errors go with what is summed: a sum itself may cancel out."""
+    wide = {name: value.detach().double().requires_grad_() for name, value in operands.items()}
+    got, want = ops.message_reduce(graph, message, operands), defined(graph, message, wide, "sum")
+    seed = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    seed = seed.to(graph.device, got.dtype)
+    pairs = [
+        (got, want),
+        *zip(
+            torch.autograd.grad(got, list(operands.values()), seed),
+            torch.autograd.grad(want, list(wide.values()), seed.double()),
+            strict=True,
+        ),
+    ]
+    for (one, other), scale in zip(pairs, magnitudes(graph, message, wide, seed.double()), strict=True):
+        worst = ((one.double() - other).abs() / (scale + 1)).max()
+        assert worst <= bound, f"an error of {float(worst):.2g} times the summands"
+
+
 def compare(graph, message, operands, reduce, second=False, **tolerance):
     leaves = list(operands.values())
     wide = {name: value.detach().double().requires_grad_() for name, value in operands.items()}

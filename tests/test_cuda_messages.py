@@ -5,7 +5,20 @@ import random
 import pytest
 import torch
 from cuda_cases import DEVICE, EMULATED, build
-from message_cases import REDUCES, USUAL, compare, graph_of, k, messages_of, operands_of, q, random_message, w, x
+from message_cases import (
+    REDUCES,
+    USUAL,
+    compare,
+    compare_sums,
+    graph_of,
+    k,
+    messages_of,
+    operands_of,
+    q,
+    random_message,
+    w,
+    x,
+)
 
 import gnnaccel
 from gnnaccel import ops
@@ -64,7 +77,7 @@ def test_narrower_types(dtype, bound):
     for message in (USUAL["gated"], USUAL["norm"], m.gelu(q + k))[: 1 if EMULATED else 3]:
         for features in SHAPES:
             operands = operands_of(graph, message, features, dtype=dtype)
-            compare(graph, message, operands, "sum", rtol=bound, atol=10 * bound)
+            compare_sums(graph, message, operands, bound)
 
 
 @pytest.mark.skipif(bool(EMULATED), reason="of the GPU's functions")

@@ -11,6 +11,8 @@ from message_cases import (
     TWO,
     USUAL,
     compare,
+    compare_sums,
+    defined,
     graph_of,
     k,
     messages_of,
@@ -26,6 +28,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
+from gnnaccel.ops.messages.derivatives import ahead
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.tape import _OPS
 from gnnaccel.ops.spmm import spmm_op
@@ -75,7 +78,7 @@ def test_random_programs(seed):
 def test_narrower_types(dtype, bound):
     graph = graph_of(25, 25, 500)
     for message in (USUAL["gated"], USUAL["norm"], USUAL["edges"], m.gelu(q + k), m.log(m.exp(q) + 1.0), m.softplus(q)):
-        compare(graph, message, operands_of(graph, message, (2, 24), dtype=dtype), "sum", rtol=bound, atol=10 * bound)
+        compare_sums(graph, message, operands_of(graph, message, (2, 24), dtype=dtype), bound)
 
 
 def test_functions_of_float32_over_their_range():
@@ -395,3 +398,52 @@ def test_gradients_of_edges_serve_sources(name, reduce, dtype, monkeypatch):
     if dtype != torch.bfloat16 or reduce != "max":  # rounded, another one of nearly equal messages wins
         compare(graph, message, operands, reduce, second=dtype == torch.float64, rtol=bound, atol=bound)
         assert bool(sums) == (same and dtype != torch.bfloat16)
+
+
+AHEAD = {
+    "gated": (m.sigmoid(q + k) * x, 1),
+    "film": (m.relu(m.u("g") * x + k) * m.v("scale:h"), 2),
+    "shared by all": (m.tanh(q * m.c("scale") + k), 2),
+    "quotient": (x / (m.square(k) + 1.0), 1),
+    "clamped": (m.clamp(q - k, -0.5, 0.5) * x, 1),
+}
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("name", AHEAD)
+def test_sums_for_the_backward_pass(name, reduce, monkeypatch):
+    """The gradient to destinations takes no walk of its own where the forward pass could sum what it is made of."""
+    implementation = importlib.import_module("gnnaccel.ops.messages.reduce")
+    walks, walk = [], implementation.walk
+    monkeypatch.setattr(implementation, "walk", lambda *given: walks.append(given[1]) or walk(*given))
+    message, count = AHEAD[name]
+    graph = graph_of(30, 20, 400)
+    operands = operands_of(graph, message, (2, 5))
+    compare(graph, message, operands, reduce)
+    assert [len(program.outputs) for program in walks] == [1 + count, sum(kind == "u" for kind, _ in message.leaves)]
+
+
+def test_sums_for_the_backward_pass_of_several_outputs():
+    graph = graph_of(30, 20, 400)
+    operands = operands_of(graph, m.sigmoid(q + k) * x, (6,))
+    messages = [m.sigmoid(q + k) * x, m.exp(-m.square(q - k))]
+    outs = ops.message_reduce(graph, messages, operands, ["sum", "mean"])
+    wants = [
+        defined(graph, message, operands, reduce) for message, reduce in zip(messages, ("sum", "mean"), strict=True)
+    ]
+    for chosen in ((0,), (1,), (0, 1)):  # outputs that have a gradient
+        pair = (sum((found[i] ** 2).sum() for i in chosen) for found in (outs, wants))
+        got, want = (torch.autograd.grad(end, list(operands.values()), retain_graph=True, allow_unused=True,
+                                         materialize_grads=True) for end in pair)  # fmt: skip
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_no_sums_for_the_backward_pass():
+    """Where the gradient is no product with the output's, takes no edge's features, or edges need the walk anyway."""
+    for message in (m.dot(q, k, keepdim=True) * x, q + k, m.sigmoid(q + k) * w):
+        shapes = tuple((leaf, (8,)) for leaf in message.leaves)
+        program, _ = program_of(((message, "sum"),), shapes)
+        assert ahead(program, (True,) * len(shapes)) is None
+    program, _ = program_of(((m.sigmoid(q + k), "max"),), ((("u", "q"), (8,)), (("v", "k"), (8,))))
+    assert ahead(program, (True, True)) is None

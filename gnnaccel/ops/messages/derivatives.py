@@ -207,6 +207,15 @@ def _of_edges(program: Program) -> Callable[[Value], bool]:
     return differs
 
 
+# Which arguments a function is linear in.
+_LINEAR = {
+    **{op: [True, True] for op in ("add", "sub")},
+    **{op: [True] for op in ("neg", "mul_p", "div_p", "reshape")},
+    "div": [True, False],
+    "keep": [False, True],
+}
+
+
 def _over(b: Builder, value: Value, seed: Value) -> Value | None:
     """The factor between `seed` and a value made of it, number by number; None if there is none."""
 
@@ -214,34 +223,28 @@ def _over(b: Builder, value: Value, seed: Value) -> Value | None:
     def holds(x: Value) -> bool:
         return x is seed or any(map(holds, x.args))
 
+    def is_number(x: Value, number: float) -> bool:
+        return x.op == "fill" and x.numbers == (number,)
+
     @functools.cache
     def factor(x: Value) -> Value | None:
         if x is seed:
             return b.fill(1.0, x.features)
         held = [holds(a) for a in x.args]
-        parts = [factor(a) if h else a for a, h in zip(x.args, held, strict=True)]
-        if any(part is None for part in parts):
-            return None
-        fits = {
-            "mul": sum(held) == 1,
-            "div": held[:1] == [True] and sum(held) == 1,
-            "keep": held == [False, True],
-            **dict.fromkeys(("add", "sub"), all(held)),
-            **dict.fromkeys(("neg", "mul_p", "div_p", "reshape"), True),
-        }
-        if x.op == "where" and not held[0]:  # the other side is the 0 that a derivative has there
-            sides = [part if h else a for part, a, h in zip(parts[1:], x.args[1:], held[1:], strict=True)]
-            zeros = all(
-                h or (a.op == "fill" and a.numbers == (0.0,)) for a, h in zip(x.args[1:], held[1:], strict=True)
-            )
-            return b.make("where", (x.args[0], *sides), (), x.features) if zeros else None
-        if not fits.get(x.op, False):
-            return None
-        if x.op == "mul":
-            one, other = parts
-            ones = [part.op == "fill" and part.numbers == (1.0,) for part in parts]
-            return other if ones[0] and held[0] else one if ones[1] and held[1] else b.mul(one, other)
-        return b.make(x.op, tuple(parts), x.numbers, x.features)
+        parts: list[Value] = []
+        for arg, has in zip(x.args, held, strict=True):
+            part = factor(arg) if has else arg
+            if part is None:
+                return None
+            parts.append(part)
+        if x.op == "mul" and sum(held) == 1:
+            of_seed, other = parts if held[0] else reversed(parts)
+            return other if is_number(of_seed, 1.0) else b.mul(of_seed, other)
+        if x.op == "where" and not held[0]:  # where a derivative has it, the other side is 0
+            fits = all(has or is_number(a, 0.0) for a, has in zip(x.args[1:], held[1:], strict=True))
+        else:
+            fits = held == _LINEAR.get(x.op)
+        return b.make(x.op, tuple(parts), x.numbers, x.features) if fits else None
 
     return factor(value) if holds(value) else None
 
@@ -280,7 +283,8 @@ def gradients(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ...
         outputs, targets = [], []
         for number, leaf in enumerate(program.leaves):
             if wanted[number] and (leaf.kind == "u") is there and number in found:
-                value, shapes = found[number], []
+                value = found[number]
+                shapes: list[Shape] = []
                 if leaf.kind != "e":
                     value, shapes = _unfolded(value)
                 outputs.append((value, "none" if leaf.kind == "e" else "sum"))
