@@ -10,6 +10,7 @@ from message_cases import (
     USUAL,
     compare,
     compare_sums,
+    defined,
     graph_of,
     k,
     messages_of,
@@ -24,6 +25,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
+from gnnaccel.ops.gated_layer import joined_gated_sum
 from gnnaccel.ops.messages import generated, nvrtc
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.source import source_of
@@ -168,6 +170,32 @@ def test_operands_that_lie_anywhere():
     moved = flat[1:].view(20, 8).requires_grad_()
     turned = torch.randn(8, 20, dtype=torch.float64, device=DEVICE).t().requires_grad_()
     compare(graph, q * k, {"q": moved, "k": turned}, "sum")
+    for start, width in ((4, 8), (3, 8), (0, 6)):  # columns of a wider matrix, which are not copied
+        wide = [torch.randn(20, 18, dtype=torch.float64, device=DEVICE) for _ in range(2)]
+        columns = [x[:, start : start + width].requires_grad_() for x in wide]
+        assert all(generated.in_rows(x) is x for x in columns)
+        compare(graph, m.sigmoid(q) * k, dict(zip("qk", columns, strict=True)), "sum")
+        compare(graph, m.sigmoid(q) * k, dict(zip("qk", columns, strict=True)), "max")
+
+
+@pytest.mark.parametrize("parts", [3, 4])
+def test_gates_behind_one_linear_map(parts):
+    graph = graph_of(20, 20, 300, device=DEVICE)
+    for width in (8, 5)[: 1 if EMULATED else 2]:
+        joined = torch.randn(20, parts * width, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        key, query, value, *added = joined.split(width, 1)
+        want = defined(graph, USUAL["gated"], {"q": query, "k": key, "x": value}, "sum") + sum(added)
+        got = joined_gated_sum(graph, joined, width)
+        torch.testing.assert_close(got, want)
+        seed = torch.randn_like(want)
+        ends = [(joined_gated_sum(graph, joined, width), False), (got, True), (want, True)]
+        grads = [torch.autograd.grad(out, joined, seed, create_graph=again)[0] for out, again in ends]
+        for grad in grads[:2]:
+            torch.testing.assert_close(grad, grads[2])
+        second = [torch.autograd.grad((grad**2).sum(), joined)[0] for grad in grads[1:]]
+        torch.testing.assert_close(*second)
+        with torch.no_grad():
+            torch.testing.assert_close(joined_gated_sum(graph, joined, width), want)
 
 
 def test_wide_rows_meet_in_loops():

@@ -69,18 +69,35 @@ def _form(program: Program, leaves: tuple, outputs: tuple, index: str, aligned: 
     return Form(leaves, outputs, index, 1)
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """`x` if its rows lie in one piece each, as columns of a wider matrix do; else a copy that is contiguous."""
+    if x.is_contiguous():
+        return x
+    step = 1
+    for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:]), strict=True):
+        if size != 1 and stride != step:
+            return x.contiguous()
+        step *= size
+    return x
+
+
 def walk(
     arrays: Structure, program: Program, operands: Sequence[Tensor], outs: Sequence[Tensor], argmax: Sequence[Tensor]
 ) -> None:
     """Fill the outputs of a program, and the argmax of its maxima and minima.
 
-    operands : contiguous, one for each leaf.
+    operands : one for each leaf, as `in_rows` has it.
+    outs : likewise.
     """
     device = arrays.device
     addresses = [lib.pointer(x) for x in (*operands, *outs, *argmax)]
+    steps = [x.stride(0) if x.dim() else 0 for x in (*operands, *outs)]
     together = 0
     for address in addresses:
         together |= address
+    for x, step in zip((*operands, *outs), steps, strict=True):
+        if not x.is_contiguous():  # of others the width says how they may be read
+            together |= step * x.element_size()
     index = _NAMES[arrays.indptr.dtype]
     form = _form(
         program,
@@ -110,12 +127,14 @@ def walk(
         *(arrays.num_rows, nonzeros, chunk, workers, parts, splits),
         lib.pointer(indices),
         lib.pointer(arrays.edge_ids),
-        *addresses[: len(operands)],
     ]
+    for address, step in zip(addresses[: len(operands)], steps, strict=False):
+        words += [address, step]
     wide = torch.float64 if "f64" in (*form.leaves, *form.outputs) else torch.float32
     kept = []  # until the launches are on the stream
     of_argmax = iter(addresses[len(operands) + len(outs) :])
-    for output, out, address in zip(program.outputs, outs, addresses[len(operands) :], strict=False):
+    of_outs = zip(outs, addresses[len(operands) :], steps[len(operands) :], strict=False)
+    for output, (out, address, step) in zip(program.outputs, of_outs, strict=True):
         extreme = output.reduce in ("max", "min")
         part = pos = None
         if parts and output.reduce != "none":
@@ -123,7 +142,7 @@ def walk(
             part = out.new_empty(shape, dtype=wide)
             pos = arrays.indptr.new_empty(shape) if extreme else None
             kept += [part, pos]
-        words += [address, next(of_argmax) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
+        words += [address, step, next(of_argmax) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
     given = (ctypes.c_uint64 * len(words))(*words)
     in_block = THREADS // (source.lanes * source.others)
     grid = (-(-workers // in_block), source.slices)

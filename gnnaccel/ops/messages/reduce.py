@@ -344,10 +344,12 @@ def walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tu
     outs = _allocate(arrays, program, dtypes)
     if not any(map(Tensor.numel, outs)):
         return outs
-    operands = [x.contiguous() for x in operands]
     if arrays.indptr.is_cuda:
+        operands = [x.contiguous() if leaf.kind == "c" else generated.in_rows(x)
+                    for x, leaf in zip(operands, program.leaves, strict=True)]  # fmt: skip
         generated.walk(arrays, program, operands, outs[: len(dtypes)], outs[len(dtypes) :])
         return outs
+    operands = [x.contiguous() for x in operands]
     leaves = tuple(None if leaf.ids else x.dtype for leaf, x in zip(program.leaves, operands, strict=True))
     binary = tape(program, leaves, dtypes)
     results = array("Q")

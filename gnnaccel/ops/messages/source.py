@@ -134,9 +134,11 @@ class _Kernel:
             "  const I* indices;",
             "  const I* edge_ids;",
         ]
-        lines += [f"  const {TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
+        for i, kind in enumerate(form.leaves):
+            lines += [f"  const {TYPES[kind]}* in{i};", f"  int64_t step{i};"]  # numbers from row to row
         for o, kind in enumerate(form.outputs):
-            lines += [f"  {TYPES[kind]}* out{o};", f"  I* argmax{o};", f"  A* part{o};", f"  I* pos{o};"]
+            lines += [f"  {TYPES[kind]}* out{o};", f"  int64_t next{o};"]
+            lines += [f"  I* argmax{o};", f"  A* part{o};", f"  I* pos{o};"]
         return [*lines, "};", "", "}  // namespace", ""]
 
     def _walk(self, together: bool, threads: int) -> list[str]:
@@ -234,7 +236,7 @@ class _Kernel:
                 "}",
             ]
         owner, feature = self._owner(o)
-        to = f"p.out{o} + static_cast<int64_t>(edge) * {self.widths[o]} + {feature}"
+        to = f"p.out{o} + static_cast<int64_t>(edge) * p.next{o} + {feature}"
         made = self._made(value, slots)
         return [
             f"if (present[u]) FOR(r, R) if ({owner}) {{",
@@ -290,17 +292,18 @@ class _Kernel:
         ]
         if extreme:
             lines.append(f"    FOR(i, {count}) p.pos{o}[to + i] = {whose};")
-        lines += ["  } else {", f"    const int64_t to = static_cast<int64_t>(row) * {width} + {feature};"]
+        lines.append("  } else {")
         if output.reduce == "mean":
             lines.append(
                 f"    if (span.end > span.begin) FOR(i, {count}) ({mine})[i] /= static_cast<A>(span.end - span.begin);"
             )
-        lines.append(f"    store<{count}>(p.out{o} + to, {mine});")
+        lines.append(f"    store<{count}>(p.out{o} + static_cast<int64_t>(row) * p.next{o} + {feature}, {mine});")
         if extreme:
-            lines.append(
+            lines += [
+                f"    const int64_t to = static_cast<int64_t>(row) * {width} + {feature};",
                 f"    if (p.argmax{o}) FOR(i, {count}) p.argmax{o}[to + i] = "
-                f"{whose} >= 0 && p.edge_ids ? __ldg(p.edge_ids + {whose}) : {whose};"
-            )
+                f"{whose} >= 0 && p.edge_ids ? __ldg(p.edge_ids + {whose}) : {whose};",
+            ]
         return [*lines, "  }", "}"]
 
     def _merge(self, merged: list[int]) -> tuple[list[str], int]:
@@ -333,7 +336,6 @@ class _Kernel:
                 "  }",
                 "  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d,",
                 "                                        const State& state) const {",
-                f"    const int64_t to = pieces.row * {width} + d;",
                 "    double value = state.value;",
             ]
             if output.reduce == "mean":
@@ -341,10 +343,10 @@ class _Kernel:
                     "    value /= static_cast<double>(__ldg(p.rows.indptr + pieces.row + 1) - "
                     "__ldg(p.rows.indptr + pieces.row));"
                 )
-            lines.append(f"    narrow(static_cast<A>(value), p.out{o} + to);")
+            lines.append(f"    narrow(static_cast<A>(value), p.out{o} + pieces.row * p.next{o} + d);")
             if extreme:
                 lines.append(
-                    f"    if (p.argmax{o}) p.argmax{o}[to] = "
+                    f"    if (p.argmax{o}) p.argmax{o}[pieces.row * {width} + d] = "
                     "p.edge_ids ? __ldg(p.edge_ids + state.pos) : static_cast<I>(state.pos);"
                 )
             lines += ["  }", "};", ""]

@@ -248,9 +248,8 @@ class Writer:
     def _leaf(self, number: int, view: View, loop: _Loop | None) -> Value:
         which = self.program.steps[number].numbers[0]
         leaf, kind = self.program.leaves[which], self.form.leaves[which]
-        width = self.widths[number]
         row = {"u": "source", "v": "row", "e": "edge", "c": "I(0)"}[leaf.kind]
-        base = f"p.in{which}" if leaf.kind == "c" else f"p.in{which} + static_cast<int64_t>({row}) * {width}"
+        base = f"p.in{which}" if leaf.kind == "c" else f"p.in{which} + static_cast<int64_t>({row}) * p.step{which}"
         get = "" if leaf.ids else "widen"
         if loop is not None:
             name = self.fresh()
