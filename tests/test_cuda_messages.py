@@ -25,7 +25,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
-from gnnaccel.ops.gated_layer import joined_gated_sum
+from gnnaccel.ops.joined_sums import FILM, GATED, LE, Parts, joined_sum
 from gnnaccel.ops.messages import generated, nvrtc
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.source import source_of
@@ -178,24 +178,35 @@ def test_operands_that_lie_anywhere():
         compare(graph, m.sigmoid(q) * k, dict(zip("qk", columns, strict=True)), "max")
 
 
-@pytest.mark.parametrize("parts", [3, 4])
-def test_gates_behind_one_linear_map(parts):
+FORMS = {
+    "gates": Parts(GATED, "sum", ("k", "q", "x"), True),
+    "gates alone": Parts(GATED, "sum", ("k", "q", "x"), False),
+    "film": Parts(FILM, "mean", ("beta", "gamma", "x"), False),
+    "differences": Parts(LE, "sum", ("a", "b"), True),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_operands_side_by_side(form):
     graph = graph_of(20, 20, 300, device=DEVICE)
     for width in (8, 5)[: 1 if EMULATED else 2]:
-        joined = torch.randn(20, parts * width, dtype=torch.float64, device=DEVICE, requires_grad=True)
-        key, query, value, *added = joined.split(width, 1)
-        want = defined(graph, USUAL["gated"], {"q": query, "k": key, "x": value}, "sum") + sum(added)
-        got = joined_gated_sum(graph, joined, width)
+        count = len(form.names) + form.added
+        joined = torch.randn(20, count * width, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        parts = joined.split(width, 1)
+        want = defined(graph, form.message, dict(zip(form.names, parts, strict=False)), form.reduce)
+        want = want + parts[-1] if form.added else want
+        got = joined_sum(graph, joined, width, form)
         torch.testing.assert_close(got, want)
         seed = torch.randn_like(want)
-        ends = [(joined_gated_sum(graph, joined, width), False), (got, True), (want, True)]
+        ends = [(joined_sum(graph, joined, width, form), False), (got, True), (want, True)]
         grads = [torch.autograd.grad(out, joined, seed, create_graph=again)[0] for out, again in ends]
         for grad in grads[:2]:
             torch.testing.assert_close(grad, grads[2])
-        second = [torch.autograd.grad((grad**2).sum(), joined)[0] for grad in grads[1:]]
-        torch.testing.assert_close(*second)
+        if form.message is GATED:
+            second = [torch.autograd.grad((grad**2).sum(), joined)[0] for grad in grads[1:]]
+            torch.testing.assert_close(*second)
         with torch.no_grad():
-            torch.testing.assert_close(joined_gated_sum(graph, joined, width), want)
+            torch.testing.assert_close(joined_sum(graph, joined, width, form), want)
 
 
 def test_wide_rows_meet_in_loops():

@@ -96,7 +96,11 @@ class Translation:
         self._names: dict[tuple[int, str], messages.Expression] = {}
         self._done: dict[int, Any] = {}
         self.widest = torch.float32
-        self.message = self._read(expression, len(expression.features))
+        self.message = self.read(expression)
+
+    def read(self, expression: Expression) -> messages.Expression:
+        """Another expression of the same operands."""
+        return self._read(expression, len(expression.features))
 
     def leaf(self, kind: str, value: Tensor) -> messages.Expression:
         """A leaf for a tensor; the same one for the same."""
@@ -204,3 +208,17 @@ def logsumexp(graph: Graph, expression: Expression) -> Tensor | None:
     except messages.Unfit:
         return None
     return top + total.clamp_min(1e-38).log()
+
+
+def softmax_sum(graph: Graph, scores: Expression, values: Expression) -> Tensor | None:
+    """The sum of values, weighted by the softmax of scores over the edges of each destination, or None."""
+    found = translated(graph, values)
+    if found is None:
+        return None
+    try:
+        score = found.read(scores)
+        if not found.is_exact(scores.dtype):
+            return None
+        return messages.softmax_sum(graph, found.message, score, found.operands, dtype=values.dtype)
+    except messages.Unfit:
+        return None

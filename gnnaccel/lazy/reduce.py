@@ -147,6 +147,18 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
     return ops.edge_softmax(graph, scores.rows() if isinstance(scores, Lazy) else scores)
 
 
+def softmax_sum(graph: Graph, scores: Tensor, values: Tensor) -> Tensor | None:
+    """The sum of values [E, ...] times `softmax` of scores, of the same shape, where no edge's need be stored for it;
+    None where `softmax` and `reduced` are the way."""
+    if not isinstance(scores, Lazy) or not isinstance(values, Lazy) or not (scores.pending and values.pending):
+        return None
+    if scores.shape != values.shape or scores.dtype != values.dtype or exponent(scores) is not scores:
+        return None
+    if math.prod(scores.shape[1:]) <= NARROW or not blocks.not_stored(graph, scores.expression):
+        return None
+    return programs.softmax_sum(graph, scores.expression, values.expression)
+
+
 def _back(out: Tensor, dim: int) -> Tensor:
     """`out` with its rows in dimension `dim`, contiguous as PyG's results are."""
     return out.movedim(0, dim).contiguous() if dim else out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import aggr
 
@@ -62,6 +63,8 @@ def _view_class(plain: Any) -> type:
     members: dict[str, Any] = {"reduce": _reduce, "__module__": plain.__module__}
     if uses_helpers(plain.forward):
         members["forward"] = bind(plain.forward)
+    if plain.forward is _SOFTMAX:
+        members["forward"] = _in_two_walks(members.get("forward", plain.forward))
     if issubclass(plain, aggr.MultiAggregation):
         # The fused aggregation would share sums among the modules by scatter; they are one SpMM each.
         members["fused_aggr"] = None
@@ -99,6 +102,28 @@ def _in_one_walk(forward):
         return forward(self, x, index, ptr, dim_size, dim)
 
     return several
+
+
+_SOFTMAX = aggr.SoftmaxAggregation.forward
+
+
+def _in_two_walks(forward):
+    """SoftmaxAggregation's forward(), which makes the weights' sum and the weighted sum at once where messages are not
+    stored."""
+
+    @functools.wraps(forward)
+    def whole(self, x, index=None, ptr=None, dim_size=None, dim=-2):
+        call, t = current.call, self.t
+        graded = self.learn or not self.semi_grad or not torch.is_grad_enabled()
+        if call is not None and isinstance(x, Lazy) and x.dim() == 2 and dim in (0, -2) and graded:
+            scale = t.view(-1, self.channels) if self.channels != 1 else t
+            scores = x if isinstance(t, (int, float)) and t == 1 else x * scale
+            out = call.softmax_sum(scores, x, index, dim_size)
+            if out is not None:
+                return out
+        return forward(self, x, index, ptr, dim_size, dim)
+
+    return whole
 
 
 def _part(part: aggr.Aggregation) -> Any:

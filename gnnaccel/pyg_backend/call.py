@@ -13,7 +13,7 @@ from torch_geometric import EdgeIndex, Index
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.expression import SIDES
-from gnnaccel.lazy.reduce import reduced, takes
+from gnnaccel.lazy.reduce import reduced, softmax_sum, takes
 from gnnaccel.lazy.tensor import Lazy, Trip, lift
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
 
@@ -141,6 +141,16 @@ class Call:
         try:
             graph = self.graph(index, dim_size)
             out = None if graph is None else reduced(graph, x, reduce, dim)
+        except Unsupported:
+            return None
+        self.used |= out is not None
+        return out
+
+    def softmax_sum(self, scores, values, index, dim_size: int | None) -> Tensor | None:
+        """`values` summed over the edges of each destination with the softmax of `scores` as weights, or None."""
+        try:
+            graph = self.graph(index, dim_size) if isinstance(index, Tensor) else None
+            out = None if graph is None else softmax_sum(graph, scores, values)
         except Unsupported:
             return None
         self.used |= out is not None

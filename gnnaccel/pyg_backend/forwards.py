@@ -23,8 +23,7 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums, messages
-from gnnaccel.ops.gated_layer import joined_gated_sum
-from gnnaccel.pyg_backend import norms, short
+from gnnaccel.pyg_backend import joined_forwards, norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -198,13 +197,15 @@ def _gine(plain: Any, general: Callable) -> Callable:
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         modules, found = self._modules, None
         eps = self._buffers.get("eps", self._parameters.get("eps"))
-        usual = size is None and short.is_matrix(edge_attr) and edge_attr.is_cpu and guard.allows(self, edge_index)
+        usual = size is None and short.is_matrix(edge_attr) and guard.allows(self, edge_index)
         lin = modules.get("lin")
         usual = usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin))
-        if usual and not (short.is_matrix(own) and _of_few(edge_attr, own, lin)):
+        if usual and not (short.is_matrix(own) and edge_attr.is_cpu and _of_few(edge_attr, own, lin)):
             found = _neighbours(self, x, edge_index)
         unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
-        if unusual or torch.is_autocast_enabled("cpu"):
+        if not unusual and edge_attr.is_cuda:
+            unusual = own.dtype == torch.float16 or not messages.is_fused(found[0])
+        if unusual or torch.is_autocast_enabled(edge_attr.device.type):
             return general(self, x, edge_index, edge_attr, size)
         graph, source = found
         edge = edge_attr if lin is None else lin(edge_attr)
@@ -235,7 +236,7 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
             return general(self, x, edge_index, edge_attr)
         if own is source and source.is_cuda:
-            out = _joined_gates(self, guard.kind, found[0], source)
+            out = joined_forwards.gates(self, guard.kind, found[0], source)
             if out is not None:
                 return out
         key, query, value = maps[0](own), maps[1](source), maps[2](source)
@@ -251,28 +252,6 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         return out if bias is None else out + bias
 
     return forward
-
-
-def _joined_gates(conv: Any, kind: str, graph: Graph, x: Tensor) -> Tensor | None:
-    """ResGated with its linear maps as one, which takes half the time of four on a GPU; None where they are not PyG's
-    own, or its kernels do not run."""
-    names = ("lin_key", "lin_query", "lin_value", *(("lin_skip",) if conv.root_weight else ()))
-    maps = [short.parameters_of(conv._modules.get(name)) for name in names]
-    if x.dtype == torch.float16 or not ops.messages.is_fused(graph) or None in maps:
-        return None
-    weights, biases = zip(*maps, strict=True)  # type: ignore[arg-type]
-    width, bias = weights[0].shape[0], conv._parameters["bias"]
-    if any(b is None for b in biases[:3]) or any(w.shape != weights[0].shape for w in weights):
-        return None
-    if conv.root_weight:
-        if biases[3] is not None:
-            return None
-        biases = (*biases[:3], x.new_zeros(width) if bias is None else bias)
-    joined = F.linear(x, torch.cat(weights), torch.cat(biases))
-    start = time.perf_counter()
-    out = joined_gated_sum(graph, joined, width)
-    report.record(kind, start)
-    return out if conv.root_weight or bias is None else out + bias
 
 
 def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:

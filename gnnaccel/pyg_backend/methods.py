@@ -18,6 +18,7 @@ from gnnaccel.pyg_backend import (
     flight,
     forwards,
     hetero_forwards,
+    joined_forwards,
     normed_forwards,
     relational_forwards,
     rules,
@@ -61,7 +62,10 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = _make_hiding(plain, plain.forward, members.get("forward", plain.forward))
     if hides or reordered is not None:  # they hand from one method to the next what is ours
         members["forward"] = flight.held(plain, members["forward"])
-    tables = (forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention, hetero_forwards)
+    tables = (
+        *(forwards, joined_forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention),
+        hetero_forwards,
+    )
     for table in (module.FORWARDS for module in tables):
         if plain.forward in table:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))

@@ -10,6 +10,7 @@ source        a program as CUDA C++
 nvrtc         compiles that, keeps what came out, and launches it
 generated     a program on CUDA
 reduce        `message_reduce`: a program on a graph
+softmax       `softmax_sum`: sums weighted by a softmax
 """
 
 from gnnaccel.ops.messages.language import (
@@ -51,6 +52,7 @@ from gnnaccel.ops.messages.language import (
 )
 from gnnaccel.ops.messages.program import Unfit
 from gnnaccel.ops.messages.reduce import is_fused, message_reduce
+from gnnaccel.ops.messages.softmax import softmax_sum
 
 __all__ = [
     "Expression",
@@ -83,6 +85,7 @@ __all__ = [
     "sign",
     "silu",
     "sin",
+    "softmax_sum",
     "softplus",
     "sqrt",
     "square",

@@ -84,10 +84,10 @@ def in_rows(x: Tensor) -> Tensor:
 def walk(
     arrays: Structure, program: Program, operands: Sequence[Tensor], outs: Sequence[Tensor], argmax: Sequence[Tensor]
 ) -> None:
-    """Fill the outputs of a program, and the argmax of its maxima and minima.
+    """Fill the outputs of a program, and the argmax of its maxima and minima if that is wanted.
 
     operands : one for each leaf, as `in_rows` has it.
-    outs : likewise.
+    outs : likewise. argmax : of all maxima and minima, or of none.
     """
     device = arrays.device
     addresses = [lib.pointer(x) for x in (*operands, *outs, *argmax)]
@@ -142,7 +142,7 @@ def walk(
             part = out.new_empty(shape, dtype=wide)
             pos = arrays.indptr.new_empty(shape) if extreme else None
             kept += [part, pos]
-        words += [address, step, next(of_argmax) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
+        words += [address, step, next(of_argmax, 0) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
     given = (ctypes.c_uint64 * len(words))(*words)
     in_block = THREADS // (source.lanes * source.others)
     grid = (-(-workers // in_block), source.slices)

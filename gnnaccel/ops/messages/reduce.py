@@ -177,6 +177,8 @@ def _walked(
     run = walk if _operators.usual(*operands) else _dispatched
     if needs_grad(*operands):
         return list(_record(run, arrays, program, dtypes, *operands)[: len(dtypes)])
+    if run is walk:
+        return walk(arrays, program, operands, dtypes, positions=False)
     return run(arrays, program, operands, dtypes)[: len(dtypes)]
 
 
@@ -328,20 +330,24 @@ def _fill(found: list, structure: Structure, half: Half, operands: list[Tensor],
 _DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
 
 
-def _allocate(arrays: Structure, program: Program, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """The outputs, and the argmax of those that have some."""
+def _allocate(
+    arrays: Structure, program: Program, dtypes: Sequence[torch.dtype], positions: bool = True
+) -> list[Tensor]:
+    """The outputs and, with `positions`, the argmax of those that have some."""
     outs, argmax = [], []
     for output, dtype in zip(program.outputs, dtypes, strict=True):
         shape = (arrays.nnz if output.reduce == "none" else arrays.num_rows, *program.steps[output.step].features)
         outs.append(arrays.indptr.new_empty(shape, dtype=dtype))
-        if output.reduce in ("max", "min"):
+        if positions and output.reduce in ("max", "min"):
             argmax.append(arrays.indptr.new_empty(shape))
     return outs + argmax
 
 
-def walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
-    """A walk: its outputs and argmax."""
-    outs = _allocate(arrays, program, dtypes)
+def walk(
+    arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple, positions: bool = True
+) -> list[Tensor]:
+    """A walk: its outputs and, with `positions`, argmax."""
+    outs = _allocate(arrays, program, dtypes, positions)
     if not any(map(Tensor.numel, outs)):
         return outs
     if arrays.indptr.is_cuda:
@@ -356,7 +362,7 @@ def walk(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tu
     at = len(dtypes)
     for output, out in zip(program.outputs, outs, strict=False):
         results.append(lib.pointer(out))
-        if output.reduce in ("max", "min"):
+        if positions and output.reduce in ("max", "min"):
             results.append(lib.pointer(outs[at]))
             at += 1
         else:
