@@ -415,7 +415,7 @@ def test_sums_for_the_backward_pass(name, reduce, monkeypatch):
     """The gradient to destinations takes no walk of its own where the forward pass could sum what it is made of."""
     implementation = importlib.import_module("gnnaccel.ops.messages.reduce")
     walks, walk = [], implementation.walk
-    monkeypatch.setattr(implementation, "walk", lambda *given: walks.append(given[1]) or walk(*given))
+    monkeypatch.setattr(implementation, "walk", lambda *given, **more: walks.append(given[1]) or walk(*given, **more))
     message, count = AHEAD[name]
     graph = graph_of(30, 20, 400)
     operands = operands_of(graph, message, (2, 5))

@@ -91,11 +91,11 @@ def walk(
     """
     device = arrays.device
     addresses = [lib.pointer(x) for x in (*operands, *outs, *argmax)]
-    steps = [x.stride(0) if x.dim() else 0 for x in (*operands, *outs)]
+    apart = [x.stride(0) if x.dim() else 0 for x in (*operands, *outs)]
     together = 0
     for address in addresses:
         together |= address
-    for x, step in zip((*operands, *outs), steps, strict=True):
+    for x, step in zip((*operands, *outs), apart, strict=True):
         if not x.is_contiguous():  # of others the width says how they may be read
             together |= step * x.element_size()
     index = _NAMES[arrays.indptr.dtype]
@@ -128,12 +128,12 @@ def walk(
         lib.pointer(indices),
         lib.pointer(arrays.edge_ids),
     ]
-    for address, step in zip(addresses[: len(operands)], steps, strict=False):
+    for address, step in zip(addresses[: len(operands)], apart, strict=False):
         words += [address, step]
     wide = torch.float64 if "f64" in (*form.leaves, *form.outputs) else torch.float32
     kept = []  # until the launches are on the stream
     of_argmax = iter(addresses[len(operands) + len(outs) :])
-    of_outs = zip(outs, addresses[len(operands) :], steps[len(operands) :], strict=False)
+    of_outs = zip(outs, addresses[len(operands) :], apart[len(operands) :], strict=False)
     for output, (out, address, step) in zip(program.outputs, of_outs, strict=True):
         extreme = output.reduce in ("max", "min")
         part = pos = None
