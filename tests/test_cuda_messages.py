@@ -186,12 +186,16 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_operands_side_by_side(form):
+def test_operands_side_by_side(form, listed):
     graph = graph_of(20, 20, 300, device=DEVICE)
+    if listed:
+        graph = build(DEGREES, len(DEGREES), torch.int64)
+        gnnaccel.prepare(graph)
     for width in (8, 5)[: 1 if EMULATED else 2]:
         count = len(form.names) + form.added
-        joined = torch.randn(20, count * width, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        joined = torch.randn(graph.num_rows, count * width, dtype=torch.float64, device=DEVICE, requires_grad=True)
         parts = joined.split(width, 1)
         want = defined(graph, form.message, dict(zip(form.names, parts, strict=False)), form.reduce)
         want = want + parts[-1] if form.added else want

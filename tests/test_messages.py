@@ -28,6 +28,7 @@ import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
+from gnnaccel.ops import reference
 from gnnaccel.ops.messages.derivatives import ahead
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.tape import _OPS
@@ -447,3 +448,31 @@ def test_no_sums_for_the_backward_pass():
         assert ahead(program, (True,) * len(shapes)) is None
     program, _ = program_of(((m.sigmoid(q + k), "max"),), ((("u", "q"), (8,)), (("v", "k"), (8,))))
     assert ahead(program, (True, True)) is None
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("features", [(7,), (2, 4)])
+def test_softmax_sum(features, learned):
+    graph = graph_of(30, 20, 400)
+    message = m.relu(q + w) + 0.1
+    score = m.tanh(q + k) * (m.c("scale") if learned else 30.0)
+    operands = operands_of(graph, message + score, features)
+    for shift in (0.0, 1000.0):  # which exp() of scores by themselves would not survive
+        got = m.softmax_sum(graph, message, score + shift, operands)
+        scores, values = (defined(graph, each, operands, "none") for each in (score + shift, message))
+        weights = torch.zeros_like(scores)
+        for row in range(graph.num_rows):
+            edges = reference.edges_of(graph)[graph.indptr[row] : graph.indptr[row + 1]]
+            weights = weights.index_put((edges,), scores[edges].softmax(0))
+        want = reference.spmm(graph, None, weights * values, "copy_rhs", "sum")
+        torch.testing.assert_close(got, want)
+        seed = torch.randn_like(want)
+        ends = [torch.autograd.grad(out, list(operands.values()), seed, create_graph=True) for out in (got, want)]
+        for one, other in zip(*ends, strict=True):
+            torch.testing.assert_close(one, other)
+        seconds = [torch.autograd.grad(sum((g**2).sum() for g in found), list(operands.values())) for found in ends]
+        for one, other in zip(*seconds, strict=True):
+            torch.testing.assert_close(one, other)
+    narrow = {name: value.detach().bfloat16() for name, value in operands.items()}
+    assert m.softmax_sum(graph, message, score, narrow).dtype == torch.bfloat16
+    assert not m.softmax_sum(graph, message, score, operands)[graph.indptr.diff() == 0].any()

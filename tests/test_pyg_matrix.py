@@ -98,13 +98,16 @@ def test_float64(name, device):
     assert how == "segment" or why == case.why
 
 
-@pytest.fixture(params=["stored", "in blocks"])
+@pytest.fixture(params=["stored", "in blocks", "in blocks, twice"])
 def without_programs(request, monkeypatch):
-    """Messages that are no product, as on CUDA: all made at once, as in small graphs, or in blocks of a few edges."""
+    """Messages that are no product, as on CUDA: all made at once, as in small graphs, or in blocks of a few edges,
+    which a backward pass goes through once, or for sources once more."""
     monkeypatch.setattr(programs, "translated", lambda graph, expression: None)
-    if request.param == "in blocks":
+    if request.param != "stored":
         monkeypatch.setattr(blocks, "STORED_BYTES", {})
         monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
+    if request.param == "in blocks, twice":
+        monkeypatch.setattr(blocks, "_may_scatter", lambda graph, sources: False)
 
 
 MESSAGES = [name for name in CASES if CASES[name].runs in ("message", "blocks") or name.startswith("GATv2")]

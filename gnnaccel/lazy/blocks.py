@@ -186,14 +186,11 @@ def _edges(graph: Graph, block: Block, ids: Tensor | None) -> Tensor:
     return torch.arange(block.edges.start, block.edges.stop, device=graph.device, dtype=graph.indptr.dtype)
 
 
-def _extremum(graph: Graph, block: Block, values: Tensor, reduce: str, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The maxima or minima of a block's rows, and the edge ids of those whose they are; -1 in an empty row."""
+def _extremum(graph: Graph, block: Block, values: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
+    """The maxima or minima of a block's rows, and the nonzeros whose they are; -1 in an empty row."""
     offsets = graph.indptr[block.rows.start : block.rows.stop + 1] - block.edges.start
     out, argmax = ops.segment_reduce(values.contiguous(), offsets, reduce, return_arg=True, check=False)
-    edges = _edges(graph, block, ids)
-    if len(edges) == 0:
-        return out, argmax
-    return out, torch.where(argmax < 0, argmax, edges[argmax.clamp_min(0).long()].to(argmax.dtype))
+    return out, torch.where(argmax < 0, argmax, argmax + block.edges.start)
 
 
 def _without_autocast(method):
@@ -228,7 +225,7 @@ class _Blocks(torch.autograd.Function):
             elif reduce == "logsumexp":
                 out[block.rows] = _logsumexp(graph, block, message)
             elif reduce in ("max", "min"):
-                out[block.rows], kept[block.rows] = _extremum(graph, block, message, reduce, ids)
+                out[block.rows], kept[block.rows] = _extremum(graph, block, message, reduce)
             else:
                 out[block.rows] = _segments(graph, block, message, reduce)
         ctx.save_for_backward(kept, *operands)
@@ -251,17 +248,38 @@ class _Blocks(torch.autograd.Function):
         given = _Given(reduce, grad.contiguous(), kept)
         grads: list[Tensor | None] = [None] * len(operands)
         here = [n and kind != "u" for n, kind in zip(needs, program.kinds, strict=True)]
-        _sweep(graph, program.kinds, program, operands, here, given, "v", grads)
         there = [n and kind == "u" for n, kind in zip(needs, program.kinds, strict=True)]
+        if any(here) and any(there) and _may_scatter(graph, [x for x, t in zip(operands, there, strict=True) if t]):
+            _sweep(graph, program.kinds, program, operands, needs, given, "v", grads)
+            return None, None, None, None, None, *grads
+        if reduce in ("max", "min") and graph.edge_ids is not None and graph.nnz:  # of which the reversed edges know
+            edges = graph.edge_ids.index_select(0, kept.clamp_min(0).flatten()).view(kept.shape)
+            given = given._replace(kept=torch.where(kept < 0, kept, edges))
+        _sweep(graph, program.kinds, program, operands, here, given, "v", grads)
         if any(there):
             turned = program.kinds.translate(str.maketrans("uv", "vu"))
             _sweep(graph.transposed, turned, program, operands, there, given, "u", grads)
         return None, None, None, None, None, *grads
 
 
+_LONGEST_SCATTERED = 1 << 15  # edges of a source up to which their sum one after the other keeps its digits in float32
+
+
+def _may_scatter(graph: Graph, sources: list[Tensor]) -> bool:
+    """True if gradients to sources may be added up where a sweep by destinations finds them, which spares the sweep by
+    sources: on the CPU, where torch adds rows up in the order of edges, whatever the number of threads."""
+    if graph.device.type != "cpu" or not all(x.dtype in (torch.float32, torch.float64) for x in sources):
+        return False
+    longest = derived.get((graph.indptr,), "longest source")
+    if longest is None:
+        longest = int(graph.indices.long().bincount().max()) if graph.nnz else 0
+        derived.put((graph.indptr,), "longest source", longest)
+    return longest <= _LONGEST_SCATTERED
+
+
 class _Given(NamedTuple):
     """What the backward pass was given: the gradient of rows, or of edges if nothing was reduced; and what the forward
-    pass kept: results of "logsumexp", edge ids of the argmax or argmin."""
+    pass kept: results of "logsumexp", nonzeros of the argmax or argmin (edge ids for two sweeps)."""
 
     reduce: str | None
     grad: Tensor
@@ -274,23 +292,29 @@ def _width(features, dtype, operands) -> int:
 
 
 def _sweep(graph: Graph, kinds: str, program: Program, operands, wanted, given: _Given, side: str, grads) -> None:
-    """Fill `grads` of the `wanted` operands. Row sums are of `graph`, whose rows are the original's `side`."""
+    """Fill `grads` of the `wanted` operands. Row sums are of `graph`, whose rows are the original's `side`; those for
+    operands of kind "u" are scattered."""
     if not any(wanted):
         return
     for i, operand in enumerate(operands):
         if wanted[i]:
             grads[i] = torch.zeros_like(operand, memory_format=torch.contiguous_format)
+    extreme = given.reduce in ("max", "min")
+    scattering = any(w and k == "u" for w, k in zip(wanted, kinds, strict=True))
     features = [given.grad, given.kept]
     kind = "e" if given.reduce is None else side
     for block in blocks_of(graph, _width(given.grad.shape[1:], given.grad.dtype, operands)):
         values, ids = _values(graph, block, operands, kinds)
-        (g, kept), _ = _values(graph, block, features, kind + ("c" if given.kept is None else kind))
+        if extreme and scattering:
+            g = _of_winners(given, block)
+        else:
+            (g, kept), _ = _values(graph, block, features, kind + ("c" if given.kept is None else kind))
         leaves = [v.detach().requires_grad_() if w else v for v, w in zip(values, wanted, strict=True)]
         with torch.enable_grad():
             message = _evaluate(program, leaves)
         if given.reduce == "logsumexp":
             g = g * (message.detach() - kept).exp()
-        elif given.reduce in ("max", "min"):
+        elif extreme and not scattering:
             edges = _edges(graph, block, ids)
             g = torch.where(kept == edges.view(-1, *(1,) * (kept.dim() - 1)), g, 0)
         asked = [leaf for leaf, w in zip(leaves, wanted, strict=True) if w]
@@ -301,10 +325,22 @@ def _sweep(graph: Graph, kinds: str, program: Program, operands, wanted, given: 
                 continue
             if kind_ == "v":
                 grads[i][block.rows] += _segments(graph, block, part)
+            elif kind_ == "u":
+                grads[i].index_add_(0, graph.indices[block.edges].long(), part)
             elif kind_ == "e":
                 grads[i][block.edges if ids is None else ids] += part
             else:
                 grads[i] += part
+
+
+def _of_winners(given: _Given, block: Block) -> Tensor:
+    """The gradient of each message of a block, 0 but for the extrema."""
+    grad, whose = given.grad[block.rows], given.kept[block.rows] - block.edges.start  # type: ignore[index]
+    out = grad.new_zeros(block.edges.stop - block.edges.start, *grad.shape[1:])
+    has = whose.flatten(1)[:, :1].squeeze(1) >= 0 if whose[0].numel() else whose.new_zeros(len(whose)).bool()
+    if not bool(has.all()):  # rows without edges
+        grad, whose = grad[has], whose[has]
+    return out.scatter_(0, whose.long(), grad)
 
 
 def _plain_backward(graph, program, reduce, operands, needs, grad) -> Iterator[Tensor | None]:
