@@ -29,6 +29,13 @@ LAYERS = {
     "GATv2Conv": lambda: nn.GATv2Conv(WIDTH, 8, heads=2),
     "TransformerConv": lambda: nn.TransformerConv(WIDTH, 8, heads=2),
     "AGNNConv": lambda: nn.AGNNConv(),
+    "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(WIDTH, 8),
+    "ResGatedGraphConv bare": lambda: nn.ResGatedGraphConv(WIDTH, 8, root_weight=False, bias=False),
+    "LEConv": lambda: nn.LEConv(WIDTH, 8),
+    "FiLMConv": lambda: nn.FiLMConv(WIDTH, 8),
+    "GENConv sum": lambda: nn.GENConv(WIDTH, WIDTH, aggr="add", norm=None),
+    "GENConv softmax": lambda: nn.GENConv(WIDTH, WIDTH, norm=None),
+    "GENConv learned": lambda: nn.GENConv(WIDTH, WIDTH, learn_t=True, norm=None),
     "EdgeConv": lambda: nn.EdgeConv(torch.nn.Linear(2 * WIDTH, 8)),
 }
 
