@@ -41,7 +41,8 @@ def has_cuda_kernels() -> bool:
 
 
 def same_objects(held: list) -> bool:
-    """True if containers hold the very objects that they did: by identity, and without running any Python.
+    """True if containers hold the very objects that they did: by identity, and without running any Python. Dicts of a
+    class that has an order of its own (OrderedDict) are compared in that of a plain one.
 
     held : list of (dict or list, tuple of its values, tuple of its keys in their order or None)
     """

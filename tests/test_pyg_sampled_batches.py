@@ -91,6 +91,20 @@ def test_batches_that_are(options):
     assert hops_of(sampled(**options).edge_index) is not None
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU nobody waits to look at the edges")
+@pytest.mark.parametrize("row", [0, 1])
+def test_edges_that_are_written_into_unseen(row):
+    batch = sampled()
+    batch.edge_index.numpy()[row] = torch.randperm(batch.num_nodes)[batch.edge_index[row]].numpy()
+    assert hops_of(batch.edge_index) is not None
+    graph = from_edge_index(batch.edge_index, batch.num_nodes, batch.num_nodes)
+    assert hops.of(graph) is None
+    x = torch.rand(batch.num_nodes, 5, requires_grad=True)
+    out = pyg.nn.SAGEConv(5, 4)(x, batch.edge_index)
+    out[:8].sum().backward()
+    assert out.isfinite().all() and x.grad.isfinite().all()
+
+
 def test_batches_made_in_inference_mode():
     with torch.inference_mode():
         batch = sampled()

@@ -25,19 +25,20 @@ def tiny(monkeypatch):
     monkeypatch.setattr(module, "_TINY", 0)
 
 
-def case(kinds, relations=RELATIONS, owns=(1, 3)):
+def case(kinds, relations=RELATIONS, owns=(1, 3), outputs=2):
     """Targets over four node types of two widths, weights of both layouts, and the leaves."""
     xs = [values(n, width, seed=i) for i, (n, width) in enumerate(zip(SIZES, WIDTHS, strict=True))]
     targets, leaves = [], list(xs)
     for target in dict.fromkeys(destination for _, destination, _ in relations):
-        terms, biases = [], [values(2, seed=30 + target), values(2, seed=31 + target)][: target % 3]
+        terms, biases = [], [values(outputs, seed=30 + target + k) for k in range(2)][: target % 3]
         for i, (source, destination, count) in enumerate(relations):
             if destination == target:
                 x, turned = xs[source], i % 3 > 0
-                weight = values(*((2, x.shape[1]) if turned else (x.shape[1], 2)), seed=10 + i)
+                weight = values(*((outputs, x.shape[1]) if turned else (x.shape[1], outputs)), seed=10 + i)
                 relation = graph(SIZES[source], count, seed=i, rows=SIZES[target])
                 terms.append(Term(relation, x, weight, kinds[i], turned))
-        own = Own(xs[target], [values(2, WIDTHS[target], seed=50 + k) for k in range(2)]) if target in owns else None
+        weights = [values(outputs, WIDTHS[target], seed=50 + k) for k in range(2)]
+        own = Own(xs[target], weights) if target in owns else None
         leaves += [*[term.weight for term in terms], *([] if own is None else own.weights), *biases]
         targets.append(Target(terms, keeper()[0], biases, own))
     return targets, leaves
@@ -113,6 +114,23 @@ def test_second_derivatives(kinds):
 
     assert torch.autograd.gradcheck(call, leaves)
     assert torch.autograd.gradgradcheck(call, leaves)
+    # First derivatives that have derivatives of their own, on edges that came in no order.
+    assert any(term.graph.edge_ids is not None for target in targets for term in target.terms)
+    pairs = []
+    for outs, again in ((call(*leaves), True), (wanted(targets), False)):
+        loss = sum(out.square().sum() for out in outs)
+        pairs.append(torch.autograd.grad(loss, leaves, create_graph=again))
+    torch.testing.assert_close(*pairs)
+
+
+def test_layers_of_other_widths_on_the_same_graphs():
+    """One behind the other: what is kept of one serves no other."""
+    kept, _ = keeper()
+    for outputs in (2, 3, 2):
+        targets, _ = case(KINDS["both"], outputs=outputs)
+        for _ in range(5):
+            got = relation_layers(targets, kept)
+        torch.testing.assert_close(list(got), wanted(targets))
 
 
 def test_gradients_of_several_vectors_at_once():

@@ -5,6 +5,7 @@ from collections import OrderedDict
 import pytest
 
 from gnnaccel._library import same_objects
+from gnnaccel.capture.reach import Reach
 
 
 class Loud:
@@ -57,6 +58,15 @@ def test_what_containers_hold(name):
     assert same_objects(kept)
     change(container)
     assert same_objects(kept) is same
+
+
+def test_an_order_that_only_python_knows():
+    """That of an OrderedDict is not that of the dict it is: `Reach` looks at it too."""
+    order = OrderedDict(a=ONE, b=ONE)
+    kept, reach = held(order), Reach({"order": order})
+    assert reach.difference() is None
+    order.move_to_end("a")
+    assert same_objects([kept]) and reach.difference() == "the order of order"
 
 
 def test_what_is_no_container():

@@ -145,6 +145,44 @@ def test_hooks_that_make_something_of_zeros(name):
     assert results[0][0].any(1).sum() > 20
 
 
+def test_a_hook_behind_another_pass():
+    """Of a forward pass before it, though another one came since."""
+    graph, results = sampled(), []
+    for function in (linear_sums.sum_mapped, lambda g, x, reduce, *maps: exact(g, reduce, x, *maps)):
+        torch.manual_seed(3)
+        given, others = leaves(graph), leaves(graph)
+        first = function(graph, given[0], "mean", *given[1:])
+        torch.ones((), requires_grad=True).mul(2).backward()
+        first.register_hook(lambda grad: grad + 1)
+        second = function(graph, others[0], "mean", *others[1:])
+        (first[:4].sum() + second[:4].sum()).backward()
+        results.append([leaf.grad for leaf in (*given, *others)])
+    torch.testing.assert_close(*results)
+
+
+ROOTS = {
+    "a generator": lambda out: ((root for root in [out[:4].sum()]), None),
+    "an edge of the graph": lambda out: (
+        [out[:4].sum(), torch.autograd.graph.get_gradient_edge(out)],
+        [None, torch.ones_like(out)],
+    ),
+    "only an edge": lambda out: (torch.autograd.graph.get_gradient_edge(out), torch.ones_like(out)),
+    "two": lambda out: ([out[:4].sum(), out[2:7].square().sum()], None),
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_roots(name):
+    graph, results = sampled(), []
+    for function in (linear_sums.sum_mapped, lambda g, x, reduce, *maps: exact(g, reduce, x, *maps)):
+        torch.manual_seed(3)
+        given = leaves(graph)
+        out = function(graph, given[0], "mean", *given[1:])
+        torch.autograd.backward(*ROOTS[name](out))
+        results.append([leaf.grad for leaf in given])
+    torch.testing.assert_close(*results)
+
+
 def test_nothing_is_told_of_another_pass():
     graph = sampled()
     x, *maps = leaves(graph)

@@ -92,6 +92,8 @@ class Reach:
             (mapping, values, keys) for _, mapping, keys, values in self._maps
         ]
         self._plain += [(held, values, None) for _, held, values in self._lists if isinstance(held, list)]
+        # A dict of a class of its own may have an order of its own.
+        self._ordered = [(mapping, keys) for mapping, _, keys in self._plain if keys and type(mapping) is not dict]
         self._queues = [each for each in self._lists if not isinstance(each[1], list)]
 
     def _walk(self, roots: dict[str, Any]) -> None:
@@ -128,7 +130,7 @@ class Reach:
                 return self.difference()
             finally:
                 self._ignored = kept
-        as_it_was = same_objects(self._plain)
+        as_it_was = same_objects(self._plain) and all(all(map(operator.is_, *each)) for each in self._ordered)
         if not as_it_was:
             for each in self._maps:
                 changed = self._of_map(*each)

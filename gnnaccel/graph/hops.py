@@ -51,6 +51,13 @@ class Hops:
         return self.nodes[-2] if len(self.edges) > 1 else 0
 
 
+def are_of(graph: Graph, hops: Hops) -> bool:
+    """True if the edges of a graph on the CPU are of these hops."""
+    ends = all(int(graph.indptr[nodes]) == edges for nodes, edges in zip(hops.nodes, hops.edges[1:], strict=False))
+    reads = zip(hops.nodes[1:], hops.edges[1:], strict=True)
+    return ends and all(not edges or int(graph.indices[:edges].max()) < nodes for nodes, edges in reads)
+
+
 def put(graph: Graph, hops: Hops) -> None:
     """Say of a new graph without edge ids, whose rows and columns are all nodes, that it is of these hops."""
     setattr(graph.slots, _HOPS, hops)

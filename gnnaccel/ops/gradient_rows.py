@@ -6,8 +6,8 @@ on, and where all ways to a node lead through slices of its first rows, and thro
 element in between, the rest of its gradient is zero: the node finds the number of rows that count in `rows`. Nothing is
 read that is on a GPU, and nobody waits.
 
-Hooks on tensors or nodes may make something of a zero: nothing is told where any hook was registered since the first of
-the nodes was recorded.
+Hooks on tensors or nodes may make something of a zero: nothing is told where any hook was registered since one of the
+nodes was recorded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 _MOST = 4096  # nodes: beyond, it takes too long to look at all of them
@@ -32,19 +33,17 @@ _ELEMENTWISE = frozenset(
     )
 )
 _nodes: dict[type, Callable[[Any, int], int]] = {}
-_since: list[int] = []  # how many hooks there had ever been when the first node was recorded after the last pass
 
 
 def register(kind: type, reach: Callable[[Any, int], int]) -> None:
     """Tell nodes of this class, in their attribute `rows`; reach(node, rows): how many rows of its first input these
-    have a gradient for."""
+    have a gradient for. Their attribute `hooks` is what `hooks_ever` was when they were recorded."""
     _nodes[kind] = reach
 
 
-def made() -> None:
-    """A node of a class that is told has been recorded since the last backward pass."""
-    if not _since:
-        _since.append(RemovableHandle.next_id)
+def hooks_ever() -> int:
+    """A number that grows with each hook that is registered."""
+    return RemovableHandle.next_id
 
 
 def telling(original: Callable) -> Callable:
@@ -53,9 +52,12 @@ def telling(original: Callable) -> Callable:
     @functools.wraps(original)
     def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, *args, **kwargs):
         told: list = []
-        before = _since.pop() if _since else None
-        if before == RemovableHandle.next_id and not create_graph:
-            told = _tell([tensors] if isinstance(tensors, Tensor) else tensors)
+        if not create_graph:
+            if not isinstance(tensors, (Tensor, GradientEdge)):
+                tensors = tuple(tensors)
+            roots = tensors if isinstance(tensors, tuple) and not isinstance(tensors, GradientEdge) else (tensors,)
+            if all(isinstance(root, Tensor) for root in roots):
+                told = _tell(roots)
         try:
             return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
         finally:
@@ -67,10 +69,14 @@ def telling(original: Callable) -> Callable:
 
 def _tell(roots: Sequence[Tensor]) -> list:
     """The nodes that were told."""
-    order = _consumers_first([root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn is not None])
+    order = _consumers_first([root.grad_fn for root in roots if root.grad_fn is not None])
+    now = hooks_ever()
+    ours = [node for node in order if type(node) in _nodes]
+    if not ours or any(node.hooks != now for node in ours):
+        return []
     rows = dict.fromkeys(order, 0)  # of its result that have a gradient
     for root in roots:
-        if isinstance(root, Tensor) and root.grad_fn in rows:
+        if root.grad_fn in rows:
             rows[root.grad_fn] = _ALL
     told = []
     for node in order:

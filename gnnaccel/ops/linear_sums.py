@@ -178,7 +178,8 @@ class _NarrowSumMapped(torch.autograd.Function):
         else:
             sums = spmm(graph, x, reduce=reduce)
         sums, maps, own_maps = sums.to(narrow), weight.to(narrow), own_weight.to(narrow)
-        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).addmm_(ends, own_maps.t())
+        # Rounded as often as by the layer alone.
+        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).add_(F.linear(ends, own_maps))
         of_x, _, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
             ctx.call, ctx.graph, ctx.reduce, ctx.dtype = call, graph, reduce, x.dtype
@@ -205,7 +206,7 @@ class _NarrowSumMapped(torch.autograd.Function):
         if of_x:
             grad_x = ctx.call.gradient(grad.mm(maps).to(ctx.dtype)).add_(grad.mm(own_maps))
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
-        grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
+        grad_bias = grad.sum(0).to(bias.dtype) if of_bias else None
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
 
 

@@ -85,7 +85,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
             if id(x) not in places:
                 places[id(x)] = len(features)
                 features[id(x)] = x
-            layout.append((places[id(x)], x.shape, term.kind, term.transposed, x.dtype))
+            layout.append((places[id(x)], x.shape, term.outputs, term.kind, term.transposed, x.dtype))
             given.append(term.weight)
         if own is not None:
             x = own.x
@@ -402,7 +402,9 @@ def _by_terms(target: Target) -> Tensor:
 def _summed(term: Term) -> Tensor:
     if term.kind in FORMS:
         return spmm(term.graph, term.x, reduce=term.kind)
-    return spmm(term.graph, term.x, factor(term.graph, term.kind, term.x.dtype))
+    graph = term.graph  # its factors are in the order of the nonzeros
+    in_order = Graph(graph.indptr, graph.indices, None, graph.num_cols)
+    return spmm(in_order, term.x, factor(graph, term.kind, term.x.dtype))
 
 
 def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> list[Target]:

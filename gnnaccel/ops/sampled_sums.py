@@ -66,7 +66,7 @@ class _SumMapped(torch.autograd.Function):
         of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
             ctx.graph, ctx.reduce, ctx.rows, ctx.num_nodes = graph, reduce, None, x.shape[0]
-            gradient_rows.made()
+            ctx.hooks = gradient_rows.hooks_ever()
             maps = (weight, own_weight) if of_x else (None, None)
             ctx.save_for_backward(x, *maps, sums if of_weight else None)
         return out

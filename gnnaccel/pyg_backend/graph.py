@@ -58,7 +58,12 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
             sampled = None
         with modes.outside_inference():
             graph = Graph(*build.edges_to_csr(data, destinations, num_dst, num_src, sampled is not None))
-            if sampled is not None and graph.edge_ids is None:
+            # A write that torch does not count (through .data or NumPy) may have come between.
+            if (
+                sampled is not None
+                and graph.edge_ids is None
+                and (graph.device.type == "cuda" or hops.are_of(graph, sampled))
+            ):
                 hops.put(graph, sampled)
             _inherit(graph, owners, key)
         derived.put(owners, key, graph)

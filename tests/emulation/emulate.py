@@ -26,7 +26,10 @@ ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "emulated"
 _PRELOADED = ("libasan.so", "libstdc++.so")
 EMULATED = "GNNACCEL_EMULATE"  # in the environment: what to load
-ON_ANY_DEVICE = ("pairs_out_of_range", "same_bits_on_every_run", "atomic_path_is_close")
+ON_ANY_DEVICE = (
+    *("pairs_out_of_range", "pairs_by_ascending_rows", "sorts_of_pairs", "the_first_calls_on_a_graph"),
+    *("same_bits_on_every_run", "atomic_path_is_close"),
+)
 TESTS = (
     "tests/test_cuda_ops.py",
     "tests/test_cuda_lists.py",

@@ -248,8 +248,14 @@ def _with_early(
         grad, operand = grads[output], operands[leaf]
         if grad is None:
             continue
-        rows = grad.reshape(factor.shape) * factor
-        part = _shaped(rows, shapes, operand).to(operand.dtype)
+        grad = grad.reshape(factor.shape)
+        of_rows = factor.shape == operand.shape and operand.dim() != len(shapes[-1])
+        if of_rows and operand.dtype != factor.dtype:
+            part = torch.mul(
+                grad, factor, out=torch.empty_like(factor, dtype=operand.dtype)
+            )  # rounded once, in one pass
+        else:
+            part = _shaped(grad * factor, shapes, operand).to(operand.dtype)
         before = found[leaf]
         found[leaf] = part if before is None else before + part
     for leaf, *_ in early.targets:
