@@ -50,6 +50,7 @@ class _There:
         self.perm = None if perm is None else perm.to(device, torch.int32 if len(perm) < 2**31 else torch.int64)
         self._made_of = _contents(data)
         self._pinned: list[host_memory.Pinned] = []
+        self._versions: list[tuple[Tensor, int]] = []
         self.data, store = copy.copy(data), data._store
         for key, value in dict(store.items()).items():
             if type(value) is not Tensor or value.device.type != "cpu" or value.layout != torch.strided:
@@ -68,6 +69,7 @@ class _There:
                 pinned = host_memory.pin(value)
             self.data[key] = host_memory.on_the_bus(value, device)
             self._pinned.append(pinned)
+            self._versions.append((value, -1 if value.is_inference() else value._version))
         except (RuntimeError, ValueError) as error:  # a mapping of a file that is not to be written, say
             report.note(_KIND, f"{key!r} is gathered on the host: {error}", logging.WARNING)
 
@@ -77,6 +79,10 @@ class _There:
         return now.keys() == self._made_of.keys() and all(
             value is now[key][0] and address == now[key][1] for key, (value, address) in self._made_of.items()
         )
+
+    def is_unwritten(self) -> bool:
+        """True if nobody has written into what the GPU reads since, who might be doing so now."""
+        return all(not value.is_inference() and value._version == version for value, version in self._versions)
 
     def __reduce__(self):
         return _nothing, ()
@@ -130,7 +136,7 @@ def filtering(original: Callable) -> Callable:
         sampler = View(self.node_sampler, edge_permutation=None)
         # Reading over the bus takes as long as a step may take: it goes on beside that of the batch before, where
         # nothing is read that somebody may be writing on the GPU.
-        aside = there.is_on_host and ahead.is_beside(node, out.row, out.col, out.edge)
+        aside = there.is_on_host and there.is_unwritten() and ahead.is_beside(node, out.row, out.col, out.edge)
         with ahead.beside(node.device, is_step=False) if aside else contextlib.nullcontext([]) as made:
             if there.perm is not None and out.edge is not None:
                 out.edge = there.perm[out.edge].long()

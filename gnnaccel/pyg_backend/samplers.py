@@ -82,7 +82,7 @@ def _neighbor_sample(
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
     )
-    if colptr.is_cuda and not seed.is_cuda:
+    if colptr.is_cuda and not seed.is_cuda and seed_time is None:
         with ahead.beside(colptr.device) as made:
             out = sampling.neighbor_sample(colptr, row, ahead.to_device(seed, colptr.device), num_neighbors, **how)
             made += out[:4]

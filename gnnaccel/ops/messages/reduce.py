@@ -251,9 +251,7 @@ def _with_early(
         grad = grad.reshape(factor.shape)
         of_rows = factor.shape == operand.shape and operand.dim() != len(shapes[-1])
         if of_rows and operand.dtype != factor.dtype:
-            part = torch.mul(
-                grad, factor, out=torch.empty_like(factor, dtype=operand.dtype)
-            )  # rounded once, in one pass
+            part = torch.mul(grad, factor, out=torch.empty_like(factor, dtype=operand.dtype))
         else:
             part = _shaped(grad * factor, shapes, operand).to(operand.dtype)
         before = found[leaf]
