@@ -34,7 +34,7 @@ from gnnaccel.ops.relation_products import (
     of_sums,
     products,
 )
-from gnnaccel.ops.relation_sums import Kept, Own, Term, relation_sums
+from gnnaccel.ops.relation_sums import Kept, Own, Term, one_behind_the_other, relation_sums
 from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
@@ -256,7 +256,7 @@ class _Layers(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         sums, calls = [], []
         for walk in plan.walks:
-            x = _end_to_end([given[place] for place in walk.features])
+            x = one_behind_the_other([given[place] for place in walk.features])
             both = any(needs[place] for place in walk.features)
             call = None
             if walk.weight is None:
@@ -421,10 +421,6 @@ def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> lis
         own = None if own is None else Own(new(own.x), [next(rest) for _ in own.weights])
         found.append(Target(terms, kept, [next(rest) for _ in biases], own))
     return found
-
-
-def _end_to_end(features: list[Tensor]) -> Tensor:
-    return features[0] if len(features) == 1 else torch.cat(features)
 
 
 def _added(parameters: list[Tensor]) -> Tensor | Any:

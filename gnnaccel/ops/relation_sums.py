@@ -208,7 +208,7 @@ def _filled_rows_mapped(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor
         return Filled([Relation(t.graph, base) for t, base in zip(terms, bases, strict=True)], rows)
 
     filled = kept(("filled", numbers, tuple(bases), rows, terms[0].graph.num_rows), make)
-    sums = _sum(filled, filled.rows, _end_to_end(features), terms)
+    sums = _sum(filled, filled.rows, one_behind_the_other(features), terms)
     return spmm(filled.spread, matmul_op(sums, filled.ptr, torch.stack([term.matrix for term in terms])))
 
 
@@ -220,7 +220,7 @@ def _summed(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
         return Stack([Relation(t.graph, base) for t, base in zip(terms, bases, strict=True)], rows)
 
     stack = kept(("sums", numbers, tuple(bases), rows, terms[0].graph.num_rows), make)
-    return _sum(stack, stack.apart, _end_to_end(features), terms)
+    return _sum(stack, stack.apart, one_behind_the_other(features), terms)
 
 
 def _joined(terms: list[Term]) -> tuple[list[Tensor], list[int], int]:
@@ -236,7 +236,7 @@ def _joined(terms: list[Term]) -> tuple[list[Tensor], list[int], int]:
     return features, [places[id(term.x)] for term in terms], rows
 
 
-def _end_to_end(features: list[Tensor]) -> Tensor:
+def one_behind_the_other(features: list[Tensor]) -> Tensor:
     return features[0] if len(features) == 1 else torch.cat(features)
 
 
@@ -272,7 +272,7 @@ def _mapped_first(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
     layout = tuple((base, stride) for _, base, stride in relations)
     key = ("maps", tuple(numbers[i] for i in order), layout, rows, terms[0].graph.num_rows)
     stack = kept(key, lambda: Stack(relations, rows))
-    return _sum(stack, stack.merged, _end_to_end(mapped), [terms[i] for i in order])
+    return _sum(stack, stack.merged, one_behind_the_other(mapped), [terms[i] for i in order])
 
 
 # Edges of a row from which on a factor for each takes longer than to scale the sources for each graph, where there is
