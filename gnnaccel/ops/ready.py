@@ -94,6 +94,8 @@ def call_of(
                 once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
             if once.uses < ONCE:
                 once.uses += 1
+                if x.is_cuda:
+                    schedule.of(graph).note_use()
                 return once
         calls.pop(key, None)
         ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
@@ -112,7 +114,7 @@ def _is_new(graph: Graph) -> bool:
     if graph._transposed is not None or graph._origin_arrays is not None:
         return False
     if graph.indptr.is_cuda:
-        return graph.indices.shape[0] <= _SMALL["cuda"] and schedule.is_unlisted(graph)
+        return graph.indices.shape[0] <= _SMALL["cuda"] and schedule.is_new(graph)
     return graph.indices.shape[0] <= _SMALL["cpu"] and schedule.ordered(graph) is None
 
 

@@ -19,6 +19,7 @@ from gnnaccel.tiles import gate
 # A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
 # is gone.
 _LASTING_USES = 50
+_SAMPLED_USES = 12
 _lasting = False  # within `lasting`
 
 
@@ -290,10 +291,12 @@ def ordered(graph: Graph) -> Ordered | None:
     return None if known is None else known.ordered
 
 
-def is_unlisted(graph: Graph) -> bool:
-    """True for a CUDA graph that has no lists, and is not to have any at once."""
+def is_new(graph: Graph) -> bool:
+    """True for a CUDA graph that has no lists, and has not been used more often than a sampled one is."""
     known: Work | None = getattr(graph.slots, _SLOT, None)
-    return not _lasting and (known is None or not (known.lists or known.groups))
+    if _lasting or known is None:
+        return not _lasting
+    return 0 <= known._uses < _SAMPLED_USES and not (known.lists or known.groups)
 
 
 def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:
