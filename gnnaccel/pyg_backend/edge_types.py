@@ -118,11 +118,12 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     """Which of the calls are to be taken together."""
     found = Found({}, {}, {}, {})
     some = next((call.operands.edges for call in calls if call.operands is not None), None)
-    if type(some) is not Tensor:
-        return Refused(None if some is None else "layers that cannot be taken together")
-    on_cpu, targets = some.is_cpu, [call.target for call in calls]
-    if len(calls) < 2 or (on_cpu and len(set(targets)) == len(targets)):
+    targets = [call.target for call in calls]
+    on_cpu = type(some) is not Tensor or some.is_cpu
+    if some is None or len(calls) < 2 or (on_cpu and len(set(targets)) == len(targets)):
         return Refused(None)  # nothing to be taken together
+    if type(some) is not Tensor:
+        return Refused("layers that cannot be taken together")
     if sum([call.operands is not None and _is_known(type(call.module), some) for call in calls]) < 2:
         return Refused("layers that cannot be taken together")
     tiny = on_cpu and _are_tiny(calls)
