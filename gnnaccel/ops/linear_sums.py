@@ -122,18 +122,23 @@ class Apart:
         return torch.autograd.grad(self._sums, self._x, grad, retain_graph=True, create_graph=again)[0]
 
 
+def sums_of(graph: Graph, x: Tensor, reduce: str, both: bool) -> tuple[Any, Tensor]:
+    """spmm(graph, x, reduce=reduce) within a function of autograd, and behind what has its gradient(grad), if a call of
+    `both` directions is wanted."""
+    call: Any = ready.call_of(graph, x, FORMS[reduce], None, None, None, both)
+    if call is not None:
+        return call, call.forward(x, None)
+    if both:
+        call = Apart(lambda x: spmm(graph, x, reduce=reduce), x)
+        return call, call.result()
+    return None, spmm(graph, x, reduce=reduce)
+
+
 class _SumMapped(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, own_weight, graph, reduce, both):
         of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
-        call = ready.call_of(graph, x, FORMS[reduce], None, None, None, both)
-        if call is not None:
-            sums = call.forward(x, None)
-        elif both:
-            call = Apart(lambda x: spmm(graph, x, reduce=reduce), x)
-            sums = call.result()
-        else:
-            sums = spmm(graph, x, reduce=reduce)
+        call, sums = sums_of(graph, x, reduce, both)
         own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
         out = F.linear(sums, weight, bias).addmm_(own, own_weight.t())
         if of_own_weight:
@@ -169,14 +174,7 @@ class _NarrowSumMapped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, ends, weight, bias, own_weight, graph, reduce, both):
-        call, narrow = ready.call_of(graph, x, FORMS[reduce], None, None, None, both), ends.dtype
-        if call is not None:
-            sums = call.forward(x, None)
-        elif both:
-            call = Apart(lambda x: spmm(graph, x, reduce=reduce), x)
-            sums = call.result()
-        else:
-            sums = spmm(graph, x, reduce=reduce)
+        (call, sums), narrow = sums_of(graph, x, reduce, both), ends.dtype
         sums, maps, own_maps = sums.to(narrow), weight.to(narrow), own_weight.to(narrow)
         # Rounded as often as by the layer alone.
         out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).add_(F.linear(ends, own_maps))
