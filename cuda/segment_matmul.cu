@@ -166,12 +166,6 @@ __device__ __forceinline__ void bring(const Rows<T>& rows, int head_begin, const
   }
 }
 
-// Which row and which of 8 columns of threads this one is in. Two neighbours share a column, and every other one of 16
-// a row: shared memory then serves reads of 16 bytes half a warp at a time, and not a quarter (as CUTLASS lays threads
-// out: RowMajorInterleaved<2>).
-__device__ __forceinline__ int row_of_thread(int i) { return i / 32 * 4 + i % 32 / 16 * 2 + i % 2; }
-__device__ __forceinline__ int column_of_thread(int i) { return i % 16 / 2; }
-
 // Four neighbours in shared memory, by reads of 16 bytes.
 template <typename A>
 __device__ __forceinline__ void read_four(const A* from, A* to) {
@@ -221,7 +215,7 @@ __global__ void __launch_bounds__(Config::threads, kBlocks<Acc<T>>) product_kern
   // The matrix as rows of its own: [inner, outer], or [outer, inner].
   const T* const matrix = p.weight + (static_cast<int64_t>(piece.segment) * p.heads + head) * p.inner * p.outer;
   const Rows<T> weight{matrix, nullptr, nullptr, nullptr, Turned ? p.inner : p.outer, false};
-  const int top = row_of_thread(i) * 4, left = column_of_thread(i) * 4;
+  const int top = i / 8 * 4, left = i % 8 * 4;
   A sum[8][8] = {};
 
   for (int k = 0; k < p.inner; k += step) {
@@ -280,7 +274,7 @@ __global__ void __launch_bounds__(Config::threads, kBlocks<Acc<T>>) shares_kerne
   const int across = (p.outer + side - 1) / side, tiles = (p.inner + side - 1) / side * across, i = threadIdx.x;
   const int head = static_cast<int>(blockIdx.y) / tiles, tile = static_cast<int>(blockIdx.y) % tiles;
   const int top = tile / across * side, left = tile % across * side;
-  const int group = i / 64, a = row_of_thread(i % 64) * 4, b = column_of_thread(i) * 4;
+  const int group = i / 64, a = i % 64 / 8 * 4, b = i % 8 * 4;
   A sum[8][8] = {};
 
   for (int64_t first = piece.begin; first < piece.end; first += deep) {
