@@ -11,6 +11,7 @@ from gnnaccel import _library as lib
 from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order, messages
+from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
 from gnnaccel.schedule import work
 from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
 from gnnaccel.tiles.translate import Tiles
@@ -107,6 +108,20 @@ def run_sampling() -> None:
                 sampling.neighbor_sample(graph.indptr, graph.indices, seeds, fanouts, replace=replace)
 
 
+def run_joined(graph: Graph, width: int) -> None:
+    """Layers in two walks, with gradients in place of maps and beside them."""
+    x = torch.randn(graph.num_rows, width, device="cuda", requires_grad=True)
+    edge, eps = torch.randn(graph.nnz, width, device="cuda", requires_grad=True), torch.ones(1, device="cuda")
+    results = [joined_sum(graph, x, (), width, GINE, edge, eps)]
+    for form in (GATED_SKIP, FILM, LE):
+        count = len(form.names) * width
+        weight, bias = torch.randn(count, width, device="cuda"), torch.randn(count, device="cuda")
+        results.append(joined_sum(graph, x, [(weight.requires_grad_(), bias.requires_grad_())], width, form))
+    total = sum(r.square().sum() for r in results)
+    total.backward(retain_graph=True)
+    total.backward()
+
+
 def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
@@ -123,6 +138,11 @@ def main() -> None:
                 schedule.of(one).adopt(16 * lanes, schedule.of(one).arranged(one, plan))
         for graph in (build([3, 300, 0, 40], 12, torch.int32), small):
             run_kept(graph)
+        square = build([0, 3, 700, 0, 1, 2_000, 129, *[2] * 33], 40, torch.int32)
+        if lists:
+            gnnaccel.prepare(square)
+        for width in (64, 5):
+            run_joined(square, width)
         run(short, (128,), torch.float32)
         run(cut, (33,), torch.float32)
         run(cut, (131,), torch.float32)  # padded along a list

@@ -24,8 +24,9 @@ from message_cases import (
 import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import joined_sums
 from gnnaccel.ops import messages as m
-from gnnaccel.ops.joined_sums import FILM, GATED, LE, Parts, joined_sum
+from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, GINE, LE, gen, joined_sum
 from gnnaccel.ops.messages import generated, nvrtc
 from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.source import source_of
@@ -179,38 +180,81 @@ def test_operands_that_lie_anywhere():
 
 
 FORMS = {
-    "gates": Parts(GATED, "sum", ("k", "q", "x"), True),
-    "gates alone": Parts(GATED, "sum", ("k", "q", "x"), False),
-    "film": Parts(FILM, "mean", ("beta", "gamma", "x"), False),
-    "differences": Parts(LE, "sum", ("a", "b"), True),
+    "gates": GATED_SKIP,
+    "gates alone": GATED,
+    "film": FILM,
+    "differences": LE,
+    "rectified": GINE,
+    "rectified alone": gen(1e-3, False),
+    "of edges": gen(1e-3, True),
 }
+
+
+def layer_of(graph, form, width, dtype):
+    """What `joined_sum` takes for a form: x, maps, the message's own operands, and all of that which has a gradient."""
+    made = torch.Generator().manual_seed(0)
+
+    def rand(*shape):
+        return torch.randn(*shape, generator=made, dtype=torch.float64).to(DEVICE, dtype).requires_grad_()
+
+    names, of_edges = len(form.names), any(kind == "e" for kind, _ in form.message.leaves)
+    x = rand(graph.num_rows, width if names == 1 else 6)
+    maps = [] if names == 1 else [(rand(width, 6), None), (rand((names - 1) * width, 6), rand((names - 1) * width))]
+    edge = rand(graph.nnz, width) if of_edges else None
+    eps = torch.full((1,), 0.3, device=DEVICE, dtype=dtype) if form is GINE else None
+    ends = [t for t in (x, edge, *(p for pair in maps for p in pair)) if t is not None]
+    return (x, maps, width, form, edge, eps), ends
+
+
+def layer_defined(graph, x, maps, width, form, edge, eps):
+    joined = x if not maps else torch.cat([torch.nn.functional.linear(x, *pair) for pair in maps], 1)
+    given = dict(zip(form.names, joined.split(width, 1), strict=True))
+    operands = {**given, "edge": edge}
+    used = {name: operands[name] for _, name in form.message.leaves}
+    out = defined(graph, form.message, used, form.reduce)
+    return out if form.own_of is None else out + form.own_of({**given, "eps": eps})
 
 
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_operands_side_by_side(form, listed):
+def test_layers_in_two_walks(form, listed):
     graph = graph_of(20, 20, 300, device=DEVICE)
     if listed:
         graph = build(DEGREES, len(DEGREES), torch.int64)
         gnnaccel.prepare(graph)
-    for width in (8, 5)[: 1 if EMULATED else 2]:
-        count = len(form.names) + form.added
-        joined = torch.randn(graph.num_rows, count * width, dtype=torch.float64, device=DEVICE, requires_grad=True)
-        parts = joined.split(width, 1)
-        want = defined(graph, form.message, dict(zip(form.names, parts, strict=False)), form.reduce)
-        want = want + parts[-1] if form.added else want
-        got = joined_sum(graph, joined, width, form)
-        torch.testing.assert_close(got, want)
+    for width, dtype in ((8, torch.float32), (8, torch.float64), (5, torch.float32))[: 1 if EMULATED and listed else 3]:
+        given, ends = layer_of(graph, form, width, torch.float64)
+        want = layer_defined(graph, *given)
         seed = torch.randn_like(want)
-        ends = [(joined_sum(graph, joined, width, form), False), (got, True), (want, True)]
-        grads = [torch.autograd.grad(out, joined, seed, create_graph=again)[0] for out, again in ends]
-        for grad in grads[:2]:
-            torch.testing.assert_close(grad, grads[2])
-        if form.message is GATED:
-            second = [torch.autograd.grad((grad**2).sum(), joined)[0] for grad in grads[1:]]
-            torch.testing.assert_close(*second)
+        grads = torch.autograd.grad(want, ends, seed, create_graph=True)
+        mine, starts = layer_of(graph, form, width, dtype)
+        got = joined_sum(graph, *mine)
+        bound = 1e-9 if dtype == torch.float64 else 1e-4
+        torch.testing.assert_close(got, want.to(dtype), rtol=bound, atol=bound * float(want.detach().abs().max()))
+        kept = torch.autograd.grad(got, starts, seed.to(dtype), retain_graph=True)
+        for one, other, true in zip(torch.autograd.grad(got, starts, seed.to(dtype)), kept, grads, strict=True):
+            assert torch.equal(one, other)  # made in place, and not
+            torch.testing.assert_close(one, true.to(dtype), rtol=bound, atol=bound * float(true.detach().abs().max()))
+        if dtype == torch.float64 and not listed:
+            again = torch.autograd.grad(joined_sum(graph, *mine), starts, seed, create_graph=True)
+            second, true = (
+                torch.autograd.grad(sum((g**2).sum() for g in first), leaves, materialize_grads=True)
+                for first, leaves in ((again, starts), (grads, ends))
+            )
+            for one, other in zip(second, true, strict=True):
+                torch.testing.assert_close(one, other)
+        for end, whole in zip(starts, kept, strict=True):  # of one alone
+            for other in starts:
+                other.requires_grad_(other is end)
+            assert torch.equal(torch.autograd.grad(joined_sum(graph, *mine), end, seed.to(dtype))[0], whole)
         with torch.no_grad():
-            torch.testing.assert_close(joined_sum(graph, joined, width, form), want)
+            torch.testing.assert_close(joined_sum(graph, *mine), got)
+
+
+def test_sums_of_columns():
+    for rows in (5, 128 * 128, 128 * 128 + 77):
+        values = torch.randn(rows, 3, dtype=torch.float64, device=DEVICE)
+        torch.testing.assert_close(joined_sums._column_sums(values), values.sum(0))
 
 
 def test_wide_rows_meet_in_loops():

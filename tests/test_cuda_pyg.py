@@ -23,6 +23,7 @@ LAYERS = {
     "SAGEConv max": lambda: nn.SAGEConv(WIDTH, 8, aggr="max"),
     "SAGEConv sum": lambda: nn.SAGEConv(WIDTH, 8, aggr="sum"),
     "GINConv": lambda: nn.GINConv(torch.nn.Linear(WIDTH, 8)),
+    "GINEConv": lambda: nn.GINEConv(torch.nn.Linear(WIDTH, 8), edge_dim=3),
     "GraphConv": lambda: nn.GraphConv(WIDTH, 8),
     "GATConv": lambda: nn.GATConv(WIDTH, 8, heads=3),
     "GATConv dropout": lambda: nn.GATConv(WIDTH, 8, heads=2, dropout=0.5),
@@ -50,7 +51,8 @@ def problem(dtype):
 
 def outcome(layer, x, index):
     torch.manual_seed(3)
-    out = layer(x, index)
+    edges = (torch.linspace(-1, 1, 3 * EDGES).view(EDGES, 3).to(x),) if isinstance(layer, nn.GINEConv) else ()
+    out = layer(x, index, *edges)
     return out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()], allow_unused=True)
 
 

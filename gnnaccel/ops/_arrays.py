@@ -106,7 +106,7 @@ class Structure:
 
     __slots__ = (
         *("_by_nonzero", "_other", "_own", "_plain", "_transposed"),
-        *("edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
+        *("calls", "edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
     )
 
     def __init__(self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = (), nnz: int | None = None):
@@ -115,6 +115,7 @@ class Structure:
         self.num_rows, self.num_cols = own.indptr.shape[0] - 1, own.num_cols
         self.nnz = own.nnz if nnz is None else nnz  # rows of features of edges: more where ids have gaps
         self.plan = own.plan
+        self.calls: dict[Any, Any] = {}  # of kernels, ready but for addresses: whoever makes them puts them here
         self._by_nonzero: Structure | None = None
         self._transposed: Structure | None = None
         self._plain: bool | None = None

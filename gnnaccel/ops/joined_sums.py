@@ -1,23 +1,29 @@
-"""Sums of messages whose operands come from one linear map: they lie side by side, and so do their gradients, which the
-linear map's backward pass then takes in one product each."""
+"""Layers whose messages are elementwise functions of linear maps, as one node of autograd on CUDA.
+
+The maps of one matrix of features are one product, whose columns kernels read where they lie. The forward pass is one
+walk over the edges: it reduces messages, adds what a node has of its own, and leaves the sums over the edges of a
+destination that its gradient is to be multiplied by. The backward pass is one walk over the reversed edges, which
+writes the gradients to all maps side by side, in place of what these gave where nobody needs it any more, and two
+products.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gnnaccel import _operators, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
-from gnnaccel.ops.messages import Expression, generated, is_fused, message_reduce, relu, sigmoid, u, v
-from gnnaccel.ops.messages.derivatives import Ahead, Half, ahead, gradients
-from gnnaccel.ops.messages.program import Program, program_of
-from gnnaccel.ops.messages.reduce import walk
+from gnnaccel.ops.messages import Expression, c, e, generated, is_fused, message_reduce, relu, sigmoid, u, v
+from gnnaccel.ops.messages.joined import Forms, Walk, plan_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -26,131 +32,259 @@ class Parts(NamedTuple):
     """A message, and where its operands lie.
 
     reduce : "sum" or "mean".
-    names : of the operands, in their order; all are of sources or destinations.
-    added : whether a part behind them is added to the sums.
+    names : of the parts of the joined features, as u and v of `message` and v of `own` have them; e("edge") and
+        c("eps") are operands of their own.
+    own : what is added to the sums for each node, or None.
+    own_of : the same by torch's functions, of a mapping of names.
     """
 
     message: Expression
     reduce: str
     names: tuple[str, ...]
-    added: bool
+    own: Expression | None = None
+    own_of: Callable[[dict[str, Tensor]], Tensor] | None = None
 
 
-GATED = sigmoid(u("q") + v("k")) * u("x")
-FILM = relu(v("gamma") * u("x") + v("beta"))
-LE = u("a") - v("b")
+_GATED = sigmoid(u("q") + v("k")) * u("x")
+GATED = Parts(_GATED, "sum", ("k", "q", "x"))
+GATED_SKIP = Parts(_GATED, "sum", ("k", "q", "x", "skip"), v("skip"), lambda given: given["skip"])
+FILM = Parts(
+    relu(v("gamma") * u("x") + v("beta")),
+    "mean",
+    ("own_beta", "own_gamma", "own", "beta", "gamma", "x"),
+    relu(v("own_gamma") * v("own") + v("own_beta")),
+    lambda given: (given["own_gamma"] * given["own"] + given["own_beta"]).relu(),
+)
+LE = Parts(u("a") - v("b"), "sum", ("a", "b", "own"), v("own"), lambda given: given["own"])
+GINE = Parts(
+    relu(u("x") + e("edge")), "sum", ("x",), v("x") * (1.0 + c("eps")), lambda given: (1 + given["eps"]) * given["x"]
+)
 
 
-def joined_sum(graph: Graph, joined: Tensor, num_feats: int, form: Parts) -> Tensor:
-    """out[v] = the sum or mean of the form's message over the edges, and what is added, of operands side by side.
+@functools.lru_cache(maxsize=64)
+def gen(eps: float, of_edges: bool) -> Parts:
+    """GENConv's sums."""
+    message = relu(u("x") + e("edge") if of_edges else u("x")) + eps
+    return Parts(message, "sum", ("x",), v("x"), lambda given: given["x"])
+
+
+def joined_sum(
+    graph: Graph,
+    x: Tensor,
+    maps: Sequence[tuple[Tensor, Tensor | None]],
+    num_feats: int,
+    form: Parts,
+    edge: Tensor | None = None,
+    eps: Tensor | None = None,
+) -> Tensor | None:
+    """out[v] = the sum or mean of the form's message over the edges, and what it adds, of linear maps of x.
 
     Parameters
     ----------
     graph : Graph
         As many rows as columns.
-    joined : Tensor [num_rows, parts * num_feats]
-        float32, float64, bfloat16. Parts: the form's operands, and what is added.
+    x : Tensor [num_rows, F]
+        float32, float64, bfloat16.
+    maps : sequence of (Tensor, Tensor or None)
+        Weights [D, F] and biases [D] that give the form's parts one after another, D a multiple of num_feats; none
+        where x is the only part.
     num_feats : int
     form : Parts
+    edge : Tensor [nnz, num_feats], optional
+        In edge-id order.
+    eps : Tensor of one number, optional
+        A constant.
 
     Returns
     -------
-    Tensor [num_rows, num_feats]
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `message_reduce`.
-
-    Notes
-    -----
-    On CUDA kernels read the parts where they lie, and write the gradients there; elsewhere it is `message_reduce`.
+    Tensor [num_rows, num_feats], or None where the ops are to be called one by one: nothing has been done then.
     """
-    fits = joined.dim() == 2 and joined.shape[0] == graph.num_rows == graph.num_cols and graph.nnz > 0
-    fits = fits and num_feats > 0 and joined.shape[1] == (len(form.names) + form.added) * num_feats
-    usual = fits and joined.is_cuda and joined.dtype in _DTYPES and is_fused(graph) and _operators.usual(joined)
-    if not usual or joined.device != graph.device or not joined.is_contiguous():
-        return _composed(graph, joined, num_feats, form)
+    parameters = [p for pair in maps for p in pair]
+    if not x.is_cuda or x.dtype not in _DTYPES or not is_fused(graph) or not _fits(graph, x, num_feats, edge, eps):
+        return None
+    given = [t for t in (x, edge, eps, *parameters) if t is not None]
+    if not _operators.usual(*given):
+        return None
+    for t in given:
+        if t.dtype != x.dtype or t.device != graph.device:
+            return None
+    if torch.is_grad_enabled() and eps is not None and eps.requires_grad:
+        return None
     if report.timing:
         report.message(f"{form.reduce} of {form.message}")
-    keep = torch.is_grad_enabled() and joined.requires_grad
-    arrays = arrays_of(graph, keep, joined[:, :num_feats])
-    return _joined(joined, arrays, partial(_composed, graph, num_feats=num_feats, form=form), num_feats, form, keep)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    both = keep and any(t is not edge and t.requires_grad for t in given)
+    row = x if x.shape[1] == num_feats else x.new_empty((0, num_feats))
+    arrays = arrays_of(graph, both, row)
+    composed = partial(_composed, graph, form, num_feats)
+    return _joined(arrays, composed, form, num_feats, keep, x, edge, eps, *parameters)
 
 
-def _composed(graph: Graph, joined: Tensor, num_feats: int, form: Parts) -> Tensor:
-    parts = joined.split(num_feats, dim=1)
-    out = message_reduce(graph, form.message, dict(zip(form.names, parts, strict=False)), form.reduce)
-    return out + parts[-1] if form.added else out
+def _fits(graph: Graph, x: Tensor, num_feats: int, edge: Tensor | None, eps: Tensor | None) -> bool:
+    if x.dim() != 2 or not x.is_contiguous() or not x.shape[0] == graph.num_rows == graph.num_cols:
+        return False
+    if edge is not None and (edge.shape != (graph.nnz, num_feats) or not edge.is_contiguous()):
+        return False
+    return num_feats > 0 and graph.nnz > 0 and (eps is None or eps.numel() == 1)
 
 
-class _Plan(NamedTuple):
-    """Programs of a form.
+def _composed(graph: Graph, form: Parts, num_feats: int, x: Tensor, edge, eps, *parameters) -> Tensor:
+    """The same by ops that can be differentiated again."""
+    pairs = list(zip(parameters[::2], parameters[1::2], strict=True))
+    parts = [part for pair in pairs for part in F.linear(x, *pair).split(num_feats, 1)] if pairs else [x]
+    given = dict(zip(form.names, parts, strict=True))
+    if edge is not None:
+        given["edge"] = edge
+    operands = {name: given[name] for kind, name in form.message.leaves if kind != "c"}
+    out = message_reduce(graph, form.message, operands, form.reduce)
+    if form.own_of is None:
+        return out
+    return out + form.own_of({**given, "eps": eps})
 
-    places : the part of each leaf.
-    early : `ahead` of the program; without it `here` makes the gradients to rows of destinations.
-    """
 
-    program: Program
-    places: tuple[int, ...]
-    early: Ahead | None
-    here: Half | None
-    there: Half | None
+_Rows = tuple[int, int, torch.dtype]  # address, numbers from row to row, dtype
 
 
-@functools.lru_cache(maxsize=64)
-def _plan(form: Parts, num_feats: int) -> _Plan:
-    message = form.message
-    program, leaves = program_of(((message, form.reduce),), tuple((leaf, (num_feats,)) for leaf in message.leaves))
-    everything = (True,) * len(leaves)
-    here, there = gradients(program, everything, (True,))
-    return _Plan(program, tuple(form.names.index(name) for _, name in leaves), ahead(program, everything), here, there)
+def _rows(x: Tensor) -> _Rows:
+    return x.data_ptr(), x.stride(0) if x.dim() else 0, x.dtype
+
+
+def _parts(names: tuple[str, ...], joined: Tensor, num_feats: int) -> dict[str, _Rows]:
+    """The parts of `joined` by name; as tensors they would take the host longer than a walk of a small graph."""
+    address, step, dtype = _rows(joined)
+    size = num_feats * joined.element_size()
+    return {name: (address + i * size, step, dtype) for i, name in enumerate(names)}
+
+
+def _start(arrays: Structure, walk: Walk, named: dict[str, _Rows], outs: list[_Rows], together: int) -> None:
+    """A walk of operands by name. together : what rows of parts lie apart, in bytes."""
+    program, operands = walk
+    rows = [*(named[name] for name in operands), *outs]
+    addresses = [row[0] for row in rows]
+    for address in addresses:
+        together |= address
+    generated.start(arrays, program, tuple(row[2] for row in rows), tuple(row[1] for row in rows), together, addresses)
 
 
 class _Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, joined, arrays: Structure, composed, num_feats, form, keep):
-        plan = _plan(form, num_feats)
-        parts = joined.split(num_feats, dim=1)
-        operands = [parts[place] for place in plan.places]
-        program, dtypes = plan.program, (joined.dtype,)
-        if keep and plan.early is not None:
-            wide = torch.float64 if joined.dtype == torch.float64 else torch.float32
-            program, dtypes = plan.early.program, (joined.dtype, *(wide,) * len(plan.early.targets))
-        out, *factors = walk(arrays, program, operands, dtypes)
+    def forward(ctx, arrays: Structure, composed, form: Parts, num_feats, keep, x, edge, eps, *parameters):
+        weights, biases = parameters[::2], parameters[1::2]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights) if weights else None
+        joined = x if weight is None else F.linear(x, weight, _shift(x, weights, biases))
+        plan = plan_of(Forms(form.message, form.reduce, form.own, form.names), num_feats, keep)
+        named = _parts(form.names, joined, num_feats)
+        if edge is not None:
+            named["edge"] = _rows(edge)
+        if eps is not None:
+            named["eps"] = (eps.data_ptr(), 0, eps.dtype)
+        out = x.new_empty((x.shape[0], num_feats))
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        kept = [x.new_empty((x.shape[0], num_feats), dtype=wide) for _ in plan.kept]
+        _start(arrays, plan.forward, named, [_rows(out), *map(_rows, kept)], joined.stride(0) * joined.element_size())
         if keep:
-            ctx.arrays, ctx.composed, ctx.form, ctx.num_feats = arrays, composed, form, num_feats
-            ctx.save_for_backward(joined, *factors)
-        return out.add_(parts[-1]) if form.added else out
+            ctx.arrays, ctx.composed, ctx.form, ctx.num_feats, ctx.plan = arrays, composed, form, num_feats, plan
+            parts = joined if joined is not x and plan.reads_parts else None
+            ctx.save_for_backward(x, edge, eps, *parameters, parts, weight, *kept)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
-        joined, *factors = ctx.saved_tensors
-        usual = not torch.is_grad_enabled() and _operators.usual(grad, joined)
-        if not usual or not joined.is_contiguous():
-            return *_arrays.gradients(ctx.composed, (joined,), (True,), grad), *(None,) * 5
-        form, plan = ctx.form, _plan(ctx.form, ctx.num_feats)
-        found = torch.empty_like(joined)
-        parts, into = joined.split(ctx.num_feats, dim=1), found.split(ctx.num_feats, dim=1)
-        if form.added:
-            into[-1].copy_(grad)
+        saved, plan, form, num_feats = ctx.saved_tensors, ctx.plan, ctx.form, ctx.num_feats
+        of_x, of_edge, _, *of_parameters = ctx.needs_input_grad[5:]
+        count = 3 + len(of_parameters)
+        (x, edge, eps, *parameters), (joined, weight, *kept) = saved[:count], saved[count:]
+        if torch.is_grad_enabled() or not _operators.usual(grad):
+            wanted = (of_x, of_edge, False, *of_parameters)
+            return *(None,) * 5, *_arrays.gradients(ctx.composed, saved[:count], wanted, grad)
+        grad = grad.contiguous()
+        tensors = {"grad": grad, **dict(zip(plan.kept, kept, strict=True))}
+        if plan.reads_degrees:
+            tensors["degrees"] = _degrees(ctx.arrays, grad, least=0)
         if form.reduce == "mean":
-            grad = grad / ctx.arrays.indptr.diff().clamp_(min=1).to(grad.dtype).view(-1, 1)
-        given = [*(parts[place] for place in plan.places), generated.in_rows(grad)]
-        _fill(ctx.arrays.transposed(), plan.there, plan, given, into)
-        if plan.early is None:
-            _fill(ctx.arrays, plan.here, plan, given, into)
-        else:
-            for (leaf, *_), factor in zip(plan.early.targets, factors, strict=True):
-                torch.mul(grad, factor, out=into[plan.places[leaf]])
-        return found, *(None,) * 5
+            tensors["scaled"] = grad / _degrees(ctx.arrays, grad, least=1)
+        if joined is None:
+            joined = x  # the only part, or no operand
+        named = {**_parts(form.names, joined, num_feats), **{name: _rows(x) for name, x in tensors.items()}}
+        together = joined.stride(0) * joined.element_size()
+        if edge is not None:
+            named["edge"] = _rows(edge)
+        if eps is not None:
+            named["eps"] = (eps.data_ptr(), 0, eps.dtype)
+        of_edges = None
+        if of_edge:
+            all_are_edges = ctx.arrays.indices.shape[0] == edge.shape[0]
+            of_edges = torch.empty_like(edge) if all_are_edges else torch.zeros_like(edge)
+            _start(ctx.arrays, plan.of_edge, named, [_rows(of_edges)], together)
+        if not of_x and not any(of_parameters):
+            return *(None,) * 6, of_edges, None, *(None,) * len(parameters)
+        walk, own = plan.of_parts, joined is not x and plan.in_place is not None and not _keeps_graph()
+        if own:
+            walk = plan.in_place
+        elif of_edges is not None and plan.by_edge is not None and x.dtype != torch.bfloat16:  # not of rounded rows
+            walk, named["of edge"] = plan.by_edge, _rows(of_edges)
+        found = joined if own else x.new_empty((x.shape[0], len(form.names) * num_feats))
+        into = _parts(form.names, found, num_feats)
+        together |= found.stride(0) * found.element_size()
+        after = plan.after if own else ()
+        for name, _ in after:
+            del into[name]
+        _start(ctx.arrays.transposed(), walk, named, list(into.values()), together)
+        for name, factors in after:
+            at = form.names.index(name) * num_feats
+            torch.mul(*(tensors[factor] for factor in factors), out=found[:, at : at + num_feats])
+        if weight is None:
+            return *(None,) * 5, found, of_edges, None
+        of_weight = found.t().mm(x) if any(of_parameters[::2]) else None
+        of_bias = _column_sums(found) if any(of_parameters[1::2]) else None
+        of_each: list[Tensor | None] = []
+        at = 0
+        for given, *wanted in zip(parameters[::2], of_parameters[::2], of_parameters[1::2], strict=True):
+            end = at + given.shape[0]
+            for one, total in zip(wanted, (of_weight, of_bias), strict=True):
+                of_each.append(total[at:end] if one and total is not None else None)
+            at = end
+        return *(None,) * 5, found.mm(weight) if of_x else None, of_edges, None, *of_each
 
 
-def _fill(arrays: Structure, half: Half | None, plan: _Plan, given: list[Tensor], into: tuple[Tensor, ...]) -> None:
-    """Put the gradients of one half where they belong."""
-    if half is not None:
-        outs = [into[plan.places[leaf]] for leaf, _ in half.targets]
-        generated.walk(arrays, half.program, [given[i] for i in half.operands], outs, [])
+def _keeps_graph() -> bool:
+    """Whether a backward pass may come again, which needs all that was kept; True where torch does not tell."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or ask()
+
+
+_CHUNK = 128  # rows
+
+
+def _column_sums(x: Tensor) -> Tensor:
+    """x.sum(0) in two steps. In one torch joins partial sums of a thousand blocks, which takes 60 to 90 MiB and 145 us
+    for 169,343 rows of 192 (H200, torch 2.11); so few rows as here are one block's."""
+    count = x.shape[0] // _CHUNK
+    if count < _CHUNK:
+        return x.sum(0)
+    parts = x.new_empty((count + 1, x.shape[1]))
+    torch.sum(x[: count * _CHUNK].view(count, _CHUNK, -1), 1, out=parts[:-1])
+    torch.sum(x[count * _CHUNK :], 0, out=parts[-1])
+    return parts.sum(0)
+
+
+def _shift(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases one after another."""
+    if len(biases) == 1 or all(b is None for b in biases):
+        return biases[0]
+    return torch.cat([x.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+
+
+def _degrees(arrays: Structure, like: Tensor, least: int) -> Tensor:
+    """How many edges each row has, or the least number, [num_rows, 1]: kept with the graph."""
+    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    key = ("degrees", wide, least)
+    found = arrays.calls.get(key)
+    if found is None:
+        found = arrays.indptr.diff().clamp_(min=least).to(wide).view(-1, 1)
+        if not torch.cuda.is_current_stream_capturing():  # else it has no values before a replay
+            arrays.calls[key] = found
+    return found
 
 
 # Without Function.apply()'s wrapper, as in layers.py.

@@ -23,6 +23,7 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums, messages
+from gnnaccel.ops.joined_sums import GINE, joined_sum
 from gnnaccel.pyg_backend import joined_forwards, norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -180,9 +181,6 @@ def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
     return torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
 
 
-_GINE = messages.relu(messages.u("x") + messages.e("edge"))
-
-
 def _of_few(edge_attr: Tensor, own: Tensor, lin: Any) -> bool:
     """True for messages so few that PyG's own way is the quicker, where edges have gradients; else it is not."""
     graded = (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
@@ -211,8 +209,14 @@ def _gine(plain: Any, general: Callable) -> Callable:
         edge = edge_attr if lin is None else lin(edge_attr)
         if edge.shape != (graph.nnz, source.shape[1]) or edge.dtype != source.dtype:
             return general(self, x, edge_index, edge_attr, size)
+        if own is source and edge.is_cuda:
+            start = time.perf_counter()
+            out = joined_sum(graph, source, (), source.shape[1], GINE, edge, eps)
+            if out is not None:
+                report.record(guard.kind, start)
+                return modules["nn"](out)
         with report.accelerated(guard.kind):
-            out = ops.message_reduce(graph, _GINE, {"x": source, "edge": edge})
+            out = ops.message_reduce(graph, GINE.message, {"x": source, "edge": edge})
         return modules["nn"](_with_own(out, own, eps))
 
     return forward

@@ -1,5 +1,5 @@
-"""Forwards of PyG's layers on CUDA whose messages are of several linear maps of the same features: one map of all, and
-one op behind it that reads what it gives where it lies. After those of PyG 2.8.
+"""Forwards of PyG's layers on CUDA that are one op: those whose messages are of several linear maps of the same
+features, and GENConv's sums, which are of the features themselves. After those of PyG 2.8.
 
 A call that is in any way unusual takes the general forward(), with the same result.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import MeanAggregation, SoftmaxAggregation, SumAggregation
 
@@ -21,31 +20,23 @@ from gnnaccel import report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import messages
-from gnnaccel.ops.joined_sums import FILM, GATED, LE, Parts, joined_sum
+from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, gen, joined_sum
 from gnnaccel.pyg_backend import short
 
-_GATES = (Parts(GATED, "sum", ("k", "q", "x"), True), Parts(GATED, "sum", ("k", "q", "x"), False))
-_FILM = Parts(FILM, "mean", ("beta", "gamma", "x"), False)
-_LE = Parts(LE, "sum", ("a", "b"), True)
 
-
-def _map(x: Tensor, *maps: Any, extra_bias: Tensor | None = None) -> Tensor | None:
-    """The linear maps of `x` side by side, `extra_bias` added to the last; None where they are not PyG's own."""
-    weights, biases = [], []
-    for lin in maps:
-        found = short.parameters_of(lin)
-        if found is None or found[0].shape[1] != x.shape[1] or found[0].dtype != x.dtype:
+def _maps(x: Tensor, *modules: Any, extra_bias: Tensor | None = None) -> list[tuple[Tensor, Tensor | None]] | None:
+    """Weights and biases of linear maps of `x`, `extra_bias` as that of the last; None where they are not PyG's own."""
+    found = []
+    for lin in modules:
+        pair = short.parameters_of(lin)
+        if pair is None or pair[0].shape[1] != x.shape[1] or pair[0].dtype != x.dtype:
             return None
-        weights.append(found[0])
-        biases.append(found[1])
+        found.append(pair)
     if extra_bias is not None:
-        if biases[-1] is not None:
+        if found[-1][1] is not None:
             return None
-        biases[-1] = extra_bias  # type: ignore[call-overload]
-    shifts = None
-    if any(b is not None for b in biases):
-        shifts = torch.cat([x.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
-    return F.linear(x, torch.cat(weights), shifts)
+        found[-1] = (found[-1][0], extra_bias)
+    return found
 
 
 def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any) -> Graph | None:
@@ -60,15 +51,15 @@ def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any) -> Graph | No
 
 def gates(conv: Any, kind: str, graph: Graph, x: Tensor) -> Tensor | None:
     """ResGatedGraphConv of a usual call; None where its maps are not PyG's own."""
-    if x.dtype == torch.float16 or not messages.is_fused(graph):
-        return None
     modules, bias, rooted = conv._modules, conv._parameters["bias"], conv.root_weight
-    maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value", "lin_skip")[: 3 + rooted]]
-    joined = _map(x, *maps, extra_bias=bias if rooted else None)
-    if joined is None:
+    names = ("lin_key", "lin_query", "lin_value", "lin_skip")[: 3 + rooted]
+    maps = _maps(x, *map(modules.get, names), extra_bias=bias if rooted else None)
+    if maps is None:
         return None
     start = time.perf_counter()
-    out = joined_sum(graph, joined, conv.out_channels, _GATES[not rooted])
+    out = joined_sum(graph, x, maps, conv.out_channels, GATED_SKIP if rooted else GATED)
+    if out is None:
+        return None
     report.record(kind, start)
     return out if rooted or bias is None else out + bias
 
@@ -80,10 +71,12 @@ def _le(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         graph = _graph(guard, self, x, edge_index) if edge_weight is None else None
         if graph is not None:
-            joined = _map(x, *(self._modules.get(name) for name in ("lin1", "lin2", "lin3")))
-            if joined is not None:
-                with report.accelerated(guard.kind):
-                    return joined_sum(graph, joined, self.out_channels, _LE)
+            maps = _maps(x, *map(self._modules.get, ("lin1", "lin2", "lin3")))
+            start = time.perf_counter()
+            out = None if maps is None else joined_sum(graph, x, maps, self.out_channels, LE)
+            if out is not None:
+                report.record(guard.kind, start)
+                return out
         return general(self, x, edge_index, edge_weight)
 
     return forward
@@ -98,20 +91,16 @@ def _film(plain: Any, general: Callable) -> Callable:
         usual = self.num_relations <= 1 and type(modules.get("act")) is torch.nn.ReLU and not is_watched(modules["act"])
         graph = _graph(guard, self, x, edge_index) if usual else None
         if graph is not None:
-            width = self.out_channels
-            skips = _map(x, modules.get("film_skip"), modules.get("lin_skip"))
-            joined = None if skips is None else _map(x, self.films[0], self.lins[0])
-            if joined is not None and joined.shape[1] == skips.shape[1] == 3 * width:
-                beta, gamma, own = skips.split(width, dim=-1)
-                own = (gamma * own + beta).relu()
-                with report.accelerated(guard.kind):
-                    return own + joined_sum(graph, joined, width, _FILM)
+            maps = _maps(x, modules.get("film_skip"), modules.get("lin_skip"), self.films[0], self.lins[0])
+            if maps is not None and sum(len(weight) for weight, _ in maps) == 6 * self.out_channels:
+                start = time.perf_counter()
+                out = joined_sum(graph, x, maps, self.out_channels, FILM)
+                if out is not None:
+                    report.record(guard.kind, start)
+                    return out
         return general(self, x, edge_index, edge_type)
 
     return forward
-
-
-_GEN = messages.relu(messages.u("x")), messages.relu(messages.u("x") + messages.e("edge"))
 
 
 def _gen(plain: Any, general: Callable) -> Callable:
@@ -128,10 +117,16 @@ def _gen(plain: Any, general: Callable) -> Callable:
             graph = graph if alike and edge_attr.device == x.device else None
         if graph is None:
             return general(self, x, edge_index, edge_attr, size)
-        module, operands = modules["aggr_module"], {"x": x}
+        module, operands, form = modules["aggr_module"], {"x": x}, gen(float(self.eps), edge_attr is not None)
+        if type(module) is SumAggregation:
+            start = time.perf_counter()
+            out = joined_sum(graph, x, (), x.shape[1], form, edge_attr)
+            if out is not None:
+                report.record(guard.kind, start)
+                return modules["mlp"](out)
         if edge_attr is not None:
             operands["edge"] = edge_attr
-        message = _GEN[edge_attr is not None] + float(self.eps)
+        message = form.message
         if type(module) is SumAggregation:
             with report.accelerated(guard.kind):
                 out = messages.message_reduce(graph, message, operands)

@@ -67,7 +67,7 @@ def _exp_of_square(b: Builder, x: Value) -> Value:
     return b.unary("exp", b.unary("neg", b.mul(x, x)))
 
 
-def _adjoints(b: Builder, seeds: list[tuple[Value, Value]]) -> dict[int, Value]:
+def adjoints(b: Builder, seeds: list[tuple[Value, Value]]) -> dict[int, Value]:
     """The gradient to each leaf, by its number, of values whose gradients are the seeds."""
     found: dict[int, Value] = {}
     waiting: dict[int, Value] = {}
@@ -108,7 +108,7 @@ class Half(NamedTuple):
     targets: list[tuple[int, list[Shape]]]
 
 
-def _seeded(program: Program, given: tuple[bool, ...]) -> tuple[Builder, list[tuple[Value, Value, Value]]]:
+def seeded(program: Program, given: tuple[bool, ...]) -> tuple[Builder, list[tuple[Value, Value, Value]]]:
     """A builder with the program's values, and of each output that is `given` a gradient its value, the gradient to
     that on one edge, and the leaf that the gradient is."""
     leaves = list(program.leaves)
@@ -139,8 +139,8 @@ def _seeded(program: Program, given: tuple[bool, ...]) -> tuple[Builder, list[tu
 
 def _found(program: Program, given: tuple[bool, ...]) -> tuple[Builder, dict[int, Value]]:
     """The gradient to each leaf, of one edge, where outputs that are `given` have one."""
-    b, starts = _seeded(program, given)
-    return b, _adjoints(b, [(value, seed) for value, seed, _ in starts])
+    b, starts = seeded(program, given)
+    return b, adjoints(b, [(value, seed) for value, seed, _ in starts])
 
 
 class Ahead(NamedTuple):
@@ -172,17 +172,17 @@ def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
         return None
     if any(o.reduce not in ("sum", "mean") or 0 in program.steps[o.step].features for o in program.outputs):
         return None
-    b, starts = _seeded(program, (True,) * len(program.outputs))
-    of_edges = _of_edges(program)
+    b, starts = seeded(program, (True,) * len(program.outputs))
+    of_edges = differs_by_edge(program)
     sums: list[Value] = []
     targets: list[tuple[int, int, list[Shape]]] = []
     for number, (value, seed, gradient) in enumerate(starts):
-        found = _adjoints(b, [(value, seed)])
+        found = adjoints(b, [(value, seed)])
         for leaf in here:
             if leaf not in found:
                 continue
             each, shapes = _unfolded(found[leaf])
-            factor = _over(b, each, gradient)
+            factor = factor_over(b, each, gradient)
             if factor is None or not of_edges(factor):
                 return None
             sums.append(factor)
@@ -195,7 +195,7 @@ def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
     return Ahead(made, targets)
 
 
-def _of_edges(program: Program) -> Callable[[Value], bool]:
+def differs_by_edge(program: Program) -> Callable[[Value], bool]:
     """Whether a value differs from edge to edge of a row."""
 
     @functools.cache
@@ -216,7 +216,7 @@ _LINEAR = {
 }
 
 
-def _over(b: Builder, value: Value, seed: Value) -> Value | None:
+def factor_over(b: Builder, value: Value, seed: Value) -> Value | None:
     """The factor between `seed` and a value made of it, number by number; None if there is none."""
 
     @functools.cache

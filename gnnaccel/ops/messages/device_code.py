@@ -55,8 +55,8 @@ struct Raw<16> {
   using type = uint4;
 };
 
-// N numbers, by as few loads or stores as there are.
-template <int N, typename T>
+// N numbers, by as few loads or stores as there are. Of memory that the kernel may write into: not Constant.
+template <int N, bool Constant = true, typename T>
 __device__ __forceinline__ void load(const T* from, T* to) {
   constexpr int bytes = N * static_cast<int>(sizeof(T)), step = bytes < 16 ? bytes : 16, count = step / sizeof(T);
   using R = typename Raw<step>::type;
@@ -67,7 +67,8 @@ __device__ __forceinline__ void load(const T* from, T* to) {
       T values[count];
       __device__ __forceinline__ Both() {}
     } both;
-    both.raw = __ldg(reinterpret_cast<const R*>(from) + i);
+    const R* at = reinterpret_cast<const R*>(from) + i;
+    both.raw = Constant ? __ldg(at) : *at;
 #pragma unroll
     for (int j = 0; j < count; ++j) to[i * count + j] = both.values[j];
   }

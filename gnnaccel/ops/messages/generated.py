@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.messages import nvrtc
-from gnnaccel.ops.messages.program import Program
+from gnnaccel.ops.messages.program import REDUCES, Program
 from gnnaccel.ops.messages.source import MERGE_THREADS, THREADS, source_of, whole
 from gnnaccel.ops.messages.values import Form
 
@@ -24,9 +25,11 @@ _NAMES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+_BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2}
 # As rows_of of cuda/rows.cuh, for rows without a work list.
 _MIN_CHUNK, _MAX_CHUNKS = 128, 8192
 _MOST_SLICES = 65535
+_MOST_CALLS = 64  # that a structure keeps
 _log = logging.getLogger("gnnaccel")
 
 
@@ -61,7 +64,7 @@ def _form(program: Program, leaves: tuple, outputs: tuple, index: str, aligned: 
     """The form with the widest reads: of 16 bytes, where operands of addresses divisible by `aligned` allow that."""
     widest = 2 if "f64" in (*leaves, *outputs) else 4
     for vec in (4, 2):
-        size = max(8 if kind in ("f64", "i64") else 4 if kind in ("f32", "i32") else 2 for kind in (*leaves, *outputs))
+        size = max(_BYTES[kind] for kind in (*leaves, *outputs))
         if vec <= widest and aligned % min(16, vec * size) == 0:
             form = Form(leaves, outputs, index, vec)
             if source_of(program, form) is not None:
@@ -81,6 +84,75 @@ def in_rows(x: Tensor) -> Tensor:
     return x
 
 
+class Launch:
+    """A program on one structure, of operands that lie in one way: a call that lacks nothing but addresses.
+
+    Holds addresses of the structure's tensors, and is kept by it.
+    """
+
+    def __init__(self, arrays: Structure, program: Program, form: Form, apart: tuple[int, ...]):
+        """apart : numbers from row to row of operands and outputs."""
+        device, order, indices = arrays.device, arrays.order, arrays.indices
+        assert indices is not None
+        made = _made(program, form, torch.cuda.current_device() if device.index is None else device.index)
+        source = made.source
+        nonzeros = indices.shape[0]
+        if order is None:
+            chunk = max(_MIN_CHUNK, 1 << max(0, -(-nonzeros // _MAX_CHUNKS) - 1).bit_length())
+            splits = -(-nonzeros // chunk) if nonzeros > chunk else 0
+            parts, workers = 2 * splits, 2 * splits + arrays.num_rows
+            lists = (0, 0, 0)
+        else:
+            items, steps, of_splits = order[:3]
+            chunk, splits, parts, workers = 0, of_splits.shape[0], steps.shape[0], items.shape[0]
+            lists = tuple(map(lib.pointer, (items, steps, of_splits)))  # type: ignore[assignment]
+        same = [
+            *(*lists, lib.pointer(arrays.indptr)),
+            *(arrays.num_rows, nonzeros, chunk, workers, parts, splits),
+            *(lib.pointer(indices), lib.pointer(arrays.edge_ids), *apart),
+        ]
+        self._device, self._outs = device, len(program.outputs)
+        self._begin, self._end = len(same), len(same) + len(apart)
+        self._words = ctypes.c_uint64 * (self._end + 3 * self._outs)
+        self._same = bytes(self._words(*same))
+        self._extremes = [o for o, output in enumerate(program.outputs) if output.reduce in ("max", "min")]
+        # Pieces of rows, and of extremes where they were found, one behind another in one piece of memory.
+        self._places: list[tuple[int, int]] = []
+        self._scratch = 0
+        index, wide = arrays.indptr.element_size(), 8 if "f64" in (*form.leaves, *form.outputs) else 4
+        for o, output in enumerate(program.outputs):
+            count = parts * math.prod(program.steps[output.step].features)
+            sizes = (wide, index if o in self._extremes else 0) if output.reduce in REDUCES[:-1] else ()
+            for which, size in enumerate(sizes):
+                if count and size:
+                    self._places.append((self._end + 3 * o + 1 + which, self._scratch))
+                    self._scratch += -(-count * size // 16) * 16
+        in_block = THREADS // (source.lanes * source.others)
+        self._walk, self._grid = made.walk, (-(-workers // in_block), source.slices)
+        self._merge, self._over = None, (0, 0)
+        if source.slices > _MOST_SLICES or source.merge_slices > _MOST_SLICES:
+            raise ValueError(f"message_reduce: rows of {program.steps[-1].features} are wider than a GPU's grid")
+        if made.merge is not None and splits:
+            self._merge = made.merge
+            self._over = (-(-splits // (MERGE_THREADS // 32)), source.merge_slices)
+
+    def __call__(self, addresses: list[int]) -> None:
+        """addresses : of operands, outputs, and of the argmax of maxima and minima, if that is wanted."""
+        words = self._words.from_buffer_copy(self._same)
+        begin, end = self._begin, self._end
+        words[begin:end] = addresses[: end - begin]  # type: ignore[assignment]
+        for o, address in zip(self._extremes, addresses[end - begin :], strict=False):
+            words[end + 3 * o] = address
+        if self._scratch:  # kept until the launches are on the stream
+            scratch = torch.empty(self._scratch, dtype=torch.uint8, device=self._device)
+            base = scratch.data_ptr()
+            for place, offset in self._places:
+                words[place] = base + offset
+        lib.on_stream(self._device, self._walk, self._grid, THREADS, words)
+        if self._merge is not None:
+            lib.on_stream(self._device, self._merge, self._over, MERGE_THREADS, words)
+
+
 def walk(
     arrays: Structure, program: Program, operands: Sequence[Tensor], outs: Sequence[Tensor], argmax: Sequence[Tensor]
 ) -> None:
@@ -89,66 +161,33 @@ def walk(
     operands : one for each leaf, as `in_rows` has it.
     outs : likewise. argmax : of all maxima and minima, or of none.
     """
-    device = arrays.device
-    addresses = [lib.pointer(x) for x in (*operands, *outs, *argmax)]
-    apart = [x.stride(0) if x.dim() else 0 for x in (*operands, *outs)]
-    together = 0
-    for address in addresses:
+    addresses, apart, dtypes, together = [], [], [], 0
+    for x in (*operands, *outs):
+        address, step = lib.pointer(x), x.stride(0) if x.dim() else 0
         together |= address
-    for x, step in zip((*operands, *outs), apart, strict=True):
         if not x.is_contiguous():  # of others the width says how they may be read
             together |= step * x.element_size()
-    index = _NAMES[arrays.indptr.dtype]
-    form = _form(
-        program,
-        tuple(index if leaf.ids else _NAMES[x.dtype] for leaf, x in zip(program.leaves, operands, strict=True)),
-        tuple(_NAMES[x.dtype] for x in outs),
-        index,
-        min((together & -together) or 16, 16),
-    )
-    made = _made(program, form, torch.cuda.current_device() if device.index is None else device.index)
-    source = made.source
+        addresses.append(address)
+        apart.append(step)
+        dtypes.append(x.dtype)
+    for x in argmax:
+        addresses.append(lib.pointer(x))
+        together |= addresses[-1]
+    start(arrays, program, tuple(dtypes), tuple(apart), together, addresses)
 
-    order, indices = arrays.order, arrays.indices
-    assert indices is not None
-    nonzeros = indices.shape[0]
-    if order is None:
-        chunk = max(_MIN_CHUNK, 1 << max(0, -(-nonzeros // _MAX_CHUNKS) - 1).bit_length())
-        splits = -(-nonzeros // chunk) if nonzeros > chunk else 0
-        parts, workers = 2 * splits, 2 * splits + arrays.num_rows
-        lists = (0, 0, 0)
-    else:
-        items, steps, of_splits = order[:3]
-        chunk, splits, parts, workers = 0, of_splits.shape[0], steps.shape[0], items.shape[0]
-        lists = tuple(map(lib.pointer, (items, steps, of_splits)))  # type: ignore[assignment]
-    words = [
-        *lists,
-        lib.pointer(arrays.indptr),
-        *(arrays.num_rows, nonzeros, chunk, workers, parts, splits),
-        lib.pointer(indices),
-        lib.pointer(arrays.edge_ids),
-    ]
-    for address, step in zip(addresses[: len(operands)], apart, strict=False):
-        words += [address, step]
-    wide = torch.float64 if "f64" in (*form.leaves, *form.outputs) else torch.float32
-    kept = []  # until the launches are on the stream
-    of_argmax = iter(addresses[len(operands) + len(outs) :])
-    of_outs = zip(outs, addresses[len(operands) :], apart[len(operands) :], strict=False)
-    for output, (out, address, step) in zip(program.outputs, of_outs, strict=True):
-        extreme = output.reduce in ("max", "min")
-        part = pos = None
-        if parts and output.reduce != "none":
-            shape = (parts, *out.shape[1:])
-            part = out.new_empty(shape, dtype=wide)
-            pos = arrays.indptr.new_empty(shape) if extreme else None
-            kept += [part, pos]
-        words += [address, step, next(of_argmax, 0) if extreme else 0, lib.pointer(part), lib.pointer(pos)]
-    given = (ctypes.c_uint64 * len(words))(*words)
-    in_block = THREADS // (source.lanes * source.others)
-    grid = (-(-workers // in_block), source.slices)
-    if source.slices > _MOST_SLICES or source.merge_slices > _MOST_SLICES:
-        raise ValueError(f"message_reduce: rows of {program.steps[-1].features} are wider than a GPU's grid")
-    lib.on_stream(device, made.walk, grid, THREADS, given)
-    if made.merge is not None and splits:
-        over = (-(-splits // (MERGE_THREADS // 32)), source.merge_slices)
-        lib.on_stream(device, made.merge, over, MERGE_THREADS, given)
+
+def start(
+    arrays: Structure, program: Program, dtypes: tuple, apart: tuple, together: int, addresses: list[int]
+) -> None:
+    """`walk` of operands and outputs that are known by their dtypes, how far their rows lie apart and their addresses,
+    argmax behind them; `together`: a number that is divisible by no more than all of what is read at once is."""
+    key = (program, dtypes, apart, min((together & -together) or 16, 16))
+    launch = arrays.calls.get(key)
+    if launch is None:
+        index, count = _NAMES[arrays.indptr.dtype], len(program.leaves)
+        leaves = tuple(index if leaf.ids else _NAMES[t] for leaf, t in zip(program.leaves, dtypes, strict=False))
+        form = _form(program, leaves, tuple(_NAMES[t] for t in dtypes[count:]), index, key[-1])
+        if len(arrays.calls) >= _MOST_CALLS:
+            arrays.calls.clear()
+        launch = arrays.calls[key] = Launch(arrays, program, form, key[2])
+    launch(addresses)

@@ -44,10 +44,15 @@ class Step(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The value of a step, reduced over rows by one of REDUCES."""
+    """The value of a step, reduced over rows by one of REDUCES.
+
+    Of kernels on CUDA also "row": the value of a row of destinations, that no edge has a part in.
+    own : with a sum or mean, the step of what is added to it once for each row; -1: nothing.
+    """
 
     step: int
     reduce: str
+    own: int = -1
 
 
 class Program:
@@ -81,7 +86,8 @@ class Program:
             else:
                 given = ", ".join([*(f"%{a}" for a in step.args), *(f"{n:g}" for n in step.numbers)])
                 lines.append(f"%{number} = {step.op}({given}) {list(step.features)}")
-        return "\n".join([*lines, *(f"{o.reduce}: %{o.step}" for o in self.outputs)])
+        own = (f" + %{o.own}" if o.own >= 0 else "" for o in self.outputs)
+        return "\n".join([*lines, *(f"{o.reduce}: %{o.step}{more}" for o, more in zip(self.outputs, own, strict=True))])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -223,10 +229,11 @@ class Builder:
         mask, x, y = self.alike(mask, x, y)
         return self.make("where", (mask, x, y), (), x.features)
 
-    def program(self, outputs: Sequence[tuple[Value, str]]) -> tuple[Program, list[int]]:
-        """The program of `outputs` without what they do not need, and which of the leaves it has."""
+    def program(self, outputs: Sequence[tuple[Value, str] | tuple[Value, str, Value]]) -> tuple[Program, list[int]]:
+        """The program of `outputs`, value, reduce and what is added, without what they do not need, and which of the
+        leaves it has."""
         needed: dict[int, Value] = {}
-        waiting = [value for value, _ in outputs]
+        waiting = [x for output in outputs for x in output if isinstance(x, Value)]
         while waiting:
             value = waiting.pop()
             if value.number not in needed:
@@ -243,7 +250,10 @@ class Builder:
                 numbers = (len(kept),)
                 kept.append(value.numbers[0])
             steps.append(Step(value.op, tuple(place[a.number] for a in value.args), numbers, value.features))
-        found = tuple(Output(place[value.number], reduce) for value, reduce in outputs)
+        found = tuple(
+            Output(place[value.number], reduce, *(place[own.number] for own in added))
+            for value, reduce, *added in outputs
+        )
         return Program(tuple(self.leaves[i] for i in kept), tuple(steps), found), kept
 
     def again(self, program: Program, leaves: Sequence[int]) -> list[Value]:

@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from gnnaccel.ops.messages.device_code import HELPERS, PROLOGUE
-from gnnaccel.ops.messages.program import Program
+from gnnaccel.ops.messages.program import REDUCES, Program
 from gnnaccel.ops.messages.values import TYPES, Form, Scattered, Value, View, Writer
 from gnnaccel.schedule.worklist import PIECE_RUN
 
@@ -22,6 +22,7 @@ _MOST_LANES = 32
 _MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
 MOST_FEATURES = _MOST_LANES * _MOST_SLOTS
 _IN_FLIGHT = 4  # edges of a lane
+_REDUCED = frozenset(REDUCES) - {"none"}
 
 
 class Source(NamedTuple):
@@ -57,8 +58,13 @@ class _Kernel:
         self.widths = [w.widths[o.step] for o in program.outputs]
         self.views = [self._view_of(o.step) for o in program.outputs]
         self.values = [w.value(o.step, view) for o, view in zip(program.outputs, self.views, strict=True)]
+        self.owns = [None if o.own < 0 else w.value(o.own, ()) for o in program.outputs]
         slots = repeats * form.vec
         self.in_flight = _IN_FLIGHT
+        if (
+            lanes >= 8 and slots * w.gathers <= 4
+        ):  # 16 bytes of an edge: LEConv's walks 240 -> 218 us (H200, 2026-11-26)
+            self.in_flight *= 2
         while self.in_flight > 1 and self.in_flight * slots * max(1, w.gathers) > 64:
             self.in_flight //= 2
         self.others = max(1, min(8 // lanes, PIECE_RUN // self.in_flight))
@@ -97,7 +103,7 @@ class _Kernel:
     def source(self) -> Source:
         program, form, w = self.program, self.form, self.w
         threads_of_worker = w.lanes * self.others
-        merged = [o for o, output in enumerate(program.outputs) if output.reduce != "none"]
+        merged = [o for o, output in enumerate(program.outputs) if output.reduce in _REDUCED]
         together = w.meets or self.others > 1
         lines = [f"// {line}" for line in str(program).splitlines()]
         lines += [f"// of {', '.join(form.leaves)} to {', '.join(form.outputs)}"]
@@ -134,10 +140,12 @@ class _Kernel:
             "  const I* indices;",
             "  const I* edge_ids;",
         ]
-        for i, kind in enumerate(form.leaves):
-            lines += [f"  const {TYPES[kind]}* in{i};", f"  int64_t step{i};"]  # numbers from row to row
-        for o, kind in enumerate(form.outputs):
-            lines += [f"  {TYPES[kind]}* out{o};", f"  int64_t next{o};"]
+        # In this order `generated.Launch` has them: what is the same for all calls first.
+        lines += [f"  int64_t step{i};" for i in range(len(form.leaves))]  # numbers from row to row
+        lines += [f"  int64_t next{o};" for o in range(len(form.outputs))]
+        lines += [f"  const {TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
+        lines += [f"  {TYPES[kind]}* out{o};" for o, kind in enumerate(form.outputs)]
+        for o in range(len(form.outputs)):
             lines += [f"  I* argmax{o};", f"  A* part{o};", f"  I* pos{o};"]
         return [*lines, "};", "", "}  // namespace", ""]
 
@@ -163,7 +171,7 @@ class _Kernel:
             *(f"  {line}" for line in w.row),
         ]
         for o, output in enumerate(program.outputs):
-            if output.reduce == "none":
+            if output.reduce not in _REDUCED:
                 continue
             count = self._count(o)
             lines.append(f"  A acc{o}[{count}];")
@@ -200,9 +208,13 @@ class _Kernel:
         if together:
             lines += self._join()
             lines.append("  if (!span.present || other) return;")
+        if any(output.reduce == "row" or output.own >= 0 for output in program.outputs):
+            lines.append("  const bool first = span.part < 0 || span.begin == __ldg(p.rows.indptr + row);")
         for o, output in enumerate(program.outputs):
-            if output.reduce != "none":
+            if output.reduce in _REDUCED:
                 lines += [f"  {line}" for line in self._write(o)]
+            elif output.reduce == "row":
+                lines += [f"  {line}" for line in self._write_row(o)]
         return [*lines, "}", ""]
 
     def _reads(self, kind: str) -> bool:
@@ -219,6 +231,8 @@ class _Kernel:
         """An edge's message, taken into what there is of the row, or written."""
         output, value, slots = self.program.outputs[o], self.values[o], self._slots(o)
         x = value.at("r", "i")
+        if output.reduce == "row":
+            return []
         each = "FOR(r, R)" + (" FOR(i, VEC)" if slots == "full" else "")
         here = "r * VEC + i" if slots == "full" else "r"
         if output.reduce in ("sum", "mean"):
@@ -288,8 +302,13 @@ class _Kernel:
             f"FOR(r, R) if ({owner}) {{",
             "  if (span.part >= 0) {",
             f"    const int64_t to = span.part * {width} + {feature};",
-            f"    FOR(i, {count}) p.part{o}[to + i] = ({mine})[i];",
         ]
+        own = self.owns[o]
+        if own is not None:
+            many = "static_cast<A>(__ldg(p.rows.indptr + row + 1) - __ldg(p.rows.indptr + row))"
+            times = f" * {many}" if output.reduce == "mean" else ""  # the sum of the pieces is divided by that
+            lines.append(f"    if (first) FOR(i, {count}) ({mine})[i] += ({own.at('r', 'i')}){times};")
+        lines.append(f"    FOR(i, {count}) p.part{o}[to + i] = ({mine})[i];")
         if extreme:
             lines.append(f"    FOR(i, {count}) p.pos{o}[to + i] = {whose};")
         lines.append("  } else {")
@@ -297,6 +316,8 @@ class _Kernel:
             lines.append(
                 f"    if (span.end > span.begin) FOR(i, {count}) ({mine})[i] /= static_cast<A>(span.end - span.begin);"
             )
+        if own is not None:
+            lines.append(f"    FOR(i, {count}) ({mine})[i] += {own.at('r', 'i')};")
         lines.append(f"    store<{count}>(p.out{o} + static_cast<int64_t>(row) * p.next{o} + {feature}, {mine});")
         if extreme:
             lines += [
@@ -305,6 +326,14 @@ class _Kernel:
                 f"{whose} >= 0 && p.edge_ids ? __ldg(p.edge_ids + {whose}) : {whose};",
             ]
         return [*lines, "  }", "}"]
+
+    def _write_row(self, o: int) -> list[str]:
+        return [
+            "if (first) FOR(r, R) if (active[r]) {",
+            *(f"  {line}" for line in self._made(self.values[o], "full")),
+            f"  store<VEC>(p.out{o} + static_cast<int64_t>(row) * p.next{o} + at[r], made);",
+            "}",
+        ]
 
     def _merge(self, merged: list[int]) -> tuple[list[str], int]:
         lines, slices = ["namespace {", ""], 0

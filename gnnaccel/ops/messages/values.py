@@ -271,7 +271,9 @@ class Writer:
             self.row.append(f"{TYPES[kind]} {raw}[{count}];")
         at = self.index(view, "d[r]")
         if slots == "full":
-            loads.append(f"FOR(r, R) load<VEC>({base} + {at}, {loads_from} + r * VEC);")
+            # Gradients of a row may be written in its operands' place.
+            how = "VEC" if in_edge else "VEC, false"
+            loads.append(f"FOR(r, R) load<{how}>({base} + {at}, {loads_from} + r * VEC);")
         else:
             loads.append(f"FOR(r, R) load<1>({base} + {at}, {loads_from} + r);")
         if leaf.ids:
