@@ -32,8 +32,8 @@ def _plugin(monkeypatch):
     pyg_backend.enable()
     monkeypatch.setattr(samplers, "has_cuda_kernels", lambda: True)  # what an emulation has, too
     calls = []
-    sample = on_cuda.neighbor_sample
-    monkeypatch.setattr(on_cuda, "neighbor_sample", lambda *args: calls.append(1) or sample(*args))
+    begin = on_cuda.begin
+    monkeypatch.setattr(on_cuda, "begin", lambda *args: calls.append(1) or begin(*args))
     yield calls
     pyg_backend.disable()
 

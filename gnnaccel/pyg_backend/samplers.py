@@ -41,9 +41,9 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.ops import gradient_rows, has_cuda_kernels
-from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, sampled_batches, walks
+from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, sampled_batches, upcoming, walks
 from gnnaccel.pyg_backend.views import View, rebind
-from gnnaccel.sampling import ahead
+from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _CPU = torch.device("cpu")
@@ -78,19 +78,29 @@ def _neighbor_sample(
         edge_weight=edge_weight,
         node_time=node_time,
         edge_time=edge_time,
-        replace=replace,
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
     )
     if colptr.is_cuda and not seed.is_cuda and seed_time is None:
-        with ahead.beside(colptr.device) as made:
-            out = sampling.neighbor_sample(colptr, row, ahead.to_device(seed, colptr.device), num_neighbors, **how)
-            made += out[:4]
+        out = _beside_training(colptr, row, seed, num_neighbors, replace, how)
     else:
         seed, seed_time = _at(colptr.device, seed), _at(colptr.device, seed_time)
-        out = sampling.neighbor_sample(colptr, row, seed, num_neighbors, seed_time=seed_time, **how)
+        out = sampling.neighbor_sample(colptr, row, seed, num_neighbors, seed_time=seed_time, replace=replace, **how)
     node = out.node if out.batch is None else torch.stack((out.batch, out.node)).t()
     return out.row, out.col, node, out.edge, out.num_nodes_per_hop, out.num_edges_per_hop
+
+
+def _beside_training(colptr, row, seed, num_neighbors, replace, how: dict) -> sampling.NeighborSample:
+    """A sample of a graph on the GPU, from seeds in host memory: drawn on the sampler's stream, or begun there when the
+    batch before it was asked for."""
+    number = _arrays.random_seed("neighbor_sample", None)
+    with ahead.beside(colptr.device) as made:
+        out = upcoming.take(colptr, row, seed, num_neighbors, replace, number)
+        if out is None:
+            there = ahead.to_device(seed, colptr.device)
+            out = sampling.neighbor_sample(colptr, row, there, num_neighbors, replace=replace, seed=number, **how)
+        made += out[:4]
+    return out
 
 
 def _by_edge_type(edge_types, values: dict | None) -> dict:
@@ -347,7 +357,8 @@ def _neighbor_draw(original: Callable) -> Callable:
 _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NeighborSampler, "__init__", _neighbor_init, False),
     (NeighborSampler, "_sample", _neighbor_draw, True),
-    (NodeLoader, "collate_fn", gpu_batches.wanting, False),
+    (NodeLoader, "_get_iterator", upcoming.watching, False),
+    (NodeLoader, "collate_fn", lambda original: gpu_batches.wanting(upcoming.beginning(original)), False),
     (NodeLoader, "filter_fn", lambda original: gpu_batches.filtering(sampled_batches.noting(original)), False),
     (LinkLoader, "filter_fn", sampled_batches.noting, False),
     (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),

@@ -44,6 +44,23 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def _lane(device: torch.device) -> _Lane:
+    lane = _lanes.get(device)
+    if lane is None:
+        lane = _lanes[device] = _Lane(device)
+    return lane
+
+
+def is_on() -> bool:
+    """True where the GPU samples on a stream of its own."""
+    return bool(depth()) and not torch.cuda.is_current_stream_capturing()
+
+
+def on_its_stream(device: torch.device):
+    """A context of which nobody waits for what is launched inside: it is for one of `beside` to come."""
+    return torch.cuda.stream(_lane(device).stream)
+
+
 @contextlib.contextmanager
 def beside(device: torch.device, is_step: bool = True) -> Iterator[list[Tensor]]:
     """What is inside runs on the sampler's stream of a GPU.
@@ -52,13 +69,10 @@ def beside(device: torch.device, is_step: bool = True) -> Iterator[list[Tensor]]
     list: the current stream waits for it. `is_step`: a batch begins, for which the host may have to wait.
     """
     made: list[Tensor] = []
-    most = depth()
-    if not most or torch.cuda.is_current_stream_capturing():
+    if not is_on():
         yield made
         return
-    if device not in _lanes:
-        _lanes[device] = _Lane(device)
-    lane, current = _lanes[device], torch.cuda.current_stream(device)
+    most, lane, current = depth(), _lane(device), torch.cuda.current_stream(device)
     if is_step:
         lane.steps.append(current.record_event())
     while len(lane.steps) > most:

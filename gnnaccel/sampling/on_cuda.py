@@ -50,9 +50,19 @@ def neighbor_sample(
     RuntimeError
         If this gnnaccel has no CUDA half.
     """
+    return begin(graph, seeds, fanouts, replace, resample, seed).result()
+
+
+def waits_once(graph: Relation, num_seeds: int, fanouts: Sequence[int], replace: bool, resample: bool) -> bool:
+    """True if nothing but the sizes of the whole batch has to be waited for."""
+    return len(_Rows(graph, num_seeds, replace, resample).bounds(fanouts)) == len(fanouts)
+
+
+def begin(graph: Relation, seeds: Tensor, fanouts: Sequence[int], replace: bool, resample: bool, seed: int) -> Batch:
+    """Launch what `neighbor_sample` launches, whose results are those of `Batch.result`."""
     rows = _Rows(graph, seeds.numel(), replace, resample)
     bounds = rows.bounds(fanouts)
-    batch = _Batch(graph, seeds, len(fanouts), sum(bounds), resample, bounded=len(bounds) == len(fanouts))
+    batch = Batch(graph, seeds, len(fanouts), sum(bounds), resample, bounded=len(bounds) == len(fanouts))
     csr = lib.csr(graph.indptr, graph.indices, None, graph.num_rows, graph.nnz)
     device = seeds.device
     lib.launch("sample_seeds", device, csr, seeds.data_ptr(), batch.described)
@@ -72,7 +82,7 @@ def neighbor_sample(
         hop_seed = (seed + hop) % 2**64 if resample else seed  # or a node would draw the same again
         sizes, drawn = (hop, max_rows, max_edges), (*how, hop_seed, offsets.data_ptr())
         lib.launch("sample_edges", device, csr, batch.described, *sizes, *drawn)
-    return batch.result(graph, seeds)
+    return batch
 
 
 class _Rows:
@@ -113,10 +123,11 @@ class _Rows:
         self.most = self._seeds + self._others if self._resample else min(edges, self._num_nodes)
 
 
-class _Batch:
+class Batch:
     """Arrays of a batch, which grow, and what the binary is told of them (cuda/kernels.h: SampleBatch)."""
 
     def __init__(self, graph: Relation, seeds: Tensor, num_hops: int, room: int, resample: bool, bounded: bool):
+        self.graph, self.seeds = graph, seeds
         self.num_seeds, self.num_hops, self.num_nodes = seeds.numel(), num_hops, graph.num_rows
         self.room, self.resample = room, resample  # room: for edges
         self.edges = seeds.new_empty((3, room))
@@ -130,6 +141,7 @@ class _Batch:
         table_bytes = self.slots * slot_bytes if self.slots else 4 * self.num_nodes
         self.table = seeds.new_empty(table_bytes, dtype=torch.uint8)
         self.described = self._describe()
+        self._sent: tuple[Tensor, torch.cuda.Event] | None = None
 
     def _most_nodes(self) -> int:
         return self.num_seeds + min(self.room, self.num_nodes)
@@ -156,11 +168,22 @@ class _Batch:
         arrays = (self.nodes, *self.edges.unbind(), self.places, self.table, self.state)
         return (*(array.data_ptr() for array in arrays), self.num_seeds, self.num_hops, self.slots, self.resample)
 
-    def result(self, graph: Relation, seeds: Tensor) -> tuple:
+    def send(self) -> None:
+        """Have the GPU send the sizes to the host as soon as it has them: `result` waits for no more than that, and not
+        for what is launched in between."""
+        sizes = torch.empty(self.state.shape, dtype=torch.int64, pin_memory=True)
+        sizes.copy_(self.state, non_blocking=True)
+        self._sent = sizes, torch.cuda.current_stream(self.state.device).record_event()
+
+    def result(self) -> tuple:
         """Waits for the GPU."""
-        wrong, *after = self.state.tolist()
+        sizes = self.state
+        if self._sent is not None:
+            sizes, sent = self._sent
+            sent.synchronize()
+        wrong, *after = sizes.tolist()
         if wrong != -1:
-            _refuse(graph, seeds, wrong >> 56, wrong & (1 << 56) - 1)
+            _refuse(self.graph, self.seeds, wrong >> 56, wrong & (1 << 56) - 1)
         nodes, edges = after[: self.num_hops + 1], after[self.num_hops + 1 :]
 
         def added(counts: list[int]) -> list[int]:

@@ -1,0 +1,135 @@
+"""Which batch a loader of PyG's will be asked for next: the GPU samples it beside the training step on the one before.
+
+Only for loaders whose order of seeds is settled when an epoch begins, as that of torch's own samplers is. A batch that
+turns out to be another than was foreseen (the script has drawn random numbers of the CPU in between) is sampled anew,
+and after a few of those nothing is foreseen any more.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import NeighborSampler
+
+from gnnaccel.sampling import ahead, begun
+
+_SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_MOST_MISSED = 3
+_epochs: weakref.WeakKeyDictionary[NodeLoader, weakref.ref[Epoch]] = weakref.WeakKeyDictionary()
+# That of the loader whose sampler is asked.
+_current: contextvars.ContextVar[Epoch | None] = contextvars.ContextVar("gnnaccel_epoch", default=None)
+
+
+class Epoch:
+    """What torch's loader takes the places of its batches from, of which the next can be seen before it is taken."""
+
+    def __init__(self, places: Iterator[list[int]]):
+        self._places, self._seen = places, list[list[int]]()
+        self._number: tuple[list[int], Tensor] | None = None
+        self._begun: begun.Begun | None = None
+        self._missed = 0
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> list[int]:
+        return self._seen.pop() if self._seen else next(self._places)
+
+    def as_tensor(self, places: list[int]):
+        """The places as a tensor, where they have been one."""
+        known, self._number = self._number, None
+        return known[1] if known is not None and known[0] == places else places
+
+    def take(self, *sampled) -> begun.NeighborSample | None:
+        """`Begun.result` of what was begun, if that is wanted."""
+        now, self._begun = self._begun, None
+        if now is None:
+            return None
+        out = now.result(*sampled)
+        self._missed = 0 if out is not None else self._missed + 1
+        return out
+
+    def begin(self, loader: NodeLoader) -> None:
+        """Have the batch after this one sampled."""
+        sampler, given = loader.node_sampler, loader.input_data
+        if self._missed >= _MOST_MISSED or not _is_uniform(sampler) or given.time is not None or not ahead.is_on():
+            return
+        if not self._seen:
+            places = next(self._places, None)
+            if places is None:
+                return
+            self._seen.append(places)
+        self._number = self._seen[0], torch.tensor(self._seen[0], dtype=torch.long)
+        fanouts = sampler.num_neighbors.get_mapped_values()
+        seeds = given.node[self._number[1]]
+        self._begun = begun.begin(sampler.colptr, sampler.row, seeds, fanouts, sampler.replace)
+
+
+def _is_uniform(sampler) -> bool:
+    """True for a sampler on the GPU of one type of edges, without weights or times."""
+    if type(sampler) is not NeighborSampler or not isinstance(getattr(sampler, "colptr", None), Tensor):
+        return False
+    plain = sampler.subgraph_type.value != "induced" and sampler.edge_weight is None and not sampler.disjoint
+    return plain and sampler.colptr.is_cuda
+
+
+def _is_settled(loader: NodeLoader) -> bool:
+    """True if which seeds come next does not depend on what happens meanwhile."""
+    if type(loader.batch_sampler) is not BatchSampler or type(loader.sampler) not in _SETTLED:
+        return False
+    return type(loader.dataset) is range and getattr(loader.sampler, "generator", None) is None
+
+
+def take(*sampled) -> begun.NeighborSample | None:
+    """The sample of these arguments (`begun.Begun.result`), if it was begun for the loader that asks."""
+    epoch = _current.get()
+    return None if epoch is None else epoch.take(*sampled)
+
+
+def watching(original: Callable) -> Callable:
+    """NodeLoader._get_iterator, whose iterator's next places can be seen."""
+
+    @functools.wraps(original)
+    def _get_iterator(self):
+        iterator = original(self)
+        inner = getattr(iterator, "iterator", iterator)
+        if type(inner) is _SingleProcessDataLoaderIter and _is_settled(self):
+            inner._sampler_iter = epoch = Epoch(inner._sampler_iter)
+            _epochs[self] = weakref.ref(epoch)
+        return iterator
+
+    return _get_iterator
+
+
+def beginning(original: Callable) -> Callable:
+    """NodeLoader.collate_fn, which has the next batch sampled when one is."""
+
+    @functools.wraps(original)
+    def collate_fn(self, index):
+        found = _epochs.get(self)
+        epoch = None if found is None else found()
+        if epoch is None:
+            return original(self, index)
+        token = _current.set(epoch)
+        try:
+            out = original(self, epoch.as_tensor(index))
+        finally:
+            _current.reset(token)
+        epoch.begin(self)
+        return out
+
+    return collate_fn

@@ -1,0 +1,93 @@
+"""Batches that a GPU begins before they are asked for, so that nobody waits for their sizes.
+
+A batch that was begun is the one that would be sampled when it is asked for, bit for bit, or it is dropped: of the same
+seeds, of a graph that nobody has written into, and of the random number that torch's generator gives then. To begin one
+draws nothing from that generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnnaccel.sampling import _arrays, ahead, on_cuda
+from gnnaccel.sampling._arrays import Relation
+from gnnaccel.sampling.neighbors import NeighborSample
+
+_OP = "neighbor_sample"
+_foreseen = torch.Generator()
+
+
+class Begun:
+    """A uniform sample that the GPU draws on the sampler's stream (ahead.py), made by `begin`."""
+
+    __slots__ = ("_batch", "_number", "_of", "_seeds")
+
+    def __init__(self, of: _Graph, seeds: Tensor, number: int, batch: on_cuda.Batch):
+        self._of, self._seeds, self._number, self._batch = of, seeds, number, batch
+
+    def result(
+        self, indptr: Tensor, indices: Tensor, seeds: Tensor, num_neighbors: Sequence[int], replace: bool, number: int
+    ) -> NeighborSample | None:
+        """The sample of these arguments and this random number; None if that is another. Call it within
+        `ahead.beside`. Raises as `neighbor_sample`."""
+        if number != self._number or not self._of.same(indptr, indices, num_neighbors, replace):
+            return None
+        if not torch.equal(seeds, self._seeds):
+            return None
+        node, row, col, edge, *per_hop = self._batch.result()
+        return NeighborSample(node, row, col, edge, None, *per_hop)
+
+
+class _Graph:
+    """What is sampled, but for the seeds."""
+
+    __slots__ = ("_arrays", "_how", "_versions")
+
+    def __init__(self, indptr: Tensor, indices: Tensor, num_neighbors: Sequence[int], replace: bool):
+        self._arrays, self._how = (indptr, indices), (list(num_neighbors), replace)
+        self._versions = (indptr._version, indices._version)
+
+    def same(self, indptr: Tensor, indices: Tensor, num_neighbors: Sequence[int], replace: bool) -> bool:
+        mine = self._arrays
+        if mine[0] is not indptr or mine[1] is not indices or self._how != (list(num_neighbors), replace):
+            return False
+        return self._versions == (indptr._version, indices._version)
+
+
+def begin(indptr: Tensor, indices: Tensor, seeds: Tensor, num_neighbors: Sequence[int], replace: bool) -> Begun | None:
+    """Begin a sample; None where the host would have to wait in between, and where it cannot be begun: who asks for it
+    is told why.
+
+    Parameters
+    ----------
+    indptr, indices : Tensor
+        Of a graph on the GPU, which is there for good.
+    seeds : Tensor [num_seeds], int64 or int32
+        In host memory.
+    num_neighbors : list of int
+    replace : bool
+    """
+    if indptr.is_inference() or indices.is_inference():  # of which no write can be told
+        return None
+    device = indptr.device
+    try:
+        relation, fanouts = Relation(_OP, indptr, indices, device=device), _arrays.fanouts(_OP, num_neighbors)
+        if not on_cuda.waits_once(relation, seeds.numel(), fanouts, replace, False):
+            return None
+        number = next_number()
+        with ahead.on_its_stream(device):
+            there = ahead.to_device(seeds.to(indptr.dtype), device)
+            batch = on_cuda.begin(relation, there, fanouts, replace, False, number)
+            batch.send()
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return Begun(_Graph(indptr, indices, num_neighbors, replace), seeds, number, batch)
+
+
+def next_number() -> int:
+    """What `_arrays.random_seed` draws next from torch's generator, which stays as it is."""
+    _foreseen.set_state(torch.default_generator.get_state())
+    return int(torch.empty((), dtype=torch.int64, device=_arrays.CPU).random_(generator=_foreseen))

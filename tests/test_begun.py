@@ -1,0 +1,204 @@
+"""Batches that are begun before they are asked for: those of a loader that begins none, on streams that do nothing."""
+
+import contextlib
+
+import pytest
+import torch
+
+pyg = pytest.importorskip("torch_geometric")
+from torch_geometric.data import Data  # noqa: E402
+from torch_geometric.loader import NeighborLoader  # noqa: E402
+
+from gnnaccel import pyg_backend, sampling  # noqa: E402
+from gnnaccel.pyg_backend import samplers, upcoming  # noqa: E402
+from gnnaccel.sampling import ahead, begun, on_cuda  # noqa: E402
+
+NODES = 60
+
+
+class Batch:
+    """A batch that the CPU samples where a GPU would be told to."""
+
+    def __init__(self, graph, seeds, fanouts, replace, resample, seed):
+        self._given = (graph.indptr, graph.indices, seeds, fanouts, seed)
+
+    def send(self):
+        pass
+
+    def result(self):
+        indptr, indices, seeds, fanouts, seed = self._given
+        out = sampling.neighbor_sample(indptr, indices, seeds, fanouts, seed=seed)
+        return (*out[:4], out.num_nodes_per_hop, out.num_edges_per_hop)
+
+
+@pytest.fixture(autouse=True)
+def began(monkeypatch):
+    """What was begun, and whether it was used."""
+    found = []
+
+    @contextlib.contextmanager
+    def beside(device):
+        yield []
+
+    class Noted(begun.Begun):
+        __slots__ = ("place",)
+
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.place = len(found)
+            found.append(False)
+
+        def result(self, *sampled):
+            out = super().result(*sampled)
+            found[self.place] = out is not None
+            return out
+
+    def draw(colptr, row, seed, num_neighbors, *rest):
+        out = samplers._beside_training(colptr, row, seed, num_neighbors, rest[5], {})
+        return out.row, out.col, out.node, out.edge, out.num_nodes_per_hop, out.num_edges_per_hop
+
+    monkeypatch.setattr(ahead, "beside", beside)
+    monkeypatch.setattr(ahead, "is_on", lambda: True)
+    monkeypatch.setattr(ahead, "on_its_stream", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(ahead, "to_device", lambda tensor, device: tensor)
+    monkeypatch.setattr(on_cuda, "begin", Batch)
+    monkeypatch.setattr(begun, "Begun", Noted)
+    monkeypatch.setattr(upcoming, "_is_uniform", lambda sampler: not sampler.disjoint)
+    monkeypatch.setattr(samplers._OPS.pyg, "neighbor_sample", draw)
+    pyg_backend.enable()
+    yield found
+    pyg_backend.disable()
+
+
+def loader(**options) -> NeighborLoader:
+    torch.manual_seed(1)
+    data = Data(x=torch.arange(NODES), edge_index=torch.randint(NODES, (2, 500)))
+    return NeighborLoader(data, [3, 2], batch_size=16, **options)
+
+
+def batches(given, meanwhile=lambda step: None) -> list:
+    torch.manual_seed(5)
+    out = []
+    for epoch in range(2):
+        for step, batch in enumerate(given):
+            out.append((batch.n_id, batch.edge_index, batch.e_id, batch.input_id, batch.x))
+            meanwhile(step)
+            if epoch == 0 and step == 2:
+                break  # the number drawn for a batch that nobody asks for must not be missing
+    return [tensor for batch in (*out, (torch.rand(1),)) for tensor in batch]
+
+
+def alike(got, wanted) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """The batches of a loader that begins none."""
+
+    def run(given, *args):
+        with monkeypatch.context() as context:
+            context.setattr(upcoming, "_is_settled", lambda loader: False)
+            return batches(given, *args)
+
+    return run
+
+
+OPTIONS = {
+    "in order": {},
+    "shuffled": {"shuffle": True},
+    "short ones left out": {"shuffle": True, "drop_last": True},
+    "some nodes": {"input_nodes": torch.arange(7, 50), "shuffle": True},
+    "filtered outside": {"filter_per_worker": False, "shuffle": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_batches_are_those_of_nothing_begun(name, alone, began):
+    wanted = alone(loader(**OPTIONS[name]))
+    assert not began
+    assert alike(batches(loader(**OPTIONS[name])), wanted)
+    assert len(began) - 1 <= sum(began) >= 4  # all but the one that the break has left
+
+
+def test_numbers_that_the_script_draws(alone, began):
+    wanted = alone(loader(shuffle=True), lambda step: torch.rand(3))
+    assert alike(batches(loader(shuffle=True), lambda step: torch.rand(3)), wanted)
+    assert began and not any(began)
+
+
+def test_nothing_more_is_begun_where_none_is_used(began):
+    given = loader()
+    for _ in range(3):
+        torch.rand(1)
+    many = NeighborLoader(given.data, [2], batch_size=4)
+    for _ in many:
+        torch.rand(1)
+    assert began == [False] * upcoming._MOST_MISSED
+
+
+def written(given):
+    given.node_sampler.row.zero_()
+
+
+def of_another_fanout(given):
+    given.node_sampler.num_neighbors = [1, 2]
+
+
+def of_other_seeds(given):
+    given.input_data.node.copy_(given.input_data.node.flip(0))
+
+
+@pytest.mark.parametrize("change", [written, of_another_fanout, of_other_seeds])
+def test_what_changes_before_the_next_batch(change, alone, began):
+    def meanwhile(given):
+        return lambda step: change(given) if step == 0 else None
+
+    first, second = loader(), loader()
+    wanted = alone(first, meanwhile(first))
+    assert alike(batches(second, meanwhile(second)), wanted)
+    assert began.count(False) >= 2
+
+
+class Own(torch.utils.data.Sampler):
+    def __init__(self, places):
+        self.places = places
+
+    def __iter__(self):
+        return iter(self.places)
+
+    def __len__(self):
+        return len(self.places)
+
+
+SAMPLERS = {
+    "of a user": {"sampler": Own(range(NODES))},
+    "of batches": {"batch_sampler": Own([[1, 2], [3], [4, 5]])},
+    "with a generator": {"shuffle": True, "generator": torch.Generator()},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_orders_that_are_not_settled(name, began):
+    data = Data(x=torch.arange(NODES), edge_index=torch.randint(NODES, (2, 500)))
+    options = dict(SAMPLERS[name])
+    if name != "of batches":
+        options["batch_size"] = 16
+    assert len(list(NeighborLoader(data, [3, 2], **options))) > 2
+    assert not began
+
+
+def test_two_iterators_at_once(alone, began):
+    given = loader()
+    torch.manual_seed(2)
+    pairs = list(zip(given, given, strict=True))
+    assert all(torch.equal(a.input_id, b.input_id) for a, b in pairs) and len(pairs) == 4
+    for batch in (batch for pair in pairs for batch in pair):
+        assert torch.equal(batch.x, batch.n_id)
+
+
+def test_the_next_number_is_not_drawn():
+    torch.manual_seed(7)
+    foreseen = [begun.next_number() for _ in range(2)]
+    assert foreseen == [samplers._arrays.random_seed("", None)] * 2
+    assert foreseen[0] != begun.next_number()
