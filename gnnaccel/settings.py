@@ -6,6 +6,7 @@ switched on. Imported by a Python start that only carries the flag: neither torc
 
 from __future__ import annotations
 
+import functools
 import os
 
 ON, OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
@@ -31,7 +32,8 @@ VALUES: dict[str, tuple[str, ...] | None] = {
 
 def value(name: str) -> str:
     """The variable in lower case; "" where it is not set, or not understood."""
-    return "" if complaint(name) else _said(name)
+    raw = os.environ.get(name)  # once: samplers ask for each batch
+    return "" if raw is None else _understood(name, raw)
 
 
 def is_on(name: str) -> bool:
@@ -39,14 +41,23 @@ def is_on(name: str) -> bool:
     return value(name) not in OFF
 
 
+@functools.lru_cache(maxsize=256)
+def _understood(name: str, raw: str) -> str:
+    return "" if _complaint(name, raw) else raw.strip().lower()
+
+
 def complaint(name: str) -> str | None:
     """What is wrong with the variable's value, with those that there are; None if nothing is."""
-    allowed = VALUES[name]
-    said = _said(name)
+    raw = os.environ.get(name)
+    return None if raw is None else _complaint(name, raw)
+
+
+def _complaint(name: str, raw: str) -> str | None:
+    allowed, said = VALUES[name], raw.strip().lower()
     if allowed is ANY or said in allowed or not said or ("1" in allowed and said in (*ON, *OFF)):
         return None
     expected = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
-    return f"{name}={os.environ[name]} is not understood: expected {expected}"
+    return f"{name}={raw} is not understood: expected {expected}"
 
 
 def complaints() -> list[str]:
@@ -63,7 +74,3 @@ def complaints() -> list[str]:
             meant = f"did you mean {ends[close[0]]}?" if close else f"there are {', '.join(VALUES)}"
             found.append(f"{name} is no variable of gnnaccel: {meant}")
     return [one for one in found if one]
-
-
-def _said(name: str) -> str:
-    return os.environ.get(name, "").strip().lower()

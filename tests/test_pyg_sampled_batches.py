@@ -174,3 +174,58 @@ def test_both_ways_are_pygs(ids):
     pairs = list(zip(*torch.cat([ends, ends.flip(0)], 1).tolist(), strict=True))
     last = {pair: number % 60 for number, pair in enumerate(pairs)}
     assert got[2].tolist() == [last[pair] for pair in zip(got[0].tolist(), got[1].tolist(), strict=True)]
+
+
+def attributes() -> dict:
+    """Of nodes, of edges, of neither, those that batches have, and what is named like them."""
+    return {
+        "edge_attr": torch.rand(EDGES, 2),
+        "weight": torch.rand(EDGES),
+        "mask": torch.rand(NODES) > 0.5,
+        "pos": torch.rand(NODES, 3, requires_grad=True),
+        "face": torch.randint(NODES, (3, 7)),
+        "mean": torch.rand(4),
+        "one": torch.tensor(3.0),
+        "name": "a graph",
+        "size": 3,
+    }
+
+
+OF_DATA = {
+    "plain": {},
+    "all sorts": attributes(),
+    "nodes' numbers": {"n_id": torch.arange(NODES) * 2, "e_id": torch.arange(EDGES) * 3},
+    "batches": {"batch": torch.zeros(NODES, dtype=torch.long), "batch_size": 5, "input_id": torch.arange(NODES)},
+    "as many edges as nodes": {"edge_index": torch.randint(NODES, (2, NODES)), "edge_flag": torch.arange(NODES)},
+}
+LEFT = {
+    "a list": {"words": ["a"] * NODES},
+    "numbers of nodes": {"num_nodes": NODES},
+    "an array": {"more": torch.rand(NODES).numpy()},
+}
+
+
+@pytest.mark.parametrize("name", [*OF_DATA, *LEFT])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_batch_is_what_pyg_makes_of_the_sample(name, ordered):
+    more = (OF_DATA | LEFT)[name]
+    given = data(**{key: value for key, value in more.items() if key != "edge_index"})
+    given.edge_index = more.get("edge_index", given.edge_index)
+    if ordered:
+        given.edge_index = given.edge_index[:, given.edge_index[1].argsort()]
+    loader = NeighborLoader(given, [4, 3], batch_size=8, is_sorted=ordered)
+    out = loader.node_sampler.sample_from_nodes(loader.input_data[[3, 1, 2]])
+    made = sampled_batches.collated(given, out, loader.node_sampler.edge_permutation)
+    assert (made is None) == (name in LEFT)
+    pyg_backend.disable()
+    wanted, got = loader.filter_fn(out) if name != "a list" else None, made
+    if wanted is None or got is None:
+        return
+    assert list(got._store._mapping) == list(wanted._store._mapping) and got.num_nodes == wanted.num_nodes
+    assert vars(got).keys() == vars(wanted).keys() and got._store._parent() is got and given.x.shape[0] == NODES
+    assert vars(got._store).keys() == vars(wanted._store).keys()
+    for key, value in wanted.to_dict().items():
+        same = torch.equal(got[key], value) if isinstance(value, torch.Tensor) else got[key] == value
+        assert same and type(got[key]) is type(value), key
+        if isinstance(value, torch.Tensor):
+            assert got[key].requires_grad == value.requires_grad and got[key].dtype == value.dtype, key

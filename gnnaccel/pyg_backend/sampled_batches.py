@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.sampler import NeighborSampler, SamplerOutput
 
 from gnnaccel.graph.hops import Hops
@@ -39,15 +41,18 @@ def _hops(out: Any) -> Hops | None:
     return sampled
 
 
-def noting(original: Callable) -> Callable:
-    """filter_fn() of NodeLoader and LinkLoader, which remembers of the batch's edge_index what its sampler knew."""
+def noting(original: Callable, collates: bool = False) -> Callable:
+    """filter_fn() of NodeLoader, which `collates` as `collated`, and LinkLoader, which remembers of the batch's
+    edge_index what its sampler knew."""
 
     @functools.wraps(original)
     def filter_fn(self, out):
         sampled = _hops(out)
         if sampled is None or self.transform_sampler_output is not None:
             return original(self, out)
-        batch = original(View(self, transform=None), out)
+        batch = collated(self.data, out, self.node_sampler.edge_permutation) if collates else None
+        if batch is None:
+            batch = original(View(self, transform=None), out)
         edge_index = batch.edge_index if isinstance(batch, Data) and "edge_index" in batch else None
         if type(edge_index) is Tensor:
             note_hops(edge_index, sampled)
@@ -55,6 +60,69 @@ def noting(original: Callable) -> Callable:
         return batch if self.transform is None else self.transform(batch)
 
     return filter_fn
+
+
+_CONSTANTS = (int, float, bool, str)
+
+
+def collated(data: Any, out: SamplerOutput, perm: Tensor | None) -> Data | None:
+    """The batch that NodeLoader.filter_fn() of PyG 2.8 makes of a sample, without its frames; None where it must do so.
+
+    Parameters
+    ----------
+    data : Data
+        Of plain tensors on the sample's device, and constants.
+    out : SamplerOutput
+    perm : Tensor or None
+        Numbers of the sampler's edges among those of the data.
+    """
+    node, edge, row = out.node, out.edge, out.row
+    if type(data) is not Data or type(data._store) is not GlobalStorage or type(out) is not SamplerOutput:
+        return None
+    if (
+        out.batch is not None
+        or getattr(out, "orig_row", None) is not None
+        or torch.utils.data.get_worker_info() is not None
+    ):
+        return None
+    store, device = data._store, node.device
+    given: dict[str, Any] = store._mapping
+    if (perm is not None and perm.device != device) or given.keys() & {"num_nodes", "adj", "adj_t"}:
+        return None
+    nodes, edges = node.long(), None
+    if edge is not None:
+        edges = edge.long() if perm is None else perm[edge.long()]
+    made: dict[str, Any] = {}
+    for key, value in given.items():
+        if type(value) is not Tensor:
+            if type(value) not in _CONSTANTS:
+                return None
+            made[key] = value
+        elif key == "edge_index":
+            if value.device != device:
+                return None
+            made[key] = torch.stack([row, out.col])
+        elif (of_nodes := store.is_node_attr(key)) or store.is_edge_attr(key):
+            if value.device != device:
+                return None
+            places, dim = nodes if of_nodes else edges, data.__cat_dim__(key, value, store)
+            if places is not None:
+                made[key] = torch.index_select(value, dim, places)
+        else:
+            made[key] = value
+    made.setdefault("n_id", node)
+    if edges is not None:
+        made.setdefault("e_id", edges)
+    seeds, time = out.metadata
+    more = dict(batch=None, num_sampled_nodes=out.num_sampled_nodes, num_sampled_edges=out.num_sampled_edges)
+    for key, value in (*more.items(), ("input_id", seeds), ("seed_time", time), ("batch_size", seeds.shape[0])):
+        if value is not None:
+            made[key] = value
+        else:
+            made.pop(key, None)
+    batch = copy.copy(data)
+    batch._store.__dict__["_mapping"] = made
+    return batch
 
 
 def _pin(batch: Data, edge_index: Tensor) -> None:
@@ -75,9 +143,24 @@ def moving(original: Callable) -> Callable:
         if ours and torch.device(device).type == "cuda":
             self.input_id = pinned.to(device, non_blocking=True)
             del self.__dict__[_PINNED]
+            if _is_all_on(self, self.input_id.device):
+                return self
         return original(self, device, *args, non_blocking=non_blocking)
 
     return to
+
+
+def _is_all_on(batch: Any, device: torch.device) -> bool:
+    """True for a Data of which Data.to() has nothing to move to a device."""
+    if type(batch) is not Data:
+        return False
+    for key, value in batch._store._mapping.items():
+        if type(value) is Tensor:
+            if value.device != device:
+                return False
+        elif type(value) not in _CONSTANTS and key not in ("num_sampled_nodes", "num_sampled_edges"):
+            return False
+    return True
 
 
 def both_ways(row, col, rev_row, rev_col, edge_id=None, rev_edge_id=None):

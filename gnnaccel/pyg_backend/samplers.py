@@ -359,7 +359,12 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (NeighborSampler, "_sample", _neighbor_draw, True),
     (NodeLoader, "_get_iterator", upcoming.watching, False),
     (NodeLoader, "collate_fn", lambda original: gpu_batches.wanting(upcoming.beginning(original)), False),
-    (NodeLoader, "filter_fn", lambda original: gpu_batches.filtering(sampled_batches.noting(original)), False),
+    (
+        NodeLoader,
+        "filter_fn",
+        lambda original: gpu_batches.filtering(sampled_batches.noting(original, collates=True)),
+        False,
+    ),
     (LinkLoader, "filter_fn", sampled_batches.noting, False),
     (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),

@@ -7,6 +7,7 @@ and after a few of those nothing is foreseen any more.
 
 from __future__ import annotations
 
+import array
 import contextvars
 import functools
 import weakref
@@ -34,12 +35,19 @@ _epochs: weakref.WeakKeyDictionary[NodeLoader, weakref.ref[Epoch]] = weakref.Wea
 _current: contextvars.ContextVar[Epoch | None] = contextvars.ContextVar("gnnaccel_epoch", default=None)
 
 
+class _Places:
+    """range(n) of which torch's loader takes many elements at once, which are the places of these."""
+
+    def __getitems__(self, places: list[int]) -> list[int]:
+        return places
+
+
 class Epoch:
     """What torch's loader takes the places of its batches from, of which the next can be seen before it is taken."""
 
     def __init__(self, places: Iterator[list[int]]):
         self._places, self._seen = places, list[list[int]]()
-        self._number: tuple[list[int], Tensor] | None = None
+        self._known: tuple[list[int], Tensor] | None = None
         self._begun: begun.Begun | None = None
         self._missed = 0
 
@@ -49,9 +57,9 @@ class Epoch:
     def __next__(self) -> list[int]:
         return self._seen.pop() if self._seen else next(self._places)
 
-    def as_tensor(self, places: list[int]):
-        """The places as a tensor, where they have been one."""
-        known, self._number = self._number, None
+    def as_tensor(self, places: list[int]) -> Tensor | list[int]:
+        """The places as the tensor that PyG would make of them, where that is there."""
+        known, self._known = self._known, None
         return known[1] if known is not None and known[0] == places else places
 
     def take(self, *sampled) -> begun.NeighborSample | None:
@@ -73,9 +81,10 @@ class Epoch:
             if places is None:
                 return
             self._seen.append(places)
-        self._number = self._seen[0], torch.tensor(self._seen[0], dtype=torch.long)
-        fanouts = sampler.num_neighbors.get_mapped_values()
-        seeds = given.node[self._number[1]]
+        # In a fifth of the time of torch.tensor().
+        there = torch.frombuffer(array.array("q", self._seen[0]), dtype=torch.int64)
+        self._known = self._seen[0], there
+        fanouts, seeds = sampler.num_neighbors.get_mapped_values(), given.node[there]
         self._begun = begun.begin(sampler.colptr, sampler.row, seeds, fanouts, sampler.replace)
 
 
@@ -109,6 +118,8 @@ def watching(original: Callable) -> Callable:
         inner = getattr(iterator, "iterator", iterator)
         if type(inner) is _SingleProcessDataLoaderIter and _is_settled(self):
             inner._sampler_iter = epoch = Epoch(inner._sampler_iter)
+            if getattr(self.sampler, "data_source", None) is self.dataset:  # no place beyond its end
+                inner._dataset_fetcher.dataset = _Places()
             _epochs[self] = weakref.ref(epoch)
         return iterator
 

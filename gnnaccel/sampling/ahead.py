@@ -69,10 +69,11 @@ def beside(device: torch.device, is_step: bool = True) -> Iterator[list[Tensor]]
     list: the current stream waits for it. `is_step`: a batch begins, for which the host may have to wait.
     """
     made: list[Tensor] = []
-    if not is_on():
+    most = depth()
+    if not most or torch.cuda.is_current_stream_capturing():
         yield made
         return
-    most, lane, current = depth(), _lane(device), torch.cuda.current_stream(device)
+    lane, current = _lane(device), torch.cuda.current_stream(device)
     if is_step:
         lane.steps.append(current.record_event())
     while len(lane.steps) > most:

@@ -12,9 +12,10 @@ CHOICE = "GNNACCEL_SAMPLER"
 
 
 def _chosen() -> str:
-    if complaint := settings.complaint(CHOICE):
+    chosen = settings.value(CHOICE)
+    if not chosen and (complaint := settings.complaint(CHOICE)):
         raise ValueError(f"{complaint}, or nothing for gnnaccel's samplers")
-    return settings.value(CHOICE)
+    return chosen
 
 
 def is_frameworks() -> bool:
