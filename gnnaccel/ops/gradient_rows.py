@@ -70,22 +70,26 @@ def telling(original: Callable) -> Callable:
 def _tell(roots: Sequence[Tensor]) -> list:
     """The nodes that were told."""
     order = _consumers_first([root.grad_fn for root in roots if root.grad_fn is not None])
-    now = hooks_ever()
-    ours = [node for node in order if type(node) in _nodes]
-    if not ours or any(node.hooks != now for node in ours):
+    now, any_ours = hooks_ever(), False
+    for node in order:
+        if type(node) in _nodes:
+            any_ours = True
+            if node.hooks != now:
+                return []
+    if not any_ours:
         return []
     rows = dict.fromkeys(order, 0)  # of its result that have a gradient
     for root in roots:
         if root.grad_fn in rows:
             rows[root.grad_fn] = _ALL
     told = []
-    for node in order:
+    for node, producers in order.items():
         count, reach = rows[node], _nodes.get(type(node))
         if reach is not None and count < _ALL:
             node.rows = count
             told.append(node)
-        for place, (producer, _) in enumerate(node.next_functions):
-            if producer in rows and rows[producer] < _ALL:
+        for place, (producer, _) in enumerate(producers):
+            if rows.get(producer, _ALL) < _ALL:
                 if reach is not None:
                     passed = reach(node, count) if place == 0 and count < _ALL else _ALL
                 else:
@@ -120,24 +124,29 @@ def _shape(node: Any) -> Any:
     return tuple(described[0].shape) if described else object()
 
 
-def _consumers_first(roots: Iterable[Any]) -> list:
-    """All nodes, each before those whose results it has taken; none if there are too many."""
+def _consumers_first(roots: Iterable[Any]) -> dict[Any, tuple]:
+    """All nodes that have producers, and these, each before those whose results it has taken; none if there are too
+    many."""
     order: list = []
     entered: set = set()
     for root in roots:
         if root in entered:
             continue
         entered.add(root)
-        path = [(root, iter(root.next_functions))]
+        producers = root.next_functions
+        path = [(root, producers, iter(producers))]
         while path:
-            node, producers = path[-1]
-            producer = next((p for p, _ in producers if p is not None and p not in entered), None)
-            if producer is not None:
+            node, producers, left = path[-1]
+            for producer, _ in left:
+                if producer is None or producer in entered:
+                    continue
                 entered.add(producer)
-                path.append((producer, iter(producer.next_functions)))
+                if made_of := producer.next_functions:  # not of a leaf, to which nobody has anything to tell
+                    path.append((producer, made_of, iter(made_of)))
+                    break
             else:
-                order.append(node)
+                order.append((node, producers))
                 path.pop()
-        if len(order) > _MOST:
-            return []
-    return order[::-1]
+        if len(entered) > _MOST:
+            return {}
+    return dict(reversed(order))
