@@ -61,12 +61,14 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     Left out: int32, of which torch's scatters have wrong gradients; sums whose order somebody has asked for;
     checkpoints, which have the same tensors saved by the second call; and calls that are PyG's for another reason.
     """
-    if edges.dtype != torch.int64 or edges.dim() != 2 or obstacle(conv) is not None or modes.recomputing():
+    if edges.dtype != torch.int64 or edges.dim() != 2:
         return False
     users = derived.get((edges,), USED)
-    if users is True or torch.are_deterministic_algorithms_enabled() or not _are_few(conv, edges, args, kwargs):
+    if users is True or (users is None and hops_of(edges) is not None):  # sorted, or in no need of it
         return False
-    if users is None and hops_of(edges) is not None:  # which need no sorting
+    if obstacle(conv) is not None or modes.recomputing() or torch.are_deterministic_algorithms_enabled():
+        return False
+    if not _are_few(conv, edges, args, kwargs):
         return False
     if users is None:
         derived.put((edges,), USED, {id(conv)})
