@@ -317,6 +317,9 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
     same = dict(graph=args.graph, nodes=indptr.numel() - 1, edges=indices.numel(), threads=args.threads[0])
     cells = []
 
+    def wanted(kind: str) -> bool:
+        return not args.kinds or any(kind.startswith(start) for start in args.kinds)
+
     def show(kind: str, row: dict) -> None:
         for other in ("cpu", "workers", "torch", "pinned"):
             if f"{other}_ms" in row:
@@ -329,17 +332,21 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
         show(kind, row | {"cuda_ms": row["gnnaccel_ms"], "cuda_least_ms": row["gnnaccel_least_ms"]})
 
     for dtype in (torch.int64, torch.int32):
+        if not wanted(str(dtype).removeprefix("torch.")):
+            continue
         arrays = (indptr.to(dtype), indices.to(dtype))
         there = tuple(array.cuda() for array in arrays)
         beside = {"torch": torch_ops(*there, args.fanouts)} if dtype == torch.int64 else {}
         kind = str(dtype).removeprefix("torch.")
         show_samplers(kind, ours(*there, args.fanouts), cpu=ours(*arrays, args.fanouts), **beside)
-    if (dgl := dgls(indptr, indices, args.fanouts, ours=True)) is not None:
+    dgl = dgls(indptr, indices, args.fanouts, ours=True)
+    if dgl is not None and wanted("DGL's blocks"):
         show_samplers("DGL's blocks", by_choice(dgl, "cuda"), cpu=dgl)
     for kind in ("PyG's loader", "PyG's, with training", "PyG's, trimmed, with training"):
-        show(kind, measure_loaders(indptr, indices, args, "training" in kind, "trimmed" in kind))
-    if dgl is not None:
-        for kind in ("DGL's loader", "DGL's, with training"):
+        if wanted(kind):
+            show(kind, measure_loaders(indptr, indices, args, "training" in kind, "trimmed" in kind))
+    for kind in ("DGL's loader", "DGL's, with training"):
+        if dgl is not None and wanted(kind):
             show(kind, measure_dgls_loaders(indptr, indices, args, "training" in kind))
     return cells
 
@@ -355,6 +362,7 @@ def main() -> None:
     parser.add_argument(
         "--sides", nargs="+", choices=SIDES, default=SIDES, help="loaders to measure, with --device cuda"
     )
+    parser.add_argument("--kinds", nargs="+", help="rows to measure, by how they begin, with --device cuda")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--count", type=int, default=20, help="batches")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
