@@ -23,6 +23,7 @@ With --device cuda, one row for each of
     DGL's loader    DataLoader of a graph on the GPU, of a pinned one (pinned: use_uva), and on the CPU, as PyG's;
                     features and labels are fetched
     DGL's, with training    the same, and a step of 3 SAGEConv
+Backward passes run as under the flag, on the thread that calls them (gnnaccel.engine).
 vs_ columns: times of the others over that of cuda. The GPU's batches are the CPU's, which is checked first.
 """
 
@@ -42,7 +43,7 @@ import torch
 from timing import clocks_under_load, provenance, save_table, shown
 from torch import Tensor
 
-from gnnaccel import dgl_backend, sampling
+from gnnaccel import dgl_backend, engine, sampling
 
 COLUMNS = (
     "graph", "nodes", "edges", "threads", "kind", "batch_nodes", "batch_edges", "gnnaccel_ms", "gnnaccel_least_ms",
@@ -248,6 +249,7 @@ def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool, trimme
         "workers": (data, args.workers, ""),
     }
     row: dict = {"workers": args.workers} if "workers" in args.sides else {}
+    engine.settle()  # as the flag does
     for name, (given, workers, choice) in sides.items():
         if name not in args.sides:
             continue
@@ -261,6 +263,7 @@ def measure_loaders(indptr: Tensor, indices: Tensor, args, trained: bool, trimme
         if name == "cuda":
             row |= {"batch_nodes": nodes, "batch_edges": edges}
     del os.environ["GNNACCEL_SAMPLER"]
+    engine.restore()
     pyg_backend.disable()
     return row
 
@@ -298,6 +301,7 @@ def measure_dgls_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -
         "workers": (graph(), seeds, {"num_workers": args.workers}),
     }
     row: dict = {"workers": args.workers} if "workers" in args.sides else {}
+    engine.settle()
     for name, (given, nodes, how) in sides.items():
         if name not in args.sides:
             continue
@@ -307,6 +311,7 @@ def measure_dgls_loaders(indptr: Tensor, indices: Tensor, args, trained: bool) -
         row[f"{name}_ms"], mean_nodes, mean_edges = epoch_ms(loader, args.count, of_dgl, model)
         if name == "cuda":
             row |= {"batch_nodes": mean_nodes, "batch_edges": mean_edges}
+    engine.restore()
     dgl_backend.disable()
     return row
 
