@@ -61,6 +61,7 @@ def began(monkeypatch):
     monkeypatch.setattr(ahead, "is_on", lambda: True)
     monkeypatch.setattr(ahead, "on_its_stream", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(ahead, "to_device", lambda tensor, device: tensor)
+    monkeypatch.setattr(ahead, "room", lambda count, dtype: torch.empty(count, dtype=dtype))
     monkeypatch.setattr(on_cuda, "begin", Batch)
     monkeypatch.setattr(begun, "Begun", Noted)
     monkeypatch.setattr(upcoming, "_is_uniform", lambda sampler: not sampler.disjoint)
@@ -110,6 +111,7 @@ OPTIONS = {
     "short ones left out": {"shuffle": True, "drop_last": True},
     "some nodes": {"input_nodes": torch.arange(7, 50), "shuffle": True},
     "filtered outside": {"filter_per_worker": False, "shuffle": True},
+    "of one rank": {"sampler": torch.utils.data.DistributedSampler(range(NODES), num_replicas=1, rank=0)},
 }
 
 

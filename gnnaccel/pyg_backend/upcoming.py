@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -28,7 +29,7 @@ from torch_geometric.sampler import NeighborSampler
 
 from gnnaccel.sampling import ahead, begun
 
-_SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _MOST_MISSED = 3
 _epochs: weakref.WeakKeyDictionary[NodeLoader, weakref.ref[Epoch]] = weakref.WeakKeyDictionary()
 # That of the loader whose sampler is asked.
@@ -49,6 +50,8 @@ class Epoch:
         self._places, self._seen = places, list[list[int]]()
         self._known: tuple[list[int], Tensor] | None = None
         self._begun: begun.Begun | None = None
+        self._plan: begun.Plan | None = None
+        self._room: Tensor | None = None  # for seeds, where no GPU reads it
         self._missed = 0
 
     def __iter__(self) -> Epoch:
@@ -60,7 +63,7 @@ class Epoch:
     def as_tensor(self, places: list[int]) -> Tensor | list[int]:
         """The places as the tensor that PyG would make of them, where that is there."""
         known, self._known = self._known, None
-        return known[1] if known is not None and known[0] == places else places
+        return known[1] if known is not None and (known[0] is places or known[0] == places) else places
 
     def take(self, *sampled) -> begun.NeighborSample | None:
         """`Begun.result` of what was begun, if that is wanted."""
@@ -68,12 +71,17 @@ class Epoch:
         if now is None:
             return None
         out = now.result(*sampled)
-        self._missed = 0 if out is not None else self._missed + 1
+        if out is None:
+            self._room, self._missed = None, self._missed + 1  # which a GPU may still be reading
+        else:
+            self._missed = 0
         return out
 
     def begin(self, loader: NodeLoader) -> None:
         """Have the batch after this one sampled."""
         sampler, given = loader.node_sampler, loader.input_data
+        if self._begun is not None:  # which nobody has asked for
+            self._begun = self._room = None
         if self._missed >= _MOST_MISSED or not _is_uniform(sampler) or given.time is not None or not ahead.is_on():
             return
         if not self._seen:
@@ -84,8 +92,16 @@ class Epoch:
         # In a fifth of the time of torch.tensor().
         there = torch.frombuffer(array.array("q", self._seen[0]), dtype=torch.int64)
         self._known = self._seen[0], there
-        fanouts, seeds = sampler.num_neighbors.get_mapped_values(), given.node[there]
-        self._begun = begun.begin(sampler.colptr, sampler.row, seeds, fanouts, sampler.replace)
+        node, count = given.node, len(self._seen[0])
+        if self._room is None or self._room.shape[0] != count or self._room.dtype != node.dtype:
+            self._room = ahead.room(count, node.dtype)
+        seeds = torch.index_select(node, 0, there, out=self._room)
+        fanouts = sampler.num_neighbors.get_mapped_values()
+        self._begun = begun.begin(sampler.colptr, sampler.row, seeds, fanouts, sampler.replace, self._plan)
+        if self._begun is None:
+            self._room = None
+        else:
+            self._plan = self._begun.plan
 
 
 def _is_uniform(sampler) -> bool:

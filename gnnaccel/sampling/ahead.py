@@ -44,6 +44,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def room(count: int, dtype: torch.dtype) -> Tensor:
+    """Host memory that a GPU copies from while the host goes on."""
+    return torch.empty(count, dtype=dtype, pin_memory=True)
+
+
 def _lane(device: torch.device) -> _Lane:
     lane = _lanes.get(device)
     if lane is None:

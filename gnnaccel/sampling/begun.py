@@ -20,44 +20,59 @@ _OP = "neighbor_sample"
 _foreseen = torch.Generator()
 
 
+class Plan:
+    """What is sampled, but for the seeds: it stays the same over an epoch."""
+
+    __slots__ = ("_arrays", "_how", "_versions", "fanouts", "relation", "waits_once")
+
+    def __init__(self, indptr: Tensor, indices: Tensor, num_seeds: int, num_neighbors: Sequence[int], replace: bool):
+        self._arrays, self._how = (indptr, indices), (num_seeds, list(num_neighbors), replace)
+        self._versions = (indptr._version, indices._version)
+        self.relation = Relation(_OP, indptr, indices, device=indptr.device)
+        self.fanouts = _arrays.fanouts(_OP, num_neighbors)
+        self.waits_once = on_cuda.waits_once(self.relation, num_seeds, self.fanouts, replace, False)
+
+    def fits(
+        self, indptr: Tensor, indices: Tensor, num_seeds: int, num_neighbors: Sequence[int], replace: bool
+    ) -> bool:
+        """True if it is of these, which nobody has written into since."""
+        mine = self._arrays
+        if mine[0] is not indptr or mine[1] is not indices or self._how != (num_seeds, list(num_neighbors), replace):
+            return False
+        return self._versions == (indptr._version, indices._version)
+
+
 class Begun:
-    """A uniform sample that the GPU draws on the sampler's stream (ahead.py), made by `begin`."""
+    """A uniform sample that the GPU draws on the sampler's stream (ahead.py), made by `begin`.
 
-    __slots__ = ("_batch", "_number", "_of", "_seeds")
+    plan : Plan
+    """
 
-    def __init__(self, of: _Graph, seeds: Tensor, number: int, batch: on_cuda.Batch):
-        self._of, self._seeds, self._number, self._batch = of, seeds, number, batch
+    __slots__ = ("_batch", "_number", "_seeds", "plan")
+
+    def __init__(self, plan: Plan, seeds: Tensor, number: int, batch: on_cuda.Batch):
+        self.plan, self._seeds, self._number, self._batch = plan, seeds, number, batch
 
     def result(
         self, indptr: Tensor, indices: Tensor, seeds: Tensor, num_neighbors: Sequence[int], replace: bool, number: int
     ) -> NeighborSample | None:
         """The sample of these arguments and this random number; None if that is another. Call it within
         `ahead.beside`. Raises as `neighbor_sample`."""
-        if number != self._number or not self._of.same(indptr, indices, num_neighbors, replace):
-            return None
-        if not torch.equal(seeds, self._seeds):
+        fits = self.plan.fits(indptr, indices, seeds.numel(), num_neighbors, replace)
+        if number != self._number or not fits or not torch.equal(seeds, self._seeds):
             return None
         node, row, col, edge, *per_hop = self._batch.result()
         return NeighborSample(node, row, col, edge, None, *per_hop)
 
 
-class _Graph:
-    """What is sampled, but for the seeds."""
-
-    __slots__ = ("_arrays", "_how", "_versions")
-
-    def __init__(self, indptr: Tensor, indices: Tensor, num_neighbors: Sequence[int], replace: bool):
-        self._arrays, self._how = (indptr, indices), (list(num_neighbors), replace)
-        self._versions = (indptr._version, indices._version)
-
-    def same(self, indptr: Tensor, indices: Tensor, num_neighbors: Sequence[int], replace: bool) -> bool:
-        mine = self._arrays
-        if mine[0] is not indptr or mine[1] is not indices or self._how != (list(num_neighbors), replace):
-            return False
-        return self._versions == (indptr._version, indices._version)
-
-
-def begin(indptr: Tensor, indices: Tensor, seeds: Tensor, num_neighbors: Sequence[int], replace: bool) -> Begun | None:
+def begin(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    num_neighbors: Sequence[int],
+    replace: bool,
+    like: Plan | None = None,
+) -> Begun | None:
     """Begin a sample; None where the host would have to wait in between, and where it cannot be begun: who asks for it
     is told why.
 
@@ -66,25 +81,29 @@ def begin(indptr: Tensor, indices: Tensor, seeds: Tensor, num_neighbors: Sequenc
     indptr, indices : Tensor
         Of a graph on the GPU, which is there for good.
     seeds : Tensor [num_seeds], int64 or int32
-        In host memory.
+        In host memory; if it is pinned, not to be written into before there is a result.
     num_neighbors : list of int
     replace : bool
+    like : Plan, optional
+        Of a batch before, which is looked at first.
     """
     if indptr.is_inference() or indices.is_inference():  # of which no write can be told
         return None
-    device = indptr.device
+    device, count = indptr.device, seeds.numel()
     try:
-        relation, fanouts = Relation(_OP, indptr, indices, device=device), _arrays.fanouts(_OP, num_neighbors)
-        if not on_cuda.waits_once(relation, seeds.numel(), fanouts, replace, False):
+        plan = like if like is not None and like.fits(indptr, indices, count, num_neighbors, replace) else None
+        if plan is None:
+            plan = Plan(indptr, indices, count, num_neighbors, replace)
+        if not plan.waits_once:
             return None
         number = next_number()
         with ahead.on_its_stream(device):
             there = ahead.to_device(seeds.to(indptr.dtype), device)
-            batch = on_cuda.begin(relation, there, fanouts, replace, False, number)
+            batch = on_cuda.begin(plan.relation, there, plan.fanouts, replace, False, number)
             batch.send()
     except (RuntimeError, TypeError, ValueError):
         return None
-    return Begun(_Graph(indptr, indices, num_neighbors, replace), seeds, number, batch)
+    return Begun(plan, seeds, number, batch)
 
 
 def next_number() -> int:
