@@ -55,6 +55,7 @@ CUDA_COLUMNS = (
     "cpu_least_ms", "workers", "workers_ms", "torch_ms", "torch_edges", "pinned_ms", "vs_cpu", "vs_workers", "vs_torch",
 )  # fmt: skip
 SIDES = ("cuda", "pinned", "cpu", "workers")
+WARM_UP = 10  # batches of a loader
 Sampler = Callable[[Tensor], tuple[int, int]]  # seeds -> nodes and edges of the batch
 
 
@@ -199,7 +200,7 @@ def epoch_ms(loader, count: int, take: Callable, model=None) -> tuple[float, int
     nodes = edges = done = 0
     start = time.perf_counter()
     for number, batch in enumerate(loader):
-        if number == 3:  # what is made once is there, and workers are at work
+        if number == WARM_UP:  # what is made once is there, blocks of memory too, and workers are at work
             torch.cuda.synchronize()
             start = time.perf_counter()
         *sizes, out, labels = take(batch, model)
@@ -208,7 +209,7 @@ def epoch_ms(loader, count: int, take: Callable, model=None) -> tuple[float, int
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        if number >= 3:
+        if number >= WARM_UP:
             nodes, edges, done = nodes + sizes[0], edges + sizes[1], done + 1
         if done == count:
             break
