@@ -94,7 +94,11 @@ class Epoch:
         self._known = self._seen[0], there
         node, count = given.node, len(self._seen[0])
         if self._room is None or self._room.shape[0] != count or self._room.dtype != node.dtype:
-            self._room = ahead.room(count, node.dtype)
+            try:
+                self._room = ahead.room(count, node.dtype)
+            except RuntimeError:  # no more memory can be pinned, as whoever asks for the batch is told
+                self._room = None
+                return
         seeds = torch.index_select(node, 0, there, out=self._room)
         fanouts = sampler.num_neighbors.get_mapped_values()
         self._begun = begun.begin(sampler.colptr, sampler.row, seeds, fanouts, sampler.replace, self._plan)
