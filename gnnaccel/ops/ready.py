@@ -236,8 +236,8 @@ class Ready:
         """The graph for the ops; with its transposed one if a kernel reads `both`."""
         return self.arrays
 
-    def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient of x of any kind of gradient."""
+    def gradient(self, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        """The gradient of x of any kind of gradient, a new tensor."""
         usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
             return self.backward(grad)
@@ -282,15 +282,15 @@ class Once:
         lib.launch("spmm", self._device, self._csr, unlisted, (x.data_ptr(), feats, 1), edges, *result)
         return out
 
-    def gradient(self, grad: Tensor) -> Tensor:
-        """That of x of any kind of gradient."""
+    def gradient(self, grad: Tensor, into: Tensor | None = None) -> Tensor:
+        """That of x of any kind of gradient. `into`: where it may be put, contiguous, of its shape and dtype."""
         if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
-            found = self.transposed(grad.contiguous())
+            found = self.transposed(grad.contiguous(), into=into)
             if found is not None:
                 return found
         return self._form.gradient(self.structure(True), grad, *self.scales)
 
-    def transposed(self, grad: Tensor, weight: Tensor | None = None) -> Tensor | None:
+    def transposed(self, grad: Tensor, weight: Tensor | None = None, into: Tensor | None = None) -> Tensor | None:
         """The gradient of x; None where a kernel does not take these. The matrix is transposed in the same call, which
         takes less than to make a Graph of it."""
         if not self.reads(grad) or not (weight is None or self.reads(weight)) or grad.data_ptr() % 16:
@@ -304,7 +304,7 @@ class Once:
             epilogue = (0, self._tensors[0].data_ptr(), 0, 0, False)
         if epilogue and scales_first(self._tensors[1].shape[0], self._num_rows, grad):
             return None
-        out = grad.new_empty(self._num_cols, feats)
+        out = grad.new_empty(self._num_cols, feats) if into is None else into
         edges = 0 if weight is None else weight.data_ptr()
         given = (grad.data_ptr(), edges, out.data_ptr(), feats, self._dtype, epilogue)
         lib.launch("spmm_transposed", self._device, self._csr, *given)

@@ -53,12 +53,12 @@ def _sums(graph: Graph, x: Tensor, reduce: str) -> Tensor:
     return spmm(graph, x, reduce=reduce) if call is None else call.forward(x, None)
 
 
-def _gradient_of_sums(graph: Graph, x: Tensor, reduce: str, grad: Tensor) -> Tensor:
-    """That of x [num_cols, F]."""
+def _gradient_of_sums(graph: Graph, x: Tensor, reduce: str, grad: Tensor, into: Tensor | None = None) -> Tensor:
+    """That of x [num_cols, F]; `into`, which may be where it is put, or a new tensor."""
     if not torch.is_grad_enabled():
         call = ready.call_of(graph, x, FORMS[reduce], None, None, None, True)
         if call is not None:
-            return call.gradient(grad)
+            return call.gradient(grad, into)
     return FORMS[reduce].gradient(arrays_of(graph, True, x, sums=True), grad, None, None)
 
 
@@ -93,17 +93,21 @@ class _SumMapped(torch.autograd.Function):
             sums = spmm(some, sources, reduce=ctx.reduce) if again else sums[: some.num_rows]
             grad_weight = of_some.t().mm(sums)
         if of_x:
-            part = _gradient_of_sums(some, sources, ctx.reduce, of_some.mm(weight))
+            into = None
+            if not again and hop <= last:
+                grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+                into = grad_x[: some.num_cols]
+            part = _gradient_of_sums(some, sources, ctx.reduce, of_some.mm(weight), into)
             if again:
                 grad_x = grad.mm(own_weight) + F.pad(part, (0, 0, 0, x.shape[0] - part.shape[0]))
             elif hop > last:
                 grad_x = grad.mm(own_weight)
                 grad_x[: part.shape[0]] += part
             else:
-                part[: grad.shape[0]].addmm_(grad, own_weight)
-                grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-                grad_x[: part.shape[0]] = part
-                grad_x[part.shape[0] :] = 0
+                if part is not into:
+                    into.copy_(part)
+                into[: grad.shape[0]].addmm_(grad, own_weight)
+                grad_x[some.num_cols :] = 0
         grad_bias = grad.sum(0) if of_bias else None
         return grad_x, grad_weight, grad_bias, grad.t().mm(x[: grad.shape[0]]), None, None
 
