@@ -46,7 +46,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def room(count: int, dtype: torch.dtype) -> Tensor:
     """Host memory that a GPU copies from while the host goes on."""
-    return torch.empty(count, dtype=dtype, pin_memory=True)
+    return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def _lane(device: torch.device) -> _Lane:

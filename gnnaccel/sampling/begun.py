@@ -17,7 +17,7 @@ from gnnaccel.sampling._arrays import Relation
 from gnnaccel.sampling.neighbors import NeighborSample
 
 _OP = "neighbor_sample"
-_foreseen = torch.Generator()
+_foreseen = torch.Generator("cpu")
 
 
 class Plan:

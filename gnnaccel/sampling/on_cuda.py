@@ -171,7 +171,7 @@ class Batch:
     def send(self) -> None:
         """Have the GPU send the sizes to the host as soon as it has them: `result` waits for no more than that, and not
         for what is launched in between."""
-        sizes = torch.empty(self.state.shape, dtype=torch.int64, pin_memory=True)
+        sizes = torch.empty(self.state.shape, dtype=torch.int64, device="cpu", pin_memory=True)
         sizes.copy_(self.state, non_blocking=True)
         self._sent = sizes, torch.cuda.current_stream(self.state.device).record_event()
 
