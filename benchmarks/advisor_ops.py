@@ -100,7 +100,7 @@ def give(graph: Graph, plan: Plan) -> None:
         arrangement = plan.arrangement if schedule.of(part).order is not None else Arrangement.LENGTH
         work = worklist.build(part, plan._replace(arrangement=arrangement), schedule.of(part).order)
         schedule.of(part).lists = dict.fromkeys(worklist.LANES, work)
-        schedule.of(part).groups = {}
+        schedule.of(part).sums = {}
 
 
 def measure(graph: Graph, name: str, width: int, budget_ms: float, each: bool) -> list[dict]:
@@ -109,7 +109,7 @@ def measure(graph: Graph, name: str, width: int, budget_ms: float, each: bool) -
     op, given = OPS[name](graph, width)
     ways = calls(name, op, given)
     parts = (graph, graph.transposed)
-    rule = [(schedule.of(part).lists, schedule.of(part).groups) for part in parts]
+    rule = [(schedule.of(part).lists, schedule.of(part).sums) for part in parts]
     plan = schedule.of(graph).plan(graph, given[0].element_size() * width, sums=False)
 
     def times() -> dict[str, float]:
@@ -125,7 +125,7 @@ def measure(graph: Graph, name: str, width: int, budget_ms: float, each: bool) -
             if each:
                 print(f"  {way} {tried.arrangement.name.lower()} cap {tried.cap}: {ms:.4g} ms")
     for part, (lists, groups) in zip(parts, rule, strict=True):
-        schedule.of(part).lists, schedule.of(part).groups = lists, groups
+        schedule.of(part).lists, schedule.of(part).sums = lists, groups
     rule_ms = {way: min(ms, rule_ms[way]) for way, ms in times().items()}
     rows = []
     for way, by_plan in found.items():

@@ -54,7 +54,7 @@ def calls(graph: Graph, heads: int, width: int) -> dict[str, Callable[[], object
 def measure(graph: Graph, heads: int, width: int, budget_ms: float) -> list[dict]:
     turned = graph.transposed
     plain = Graph(turned.indptr, turned.indices, None, turned.num_cols)
-    schedule.of(plain).lists, schedule.of(plain).groups = schedule.of(turned).lists, schedule.of(turned).groups
+    schedule.of(plain).lists, schedule.of(plain).sums = schedule.of(turned).lists, schedule.of(turned).sums
     most, rows = _edge_order.MOST_BYTES, []
     for (op, call), floor in zip(calls(turned, heads, width).items(), calls(plain, heads, width).values(), strict=True):
         row = dict(op=op, heads=heads, width=width)

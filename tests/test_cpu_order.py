@@ -13,7 +13,7 @@ from gnnaccel import ops, schedule
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _edge_order
-from gnnaccel.planning import tune
+from gnnaccel.planning import orders
 from gnnaccel.schedule import worklist
 
 pipeline = importlib.import_module("gnnaccel.planning.prepare")  # the package has a function of that name
@@ -134,7 +134,7 @@ def test_compiled():
 
 @pytest.mark.parametrize("method", [True, "communities", "rcm", "degree"])
 def test_prepare(method, monkeypatch):
-    monkeypatch.setattr(tune, "_PAYS", 1e9)  # all that is measured is faster
+    monkeypatch.setattr(orders, "PAYS", 1e9)  # all that is measured is faster
     monkeypatch.setattr(pipeline, "_MEASURE_MS", 20.0)
     one = planted()
     x = torch.randn(one.num_cols, 8)
@@ -152,19 +152,19 @@ def test_prepare(method, monkeypatch):
 
 
 def test_nothing_is_kept_that_serves_nothing(monkeypatch):
-    monkeypatch.setattr(tune, "_PAYS", 0.0)
+    monkeypatch.setattr(orders, "PAYS", 0.0)
     one = planted()
     plain = gnnaccel.prepare(planted())
     done = gnnaccel.prepare(one, reorder="degree", num_feats=(16,))
     assert done.steps[-1] == "measured: this order is no faster"
-    orders = [schedule.of(part).order for part in (one, one.transposed)]
-    assert done.workspace_bytes == plain.workspace_bytes + sum(o.numel() * o.element_size() for o in orders)
+    found = [schedule.of(part).order for part in (one, one.transposed)]
+    assert done.workspace_bytes == plain.workspace_bytes + sum(o.numel() * o.element_size() for o in found)
     assert schedule.ordered(one) is None and schedule.work_list(one, 64) is None
 
 
 def test_no_time_left(monkeypatch):
     """One width is timed however long it takes, the others are served as given until they are."""
-    monkeypatch.setattr(tune, "_PAYS", 1e9)
+    monkeypatch.setattr(orders, "PAYS", 1e9)
     monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e-6)
     one = graph()
     step = gnnaccel.prepare(one, reorder="degree", num_feats=(16, 64)).steps[-1]
@@ -181,7 +181,7 @@ def test_no_memory_to_time(monkeypatch):
 
     one = graph()
     with monkeypatch.context() as patch:
-        patch.setattr(tune.torch, "zeros", refused)
+        patch.setattr(orders.torch, "zeros", refused)
         step = gnnaccel.prepare(one, reorder="degree", num_feats=(16,)).steps[-1]
     assert step == "measured: this order is no faster, not timed with 16" and schedule.work_list(one, 4 * 16) is None
 
@@ -189,7 +189,7 @@ def test_no_memory_to_time(monkeypatch):
 @pytest.mark.parametrize("turned", [True, False])
 def test_an_order_of_one_direction_alone(turned, monkeypatch):
     """Rows with communities whose sources are drawn from all, or the reverse."""
-    monkeypatch.setattr(tune, "_PAYS", 1e9)
+    monkeypatch.setattr(orders, "PAYS", 1e9)
     nodes, edges, generator = 20_000, 600_000, torch.Generator().manual_seed(0)
     source = torch.randint(nodes, (edges,), generator=generator)
     target = source // 20 * 20 + torch.randint(20, (edges,), generator=generator)
@@ -212,7 +212,7 @@ def test_an_order_of_one_direction_alone(turned, monkeypatch):
 
 @pytest.mark.parametrize("default", [torch.float16, torch.float64, torch.device("meta")], ids=str)
 def test_whatever_torchs_defaults_are(default, monkeypatch):
-    monkeypatch.setattr(tune, "_PAYS", 1e9)
+    monkeypatch.setattr(orders, "PAYS", 1e9)
     one, dtype = graph(), torch.get_default_dtype()
     torch.set_default_device(default) if isinstance(default, torch.device) else torch.set_default_dtype(default)
     try:
@@ -238,8 +238,8 @@ def test_measuring_decides_by_features(monkeypatch):
         nonlocal now
         now += 1.0 if arrays.order is None else 2.0 if x.shape[1] == 64 else 0.5
 
-    monkeypatch.setattr(tune, "spmm_op", timed)
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(orders, "spmm_op", timed)
+    monkeypatch.setattr(orders.time, "perf_counter", lambda: now)
     monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e6)
     done = gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64))
     assert done.steps[-1] == "measured: this order is faster with 16 features"
@@ -292,11 +292,11 @@ def test_an_order_that_is_faster_by_chance_is_dropped(name, monkeypatch):
     given, ordered, serves = CALLS[name]
     seconds = iter([5.0, 5.0, *(x for pair in zip(given, ordered, strict=True) for x in pair)])
     clock = [0.0]
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(tune, "spmm_op", lambda *_: clock.__setitem__(0, clock[0] + next(seconds)))
+    monkeypatch.setattr(orders.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(orders, "spmm_op", lambda *_: clock.__setitem__(0, clock[0] + next(seconds)))
     one = graph()
     work = schedule.of(one)
     work.order, work.order_name = torch.randperm(one.num_rows), "chance"
     # The budget ends with the last pair of calls.
     budget_ms = 1e3 * (10 + sum(given) + sum(ordered)) - 1
-    assert tune._faster_in_order(one, (16,), budget_ms) == {worklist.lanes_of(64): serves}
+    assert orders._faster_in_order(one, (16,), budget_ms) == {worklist.lanes_of(64): serves}

@@ -11,6 +11,7 @@ import torch
 from gnnaccel import schedule
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
+from gnnaccel.planning import orders
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import PIECE_RUN, Arrangement, Kernel, Plan
 
@@ -188,3 +189,82 @@ def test_a_graph_inherits_lists_for_its_own_rows():
     assert torch.equal(made.items, want.items)
     walked = sorted(k for item in made.items.tolist() for k in nonzeros_of(item, made.steps))
     assert walked == list(range(heir.nnz))
+
+
+def ordered_graph() -> Graph:
+    """A graph whose rows `prepare` is taken to have found an order of, with lists of it by rule."""
+    torch.manual_seed(0)
+    graph = graph_of(torch.randint(1, 9, (600,)).tolist())
+    work = schedule.of(graph)
+    work.order, work.order_name, work._order_sought = torch.randperm(600), "communities", True
+    work.build_all(graph)
+    return graph
+
+
+# What sums, maxima and inner products take in the order found, of the time as given -> by which list sums and all else
+# go, and what is said.
+FASTER = "this order is faster with 16 64 features"
+NO_FASTER = "this order is no faster"
+RATIOS = {
+    "all faster": ((0.5, 0.9, 0.9), "found", "found", FASTER),
+    "sums": ((0.9, 0.99, 0.98), "found", "given", FASTER),
+    "all but inner products": ((0.9, 0.8, 1.01), "found", "given", FASTER),
+    "inner products": ((0.98, 1.0, 0.9), "given", "found", NO_FASTER),
+    "none": ((1.1, 1.2, 1.0), "given", "given", NO_FASTER),
+    "by noise": ((0.98, 0.98, 0.98), "given", "given", NO_FASTER),
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_orders_on_cuda_serve_what_is_faster(name, monkeypatch):
+    ratios, sums, rows, said = RATIOS[name]
+    monkeypatch.setattr(orders, "_compared", lambda *_: ratios)
+    graph, given = ordered_graph(), graph_of([])
+    work = schedule.of(graph)
+    found = {lanes: (work.sums.get(lanes, list_), list_) for lanes, list_ in work.lists.items()}
+    orders._serve_faster_lists(graph, None, (16, 64), 1e6)
+    assert orders._said(graph, (16, 64)) == said
+    given = Graph(graph.indptr, graph.indices, None, graph.num_cols)
+    for lanes in worklist.LANES:
+        row_bytes = 16 * lanes
+        want_rows = schedule.of(given).build(given, lanes)
+        want = (schedule.of(given).sums.get(lanes, want_rows), want_rows)
+        for of_sums, served in ((True, sums), (False, rows)):
+            now = work.on_cuda(graph, row_bytes, of_sums)
+            if served == "found":
+                assert now is found[lanes][not of_sums]
+            else:
+                expected = want[not of_sums]
+                assert now.plan == expected.plan and all(map(torch.equal, now[:3], expected[:3]))
+    monkeypatch.setattr(orders, "_compared", None)  # known by now
+    orders._serve_faster_lists(graph, None, (16, 64), 1e6)
+    like = ordered_graph()
+    orders._serve_faster_lists(like, graph, (16, 64), 1e6)
+    for lanes in worklist.LANES:
+        for of_sums in (True, False):
+            assert schedule.of(like).on_cuda(like, 16 * lanes, of_sums) is work.on_cuda(graph, 16 * lanes, of_sums)
+
+
+def test_orders_without_time_keep_what_the_rule_says(monkeypatch):
+    monkeypatch.setattr(orders, "_compared", lambda *_: (1.0, 1.0, 1.0))
+    graph = ordered_graph()
+    lists = schedule.of(graph).on_cuda(graph, 256, True)
+    orders._serve_faster_lists(graph, None, (16, 64), 0)
+    assert orders._said(graph, (16, 64)) == "this order is no faster, not timed with 64"
+    assert schedule.of(graph).on_cuda(graph, 256, True) is lists
+
+
+def test_calls_by_two_lists_are_timed_in_turns(monkeypatch):
+    order = []
+
+    def call_times(run, calls):
+        for _ in range(calls):
+            run()
+        return [1.0, 2.0] * (calls // 2)
+
+    monkeypatch.setattr(orders, "call_times", call_times)
+    graph = ordered_graph()
+    plain = orders.arrays_of(graph, False, listed=False)
+    lists = [schedule.of(graph).lists[lanes] for lanes in (4, 64)]
+    assert orders._ratio(plain, lists, lambda arrays: order.append(arrays.plan)) == 0.5
+    assert order[:4] == [lists[0].code, lists[1].code] * 2 and len(order) > 8

@@ -13,7 +13,7 @@ from gnnaccel import schedule, tiles
 from gnnaccel.graph import modes, store
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
-from gnnaccel.planning import plans, tune
+from gnnaccel.planning import orders, plans, tune
 from gnnaccel.planning.tune import Tuned
 from gnnaccel.tiles import METHODS, Tiles
 
@@ -84,8 +84,11 @@ def prepare(
             steps.append(_order_step(graph, rows))
         if graph.indptr.is_cuda:
             steps.append("work lists")
-        elif any(schedule.of(part).reordered for part in parts):
-            steps.append(f"measured: {tune.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
+        # In deterministic mode CUDA keeps what the rules say: lists cut rows in different places. On the CPU all orders
+        # give the same bits.
+        by_rule = graph.indptr.is_cuda and (mode == "measure" or torch.are_deterministic_algorithms_enabled())
+        if not by_rule and any(schedule.of(part).reordered for part in parts):
+            steps.append(f"measured: {orders.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
     translated = [part for part in parts if method == "tiled" or (method == "auto" and tiles.serve(part))]
     if translated:
         arrays += [a for part in translated for a in tiles.of(part).arrays()]

@@ -27,7 +27,7 @@ from gnnaccel.schedule.rules import groups_of
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
 
 MODES = ("heuristic", "measure", "off")
-_PAYS = 0.97  # of the time of what is there: less is noise
+PAYS = 0.97  # of the time of what is there: less is noise
 _CALLS, _FEW_CALLS, _LONG_MS = 5, 2, 5.0  # the median of which is a plan's time; of calls that take long
 _HEAD_START = 200_000  # cycles that the device spins while the host queues a call
 _CAPS = (32, 2048)
@@ -125,9 +125,9 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, by_
             search.time(plan)
     if not groups_first and graph.nnz <= _GROUPS_NNZ:
         _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
-    best = search.best if search.best_ms <= _PAYS * listed_ms else first
+    best = search.best if search.best_ms <= PAYS * listed_ms else first
     best_ms = min(search.best_ms, tiled_ms)
-    if by_tiles and best_ms <= _PAYS * model_ms:
+    if by_tiles and best_ms <= PAYS * model_ms:
         tiled = tiled_ms < search.best_ms
     tried = len(search.times) + by_tiles
     return Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
@@ -141,72 +141,6 @@ def measure_each(graph: Graph, widths: Sequence[int], *, budget_ms: float, by_ti
         left_ms = (deadline - time.perf_counter()) * 1e3 / (len(widths) - i)
         found.append(measure(graph, width, budget_ms=left_ms, by_tiles=by_tiles))
     return found
-
-
-def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> str:
-    """On the CPU: find out for which of `widths` sums over `parts` are faster in the orders that `prepare` found.
-
-    Those are served so from now on, all others as given. What was found before stays. Widths for which there is no time
-    or no memory are not timed; the first of a graph gets its time all the same.
-
-    Returns
-    -------
-    str
-        What was found of each of `parts`.
-    """
-    found: list[tuple[Graph, str]] = []
-    for part in parts:
-        twin = next((other for other, _ in found if schedule.of(other).order is schedule.of(part).order), None)
-        if twin is not None:  # a symmetric graph, whose transposed has the same rows
-            schedule.of(part).adopt_order(part, dict(schedule.of(twin).faster))
-        elif schedule.of(part).order is not None:
-            schedule.of(part).adopt_order(part, _faster_in_order(part, widths, budget_ms / len(parts)))
-        found.append((part, _said(part, widths)))
-    texts = list(dict.fromkeys(text for _, text in found))
-    return texts[0] if len(texts) == 1 else f"{texts[0]}; transposed: {texts[1]}"
-
-
-def _said(graph: Graph, widths: Sequence[int]) -> str:
-    if schedule.of(graph).order is None:
-        return "as given"
-
-    def those(verdict: bool | None) -> str:
-        return " ".join(str(width) for width in widths if schedule.of(graph).faster.get(lanes_of(4 * width)) is verdict)
-
-    faster, untimed = those(True), those(None)
-    said = f"this order is faster with {faster} features" if faster else "this order is no faster"
-    return said + (f", not timed with {untimed}" if untimed else "")
-
-
-def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> dict[int, bool]:
-    """`Work.faster` with as many of `widths` as there is time for. Calls in turn, as others may use the CPU too."""
-    faster = dict(schedule.of(graph).faster)
-    new = {lanes_of(4 * width): width for width in widths if lanes_of(4 * width) not in faster}
-    if not new:
-        return faster
-    given = arrays_of(graph, False, listed=False)
-    ways = (given, given.ordered(schedule.of(graph).in_order(graph)))
-    start = time.perf_counter()
-    for i, (lanes, width) in enumerate(new.items(), 1):
-        times: tuple[list[float], list[float]] = ([], [])
-        until = start + budget_ms / 1e3 * i / len(new)
-        try:
-            x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
-            while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < until):
-                for arrays, way in zip(ways, times, strict=True):
-                    begin = time.perf_counter()
-                    spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0)
-                    way.append(time.perf_counter() - begin)
-        except RuntimeError as error:  # what torch raises on the CPU
-            if "allocate memory" not in str(error):
-                raise
-            break
-        given_ones, ordered_ones = (way[1:] for way in times)  # the first reads what is in no cache yet
-        # Both, as on a busy machine one of them alone finds now and then what is not there.
-        faster[lanes] = all(of(ordered_ones) < _PAYS * of(given_ones) for of in (min, statistics.median))
-        if time.perf_counter() >= start + budget_ms / 1e3:
-            break
-    return faster
 
 
 def adopt(graph: Graph, found: Tuned) -> None:
@@ -255,11 +189,11 @@ class _Search:
 
 def _time_ms(function: Callable[[], object]) -> float:
     """Median device time of a call."""
-    first = _call_times(function, 1)[0]  # also warms up
-    return statistics.median_low(_call_times(function, _FEW_CALLS if first > _LONG_MS else _CALLS))
+    first = call_times(function, 1)[0]  # also warms up
+    return statistics.median_low(call_times(function, _FEW_CALLS if first > _LONG_MS else _CALLS))
 
 
-def _call_times(function: Callable[[], object], calls: int) -> list[float]:
+def call_times(function: Callable[[], object], calls: int) -> list[float]:
     """The device spins until all are queued, so that none waits for the host."""
     torch.cuda._sleep(_HEAD_START * calls)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]

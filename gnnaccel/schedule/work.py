@@ -30,12 +30,12 @@ class Work:
     ----------
     lists : dict of WorkList
         By lanes (`worklist.lanes_of`): the rows' lists, which every kernel can read.
-    groups : dict of WorkList
-        By lanes: lists of groups, which sums and means take instead where one is there.
+    sums : dict of WorkList
+        By lanes: lists that sums and means take instead where one is there: of groups, or of rows in another order.
     ordered : Ordered or None
         On the CPU: the graph in the order that `prepare` found, if anything is served by it.
     faster : dict of bool
-        By lanes: whether sums are faster so than as given; not there where that has not been measured.
+        By lanes: whether sums are faster in that order than as given; not there where that has not been measured.
     order : Tensor [num_rows] or None
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
     order_name : str or None
@@ -46,7 +46,7 @@ class Work:
 
     def __init__(self) -> None:
         self.lists: dict[int, WorkList] = {}
-        self.groups: dict[int, WorkList] = {}
+        self.sums: dict[int, WorkList] = {}
         self.ordered: Ordered | None = None
         self.faster: dict[int, bool] = {}
         self.order: Tensor | None = None
@@ -71,7 +71,7 @@ class Work:
     def on_cuda(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
         """The same on CUDA."""
         lanes = worklist.lanes_of(row_bytes)
-        found = (self.groups.get(lanes) if sums else None) or self.lists.get(lanes)
+        found = (self.sums.get(lanes) if sums else None) or self.lists.get(lanes)
         if found is not None or self._uses < 0:
             return found
         self._uses += 1
@@ -89,7 +89,7 @@ class Work:
             logger = logging.getLogger("gnnaccel")
             logger.warning("%s: no memory for a work list; its kernels do without, slower", graph)
             return None
-        return self.groups.get(lanes, rows) if sums else rows
+        return self.sums.get(lanes, rows) if sums else rows
 
     def note_use(self) -> bool:
         """Count a use of a CUDA graph of which `on_cuda` is not told; True if it should be asked for lists again."""
@@ -115,8 +115,8 @@ class Work:
             self._method, self.order_name = method, None if order is None else method
             if order is not None or before:
                 self.order, self._order_sought = order, order is not None
-                self._retired += [*self.lists.values(), *self.groups.values()]
-                self.lists, self.groups, self.ordered, self.faster = {}, {}, None, {}
+                self._retired += [*self.lists.values(), *self.sums.values()]
+                self.lists, self.sums, self.ordered, self.faster = {}, {}, None, {}
                 gate.forget_measured(graph)
         if graph.indptr.is_cuda:
             self.build_all(graph, like)
@@ -128,9 +128,9 @@ class Work:
         self.order, self.order_name, self.faster = other.order, other.order_name, dict(other.faster)
         self._method, self._order_sought = other._method, other._order_sought
         try:
-            if any(self.faster.values()):
+            if any(self.faster.values()) and not graph.indptr.is_cuda:
                 self.ordered = self.in_order(graph)
-            for mine, given in ((self.lists, other.lists), (self.groups, other.groups)):
+            for mine, given in ((self.lists, other.lists), (self.sums, other.sums)):
                 for lanes, work in given.items():
                     mine[lanes] = self.arranged(graph, work.plan)
         except torch.OutOfMemoryError:
@@ -195,7 +195,7 @@ class Work:
             made = self.arranged(graph, plan, twin)
             if rules.groups_pay(graph, lanes, plan):
                 groups = rules.groups_of(graph, lanes, plan.arrangement)
-                self.groups[lanes] = self.arranged(graph, groups, twin)
+                self.sums[lanes] = self.arranged(graph, groups, twin)
             self.lists[lanes] = made
             self.epoch += 1
         return self.lists[lanes]
@@ -204,12 +204,12 @@ class Work:
         """By which rows of `row_bytes` go, or their sums and means."""
         lanes = worklist.lanes_of(row_bytes)
         rows = self.build(graph, lanes)
-        return (self.groups.get(lanes, rows) if sums else rows).plan
+        return (self.sums.get(lanes, rows) if sums else rows).plan
 
     def arranged(self, graph: Graph, plan: Plan, twin: Work | None = None) -> WorkList:
         """A list of this plan: one that is there, or a new one, which is not kept."""
         for work in (self, twin) if twin else (self,):
-            for other in (*work.lists.values(), *work.groups.values()):
+            for other in (*work.lists.values(), *work.sums.values()):
                 if other.plan.list_key == plan.list_key:
                     return other._replace(plan=plan)
         with torch.inference_mode(False), torch.no_grad():
@@ -217,19 +217,22 @@ class Work:
 
     def adopt(self, row_bytes: int, work: WorkList) -> None:
         """Serve features of `row_bytes` by this list and its plan from now on; by groups only their sums and means."""
-        self.epoch += 1
         lanes = worklist.lanes_of(row_bytes)
-        old = [self.groups.pop(lanes, None)]
-        if work.plan.kernel is Kernel.GROUPS:
-            self.groups[lanes] = work
-        else:
-            old.append(self.lists.get(lanes))
-            self.lists[lanes] = work
-        self._retired += [each for each in old if each is not None]
+        self.serve(lanes, self.lists.get(lanes) if work.plan.kernel is Kernel.GROUPS else work, work)
+
+    def serve(self, lanes: int, rows: WorkList | None, sums: WorkList) -> None:
+        """Serve features of so many lanes by the list `rows` from now on, but their sums and means by `sums`."""
+        self.epoch += 1
+        for lists, new in ((self.lists, rows), (self.sums, None if sums is rows else sums)):
+            old = lists.pop(lanes, None)
+            if old is not None and old is not new:
+                self._retired.append(old)
+            if new is not None:
+                lists[lanes] = new
 
     def arrays(self) -> list[Tensor]:
         """The tensors of all lists, and of the order."""
-        lists = [*self.lists.values(), *self.groups.values(), *self._retired]
+        lists = [*self.lists.values(), *self.sums.values(), *self._retired]
         held = [a for work in (*lists, *([self.ordered] if self.ordered else [])) for a in work[:3]]
         return held + ([] if self.order is None else [self.order])
 
@@ -296,7 +299,7 @@ def is_new(graph: Graph) -> bool:
     known: Work | None = getattr(graph.slots, _SLOT, None)
     if _lasting or known is None:
         return not _lasting
-    return 0 <= known._uses < _SAMPLED_USES and not (known.lists or known.groups)
+    return 0 <= known._uses < _SAMPLED_USES and not (known.lists or known.sums)
 
 
 def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:
