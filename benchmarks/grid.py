@@ -1,48 +1,51 @@
-"""Every cell of graphs x widths x ops on an NVIDIA GPU, ours beside the best of what there is; the worst cells named.
+"""Every cell of 25 graphs x 16 widths x 7 ops on an NVIDIA GPU, ours beside the best of what there is.
 
-    python benchmarks/grid.py --csv out.csv
-    python benchmarks/grid.py --graphs arxiv-like yeast-like ../data/gowalla_rec.npz --widths 40 41 --ops sddmm spmm
-    python benchmarks/grid.py --compare committed.csv out.csv       # what got slower; no GPU
-    python benchmarks/grid.py --scale 0.01 --graphs pubmed-like     # dry run, also without a GPU: checks results alone
+    python benchmarks/grid.py --csv out.csv                  # all that out.csv does not have yet
+    python benchmarks/grid.py --csv out.csv --seconds 60     # as much of that as fits; the next call goes on
+    python benchmarks/grid.py --graphs arxiv-like cora --widths 40 41 --ops sddmm spmm --csv part.csv
+    python benchmarks/grid.py --join part.csv out.csv --csv all.csv         # one table of several; no GPU
+    python benchmarks/grid.py --compare out.csv                             # what got slower since the committed table
+    python benchmarks/grid.py --scale 0.01 --graphs pubmed-like --csv x.csv # dry run, also without a GPU
 
-Graphs are names of graphs.py or files with `edge_index` [2, E] (source, destination) and `num_nodes`. `given_ms` is on
-a graph with its work lists in the order given, `prepared_ms` after `prepare(reorder=True)`; best_ms the fastest of
-cuSPARSE, torch.sparse and gather + scatter. Times as in cuda_kernels.py. Softmax has `width` heads, up to 16;
-attention one head. `--never-pad`: inner products of odd widths without copies in wider rows, to compare.
+Graphs are those of grid_graphs.py, or files. `given_ms` is on a graph with its work lists in the order given;
+`prepared_ms`, in turns with it, after `prepare(reorder=True)`, where that found an order. best_ms: the fastest of
+cuSPARSE, torch.sparse and gather + scatter. All are medians of single calls, queued ahead, in device time. cuSPARSE
+sums by values of edges, whatever they are, so that one time stands for sums, weighted sums and means. Gather + scatter
+is left out where another peer has a time and messages take more than 100 MB, and where they take more than 20 GB.
+Softmax has `width` heads, up to 16; attention one head. `--never-pad`: inner products of odd widths without copies in
+wider rows, to compare. `--compare` ends with exit code 1 if a cell is slower by more than 3 %.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import importlib
-import math
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import cusparse
-import graphs
-import numpy as np
+import grid_graphs
+import grid_table
 import torch
-from cuda_kernels import Case, Subject, others_ms, own_ms, prepare, sddmm_case, spmm_case
-from timing import clocks_under_load, left_out, provenance, relative_error, save_table, shown
+from cuda_kernels import Case, Subject, sddmm_case, spmm_case
+from timing import clocks_under_load, left_out, median_ms, provenance, relative_error, short
 from torch import Tensor
 
-from gnnaccel import ops
+import gnnaccel
+from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
-GRAPHS = ("pubmed-like", "arxiv-like", "artist-like", "blogcatalog-like", "amazon0505-like", "yeast-like",
-          "proteins-like", "reddit-like", "products-like")  # fmt: skip
 WIDTHS = (1, 2, 3, 7, 8, 10, 16, 31, 32, 41, 64, 100, 121, 128, 256, 602)
-COLUMNS = ("graph", "nodes", "edges", "op", "width", "rel_error", "given_ms", "prepared_ms", "best_ms", "best_peer",
-           "vs_best", "prepared_vs_given")  # fmt: skip
 MOST_HEADS = 16
-MOST_BYTES = 20e9  # of messages of gather + scatter: above that it is not run
-SLOWER = 1.03
+# Of messages of gather + scatter: above the first it is not run where there is another peer, which has been the faster
+# one by ten times and more in every such cell of every table; above the second not at all.
+MANY_BYTES, MOST_BYTES = 1e8, 20e9
+HOPELESS = 2  # times the best peer's time
 
 
 def _rows(subject: Subject, width: int) -> Tensor:
@@ -68,11 +71,12 @@ def _reduced(subject: Subject, width: int, dtype: torch.dtype, reduce: str) -> C
         summed = lambda: x.new_zeros(graph.num_rows, width).index_add_(0, rows, x[cols])  # noqa: E731
         return summed if reduce == "sum" else lambda: summed() / degrees.view(-1, 1)
 
-    peers: dict = {"gather + scatter": scattered}
+    peers: dict = {}
     if reduce != "max":
         arrays = graph.indptr, graph.indices, weight
-        for name, kind in (("cuSPARSE ALG2", cusparse.CSR_ALG2), ("cuSPARSE ALG3", cusparse.CSR_ALG3)):
+        for name, kind in (("cusparse_alg2_ms", cusparse.CSR_ALG2), ("cusparse_alg3_ms", cusparse.CSR_ALG3)):
             peers[name] = lambda kind=kind: cusparse.SpMM(*arrays, x, kind)
+    peers["pyg_ms"] = scattered
     return Case(lambda g: ops.spmm(g, x, reduce=reduce), lambda r: r[subject.picked], want, 1e-5, peers)
 
 
@@ -93,7 +97,7 @@ def softmax_case(subject: Subject, width: int, dtype: torch.dtype) -> Case:
         return call
 
     run = lambda g: ops.edge_softmax(g, scores)  # noqa: E731
-    return Case(run, lambda r: r[subject.nonzeros], want, 1e-5, {"gather + scatter": scattered})
+    return Case(run, lambda r: r[subject.nonzeros], want, 1e-5, {"pyg_ms": scattered})
 
 
 def attention_case(subject: Subject, width: int, dtype: torch.dtype) -> Case:
@@ -118,7 +122,7 @@ def attention_case(subject: Subject, width: int, dtype: torch.dtype) -> Case:
         return call
 
     run = lambda g: ops.attention(g, x, *ends)  # noqa: E731
-    return Case(run, lambda r: r[subject.picked], want, 1e-5, {"gather + scatter": scattered})
+    return Case(run, lambda r: r[subject.picked], want, 1e-5, {"pyg_ms": scattered})
 
 
 CASES: dict[str, Callable[[Subject, int, torch.dtype], Case]] = {
@@ -132,134 +136,152 @@ CASES: dict[str, Callable[[Subject, int, torch.dtype], Case]] = {
 }
 
 
-def load(name: str, scale: float) -> Graph:
-    """A graph of graphs.py, or of a file."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.endswith(".npz"):
-        with np.load(name, allow_pickle=False) as found:
-            ends, n = torch.from_numpy(found["edge_index"].astype(np.int64)), int(found["num_nodes"])
-        order = torch.argsort(ends[1], stable=True)
-        indptr = torch.zeros(n + 1, dtype=torch.int32)
-        indptr[1:] = torch.bincount(ends[1], minlength=n).cumsum(0)
-        return Graph.from_csr(indptr.to(device), ends[0][order].int().to(device), num_cols=n, check=False)
-    made = graphs.generate(name, device, scale)
-    return Graph.from_csr(made["indptr"], made["indices"], num_cols=made["num_nodes"], check=False)
+NAMES = {
+    "cusparse_alg2_ms": "cuSPARSE ALG2",
+    "cusparse_alg3_ms": "cuSPARSE ALG3",
+    "cusparse_sddmm_ms": "cuSPARSE SDDMM",
+    "torch_sparse_ms": "torch.sparse",
+    "pyg_ms": "gather + scatter",
+}
 
 
-def best_peer(case: Case, messages: int) -> tuple[float | None, str | None]:
-    """The fastest peer whose result is right."""
-    best: tuple[float | None, str | None] = (None, None)
-    for name, make in case.peers.items():
-        if name in ("gather + scatter", "pyg_ms") and messages > MOST_BYTES:
+def best_peer(case: Case, messages: int, known: dict[str, float | None]) -> tuple[float | None, str | None]:
+    """The fastest peer whose result is right, and its name. `known`: times of peers that need not be taken again."""
+    times: dict[str, float] = {}
+    for column, make in case.peers.items():
+        if column == "pyg_ms" and messages > (MANY_BYTES if times else MOST_BYTES):
             continue
-        try:
-            call = make()
-            if not relative_error(case.sampled(call()), case.want) < 10 * case.limit:
-                raise RuntimeError("wrong result")
-            taken = others_ms(call)[0]
-        except RuntimeError as problem:  # out of memory is one
-            left_out(f"{name}: {problem}")
-            continue
-        if best[0] is None or taken < best[0]:
-            best = taken, name.removesuffix("_ms")
-    return best
+        if column not in known:
+            try:
+                known[column] = _peer_ms(case, make, min(times.values(), default=None))
+            except RuntimeError as problem:  # out of memory is one
+                left_out(f"{NAMES[column]}: {problem}")
+                known[column] = None
+        if (taken := known[column]) is not None:
+            times[column] = taken
+    best = min(times, key=times.__getitem__, default=None)
+    return (None, None) if best is None else (times[best], NAMES[best])
 
 
-def measure(subject: Subject, ready: Graph | None, op: str, width: int) -> dict:
+def _peer_ms(case: Case, make: Callable, best: float | None) -> float | None:
+    """Time of a peer; None if it is far from being the best."""
+    call = make()
+    if not relative_error(case.sampled(call()), case.want) < 10 * case.limit:
+        raise RuntimeError("wrong result")
+    if best is not None and median_ms([call], 1)[0] > HOPELESS * best:
+        return None
+    return median_ms([call])[0]
+
+
+def measure(subject: Subject, ready: Graph | None, op: str, width: int, known: dict) -> dict:
     """A cell, as a row of the table."""
     graph = subject.graph
     case = CASES[op](subject, width, torch.float32)
     row: dict = {"op": op, "width": width, "rel_error": case.error(case.ours(graph))}
-    row["given_ms"] = own_ms(lambda: case.ours(graph))[0]
+    ways = [lambda: case.ours(graph)]
     if ready is not None:
         case.error(case.ours(ready))
-        row["prepared_ms"] = own_ms(lambda: case.ours(ready))[0]
-        row["prepared_vs_given"] = row["given_ms"] / row["prepared_ms"]
-    row["best_ms"], row["best_peer"] = best_peer(case, graph.nnz * width * 4)
+        ways.append(lambda: case.ours(ready))
+    times = median_ms(ways)
+    row["given_ms"] = times[0]
+    if ready is not None:
+        row |= {"prepared_ms": times[1], "prepared_vs_given": times[0] / times[1]}
+    row["best_ms"], row["best_peer"] = best_peer(case, graph.nnz * width * 4, known)
     if row["best_ms"]:
         row["vs_best"] = row["best_ms"] / row["given_ms"]
     return row
 
 
-def worst(rows: list[dict], count: int = 12) -> list[str]:
-    """Geometric means by op, and the cells in which ours gains least."""
-    lines = []
-    for op in CASES:
-        gains = [row["vs_best"] for row in rows if row["op"] == op and row.get("vs_best")]
-        if gains:
-            mean = math.exp(sum(map(math.log, gains)) / len(gains))
-            slower = sum(gain * SLOWER < 1 for gain in gains)
-            lines.append(f"{op:10s} {mean:6.2f}x of the best peer in {len(gains)} cells, slower in {slower}")
-    for column, title in (("vs_best", "least beside peers"), ("prepared_vs_given", "least by an order")):
-        found = sorted((row for row in rows if row.get(column)), key=lambda row: row[column])[:count]
-        lines += [f"{title}:"] if found else []
-        lines += [f"  {row[column]:5.2f}x {row['graph']} {row['op']} {row['width']}" for row in found]
-    return lines
+def prepared(graph: Graph, reorder: bool) -> Graph:
+    """The same graph, prepared, which says on stderr what that found."""
+    fresh = Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols)
+    print(gnnaccel.prepare(fresh, transposed=False, reorder=reorder), file=sys.stderr, flush=True)
+    return fresh
 
 
-def compare(before: str, after: str) -> int:
-    """Print the cells of `after` that are slower than in `before`; their number."""
-
-    def cells(path: str) -> dict:
-        with open(path) as file:
-            rows = csv.DictReader(line for line in file if not line.startswith("#"))
-            return {(row["graph"], row["op"], row["width"]): row for row in rows}
-
-    old, new, slower = cells(before), cells(after), 0
-    for cell in old.keys() & new.keys():
-        for column in ("given_ms", "prepared_ms"):
-            if not (old[cell][column] and new[cell][column]):
-                continue
-            ratio = float(new[cell][column]) / float(old[cell][column])
-            if ratio > SLOWER:
-                slower += 1
-                print(f"{ratio:5.2f}x {' '.join(cell)} {column}: {old[cell][column]} -> {new[cell][column]}")
-    print(f"{slower} slower by more than {SLOWER - 1:.0%}, of {len(old.keys() & new.keys())} cells in both")
-    return slower
+def measure_graph(name: str, wanted: list[tuple[str, int]], args: argparse.Namespace, cells: dict) -> bool:
+    """Adds cells of one graph, width by width; False if the time was up before all were there."""
+    subject = Subject(grid_graphs.load(name, args.scale, args.data))
+    ready = None
+    if subject.graph.indptr.is_cuda:
+        subject.graph = prepared(subject.graph, False)
+    if not args.no_order:
+        ready = prepared(subject.graph, True)
+        ready = ready if schedule.of(ready).reordered else None
+    about = {"graph": Path(name).stem, "nodes": subject.graph.num_rows, "edges": subject.graph.nnz}
+    peers: dict[tuple[str, int], dict[str, float | None]] = {}
+    for op, width in sorted(wanted, key=lambda cell: cell[1]):
+        if time.perf_counter() > args.until:
+            return False
+        # The same call of cuSPARSE for all of these; gather + scatter is not, and counts where cells are small.
+        group = "sums" if op in ("spmm", "weighted", "mean") else op
+        known = peers.setdefault((group, width), {})
+        known.pop("pyg_ms", None)
+        row = about | measure(subject, ready, op, width, known)
+        cells[about["graph"], op, str(width)] = {column: str(short(row.get(column))) for column in grid_table.COLUMNS}
+    return True
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS))
+    parser.add_argument("--graphs", nargs="+", default=list(grid_graphs.GRAPHS))
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--ops", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--scale", type=float, default=1.0, help="shrink generated graphs")
+    parser.add_argument("--data", type=Path, default=grid_graphs.DATA, help="folder of the real graphs")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="wall time after which no cell begins")
     parser.add_argument("--no-order", action="store_true", help="leave out prepare(reorder=True)")
     parser.add_argument("--never-pad", action="store_true", help="inner products of odd widths without copies")
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
-    parser.add_argument("--csv", help="file to write, after every graph")
-    parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two tables; measures nothing")
-    return parser.parse_args()
+    parser.add_argument("--csv", help="file to go on with and to write, after every graph")
+    parser.add_argument("--join", nargs="+", metavar="TABLE", help="write these as one to --csv; measures nothing")
+    parser.add_argument("--compare", nargs="+", metavar="TABLE", help="a table, beside the committed one or an older "
+                        "one named first; measures nothing")  # fmt: skip
+    args = parser.parse_args()
+    if args.compare and len(args.compare) > 2:
+        parser.error(f"--compare: expected one table or two, got {len(args.compare)}")
+    return args
+
+
+def wanted_of(args: argparse.Namespace, cells: dict) -> dict[str, list[tuple[str, int]]]:
+    """By graph, the cells that are not there yet."""
+    pairs = [(op, w) for op in args.ops for w in args.widths if op != "softmax" or w <= MOST_HEADS]
+    lacking = {g: [(op, w) for op, w in pairs if (Path(g).stem, op, str(w)) not in cells] for g in args.graphs}
+    return {graph: left for graph, left in lacking.items() if left}
 
 
 def main() -> int:
     args = arguments()
+    args.until = time.perf_counter() + args.seconds
     if args.compare:
-        return min(compare(*args.compare), 1)
-    if args.never_pad:
-        importlib.import_module("gnnaccel.ops.sddmm")._READ_OFTEN = float("inf")
-    warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
-    torch.manual_seed(0)
-    head = provenance(args.commit, "float32, int32 indices; median of single calls in ms", clocks_under_load())
-    rows: list[dict] = []
-    table: list[list] = []
-    for name in args.graphs:
-        subject = Subject(load(name, args.scale))
-        ready = None
-        if subject.graph.indptr.is_cuda:
-            subject.graph = prepare(subject.graph, False)[0]
-        if not args.no_order:
-            ready = prepare(subject.graph, True)[0]
-        for op in args.ops:
-            for width in args.widths:
-                if op == "softmax" and width > MOST_HEADS:
-                    continue
-                about = {"graph": Path(name).stem, "nodes": subject.graph.num_rows, "edges": subject.graph.nnz}
-                rows.append(about | measure(subject, ready, op, width))
-                table.append(shown(COLUMNS, rows[-1]))
-        if args.csv:
-            save_table(args.csv, head, COLUMNS, table)
-    print("\n".join((*head, *worst(rows))))
+        old, new = (grid_table.COMMITTED, *args.compare)[-2:]
+        return min(len(grid_table.compare(old, new)), 1)
+    head, cells = grid_table.join(args.join or ([args.csv] if args.csv and Path(args.csv).exists() else []))
+    if not args.join:
+        if args.never_pad:
+            importlib.import_module("gnnaccel.ops.sddmm")._READ_OFTEN = float("inf")
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
+        torch.manual_seed(0)
+        now = provenance(args.commit, "float32, int32 indices; median of single calls in ms", clocks_under_load())
+        if head and grid_table.gpu(now) != grid_table.gpu(head):
+            raise SystemExit(
+                f"{args.csv}: expected a table of {grid_table.gpu(now)}, got one of {grid_table.gpu(head)}"
+            )
+        head += [line for line in now if line not in head]
+        for name, wanted in wanted_of(args, cells).items():
+            begin = time.perf_counter()
+            done = measure_graph(name, wanted, args, cells)
+            print(f"{name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
+            if args.csv:
+                grid_table.write(args.csv, head, cells)
+            if not done:
+                break
+        left = wanted_of(args, cells)
+        if left:
+            print(f"{sum(map(len, left.values()))} cells are left: {' '.join(left)}")
+    elif args.csv:
+        grid_table.write(args.csv, head, cells)
+    print("\n".join((*head, *grid_table.worst(cells, list(CASES)))))
     return 0
 
 

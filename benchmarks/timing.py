@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def _single_calls(function: Callable, count: int) -> Tensor:
             break
         cycles *= 5
     return times
+
+
+def median_ms(functions: Sequence[Callable], calls: int | None = None) -> list[float]:
+    """Median device time of each of `functions`, called in turns, as `time_ms` but in less time: of as many calls as
+    take about 5 ms, 3 to 15. Without a GPU, a dry run: wall time of one.
+    """
+    turns = itertools.cycle(functions)
+    for _ in functions:
+        next(turns)()
+    if not torch.cuda.is_available():
+        return [time_ms(function)[0] for function in functions]
+    each = len(functions)
+    if calls is None:
+        longest = float(_single_calls(lambda: next(turns)(), each).max())
+        calls = max(3, min(15, int(5 / max(longest, 1e-3))))
+    times = _single_calls(lambda: next(turns)(), calls * each)
+    return [float(times[i::each].median()) for i in range(each)]
 
 
 def peer_ms(function: Callable) -> float | None:
