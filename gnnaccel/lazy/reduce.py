@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -52,9 +53,19 @@ def takes(x) -> bool:
 
 def exponent(x: Tensor) -> Tensor:
     """`x` in the dtype that exp() has: a wider one under autocast on CUDA, and so in PyG's softmax."""
-    if not torch.is_autocast_enabled(x.device.type):
-        return x
-    return x.to(torch.exp(torch.empty(0, dtype=x.dtype, device=x.device)).dtype)
+    return x.to(exponent_dtype(x))
+
+
+def exponent_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that exp() of `x` has."""
+    return _exponent_dtype(x.device.type, x.dtype) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+@functools.cache
+def _exponent_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """The same under autocast, whose dtype does not matter."""
+    with torch.autocast(device_type):
+        return torch.exp(torch.empty(0, dtype=dtype, device=device_type)).dtype
 
 
 def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:

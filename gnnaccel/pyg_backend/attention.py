@@ -25,7 +25,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.expression import Apply, Leaf, reshaped
-from gnnaccel.lazy.reduce import exponent, takes
+from gnnaccel.lazy.reduce import exponent, exponent_dtype, takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend.call import current
@@ -169,10 +169,11 @@ def attend(conv, graph: Graph, query: Tensor, key: Tensor, value: Tensor) -> Ten
     """
     if not torch.is_autocast_enabled(query.device.type):
         return heads_attention(graph, query, key, value, dropped(conv, query, graph.nnz))
-    weights = exponent(query.new_empty(0))
-    scale, result = dropped(conv, weights, graph.nnz), torch.promote_types(weights.dtype, value.dtype)
-    scale = None if scale is None else scale.to(query.dtype)
-    return heads_attention(graph, query, key, value, scale).to(result)
+    weights, scale = exponent_dtype(query), None
+    if conv.dropout > 0 and conv.training:
+        scale = dropped(conv, query.new_empty(0, dtype=weights), graph.nnz)
+        scale = None if scale is None else scale.to(query.dtype)
+    return heads_attention(graph, query, key, value, scale).to(torch.promote_types(weights, value.dtype))
 
 
 def dropped(conv, like: Tensor, edges: int) -> Tensor | None:

@@ -24,6 +24,7 @@ from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import attend, dropped
 from gnnaccel.pyg_backend.helpers import ours
+from gnnaccel.pyg_backend.joined_forwards import side_by_side
 from gnnaccel.pyg_backend.propagate import obstacle
 
 _NODE_DIMS = (0,)  # of [N, heads, channels]
@@ -124,10 +125,15 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
         res = None if modules.get("res") is None else modules["res"](target)
-        left = modules["lin_l"](source).view(shape)
-        right = left if self.share_weights else modules["lin_r"](target).view(shape)
+        vectors, joined = parameters["att"].view(shape[1:]), None
+        if source is target and not self.share_weights:
+            joined = side_by_side(source, vectors.dtype, modules["lin_l"], modules["lin_r"])
+        if joined is not None:
+            left, right = (t.view(shape) for t in joined)
+        else:
+            left = modules["lin_l"](source).view(shape)
+            right = left if self.share_weights else modules["lin_r"](target).view(shape)
         start = time.perf_counter()
-        vectors = parameters["att"].view(shape[1:])
         # Under autocast the maps may be narrower than the scores, and the result has the wider dtype.
         left, right = (t if t.dtype is vectors.dtype else t.to(vectors.dtype) for t in (left, right))
         scale = dropped(self, left, graph.nnz)
@@ -186,14 +192,18 @@ def _transformer(plain: Any, general: Callable) -> Callable:
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
         shape = -1, self.heads, self.out_channels
-        query, key, value = maps[0](target).view(shape), maps[1](source).view(shape), maps[2](source).view(shape)
+        skips = [modules["lin_skip"]] if self.root_weight else []
+        joined = side_by_side(source, None, *maps, *skips) if source is target else None
+        if joined is None:
+            joined = maps[0](target), maps[1](source), maps[2](source)
+        query, key, value = (t.view(shape) for t in joined[:3])
         start = time.perf_counter()
         out = attend(self, graph, query, key, value)
         report.record(guard.kind, start)
         self._alpha = None
         out = out.view(-1, shape[1] * shape[2]) if self.concat else out.mean(dim=1)
         if self.root_weight:
-            return out + modules["lin_skip"](target)
+            return out + (joined[3] if len(joined) > 3 else modules["lin_skip"](target))
         return out.clone() if self.concat else out
 
     return forward

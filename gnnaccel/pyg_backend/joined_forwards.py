@@ -39,6 +39,18 @@ def _maps(x: Tensor, *modules: Any, extra_bias: Tensor | None = None) -> list[tu
     return found
 
 
+def side_by_side(x: Tensor, dtype: torch.dtype | None, *maps: Any) -> tuple[Tensor, ...] | None:
+    """The linear maps of `x` on CUDA, as columns of one matrix, in `dtype` if given; None where they are to be called.
+
+    A product and its gradients for all, and under autocast one cast of x, of the weights and of the biases.
+    """
+    joined = _map(x, *maps) if x.is_cuda else None
+    if joined is None:
+        return None
+    joined = joined if dtype is None else joined.to(dtype)
+    return joined.split([len(lin.weight) for lin in maps], dim=-1)
+
+
 def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any) -> Graph | None:
     """The graph of a usual call on CUDA, of features that are those of sources and destinations."""
     if not isinstance(x, Tensor) or not x.is_cuda or not short.is_matrix(x) or not guard.allows(conv, edge_index):
