@@ -201,17 +201,18 @@ def ordered_graph() -> Graph:
     return graph
 
 
-# What sums, maxima and inner products take in the order found, of the time as given -> by which list sums and all else
-# go, and what is said.
+# What sums of two widths, and maxima and inner products, take in the order found, of the time as given -> by which list
+# sums and all else go, and what is said.
 FASTER = "this order is faster with 16 64 features"
 NO_FASTER = "this order is no faster"
 RATIOS = {
-    "all faster": ((0.5, 0.9, 0.9), "found", "found", FASTER),
-    "sums": ((0.9, 0.99, 0.98), "found", "given", FASTER),
-    "all but inner products": ((0.9, 0.8, 1.01), "found", "given", FASTER),
-    "inner products": ((0.98, 1.0, 0.9), "given", "found", NO_FASTER),
-    "none": ((1.1, 1.2, 1.0), "given", "given", NO_FASTER),
-    "by noise": ((0.98, 0.98, 0.98), "given", "given", NO_FASTER),
+    "all faster": (([0.5, 0.9], [0.9, 0.9]), "found", "found", FASTER),
+    "sums": (([0.9, 1.0], [0.99, 0.98]), "found", "given", FASTER),
+    "sums of one width": (([0.9, 1.1], [0.99, 0.98]), "given", "given", NO_FASTER),
+    "all but inner products": (([0.9, 0.9], [0.8, 1.02]), "found", "given", FASTER),
+    "inner products": (([0.98, 0.98], [1.0, 0.9]), "given", "found", NO_FASTER),
+    "none": (([1.1, 1.1], [1.2, 1.0]), "given", "given", NO_FASTER),
+    "by noise": (([0.98, 0.98], [0.98, 0.98]), "given", "given", NO_FASTER),
 }
 
 
@@ -246,7 +247,7 @@ def test_orders_on_cuda_serve_what_is_faster(name, monkeypatch):
 
 
 def test_orders_without_time_keep_what_the_rule_says(monkeypatch):
-    monkeypatch.setattr(orders, "_compared", lambda *_: (1.0, 1.0, 1.0))
+    monkeypatch.setattr(orders, "_compared", lambda *_: ([1.0], [1.0]))
     graph = ordered_graph()
     lists = schedule.of(graph).on_cuda(graph, 256, True)
     orders._serve_faster_lists(graph, None, (16, 64), 0)
@@ -268,3 +269,19 @@ def test_calls_by_two_lists_are_timed_in_turns(monkeypatch):
     lists = [schedule.of(graph).lists[lanes] for lanes in (4, 64)]
     assert orders._ratio(plain, lists, lambda arrays: order.append(arrays.plan)) == 0.5
     assert order[:4] == [lists[0].code, lists[1].code] * 2 and len(order) > 8
+
+
+def test_widths_that_share_a_list_are_compared(monkeypatch):
+    """The widest, and odd ones, of sums with and without weights."""
+    seen = []
+    monkeypatch.setattr(orders, "_ratio", lambda plain, lists, run: seen.append(run) or 1.0)
+    graph = ordered_graph()
+    plain = orders.arrays_of(graph, False, listed=False)
+    for width, want in ((16, (16, 9, 8)), (41, (41, 33)), (256, (256, 129))):
+        seen.clear()
+        ratios = orders._compared(graph, plain, width, (), ())
+        assert [len(each) for each in ratios] == [len(want), len(want) + 1]
+        sums, others = seen[: 2 * len(want) : 2], [*seen[1 : 2 * len(want) : 2], seen[-1]]
+        shapes = [run(plain).shape for run in (*sums, *others)]
+        rows = [(graph.num_rows, w) for w in want]
+        assert shapes == [*rows, *rows, (graph.nnz, 1)]

@@ -10,8 +10,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
@@ -22,6 +24,7 @@ from gnnaccel.planning.tune import PAYS, call_times
 from gnnaccel.schedule.worklist import LANES, WorkList, lanes_of
 
 _CALLS = 9  # whose median is compared
+_NO_SLOWER = 1.01  # of the time of what is there: as much is noise
 _LONG_MS = 5.0  # calls that take longer are timed once
 
 
@@ -123,29 +126,46 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
                 other.build(as_given, lanes)
                 rows = [each.lists[lanes] for each in (work, other)]
                 sums = [each.sums.get(lanes, each.lists[lanes]) for each in (work, other)]
-                taken, *others = _compared(graph, plain, width, sums, rows)
+                of_sums, of_rows = _compared(graph, plain, width, sums, rows)
         except torch.OutOfMemoryError:
             break
-        work.faster[lanes] = taken < PAYS
-        # Maxima, inner products and all else share a list: it is to make none of them slower.
-        others_faster = max(others) <= 1 and min(others) < PAYS
-        work.serve(lanes, rows[not others_faster], sums[not work.faster[lanes]])
+        # Those that share a list are not to be slower, any of them.
+        faster = [max(ratios) <= _NO_SLOWER and min(ratios) < PAYS for ratios in (of_sums, of_rows)]
+        work.faster[lanes] = faster[0]
+        work.serve(lanes, rows[not faster[1]], sums[not faster[0]])
         if time.perf_counter() >= deadline:
             break
 
 
 def _compared(
     graph: Graph, plain: Structure, width: int, sums: Sequence[WorkList], rows: Sequence[WorkList]
-) -> tuple[float, float, float]:
-    """Times by the first list over those by the second: of sums by `sums`, of maxima and inner products by `rows`."""
-    x, ends = (
-        torch.zeros(n, width, dtype=torch.float32, device=graph.device) for n in (graph.num_cols, graph.num_rows)
-    )
-    return (
-        _ratio(plain, sums, lambda arrays: spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0)),
-        _ratio(plain, rows, lambda arrays: max_min_op(arrays, x, None, "copy_lhs", "max", 0.0, False)),
-        _ratio(plain, rows, lambda arrays: sddmm_op(arrays, x, ends, "dot", "u", "v")),
-    )
+) -> tuple[list[float], list[float]]:
+    """Times by the first list over those by the second: of sums, with and without weights, by `sums`; of maxima and
+    inner products, by `rows`.
+
+    Of `width` features and of fewer that share the lists: an odd number, which is read value by value (cuda/spmm.cu),
+    and of the narrowest also half a list's 16.
+    """
+    odd = 2 * lanes_of(4 * width) + 1
+    of_sums, of_rows = [], []
+    weight = torch.ones(graph.nnz, 1, dtype=torch.float32, device=graph.device)
+    rng = torch.Generator(graph.device).manual_seed(0)  # maxima of equal values would be quicker
+    for feats in dict.fromkeys((width, odd, *((8,) if odd < 16 else ()))):
+        x = torch.rand(graph.num_cols, feats, generator=rng, dtype=torch.float32, device=graph.device)
+        of_sums.append(_ratio(plain, sums, partial(_sum, x=x, weight=None if feats == width else weight)))
+        of_rows.append(_ratio(plain, rows, partial(_largest, x=x)))
+    ends = torch.zeros(graph.num_rows, width, dtype=torch.float32, device=graph.device)
+    x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
+    of_rows.append(_ratio(plain, rows, lambda arrays: sddmm_op(arrays, x, ends, "dot", "u", "v")))
+    return of_sums, of_rows
+
+
+def _sum(arrays: Structure, x: Tensor, weight: Tensor | None) -> Tensor:
+    return spmm_op(arrays, x, weight, "copy_lhs" if weight is None else "mul", "sum", 0.0)
+
+
+def _largest(arrays: Structure, x: Tensor) -> Tensor:
+    return max_min_op(arrays, x, None, "copy_lhs", "max", 0.0, False)[0]
 
 
 def _ratio(plain: Structure, lists: Sequence[WorkList], run: Callable[[Structure], object]) -> float:

@@ -125,15 +125,10 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
         res = None if modules.get("res") is None else modules["res"](target)
-        vectors, joined = parameters["att"].view(shape[1:]), None
-        if source is target and not self.share_weights:
-            joined = side_by_side(source, vectors.dtype, modules["lin_l"], modules["lin_r"])
-        if joined is not None:
-            left, right = (t.view(shape) for t in joined)
-        else:
-            left = modules["lin_l"](source).view(shape)
-            right = left if self.share_weights else modules["lin_r"](target).view(shape)
+        left = modules["lin_l"](source).view(shape)
+        right = left if self.share_weights else modules["lin_r"](target).view(shape)
         start = time.perf_counter()
+        vectors = parameters["att"].view(shape[1:])
         # Under autocast the maps may be narrower than the scores, and the result has the wider dtype.
         left, right = (t if t.dtype is vectors.dtype else t.to(vectors.dtype) for t in (left, right))
         scale = dropped(self, left, graph.nnz)
@@ -193,7 +188,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         source, target = pair
         shape = -1, self.heads, self.out_channels
         skips = [modules["lin_skip"]] if self.root_weight else []
-        joined = side_by_side(source, None, *maps, *skips) if source is target else None
+        joined = side_by_side(source, *maps, *skips) if source is target else None
         if joined is None:
             joined = maps[0](target), maps[1](source), maps[2](source)
         query, key, value = (t.view(shape) for t in joined[:3])
