@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import grid_table
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -245,6 +246,28 @@ def cuda_kernels() -> list[str]:
     return markdown(["", *(f"{width} features" for width in widths)], body) + source(name)
 
 
+def cuda_grid() -> list[str]:
+    name = "grid_h200.csv"
+    cells = grid_table.read(RESULTS / name)[1]
+    body = []
+    for op in dict.fromkeys(cell[1] for cell in cells):
+        found = grid_table.gains(cells, "vs_best", op)
+        orders = grid_table.gains(cells, "prepared_vs_given", op)
+        mean = f"{statistics.geometric_mean(found.values()):.2f}x"
+        slower = sum(gain * grid_table.SLOWER < 1 for gain in found.values())
+        worse = sum(gain * grid_table.WORSE < 1 for gain in orders.values())
+        gain = f"{statistics.geometric_mean(orders.values()):.2f}x" if orders else ""
+        body.append([op, str(len(found)), mean, str(slower), gain, f"{worse} of {len(orders)}"])
+    columns = ["", "cells", "of the best peer", "slower by more than 3 %", "by an order", "slower by more than 2 %"]
+    lines = markdown(columns, body)
+    for column, title in (("vs_best", "Least beside the best peer"), ("prepared_vs_given", "Least by an order")):
+        worst = list(grid_table.gains(cells, column).items())[:12]
+        said = "; ".join(f"{' '.join(cell)} {gain:.2f}x" for cell, gain in worst)
+        lines += ["", f"{title}: {said}."]
+    graphs = len({cell[0] for cell in cells})
+    return [*lines, "", f"{len(cells)} cells of {graphs} graphs. " + source(name)[1]]
+
+
 def relational() -> list[str]:
     lines: list[str] = []
     for name, where in (("relations_epyc.csv", "CPU, 1 thread"), ("relations_h200.csv", "H200")):
@@ -293,6 +316,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cuda-layers": cuda_layers,
     "cuda-models": cuda_models,
     "cuda-kernels": cuda_kernels,
+    "cuda-grid": cuda_grid,
     "relational": relational,
     "allocator": allocator,
 }
