@@ -19,6 +19,7 @@ from torch_geometric.nn.conv import HeteroConv, MessagePassing
 from gnnaccel.pyg_backend import batches as _batches
 from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
+from gnnaccel.pyg_backend import readouts as _readouts
 from gnnaccel.pyg_backend import samplers as _samplers
 from gnnaccel.pyg_backend import to_hetero as _to_hetero
 from gnnaccel.pyg_backend import typed as _typed
@@ -97,6 +98,7 @@ def enable() -> None:
         setattr(MessagePassing, name, _then_accelerate(_originals[name]))
     _samplers.enable()
     _batches.enable()
+    _readouts.enable()
     _hetero_conv.enable()
     _to_hetero.enable()
     _typed.enable(every=True)
@@ -109,6 +111,7 @@ def disable() -> None:
     _originals.clear()
     _samplers.disable()
     _batches.disable()
+    _readouts.disable()
     _hetero_conv.disable()
     _to_hetero.disable()
     _typed.disable()
