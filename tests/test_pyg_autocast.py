@@ -14,7 +14,7 @@ from torch_geometric import nn, utils
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _library
-from gnnaccel.lazy import blocks
+from gnnaccel.lazy import blocks, reduce
 
 pyg_cases.prepare_pyg()
 
@@ -46,6 +46,8 @@ def place(request, monkeypatch):
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     for name in WIDENED.split():
         library.impl(name, _widening(name), "AutocastCPU")
+    reduce._exponent_dtype.cache_clear()
+    request.addfinalizer(reduce._exponent_dtype.cache_clear)
     request.addfinalizer(library._destroy)
     return "cpu"
 
