@@ -18,7 +18,7 @@ namespace gnnaccel {
 namespace cuda {
 namespace {
 
-constexpr int kMaxLanes = 16;
+constexpr int kMaxLanes = kMaxSpreadLanes;
 constexpr int kWideLanes = 32;
 constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
 constexpr int64_t kReadOften = 32;   // nonzeros for each row and column, from which on copies of both cost little
@@ -58,13 +58,16 @@ Slice slice_of(const SpmmCall& call, int max_lanes) {
 // Rows of any width and address whose features share a weight, along a list.
 Slice spread_of(const SpmmCall& call) {
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len == call.num_feats;
-  const bool serves = call.work.items && call.work.kernel != SpmmKernel::groups && scales_sources(call.message) &&
-                      whole && (call.message == Message::copy_lhs || call.rhs.len == 1) &&
-                      (!call.extreme() || call.graph.nnz <= INT32_MAX);
+  const bool groups = call.work.kernel == SpmmKernel::groups;
+  const bool serves = call.work.items && scales_sources(call.message) && whole &&
+                      (call.message == Message::copy_lhs || call.rhs.len == 1) &&
+                      (!call.extreme() || (!groups && call.graph.nnz <= INT32_MAX));
   if (!serves) return {0, 0, true};
-  // As many lanes for 16-bit features as for f32: neighbouring ones want 32 bytes together at least.
+  // As many lanes for 16-bit features as for f32: neighbouring ones want 32 bytes together at least. Not more than
+  // those with which a block has room for all workers of a list of groups.
   const int64_t n = 16 / size_of(call.dtype);
-  Slice slice = cut(ceil_div(call.num_feats, std::min<int64_t>(n, 4)), kMaxLanes, true);
+  const int most = groups ? std::min(kMaxLanes, call.work.lanes) : kMaxLanes;
+  Slice slice = cut(ceil_div(call.num_feats, std::min<int64_t>(n, 4)), most, true);
   slice.slices = ceil_div(call.num_feats, slice.lanes * n);
   return slice;
 }
@@ -88,7 +91,7 @@ Choice choose(const SpmmCall& call) {
   const Choice any{call, Kernel::general, {0, 0, false}, 0};
   if (kernel == Kernel::general || call.graph.nnz == 0) return any;
   if (choice.slice.lanes) return choice;
-  const Choice spread{call, Kernel::rows, spread_of(call), 0};
+  const Choice spread{call, kernel == Kernel::groups ? kernel : Kernel::rows, spread_of(call), 0};
   const bool often = call.graph.nnz >= kReadOften * (call.graph.num_rows + call.graph.num_cols);
   if (spread.slice.lanes && !often) return spread;
   if (scales_sources(call.message) && aligned(call.out)) {

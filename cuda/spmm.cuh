@@ -35,11 +35,13 @@ enum class Weight { none, scalar, heads, fused };
 template <Weight WEIGHT>
 constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::fused;
 
+constexpr int kMaxSpreadLanes = 16;  // of a slice whose lanes' values lie apart
+
 // A slice of features for one group of lanes, 16 bytes a lane, in the kernels of the common messages.
 struct Slice {
   int lanes;       // 4, 8, 16 or 32; 0 if these kernels cannot serve the call
   int64_t slices;  // of the features
-  bool spread;     // a lane's values lie `lanes` apart, and are loaded one by one: any width, in spmm_rows alone
+  bool spread;     // a lane's values lie `lanes` apart, and are loaded one by one: any width, along a list
 };
 
 inline Weight weight_of(const SpmmCall& call) {

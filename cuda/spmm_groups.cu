@@ -6,6 +6,8 @@
 // order. A row that goes on in the next block leaves a part in the workspace there and here; a second kernel adds
 // these. Nothing is zero-filled, and the bits are the same on every run.
 //
+// Rows at any address: as in spmm_rows.cu.
+//
 // Which block a group falls into is settled when the list is made (gnnaccel/schedule/worklist.py), as the parts are
 // numbered by it.
 #include "spmm_list.cuh"
@@ -31,25 +33,27 @@ __device__ __forceinline__ int groups_of_row(const Item<I>* items, int64_t i, in
   return count;
 }
 
-template <typename T, typename I, int L, Weight WEIGHT>
-__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, false>)
+template <typename T, typename I, int L, Weight WEIGHT, bool SPREAD>
+__global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, false, SPREAD>)
     groups_kernel(const ListParams<T, I> p, int workers) {
   constexpr int N = 16 / sizeof(T);
-  using Row = Sums<T, Position, N>;
+  using Row = LaneResult<T, L, false, SPREAD>;
   extern __shared__ int4 memory[];
   Row* left = reinterpret_cast<Row*>(memory);  // [workers, L], of those that do not lead
   const int lane = threadIdx.x % L, worker = threadIdx.x / L;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * workers, i = first + worker;
   const bool present = worker < workers && i < p.num_items;
-  const int64_t feature = (static_cast<int64_t>(blockIdx.y) * L + lane) * N;
-  const int64_t d = feature < p.num_feats ? feature : 0;  // lanes past the end repeat the first, and write nothing
+  const int64_t slice = static_cast<int64_t>(blockIdx.y) * L;
+  const int64_t feature = SPREAD ? slice * N + lane : (slice + lane) * N;
+  // Lanes past the end repeat the first, and write nothing.
+  const int64_t d = SPREAD || feature < p.num_feats ? feature : 0;
   I begin = 0, end = 0;
   if (present) {
     const Item<I> item = load_item(p.items + i);
     begin = item.begin;
     end = item.end;
   }
-  Row sums = walk<L, WEIGHT, false, false, false>(p, begin, end, I{0}, lane, d);
+  Row sums = walk<L, WEIGHT, false, false, SPREAD>(p, begin, end, I{0}, lane, d);
   Item<I> item{};
   if (present) item = load_item(p.items + i);  // again: it would have cost registers all the while
   const bool follows = present && worker > 0 && __ldg(&p.items[i - 1].row) == item.row;
@@ -82,11 +86,18 @@ cudaError_t spmm_groups(const SpmmCall& call, Slice slice, cudaStream_t stream) 
     using I = decltype(index);
     const ListParams<T, I> p = list_params_of<T, I>(call);
     const cudaError_t status = with_shape<32>(slice.lanes, weight_of(call), [&](auto lanes, auto weight) {
-      constexpr int row_bytes = lanes * static_cast<int>(sizeof(Sums<T, Position, 16 / sizeof(T)>));
+      constexpr int row_bytes = lanes * static_cast<int>(sizeof(LaneResult<T, lanes, false, false>));
       const dim3 grid(static_cast<unsigned>(ceil_div(p.num_items, workers)), static_cast<unsigned>(slice.slices));
       const unsigned threads = static_cast<unsigned>(ceil_div(workers * lanes, 32) * 32);  // whole warps
-      groups_kernel<T, I, lanes, weight><<<grid, threads, workers * row_bytes, stream>>>(p, workers);
-      return cudaGetLastError();
+      if (!slice.spread) {
+        groups_kernel<T, I, lanes, weight, false><<<grid, threads, workers * row_bytes, stream>>>(p, workers);
+        return cudaGetLastError();
+      } else if constexpr (weight == Weight::heads || lanes > kMaxSpreadLanes) {
+        return cudaErrorInvalidValue;  // of one weight for all features of a lane; not that wide
+      } else {
+        groups_kernel<T, I, lanes, weight, true><<<grid, threads, workers * row_bytes, stream>>>(p, workers);
+        return cudaGetLastError();
+      }
     });
     return status == cudaSuccess ? combine<false>(p, call.work, stream) : status;
   });

@@ -160,7 +160,8 @@ def test_what_is_padded(degree, x_shape, w_shape, kernel, want):
 
 
 def test_sums_of_features_at_an_odd_address():
-    for graph in (fixed(read_often(), Arrangement.LENGTH), fixed(mixed(torch.int32), Arrangement.LENGTH)):
+    for make, kernel in itertools.product((read_often, mixed), (Arrangement.LENGTH, Kernel.GROUPS)):
+        graph = fixed(make(torch.int32), kernel)
         x = rand(graph.num_cols * 132 + 1)[1:].view(-1, 132)
         want = reference.spmm(graph, x.double(), None, "copy_lhs", "sum")
         scale = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum")
@@ -173,7 +174,7 @@ def test_sums_of_features_at_an_odd_address():
 def test_sums_by_plan(kernel, lanes, dtype):
     """Every kernel with slices of every size, whatever the features."""
     graph = fixed(mixed(INDEX[0]), Plan(32, Arrangement.LENGTH, kernel, lanes, 256))
-    for width in (4, 16, 33, 64, 264):
+    for width in (1, 4, 10, 16, 33, 64, 131, 264):
         x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
         args = (x.double(), w.double().view(-1, 1))
         scale = reference.spmm(graph, args[0].abs(), args[1].abs(), "mul", "sum")
