@@ -21,7 +21,7 @@ from timing import provenance, save_table, shown
 from gnnaccel import ops
 
 COLUMNS = ("dtype", "segments", "sizes", "inner", "outer", "loop_ms", "kernel_ms", "picked_ms", "picked",
-           "loop_backward_ms", "kernel_backward_ms", "torch_ms", "error")  # fmt: skip
+           "loop_backward_ms", "kernel_backward_ms", "picked_backward_ms", "torch_ms", "error")  # fmt: skip
 SEGMENTS = (5, 20, 50, 200)
 WIDTHS = ((64, 64), (16, 64), (128, 128), (256, 256))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -49,13 +49,13 @@ def least(call, repeat: int) -> float:
 
 def forced(one_launch: bool | None, call):
     """call() with the kernel (True), the loop (False), or what the op picks."""
-    kept = module._pays
+    kept = module._pays, module._takes_grouped
     if one_launch is not None:
-        module._pays = lambda *_: one_launch
+        module._pays, module._takes_grouped = lambda *_: one_launch, lambda *_: False
     try:
         return call()
     finally:
-        module._pays = kept
+        module._pays, module._takes_grouped = kept
 
 
 def measure(rows: int, segments: int, skewed: bool, inner: int, outer: int, dtype: str, repeat: int) -> dict:
@@ -79,8 +79,12 @@ def measure(rows: int, segments: int, skewed: bool, inner: int, outer: int, dtyp
         found[f"{name}_backward_ms"] = forced(which, lambda: least(both, repeat)) - forward_ms
         results[name] = forced(which, lambda: (forward(), *both()))
     found["picked_ms"] = least(forward, repeat)
+    found["picked_backward_ms"] = least(both, repeat) - found["picked_ms"]
     found["picked"] = "kernel" if module._pays(segments, rows * inner * outer, x.dtype) else "loop"
-    pairs = zip(results["kernel"], results["loop"], strict=True)
+    if module._takes_grouped(x, ptr, inner, outer, grad):
+        found["picked"] = "torch"
+    results["picked"] = forward(), *both()
+    pairs = [(a, b) for side in ("kernel", "picked") for a, b in zip(results[side], results["loop"], strict=True)]
     found["error"] = max(float((a.double() - b.double()).abs().max() / b.abs().max()) for a, b in pairs)
     found["torch_ms"] = None
     if hasattr(torch, "_grouped_mm"):
@@ -96,14 +100,15 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--commit", help="to name in the table, where git is not at hand")
     parser.add_argument("--csv", metavar="OUT")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
     cells, wrong = [], 0
-    for dtype in DTYPES:
-        for inner, outer in WIDTHS if dtype == "float32" else WIDTHS[:1]:
+    for dtype in options.dtypes:
+        for inner, outer in WIDTHS:
             for segments in SEGMENTS:
                 for skewed in (False, True):
                     found = measure(options.rows, segments, skewed, inner, outer, dtype, options.repeat)

@@ -175,9 +175,9 @@ def _modules() -> dict[str, Case]:
         make = partial(_hetero_conv, types, "SAGEConv", aggregate)
         left = {} if aggregate in ("sum", "mean") else dict(expect=PARTLY, reason=ACROSS)
         found[f"HeteroGraphConv('{aggregate}')"] = Case(group, _call_conv, NODES, make, HETERO, **left)
-    for layer in ("GraphConv", "GATConv"):
+    for layer in ("GraphConv", "GATConv", "GINConv"):
         make = partial(_hetero_conv, types, layer, "sum")
-        left = {} if layer == "GraphConv" else dict(expect=PARTLY, reason="layers that cannot be taken together")
+        left = {} if layer != "GINConv" else dict(expect=PARTLY, reason="layers that cannot be taken together")
         found[f"HeteroGraphConv({layer})"] = Case(group, _call_conv, NODES, make, HETERO, **left)
     linear = lambda m, g, *x: m(dict(zip(("game", "store", "user"), x, strict=True)))  # noqa: E731
     plain = dict(graphs=("ring",), expect=FRAMEWORK, reason=DENSE)
@@ -194,6 +194,7 @@ def _hetero_conv(types, layer, aggregate):
         "SAGEConv": lambda: dglnn.SAGEConv(4, 3, "mean"),
         "GraphConv": lambda: dglnn.GraphConv(4, 3, norm="right", allow_zero_in_degree=True),
         "GATConv": lambda: dglnn.GATConv((4, 4), 3, 2, allow_zero_in_degree=True),
+        "GINConv": lambda: dglnn.GINConv(torch.nn.Linear(4, 3)),
     }[layer]
     return dglnn.HeteroGraphConv({t: made() for t in types}, aggregate=aggregate)
 

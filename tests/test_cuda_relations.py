@@ -302,6 +302,29 @@ def test_segment_matmul_with_gradients(segments, blocks):
             torch.testing.assert_close(ours.cpu(), theirs)
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_segment_matmul_by_torch(empty):
+    """Of bfloat16, by torch's grouped product where it has one: values and gradients as of a product for each."""
+    sizes = torch.randint(1, 200, (20,), generator=torch.Generator().manual_seed(1))
+    sizes[[0, 7, 19]] *= not empty
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    x, weight, grad = (rand(*shape).bfloat16() for shape in ((int(ptr[-1]), 16), (20, 16, 24), (int(ptr[-1]), 24)))
+
+    def run(device, ptr):
+        leaves = [t.to(device).requires_grad_() for t in (x, weight)]
+        out = ops.segment_matmul(leaves[0], ptr, leaves[1])
+        return [out, *torch.autograd.grad(out, leaves, grad.to(device))]
+
+    if torch.cuda.get_device_capability()[0] in segment_matmul._GROUPED_CAPABILITIES:
+        there = x.to(DEVICE)
+        assert segment_matmul._grouped(there, ptr, weight.to(DEVICE)) is not None
+        assert segment_matmul._weights_grouped(there, ptr, grad.to(DEVICE)) is not None
+    want = run("cpu", ptr)
+    for each in (ptr, ptr.to(DEVICE)):
+        for ours, theirs in zip(run(DEVICE, each), want, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.skipif(not HAS_DGL, reason="needs DGL")
 @pytest.mark.parametrize("regularizer", [None, "basis", "bdd"])
 def test_dgl_typed_linear(regularizer):

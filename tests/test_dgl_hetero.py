@@ -10,6 +10,7 @@ import torch
 from dgl_compare import assert_same, build, compare, dgl, outcome, rand
 
 from gnnaccel import dgl_backend, report
+from gnnaccel.dgl_backend import hetero_layers
 
 import dgl.function as fn  # isort: skip  (after the shim)
 
@@ -351,6 +352,21 @@ LAYERS = {
     "SAGEConv": lambda n, f: dgl.nn.SAGEConv(f, 5, "mean", bias=n % 2 == 0),
     "both": lambda n, f: dgl.nn.GraphConv(f, 5) if n % 2 else dgl.nn.SAGEConv(f, 5, "mean"),
     "some": lambda n, f: dgl.nn.SAGEConv(f, 5, ("mean", "gcn")[n == 1], feat_drop=0.5 * (n == 2)),
+    "GATConv": lambda n, f: dgl.nn.GATConv(f, 3, 2, allow_zero_in_degree=True, bias=n % 2 == 0),
+    "GATConv pair": lambda n, f: dgl.nn.GATConv((f, f), 3, 1, negative_slope=0.1 * (n % 2), allow_zero_in_degree=True),
+    "GATConv some": lambda n, f: dgl.nn.GATConv(
+        f,
+        5,
+        1,
+        attn_drop=0.5 * (n == 2),
+        residual=n == 1,
+        activation=torch.relu if n == 5 else None,
+        allow_zero_in_degree=True,
+    ),
+    "GINConv": lambda n, f: dgl.nn.GINConv(torch.nn.Linear(f, 5), init_eps=0.25 * n),
+    "GINConv some": lambda n, f: dgl.nn.GINConv(
+        (None, torch.nn.Tanh())[n % 2], ("sum", "mean")[n == 1], 0.5, n == 2, (None, torch.relu)[n == 3]
+    ),
 }
 
 
@@ -358,7 +374,8 @@ LAYERS = {
 @pytest.mark.parametrize("aggregate", ["sum", "mean"])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("where", ["ring", "skewed"])
-def test_layers_of_all_edge_types_together(where, name, aggregate, form):
+def test_layers_of_all_edge_types_together(where, name, aggregate, form, monkeypatch):
+    monkeypatch.setattr(hetero_layers, "SUMMING", ("cpu", "cuda"))
     g = _skewed() if where == "skewed" else build(where)
     torch.manual_seed(2)
     conv = dgl.nn.HeteroGraphConv({e: LAYERS[name](n, 4) for n, e in enumerate(g.etypes)}, aggregate).double()

@@ -1,5 +1,7 @@
 """ops.relational_spmm and segment_matmul against their definitions in float64: values, gradients, modes, bad input."""
 
+import importlib
+
 import graphs
 import pytest
 import torch
@@ -292,6 +294,26 @@ def test_segment_matmul():
         for w in (weight, blocks):
             torch.library.opcheck(torch.ops.gnnaccel.segment_matmul, (x, ptr, w))
     torch.library.opcheck(torch.ops.gnnaccel.segment_matmul_weights, (x, ptr, rand(7, 4).requires_grad_(), 2))
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="torch has no grouped product")
+def test_segment_matmul_by_torch(monkeypatch):
+    """Torch's grouped product, which serves bfloat16 on CUDA, gives what a product for each segment gives."""
+    module = importlib.import_module("gnnaccel.ops.segment_matmul")
+    ptr = torch.tensor([0, 0, 9, 17, 17, 30])
+    x, weight, grad = (rand(*shape).bfloat16() for shape in ((30, 8), (5, 8, 16), (30, 16)))
+
+    def run():
+        leaves = [t.clone().requires_grad_() for t in (x, weight)]
+        out = ops.segment_matmul(leaves[0], ptr, leaves[1])
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    want = run()
+    used = []
+    monkeypatch.setattr(module, "_takes_grouped", lambda *given: used.append(given) or True)
+    for ours, theirs in zip(run(), want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+    assert len(used) == 3
 
 
 def test_grouped_matmul():

@@ -1,7 +1,8 @@
-"""HeteroGraphConv of GraphConv and SAGEConv: the layers of all edge types into a node type as one sum and one product.
+"""HeteroGraphConv of GraphConv, SAGEConv, GATConv and GINConv: the layers of all edge types together.
 
 Where results are summed or averaged across types, the linear maps behind the sums of each type add up in one matrix
-product over all types, and SAGEConv's maps of the destinations themselves are added up before they are applied.
+product over all types, and SAGEConv's maps of the destinations themselves are added up before they are applied. Layers
+of attention attend in one walk, and GINConv's sums are found in one.
 """
 
 from __future__ import annotations
@@ -9,25 +10,55 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from dgl.nn.pytorch import GraphConv, SAGEConv, hetero
-from torch import Tensor, nn
+from torch import Tensor
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
+from gnnaccel.dgl_backend.hetero_layers import found_of
 from gnnaccel.dgl_backend.short import autocasting, is_plain
 from gnnaccel.dgl_backend.structure import known_structures, stack_of
 from gnnaccel.graph import modes
-from gnnaccel.modules import is_watched
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
+from gnnaccel.ops.gat_layers import is_profitable as attend_together
+from gnnaccel.ops.own_sums import OwnSum, own_sums
+from gnnaccel.ops.own_sums import is_profitable as sum_together
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, is_profitable, relation_sums
 
 KIND = "dgl.HeteroGraphConv"
 _ACROSS = "an aggregate of edge types other than sum and mean"
-_KINDS = {"none": "sum", "right": "mean", "left": "left", "both": "both"}  # of GraphConv's norm
-_DTYPES = (torch.float32, torch.float64)
+_APART = "layers that cannot be taken together"
+
+
+class Call(NamedTuple):
+    """A layer's call: the edge type's number and name, the layer, and the features of sources and destinations."""
+
+    number: int
+    etype: tuple
+    layer: Any
+    pair: tuple
+
+
+class Part(NamedTuple):
+    """A call and what it does."""
+
+    call: Call
+    does: Any
+
+
+class Found(NamedTuple):
+    """What calls do. By destination type `sums`, those that are summed and mapped together, and `others`, those that
+    are to be made; `attending`, by what these have in common and by destination type; and `summing`, those of GINConv,
+    by what they have in common."""
+
+    sums: dict[str, list[Part]]
+    others: dict[str, list[Call]]
+    attending: dict[tuple, dict[str, list[Part]]]
+    summing: dict[tuple, list[Part]]
 
 
 def forward(original):
@@ -38,39 +69,64 @@ def forward(original):
             return original(self, g, inputs, mod_args, mod_kwargs)  # each layer sees to the mode, and counts it
         start = time.perf_counter()
         why = _obstacle(self, mod_args, mod_kwargs)
-        found = None if why is not None else _layers(self, g, inputs)
+        found = None if why is not None else _found(self, g, inputs)
         if isinstance(found, str):
             why = found
         if why is not None:
             report.record(KIND, start, why)  # each layer is accelerated, or left, and counted by itself
         if found is None or why is not None:
             return original(self, g, inputs, mod_args, mod_kwargs)
+        results, counts = _results(g, found)
+        means = _reducer(self) is hetero._mean_reduce_func
         out = {}
-        apart = _one_after_another(g, {name: others for name, (_, others) in found.items()})
-        walked = {name: together for name, (together, _) in found.items() if together}
-        sums = dict(zip(walked, _together(g, list(walked.values())), strict=True))
-        for name, (together, others) in found.items():
-            results = apart[name]
-            if together:
-                results.append(sums[name])
-            if results:
-                total = _added(results)
-                count = len(others) + len(together)
-                out[name] = total / count if _reducer(self) is hetero._mean_reduce_func and count > 1 else total
-        if walked:
+        for name, parts in results.items():
+            if parts:
+                total = _added(parts)
+                out[name] = total / counts[name] if means and counts[name] > 1 else total
+        if any(found.sums.values()) or found.attending or found.summing:
             report.record(KIND, start)
         return out
 
     return call
 
 
-def _one_after_another(g, others: dict[str, list]) -> dict[str, list]:
-    """Results of layers by destination type, which are called in the order of the edge types: some draw numbers."""
-    results: dict[str, list] = {name: [] for name in others}
-    calls = [(number, name, *call) for name, of_type in others.items() for number, *call in of_type]
-    for _, name, etype, layer, pair in sorted(calls, key=lambda call: call[0]):
-        results[name].append(layer(g[etype], pair))
+def _results(g, found: Found) -> tuple[dict[str, list], dict[str, int]]:
+    """Parts of the sum of each destination type, and of how many layers these are."""
+    results: dict[str, list] = {name: [] for name in found.others}
+    counts = {name: len(calls) for name, calls in found.others.items()}
+    for name, result in _one_after_another(g, found):
+        results[name].append(result)
+    walked = {name: parts for name, parts in found.sums.items() if parts}
+    groups = [(walked, _together(g, list(walked.values())))]
+    for (slope, *shape, _), by_type in found.attending.items():
+        layers = [[part.does for part in parts] for parts in by_type.values()]
+        kept = _keeper(g, [part for parts in by_type.values() for part in parts])
+        groups.append((by_type, [out.view(-1, *shape) for out in gat_layers(layers, How(slope, True), kept)]))
+    for by_type, outs in groups:
+        for (name, parts), out in zip(by_type.items(), outs, strict=True):
+            results[name].append(out)
+            counts[name] += len(parts)
+    return results, counts
+
+
+def _one_after_another(g, found: Found) -> list[tuple[str, Any]]:
+    """(destination type, result) of the calls to be made, in the order of the edge types: some draw random numbers."""
+    ready: dict[int, Tensor] = {}
+    for parts in found.summing.values():
+        sums = own_sums([part.does for part in parts], _keeper(g, parts))
+        ready.update(zip([part.call.number for part in parts], sums, strict=True))
+    results = []
+    calls = [call for of_type in found.others.values() for call in of_type]
+    for number, etype, layer, pair in sorted(calls, key=lambda call: call.number):
+        out = _finished(layer, ready.pop(number)) if number in ready else layer(g[etype], pair)
+        results.append((etype[2], out))
     return results
+
+
+def _finished(layer, out: Tensor) -> Any:
+    """What GINConv makes of its sums."""
+    out = out if layer.apply_func is None else layer.apply_func(out)
+    return out if layer.activation is None else layer.activation(out)
 
 
 def _added(results: list) -> Tensor:
@@ -94,48 +150,49 @@ def _reducer(conv) -> Any:
     return aggregate.keywords.get("fn") if own and len(aggregate.keywords) == 1 else None
 
 
-def _layers(conv, g, inputs) -> dict | str | None:
-    """By destination type, in DGL's order: (edge type's number, term, own features, layer) of those layers to be taken
-    together, and (number, edge type, layer, inputs) of the others, as all are of a graph that is new, which may be gone
-    after this call. A reason where there are none to be taken together, and None for inputs of which DGL words the
-    error."""
+def _found(conv, g, inputs) -> Found | str | None:
+    """What the layers do; of a graph that is new, which may be gone after this call, all are to be called. A reason
+    where there are none to be taken together, and None for inputs of which DGL words the error."""
     pairs = _pairs(g, inputs)
     if pairs is None:
         return None
     graphs = known_structures(g._graph, [number for number, *_ in pairs])
-    if graphs is None:
-        return _one_by_one(conv, g, pairs)
-    found: dict[str, tuple[list, list]] = {name: ([], []) for name in g.dsttypes}
-    for (number, etype, source, target), graph in zip(pairs, graphs, strict=True):
-        together, others = found[etype[2]]
-        layer = conv._get_module(etype)
-        term = _term(layer, graph, source, target)
-        alike = term is not None and (not together or _alike(together[0], term, target))
-        if alike:
-            together.append((number, term, target, layer))
+    types = list(g.dsttypes)
+    found = Found({name: [] for name in types}, {name: [] for name in types}, {}, {})
+    for place, (number, etype, *pair) in enumerate(pairs):
+        call, name = Call(number, etype, conv._get_module(etype), tuple(pair)), etype[2]
+        does = None if graphs is None else found_of(call.layer, graphs[place], *pair)
+        part = Part(call, does)
+        if isinstance(does, Term) and (not found.sums[name] or _alike(found.sums[name][0], part)):
+            found.sums[name].append(part)
+        elif isinstance(does, GatLayer):
+            key = call.layer.leaky_relu.negative_slope, *does.att_src.shape[1:], does.x.dtype
+            found.attending.setdefault(key, {}).setdefault(name, []).append(part)
         else:
-            others.append((number, etype, layer, (source, target)))
-    for name, (together, others) in found.items():
-        if together and (len(together) == 1 or not is_profitable([term for _, term, *_ in together])):
-            types = {number: (etype, pair) for (number, etype, *pair) in pairs}
-            again = [(n, types[n][0], layer, tuple(types[n][1])) for n, _, _, layer in together]
-            found[name] = ([], again + others)
-    if not any(together for together, _ in found.values()):
-        return "layers that cannot be taken together"
-    return found
+            found.others[name].append(call)
+            if isinstance(does, OwnSum):
+                found.summing.setdefault((does.x.shape[1], does.x.dtype), []).append(part)
+    if graphs is None:
+        return found
+    for name, parts in found.sums.items():
+        if parts and (len(parts) == 1 or not is_profitable([part.does for part in parts])):
+            found.others[name] += [part.call for part in parts]
+            found.sums[name] = []
+    for attending, by_type in list(found.attending.items()):
+        if not attend_together([part.does for parts in by_type.values() for part in parts]):
+            for name, parts in found.attending.pop(attending).items():
+                found.others[name] += [part.call for part in parts]
+    for summing, parts in list(found.summing.items()):
+        if not sum_together([part.does for part in parts]):
+            found.summing.pop(summing)
+    together = any(found.sums.values()) or found.attending or found.summing
+    return found if together else _APART
 
 
-def _one_by_one(conv, g, pairs: list[tuple]) -> dict:
-    found: dict[str, tuple[list, list]] = {name: ([], []) for name in g.dsttypes}
-    for number, etype, source, target in pairs:
-        found[etype[2]][1].append((number, etype, conv._get_module(etype), (source, target)))
-    return found
-
-
-def _alike(first: tuple, term: Term, target: Tensor) -> bool:
-    _, other, own, _ = first
+def _alike(first: Part, part: Part) -> bool:
+    term, other = first.does, part.does
     same = term.outputs == other.outputs and term.x.dtype == other.x.dtype
-    return same and term.x.device == other.x.device and target is own
+    return same and term.x.device == other.x.device and first.call.pair[1] is part.call.pair[1]
 
 
 def _pairs(g, inputs) -> list[tuple] | None:
@@ -160,68 +217,28 @@ def _pairs(g, inputs) -> list[tuple] | None:
     return found
 
 
-def _term(layer, graph, x, own) -> Term | None:
-    """The sum and the map of a layer that does no more, but for a bias and SAGEConv's own map; None for another."""
-    if type(layer) not in (GraphConv, SAGEConv) or is_watched(layer) or vars(layer).get("_compiled_call_impl"):
-        return None
-    if not isinstance(x, Tensor) or not isinstance(own, Tensor) or x.dim() != 2 or x.dtype not in _DTYPES:
-        return None
-    if x.shape[0] != graph.num_cols or x.device != graph.device or ops.unsupported(x) is not None:
-        return None
-    if type(layer) is GraphConv:
-        weight, bias, kind = layer.weight, layer.bias, _KINDS.get(layer._norm)
-        usual = layer._activation is None and layer._allow_zero_in_degree and weight is not None
-    else:
-        usual = layer._aggre_type == "mean" and _is_plain_sage(layer, own, x, graph)
-        weight, bias, kind = (layer.fc_neigh.weight, layer.fc_self.bias, "mean") if usual else (None, None, None)
-    if not usual or kind is None or not _takes(weight, x) or weight.dim() != 2:
-        return None
-    term = Term(graph, x, weight, kind, type(layer) is SAGEConv)
-    if weight.shape[1 if term.transposed else 0] != x.shape[1]:
-        return None
-    return term if bias is None or (_takes(bias, x) and bias.shape == (term.outputs,)) else None
-
-
-def _takes(parameter, x: Tensor) -> bool:
-    return isinstance(parameter, Tensor) and parameter.dtype == x.dtype and parameter.device == x.device
-
-
-def _is_plain_sage(layer, own, x: Tensor, graph) -> bool:
-    if layer.activation is not None or layer.norm is not None:
-        return False
-    drop, maps = layer.feat_drop, (layer.fc_neigh, layer.fc_self)
-    if type(drop) is not nn.Dropout or (drop.training and drop.p > 0) or is_watched(drop):
-        return False
-    if any(type(m) is not nn.Linear or is_watched(m) for m in maps) or layer.fc_neigh.bias is not None:
-        return False
-    if own.dim() != 2 or own.shape[0] != graph.num_rows or ops.unsupported(own) is not None:
-        return False
-    weight = layer.fc_self.weight
-    return _takes(own, x) and _takes(weight, x) and weight.shape == (layer.fc_neigh.weight.shape[0], own.shape[1])
-
-
-def _together(g, by_type: list[list[tuple]]) -> list[Tensor]:
+def _together(g, by_type: list[list[Part]]) -> list[Tensor]:
     """The sums of the results of the layers of each destination type."""
-    targets = [_target(g, together) for together in by_type]
+    targets = [_target(g, parts) for parts in by_type]
     if by_type:
-        made = relation_layers(targets, _keeper(g, [each for together in by_type for each in together]))
+        made = relation_layers(targets, _keeper(g, [part for parts in by_type for part in parts]))
         if made is not None:
             return made
     return [relation_sums(terms, kept, biases, own) for terms, kept, biases, own in targets]
 
 
-def _target(g, together: list[tuple]) -> Target:
+def _target(g, parts: list[Part]) -> Target:
     """What adds up the results of layers of one destination type."""
-    owns = [layer.fc_self.weight for *_, layer in together if type(layer) is SAGEConv]
-    biases = [layer.bias if type(layer) is GraphConv else layer.fc_self.bias for *_, layer in together]
-    own = Own(together[0][2], owns) if owns else None
-    terms = [term for _, term, *_ in together]
-    return Target(terms, _keeper(g, together), [b for b in biases if b is not None], own)
+    layers = [part.call.layer for part in parts]
+    owns = [layer.fc_self.weight for layer in layers if type(layer) is SAGEConv]
+    biases = [layer.bias if type(layer) is GraphConv else layer.fc_self.bias for layer in layers]
+    own = Own(parts[0].call.pair[1], owns) if owns else None
+    return Target([part.does for part in parts], _keeper(g, parts), [b for b in biases if b is not None], own)
 
 
-def _keeper(g, together: list[tuple]) -> Callable:
+def _keeper(g, parts: list[Part]) -> Callable:
     """What keeps with the graph what is made of the edge types of these layers."""
-    numbers = tuple([number for number, *_ in together])
+    numbers = tuple([part.call.number for part in parts])
 
     def kept(key, make):
         return stack_of(g._graph, (numbers, key), make)

@@ -85,6 +85,18 @@ def takes(layers: Sequence[GatLayer]) -> bool:
     return True
 
 
+# Multiplications of the maps, from which on, on the CPU, rows that are copied cost more than calls (EPYC, one thread).
+_MAPPED = 1 << 27
+
+
+def is_profitable(layers: Sequence[GatLayer]) -> bool:
+    """True if these layers take less together, and `gat_layers` serves them."""
+    if len(layers) < 2:
+        return False
+    work = sum([layer.graph.num_cols * layer.weight_src.numel() for layer in layers])
+    return (work <= _MAPPED or not layers[0].x.is_cpu) and takes(layers)
+
+
 def gat_layers(targets: Sequence[Sequence[GatLayer]], how: How, kept: Callable) -> list[Tensor]:
     """For each target the sum of its layers.
 

@@ -22,6 +22,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Relation, Stack, below_each_other, factor
 from gnnaccel.ops import _arrays, ready
 from gnnaccel.ops.linear_sums import Apart
+from gnnaccel.ops.own_sums import SPARED
 from gnnaccel.ops.relation_products import (
     Group,
     Map,
@@ -41,10 +42,6 @@ from gnnaccel.ops.spmm import FORMS, spmm
 _SMALL = 1 << 24
 # Up to which layers on the CPU take less one by one than sums together whose edges have weights.
 _TINY = 1 << 22
-# Bytes for each destination type that one node may read and write more than `relation_sums` does. It spares 0.3 to
-# 0.9 ms of calls for each type (an H200, benchmarks/results/hetero_ways_h200.csv), in which six passes over so many
-# bytes are made at 3 TB/s; the bound itself was not reached in a measurement.
-SPARED = 300 << 20
 
 
 class Target(NamedTuple):

@@ -1,10 +1,12 @@
 """Matrix products of groups of rows, each group with a matrix of its own: group by group, by the BLAS that torch has,
-or on CUDA, where a group has too little to do for a call of its own, by one launch for all."""
+or on CUDA, where a group has too little to do for a call of its own, by one launch for all; of bfloat16 by torch's own
+grouped product."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,8 +47,9 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor, *, check: bool = True
     Notes
     -----
     A segment without rows costs nothing. On CUDA many segments take one launch (three with the gradients of `weight`),
-    few large ones a product of torch's each. The same bits on every run. On the CPU rows of bfloat16 are added up as
-    torch.mm adds them.
+    few large ones a product of torch's each, and those of bfloat16 with widths that are multiples of 8 torch's grouped
+    product where it has a kernel (compute capability 9.0 and 10.x). The same bits on every run. On the CPU rows of
+    bfloat16 are added up as torch.mm adds them.
 
     Examples
     --------
@@ -133,13 +136,79 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 # product's call takes, on tensor cores and without (an H200: 12 us, and 0.03 to 0.05 ps a multiplication; without them
 # 0.012, and none up to 64 x 64); and the blocks that it may have side by side.
 _CALL, _CALL_WITHOUT = 360_000_000, 1_000_000_000
-_MOST_BLOCKS = 65535
+_MOST_BLOCKS, _INT32_MAX = 65535, 2**31 - 1
 
 
 def _pays(segments: int, multiplications: int, dtype: torch.dtype) -> bool:
     """True if one launch takes less than a product of torch's for each segment."""
     full = dtype is torch.float64 or (dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest")
     return segments * (_CALL_WITHOUT if full else _CALL) >= multiplications
+
+
+# Segments from which on torch's grouped product takes less than a product for each (an H200, 64 x 64: 0.21 ms for five
+# either way, and for 20 of 0.21 and 0.58; our kernel 0.32).
+_GROUPED = 6
+_GROUPED_CAPABILITIES = (9, 10)  # on others it is a product for each group, and waits for the GPU
+_ALIGNED = 8  # numbers of two bytes in the 16 to which it wants rows aligned
+
+
+@functools.cache
+def _has_grouped(device: int) -> bool:
+    return hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(device)[0] in _GROUPED_CAPABILITIES
+
+
+def _takes_grouped(x: Tensor, ptr: Tensor, inner: int, outer: int, *others: Tensor) -> bool:
+    """True where torch's grouped product does these products, of rows x [n, inner] or with them, and takes less."""
+    if x.dtype is not torch.bfloat16 or not x.is_cuda or ptr.shape[0] <= _GROUPED or not x.shape[0]:
+        return False
+    if not inner or not outer or inner % _ALIGNED or outer % _ALIGNED or x.shape[0] > _INT32_MAX:
+        return False
+    if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not x.dtype:
+        return False  # which casts what that product takes
+    return _has_grouped(x.device.index) and all(t.data_ptr() % 16 == 0 for t in (x, *others))
+
+
+def _ends(x: Tensor, ptr: Tensor) -> Tensor | None:
+    """Where the segments end, as torch's grouped product wants it."""
+    return _brought(ptr, x.device, "ends on CUDA", lambda: ptr[1:].to(x.device, torch.int32))
+
+
+def _brought(ptr: Tensor, device: torch.device, key: str, bring: Callable[[], Tensor]) -> Tensor | None:
+    """What bring() makes of `ptr` on a GPU, kept with a `ptr` on the CPU; None in a capture, which may not bring it."""
+    if ptr.device.type == device.type:
+        return bring()
+    found = derived.get((ptr,), key)
+    if found is None or found.device != device:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        found = bring()
+        if _operators.plain((ptr,)):
+            derived.put((ptr,), key, found)
+    return found
+
+
+def _grouped(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
+    """The products of rows by torch's grouped one; None where that has none for them, or takes longer."""
+    if weight.dim() != 3 or not _takes_grouped(x, ptr, *weight.shape[1:]):
+        return None
+    if not weight.is_contiguous() and not weight.transpose(-1, -2).is_contiguous():
+        weight = weight.contiguous()
+    ends = _ends(x, ptr) if weight.data_ptr() % 16 == 0 else None
+    return None if ends is None else torch._grouped_mm(x, weight, offs=ends)
+
+
+def _weights_grouped(x: Tensor, ptr: Tensor, grad: Tensor) -> Tensor | None:
+    """`_grouped` of weights_op."""
+    if not _takes_grouped(x, ptr, x.shape[1], grad.shape[1], grad):
+        return None
+    ends = _ends(x, ptr)
+    if ends is None:
+        return None
+    out = torch._grouped_mm(x.t(), grad, offs=ends)
+    if not ptr.is_cuda and bool((ptr.diff() > 0).all()):
+        return out
+    empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0  # of which it may write nothing
+    return out.masked_fill_(empty.view(-1, 1, 1), 0)
 
 
 def _offsets(x: Tensor, rows: int, ptr: Tensor, heads: int, inner: int, outer: int) -> Tensor | None:
@@ -149,18 +218,9 @@ def _offsets(x: Tensor, rows: int, ptr: Tensor, heads: int, inner: int, outer: i
         return None
     if heads * -(-inner // 64) * -(-outer // 64) > _MOST_BLOCKS:
         return None
-    if ptr.device.type == x.device.type:
-        return ptr.to(x.device, torch.int64).contiguous()
-    if not _pays(ptr.shape[0] - 1, rows * heads * inner * outer, x.dtype):
+    if not ptr.is_cuda and not _pays(ptr.shape[0] - 1, rows * heads * inner * outer, x.dtype):
         return None
-    found = derived.get((ptr,), "offsets on CUDA")
-    if found is None or found.device != x.device:
-        if torch.cuda.is_current_stream_capturing():
-            return None  # which may not bring them there
-        found = ptr.to(x.device, torch.int64)
-        if _operators.plain((ptr,)):
-            derived.put((ptr,), "offsets on CUDA", found)
-    return found
+    return _brought(ptr, x.device, "offsets on CUDA", lambda: ptr.to(x.device, torch.int64).contiguous())
 
 
 def _dense_pays(x: Tensor, heads: int, inner: int, outer: int) -> bool:
@@ -259,7 +319,8 @@ def _matmul_impl(x, ptr, weight):
     x = x.contiguous()
     if weight.dim() == 4 and _dense_pays(x, *weight.shape[1:]):
         weight = _dense(weight)
-    found = _by_kernel(x, ptr, weight)
+    found = _grouped(x, ptr, weight)
+    found = _by_kernel(x, ptr, weight) if found is None else found
     if found is not None:
         return found
     # With a place for the result autocast, which is none of this op's, leaves the products alone.
@@ -282,7 +343,8 @@ def _weights_impl(x, ptr, grad, heads):
     x, grad = x.contiguous(), grad.contiguous()
     if heads and _dense_pays(x, heads, x.shape[1] // heads, grad.shape[1] // heads):
         return _blocks(_weights_impl(x, ptr, grad, 0), heads)
-    found = _weights_by_kernel(x, ptr, grad, heads)
+    found = None if heads else _weights_grouped(x, ptr, grad)
+    found = _weights_by_kernel(x, ptr, grad, heads) if found is None else found
     if found is not None:
         return found
     out = _weights_fake(x, ptr, grad, heads)

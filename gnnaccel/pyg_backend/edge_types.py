@@ -19,10 +19,12 @@ from torch_geometric import nn as pyg_nn
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
-from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
-from gnnaccel.ops.own_sums import OwnSum, own_sums
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
+from gnnaccel.ops.gat_layers import is_profitable as gats_profit
+from gnnaccel.ops.own_sums import SPARED, OwnSum, own_sums
+from gnnaccel.ops.own_sums import is_profitable as sums_profit
 from gnnaccel.ops.ready import ONCE
-from gnnaccel.ops.relation_layers import SPARED, Target, relation_layers
+from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, is_profitable
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer
@@ -165,11 +167,11 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
             found.sums[target] = []
     for key, by_target in list(found.attending.items()):
         layers = [each.layer for part in by_target.values() for each in part]
-        if len(layers) < 2 or not _attend_together(layers):
+        if not _attend_together(layers):
             for target, part in found.attending.pop(key).items():
                 found.others[target] += [numbers[id(each)] for each in part]
     for key, by_number in list(found.summing.items()):
-        if len(by_number) < 2 or _features([each.layer for each in by_number.values()]) > SPARED * len(by_number):
+        if not sums_profit([each.layer for each in by_number.values()]):
             found.summing.pop(key)
     some = found.attending or found.summing or any(found.sums.values())
     return found if some else Refused("layers that cannot be taken together")
@@ -213,18 +215,12 @@ def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -
 
 def _attend_together(layers: list) -> bool:
     """True if these layers take less as one."""
-    gat = type(layers[0]) is GatLayer
-    maps = [layer.weight_src if gat else layer.value.weight for layer in layers]
+    if type(layers[0]) is GatLayer:
+        return gats_profit(layers)
     if not layers[0].x.is_cpu:
-        return takes(layers) if gat else _copied(layers) <= SPARED
-    work = sum([layer.graph.num_cols * weight.numel() for layer, weight in zip(layers, maps, strict=True)])
-    return work <= (_ATTENDING if gat else _MAPPED) and (not gat or takes(layers))
-
-
-def _features(layers: list[OwnSum]) -> int:
-    """Bytes of all features."""
-    each = {id(x): x for layer in layers for x in (layer.x, layer.own)}
-    return sum([x.numel() * x.element_size() for x in each.values()])
+        return len(layers) > 1 and _copied(layers) <= SPARED
+    work = sum([layer.graph.num_cols * layer.value.weight.numel() for layer in layers])
+    return len(layers) > 1 and work <= _MAPPED
 
 
 def _copied(layers: list[DotLayer]) -> int:
@@ -233,9 +229,9 @@ def _copied(layers: list[DotLayer]) -> int:
     return rows * layers[0].value.weight.shape[0] * layers[0].x.element_size()
 
 
-# Multiplications of the maps, from which on rows that are copied cost more than calls: of GATConv, and of
-# TransformerConv, whose destinations are mapped too (EPYC, one thread).
-_ATTENDING, _MAPPED = 1 << 27, 1 << 24
+# Multiplications of TransformerConv's maps of values, from which on rows that are copied cost more than calls (EPYC,
+# one thread).
+_MAPPED = 1 << 24
 _TINY = 1 << 18  # features times layers, up to which to join new graphs on the CPU takes longer than it spares (EPYC)
 
 
@@ -365,6 +361,8 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
         return None
     if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
         return None
+    if not x.numel() or not own.numel():
+        return None  # one without nodes would keep the others from being taken
     looped = known is pyg_nn.GATConv and conv.add_self_loops
     key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
     graph = derived.get((edge_index,), key)
