@@ -29,6 +29,7 @@ LAYERS = {
     "Graph": lambda i, w: nn.GraphConv(w, 8),
     "GIN": lambda i, w: nn.GINConv(nn.MLP([w[0], 6, 8], norm=None), eps=0.3 * i),
     "GAT": lambda i, w: nn.GATConv(w, 4, heads=2, add_self_loops=False),
+    "GATv2": lambda i, w: nn.GATv2Conv(w, 4, heads=2, concat=i % 3 == 0 or w != (8, 8), add_self_loops=False),
     "Transformer": lambda i, w: nn.TransformerConv(w, 8, heads=2, concat=False),
 }
 
@@ -86,7 +87,7 @@ def test_layers_together(shape, name, form):
     plain = plain.double()
     model = pyg_backend.accelerate(copy.deepcopy(plain).to(DEVICE))
     there = [{key: value.to(DEVICE) for key, value in each.items()} for each in (x, edges)]
-    again = shape == "equal" and name in ("SAGE", "GIN", "GAT")
+    again = shape == "equal" and name in ("SAGE", "GIN", "GAT", "GATv2")
     report.reset()
     for used in (list(x), ["n1"]):
         want, want_grads = run(plain, x, edges, used, again)

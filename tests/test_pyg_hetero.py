@@ -492,6 +492,11 @@ PLAIN = {
     "GAT averaged": lambda n: nn.GATConv((-1, -1), 8, heads=2 + n % 2, concat=False, add_self_loops=False),
     "GAT and SAGE": lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False) if n % 2 else nn.SAGEConv((-1, -1), 8),
     "GAT with res": lambda n: nn.GATConv((-1, -1), 8, residual=n == 0, add_self_loops=False),
+    "GATv2": lambda n: nn.GATv2Conv(
+        (-1, -1), 4, heads=2, add_self_loops=n == 0, bias=n != 1, share_weights=n == 0, residual=n == 3
+    ),
+    "GATv2 averaged": lambda n: nn.GATv2Conv((-1, -1), 8, heads=2 + n % 2, concat=False, add_self_loops=False),
+    "GATv2 and GAT": lambda n: (nn.GATConv, nn.GATv2Conv)[n % 2]((-1, -1), 8, add_self_loops=False),
     "Transformer": lambda n: nn.TransformerConv((-1, -1), 4, heads=2, bias=n != 1, root_weight=n != 2),
     "Transformer averaged": lambda n: nn.TransformerConv((-1, -1), 8, heads=2, concat=False),
     "Transformer and GAT": lambda n: (
@@ -533,7 +538,7 @@ def always(monkeypatch):
 
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
-    monkeypatch.setattr(edge_types, "_SUMMING", ("cpu", "cuda"))
+    monkeypatch.setattr(edge_types, "_DEVICES", {})
 
 
 def test_tiny_graphs_are_joined_once_they_last():

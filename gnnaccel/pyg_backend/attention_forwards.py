@@ -20,6 +20,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import reduce
 from gnnaccel.ops.dot_layers import DotLayer, Map
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
+from gnnaccel.ops.gatv2_layers import Gatv2Layer
 from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import attend, dropped
@@ -137,6 +138,23 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         return _finished(self, out, res)
 
     return forward
+
+
+def gatv2_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph: Graph) -> Any:
+    """What a GATv2Conv does with plain features of its sources and destinations; None if it does more."""
+    modules, parameters = conv._modules, conv._parameters
+    if conv.flow != "source_to_target" or (conv.dropout > 0 and conv.training) or not guard.allows(conv, edge_index):
+        return None
+    if conv.add_self_loops and x is not y:
+        return None
+    left, right = (short.parameters_of(modules.get(name)) for name in ("lin_l", "lin_r"))
+    vectors, width = parameters.get("att"), conv.heads * conv.out_channels
+    if left is None or right is None or "bias" not in parameters or not graph.nnz or not _is_vector(conv, vectors, x):
+        return None
+    bias, wide = parameters["bias"], width if conv.concat else conv.out_channels
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != (wide,)):
+        return None
+    return Gatv2Layer(graph, x, y, *left, *right, vectors, bias)  # type: ignore[arg-type]
 
 
 def dot_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph: Graph) -> Any:

@@ -21,13 +21,15 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
 from gnnaccel.ops.gat_layers import is_profitable as gats_profit
+from gnnaccel.ops.gatv2_layers import Gatv2Layer, gatv2_layers
+from gnnaccel.ops.gatv2_layers import takes as gatv2_takes
 from gnnaccel.ops.own_sums import SPARED, OwnSum, own_sums
 from gnnaccel.ops.own_sums import is_profitable as sums_profit
 from gnnaccel.ops.ready import ONCE
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term, is_profitable
 from gnnaccel.pyg_backend import short
-from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer
+from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer, gatv2_layer
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -76,7 +78,7 @@ class Refused(NamedTuple):
 
 
 class Attending(NamedTuple):
-    layer: GatLayer | DotLayer
+    layer: GatLayer | Gatv2Layer | DotLayer
     edges: Tensor
     form: str
 
@@ -91,8 +93,8 @@ class Found(NamedTuple):
     """What calls do, by target in the order of the calls.
 
     sums : layers that are summed and mapped together. others : numbers of the calls that are to be made. attending : of
-    GATConv, and of TransformerConv into one type, by what these have in common. summing : of GINConv, those of the
-    others, by number, whose sums are found together.
+    GATConv, of GATv2Conv, and of TransformerConv into one type, by what these have in common. summing : of GINConv,
+    those of the others, by number, whose sums are found together.
     """
 
     sums: dict[Hashable, list[Layer]]
@@ -145,9 +147,10 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         if isinstance(layer, Refused):
             return layer
         if isinstance(layer, Attending):
+            form = type(layer.layer)
             # One walk into several types would give zeros to layers of a type that no loss is made of, and not None.
-            slope, into = (module.negative_slope, None) if type(layer.layer) is GatLayer else (None, target)
-            key = (slope, into, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
+            slope, into = (None, target) if form is DotLayer else (module.negative_slope, None)
+            key = (form, slope, into, module.heads, module.out_channels, module.concat, layer.layer.x.dtype)
             found.attending.setdefault(key, {}).setdefault(target, []).append(layer)
         elif isinstance(layer, Summing):
             others.append(number)
@@ -188,13 +191,14 @@ def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -
         if made is None:
             return None
         groups.append((sums, made))
-    for (slope, _, heads, channels, concat, _), by_target in found.attending.items():
+    for (form, slope, _, heads, channels, concat, _), by_target in found.attending.items():
         targets: Any = [[each.layer for each in together] for together in by_target.values()]
         kept = _keeper(by_target)
-        gat = slope is not None
-        outs = (
-            gat_layers(targets, How(slope, concat), kept) if gat else dot_layers(targets, heads, channels, concat, kept)
-        )
+        if form is DotLayer:
+            outs = dot_layers(targets, heads, channels, concat, kept)
+        else:
+            attend = gat_layers if form is GatLayer else gatv2_layers
+            outs = attend(targets, How(slope, concat), kept)
         groups.append((by_target, outs))
     for group, outs in groups:
         for (target, together), out in zip(group.items(), outs, strict=True):
@@ -217,6 +221,8 @@ def _attend_together(layers: list) -> bool:
     """True if these layers take less as one."""
     if type(layers[0]) is GatLayer:
         return gats_profit(layers)
+    if type(layers[0]) is Gatv2Layer:
+        return len(layers) > 1 and gatv2_takes(layers)
     if not layers[0].x.is_cpu:
         return len(layers) > 1 and _copied(layers) <= SPARED
     work = sum([layer.graph.num_cols * layer.value.weight.numel() for layer in layers])
@@ -268,11 +274,11 @@ def _alike(first: Layer, layer: Layer) -> bool:
     return first.term.graph.num_rows == layer.term.graph.num_rows
 
 
-_ATTEND = (pyg_nn.GATConv, pyg_nn.TransformerConv)
+_ATTEND = (pyg_nn.GATConv, pyg_nn.GATv2Conv, pyg_nn.TransformerConv)
 _LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, pyg_nn.GINConv, *_ATTEND)
-# Devices on which the sums of GINConv are found together: on the CPU that takes as long (EPYC); on CUDA it has fewer
-# launches, and was not timed.
-_SUMMING = ("cuda",)
+# Layers that are taken together on these devices alone: on the CPU the sums of GINConv take as long (EPYC), and
+# GATv2Conv by itself has passes that this has not.
+_DEVICES: dict[Any, tuple[str, ...]] = {pyg_nn.GINConv: ("cuda",), pyg_nn.GATv2Conv: ("cuda",)}
 _KNOWN: dict[Callable, Any] = {cls.forward: cls for cls in _LAYERS}
 
 
@@ -288,7 +294,11 @@ def _kind(cls: Any) -> tuple[Any, short.Guard] | None:
 
 def _is_known(cls: Any, edges: Tensor) -> bool:
     kind = _kind(cls)
-    return kind is not None and (kind[0] is not pyg_nn.GINConv or edges.device.type in _SUMMING)
+    return kind is not None and _is_served(kind[0], edges)
+
+
+def _is_served(known: Any, some: Tensor) -> bool:
+    return known not in _DEVICES or some.device.type in _DEVICES[known]
 
 
 _SUMS = tuple(REDUCES)
@@ -363,12 +373,14 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
         return None
     if not x.numel() or not own.numel():
         return None  # one without nodes would keep the others from being taken
-    looped = known is pyg_nn.GATConv and conv.add_self_loops
+    looped = known is not pyg_nn.TransformerConv and conv.add_self_loops
     key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
     graph = derived.get((edge_index,), key)
-    if graph is None or own.device != x.device:
+    if graph is None or own.device != x.device or not _is_served(known, x):
         return None
-    if known is pyg_nn.GATConv:
+    if known is pyg_nn.GATv2Conv:
+        layer = gatv2_layer(conv, guard, x, own, edge_index, graph)
+    elif known is pyg_nn.GATConv:
         layer = gat_layer(conv, guard, x, own, edge_index, lambda *_: graph)
     else:
         layer = dot_layer(conv, guard, x, own, edge_index, graph)
@@ -378,7 +390,7 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
 def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor) -> Summing | None:
     """What a GINConv does before its `nn`, on edges that it has had before."""
     eps = conv._buffers.get("eps", conv._parameters.get("eps"))
-    if x.device.type not in _SUMMING or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
+    if not _is_served(pyg_nn.GINConv, x) or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
         return None
     if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in conv._modules:
         return None

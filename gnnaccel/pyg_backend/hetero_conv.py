@@ -1,4 +1,5 @@
-"""HeteroConv of SAGEConv, GraphConv, GCNConv, GATConv and TransformerConv: the layers of all edge types together."""
+"""HeteroConv of SAGEConv, GraphConv, GCNConv, GINConv, GATConv, GATv2Conv and TransformerConv: the layers of all edge
+types together."""
 
 from __future__ import annotations
 
