@@ -114,13 +114,15 @@ def test_against_the_definition(name, widths, heads, width, way, monkeypatch):
         torch.testing.assert_close(hgt_layer(*arguments), want)
 
 
+@pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("used", [(0,), (1, 2), (2,)])
-def test_results_that_nothing_is_made_of(used):
+def test_results_that_nothing_is_made_of(used, second):
     """Their maps have no gradients; what is attended is one for all types, and has."""
     arguments, leaves, described = case("into all", "one width")
     found = []
     for outs in (hgt_layer(*arguments), definition(arguments, described)):
-        found.append(torch.autograd.grad([outs[i].square().sum() for i in used], leaves, allow_unused=True))
+        loss = sum(outs[i].square().sum() for i in used)
+        found.append(torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=second))
     after = len(arguments[3].weights) * 3
     assert [a is None for a in found[0][-after:]] == [b is None for b in found[1][-after:]]
     for a, b, leaf in zip(*found, leaves, strict=True):

@@ -26,8 +26,8 @@ from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
 from gnnaccel.ops.gat_layers import is_profitable as attend_together
 from gnnaccel.ops.own_sums import OwnSum, own_sums
 from gnnaccel.ops.own_sums import is_profitable as sum_together
-from gnnaccel.ops.relation_layers import Target, relation_layers
-from gnnaccel.ops.relation_sums import Own, Term, is_profitable, relation_sums
+from gnnaccel.ops.relation_layers import Target, relation_layers, target_of
+from gnnaccel.ops.relation_sums import Term, is_profitable, relation_sums
 
 KIND = "dgl.HeteroGraphConv"
 _ACROSS = "an aggregate of edge types other than sum and mean"
@@ -230,10 +230,9 @@ def _together(g, by_type: list[list[Part]]) -> list[Tensor]:
 def _target(g, parts: list[Part]) -> Target:
     """What adds up the results of layers of one destination type."""
     layers = [part.call.layer for part in parts]
-    owns = [layer.fc_self.weight for layer in layers if type(layer) is SAGEConv]
+    weights = [layer.fc_self.weight if type(layer) is SAGEConv else None for layer in layers]
     biases = [layer.bias if type(layer) is GraphConv else layer.fc_self.bias for layer in layers]
-    own = Own(parts[0].call.pair[1], owns) if owns else None
-    return Target([part.does for part in parts], _keeper(g, parts), [b for b in biases if b is not None], own)
+    return target_of([part.does for part in parts], _keeper(g, parts), biases, parts[0].call.pair[1], weights)
 
 
 def _keeper(g, parts: list[Part]) -> Callable:

@@ -462,7 +462,10 @@ def _composed_ends(plan: Plan, skipping: tuple[bool, ...], attended: Tensor, *gi
 
 
 def _second_ends(plan: Plan, skipping: tuple[bool, ...], given: tuple, needs: Sequence[bool], grads: Sequence) -> tuple:
-    """Gradients with derivatives of their own."""
+    """Gradients with derivatives of their own; None for parameters of targets that nothing was made of."""
+    reaches = [grad is not None for grad in grads]
+    skips = [each for each, flag in zip(reaches, skipping, strict=True) if flag]
+    needs = [need and each for need, each in zip(needs, [True, *reaches * 3, *skips], strict=True)]
 
     def composed(*given):
         outs = _composed_ends(plan, skipping, *given)

@@ -53,6 +53,14 @@ class Target(NamedTuple):
     own: Own | None
 
 
+def target_of(
+    terms: Sequence[Term], kept: Kept, biases: Sequence[Tensor | None], x: Tensor, weights: Sequence[Tensor | None]
+) -> Target:
+    """The Target of layers with the biases and the maps of its own features x that they have."""
+    some = [weight for weight in weights if weight is not None]
+    return Target(terms, kept, [bias for bias in biases if bias is not None], Own(x, some) if some else None)
+
+
 def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | None:
     """`relation_sums` of each target: on small graphs together, else one after the other. None where the layers that
     these targets stand for take less one by one: nothing has been done then.

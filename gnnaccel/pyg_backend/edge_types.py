@@ -26,8 +26,8 @@ from gnnaccel.ops.gatv2_layers import takes as gatv2_takes
 from gnnaccel.ops.own_sums import SPARED, OwnSum, own_sums
 from gnnaccel.ops.own_sums import is_profitable as sums_profit
 from gnnaccel.ops.ready import ONCE
-from gnnaccel.ops.relation_layers import Target, relation_layers
-from gnnaccel.ops.relation_sums import Own, Term, is_profitable
+from gnnaccel.ops.relation_layers import Target, relation_layers, target_of
+from gnnaccel.ops.relation_sums import Term, is_profitable
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer, gatv2_layer
 from gnnaccel.pyg_backend.rules import REDUCES
@@ -431,10 +431,8 @@ def _fits(maps: tuple, x: Tensor) -> bool:
 
 def _target(layers: list[Layer]) -> Target:
     """What adds up the results of these layers."""
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    owns = [layer.own_weight for layer in layers if layer.own_weight is not None]
-    own = Own(layers[0].own, owns) if owns else None
-    return Target([layer.term for layer in layers], _keeper({"": layers}), biases, own)
+    biases, weights = [layer.bias for layer in layers], [layer.own_weight for layer in layers]
+    return target_of([layer.term for layer in layers], _keeper({"": layers}), biases, layers[0].own, weights)
 
 
 def _keeper(by_target: Any) -> Callable:
