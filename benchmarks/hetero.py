@@ -8,8 +8,14 @@
 DGL: multi_update_all (mean of each type, sum across) and HeteroGraphConv over 30 relations between 5 node types. PyG:
 HeteroConv of 8 layers between 4 types, two layers that to_hetero() has copied for each of these, HGTConv and HANConv
 of 64 features and 4 heads. `before` is gnnaccel with one layer after the other, as it runs those that it cannot take
-together. The sides take turns, and the least of --repeat times is compared; each row is checked first. On CUDA: DGL
-"alone" is DGL on torch's own kernels (GNNACCEL_DGL_KERNELS=torch), as its CPU wheel has none.
+together. The sides take turns, in another order each time, and the least of --repeat times is compared; on tiny graphs
+and on CUDA each side runs once before it is timed, as in a training loop, where what it calls has been called before.
+On CUDA: DGL "alone" is DGL on torch's own kernels (GNNACCEL_DGL_KERNELS=torch), as its CPU wheel has none.
+
+Each row is checked first, against the framework's results in float64: `error` is gnnaccel's distance from these,
+`alone_error` the framework's own, and `error_float64` gnnaccel's in float64. A row fails for an `error` that neither
+TOLERANCE nor `alone_error` explains: a ReLU of a value that rounds to either side of zero passes a gradient or not, and
+on large graphs some of millions do, in the framework as in gnnaccel.
 """
 
 from __future__ import annotations
@@ -29,12 +35,13 @@ from gnnaccel import dgl_backend, pyg_backend
 from gnnaccel.dgl_backend.compat import KERNELS
 
 COLUMNS = ("row", "nodes_per_type", "edges_per_relation", "width", "threads",
-           "alone_ms", "gnnaccel_ms", "before_ms", "speedup", "error")  # fmt: skip
+           "alone_ms", "gnnaccel_ms", "before_ms", "speedup", "error", "alone_error", "error_float64")  # fmt: skip
 SIZES = ((100, 400, 16), (2_000, 500, 64), (2_000, 3_300, 64), (10_000, 3_300, 64), (5_000, 50_000, 64))
 PYG_SIZES = ((100, 400, 16), (2_500, 4_000, 64), (25_000, 4_000, 64), (10_000, 40_000, 64), (100_000, 40_000, 64))
 CUDA_SIZES = ((100, 400, 16), (10_000, 4_000, 64), (10_000, 40_000, 64), (100_000, 40_000, 64))
 TINY = (20, 60, 16)
 DEVICE, CLOCK = "cpu", time.perf_counter
+TOLERANCE_FLOAT64 = 1e-9
 Side = tuple[Callable[[], None], Callable[[], list]]
 
 
@@ -56,12 +63,12 @@ def step(outputs: Callable[[], list], inputs: list) -> Callable[[], list]:
     return run
 
 
-def features(nodes: int, width: int, types: int) -> dict[str, torch.Tensor]:
+def features(nodes: int, width: int, types: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    return {f"n{i}": torch.randn(nodes, width).to(DEVICE).requires_grad_() for i in range(types)}
+    return {f"n{i}": torch.randn(nodes, width).to(DEVICE, dtype).requires_grad_() for i in range(types)}
 
 
-def dgl_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
+def dgl_sides(what: str, nodes: int, edges: int, width: int, dtype: torch.dtype) -> dict[str, Side]:
     dgl_backend.shim()
     import dgl
 
@@ -70,7 +77,7 @@ def dgl_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
     _dgl_on()
     pairs = {r: tuple(ends(nodes, edges, i).cpu()) for i, r in enumerate(types)}
     graph = dgl.heterograph(pairs, {f"n{i}": nodes for i in range(5)}).to(DEVICE)
-    x, inputs = features(nodes, width, 5), []
+    x, inputs = features(nodes, width, 5, dtype), []
     if what == "multi_update_all":
         fn = dgl.function
 
@@ -87,7 +94,8 @@ def dgl_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
             "GATConv": lambda a, b: dgl.nn.GATConv(a, b, 1, allow_zero_in_degree=True),
             "GINConv": lambda a, b: dgl.nn.GINConv(torch.nn.Linear(a, b)),
         }[what]
-        conv = dgl.nn.HeteroGraphConv({name: make(width, width) for _, name, _ in types}).to(DEVICE)
+        torch.manual_seed(1)
+        conv = dgl.nn.HeteroGraphConv({name: make(width, width) for _, name, _ in types}).to(DEVICE, dtype)
         inputs = list(conv.parameters())
 
         def outputs():
@@ -122,12 +130,12 @@ def _apart() -> None:
         setattr(holder, name, function)
 
 
-def pyg_sides(what: str, nodes: int, edges: int, width: int) -> dict[str, Side]:
-    types, x = relations(8, 4), features(nodes, width, 4)
-    weights = {r: torch.rand(edges).to(DEVICE) for r in types} if what.endswith("weighted") else None
+def pyg_sides(what: str, nodes: int, edges: int, width: int, dtype: torch.dtype) -> dict[str, Side]:
+    types, x = relations(8, 4), features(nodes, width, 4, dtype)
+    weights = {r: torch.rand(edges).to(DEVICE, dtype) for r in types} if what.endswith("weighted") else None
     sides = {}
     for name, switch in (("alone", _nothing), ("gnnaccel", _pyg_on), ("before", _pyg_apart)):
-        model = pyg_model(what, width, list(x), types).to(DEVICE)
+        model = pyg_model(what, width, list(x), types).to(DEVICE, dtype)
         model = model if name == "alone" else pyg_backend.accelerate(model)
         given = {r: ends(nodes, edges, i) for i, r in enumerate(types)}
         more = {} if weights is None else {"edge_weight_dict": weights}
@@ -233,30 +241,50 @@ def timed(run: Callable) -> float:
     return (CLOCK() - start) * 1e3
 
 
-def measure(row: str, size: tuple, repeat: int) -> dict:
-    build, what, _ = ROWS[row]
-    sides, results = build(what, *size), {}
+def checked(sides: dict[str, Side], calls: int) -> dict[str, list]:
+    """The results of each side's last call."""
+    results = {}
     for name, (switch, run) in sides.items():
         switch()
-        # Tiny graphs, and all on CUDA, have to last before anything is made for them.
-        for _ in range(12 if size[0] <= 100 or DEVICE == "cuda" else 1):
+        for _ in range(calls):
             run()
         results[name] = run()
-    pairs = list(zip(results["alone"], results["gnnaccel"], strict=True))
+    return results
+
+
+def distance(found: list, exact: list) -> float:
+    """The largest difference of any tensor, in its largest values."""
+    pairs = list(zip(found, exact, strict=True))
     # The gradient of a bias of keys is nothing but rounding, as a softmax does not see it.
-    rounding = 1e-5 * max(float(a.abs().max()) for a, _ in pairs)
-    counted = [(a, b) for a, b in pairs if max(float(t.abs().max()) for t in (a, b)) > rounding]
-    error = max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-9)) for a, b in counted)
+    rounding = 1e-5 * max(float(b.abs().max()) for _, b in pairs)
+    counted = [(a.to(b), b) for a, b in pairs if max(float(t.abs().max()) for t in (a, b)) > rounding]
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in counted)
+
+
+def measure(row: str, size: tuple, repeat: int) -> dict:
+    build, what, _ = ROWS[row]
+    exact = checked(build(what, *size, torch.float64), 6)
+    error_float64 = distance(exact["gnnaccel"], exact["alone"])
+    reference = exact.pop("alone")
+    del exact
+    sides = build(what, *size, torch.float32)
+    again = size[0] <= 100 or DEVICE == "cuda"
+    # Tiny graphs, and all on CUDA, have to last before anything is made for them.
+    results = checked(sides, 12 if again else 1)
+    error, alone_error = (distance(results[name], reference) for name in ("gnnaccel", "alone"))
+    del results, reference
     times = dict.fromkeys(sides, float("inf"))
-    for _ in range(repeat):
-        for name, (switch, run) in sides.items():
+    for turn in range(repeat):
+        for name in [*sides][turn % 3 :] + [*sides][: turn % 3]:
+            switch, run = sides[name]
             switch()
-            if size[0] <= 100:
-                run()  # as in a training loop, what it calls has been called before
+            if again:
+                run()
             times[name] = min(times[name], timed(run))
     sides["alone"][0]()
     ms = {f"{name}_ms": value for name, value in times.items()}
-    values = (row, *size, torch.get_num_threads(), *ms.values(), times["alone"] / times["gnnaccel"], error)
+    values = (row, *size, torch.get_num_threads(), *ms.values(), times["alone"] / times["gnnaccel"])
+    values += (error, alone_error, error_float64)
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -291,14 +319,19 @@ def main(argv=None) -> int:
             r = measure(row, size, options.repeat)
             results.append(r)
             sides = "  ".join(f"{name} {r[f'{name}_ms']:8.2f}" for name in ("alone", "gnnaccel", "before"))
-            print(f"{row:36} {size!s:22} {sides} ms  {r['speedup']:5.2f}x  error {r['error']:.0e}", flush=True)
+            errors = " ".join(f"{r[name]:.0e}" for name in COLUMNS[-3:])
+            print(f"{row:36} {size!s:22} {sides} ms  {r['speedup']:5.2f}x  errors {errors}", flush=True)
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:
             file.write(f"# {found}\n# python {' '.join(sys.argv)}\n")
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(results)
-    return 0 if all(r["error"] <= TOLERANCE for r in results) else 1
+    return 0 if all(passes(r) for r in results) else 1
+
+
+def passes(r: dict) -> bool:
+    return r["error_float64"] <= TOLERANCE_FLOAT64 and (r["error"] <= TOLERANCE or r["alone_error"] > TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ def case(shape):
     return x, found
 
 
-def run(model, x, edges, used, again):
+def run(model, x, edges, used, again, **more):
     leaves = {name: value.detach().requires_grad_() for name, value in x.items()}
     given = [*leaves.values(), *model.parameters()]
-    out = model(leaves, edges)
+    out = model(leaves, edges, **more)
     weights = {name: torch.arange(value.numel()).sin().to(value).view_as(value) for name, value in out.items()}
     loss = sum((out[name] * weights[name]).sum() for name in used)
     grads = torch.autograd.grad(loss, given, allow_unused=True, create_graph=again)
@@ -103,3 +103,25 @@ def test_layers_together(shape, name, form):
                 torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9 * max(most, 1))
     site = report.snapshot()["pyg.to_hetero" if form == "to_hetero" else "pyg.HeteroConv"]
     assert site.accelerated > sum(site.reasons.values())
+
+
+@pytest.mark.parametrize("shape", ["equal", "unequal", "widths", "no edges"])
+def test_weighted_layers_together(shape):
+    torch.manual_seed(0)
+    x, edges = case(shape)
+    widths = {kind: value.shape[1] for kind, value in x.items()}
+    layers = {r: nn.GraphConv((widths[r[0]], widths[r[2]]), 8, ("add", "mean")[i % 2]) for i, r in enumerate(edges)}
+    plain = nn.HeteroConv(layers).double()
+    model = pyg_backend.accelerate(copy.deepcopy(plain).to(DEVICE))
+    there = [{key: value.to(DEVICE) for key, value in each.items()} for each in (x, edges)]
+    some = {r: torch.rand(e.shape[1], dtype=torch.float64) for i, (r, e) in enumerate(edges.items()) if i != 2}
+    want, want_grads = run(plain, x, edges, list(x), True, edge_weight_dict=some)
+    moved = {r: weight.to(DEVICE) for r, weight in some.items()}
+    for again in (False, False, False, False, False, False, True):
+        got, grads = run(model, *there, list(x), again, edge_weight_dict=moved)
+    assert any(out.grad_fn.name() == "_LayersBackward" for _, out in got)
+    for (_, ours), (_, theirs) in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(grads, want_grads, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)

@@ -538,6 +538,7 @@ def always(monkeypatch):
 
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
+    monkeypatch.setattr(relation_layers, "_WEIGHTED", ("cpu", "cuda"))
     monkeypatch.setattr(edge_types, "_DEVICES", {})
 
 
@@ -587,8 +588,9 @@ def test_why_layers_are_called_one_by_one(aggr, reason):
 @pytest.mark.parametrize("aggr", ["add", "mean"])
 @pytest.mark.parametrize("width", [None, 8, 3])
 @pytest.mark.parametrize("which", [RELATIONS[:1], RELATIONS[1:4], RELATIONS])
-def test_edge_weights_of_some_relations(which, width, aggr, always):
-    """Weights that are trained and new at each call, through sums before the maps and after them."""
+@pytest.mark.parametrize("trained", [False, True])
+def test_edge_weights_of_some_relations(trained, which, width, aggr, always):
+    """Weights that are new at each call, and some that are trained, through sums before the maps and after them."""
 
     def program(wrap):
         graph = data(width)
@@ -596,7 +598,7 @@ def test_edge_weights_of_some_relations(which, width, aggr, always):
         model(graph.x_dict, graph.edge_index_dict)
         out = []
         for seed in range(3):
-            weights = {r: rand(60, seed=5 + seed, grad=True) for r in which}
+            weights = {r: rand(60, seed=5 + seed, grad=trained) for r in which}
             out.append((train(model, graph, edge_weight_dict=weights), [w.grad for w in weights.values()]))
         return out
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_relation_sums import definition, graph, keeper, values
 
+from gnnaccel.graph.stack import factor
 from gnnaccel.ops import relation_layers as module
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term
@@ -16,6 +17,8 @@ KINDS = {
     "mean": ("mean",) * 7,
     "both": ("sum", "mean", "sum", "mean", "mean", "sum", "sum"),
     "factors": ("both", "left", "sum", "mean", "both", "both", "left"),
+    "weighted": ("sum",) * 7,
+    "some weighted": ("sum", "mean", "sum", "mean", "mean", "sum", "mean"),
 }
 
 
@@ -23,10 +26,13 @@ KINDS = {
 def tiny(monkeypatch):
     """What takes less one by one is put together as well."""
     monkeypatch.setattr(module, "_TINY", 0)
+    monkeypatch.setattr(module, "_WEIGHTED", ("cpu", "cuda"))
 
 
-def case(kinds, relations=RELATIONS, owns=(1, 3), outputs=2):
-    """Targets over four node types of two widths, weights of both layouts, and the leaves."""
+def case(name, relations=RELATIONS, owns=(1, 3), outputs=2):
+    """Targets over four node types of two widths, weights of both layouts, and the leaves. Of names with "weighted" the
+    edges have weights, or those of some."""
+    kinds, every = KINDS[name], 2 if name.startswith("some") else 1
     xs = [values(n, width, seed=i) for i, (n, width) in enumerate(zip(SIZES, WIDTHS, strict=True))]
     targets, leaves = [], list(xs)
     for target in dict.fromkeys(destination for _, destination, _ in relations):
@@ -36,7 +42,9 @@ def case(kinds, relations=RELATIONS, owns=(1, 3), outputs=2):
                 x, turned = xs[source], i % 3 > 0
                 weight = values(*((outputs, x.shape[1]) if turned else (x.shape[1], outputs)), seed=10 + i)
                 relation = graph(SIZES[source], count, seed=i, rows=SIZES[target])
-                terms.append(Term(relation, x, weight, kinds[i], turned))
+                weighted = "weighted" in name and i % every == 0
+                of_edges = values(count, seed=60 + i).detach() if weighted else None
+                terms.append(Term(relation, x, weight, kinds[i], turned, of_edges))
         weights = [values(outputs, WIDTHS[target], seed=50 + k) for k in range(2)]
         own = Own(xs[target], weights) if target in owns else None
         leaves += [*[term.weight for term in terms], *([] if own is None else own.weights), *biases]
@@ -45,13 +53,29 @@ def case(kinds, relations=RELATIONS, owns=(1, 3), outputs=2):
 
 
 def wanted(targets):
-    return [definition(terms, biases or [0], own or Own(terms[0].x, [])) for terms, _, biases, own in targets]
+    outs = []
+    for terms, _, biases, own in targets:
+        weighted = [term for term in terms if term.edge_weight is not None]
+        plain = [term for term in terms if term.edge_weight is None]
+        out = definition(plain, biases or [0], own or Own(terms[0].x, []))
+        outs.append(out + sum(matrix_of(t) @ t.x @ t.matrix for t in weighted))
+    return outs
+
+
+def matrix_of(term):
+    """The weights of the edges, times their factors, as a matrix."""
+    weights, each = term.edge_weight, term.graph
+    weights = weights if each.edge_ids is None else weights[each.edge_ids.long()]
+    rows = torch.repeat_interleave(torch.arange(each.num_rows), each.indptr.diff().long())
+    made = torch.zeros(each.num_rows, each.num_cols, dtype=weights.dtype)
+    values_ = weights * factor(each, term.kind, weights.dtype)
+    return made.index_put_((rows, each.indices.long()), values_, accumulate=True)
 
 
 @pytest.mark.parametrize("owns", [(), (2,), (1, 2, 3)])
 @pytest.mark.parametrize("kinds", KINDS)
 def test_against_the_definition(kinds, owns):
-    targets, leaves = case(KINDS[kinds], owns=owns)
+    targets, leaves = case(kinds, owns=owns)
     want = wanted(targets)
     grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
     expected = torch.autograd.grad(want, leaves, grads)
@@ -67,7 +91,7 @@ def test_against_the_definition(kinds, owns):
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 2), ()])
 def test_of_what_nothing_is_made_there_are_no_gradients(used, again):
-    targets, leaves = case(KINDS["both"])
+    targets, leaves = case("both")
     want, got = wanted(targets), relation_layers(targets, keeper()[0])
     if not used:
         del got  # nothing of it stays behind
@@ -82,7 +106,7 @@ def test_of_what_nothing_is_made_there_are_no_gradients(used, again):
 
 @pytest.mark.parametrize("needs", ["features", "weights", "one feature", "one weight", "nothing"])
 def test_some_gradients(needs):
-    targets, leaves = case(KINDS["sum"])
+    targets, leaves = case("sum")
     chosen = {"features": leaves[:4], "weights": leaves[4:], "one feature": leaves[2:3], "one weight": leaves[5:6]}
     chosen = chosen.get(needs, [])
     for leaf in leaves:
@@ -98,9 +122,9 @@ def test_some_gradients(needs):
         torch.testing.assert_close(*pairs)
 
 
-@pytest.mark.parametrize("kinds", ["both", "factors"])
+@pytest.mark.parametrize("kinds", ["both", "factors", "some weighted"])
 def test_second_derivatives(kinds):
-    targets, leaves = case(KINDS[kinds], RELATIONS[:5])
+    targets, leaves = case(kinds, RELATIONS[:5])
     kept, _ = keeper()
 
     def call(*given):
@@ -127,14 +151,14 @@ def test_layers_of_other_widths_on_the_same_graphs():
     """One behind the other: what is kept of one serves no other."""
     kept, _ = keeper()
     for outputs in (2, 3, 2):
-        targets, _ = case(KINDS["both"], outputs=outputs)
+        targets, _ = case("both", outputs=outputs)
         for _ in range(5):
             got = relation_layers(targets, kept)
         torch.testing.assert_close(list(got), wanted(targets))
 
 
 def test_gradients_of_several_vectors_at_once():
-    targets, leaves = case(KINDS["mean"])
+    targets, leaves = case("mean")
     pairs = []
     for outs in (relation_layers(targets, keeper()[0]), wanted(targets)):
         many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
@@ -144,7 +168,7 @@ def test_gradients_of_several_vectors_at_once():
 
 def test_features_that_are_written_into():
     """No first derivative reads them; a second one would, and says so."""
-    targets, leaves = case(KINDS["sum"])
+    targets, leaves = case("sum")
     scaled = [leaf * 1 for leaf in leaves[:4]]
     fresh = dict(zip(map(id, leaves), scaled, strict=False))
     targets = [
@@ -165,14 +189,14 @@ def test_features_that_are_written_into():
 
 @pytest.mark.parametrize("why", ["many", "weighted", "dtypes"])
 def test_what_is_summed_one_by_one(why, monkeypatch):
-    targets, _ = case(KINDS["sum"], RELATIONS[:3])
+    targets, _ = case("sum", RELATIONS[:3])
     first = targets[0].terms[0]
     if why == "many":
         monkeypatch.setattr(module, "_SMALL", 0)
     elif why == "weighted":
         targets[0].terms[0] = first._replace(edge_weight=values(9, seed=90))
     else:
-        other = case(KINDS["sum"], RELATIONS[5:])[0][0]
+        other = case("sum", RELATIONS[5:])[0][0]
         terms = [t._replace(x=t.x.float(), weight=t.weight.float()) for t in other.terms]
         targets.append(Target(terms, keeper()[0], [], None))
     got = relation_layers(targets, keeper()[0])
@@ -184,7 +208,7 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
 @pytest.mark.parametrize("kinds, made", [("sum", 2), ("factors", 2), ("weighted", 0)])
 def test_what_takes_less_by_itself(kinds, made, monkeypatch):
     monkeypatch.setattr(module, "_TINY", 1 << 22)
-    targets, _ = case(KINDS.get(kinds, KINDS["sum"]))
+    targets, _ = case("sum" if kinds == "weighted" else kinds)
     if kinds == "weighted":
         targets[0].terms[0] = targets[0].terms[0]._replace(edge_weight=values(9, seed=90))
     kept, _ = keeper()

@@ -109,18 +109,22 @@ class Stack:
 
 
 def below_each_other(graphs: list[Graph]) -> Graph:
-    """The rows of all as one graph; their columns are the same."""
+    """The rows of all as one graph; their columns are the same, and edge ids, if they have any, follow each other."""
     if len(graphs) == 1:
         return graphs[0]
     with torch.inference_mode(False), torch.no_grad():
-        starts, before = [], 0
+        starts, ids, before = [], [], 0
         for graph in graphs:
             starts.append(graph.indptr[:-1].long() + before)
+            own = torch.arange(graph.nnz, device=graph.device) if graph.edge_ids is None else graph.edge_ids.long()
+            ids.append(own + before)
             before += graph.nnz
         indptr = torch.cat([*starts, torch.tensor([before], device=graphs[0].device)])
         indices = torch.cat([graph.indices.long() for graph in graphs])
         dtype = torch.int32 if max(before, graphs[0].num_cols) < _INT32_MAX else torch.int64
-        return Graph(indptr.to(dtype), indices.to(dtype), None, graphs[0].num_cols)
+        in_order = all(graph.edge_ids is None for graph in graphs)
+        edge_ids = None if in_order else torch.cat(ids).to(dtype)
+        return Graph(indptr.to(dtype), indices.to(dtype), edge_ids, graphs[0].num_cols)
 
 
 def end_to_end(edges: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor] | None:

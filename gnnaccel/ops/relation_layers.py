@@ -40,6 +40,8 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
 _SMALL = 1 << 24
+# Where sums whose edges have weights are in the node of all: on the CPU they take as long without.
+_WEIGHTED = ("cuda",)
 # Up to which layers on the CPU take less one by one than sums together whose edges have weights.
 _TINY = 1 << 22
 
@@ -90,7 +92,8 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
             if id(x) not in places:
                 places[id(x)] = len(features)
                 features[id(x)] = x
-            layout.append((places[id(x)], x.shape, term.outputs, term.kind, term.transposed, x.dtype))
+            weighted = term.edge_weight is not None
+            layout.append((places[id(x)], x.shape, term.outputs, term.kind, term.transposed, weighted, x.dtype))
             given.append(term.weight)
         if own is not None:
             x = own.x
@@ -133,9 +136,15 @@ def _alike(targets: Sequence[Target]) -> bool:
         if (own is not None and not own.weights) or not terms[0].outputs:
             return False
         for _, x, _, _, _, edge_weight in terms:
-            if edge_weight is not None or not x.shape[1] or x.dtype != dtype or x.device != device:
+            if not x.shape[1] or x.dtype != dtype or x.device != device:
+                return False
+            if edge_weight is not None and (device.type not in _WEIGHTED or _is_recorded(edge_weight)):
                 return False
     return True
+
+
+def _is_recorded(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _composed(targets: Sequence[Target]) -> list[Tensor]:
@@ -144,8 +153,10 @@ def _composed(targets: Sequence[Target]) -> list[Tensor]:
 
 class _Walk(NamedTuple):
     """A sum over the edges into all targets whose features have one width; where `reduce` is "factors", one whose edges
-    have the constants `weight`.
+    have the constants `weight`, and where it is "weighted", one whose edges have those of `given`, by their ids.
 
+    given : list of (target, term), or of a Tensor of ones
+        Where the weights of the edges come from, one behind the other; `weight` is a further factor, or None.
     features : list of int
         Places of these features, which stand end to end.
     sizes : list of int
@@ -155,6 +166,7 @@ class _Walk(NamedTuple):
     graph: Graph
     reduce: str
     weight: Tensor | None
+    given: list[tuple[int, int] | Tensor]
     features: list[int]
     sizes: list[int]
 
@@ -191,43 +203,50 @@ def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[i
     for number, (terms, _, of_target, own) in enumerate(targets):
         parts: dict[tuple, list] = {}  # (graph, place of its features, maps)
         first = at
-        for term in terms:
-            key = term.x.shape[1], term.kind if term.kind in FORMS else "factors"
-            parts.setdefault(key, []).append((term.graph, places[id(term.x)], [Map(at, term.transposed)], term.kind))
+        for n, term in enumerate(terms):
+            weighted, form = term.edge_weight is not None, term.kind if term.kind in FORMS else "factors"
+            row = (term.graph, places[id(term.x)], [Map(at, term.transposed)], term.kind, n if weighted else None)
+            parts.setdefault((term.x.shape[1], "weighted" if weighted else form), []).append(row)
             at += 1
         if own is not None:
             width, maps = own.x.shape[1], [Map(at + k, True) for k in range(len(own.weights))]
             key = next((key for key in parts if key[0] == width), (width, "sum"))
-            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], maps, "sum"))
+            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], maps, "sum", None))
             at += len(maps)
         for key, rows in parts.items():
             walked.setdefault(key, []).append((number, rows))
         biases.append(list(range(at, at + len(of_target))))
         at += len(of_target)
-        used.append([*{place for rows in parts.values() for _, place, _, _ in rows}, *range(first, at)])
+        used.append([*{place for rows in parts.values() for _, place, *_ in rows}, *range(first, at)])
     outputs = [terms[0].outputs for terms, *_ in targets]
     walks: list[_Walk] = []
     made: list[_Product] = []
     dtype = targets[0].terms[0].x.dtype
     for (_, reduce), found in walked.items():
         found.sort(key=lambda part: (len(part[1]), outputs[part[0]]))  # those of one shape stand together
-        members = list(dict.fromkeys([place for _, rows in found for _, place, _, _ in rows]))
+        members = list(dict.fromkeys([place for _, rows in found for _, place, *_ in rows]))
         bases, cols = _bases(members, sizes)
-        stacks = [Stack([Relation(graph, bases[place]) for graph, place, _, _ in rows], cols) for _, rows in found]
+        stacks = [Stack([Relation(graph, bases[place]) for graph, place, *_ in rows], cols) for _, rows in found]
         before = 0
         for (wide, outs), group in groupby(found, lambda part: (len(part[1]), outputs[part[0]])):
             some = list(group)
             numbers = [number for number, _ in some]
             counts = [targets[number].terms[0].graph.num_rows for number in numbers]
-            slots = [maps for _, rows in some for _, _, maps, _ in rows]
+            slots = [maps for _, rows in some for _, _, maps, *_ in rows]
             one = group_of(numbers, counts, slots, outs, stacks[0].graphs[0].device)
             made.append(_Product(len(walks), before, before + sum(counts) * wide, one))
             before = made[-1].last
-        graph = below_each_other([stack.apart for stack in stacks])
-        pairs = zip(stacks, found, strict=True) if reduce == "factors" else ()
-        weights = [stack.factors([kind for *_, kind in rows], dtype) for stack, (_, rows) in pairs]
-        weight = torch.cat(weights) if weights else None
-        walks.append(_Walk(graph, reduce, weight, members, [sizes[place] for place in members]))
+        weighted = reduce == "weighted"
+        graph = below_each_other([stack.apart_by_id if weighted else stack.apart for stack in stacks])
+        kinds = [[kind for *_, kind, _ in rows] for _, rows in found]
+        weight, given = None, []
+        if reduce == "factors" or (weighted and any(kind != "sum" for each in kinds for kind in each)):
+            pairs = zip(stacks, kinds, strict=True)
+            weight = torch.cat([stack.factors(each, dtype, by_id=weighted) for stack, each in pairs])
+        if weighted:
+            for number, rows in found:
+                given += [_ones(each, dtype) if n is None else (number, n) for each, *_, n in rows]
+        walks.append(_Walk(graph, reduce, weight, given, members, [sizes[place] for place in members]))
     joined = None
     if len(made) == 1 and any(biases):
         next_one = count()
@@ -249,8 +268,21 @@ def _loops(graph: Graph) -> Graph:
     return Graph(each, each[:-1].clone(), None, graph.num_rows)
 
 
-def _sum_of(walk: _Walk, x: Tensor) -> Tensor:
-    return spmm(walk.graph, x, walk.weight, reduce="sum" if walk.weight is not None else walk.reduce)
+def _ones(graph: Graph, dtype: torch.dtype) -> Tensor:
+    return torch.ones(graph.nnz, dtype=dtype, device=graph.device)
+
+
+def _weight_of(walk: _Walk, targets: Sequence[Target]) -> Tensor | None:
+    """The factor of each edge of a walk."""
+    if walk.reduce != "weighted":
+        return walk.weight
+    parts: list[Any] = [w if isinstance(w, Tensor) else targets[w[0]].terms[w[1]].edge_weight for w in walk.given]
+    whole = torch.cat(parts)
+    return whole if walk.weight is None else whole.mul_(walk.weight)
+
+
+def _sum_of(walk: _Walk, weight: Tensor | None, x: Tensor) -> Tensor:
+    return spmm(walk.graph, x, weight, reduce="sum" if weight is not None else walk.reduce)
 
 
 class _Layers(torch.autograd.Function):
@@ -263,16 +295,16 @@ class _Layers(torch.autograd.Function):
         for walk in plan.walks:
             x = one_behind_the_other([given[place] for place in walk.features])
             both = any(needs[place] for place in walk.features)
-            call = None
-            if walk.weight is None:
+            call, weight = None, _weight_of(walk, targets)
+            if weight is None:
                 call = ready.call_of(walk.graph, x, FORMS[walk.reduce], None, None, None, both)
             if call is not None:
                 sums.append(call.forward(x, None))
             elif both:
-                call = Apart(partial(_sum_of, walk), x)
+                call = Apart(partial(_sum_of, walk, weight), x)
                 sums.append(call.result())
             else:
-                sums.append(_sum_of(walk, x))
+                sums.append(_sum_of(walk, weight, x))
             calls.append(call if both else None)
         maps = [matrix(each.group, given) for each in plan.products]
         outs: list[Any] = [None] * len(plan.biases)
@@ -293,7 +325,9 @@ class _Layers(torch.autograd.Function):
                 ctx.mark_non_differentiable(*[out for out, used in pairs if not any(needs[p] for p in used)])
             ctx.plan, ctx.calls, ctx.count, ctx.targets = plan, calls, len(sums), targets
             # Those that no first derivative reads may be written into.
-            ctx.features = [(x, None if x.is_inference() else x._version) for x in given[: plan.features]]
+            weights = [term.edge_weight for terms, *_ in targets for term in terms if term.edge_weight is not None]
+            ctx.features = [(x, _version(x)) for x in given[: plan.features]]
+            ctx.weights = [(x, _version(x)) for x in weights]
             ctx.save_for_backward(*sums, *maps, *given[plan.features :])
         return tuple(outs)
 
@@ -336,7 +370,7 @@ class _Layers(torch.autograd.Function):
         if None in grads:
             _clear(found, plan, grads)
         if not _keeps_graph():
-            ctx.features = ctx.targets = ctx.calls = None  # as autograd drops what is saved
+            ctx.features = ctx.weights = ctx.targets = ctx.calls = None  # as autograd drops what is saved
         if not all_needed:
             found = [grad if need else None for grad, need in zip(found, needs, strict=True)]
         return None, None, *found
@@ -377,12 +411,16 @@ _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph",
 _layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]
 
 
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version
+
+
 def _second(ctx: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple:
     """Gradients with derivatives of their own, those of each target's sums."""
-    if any(version is not None and x._version != version for x, version in ctx.features):
+    if any(version is not None and x._version != version for x, version in (*ctx.features, *ctx.weights)):
         raise RuntimeError(
-            "features of several edge types were written into after the forward pass, and are needed for a second "
-            "derivative: write into a copy of them"
+            "features of several edge types, or weights of their edges, were written into after the forward pass, and "
+            "are needed for a second derivative: write into a copy of them"
         )
     given = [*[x for x, _ in ctx.features], *parameters]
     reached = [grad is not None for grad in grads]
@@ -405,11 +443,16 @@ def _by_terms(target: Target) -> Tensor:
 
 
 def _summed(term: Term) -> Tensor:
-    if term.kind in FORMS:
-        return spmm(term.graph, term.x, reduce=term.kind)
-    graph = term.graph  # its factors are in the order of the nonzeros
-    in_order = Graph(graph.indptr, graph.indices, None, graph.num_cols)
-    return spmm(in_order, term.x, factor(graph, term.kind, term.x.dtype))
+    graph, weight = term.graph, term.edge_weight
+    if weight is None and term.kind in FORMS:
+        return spmm(graph, term.x, reduce=term.kind)
+    if weight is not None and term.kind == "sum":
+        return spmm(graph, term.x, weight)
+    in_order = Graph(graph.indptr, graph.indices, None, graph.num_cols)  # as factors are
+    factors = factor(graph, term.kind, term.x.dtype)
+    if weight is not None:
+        factors = factors * (weight if graph.edge_ids is None else weight[graph.edge_ids.long()])
+    return spmm(in_order, term.x, factors)
 
 
 def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> list[Target]:
