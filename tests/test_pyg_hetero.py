@@ -538,7 +538,6 @@ def always(monkeypatch):
 
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
-    monkeypatch.setattr(relation_layers, "_WEIGHTED", ("cpu", "cuda"))
     monkeypatch.setattr(edge_types, "_DEVICES", {})
 
 

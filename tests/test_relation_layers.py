@@ -26,7 +26,6 @@ KINDS = {
 def tiny(monkeypatch):
     """What takes less one by one is put together as well."""
     monkeypatch.setattr(module, "_TINY", 0)
-    monkeypatch.setattr(module, "_WEIGHTED", ("cpu", "cuda"))
 
 
 def case(name, relations=RELATIONS, owns=(1, 3), outputs=2):

@@ -40,9 +40,7 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
 _SMALL = 1 << 24
-# Where sums whose edges have weights are in the node of all: on the CPU they take as long without.
-_WEIGHTED = ("cuda",)
-# Up to which layers on the CPU take less one by one than sums together whose edges have weights.
+# Up to which layers on the CPU take less one by one than sums together whose edges have weights that are trained.
 _TINY = 1 << 22
 
 
@@ -138,7 +136,7 @@ def _alike(targets: Sequence[Target]) -> bool:
         for _, x, _, _, _, edge_weight in terms:
             if not x.shape[1] or x.dtype != dtype or x.device != device:
                 return False
-            if edge_weight is not None and (device.type not in _WEIGHTED or _is_recorded(edge_weight)):
+            if edge_weight is not None and _is_recorded(edge_weight):
                 return False
     return True
 

@@ -131,8 +131,8 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     if sum([call.operands is not None and _is_known(type(call.module), some) for call in calls]) < 2:
         return Refused("layers that cannot be taken together")
     tiny = on_cpu and _are_tiny(calls)
-    if tiny and _weighted(calls):
-        return Refused(None)  # sums whose edges have weights take less one by one
+    if tiny and _trains_weights(calls):
+        return Refused(None)  # sums whose edges have such weights take less one by one
     if (tiny or not on_cpu) and _may_be_gone(some):
         return Refused(None)  # to join new graphs takes longer than it spares
     plain: dict[int, bool] = {}
@@ -246,8 +246,9 @@ def _are_tiny(calls: Sequence[Call]) -> bool:
     return len(calls) * sum([x.numel() for x in features.values() if isinstance(x, Tensor)]) <= _TINY
 
 
-def _weighted(calls: Sequence[Call]) -> bool:
-    return any(call.operands is not None and call.operands.weight is not None for call in calls)
+def _trains_weights(calls: Sequence[Call]) -> bool:
+    weights = [call.operands.weight for call in calls if call.operands is not None]
+    return any(isinstance(weight, Tensor) and weight.requires_grad for weight in weights)
 
 
 def _may_be_gone(some: Tensor) -> bool:
