@@ -29,7 +29,7 @@ LAYERS = {
     "Graph": lambda i, w: nn.GraphConv(w, 8),
     "GIN": lambda i, w: nn.GINConv(nn.MLP([w[0], 6, 8], norm=None), eps=0.3 * i),
     "GAT": lambda i, w: nn.GATConv(w, 4, heads=2, add_self_loops=False),
-    "GATv2": lambda i, w: nn.GATv2Conv(w, 4, heads=2, concat=i % 3 == 0 or w != (8, 8), add_self_loops=False),
+    "GATv2": lambda i, w: nn.GATv2Conv(w, 4 + 4 * (i % 2), heads=2, concat=i % 2 == 0, add_self_loops=False),
     "Transformer": lambda i, w: nn.TransformerConv(w, 8, heads=2, concat=False),
 }
 
@@ -102,7 +102,8 @@ def test_layers_together(shape, name, form):
             if theirs is not None:
                 torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9 * max(most, 1))
     site = report.snapshot()["pyg.to_hetero" if form == "to_hetero" else "pyg.HeteroConv"]
-    assert site.accelerated > sum(site.reasons.values())
+    alone = name == "GATv2" and shape == "no edges"  # attends to nothing
+    assert (site.accelerated > sum(site.reasons.values())) != alone
 
 
 @pytest.mark.parametrize("shape", ["equal", "unequal", "widths", "no edges"])

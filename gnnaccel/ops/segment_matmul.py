@@ -197,9 +197,25 @@ def _grouped(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
     return None if ends is None else torch._grouped_mm(x, weight, offs=ends)
 
 
+# Picoseconds that a pair of rows takes for each of inner * outer numbers: by torch's grouped product, which does not
+# divide the rows of a segment, in tiles of at least 128 x 128, of the longest segment; and by our kernel, of all. And
+# those of a product of torch's for each segment (an H200, 128 and 256 wide, 20 to 200 segments, even and skewed:
+# benchmarks/results/segment_matmul_bf16_h200.csv).
+_GROUPED_PS, _KERNEL_PS, _CALL_PS, _TILE = 0.16, 0.06, 27_000_000, 128
+
+
+def _weights_pay(ptr: Tensor, rows: int, inner: int, outer: int) -> bool:
+    """True where torch's grouped product takes less for the gradients of the matrices than what there is beside it."""
+    if ptr.is_cuda:
+        return True  # the longest segment is not known
+    grouped = int(ptr.diff().max()) * max(inner, _TILE) * max(outer, _TILE) * _GROUPED_PS
+    return grouped <= min(rows * inner * outer * _KERNEL_PS, (ptr.shape[0] - 1) * _CALL_PS)
+
+
 def _weights_grouped(x: Tensor, ptr: Tensor, grad: Tensor) -> Tensor | None:
     """`_grouped` of weights_op."""
-    if not _takes_grouped(x, ptr, x.shape[1], grad.shape[1], grad):
+    inner, outer = x.shape[1], grad.shape[1]
+    if not _takes_grouped(x, ptr, inner, outer, grad) or not _weights_pay(ptr, x.shape[0], inner, outer):
         return None
     ends = _ends(x, ptr)
     if ends is None:
