@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.stack import Relation, Stack, below_each_other, factor
+from gnnaccel.graph.stack import Relation, Stack, below_each_other
 from gnnaccel.ops import _arrays, ready
 from gnnaccel.ops.linear_sums import Apart
 from gnnaccel.ops.own_sums import SPARED
@@ -35,7 +34,7 @@ from gnnaccel.ops.relation_products import (
     of_sums,
     products,
 )
-from gnnaccel.ops.relation_sums import Kept, Own, Term, one_behind_the_other, relation_sums
+from gnnaccel.ops.relation_sums import Kept, Own, Term, one_behind_the_other, relation_sums, term_by_term
 from gnnaccel.ops.spmm import FORMS, spmm
 
 # Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
@@ -425,32 +424,13 @@ def _second(ctx: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor | Non
 
     def composed(*given):
         targets = _with(ctx.targets, given, len(ctx.features))
-        return tuple([_by_terms(target) for target, reaches in zip(targets, reached, strict=True) if reaches])
+        pairs = zip(targets, reached, strict=True)
+        return tuple([term_by_term(terms, biases, own) for (terms, _, biases, own), reaches in pairs if reaches])
 
     cotangents = tuple([grad for grad in grads if grad is not None])
     found = list(_arrays.gradients(composed, given, ctx.needs_input_grad[2:], cotangents))
     _clear(found, ctx.plan, grads)
     return tuple(found)
-
-
-def _by_terms(target: Target) -> Tensor:
-    terms, _, biases, own = target
-    parts = [_summed(term) @ term.matrix for term in terms]
-    parts += [] if own is None else [F.linear(own.x, weight) for weight in own.weights]
-    return sum([*parts[1:], *biases], start=parts[0])
-
-
-def _summed(term: Term) -> Tensor:
-    graph, weight = term.graph, term.edge_weight
-    if weight is None and term.kind in FORMS:
-        return spmm(graph, term.x, reduce=term.kind)
-    if weight is not None and term.kind == "sum":
-        return spmm(graph, term.x, weight)
-    in_order = Graph(graph.indptr, graph.indices, None, graph.num_cols)  # as factors are
-    factors = factor(graph, term.kind, term.x.dtype)
-    if weight is not None:
-        factors = factors * (weight if graph.edge_ids is None else weight[graph.edge_ids.long()])
-    return spmm(in_order, term.x, factors)
 
 
 def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> list[Target]:

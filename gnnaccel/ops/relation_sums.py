@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.stack import Filled, Relation, Stack, filled_rows
+from gnnaccel.graph.stack import Filled, Relation, Stack, factor, filled_rows
 from gnnaccel.ops.segment_matmul import matmul_op
-from gnnaccel.ops.spmm import spmm
+from gnnaccel.ops.spmm import FORMS, spmm
 
 Kept = Callable[[Hashable, Callable[[], Any]], Any]
 _READ = 8  # multiplications of a matrix product that take as long as reading one feature of an edge
@@ -110,6 +110,26 @@ def relation_sums(terms: Sequence[Term], kept: Kept, biases: Sequence[Tensor] = 
         return sum(later, start=out if not biases else out + (biases[0] if len(biases) == 1 else sum(biases)))
     sizes = (transposed, len(owns), len(biases))
     return sum(later, start=_Mapped.apply(sizes, x, *sums, *weights, *owns, *biases))
+
+
+def term_by_term(terms: Sequence[Term], biases: Sequence[Tensor], own: Own | None) -> Tensor:
+    """`relation_sums` by its definition."""
+    parts = [_sum_of(term) @ term.matrix for term in terms]
+    parts += [] if own is None else [F.linear(own.x, weight) for weight in own.weights]
+    return sum([*parts[1:], *biases], start=parts[0])
+
+
+def _sum_of(term: Term) -> Tensor:
+    graph, weight = term.graph, term.edge_weight
+    if weight is None and term.kind in FORMS:
+        return spmm(graph, term.x, reduce=term.kind)
+    if weight is not None and term.kind == "sum":
+        return spmm(graph, term.x, weight)
+    in_order = Graph(graph.indptr, graph.indices, None, graph.num_cols)  # as factors are
+    factors = factor(graph, term.kind, term.x.dtype)
+    if weight is not None:
+        factors = factors * (weight if graph.edge_ids is None else weight[graph.edge_ids.long()])
+    return spmm(in_order, term.x, factors)
 
 
 class _Mapped(torch.autograd.Function):

@@ -372,8 +372,8 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
         return None
     if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
         return None
-    if not x.numel() or not own.numel():
-        return None  # one without nodes would keep the others from being taken
+    if not (x.numel() and own.numel()):
+        return None  # it would keep the others from being taken
     looped = known is not pyg_nn.TransformerConv and conv.add_self_loops
     key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
     graph = derived.get((edge_index,), key)
