@@ -234,6 +234,8 @@ def register(
                 f"{full}: has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use reverse mode"
             )
 
+    types = _PLAIN | {structure} if graphs else _PLAIN
+
     if backward is not None:
 
         def below(*args):
@@ -264,11 +266,14 @@ def register(
 
         def autograd(*args):
             args = packed(args)
-            return dispatched(args) if needs_grad(args) else below(*args)
+            if needs_grad(args):
+                return dispatched(args)
+            # What compiled programs call: back through the dispatcher it would take several times as long.
+            if forward_ad._current_level < 0 and plain(args, features, devices, types):
+                return impl(*args)
+            return below(*args)
 
         _fragment.impl(name, autograd, "Autograd")
-
-    types = _PLAIN | {structure} if graphs else _PLAIN
 
     def call(*args):
         if not plain(args, features, devices, types) or (graphs and not args[0].is_plain):
