@@ -58,10 +58,10 @@ SCRIPT = Path(__file__).parent / "epochs_train.py"
 # Options of the script, and how children.command starts it.
 SIDES = {
     "pyg": (["--layers", "pyg"], "off"),
-    "compiled": (["--layers", "pyg", "--compile"], "off"),
+    "compiled": (["--layers", "pyg", "--compile", "default"], "off"),
     "csr": (["--layers", "csr"], "off"),
     "flag": (["--layers", "pyg"], "on"),
-    "compiled-flag": (["--layers", "pyg", "--compile"], "on"),
+    "compiled-flag": (["--layers", "pyg", "--compile", "default"], "on"),
     "csr-flag": (["--layers", "csr"], "on"),
     "modules-flag": (["--layers", "pyg"], "on"),
     "dgl-modules-flag": (["--layers", "dgl"], "on"),

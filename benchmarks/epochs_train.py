@@ -2,12 +2,15 @@
 
     python benchmarks/epochs_train.py --layers pyg plan.json
     python benchmarks/epochs_train.py --layers pyg --capture hand plan.json
+    python benchmarks/epochs_train.py --layers pyg --compile reduce-overhead --serve plan.json
     GNNACCEL=1 python benchmarks/epochs_train.py --layers dgl plan.json
 
 It knows nothing of gnnaccel, but for --capture gnnaccel. plan.json: device; threads (0: torch's own number); features,
 hidden, classes; losses, how many are kept; cases, each with its name, graph (a .npz with edge_index [2, E], sources
 first, and num_nodes), model, warm_up, blocks and epochs (of a block). Features and labels are random, from one seed, as
 are the weights, which are the same in PyG and DGL. It prints a line of JSON when a case begins and one when it ends.
+--serve (compiled.py): it makes all cases and trains each for an epoch, and then measures the one whose number comes by
+standard input, again and again, so that another process can decide whose turn it is.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import resource
 import statistics
 import sys
 import time
@@ -156,7 +160,7 @@ def epoch_of(model: nn.Module, x: Tensor, graph, y: Tensor, capture: str | None 
 class Trainer:
     """What the cases of a plan share."""
 
-    def __init__(self, layers: str, compiled: bool, capture: str | None, plan: dict):
+    def __init__(self, layers: str, compiled: str | None, capture: str | None, plan: dict):
         self.layers, self.compiled, self.capture = layers, compiled, capture
         self.keep = 0 if capture == "hand" else plan["losses"]  # it is trained before
         self.device = torch.device(plan["device"])
@@ -177,7 +181,8 @@ class Trainer:
         y = torch.randint(self.sizes[2], (num_nodes,), generator=rng).to(self.device)
         graph = make_graph(self.layers, model, edge_index, num_nodes, self.device)
         net = make_net(self.layers, model, self.sizes).to(self.device)
-        return epoch_of(torch.compile(net) if self.compiled else net, x, graph, y, self.capture)
+        net = torch.compile(net, mode=self.compiled) if self.compiled else net
+        return epoch_of(net, x, graph, y, self.capture)
 
     def rehearse(self, model: str) -> None:
         """Two epochs on a ring of 64 nodes: what loads at the first call of a kernel is no graph's preparation."""
@@ -227,6 +232,74 @@ class Trainer:
         }
 
 
+class Served:
+    """A case of a server: made, trained for one epoch, and measured when it is asked for."""
+
+    def __init__(self, trainer: Trainer, case: dict):
+        self.trainer, self.case, self.losses, self.warm = trainer, case, [], False
+        edge_index, num_nodes = trainer.load(case["graph"])
+        before = self.allocated()
+        self.epoch = trainer.start(case["model"], edge_index, num_nodes)
+        wall, used = time.perf_counter(), self.cpu_s()
+        first = trainer.block(self.epoch, 1, self.losses)
+        trainer.block(self.epoch, 2, self.losses)  # what a mode of torch.compile records then
+        self.own = self.allocated() - before
+        self.made = {"first_ms": first, "compile_s": time.perf_counter() - wall, "compile_cpu_s": self.cpu_s() - used}
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.trainer.device.type == "cuda" else 0
+
+    def cpu_s(self) -> float:
+        """Of this process and the compilers that it has started."""
+        both = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+    def measure(self) -> dict:
+        """As `Trainer.measure`; peak_mib: of an epoch that is compiled, with the case's own graph and features."""
+        trainer, case, on_cuda = self.trainer, self.case, self.trainer.device.type == "cuda"
+        trainer.block(self.epoch, 3 if self.warm else case["warm_up"], self.losses)
+        self.warm = True
+        resting = self.allocated()
+        if on_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        times = [trainer.block(self.epoch, case["epochs"], self.losses) for _ in range(case["blocks"])]
+        low, middle, high = statistics.quantiles(times, n=4)
+        peak = torch.cuda.max_memory_allocated() - resting + self.own if on_cuda else 0
+        return self.made | {
+            "epoch_ms": middle,
+            "iqr_ms": high - low,
+            "peak_mib": peak / 2**20 if on_cuda else None,
+            "losses": [float(loss) for loss in self.losses],
+        }
+
+
+def described(error: Exception) -> dict:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return {"error": f"{type(error).__name__}: {first}"[:200]}
+
+
+def serve(trainer: Trainer, cases: list[dict]) -> None:
+    """Measure the cases whose numbers come by standard input, until it ends."""
+    made: list[Served | None] = []
+    for case in cases:
+        try:
+            made.append(Served(trainer, case))
+            say(made=case["name"])
+        except Exception as error:  # what does not compile
+            made.append(None)
+            say(made=case["name"], **described(error))
+    if trainer.device.type == "cuda":
+        torch.cuda.empty_cache()
+    say(ready=True)
+    for line in sys.stdin:
+        case = made[int(line)]
+        if case is not None:
+            try:
+                say(end=case.case["name"], **case.measure())
+            except Exception as error:
+                say(end=case.case["name"], **described(error))
+
+
 def say(**words) -> None:
     print(json.dumps(words), flush=True)
 
@@ -234,7 +307,8 @@ def say(**words) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", choices=["pyg", "csr", "dgl"], required=True, help="csr: PyG's on torch.sparse_csr")
-    parser.add_argument("--compile", action="store_true", help="torch.compile(model)")
+    parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help="torch.compile(model, mode=MODE)")
+    parser.add_argument("--serve", action="store_true", help="measure what is asked for by standard input")
     parser.add_argument("--capture", choices=["gnnaccel", "hand"], help="the epoch in a CUDA graph")
     parser.add_argument("plan", help="file.json")
     options = parser.parse_args()
@@ -245,13 +319,14 @@ def main() -> None:
     __import__("dgl" if options.layers == "dgl" else "torch_geometric")
     say(modules=[name for name in sys.modules if name.count(".") == 1])  # so that who started it sees what it loaded
     trainer = Trainer(options.layers, options.compile, options.capture, plan)
+    if options.serve:
+        return serve(trainer, plan["cases"])
     for case in plan["cases"]:
         say(begin=case["name"])
         try:
             found = trainer.measure(case)
         except Exception as error:  # out of memory, a format the layer does not take, what does not compile
-            first = (str(error).strip().splitlines() or [""])[0]
-            found = {"error": f"{type(error).__name__}: {first}"[:200]}
+            found = described(error)
         say(end=case["name"], **found)
         if options.compile:
             torch._dynamo.reset()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel import _precision
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.reach import Reach
 from gnnaccel.capture.watch import Masks
@@ -191,7 +192,7 @@ def modes_now() -> tuple:
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        *_precision.settings(),
     )
 
 

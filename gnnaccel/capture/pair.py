@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gnnaccel import _operators
+from gnnaccel import _operators, _precision
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Guard, Unfit, Warm
 from gnnaccel.capture.leaves import (
@@ -346,7 +346,7 @@ def _modes_of_backward() -> tuple:
     return (
         torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        *_precision.settings(),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, _precision
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -141,7 +141,7 @@ _MOST_BLOCKS, _INT32_MAX = 65535, 2**31 - 1
 
 def _pays(segments: int, multiplications: int, dtype: torch.dtype) -> bool:
     """True if one launch takes less than a product of torch's for each segment."""
-    full = dtype is torch.float64 or (dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest")
+    full = dtype is torch.float64 or (dtype is torch.float32 and not _precision.allows_tf32())
     return segments * (_CALL_WITHOUT if full else _CALL) >= multiplications
 
 

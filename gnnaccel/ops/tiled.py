@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators, tiles
+from gnnaccel import _operators, _precision, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
@@ -141,13 +141,7 @@ def _check_dtype(op: str, name: str, x: Tensor) -> None:
 
 def _fast(x: Tensor) -> bool:
     """True if TF32 will do, as torch may use it for its own products of matrices."""
-    if not x.is_cuda or x.dtype != torch.float32:
-        return False
-    # As of torch 2.9 the getter of old refuses to answer where the new attributes have been set.
-    allowed = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    if allowed is None:
-        return torch.get_float32_matmul_precision() != "highest"
-    return (getattr(torch.backends, "fp32_precision", allowed) if allowed == "none" else allowed) == "tf32"
+    return x.is_cuda and x.dtype == torch.float32 and _precision.allows_tf32()
 
 
 def _structure(graph: Graph, features: int, backward: bool) -> Tiled:
