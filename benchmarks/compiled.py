@@ -44,7 +44,6 @@ SCRIPT = Path(__file__).parent / "epochs_train.py"
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "transformer")
 MODES = {"pyg": None, "compiled": "default", "reduced": "reduce-overhead"}
 SIDES = ("compiled", "compiled-flag", "reduced", "reduced-flag", "pyg", "flag")
-MEASURING_S = 18  # of the budget are left to them
 COLUMNS = (
     "graph", "nodes", "edges", "model", "side", "epoch_ms", "spread_ms", "iqr_ms", "of_alone", "peak_mib",
     "memory_of_alone", "compile_s", "compile_cpu_s", "compiling_of_alone", "loss", "loss_diff", "turns", "note",
@@ -201,6 +200,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--also", nargs="+", default=[], metavar="GRAPH:MODEL:SIDE", help="further cases")
     parser.add_argument("--turns", type=int, default=3, help="of every side")
     parser.add_argument("--budget", type=float, default=600, help="seconds for everything, the table written then")
+    parser.add_argument(
+        "--measuring",
+        type=float,
+        default=20,
+        help="seconds of them left for that; what is not made by then is left out",
+    )
     parser.add_argument("--at-once", type=int, default=0, help="processes that compile at a time; 0: all")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the stand-ins, for dry runs")
@@ -239,7 +244,7 @@ def main() -> None:
             for first in range(0, len(own), most):
                 some = [Server(side, case, options, folder) for side, case in own[first : first + most]]
                 servers += some
-                ready += wait_until_made(some, outcomes, deadline - MEASURING_S)
+                ready += wait_until_made(some, outcomes, deadline - options.measuring)
             ready.sort(key=lambda server: (server.case.name, alone(server.side)))
             take_turns(ready, outcomes, options.turns, deadline)
         finally:
