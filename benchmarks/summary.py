@@ -139,6 +139,22 @@ def cpu_compiled() -> list[str]:
     return markdown(["epoch, ms", *sides.values()], body) + source(name)
 
 
+def cuda_compiled() -> list[str]:
+    name = "compiled_h200.csv"
+    measured = [row for row in read(name)[1] if row["epoch_ms"]]
+    sides = {"compiled": "PyG compiled", "compiled-flag": "gnnaccel compiled", "reduced-flag": "with reduce-overhead"}
+    body = []
+    for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in measured):
+        own = {row["side"]: row for row in measured if (row["graph"], row["model"]) == (graph, model)}
+        cells = [epochs_cell(list(own.values()), side, "compiled", graph=graph, model=model) for side in sides]
+        alone = [short(float(row["epoch_ms"])) if row else "" for row in map(own.get, sides)]
+        pairs = [own[side] for side in ("compiled", "compiled-flag") if side in own]
+        both = [" / ".join(short(float(row[key])) for row in pairs) for key in ("peak_mib", "compile_cpu_s")]
+        body.append([f"{graph}: {model}", *(cell or time for cell, time in zip(cells, alone, strict=True)), *both])
+    columns = ["epoch, ms", *sides.values(), "peak, MiB (PyG / gnnaccel)", "compiling, CPU seconds"]
+    return markdown(columns, body) + source(name, 2)
+
+
 def cuda_flag() -> list[str]:
     name = "epochs_h200.csv"
     rows = read(name)[1]
@@ -309,6 +325,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-memory": cpu_memory,
     "cpu-small": cpu_small,
     "cpu-compiled": cpu_compiled,
+    "cuda-compiled": cuda_compiled,
     "cuda-flag": cuda_flag,
     "cuda-small": cuda_small,
     "cuda-modules": cuda_modules,

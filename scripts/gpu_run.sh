@@ -20,7 +20,7 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("torch", torch.__version__, "Python", sys.version.split()[0])'
 
 # All that needs nothing but torch, PyG, DGL (skipped without) and pytest; those that take longest first.
-tests=$(for name in pyg_compiled dgl_cuda pyg_matrix pyg_autocast captured_models captured_modules captured captured_optimizers captured_modules_dgl ops cuda_ops \
+tests=$(for name in pyg_compiled dgl_cuda pyg_matrix pyg_autocast captured_models captured_modules captured captured_guards captured_optimizers captured_modules_dgl ops cuda_ops \
     cuda_lists pyg_autograd deterministic cuda_messages cuda_tiles cuda_maxk maxk cbsr maxk_models cuda_runtime cuda_tune plans translate worklist \
     reorder cuda_pyg cuda_build attention dot_attention gatv2 graph_conv ops_registration layers structure ready_softmax pyg_inputs pyg_norms \
     pyg_structure pyg_user_layers pyg_trust pyg_first_calls pyg_few_messages pyg_sampled_batches pyg_to_hetero \

@@ -160,6 +160,21 @@ def test_export(name):
     same(program)
 
 
+def test_ahead_of_time(tmp_path):
+    """AOTInductor's package of an accelerated model: PyG's numbers, for any number of edges, without an op of ours."""
+    plain = LAYERS["SAGE"]()
+    model, (x, index) = pyg_backend.accelerate(copy.deepcopy(plain)).eval(), graphs()[0]
+    dynamic = {"x": None, "edge_index": {1: torch.export.Dim("edges", min=2)}}
+    exported = torch.export.export(model, (x.detach(), index), dynamic_shapes=dynamic)
+    assert not any("gnnaccel" in str(node.target) for node in exported.graph.nodes)
+    path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+    run = torch._inductor.aoti_load_package(path)
+    with torch.no_grad():
+        for given in (index, edges(seed=5), edges(count=E - 30, seed=6)):
+            assert_equal(run(x.detach(), given), plain(x.detach(), given))
+    assert_equal(model(x, index), plain(x, index))  # and it is ours as before
+
+
 @pytest.mark.parametrize("name", ["GCN", "SAGE", "GAT"])
 def test_fx_trace_of_a_model(name):
     """PyG's own tracer keeps layers whole; torch's goes into them, and fails or not as with PyG alone."""

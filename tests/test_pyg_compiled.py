@@ -446,3 +446,82 @@ def test_second_derivatives():
     for function, leaf in cases:
         assert torch.autograd.gradgradcheck(lambda x, f=function: f(x).square(), leaf, fast_mode=True)
     assert_equal(OPS.spmm_of_edges(*described, x, None, "copy_lhs", "sum", 0.0), ops.spmm(graph, x))
+
+
+def _hook(layer):
+    layer.register_forward_hook(lambda module, args, out: out * 2)
+
+
+def _own_message(layer):
+    layer.message = lambda x_j: 3 * x_j
+
+
+def _load(layer):
+    layer.load_state_dict({key: value * 0.5 for key, value in layer.state_dict().items()})
+
+
+def _aggregate(layer):
+    layer.aggr_module = nn.aggr.MaxAggregation()
+
+
+def _address(layer):
+    layer.lin_r.weight.data = layer.lin_r.weight.data * 0.5
+
+
+CHANGES = {
+    "nothing": lambda layer: None,
+    "a hook": _hook,
+    "its message": _own_message,
+    "its aggregation": _aggregate,
+    "a state loaded": _load,
+    "a parameter's memory": _address,
+    "a parameter frozen": lambda layer: layer.lin_l.weight.requires_grad_(False),
+    "a linear map": lambda layer: setattr(layer, "lin_l", Linear(D, 5)),
+    "normalize": lambda layer: setattr(layer, "normalize", True),
+    "flow": lambda layer: setattr(layer, "flow", "target_to_source"),
+    "dtype": lambda layer: layer.float(),
+    "evaluation": lambda layer: layer.eval(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_layer_that_changes_after_compiling(name):
+    """The next call sees it, as PyG's compiled layer does."""
+    plain, model = pair_of(lambda: nn.SAGEConv(D, 5))
+    run = compiled(model, backend="aot_eager")
+    agree(plain, model, run, rand(N, D), edges())
+    for layer in (plain, model):
+        torch.manual_seed(3)
+        CHANGES[name](layer)
+    agree(plain, model, run, rand(N, D).to(model.lin_r.weight.dtype), edges())
+
+
+def test_modes_after_compiling():
+    """Grad mode, inference mode and autocast are asked at each call."""
+    plain, model = pair_of(lambda: models.GAT(D, 8, 2, 3, heads=2))
+    plain, model, x, index = plain.float(), model.float(), rand(N, D).float(), edges()
+    run = compiled(model, backend="aot_eager")
+    agree(plain, model, run, x, index)
+    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)):
+        with mode(), torch.no_grad():
+            torch.testing.assert_close(run(x, index).float(), plain(x, index).float(), rtol=2e-2, atol=2e-2)
+        agree(plain, model, run, x, index)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("name", ["GCN", "SAGE max", "GAT"])
+def test_reduced_overhead(name):
+    """In CUDA graphs of torch.compile's the edges are those of the call: what stands between our ops is captured."""
+    make, rest = LAYERS[name]
+    plain, model = pair_of(make)
+    plain, model, x, index = plain.cuda(), model.cuda(), rand(N, D).cuda(), edges().cuda()
+    rest = tuple(t.cuda() for t in rest)
+    run = compiled(model, backend="inductor", mode="reduce-overhead")
+    for _ in range(4):
+        agree(plain, model, run, x, index, *rest)
+    index[0] = index[0].flip(0)
+    for _ in range(3):
+        agree(plain, model, run, x, index, *rest)
+    for seed in range(7, 12):
+        agree(plain, model, run, x, edges(seed=seed).cuda(), *rest)
+    assert counts() == {(True, False)}

@@ -132,6 +132,7 @@ def is_as_made(conv: Any, plain: Any) -> bool:
     for name in _METHODS:
         if name in conv.__dict__:
             return False
+        getattr(conv, name)  # of which torch.compile makes a guard, as it does not of the line above
     return plain.aggregate is MessagePassing.aggregate and plain.update is MessagePassing.update
 
 
