@@ -264,12 +264,20 @@ def register(
             with enable_single_level_autograd_function():
                 return record(*args)
 
+        def together(args: tuple) -> bool:
+            """True for tensors on one device: of others, as "meta", the dispatcher knows what is to be done."""
+            device = args[0].device
+            for k in features:
+                if args[k] is not None and (type(args[k]) is list or args[k].device != device):
+                    return False
+            return True
+
         def autograd(*args):
             args = packed(args)
             if needs_grad(args):
                 return dispatched(args)
             # What compiled programs call: back through the dispatcher it would take several times as long.
-            if forward_ad._current_level < 0 and plain(args, features, devices, types):
+            if forward_ad._current_level < 0 and together(args) and plain(args, features, devices, types):
                 return impl(*args)
             return below(*args)
 
