@@ -56,6 +56,9 @@ PYBIND11_MODULE(_C, module) {
   add("community_moves", &community_moves);
   add("community_degrees", &community_degrees);
   add("community_edges", &community_edges);
+  add("part_sweeps", &part_sweeps);
+  add("part_halo_moves", &part_halo_moves);
+  add("part_growth", &part_growth);
   module.def("same_objects", &same_objects);
   bind_samples(module);
   add("neighbor_sample", &neighbor_sample);

@@ -150,6 +150,8 @@ struct type_caster<gnnaccel::Draw> : gnnaccel::TupleCaster<gnnaccel::Draw, uint6
 template <>
 struct type_caster<gnnaccel::Members>
     : gnnaccel::TupleCaster<gnnaccel::Members, Pointer, const int64_t*, const int64_t*, const int64_t*, int64_t> {};
+template <>
+struct type_caster<gnnaccel::Cut> : gnnaccel::TupleCaster<gnnaccel::Cut, const int64_t*, const int64_t*, int64_t> {};
 
 }  // namespace detail
 }  // namespace pybind11

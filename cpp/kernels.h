@@ -244,6 +244,27 @@ void community_degrees(const Network& network, const Members& members, int64_t* 
 void community_edges(const Network& network, const Members& members, const int64_t* indptr, void* cols, void* weights,
                      int threads);
 
+// How nodes are cut into parts. A node counts as two kinds of load, such as edges and nodes.
+struct Cut {
+  const int64_t* size;  // [2, num_nodes]: what each node counts as
+  const int64_t* cap;   // [2]: of a part; one above it gives nodes away, also at a loss
+  int64_t parts;
+};
+
+// Sweeps of Fiduccia and Mattheyses (1982): each node moves once, the best first, also where that loses edges; what the
+// best moment had is kept. A sweep ends after `patience` moves without a better one. CPU only, as are the next two.
+//   part [num_nodes] is brought up to date. Keeps num_nodes * parts sums of weights.
+void part_sweeps(const Network& network, const Cut& cut, int64_t* part, int64_t sweeps, int64_t patience, int threads);
+
+// Passes of moves that leave fewer pairs of a node and another part that has neighbours of it; of as many, fewer edges
+// between parts. As part_sweeps otherwise.
+void part_halo_moves(const Network& network, const Cut& cut, int64_t* part, int64_t passes, int threads);
+
+// Parts of equal work that grow one after the other, the first from node `first`, by the node of whose edges to nodes
+// without a part most lead into it.
+//   work [num_nodes]; part [num_nodes].
+void part_growth(const Network& network, const double* work, int64_t parts, int64_t first, int64_t* part, int threads);
+
 // The transposed matrix: t_indptr [num_cols + 1], t_indices (rows of `graph`) and t_edge_ids [nnz], with
 // edge ids carried along. Columns keep ascending row order.
 void transpose(const Csr& graph, void* t_indptr, void* t_indices, void* t_edge_ids, int threads);

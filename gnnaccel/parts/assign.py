@@ -2,16 +2,17 @@
 
 Multilevel, as METIS is (Karypis and Kumar 1998), with the communities of `gnnaccel.graph.community` in place of matched
 pairs: the smallest graph of communities is cut first, from several starts, the best of which are carried on; then,
-level by level down to the nodes, those at the borders move to the part that most of their neighbours are in, many at
-a time, as long as both parts stay in balance. No random numbers.
+level by level down to the nodes, those at the borders move to the part that most of their neighbours are in, as long as
+both parts stay in balance: one by one (cpp/parts.cpp), or many at a time where that would take too much memory. In the
+end those move that leave fewer rows to send. No random numbers.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel import _library as lib
 from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
@@ -24,9 +25,12 @@ _COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
 _TOGETHER = 1 << 23  # edges whose ends are counted at a time: the same
 _FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thread, 2026-11)
 _FEWEST = 20  # communities of a part, of the smallest graph that is cut
-_SMALL, _SWEEPS = 1024, 6
+_SMALL = 4096  # nodes, of a network in which parts grow: looks at all for each that joins one
 _STARTS = 8  # parts that grow from other nodes
-_LOOKED_AT, _MOST_LOOKED_AT = 1 << 24, 1 << 26  # nodes times moves times parts, in sweeps of all cuts and of one
+_SWEEPS, _PATIENCE, _PATIENT = 6, 500, 50  # moves without a better cut that end a sweep: so many, or nodes over it
+_FEW_SUMS = 1 << 22  # of nodes times parts, which may be more than half as many as edges
+_DEAR = 20.0  # how much a cut's edges count more for each share of the load that is over the caps
+_LARGEST, _FEW_LARGE = 2, 0.02  # of the smallest graph that is cut: communities above half a part hold no more than this
 _KEPT, _CHEAP = 4, 1 << 21  # so many cuts are carried on, into networks of at most so many edges
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
@@ -124,36 +128,34 @@ def _by_communities(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
     size[:, place] = size.clone()
     sizes, depth = [size], 0
     for label, merged in zip(levels, networks[1:], strict=True):
-        if merged.num_nodes < _FEWEST * parts:
+        sums = size.new_zeros(2, merged.num_nodes).index_add_(1, label, sizes[-1])
+        large = ((sums * (sums > caps[:, None] / _LARGEST)).sum(1) > sums.sum(1) * _FEW_LARGE).any()
+        if merged.num_nodes < _FEWEST * parts or bool(large):
             break
-        sizes.append(size.new_zeros(2, merged.num_nodes).index_add_(1, label, sizes[-1]))
+        sizes.append(sums)
         depth += 1
     del networks[depth + 1 :]
-    order = torch.arange(networks[-1].num_nodes, device=graph.device)
-    if by_nodes:  # communities of communities side by side, which parts of a few nodes need
-        order = _nested_order(levels[depth:], order)
+    # Communities of communities side by side.
+    order = _nested_order(levels[depth:], torch.arange(networks[-1].num_nodes, device=graph.device))
     starts = [_ranges(order, sizes[-1], parts)]
-    if _sweeps(networks[-1], parts) > 1:
+    if networks[-1].num_nodes <= _SMALL:
         starts += _grown(networks[-1], sizes[-1], parts)
     for level in reversed(range(depth + 1)):
         if level < depth:
             starts = [start[levels[level]] for start in starts]
         around = networks.pop(), sizes.pop()
-        starts = [_refined(*around, start, caps, parts) for start in starts]
-        if swept := _sweeps(around[0], parts):
-            starts = _best(*around, starts, caps, parts, swept, last=False)
-            starts = [_swept(*around, start, caps, parts) for start in starts]
+        if _can_sweep(around[0], parts):
+            starts = _swept(*around, starts, caps, parts, for_rows=not by_nodes and level == 0)
+        else:
+            starts = [_refined(*around, start, caps, parts) for start in starts]
         few = _KEPT if level and networks[-1].cols.numel() <= _CHEAP else 1
-        starts = _best(*around, starts, caps, parts, few, last=level == 0)
+        starts = _best(*around, starts, caps, parts, few, for_rows=not by_nodes and level == 0)
     return _without_empty(starts[0][place], parts)
 
 
-def _sweeps(network: Network, parts: int) -> int:
-    """How many cuts may be swept, of which each move looks at all nodes and parts."""
-    each = network.num_nodes**2 * parts
-    if network.num_nodes > _SMALL or each > _MOST_LOOKED_AT:
-        return 0
-    return min(_STARTS + 1, max(1, _LOOKED_AT // max(each, 1)))
+def _can_sweep(network: Network, parts: int) -> bool:
+    """Whether the sums of each node's edges by part take little memory, beside the edges or at all."""
+    return network.num_nodes * parts <= max(_FEW_SUMS, network.cols.numel() // 2)
 
 
 def _without_empty(label: Tensor, parts: int) -> Tensor:
@@ -178,16 +180,16 @@ def _nested_order(levels: list[Tensor], order: Tensor) -> Tensor:
 
 
 def _best(
-    network: Network, size: Tensor, starts: list[Tensor], caps: Tensor, parts: int, few: int, last: bool
+    network: Network, size: Tensor, starts: list[Tensor], caps: Tensor, parts: int, few: int, for_rows: bool
 ) -> list[Tensor]:
-    """The best of several: least over the caps, then the least cut, and in the end the fewest rows to send."""
-    if len(starts) <= (1 if last else few):
+    """The best of several: the least cut, and in the end the fewest rows to send; more by what is over the caps."""
+    if len(starts) <= few:
         return starts
-    states = []
+    costs = []
     for part in starts:
         over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
-        states.append((float(over.sum()), (_halo_rows if last else _cut)(network, part, parts)))
-    return [starts[i] for i in sorted(range(len(starts)), key=states.__getitem__)[:few]]
+        costs.append((1 + (_halo_rows if for_rows else _cut)(network, part, parts)) * (1 + _DEAR * float(over.sum())))
+    return [starts[i] for i in sorted(range(len(starts)), key=costs.__getitem__)[:few]]
 
 
 def _cut(network: Network, part: Tensor, _parts: int) -> float:
@@ -209,37 +211,23 @@ def _halo_rows(network: Network, part: Tensor, parts: int) -> int:
 
 def _grown(network: Network, size: Tensor, parts: int) -> list[Tensor]:
     """Some first parts: one grows after the other, by the node that most of its edges lead to, from several nodes."""
-    weights, work = _dense(network), (size / size.sum(1, keepdim=True).clamp(min=1)).sum(0).cpu().numpy()
-    n, found = len(work), []
+    work = (size / size.sum(1, keepdim=True).clamp(min=1)).sum(0).double()
+    network, work, n = _on_cpu(network), work.cpu(), work.numel()
+    heavy, found = (-work).argsort(stable=True).tolist(), []
     for start in range(min(_STARTS, n)):
-        part, near = np.full(n, parts - 1), np.zeros(n)
-        free, first = np.ones(n, bool), int(np.argsort(-work, kind="stable")[start * n // _STARTS])
-        for number in range(parts - 1):
-            goal, held = work[free].sum() / (parts - number), 0.0
-            to = weights[:, free].sum(1)  # edges to nodes without a part
-            near[:] = 0
-            while free.any():
-                # The most edges into the part, for those that lead elsewhere.
-                worth = np.where(free, near / np.maximum(to, 1e-9), -1.0)
-                node = first if free[first] else int(worth.argmax())
-                if held and held + work[node] / 2 > goal:
-                    break
-                part[node], free[node] = number, False
-                held += work[node]
-                near += weights[:, node]
-                to -= weights[:, node]
-            if free.any():  # the next begins where most is left
-                first = int(np.where(free, to, -1.0).argmax())
-        found.append(torch.from_numpy(part).to(size.device))
+        part = torch.empty(n, dtype=torch.int64)
+        arrays = lib.pointer(work), parts, heavy[start * n // _STARTS], lib.pointer(part)
+        lib.launch("part_growth", part.device, network.description(), *arrays)
+        found.append(part.to(size.device))
     return found
 
 
-def _dense(network: Network) -> np.ndarray:
-    n = network.num_nodes
-    rows = np.repeat(np.arange(n), network.indptr.diff().cpu().numpy())
-    weights = np.zeros((n, n), np.float32)
-    weights[rows, network.cols.cpu().numpy()] = 1 if network.weights is None else network.weights.cpu().numpy()
-    return weights
+def _on_cpu(network: Network) -> Network:
+    if network.indptr.device.type == "cpu":
+        return network
+    weights = None if network.weights is None else network.weights.cpu()
+    indptr, cols, strength = network.indptr.cpu(), network.cols.cpu(), network.strength.cpu()
+    return Network(indptr, cols, weights, strength, network.total)
 
 
 def _cap(weights: Tensor, parts: int, slack: float) -> Tensor:
@@ -270,54 +258,21 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
     return best
 
 
-def _swept(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts: int) -> Tensor:
-    """`label` after sweeps of Fiduccia and Mattheyses (1982): each node moves once, the best first, also where that
-    loses; what the best moment had is kept. On the host: of small networks."""
-    n, weights = network.num_nodes, _dense(network)
-    part, load_of, cap = label.cpu().numpy().copy(), size.cpu().numpy(), caps.cpu().numpy()
-    loads = _loads(size, label, parts).cpu().numpy()
-    one_hot = np.zeros((n, parts), np.float32)
-    one_hot[np.arange(n), part] = 1
-    count = weights @ one_hot  # [n, parts]: edges of each node to each part
-    for _ in range(_SWEEPS):
-        free, trail = np.ones(n, bool), []
-        best, at, gained = (-_excess(loads, cap), 0.0), 0, 0.0  # a part over its cap outweighs any cut
-        for _ in range(n):
-            gain = count - count[np.arange(n), part][:, None]
-            after = loads[:, None, :] + load_of[:, :, None]
-            fits = np.logical_and.reduce(after <= cap[:, None, None])
-            over = np.logical_or.reduce(loads > cap[:, None])[part]
-            fits |= over[:, None] & np.logical_and.reduce(loads < cap[:, None])
-            gain[~fits] = -np.inf
-            gain[np.arange(n), part] = -np.inf
-            gain[~free] = -np.inf
-            node, to = divmod(int(gain.argmax()), parts)
-            if gain[node, to] == -np.inf:
-                break
-            gained += float(gain[node, to])
-            trail.append((node, part[node]))
-            _move(node, to, part, count, weights, loads, load_of)
-            free[node] = False
-            value = -_excess(loads, cap), gained
-            if value > best:
-                best, at = value, len(trail)
-        for node, back in reversed(trail[at:]):
-            _move(node, back, part, count, weights, loads, load_of)
-        if at == 0:
-            break
-    return torch.from_numpy(part).to(label.device)
-
-
-def _excess(loads: np.ndarray, cap: np.ndarray) -> float:
-    return float((np.maximum(loads - cap[:, None], 0).sum(1) / np.maximum(cap, 1)).sum())
-
-
-def _move(node: int, to: int, part, count, weights, loads, load_of) -> None:
-    count[:, part[node]] -= weights[:, node]
-    loads[:, part[node]] -= load_of[:, node]
-    part[node] = to
-    count[:, to] += weights[:, node]
-    loads[:, to] += load_of[:, node]
+def _swept(
+    network: Network, size: Tensor, labels: list[Tensor], caps: Tensor, parts: int, for_rows: bool
+) -> list[Tensor]:
+    """Each of `labels` after moves of single nodes, on the host; in the end of those that leave fewer rows to send."""
+    network, size, caps = _on_cpu(network), size.cpu().contiguous(), caps.cpu()
+    cut, found = (lib.pointer(size), lib.pointer(caps), parts), []
+    patience = max(_PATIENCE, network.num_nodes // _PATIENT)
+    for label in labels:
+        part = label.to("cpu", copy=True)
+        given = network.description(), cut, lib.pointer(part)
+        lib.launch("part_sweeps", part.device, *given, _SWEEPS, patience)
+        if for_rows:
+            lib.launch("part_halo_moves", part.device, *given, _SWEEPS)
+        found.append(part.to(label.device))
+    return found
 
 
 def _neighbours(network: Network, label: Tensor, has_room: Tensor, upward: bool) -> tuple[Tensor, Tensor, Tensor]:
