@@ -30,7 +30,7 @@ _STARTS = 8  # parts that grow from other nodes
 _SWEEPS, _PATIENCE, _PATIENT = 6, 500, 50  # moves without a better cut that end a sweep: so many, or nodes over it
 _FEW_SUMS = 1 << 22  # of nodes times parts, which may be more than half as many as edges
 _DEAR = 20.0  # how much a cut's edges count more for each share of the load that is over the caps
-_LARGEST, _FEW_LARGE = 2, 0.02  # of the smallest graph that is cut: communities above half a part hold no more than this
+_LARGEST, _FEW_LARGE = 2, 0.02  # of the smallest graph: communities above half a part hold no more than this
 _KEPT, _CHEAP = 4, 1 << 21  # so many cuts are carried on, into networks of at most so many edges
 _WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
