@@ -3,6 +3,7 @@ memory that does not suffice, and checkpoints."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ from torch_geometric import nn as pyg
 
 from gnnaccel import distributed
 from gnnaccel.parts.exchange import Exchange
+from gnnaccel.parts.ranks import all_agree, same_everywhere
 
 
 def die_at(exchange: int) -> None:
@@ -59,6 +61,16 @@ def dies(folder: str, how: str, device: str = "cpu") -> None:
     if part.device.type == "cuda":
         torch.cuda.synchronize()
     print("went on")
+
+
+def leaves(how: str) -> None:
+    """Ends by an exception, or as a program does, with what it joined still there; says if that was ended before."""
+    atexit.register(lambda: print("left in order" if not dist.is_initialized() else "still joined"))  # runs last
+    distributed.join("cpu", timeout_s=60)
+    if how == "differs":
+        same_everywhere([dist.get_rank()], torch.device("cpu"), "a test", "its number")
+    all_agree("a problem" if how == "raises" and dist.get_rank() else None, "a test")
+    sys.exit(0)
 
 
 def limited(folder: str, budget_mib: str) -> None:

@@ -82,6 +82,15 @@ def test_what_one_rank_cannot_load_ends_all(small, tmp_path):
     assert "ValueError: distributed.load" in other_output and "nodes.npz: missing" in other_output
 
 
+@pytest.mark.parametrize(
+    ("how", "code", "said"), [("ends", 0, ""), ("raises", 1, "a problem"), ("differs", 1, "something else")]
+)
+def test_gloo_ends_before_python_does(how, code, said):
+    """Or a thread of gloo's that lets go of tensors while Python ends aborts the process, after a few runs in 100."""
+    for done, output in ranks(2, "leaves", how, timeout=120, script=FAULTS):
+        assert done == code and said in output and output.endswith("left in order\n"), output
+
+
 def test_another_number_of_ranks_than_parts(small):
     for code, output in ranks(2, "loads", small / "3", timeout=120):
         assert code == 1 and "3 parts, and 2 ranks: run as many (torchrun --nproc-per-node 3)" in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
@@ -58,7 +59,15 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
             dist.init_process_group("nccl", timeout=timeout, device_id=device)
         else:
             dist.init_process_group("gloo", timeout=timeout)
+            atexit.register(_leave)
     return device
+
+
+def _leave() -> None:
+    """End gloo's threads before Python ends. One that has just finished an exchange lets go of its tensors, for which
+    it needs Python; once that is ending, the process is aborted: whatever it was about to return."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -90,6 +99,8 @@ def all_agree(problem: str | None, what: str) -> None:
     for rank, said in enumerate(problems):
         if said is not None:
             ranks.setdefault(said, []).append(str(rank))
+    if ranks:
+        _wait_for_others()
     found = [f"rank {', '.join(numbers)}: {said}" for said, numbers in ranks.items()]
     if problem is not None:
         raise ValueError(problem if len(found) == 1 else "; ".join(found))
@@ -111,10 +122,18 @@ def same_everywhere(numbers: list[int], device: torch.device, what: str, describ
         dist.all_gather(every, mine)
     others = [rank for rank, theirs in enumerate(every) if not torch.equal(theirs, mine)]
     if others:
+        _wait_for_others()
         raise RuntimeError(
             f"gnnaccel.distributed: {what}: rank {dist.get_rank()} has {described}, and rank "
             f"{', '.join(map(str, others))} something else: the ranks must run the same model on data of the same kind"
         )
+
+
+def _wait_for_others() -> None:
+    """Until each rank knows what is wrong, so that none leaves, and its connections with it, before another has read
+    it. What fails in this is no news."""
+    with contextlib.suppress(RuntimeError):
+        dist.barrier()
 
 
 def summed(x: Tensor) -> Tensor:
