@@ -1,6 +1,8 @@
 """Training on a graph in parts by several ranks, which ends as in one process."""
 
+import difflib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +156,62 @@ def test_example_from_a_clean_process(tmp_path):
         losses.append([float(line) for line in log.read_text().splitlines()])
     np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-5)
     assert len(losses[0]) == 20 and losses[0][-1] < losses[0][0]
+
+
+SINGLE = """
+import gnnaccel, sys, torch
+import torch.nn.functional as F
+from torch_geometric.nn import GCN
+data = torch.load("whole.pt", weights_only=False)
+torch.manual_seed(0)
+model = GCN(data.num_features, 16, 2, 4)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(10):
+    logits = model(data.x, data.edge_index)
+    loss = F.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    sys.stdout.write(f"loss {loss.item()}\\n")  # one write, beside another rank's
+sys.stdout.write(f"accuracy {(logits.argmax(1) == data.y).float().mean().item()}\\n")
+"""
+# As docs/distributed.md has them.
+CHANGES = {
+    """data = torch.load("whole.pt", weights_only=False)""": """data = gnnaccel.distributed.load("parts")""",
+    "optimizer = torch.optim": "model = gnnaccel.distributed.wrap(model, data)\noptimizer = torch.optim",
+    "F.cross_entropy(": "data.mean(F.cross_entropy(",
+    "data.y[data.train_mask])": """data.y[data.train_mask], reduction="none"))""",
+    "(logits.argmax(1) == data.y).float().mean().item()": "data.mean((logits.argmax(1) == data.y).float()).item()",
+}
+
+
+def test_a_script_of_one_process_changes_in_under_ten_lines(tmp_path):
+    pyg = pytest.importorskip("torch_geometric.data")
+    edges = random_graph()
+    labels = torch.arange(60) % 4
+    whole = pyg.Data(x=torch.eye(60)[:, :8] + labels[:, None], edge_index=edges, y=labels, train_mask=labels < 3)
+    torch.save(whole, tmp_path / "whole.pt")
+    distributed.partition(whole, 2, tmp_path / "parts")
+    changed = SINGLE
+    for old, new in CHANGES.items():
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+    lines = [line for line in difflib.ndiff(SINGLE.splitlines(), changed.splitlines()) if line.startswith("+ ")]
+    assert len(lines) < 10
+    env = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = []
+    for name, script, words in (("single.py", SINGLE, [sys.executable]), ("parts.py", changed, torchrun)):
+        (tmp_path / name).write_text(script)
+        done = subprocess.run([*words, name], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found.append(
+            np.array([float(number) for number in re.findall(r"^(?:loss|accuracy) (\S+)$", done.stdout, re.M)])
+        )
+    # Of two ranks' lines, which may come in any order, each is there twice.
+    np.testing.assert_allclose(np.sort(found[1]), np.sort(np.repeat(found[0], 2)), rtol=0, atol=1e-5)
+    assert len(found[0]) == 11
 
 
 # --- CUDA
