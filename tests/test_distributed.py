@@ -14,6 +14,7 @@ from command_line import ROOT, arrays
 from rank_runs import agree, cut_small, random_graph, ranks
 
 from gnnaccel import data, distributed
+from gnnaccel.parts import ranks as joining
 
 DATA = os.environ.get("GNNACCEL_DATA", "")
 
@@ -50,14 +51,15 @@ def alone(name, kinds, dtype, epochs):
     return graph, kept
 
 
-def compare(tmp_path, name, parts, kinds, dtype, epochs, tolerance, device="cpu"):
+def compare(tmp_path, name, parts, kinds, dtype, epochs, tolerance, device="cpu", **environment):
     import part_ranks
 
     graph = part_ranks.whole(str(name), dtype)
     distributed.partition(graph, parts, tmp_path / "parts")
     out = tmp_path / "results.pt"
     short = str(dtype).removeprefix("torch.")
-    results = ranks(parts, "training", tmp_path / "parts", out, device, short, epochs, *kinds, timeout=600)
+    arguments = tmp_path / "parts", out, device, short, epochs, *kinds
+    results = ranks(parts, "training", *arguments, timeout=600, **environment)
     agree(results)
     kept, (_, expected) = torch.load(out, weights_only=True), alone(str(name), kinds, dtype, epochs)
     for kind, (losses, _logits, model) in expected.items():
@@ -158,6 +160,29 @@ def test_example_from_a_clean_process(tmp_path):
     assert len(losses[0]) == 20 and losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.parametrize(
+    ("given", "rank", "local", "gpus", "expected"),
+    [
+        (None, 1, 2, 0, ("cpu", "gloo")),
+        (None, 1, 2, 2, ("cuda:1", "nccl")),
+        (None, 1, 2, 1, ("cpu", "gloo")),
+        ("cuda", 1, 2, 2, ("cuda:1", "nccl")),
+        ("cuda", 1, 2, 1, ("cuda:0", "gloo")),
+        ("cuda", 3, 4, 2, ("cuda:1", "gloo")),
+        ("cuda:1", 0, 1, 2, ("cuda:1", "nccl")),
+        ("cpu", 0, 1, 2, ("cpu", "gloo")),
+    ],
+)
+def test_where_a_rank_runs(monkeypatch, given, rank, local, gpus, expected):
+    """`local` ranks on a machine of so many GPUs."""
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    place, backend = joining._place(given)
+    assert (str(place), backend) == expected
+
+
 SINGLE = """
 import gnnaccel, sys, torch
 import torch.nn.functional as F
@@ -224,3 +249,11 @@ def test_training_on_two_gpus_is_that_of_one_process(tmp_path, cora, dtype):
     double = dtype == torch.float64
     kinds = ("gcn", "sage", "gin", "gat", "gin-batch_norm") if double else ("gcn", "sage")
     compare(tmp_path, cora, 2, kinds, dtype, 50, 1e-8 if double else 1e-3, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_training_of_two_ranks_that_share_a_gpu(tmp_path, cora):
+    """By gloo, through the host."""
+    pytest.importorskip("torch_geometric")
+    kinds = ("gcn", "sage", "gin", "gat", "gin-batch_norm")
+    compare(tmp_path, cora, 2, kinds, torch.float64, 50, 1e-8, device="cuda", CUDA_VISIBLE_DEVICES="0")

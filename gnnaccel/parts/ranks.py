@@ -22,9 +22,11 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
     Parameters
     ----------
     device : torch.device, optional
-        Default: the GPU of this rank on its machine, if each rank there has one, else the CPU.
+        Default: the GPU of this rank on its machine, if each rank there has one, else the CPU. "cuda" where there are
+        more ranks than GPUs: they share them.
     timeout_s : float
-        For how long a rank waits for others before it ends with an error. NCCL on CUDA, gloo on the CPU.
+        For how long a rank waits for others before it ends with an error. NCCL on CUDA, gloo on the CPU and for ranks
+        that share GPUs.
 
     Raises
     ------
@@ -33,20 +35,11 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
     """
     if not dist.is_available():
         raise RuntimeError("distributed.join: this torch was built without torch.distributed")
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    device = None if device is None else torch.device(device)
-    if device is not None and device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", local)
-    if device is None:
-        started = dist.get_backend() if dist.is_initialized() else None
-        on_gpu = torch.cuda.is_available() and (started is None or "nccl" in started)
-        if on_gpu and started is None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
-            on_gpu = False  # NCCL takes one GPU per rank
-        device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    place, backend = _place(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     if dist.is_initialized():
-        return device
+        return place
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RuntimeError(
@@ -55,12 +48,27 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
         )
     timeout = datetime.timedelta(seconds=timeout_s)
     with told("joining the other ranks"):
-        if device.type == "cuda":
-            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        if backend == "nccl":
+            dist.init_process_group("nccl", timeout=timeout, device_id=place)
         else:
             dist.init_process_group("gloo", timeout=timeout)
             atexit.register(_leave)
-    return device
+    return place
+
+
+def _place(device: torch.device | str | None) -> tuple[torch.device, str]:
+    """The device of this rank, and the backend for it: NCCL takes one GPU per rank."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    shared = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > gpus
+    if device is None:
+        started = dist.get_backend() if dist.is_initialized() else None
+        on_gpu = gpus > 0 and (not shared if started is None else "nccl" in started)
+        device = "cuda" if on_gpu else "cpu"
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", local % gpus if gpus else local)
+    return place, "nccl" if place.type == "cuda" and not shared else "gloo"
 
 
 def _leave() -> None:
