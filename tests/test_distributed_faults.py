@@ -14,6 +14,7 @@ from command_line import ROOT
 from rank_runs import TESTS, agree, cut_small, ranks
 
 from gnnaccel import distributed
+from gnnaccel.parts import files
 
 FAULTS = TESTS / "fault_ranks.py"
 
@@ -118,6 +119,18 @@ def test_two_ranks_train_what_does_not_fit_one(tmp_path):
     ((code, output),) = ranks(1, "limited", tmp_path / "1", 250, script=FAULTS)
     assert code != 0 and "can't allocate memory" in output, output
     agree(ranks(2, "limited", tmp_path / "2", 250, script=FAULTS))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
+def test_features_that_do_not_fit_are_cut_part_by_part(tmp_path):
+    """Of 117 MiB in a file, by a process that may take 80; each of the four parts is as the file has it."""
+    x = np.random.default_rng(0).random((30_000, 1024), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    agree(ranks(1, "cuts", tmp_path / "x.npy", tmp_path / "parts", 80, script=FAULTS))
+    about, _, _ = files.read_manifest(tmp_path / "parts")
+    for rank in range(4):
+        tables = files.read_part(tmp_path / "parts", rank, about)
+        np.testing.assert_array_equal(tables[files.NODES]["x"], x[tables[files.GRAPH]["own"]])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, for NCCL")
