@@ -6,7 +6,7 @@
 Sums of fp32 rows with one weight per edge, forward, on graphs of graphs.py and .npz files, prepared. Times are medians
 of single calls in device time, milliseconds.
 
-- model_ms: what `gnnaccel.prepare` alone leads to (`ops.spmm`, method="auto": tiles where they seem to pay).
+- model_ms: what `gnnaccel.prepare` alone leads to (`ops.spmm`, kernel="auto": tiles where they seem to pay).
 - measured_ms: the same call after `prepare(..., tune="measure")`; measure_ms is the wall time that took for this width.
 - best_ms, best: the fastest of all kernels with all parameters of the grid, tiles too, timed like the others.
 
@@ -99,7 +99,7 @@ def measure(name: str, graph: Graph, width: int, reorder: bool, budget_ms: float
     part, rows, nonzeros = sample(graph)
     row["model_ms"] = time_ms(call, budget_ms)[0]
     row["best_ms"], row["best"] = best_of(graph, x, weight, budget_ms / 4, each)
-    if tiles.serve(graph):
+    if tiles.ensure(graph):
         row["tiled_ms"] = time_ms(lambda: ops.tiled.spmm_tiled(graph, x, weight, False, tf32=False), budget_ms)[0]
         row["best_ms"], row["best"] = min((row["best_ms"], row["best"]), (row["tiled_ms"], "tiled"))
     torch.cuda.synchronize()

@@ -38,14 +38,14 @@ def main() -> None:
     rule = Tiles.team_for
     for name in args.graphs:
         graph = make(name)
-        tiles = gnnaccel.prepare(graph, transposed=False, method="tiled").tiles
+        tiles = gnnaccel.prepare(graph, transposed=False, kernel="tiled").tiles
         windows = tiles.window_ptr.numel() - 1
         wanted = graph.nnz // windows // 32
         for width in args.widths:
             x = torch.randn(graph.num_cols, width, device="cuda")
             for op, call in (
-                ("spmm", functools.partial(ops.spmm, graph, x, method="tiled")),
-                ("sddmm", functools.partial(ops.sddmm, graph, x, x, method="tiled")),
+                ("spmm", functools.partial(ops.spmm, graph, x, kernel="tiled")),
+                ("sddmm", functools.partial(ops.sddmm, graph, x, x, kernel="tiled")),
             ):
                 times = {}
                 for team in TEAMS:

@@ -121,10 +121,10 @@ def measure(graph: Graph, name: str, op: str, dtype: torch.dtype, weighted: bool
     x = torch.randn(graph.num_cols, width, device="cuda").to(dtype)
     weight = torch.rand(graph.nnz, device="cuda").to(dtype) if weighted else None
 
-    def call(method: str, x=x, weight=weight):
+    def call(kernel: str, x=x, weight=weight):
         if op == "sddmm":
-            return ops.sddmm(graph, x, x, method=method)
-        return ops.spmm(graph, x, weight, method=method)
+            return ops.sddmm(graph, x, x, kernel=kernel)
+        return ops.spmm(graph, x, weight, kernel=kernel)
 
     def tiled():
         return call("tiled")
@@ -140,8 +140,8 @@ def measure(graph: Graph, name: str, op: str, dtype: torch.dtype, weighted: bool
     if not (row["rel_error"] < (1e-5 if single else 1e-2) and row.get("tf32_error", 0) < 1e-2):
         raise SystemExit(f"{name} {op} {dtype} {width}: wrong result: relative errors {row}")
     del exact
-    for method in ("csr", "tiled", "auto"):
-        row[f"{method}_ms"] = time_ms(lambda method=method: call(method), BUDGET_MS)[0]
+    for kernel in ("csr", "tiled", "auto"):
+        row[f"{kernel}_ms"] = time_ms(lambda kernel=kernel: call(kernel), BUDGET_MS)[0]
     row["csr_vs_tiled"] = row["csr_ms"] / row["tiled_ms"]
     row["csr_vs_auto"] = row["csr_ms"] / row["auto_ms"]
     if single:

@@ -124,9 +124,9 @@ __device__ __forceinline__ Guess guess_from_moments(const float (&x)[OWN], int n
 
 // The float halfway between two others in the order of their bits.
 __device__ __forceinline__ float halfway(float low, float high) {
-  auto turned = [](int bits) { return bits < 0 ? bits ^ 0x7FFFFFFF : bits; };  // negative values in ascending order
-  const int a = turned(static_cast<int>(__float_as_uint(low))), b = turned(static_cast<int>(__float_as_uint(high)));
-  return __uint_as_float(static_cast<uint32_t>(turned((a & b) + ((a ^ b) >> 1))));
+  auto ordered = [](int bits) { return bits < 0 ? bits ^ 0x7FFFFFFF : bits; };  // negative values in ascending order
+  const int a = ordered(static_cast<int>(__float_as_uint(low))), b = ordered(static_cast<int>(__float_as_uint(high)));
+  return __uint_as_float(static_cast<uint32_t>(ordered((a & b) + ((a ^ b) >> 1))));
 }
 
 // A value that about k of the warp's values x exceed, by guesses; `wrong`: how many more than k do; false if none was

@@ -31,7 +31,7 @@ int64_t padded_head(int64_t kept, int64_t size) {
 // and what it saves is more than two launches. H200: from 1.3 times as fast at 4 bytes to 4.4 at 2408 (6.5 in 16 bits)
 // by work lists at degrees of 12 and more; without a list 0.3 to 1.0 where few lanes have features, or little is read
 // (docs/kernels.md).
-bool pays(const SpmmCall& call, bool listed) {
+bool is_profitable(const SpmmCall& call, bool listed) {
   const Csr& graph = call.graph;
   const int64_t size = size_of(call.dtype), kept = head_of(call), ends = graph.num_rows + graph.num_cols;
   const int64_t read = graph.nnz * call.lhs.len * size;
@@ -119,7 +119,7 @@ SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes) {
   const int64_t size = size_of(given.dtype), kept = head_of(given), wide = padded_head(kept, size);
   bytes = 0;
   if (given.lhs.div != 1 || given.lhs.len % kept || given.num_feats % given.lhs.len) return given;
-  if (!pays(given, listed) || (weighs_heads(given) && !given.fused.empty())) return given;
+  if (!is_profitable(given, listed) || (weighs_heads(given) && !given.fused.empty())) return given;
   auto room = [&](int64_t wanted) {
     void* at = static_cast<char*>(given.workspace) + bytes;
     bytes += round_up(wanted, kAlignment);

@@ -18,10 +18,10 @@ from gnnaccel.nn import AGNNConv
 class AGNN(torch.nn.Module):
     """A linear map in, layers of attention by cosine that keep the width, a linear map out."""
 
-    def __init__(self, in_feats, hidden, num_classes, layers=4, dropout=0.5, method="auto"):
+    def __init__(self, in_feats, hidden, num_classes, layers=4, dropout=0.5, kernel="auto"):
         super().__init__()
         self.first = torch.nn.Linear(in_feats, hidden)
-        self.convs = torch.nn.ModuleList(AGNNConv(method=method) for _ in range(layers))
+        self.convs = torch.nn.ModuleList(AGNNConv(kernel=kernel) for _ in range(layers))
         self.last = torch.nn.Linear(hidden, num_classes)
         self.dropout = dropout
 
@@ -57,7 +57,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--method", default="auto", help="tiled: on tensor cores, by a translation of the graph")
+    parser.add_argument("--kernel", default="auto", help="tiled: on tensor cores, by a translation of the graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-losses", metavar="FILE", help="write one training loss per line")
     args = parser.parse_args()
@@ -69,9 +69,9 @@ def main():
     sources, destinations = data.edge_index
     graph = gnnaccel.Graph.from_coo(destinations, sources, num_rows=len(x), num_cols=len(x)).with_self_loops()
     graph = graph.to(args.device)
-    print(gnnaccel.prepare(graph, method=args.method))  # what the first epoch would do otherwise
+    print(gnnaccel.prepare(graph, kernel=args.kernel))  # what the first epoch would do otherwise
 
-    model = AGNN(x.shape[1], args.hidden, data.num_classes, method=args.method).to(args.device)
+    model = AGNN(x.shape[1], args.hidden, data.num_classes, kernel=args.kernel).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 
     losses, times = [], []

@@ -16,10 +16,10 @@ from gnnaccel.nn import GCNConv
 
 
 class GCN(torch.nn.Module):
-    def __init__(self, in_feats, hidden, num_classes, dropout=0.5, method="auto"):
+    def __init__(self, in_feats, hidden, num_classes, dropout=0.5, kernel="auto"):
         super().__init__()
-        self.conv1 = GCNConv(in_feats, hidden, relu=True, method=method)
-        self.conv2 = GCNConv(hidden, num_classes, method=method)
+        self.conv1 = GCNConv(in_feats, hidden, relu=True, kernel=kernel)
+        self.conv2 = GCNConv(hidden, num_classes, kernel=kernel)
         self.dropout = dropout
 
     def forward(self, graph, x):
@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--method", default="auto", help="tiled: on tensor cores, by a translation of the graph")
+    parser.add_argument("--kernel", default="auto", help="tiled: on tensor cores, by a translation of the graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-losses", metavar="FILE", help="write one training loss per line")
     args = parser.parse_args()
@@ -64,9 +64,9 @@ def main():
     sources, destinations = data.edge_index
     graph = gnnaccel.Graph.from_coo(destinations, sources, num_rows=len(x), num_cols=len(x)).with_self_loops()
     graph = graph.to(args.device)
-    print(gnnaccel.prepare(graph, method=args.method))  # what the first epoch would do otherwise
+    print(gnnaccel.prepare(graph, kernel=args.kernel))  # what the first epoch would do otherwise
 
-    model = GCN(x.shape[1], args.hidden, data.num_classes, method=args.method).to(args.device)
+    model = GCN(x.shape[1], args.hidden, data.num_classes, kernel=args.kernel).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 
     losses, times = [], []

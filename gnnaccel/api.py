@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from gnnaccel.graph import cache
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
 from gnnaccel.graph.renumber import renumber as _renumber
+from gnnaccel.ops import _check
 from gnnaccel.planning import prepare as _prepare
 
 
@@ -32,11 +32,6 @@ def _is_pyg(obj: Any) -> bool:
     if _from_package(obj, "torch_geometric") or _from_package(obj, "torch_sparse"):
         return True
     return isinstance(obj, Tensor) and "torch_geometric" in sys.modules
-
-
-def _renamed(old: str, new: str) -> None:
-    """Say that a spelling goes away with the next release. To be called by the public function itself."""
-    warnings.warn(f"{old} is {new} now, and will be refused in the next release", FutureWarning, stacklevel=3)
 
 
 def as_graph(obj: Any, num_nodes: int | None = None) -> Graph:
@@ -119,11 +114,12 @@ def prepare(
     *,
     transposed: bool = True,
     reorder: bool | str = False,
-    method: str = "auto",
+    kernel: str = "auto",
     tune: str = "heuristic",
     num_feats: Sequence[int] = _prepare.WIDTHS,
     keep: bool | str | os.PathLike = False,
     num_nodes: int | None = None,
+    method: str | None = None,
 ) -> _prepare.Prepared:
     """Do ahead of time what the first steps of training would do: build the structure, its transpose, its work lists.
 
@@ -140,9 +136,9 @@ def prepare(
         in any case. Features and results keep their order. On the CPU sums, means and extremes read a copy of the edges
         in it, for numbers of features with which that proves faster (others are served as given): calls are timed at
         once, for about a second, or as long as those of one width take.
-    method : {"auto", "csr", "tiled"}
+    kernel : {"auto", "csr", "tiled"}
         "tiled": also translate graph and reversed graph for tensor cores, which `ops.spmm` and `ops.sddmm` with
-        method="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
+        kernel="tiled" take. "auto": on CUDA only, and where tiles pay (docs/tensor-cores.md). "csr": not now.
     tune : {"heuristic", "measure", "off"}
         How the kernels of sums on CUDA, and their parameters, are chosen. "heuristic": by rules. "measure": also time
         plans on this graph, up to a second in all, and keep the best (docs/advisor.md); in deterministic mode by rules
@@ -158,6 +154,8 @@ def prepare(
         why.
     num_nodes : int, optional
         As `as_graph` has it: for an edge_index whose last nodes have no edges.
+    method : str, optional
+        The old name of kernel.
 
     Returns
     -------
@@ -169,7 +167,7 @@ def prepare(
     ------
     TypeError, ValueError
         As `as_graph`; ValueError for "measure" on the CPU, for keep with nothing to keep, and for
-        another method or tune.
+        another kernel or tune.
     RuntimeError
         Inside a transform of torch.func, under FakeTensorMode and torch.export.
     OSError
@@ -191,14 +189,17 @@ def prepare(
     >>> done.steps
     ('structure', 'transposed')
     """
+    if method is not None:
+        _check.renamed("prepare: method=", "kernel=")
+        kernel = method
     if tune == "model":
-        _renamed('prepare: tune="model"', '"heuristic"')
+        _check.renamed('prepare: tune="model"', '"heuristic"')
         tune = "heuristic"
     return _prepare.prepare(
         lambda: as_graph(graph_or_data, num_nodes),
         transposed=transposed,
         reorder=reorder,
-        method=method,
+        kernel=kernel,
         mode=tune,
         num_feats=num_feats,
         keep=keep,
@@ -206,7 +207,7 @@ def prepare(
 
 
 def renumber(
-    graph_or_data: Any, method: str = "communities", *, num_nodes: int | None = None
+    graph_or_data: Any, ordering: str = "communities", *, num_nodes: int | None = None, method: str | None = None
 ) -> tuple[Any, Renumbering]:
     """Number nodes anew, so that those which share neighbours lie side by side in memory; what `prepare` never does.
 
@@ -217,10 +218,12 @@ def renumber(
         adds the number of nodes in a batch ("index" in the name, face, what `__inc__` says). Edges are brought into the
         order of the new destinations, and their data with them. Single numbers and integers of each node (labels) keep
         their values.
-    method : {"communities", "rcm", "degree"}
+    ordering : {"communities", "rcm", "degree"}
         As `prepare` has them. The first two only if they gain a tenth of the reads; else the numbers stay.
     num_nodes : int, optional
         As `as_graph` has it.
+    method : str, optional
+        The old name of ordering.
 
     Returns
     -------
@@ -233,7 +236,7 @@ def renumber(
     TypeError
         For other objects, such as HeteroData, a Batch, or adjacency as a sparse tensor.
     ValueError
-        For a bipartite graph, a method that there is not, or what a Data holds of which it cannot be told whether it is
+        For a bipartite graph, an ordering that there is not, or what a Data holds of which it cannot be told whether it
         of nodes.
     RuntimeError
         As `prepare`.
@@ -255,21 +258,24 @@ def renumber(
     >>> torch.equal(numbers.edges(numbers.nodes(edges).T).T, new)
     True
     """
+    if method is not None:
+        _check.renamed("renumber: method=", "ordering=")
+        ordering = method
     is_edges = isinstance(graph_or_data, Tensor) and graph_or_data.layout is torch.strided
     if num_nodes is not None and not is_edges:
         raise ValueError("renumber: num_nodes: applies to an edge_index only")
     if _from_package(graph_or_data, "torch_geometric") and num_nodes is None:
         from gnnaccel.pyg_backend import renumber as of_pyg
 
-        return of_pyg.renumber(graph_or_data, method)
+        return of_pyg.renumber(graph_or_data, ordering)
     if _is_dgl(graph_or_data):
         from gnnaccel.dgl_backend import renumber as of_dgl
 
-        return of_dgl.renumber(graph_or_data, method)
+        return of_dgl.renumber(graph_or_data, ordering)
     if isinstance(graph_or_data, Graph):
-        return _renumber(graph_or_data, method)
+        return _renumber(graph_or_data, ordering)
     if is_edges:
-        graph, new = _renumber(as_graph(graph_or_data, num_nodes), method)
+        graph, new = _renumber(as_graph(graph_or_data, num_nodes), ordering)
         return edge_index_of(graph, graph_or_data.dtype), new
     raise TypeError(
         "renumber: graph_or_data: expected a Graph, DGLGraph, PyG Data or edge_index, got "
@@ -375,7 +381,7 @@ def accelerate(
         If PyTorch Geometric is not installed, and there is nothing else to do.
     """
     if update_order is not None:
-        _renamed("accelerate: update_order=", "reorder_linear=")
+        _check.renamed("accelerate: update_order=", "reorder_linear=")
         reorder_linear = update_order
     if not copy_outputs and not cuda_graphs:
         raise ValueError("accelerate: copy_outputs: is of cuda_graphs=True alone")

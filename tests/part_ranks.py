@@ -203,7 +203,7 @@ NN_LAYERS = {
     "gcn": lambda: nn.GCNConv(6, 5, relu=True),
     "gcn widens": lambda: nn.GCNConv(6, 9),
     "gcn weights": lambda: nn.GCNConv(6, 5),
-    "gcn tiled": lambda: nn.GCNConv(6, 5, method="tiled"),
+    "gcn tiled": lambda: nn.GCNConv(6, 5, kernel="tiled"),
     "sage": lambda: nn.SAGEConv(6, 5),
     "sage widens weights": lambda: nn.SAGEConv(6, 9, root=False),
     "gin": lambda: nn.GINConv(torch.nn.Linear(6, 5), learn_eps=True),

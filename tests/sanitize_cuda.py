@@ -67,8 +67,8 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if dtype != torch.float64:
         for warps in (1, 8):
             Tiles.team_for = lambda *args, warps=warps, **options: warps
-            results += [ops.spmm(graph, x, w, reduce="mean", method="tiled") for w in (None, weight)]
-            results.append(ops.sddmm(graph, x, v, method="tiled"))
+            results += [ops.spmm(graph, x, w, reduce="mean", kernel="tiled") for w in (None, weight)]
+            results.append(ops.sddmm(graph, x, v, kernel="tiled"))
     for reduce in ("sum", "mean", "max", "min"):
         results += [ops.spmm(graph, x, reduce=reduce), ops.spmm(graph, x, scalar, reduce=reduce)]
         results.append(ops.spmm(graph, x, scalar.detach(), reduce=reduce))

@@ -44,8 +44,8 @@ def run_everything(graph, x, weight, scores):
         ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows]),
     ]
     if x.dtype != torch.float64:
-        outs += [ops.spmm(graph, leaves[0], w, method="tiled") for w in (None, leaves[1])]
-        outs.append(ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows], method="tiled"))
+        outs += [ops.spmm(graph, leaves[0], w, kernel="tiled") for w in (None, leaves[1])]
+        outs.append(ops.sddmm(graph, leaves[0], leaves[0][: graph.num_rows], kernel="tiled"))
     total = sum(o.square().sum() for o in outs)
     return [o.detach() for o in outs] + list(torch.autograd.grad(total, leaves))
 

@@ -57,7 +57,7 @@ def test_spmm(weighted, dtype, reduce, index):
 
 def tiled_and_definition(graph, reduce="sum"):
     def tiled(x, w=None):
-        return ops.spmm(graph, x, w, reduce=reduce, method="tiled")
+        return ops.spmm(graph, x, w, reduce=reduce, kernel="tiled")
 
     def definition(x, w=None):
         w = None if w is None else w.view(-1, *(1,) * (x.dim() - 1))
@@ -84,7 +84,7 @@ def test_teams(team, dtype, monkeypatch):
 
 def dots_and_definition(graph):
     def tiled(x, y):
-        return ops.sddmm(graph, x, y, method="tiled")
+        return ops.sddmm(graph, x, y, kernel="tiled")
 
     return tiled, lambda x, y: reference.sddmm(graph, x, y, "dot", "u", "v")
 
@@ -106,7 +106,7 @@ def test_sddmm_keeps_what_is_not_finite():
     graph = mixed()
     x, y = rand(graph.num_cols, 40), rand(graph.num_rows, 40).abs()  # so that no order of the sums cancels an overflow
     x[7, 3], x[11, 0], y[5, 1], x[12] = float("nan"), float("-inf"), float("inf"), 3e38
-    got = ops.sddmm(graph, x, y, method="tiled")
+    got = ops.sddmm(graph, x, y, kernel="tiled")
     want = ops.sddmm(graph, x, y)
     assert (
         torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf()) and not want.isfinite().all()
@@ -121,7 +121,7 @@ def test_what_is_not_finite_stays_in_its_rows(value):
     x, weight = rand(graph.num_cols, 40), rand(graph.nnz).abs()  # so that no order of the sums cancels what overflows
     x[7, 3], x[11] = value, value
     for w in (None, weight):
-        out = ops.spmm(graph, x, w, method="tiled")
+        out = ops.spmm(graph, x, w, kernel="tiled")
         want = reference.spmm(graph, x, None if w is None else w.view(-1, 1), "copy_lhs" if w is None else "mul", "sum")
         assert torch.equal(out.isfinite(), want.isfinite()) and not want.isfinite().all()
         torch.testing.assert_close(out[want.isfinite()], want[want.isfinite()], rtol=1e-4, atol=1e-4)
@@ -136,7 +136,7 @@ def test_tf32_where_torch_may_use_it():
     try:
         for precision in ("highest", "high"):
             torch.set_float32_matmul_precision(precision)
-            errors[precision] = float((ops.spmm(graph, x, method="tiled") - exact).abs().max() / exact.abs().max())
+            errors[precision] = float((ops.spmm(graph, x, kernel="tiled") - exact).abs().max() / exact.abs().max())
     finally:
         torch.set_float32_matmul_precision(before)
     assert errors["highest"] < 2e-6 and 1e-5 < errors["high"] < 2e-3
@@ -158,8 +158,8 @@ def test_auto_is_exact_where_torch_may_use_tf32(by_tiles):
 def test_the_same_bits_on_every_run():
     graph = GRAPHS["long rows"](torch.int32)
     x, weight = rand(graph.num_cols, 64), rand(graph.nnz)
-    first = ops.spmm(graph, x, weight, method="tiled")
-    assert all(torch.equal(first, ops.spmm(graph, x, weight, method="tiled")) for _ in range(3))
+    first = ops.spmm(graph, x, weight, kernel="tiled")
+    assert all(torch.equal(first, ops.spmm(graph, x, weight, kernel="tiled")) for _ in range(3))
     assert first.device.type == DEVICE.type
 
 
@@ -189,15 +189,15 @@ def test_auto_goes_by_tiles_where_they_pay(by_tiles):
     graph, other = dense_blocks(), build([64] * 1024, 1024)
     x, weight = rand(1024, 128).requires_grad_(), rand(graph.nnz)
     for g, is_profitable in ((graph, True), (other, False)):
-        assert ("tiles" in gnnaccel.prepare(g).steps) == is_profitable == tiles.pay(g)
+        assert ("tiles" in gnnaccel.prepare(g).steps) == is_profitable == tiles.are_profitable(g)
         by_tiles.clear()
         results = [ops.spmm(g, x, weight), ops.spmm(g, x, reduce="mean"), ops.sddmm(g, x, x)]
         assert by_tiles == (["spmm", "spmm", "sddmm"] if is_profitable else [])
         # Of what tiles cannot do or are too slow for, nothing.
         ops.spmm(g, x, reduce="max"), ops.spmm(g, x, rand(g.nnz, 128)), ops.spmm(g, x[:, :8]), ops.sddmm(g, x, x, "mul")
-        ops.spmm(g, x.double()), ops.spmm(g, x, method="csr"), ops.spmm(g, x, weight, empty_value=1.0)
+        ops.spmm(g, x.double()), ops.spmm(g, x, kernel="csr"), ops.spmm(g, x, weight, empty_value=1.0)
         assert len(by_tiles) == 3 * is_profitable
-        torch.testing.assert_close(results[0], ops.spmm(g, x, weight, method="csr"), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(results[0], ops.spmm(g, x, weight, kernel="csr"), rtol=1e-4, atol=1e-4)
         torch.autograd.grad(results[0].sum(), x)
 
 
@@ -209,12 +209,12 @@ def test_a_graph_that_lasts_earns_its_tiles(by_tiles):
         before = len(by_tiles)
         ops.spmm(graph, x)
         served.append(by_tiles[before:] == ["spmm"])
-    assert tiles.pay(graph) and served == sorted(served) and not served[45] and served[51]
+    assert tiles.are_profitable(graph) and served == sorted(served) and not served[45] and served[51]
     torch.use_deterministic_algorithms(True)
     fresh = dense_blocks()
     for _ in range(60):
         ops.spmm(fresh, x)
-    assert not tiles.pay(fresh)
+    assert not tiles.are_profitable(fresh)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -254,7 +254,7 @@ def test_no_memory_for_tiles_is_said_and_survived(by_tiles, monkeypatch, caplog)
             patched.setattr(gate, name, out_of_memory)
             gnnaccel.prepare(graph)
             ops.spmm(graph, x)
-        assert words in caplog.text and not by_tiles and schedule.of(graph).lists and not tiles.pay(graph)
+        assert words in caplog.text and not by_tiles and schedule.of(graph).lists and not tiles.are_profitable(graph)
 
 
 @pytest.mark.parametrize("mode", [torch.autograd.forward_ad.dual_level, None])
@@ -272,7 +272,7 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
     else:
         with mode():
             call(1.0)
-    assert not schedule.of(graph).lists and not tiles.pay(graph)
+    assert not schedule.of(graph).lists and not tiles.are_profitable(graph)
     ops.spmm(graph, x), ops.spmm(graph, x)
     assert schedule.of(graph).lists and by_tiles == ["spmm", "spmm"]
 
@@ -294,7 +294,7 @@ def test_precision_by_the_new_attributes():
     exact = reference.spmm(graph, x.double(), None, "copy_lhs", "sum")
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert float((ops.spmm(graph, x, method="tiled") - exact).abs().max() / exact.abs().max()) > 1e-5
+        assert float((ops.spmm(graph, x, kernel="tiled") - exact).abs().max() / exact.abs().max()) > 1e-5
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
@@ -303,7 +303,7 @@ def test_precision_by_the_new_attributes():
 def test_gcn_layer_by_tiles_in_half_precision():
     """A sum past what fp16 holds, before the norms."""
     graph = build([70_000, 3], 2)
-    layer = gnnaccel.nn.GCNConv(8, 8, method="tiled").to(DEVICE, torch.float16)
+    layer = gnnaccel.nn.GCNConv(8, 8, kernel="tiled").to(DEVICE, torch.float16)
     x = torch.ones(2, 8, dtype=torch.float16, device=DEVICE)
     want = gnnaccel.nn.GCNConv(8, 8).to(DEVICE, torch.float32)
     want.load_state_dict(layer.state_dict())

@@ -56,7 +56,7 @@ def test_tiles_are_asked_for(name, of, monkeypatch):
     g, x, w = graph(), rand(40, 3), rand(300, 1)
     call = lambda: getattr(dgl.ops, name)(g, x, *{"u_mul_e_sum": (w,), "u_dot_v": (x,)}.get(name, ()))  # noqa: E731
     expected, asked = call(), []
-    monkeypatch.setattr(tiles, "pay", lambda *_: True)
+    monkeypatch.setattr(tiles, "are_profitable", lambda *_: True)
     monkeypatch.setattr(module, "serves_sum" if of == "spmm" else "serves_dot", lambda *_: asked.append(1) or True)
     torch.testing.assert_close(call(), expected)
     assert asked
@@ -65,7 +65,7 @@ def test_tiles_are_asked_for(name, of, monkeypatch):
 def test_sums_by_tiles_have_the_dimensions_of_a_longer_weight():
     g, x, w = graph(), rand(40, 3), rand(300, 1, 1)
     structure_ = structure(g._graph)
-    got, expected = (gnnaccel.ops.spmm(structure_, x, w, method=method) for method in ("tiled", "csr"))
+    got, expected = (gnnaccel.ops.spmm(structure_, x, w, kernel=kernel) for kernel in ("tiled", "csr"))
     torch.testing.assert_close(got, expected)
 
 

@@ -132,13 +132,13 @@ def dense_agnn(model, adjacency, x):
     return model.last(dropped(x, 0.5))
 
 
-@pytest.mark.parametrize("method", ["auto", "tiled"])
+@pytest.mark.parametrize("kernel", ["auto", "tiled"])
 @pytest.mark.parametrize(
     ("script", "make", "hidden", "dense"), [("gcn", "GCN", 16, dense_gcn), ("agnn", "AGNN", 32, dense_agnn)]
 )
-def test_own_layers_train_like_dense_matrices(tmp_path, small, monkeypatch, script, make, hidden, dense, method):
+def test_own_layers_train_like_dense_matrices(tmp_path, small, monkeypatch, script, make, hidden, dense, kernel):
     epochs = 4
-    options = ("--data", str(small), "--epochs", str(epochs), "--seed", "3", "--method", method)
+    options = ("--data", str(small), "--epochs", str(epochs), "--seed", "3", "--kernel", kernel)
     process = start(script, tmp_path / "ours", *options)
     example, graph = load_example(script, monkeypatch), load_example("graphs", monkeypatch).load(str(small))
     torch.manual_seed(3)

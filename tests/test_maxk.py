@@ -210,7 +210,7 @@ def test_dense_where_nothing_is_won(monkeypatch):
         lambda x: ops.spmm(graph, x, reduce="max"),
         lambda x: ops.spmm(graph, x, torch.ones(300, 16)),
         lambda x: ops.spmm(graph, x, torch.ones(300), "add"),
-        lambda x: ops.spmm(graph, x, method="tiled"),
+        lambda x: ops.spmm(graph, x, kernel="tiled"),
         lambda x: ops.spmm(graph, x, empty_value=3.0),
         lambda x: ops.sddmm(graph, x, torch.ones(30, 16)),
         lambda x: ops.segment_reduce(x, torch.tensor([0, 10, 40])),

@@ -131,7 +131,7 @@ def test_bad_arguments():
 def test_by_tiles(make, monkeypatch):
     graph = random_graph(30, 30, 300, 2)
     x = torch.randn(30, 6, dtype=torch.float64, requires_grad=True)
-    one, other = make().double(), make(method="tiled").double()
+    one, other = make().double(), make(kernel="tiled").double()
     other.load_state_dict(one.state_dict())
     gone = []
     for op in ("spmm", "sddmm"):
@@ -146,8 +146,8 @@ def test_by_tiles(make, monkeypatch):
         results.append((out, *torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))))
     torch.testing.assert_close(*results)
     assert gone == (["sddmm", "spmm"] if make is nn.AGNNConv else ["spmm"])
-    with pytest.raises(ValueError, match="method: expected one of"):
-        make(method="fast")
+    with pytest.raises(ValueError, match="kernel: expected one of"):
+        make(kernel="fast")
 
 
 def dense_gcn(graph, conv, x, weight):

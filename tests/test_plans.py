@@ -179,3 +179,25 @@ def test_the_old_name_of_heuristic_is_taken_and_said():
     with pytest.warns(FutureWarning, match='tune="model" is "heuristic" now') as said:
         done = gnnaccel.prepare(edges, tune="model")
     assert done.steps == gnnaccel.prepare(edges, tune="heuristic").steps and said[0].filename == __file__
+
+
+GRAPH = gnnaccel.as_graph(torch.tensor([[0, 1, 1], [1, 0, 2]]))
+X = torch.tensor([[1.0], [2.0], [4.0]])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "call"),
+    [
+        ("prepare: method=", "kernel=", lambda: gnnaccel.prepare(GRAPH, method="tiled").steps.index("tiles")),
+        ("renumber: method=", "ordering=", lambda: gnnaccel.renumber(GRAPH, method="degree")),
+        ("spmm: method=", "kernel=", lambda: gnnaccel.ops.spmm(GRAPH, X, method="tiled")),
+        ("sddmm: method=", "kernel=", lambda: gnnaccel.ops.sddmm(GRAPH, X, X, method="tiled")),
+        ("GCNConv: method=", "kernel=", lambda: {"tiled": 1}[gnnaccel.nn.GCNConv(2, 2, method="tiled").kernel]),
+        ("AGNNConv: method=", "kernel=", lambda: {"tiled": 1}[gnnaccel.nn.AGNNConv(method="tiled").kernel]),
+        ("Renumbering.pays", "is_profitable", lambda: gnnaccel.renumber(GRAPH, "degree")[1].pays),
+    ],
+)
+def test_old_names_are_taken_and_said(old, new, call):
+    with pytest.warns(FutureWarning, match=f"{old} is {new} now") as said:
+        call()
+    assert said[0].filename == __file__

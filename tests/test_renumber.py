@@ -37,7 +37,7 @@ def test_sums_come_back(method):
     x, w = torch.rand(N, 7, dtype=torch.float64), torch.rand(E, dtype=torch.float64)
     got = numbers.results(gnnaccel.ops.spmm(new, numbers.features(x), numbers.edges(w)))
     torch.testing.assert_close(got, gnnaccel.ops.spmm(graph, x, w), rtol=1e-12, atol=1e-12)
-    assert numbers.pays and torch.equal(numbers.place[numbers.order], torch.arange(N))
+    assert numbers.is_profitable and torch.equal(numbers.place[numbers.order], torch.arange(N))
     assert method == "degree" or hit_rate(new) > hit_rate(graph) + 0.25
     assert torch.equal(numbers.results(numbers.features(x)), x)
     edges = gnnaccel.renumber(EDGES.int(), method)[0]
@@ -108,7 +108,7 @@ def test_pyg_attributes_of_every_kind():
 def test_pyg_edge_index_stays_one():
     new, numbers = gnnaccel.renumber(EdgeIndex(EDGES, sparse_size=(N, N)))
     assert type(new) is EdgeIndex and new.sparse_size() == (N, N)
-    assert torch.equal(new.as_tensor(), gnnaccel.renumber(EDGES, num_nodes=N)[0]) and numbers.pays
+    assert torch.equal(new.as_tensor(), gnnaccel.renumber(EDGES, num_nodes=N)[0]) and numbers.is_profitable
 
 
 def test_isolated_nodes():
@@ -120,7 +120,9 @@ def test_no_order_pays():
     edges = torch.randint(3000, (2, 60_000))
     new, numbers = gnnaccel.renumber(edges)
     assert (
-        not numbers.pays and torch.equal(new, edges) and torch.equal(numbers.order, torch.arange(int(edges.max()) + 1))
+        not numbers.is_profitable
+        and torch.equal(new, edges)
+        and torch.equal(numbers.order, torch.arange(int(edges.max()) + 1))
     )
 
 

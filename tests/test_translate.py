@@ -147,8 +147,8 @@ def test_spmm_by_tiles(name, weighted, reduce):
     weight = torch.randn(graph.nnz, dtype=torch.float64, requires_grad=True)
     given = (x, weight) if weighted else (x,)
     results = []
-    for method in ("tiled", "auto"):
-        out = ops.spmm(graph, *given, reduce=reduce, method=method)
+    for kernel in ("tiled", "auto"):
+        out = ops.spmm(graph, *given, reduce=reduce, kernel=kernel)
         results.append((out, *torch.autograd.grad(out.square().sum(), given)))
     torch.testing.assert_close(*results)
 
@@ -156,7 +156,7 @@ def test_spmm_by_tiles(name, weighted, reduce):
 def test_spmm_by_tiles_registration():
     graph = random_graph(20, 20, 90, 0)
     x, weight = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in (20, graph.nnz))
-    call = lambda x, w: ops.spmm(graph, x.view(20, 1), w, method="tiled")  # noqa: E731
+    call = lambda x, w: ops.spmm(graph, x.view(20, 1), w, kernel="tiled")  # noqa: E731
     torch.autograd.gradcheck(call, (x, weight))
     torch.autograd.gradgradcheck(call, (x, weight))
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -172,26 +172,26 @@ def test_spmm_by_tiles_registration():
 def test_spmm_by_tiles_has_the_shape_of_the_broadcast(x_shape, w_shape):
     graph = random_graph(20, 20, 90, 0)
     x, weight = torch.randn(20, *x_shape), torch.randn(90, *w_shape)
-    torch.testing.assert_close(ops.spmm(graph, x, weight, method="tiled"), ops.spmm(graph, x, weight))
+    torch.testing.assert_close(ops.spmm(graph, x, weight, kernel="tiled"), ops.spmm(graph, x, weight))
 
 
 @pytest.mark.parametrize(
     "change,words",
     [
-        (dict(reduce="max"), "method: 'tiled' takes the sum or mean"),
-        (dict(message="add"), "method: 'tiled' takes the sum or mean"),
+        (dict(reduce="max"), "kernel: 'tiled' takes the sum or mean"),
+        (dict(message="add"), "kernel: 'tiled' takes the sum or mean"),
         (dict(empty_value=1.0), "empty_value 0"),
         (dict(return_arg=True), "no argmax"),
         (dict(weight=torch.ones(9, 3)), "takes one per edge"),
-        (dict(method="fastest"), "method: expected one of"),
+        (dict(kernel="fastest"), "kernel: expected one of"),
     ],
 )
 def test_spmm_by_tiles_bad_arguments(change, words):
-    given = dict(x=torch.ones(4, 3), weight=torch.ones(9), method="tiled")
+    given = dict(x=torch.ones(4, 3), weight=torch.ones(9), kernel="tiled")
     with pytest.raises(ValueError, match=words):
         ops.spmm(random_graph(4, 4, 9, 0), **(given | change))
-    with pytest.raises(TypeError, match="method 'tiled' takes"):
-        ops.spmm(random_graph(4, 4, 9, 0), torch.ones(4, 3, dtype=torch.bfloat16), method="tiled")
+    with pytest.raises(TypeError, match="kernel 'tiled' takes"):
+        ops.spmm(random_graph(4, 4, 9, 0), torch.ones(4, 3, dtype=torch.bfloat16), kernel="tiled")
 
 
 @pytest.mark.parametrize(

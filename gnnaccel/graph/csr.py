@@ -284,9 +284,9 @@ class Graph:
 
     def arrays(self) -> list[Tensor]:
         """The tensors this graph and its transposed one are made of, as far as they are there."""
-        turned = self._transposed
+        transposed = self._transposed
         held = [self.indptr, self.indices, self.edge_ids, *(self._origin_arrays or ())]
-        held += [] if turned is None else [turned.indptr, turned.indices, turned.edge_ids]
+        held += [] if transposed is None else [transposed.indptr, transposed.indices, transposed.edge_ids]
         return [tensor for tensor in held if tensor is not None]
 
     def __getstate__(self) -> dict:

@@ -7,6 +7,7 @@ into the order of the new rows and, within a row, of the new sources: the one in
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -30,14 +31,22 @@ class Renumbering:
         The new number of each node, by its old one.
     edge_order : Tensor [num_edges], int64
         The old position of each edge, by its new one.
-    pays : bool
+    is_profitable : bool
         False if no order was found that gains anything; nodes and edges are as they were then.
     """
 
     order: Tensor
     place: Tensor
     edge_order: Tensor
-    pays: bool
+    is_profitable: bool
+
+    @property
+    def pays(self) -> bool:
+        """The old name of is_profitable."""
+        warnings.warn(
+            "Renumbering.pays is is_profitable now, and will go with the next release", FutureWarning, stacklevel=2
+        )
+        return self.is_profitable
 
     def features(self, x: Tensor) -> Tensor:
         """Rows of nodes [num_nodes, *F] (features, labels, masks) in the new order."""
@@ -73,15 +82,15 @@ def _rows(x: Tensor, at: Tensor, what: str) -> Tensor:
     return x.index_select(0, at.to(x.device))
 
 
-def renumber(graph: Graph, method: str) -> tuple[Graph, Renumbering]:
-    """A square graph with new numbers, whose edges have their ids by rows; `method` as of `reorder.order_by`."""
+def renumber(graph: Graph, ordering: str) -> tuple[Graph, Renumbering]:
+    """A square graph with new numbers, whose edges have their ids by rows; `ordering` as of `reorder.order_by`."""
     modes.refuse("renumber")
-    if method not in ORDERS:
-        raise ValueError(f"renumber: method: expected one of {', '.join(ORDERS)}, got {method!r}")
+    if ordering not in ORDERS:
+        raise ValueError(f"renumber: ordering: expected one of {', '.join(ORDERS)}, got {ordering!r}")
     if graph.num_rows != graph.num_cols:
         raise ValueError(f"renumber: expected a graph whose sources and destinations are the same nodes, got {graph}")
     with torch.inference_mode(False), torch.no_grad():
-        order = order_by(graph, method)
+        order = order_by(graph, ordering)
         if order is None:
             same, edges = (torch.arange(n, device=graph.device) for n in (graph.num_rows, graph.nnz))
             return graph, Renumbering(same, same, edges, False)

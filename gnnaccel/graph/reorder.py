@@ -86,13 +86,13 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
     return order
 
 
-def order_by(graph: Graph, method: str) -> Tensor | None:
+def order_by(graph: Graph, ordering: str) -> Tensor | None:
     """Order in which to process the rows.
 
     Parameters
     ----------
     graph : Graph
-    method : {"communities", "rcm", "degree"}
+    ordering : {"communities", "rcm", "degree"}
         "communities": `row_order`. "rcm": reverse Cuthill-McKee, for a small bandwidth, where that gains as much; on
         the host, by SciPy. "degree": by falling degree, whatever it gains.
 
@@ -106,9 +106,9 @@ def order_by(graph: Graph, method: str) -> Tensor | None:
     ValueError
         For "rcm" of a rectangular graph. ImportError: for "rcm" without SciPy.
     """
-    if method == "communities":
+    if ordering == "communities":
         return row_order(graph)
-    if method == "degree":
+    if ordering == "degree":
         return graph.indptr.diff().argsort(descending=True, stable=True)
     order = _cuthill_mckee(graph)
     if order is None:

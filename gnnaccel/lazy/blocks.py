@@ -257,8 +257,8 @@ class _Blocks(torch.autograd.Function):
             given = given._replace(kept=torch.where(kept < 0, kept, edges))
         _sweep(graph, program.kinds, program, operands, here, given, "v", grads)
         if any(there):
-            turned = program.kinds.translate(str.maketrans("uv", "vu"))
-            _sweep(graph.transposed, turned, program, operands, there, given, "u", grads)
+            swapped = program.kinds.translate(str.maketrans("uv", "vu"))
+            _sweep(graph.transposed, swapped, program, operands, there, given, "u", grads)
         return None, None, None, None, None, *grads
 
 

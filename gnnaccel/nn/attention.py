@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
-from gnnaccel.tiles.translate import METHODS
+from gnnaccel.tiles.translate import KERNELS
 
 
 class GATConv(nn.Module):
@@ -161,13 +161,15 @@ class AGNNConv(nn.Module):
         Where it starts.
     learn_beta : bool
         A parameter, or a buffer.
-    method : {"auto", "csr", "tiled"}
+    kernel : {"auto", "csr", "tiled"}
         "tiled": inner products and sum go by tiles (see `ops.spmm`), and a weight per edge is kept.
+    method : str, optional
+        The old name of kernel.
 
     Raises
     ------
     ValueError
-        For another method.
+        For another kernel.
 
     Notes
     -----
@@ -184,10 +186,13 @@ class AGNNConv(nn.Module):
             [0., 0.]], grad_fn=<CloneBackward0>)
     """
 
-    def __init__(self, beta: float = 1.0, learn_beta: bool = True, *, method: str = "auto"):
+    def __init__(self, beta: float = 1.0, learn_beta: bool = True, *, kernel: str = "auto", method: str | None = None):
         super().__init__()
-        _check.one_of("AGNNConv", "method", method, METHODS)
-        self.method = method
+        if method is not None:
+            _check.renamed("AGNNConv: method=", "kernel=")
+            kernel = method
+        _check.one_of("AGNNConv", "kernel", kernel, KERNELS)
+        self.kernel = kernel
         value = torch.tensor([float(beta)])
         if learn_beta:
             self.beta = nn.Parameter(value)
@@ -199,8 +204,8 @@ class AGNNConv(nn.Module):
         source = x[0] if isinstance(x, tuple) else x
         key = F.normalize(source, dim=-1)
         query = F.normalize(x[1], dim=-1) if isinstance(x, tuple) else key[: graph.num_rows]
-        if self.method == "tiled":
-            scores = ops.sddmm(graph, key, self.beta * query, method="tiled")
-            return ops.spmm(graph, source, ops.edge_softmax(graph, scores), method="tiled")
+        if self.kernel == "tiled":
+            scores = ops.sddmm(graph, key, self.beta * query, kernel="tiled")
+            return ops.spmm(graph, source, ops.edge_softmax(graph, scores), kernel="tiled")
         heads = (t.unsqueeze(1) for t in (self.beta * query, key, source))
         return ops.dot_attention(graph, *heads, scale=1.0).squeeze(1).clone()  # not what the op keeps for the backward

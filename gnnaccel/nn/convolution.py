@@ -10,7 +10,7 @@ from gnnaccel.graph import scales
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops.cbsr import CBSR
-from gnnaccel.tiles.translate import METHODS
+from gnnaccel.tiles.translate import KERNELS
 
 
 class GCNConv(nn.Module):
@@ -22,13 +22,15 @@ class GCNConv(nn.Module):
     bias : bool
     relu : bool
         What is below 0 becomes 0, in the pass of the sum where that comes last.
-    method : {"auto", "csr", "tiled"}
+    kernel : {"auto", "csr", "tiled"}
         "tiled": the sum goes by tiles (see `ops.spmm`), and the rest is done around it. "csr" is "auto".
+    method : str, optional
+        The old name of kernel.
 
     Raises
     ------
     ValueError
-        For another method.
+        For another kernel.
 
     Notes
     -----
@@ -45,10 +47,22 @@ class GCNConv(nn.Module):
     torch.Size([3, 4])
     """
 
-    def __init__(self, in_feats: int, out_feats: int, *, bias: bool = True, relu: bool = False, method: str = "auto"):
+    def __init__(
+        self,
+        in_feats: int,
+        out_feats: int,
+        *,
+        bias: bool = True,
+        relu: bool = False,
+        kernel: str = "auto",
+        method: str | None = None,
+    ):
         super().__init__()
-        _check.one_of("GCNConv", "method", method, METHODS)
-        self.method = method
+        if method is not None:
+            _check.renamed("GCNConv: method=", "kernel=")
+            kernel = method
+        _check.one_of("GCNConv", "kernel", kernel, KERNELS)
+        self.kernel = kernel
         self.linear = nn.Linear(in_feats, out_feats, bias=False)
         self.bias = nn.Parameter(torch.empty(out_feats)) if bias else None
         self.relu = relu
@@ -72,7 +86,7 @@ class GCNConv(nn.Module):
 
     def finished(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, mapped: bool) -> Tensor:
         """The layer's result of rows that the linear map has been applied to, or not."""
-        if mapped and self.method != "tiled":  # all in one pass
+        if mapped and self.kernel != "tiled":  # all in one pass
             bias = None if self.bias is None else self.bias.to(x.dtype)  # under autocast x is narrower
             return self._sum(graph, x, edge_weight, bias=bias, relu=self.relu)
         out = self._sum(graph, x, edge_weight)
@@ -83,15 +97,15 @@ class GCNConv(nn.Module):
     def _sum(self, graph: Graph, x: Tensor, edge_weight: Tensor | None, **epilogue) -> Tensor:
         """The sum between its norms; `epilogue`: what else `ops.graph_conv` is to do in the same pass."""
         left, right = scales.gcn_scale(graph, x.dtype), scales.source_scale(graph, x.dtype)
-        if self.method != "tiled":
+        if self.kernel != "tiled":
             return ops.graph_conv(graph, x, edge_weight, source_scale=right, row_scale=left, **epilogue)
         scaled = (x * right.unsqueeze(1)).to(x.dtype)
         # The mean times the root of the degree: in fp16 a sum may be too large.
-        mean = ops.spmm(graph, scaled, edge_weight, reduce="mean", method="tiled")
+        mean = ops.spmm(graph, scaled, edge_weight, reduce="mean", kernel="tiled")
         return (mean * left.reciprocal().unsqueeze(1)).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"bias={self.bias is not None}, relu={self.relu}, method={self.method!r}"
+        return f"bias={self.bias is not None}, relu={self.relu}, kernel={self.kernel!r}"
 
 
 class SAGEConv(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ def one_of(op: str, name: str, value, allowed) -> None:
     """ValueError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{op}: {name}: expected one of {sorted(allowed)}, got {value!r}")
+
+
+def renamed(old: str, new: str) -> None:
+    """Say that a spelling goes away with the next release. To be called by the public function itself."""
+    warnings.warn(f"{old} is {new} now, and will be refused in the next release", FutureWarning, stacklevel=3)
 
 
 def graph(op: str, value) -> None:

@@ -361,11 +361,11 @@ class _Weigh(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *given):
         *results, weight, bias, query = given
-        outs, kept, back, turned = [], [], weight.t(), query.t()
+        outs, kept, weight_t, query_t = [], [], weight.t(), query.t()
         for result in results:
             active = result.relu()
-            hidden = torch.addmm(bias, active.view(-1, active.shape[2]), back).tanh_()
-            weights = hidden.mm(turned).view(active.shape[:2]).mean(0).softmax(0)
+            hidden = torch.addmm(bias, active.view(-1, active.shape[2]), weight_t).tanh_()
+            weights = hidden.mm(query_t).view(active.shape[:2]).mean(0).softmax(0)
             outs += [(active * weights.view(1, -1, 1)).sum(1), weights]
             kept += [active, hidden, weights]
         if any(ctx.needs_input_grad):

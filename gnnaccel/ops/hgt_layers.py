@@ -230,13 +230,13 @@ def _parts(plan: Plan, given: Sequence[Any]) -> tuple[list, list, list, list, An
     return [*given[:types]], [*given[types : 2 * types]], [*given[2 * types : 3 * types]], ordered, keys, values
 
 
-def _turned(plan: Plan, priors: list[Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _permuted(plan: Plan, priors: list[Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Transposed maps of keys and of values, of the edge types in the plan's order [2, P, H, D, D], and the factors
     [2, P, H, 1, 1] of these: the priors, and ones."""
     heads, width = priors[0].shape[1], keys.shape[1]
-    turned = torch.stack((keys, values)).view(2, heads, -1, width, width).permute(0, 2, 1, 4, 3)
+    permuted = torch.stack((keys, values)).view(2, heads, -1, width, width).permute(0, 2, 1, 4, 3)
     factors = torch.cat([*priors, keys.new_ones(len(priors), heads)]).view(2, -1, heads, 1, 1)
-    return turned.index_select(1, plan.order), factors
+    return permuted.index_select(1, plan.order), factors
 
 
 def _joined(group: Group, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
@@ -256,9 +256,9 @@ class _Maps(torch.autograd.Function):
         wide = heads * width
         query, outs = keys.new_empty(plan.graph.num_rows, wide), keys.new_empty(2, plan.graph.num_cols, wide).unbind()
         queries = dict(zip(plan.targets, query.split_with_sizes(plan.rows), strict=True))
-        plain, factors = _turned(plan, priors, keys, values)
-        turned = plain * factors
-        kept = [plain, factors, turned]
+        plain, factors = _permuted(plan, priors, keys, values)
+        scaled = plain * factors
+        kept = [plain, factors, scaled]
         for group in plan.groups:
             joined, features = _joined(group, weights, biases), [widened(x[place]) for place in group.places]
             kept += [joined, *features]
@@ -269,7 +269,7 @@ class _Maps(torch.autograd.Function):
                 continue
             blocks = joined.view(-1, wide, joined.shape[3]).index_select(0, group.blocks.view(-1))
             blocks = blocks.view(-1, width, joined.shape[3])
-            maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+            maps = scaled[:, group.begin : group.end].reshape(-1, width, width)
             folded = torch.bmm(maps, blocks).view(2, -1, joined.shape[3])
             kept += [blocks, folded]
             sizes = [count * wide for count in group.counts]
@@ -286,15 +286,15 @@ class _Maps(torch.autograd.Function):
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors
-        given, (plain, factors, turned, *kept) = saved[: len(needs)], saved[len(needs) :]
+        given, (plain, factors, scaled, *kept) = saved[: len(needs)], saved[len(needs) :]
         if torch.is_grad_enabled() or not _operators.usual(*grads):
             return None, *_arrays.gradients(partial(_composed_maps, plan), given, needs, tuple(grads))
-        heads, width = turned.shape[2:4]
+        heads, width = scaled.shape[2:4]
         wide, rest = heads * width, iter(kept)
         of_query, *of_rows = [grad.contiguous() for grad in grads]
         queries = dict(zip(plan.targets, of_query.split_with_sizes(plan.rows), strict=True))
         of_x, of_weights, of_biases = ([None] * plan.types for _ in range(3))  # type: Any
-        of_turned = torch.empty_like(turned)
+        of_scaled = torch.empty_like(scaled)
         for group in plan.groups:
             joined, features = next(rest), [next(rest) for _ in group.places]
             inputs = given[group.places[0]].shape[1]
@@ -304,9 +304,9 @@ class _Maps(torch.autograd.Function):
                 blocks, folded = next(rest), next(rest)
                 of_folded = _of_sources(group, features, of_rows, folded, wide, inputs, of_x, needs)
                 of_folded = of_folded.view(blocks.shape)
-                maps = turned[:, group.begin : group.end].reshape(-1, width, width)
+                maps = scaled[:, group.begin : group.end].reshape(-1, width, width)
                 of_maps = torch.bmm(of_folded, blocks.transpose(1, 2))
-                of_turned[:, group.begin : group.end] = of_maps.view(2, -1, heads, width, width)
+                of_scaled[:, group.begin : group.end] = of_maps.view(2, -1, heads, width, width)
                 of_blocks = torch.bmm(maps.transpose(1, 2), of_folded).view(2, -1, wide, joined.shape[3])
                 into = of_joined[:, ::_VALUE].unbind()
                 for k, part in zip(group.sources, of_blocks.split_with_sizes(group.counts, 1), strict=True):
@@ -322,7 +322,7 @@ class _Maps(torch.autograd.Function):
             parts = of_joined[:, :, :inputs].contiguous().unbind(), of_joined[:, :, inputs].contiguous().unbind()
             for place, of_weight, of_bias in zip(group.places, *parts, strict=True):
                 of_weights[place], of_biases[place] = of_weight, of_bias
-        of_priors, of_keys, of_values = _of_relations(plan, of_turned, plain, factors, given[-1].shape)
+        of_priors, of_keys, of_values = _of_relations(plan, of_scaled, plain, factors, given[-1].shape)
         everything = (*of_x, *of_weights, *of_biases, *of_priors, of_keys, of_values)
         return None, *[grad if need else None for grad, need in zip(everything, needs, strict=True)]
 
@@ -352,14 +352,14 @@ def _added(old: Tensor | None, grad: Tensor, weight: Tensor) -> Tensor:
     return grad.mm(weight) if old is None else old.addmm_(grad, weight)
 
 
-def _of_relations(plan: Plan, of_turned: Tensor, plain: Tensor, factors: Tensor, shape: torch.Size) -> tuple:
+def _of_relations(plan: Plan, of_scaled: Tensor, plain: Tensor, factors: Tensor, shape: torch.Size) -> tuple:
     """Gradients of the priors, in the order of the call, and of the edge types' maps, of this shape."""
     _, _, heads, width, _ = plain.shape
     of_priors: list[Any] = [None] * len(plan.given)
-    for number, grad in zip(plan.given, (of_turned[0] * plain[0]).sum((2, 3)).split(1), strict=True):
+    for number, grad in zip(plan.given, (of_scaled[0] * plain[0]).sum((2, 3)).split(1), strict=True):
         of_priors[number] = grad
     found = plain.new_zeros(2, heads, shape[0] // heads, width, width)
-    found.permute(0, 2, 1, 4, 3).index_copy_(1, plan.order, of_turned.mul_(factors))
+    found.permute(0, 2, 1, 4, 3).index_copy_(1, plan.order, of_scaled.mul_(factors))
     return of_priors, *found.view(2, *shape).unbind()
 
 

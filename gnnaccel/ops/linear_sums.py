@@ -57,7 +57,7 @@ def sum_mapped(
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
     if recorded and not own_weight.requires_grad:
         return None
-    if narrow is None and sampled_sums.pays(graph, x, weight):
+    if narrow is None and sampled_sums.is_profitable(graph, x, weight):
         return sampled_sums.sum_mapped(graph, x, reduce, weight, bias, own_weight)
     given = (weight, bias, own_weight, graph, reduce, recorded and x.requires_grad)
     return _sum_mapped(x, *given) if narrow is None else _narrow_sum_mapped(x, x.to(narrow), *given)

@@ -99,7 +99,7 @@ def call_of(
                 return once
         calls.pop(key, None)
         ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
-        if tiles.pay(graph):  # which the graph has found out just now, with its lists
+        if tiles.are_profitable(graph):  # which the graph has found out just now, with its lists
             return None
         calls[key] = ready
     if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
@@ -123,7 +123,7 @@ def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale
     dtype, device = x.dtype, x.device
     if not _operators.dense(x) or dtype not in lib.DTYPES or device != graph.indptr.device:
         return False
-    if not x.is_contiguous() or not x.numel() or not graph.num_rows or tiles.pay(graph):
+    if not x.is_contiguous() or not x.numel() or not graph.num_rows or tiles.are_profitable(graph):
         return False
     if not x.is_cuda:
         if dtype is torch.float16:

@@ -23,7 +23,7 @@ from gnnaccel.ops.spmm import FORMS, spmm
 _LEAST = 1 << 23  # products of two numbers in one of the maps: of fewer it does not matter
 
 
-def pays(graph: Graph, x: Tensor, weight: Tensor) -> bool:
+def is_profitable(graph: Graph, x: Tensor, weight: Tensor) -> bool:
     """True for a sampled batch on which `sum_mapped` is to do what `linear_sums.sum_mapped` does."""
     sampled = hops.of(graph)
     return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= _LEAST

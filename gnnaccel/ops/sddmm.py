@@ -16,7 +16,7 @@ from gnnaccel.ops._features import aligned_heads, operand, reduce_to, result_fea
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
-from gnnaccel.tiles.translate import METHODS
+from gnnaccel.tiles.translate import KERNELS
 
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
@@ -29,7 +29,8 @@ def sddmm(
     lhs_target: str = "u",
     rhs_target: str = "v",
     *,
-    method: str = "auto",
+    kernel: str = "auto",
+    method: str | None = None,
 ) -> Tensor:
     """Edge values: out[e] = op(lhs[target of e], rhs[target of e]) for every edge e.
 
@@ -42,8 +43,10 @@ def sddmm(
     op : {"dot", "add", "sub", "mul", "div", "copy_lhs", "copy_rhs"}
         dot multiplies and sums over the last dimension, which stays as 1.
     lhs_target, rhs_target : {"u", "v", "e"}
-    method : {"auto", "csr", "tiled"}
+    kernel : {"auto", "csr", "tiled"}
         As of `spmm`. "tiled" takes the "dot" of sources and destinations with equal features.
+    method : str, optional
+        The old name of kernel.
 
     Returns
     -------
@@ -68,9 +71,12 @@ def sddmm(
     tensor([[11.],
             [11.]])
     """
+    if method is not None:
+        _check.renamed("sddmm: method=", "kernel=")
+        kernel = method
     _check.graph("sddmm", graph)
     _check.one_of("sddmm", "op", op, OPS)
-    _check.one_of("sddmm", "method", method, METHODS)
+    _check.one_of("sddmm", "kernel", kernel, KERNELS)
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.nnz}
     for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
         _check.one_of("sddmm", name, target, rows)
@@ -87,19 +93,19 @@ def sddmm(
             raise ValueError(
                 f"sddmm: rhs: dot expects equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}"
             )
-    return choose(graph, lhs, rhs, op, lhs_target, rhs_target, method)
+    return choose(graph, lhs, rhs, op, lhs_target, rhs_target, kernel)
 
 
-def choose(graph: Graph, lhs, rhs, op: str, lhs_target: str, rhs_target: str, method: str = "auto") -> Tensor:
+def choose(graph: Graph, lhs, rhs, op: str, lhs_target: str, rhs_target: str, kernel: str = "auto") -> Tensor:
     """`sddmm` of checked operands: by tiles or along the rows, with the arrays that it and its gradients will read."""
     if lhs is not None and rhs is not None and op == "dot" and {lhs_target, rhs_target} == {"u", "v"}:
-        if method == "tiled":
+        if kernel == "tiled":
             return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=True)
-        if method == "auto" and tiles.pay(graph) and serves_dot(graph, lhs, rhs):
+        if kernel == "auto" and tiles.are_profitable(graph) and serves_dot(graph, lhs, rhs):
             return sddmm_tiled(graph, lhs, rhs, lhs_target == "v", tf32=False)
-    if method == "tiled":
+    if kernel == "tiled":
         raise ValueError(
-            "sddmm: method: 'tiled' takes the 'dot' of sources and destinations, got "
+            "sddmm: kernel: 'tiled' takes the 'dot' of sources and destinations, got "
             f"{op!r} of {lhs_target!r} and {rhs_target!r}"
         )
     sources = (t for t, target in ((lhs, lhs_target), (rhs, rhs_target)) if target == "u")

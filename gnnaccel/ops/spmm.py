@@ -22,7 +22,7 @@ from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
 from gnnaccel.ops.spgemm import serves, spgemm
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
 from gnnaccel.schedule import worklist
-from gnnaccel.tiles.translate import METHODS
+from gnnaccel.tiles.translate import KERNELS
 
 MESSAGES = ("copy_lhs", "copy_rhs", "mul", "add", "sub", "div")
 REDUCES = ("sum", "mean", "max", "min")
@@ -37,7 +37,8 @@ def spmm(
     *,
     empty_value: float = 0.0,
     return_arg: bool = False,
-    method: str = "auto",
+    kernel: str = "auto",
+    method: str | None = None,
 ):
     """Sparse aggregation: out[r] = reduce over nonzeros (r, c, e) of message(x[c], weight[e]).
 
@@ -60,12 +61,14 @@ def spmm(
         For max and min: also return the source and the edge id of each winner (the first one in row order; -1
         in an empty row), both [num_rows, *out features] of the graph's index dtype. The one that the message
         does not read (source for "copy_rhs", edge for "copy_lhs") is empty, as both are for sum and mean.
-    method : {"auto", "csr", "tiled"}
+    kernel : {"auto", "csr", "tiled"}
         "tiled": on tensor cores, by the tiles of the graph (`gnnaccel.tiles`, made at the first call): sum and mean of
         "mul" with one weight per edge, or of "copy_lhs", in float32, bfloat16 and float16 on CUDA, float32 and float64
         on the CPU, for checking. As accurate as "csr", but in TF32 where torch.set_float32_matmul_precision allows
         that. "csr": without tiles. "auto": by tiles on CUDA where they pay, as rows next to each other share sources
         (docs/tensor-cores.md), once the graph has its work lists; never in TF32.
+    method : str, optional
+        The old name of kernel.
 
     Returns
     -------
@@ -98,13 +101,16 @@ def spmm(
     """
     if message is None:
         message = "copy_lhs" if weight is None else "mul"
-    usual = method == "auto" and not return_arg and empty_value == 0 and type(graph) is Graph
+    if method is not None:
+        _check.renamed("spmm: method=", "kernel=")
+        kernel = method
+    usual = kernel == "auto" and not return_arg and empty_value == 0 and type(graph) is Graph
     if usual and (out := made_ready(graph, x, message, reduce, weight)) is not None:
         return out
     _check.graph("spmm", graph)
     _check.one_of("spmm", "message", message, MESSAGES)
     _check.one_of("spmm", "reduce", reduce, REDUCES)
-    _check.one_of("spmm", "method", method, METHODS)
+    _check.one_of("spmm", "kernel", kernel, KERNELS)
     if message == "copy_lhs":
         weight = None
     else:
@@ -121,8 +127,8 @@ def spmm(
         if message == "sub":
             weight, message = -weight, "add"
         elif message == "div":
-            return _quotients(graph, x, weight, reduce, empty_value, return_arg=return_arg, method=method)
-    return choose(graph, x, weight, message, reduce, empty_value, return_arg, method)
+            return _quotients(graph, x, weight, reduce, empty_value, return_arg=return_arg, kernel=kernel)
+    return choose(graph, x, weight, message, reduce, empty_value, return_arg, kernel)
 
 
 def made_ready(graph: Graph, x, message: str, reduce: str, weight=None) -> Tensor | None:
@@ -143,7 +149,7 @@ def choose(
     reduce: str,
     empty_value: float = 0.0,
     return_arg: bool = False,
-    method: str = "auto",
+    kernel: str = "auto",
 ):
     """`spmm` of checked operands that broadcast as NumPy's, without "sub" and "div": by tiles or along the rows, with
     the arrays that this call and its gradients will read."""
@@ -151,21 +157,21 @@ def choose(
     plain = adds and not return_arg and empty_value == 0 and message != "add"
     if isinstance(x, CBSR):
         one = weight is None or (weight.dim() == 2 and _width(weight) == 1)
-        if plain and method == "auto" and one and serves(x):
+        if plain and kernel == "auto" and one and serves(x):
             return spgemm(graph, x, None if weight is None else weight.flatten(), reduce)
         x = x.to_dense()
     if x is not None and weight is not None and x.dim() < weight.dim():  # tiles give a result like x
         x = x.reshape(x.shape[0], *(1,) * (weight.dim() - x.dim()), *x.shape[1:])
-    if method == "auto" and plain and x is not None and tiles.pay(graph) and serves_sum(graph, x, weight):
+    if kernel == "auto" and plain and x is not None and tiles.are_profitable(graph) and serves_sum(graph, x, weight):
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=False)
-    if method == "tiled":
+    if kernel == "tiled":
         if message not in ("copy_lhs", "mul") or not adds or x is None or empty_value != 0:
             raise ValueError(
-                f"spmm: method: 'tiled' takes the sum or mean of 'mul' or 'copy_lhs' with empty_value 0, got the "
+                f"spmm: kernel: 'tiled' takes the sum or mean of 'mul' or 'copy_lhs' with empty_value 0, got the "
                 f"{reduce} of {message!r} with {empty_value}"
             )
         if return_arg:
-            raise ValueError("spmm: method: 'tiled' has no argmax to return, got return_arg=True")
+            raise ValueError("spmm: kernel: 'tiled' has no argmax to return, got return_arg=True")
         return spmm_tiled(graph, x, weight, reduce == "mean", tf32=True)
     # Only a gradient of the sources runs over the transposed graph; max and min follow their argmax or argmin instead.
     # The gradient of a weight is a dot product of each edge, which reads the list of the rows.

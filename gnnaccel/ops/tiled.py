@@ -1,4 +1,4 @@
-"""SpMM and SDDMM on tensor cores, by the tiles of a translated graph: `spmm` and `sddmm` with method="tiled"."""
+"""SpMM and SDDMM on tensor cores, by the tiles of a translated graph: `spmm` and `sddmm` with kernel="tiled"."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def spmm_tiled(graph: Graph, x: Tensor, weight: Tensor | None, mean: bool, *, tf
     """
     _check_dtype("spmm", "x", x)
     if weight is not None and math.prod(weight.shape[1:]) != 1:
-        raise ValueError(f"spmm: weight: method 'tiled' takes one per edge, got shape {tuple(weight.shape)}")
+        raise ValueError(f"spmm: weight: kernel 'tiled' takes one per edge, got shape {tuple(weight.shape)}")
     given = _structure(graph, math.prod(x.shape[1:]), needs_grad(x))
     return _spmm_op(given, x, weight, mean, tf32 and _fast(x))
 
@@ -100,7 +100,7 @@ def sddmm_tiled(graph: Graph, lhs: Tensor, rhs: Tensor, flipped: bool, *, tf32: 
     _check_dtype("sddmm", "lhs", lhs)
     if lhs.shape[1:] != rhs.shape[1:]:
         shapes = tuple(lhs.shape), tuple(rhs.shape)
-        raise ValueError(f"sddmm: rhs: method 'tiled' takes equal features, got {shapes[0]} and {shapes[1]}")
+        raise ValueError(f"sddmm: rhs: kernel 'tiled' takes equal features, got {shapes[0]} and {shapes[1]}")
     given = _structure(graph, lhs.shape[-1], needs_grad(rhs if flipped else lhs))
     return _sddmm_op(given, lhs, rhs, flipped, tf32 and _fast(lhs))
 
@@ -122,20 +122,20 @@ def serves_dot(graph: Graph, lhs: Tensor, rhs: Tensor) -> bool:
 
 def _serves(graph: Graph, x: Tensor, features: int, of: str, backward: bool) -> bool:
     """`backward`: a gradient runs over the transposed graph, where tiles must pay too."""
-    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and tiles.pay(graph, features, of, x.dtype)):
+    if not (x.is_cuda and x.dtype in _DTYPES["cuda"] and tiles.are_profitable(graph, features, of, x.dtype)):
         return False
     transposed = graph.transposed if backward else None
-    if transposed is not None and not tiles.pay(transposed, features, dtype=x.dtype):
+    if transposed is not None and not tiles.are_profitable(transposed, features, dtype=x.dtype):
         return False
-    serves = tiles.serve(graph, features, of, x.dtype)
-    return serves and (transposed is None or tiles.serve(transposed, features, dtype=x.dtype))
+    serves = tiles.ensure(graph, features, of, x.dtype)
+    return serves and (transposed is None or tiles.ensure(transposed, features, dtype=x.dtype))
 
 
 def _check_dtype(op: str, name: str, x: Tensor) -> None:
     allowed = _DTYPES["cuda" if x.is_cuda else "cpu"]
     if x.dtype not in allowed:
         raise TypeError(
-            f"{op}: {name}: method 'tiled' takes {', '.join(map(str, allowed))} on this device, got {x.dtype}"
+            f"{op}: {name}: kernel 'tiled' takes {', '.join(map(str, allowed))} on this device, got {x.dtype}"
         )
 
 

@@ -15,7 +15,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
 from gnnaccel.planning import orders, plans, tune
 from gnnaccel.planning.tune import Tuned
-from gnnaccel.tiles import METHODS, Tiles
+from gnnaccel.tiles import KERNELS, Tiles
 
 WIDTHS = (16, 32, 64, 128, 256)  # features that plans are measured for, unless the caller says
 _ORDERED = {"communities": "rows in communities", "rcm": "rows by reverse Cuthill-McKee", "degree": "rows by degree"}
@@ -58,14 +58,14 @@ def prepare(
     *,
     transposed: bool = True,
     reorder: bool | str = False,
-    method: str = "auto",
+    kernel: str = "auto",
     mode: str = "heuristic",
     num_feats: Sequence[int] = WIDTHS,
     keep: bool | str | os.PathLike = False,
 ) -> Prepared:
     """Run the stages that the first steps of training would run; see `gnnaccel.prepare`, whose `tune` is `mode`."""
     modes.refuse("prepare")
-    _check(method, mode, num_feats, reorder, keep)
+    _check(kernel, mode, num_feats, reorder, keep)
     start = time.perf_counter()
     graph = build()
     if mode == "measure" and not graph.indptr.is_cuda:
@@ -89,13 +89,13 @@ def prepare(
         by_rule = graph.indptr.is_cuda and (mode == "measure" or torch.are_deterministic_algorithms_enabled())
         if not by_rule and any(schedule.of(part).reordered for part in parts):
             steps.append(f"measured: {orders.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
-    translated = [part for part in parts if method == "tiled" or (method == "auto" and tiles.serve(part))]
+    translated = [part for part in parts if kernel == "tiled" or (kernel == "auto" and tiles.ensure(part))]
     if translated:
         arrays += [a for part in translated for a in tiles.of(part).arrays()]
         steps.append("tiles")
     tuned: list[Tuned] = []
     if mode == "measure":
-        tuned, source = plans.obtain(parts, num_feats, folder, by_tiles=method != "csr", budget_ms=_MEASURE_MS)
+        tuned, source = plans.obtain(parts, num_feats, folder, by_tiles=kernel != "csr", budget_ms=_MEASURE_MS)
         steps.append(f"plans {source}")
     arrays += [a for part in parts for a in schedule.of(part).arrays()]
     if graph.indptr.is_cuda:
@@ -107,14 +107,14 @@ def prepare(
     return Prepared(graph, tuple(steps), time_ms, size, of_graph, tuple(tuned))
 
 
-def _order_step(graph: Graph, method: str | None) -> str:
-    why = f"no {method} that pay" if method else f"an order is not repaid below {REPAID_EDGES:,} edges"
+def _order_step(graph: Graph, ordering: str | None) -> str:
+    why = f"no {ordering} that pay" if ordering else f"an order is not repaid below {REPAID_EDGES:,} edges"
     work = schedule.of(graph)
     step = _ORDERED[work.order_name] if work.order_name else f"rows as given ({why})"
     return f"{step}, {work.order_note}" if work.order_note else step
 
 
-def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str, keep) -> None:
+def _check(kernel: str, mode: str, num_feats: Sequence[int], reorder: bool | str, keep) -> None:
     if not isinstance(reorder, bool) and reorder not in ORDERS:
         raise ValueError(f"prepare: reorder: expected True, False or one of {', '.join(ORDERS)}, got {reorder!r}")
     if reorder and mode == "off":
@@ -125,8 +125,8 @@ def _check(method: str, mode: str, num_feats: Sequence[int], reorder: bool | str
         raise ValueError(
             f"prepare: keep: on disk are orders and measured plans, got neither reorder nor tune='measure' but {mode!r}"
         )
-    if method not in METHODS:
-        raise ValueError(f"prepare: method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if kernel not in KERNELS:
+        raise ValueError(f"prepare: kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
     if mode not in tune.MODES:
         raise ValueError(f"prepare: tune: expected one of {', '.join(tune.MODES)}, got {mode!r}")
     if not isinstance(num_feats, Sequence) or not num_feats or not all(isinstance(n, int) and n > 0 for n in num_feats):

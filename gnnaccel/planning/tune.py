@@ -91,7 +91,7 @@ def measure(
     Synchronises. Allocates features, result and weights, which it frees.
     """
     with torch.cuda.device(graph.device), torch.no_grad():
-        found = _measure(graph, num_feats, budget_ms, weighted, by_tiles and tiles.serve(graph))
+        found = _measure(graph, num_feats, budget_ms, weighted, by_tiles and tiles.ensure(graph))
     adopt(graph, found)
     return found
 
@@ -112,7 +112,7 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, by_
     search.consider(first)
     model_ms = listed_ms = search.best_ms
     tiled_ms = math.inf
-    tiled = tiles.pay(graph, num_feats)
+    tiled = tiles.are_profitable(graph, num_feats)
     if by_tiles:
         tiled_ms = _time_ms(lambda: spmm_tiled(graph, x, weight, False, tf32=False))
         model_ms = tiled_ms if tiled else model_ms
@@ -147,7 +147,7 @@ def adopt(graph: Graph, found: Tuned) -> None:
     """Let `graph` go by what was found, now or by an earlier process."""
     if schedule.of(graph).plan(graph, found.row_bytes) != found.plan:
         schedule.of(graph).adopt(found.row_bytes, schedule.of(graph).arranged(graph, found.plan))
-    if found.tiled != tiles.pay(graph, found.num_feats):
+    if found.tiled != tiles.are_profitable(graph, found.num_feats):
         schedule.decide_tiles(graph, found.num_feats, found.tiled)
 
 

@@ -70,7 +70,7 @@ def weighted_sum(
         In edge-id order, of the dtype of x.
     """
     factors = factors_of(graph, x, edges, norm, flow)
-    if factors is None or (tiles.pay(graph) and serves_sum(graph, x, norm)):
+    if factors is None or (tiles.are_profitable(graph) and serves_sum(graph, x, norm)):
         return _plus(ops.spmm(graph, x, norm), bias)
     return scaled_sum(graph, x, factors, bias)
 

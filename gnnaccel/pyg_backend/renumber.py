@@ -19,11 +19,11 @@ _OF_NODES = {"x", "y", "z", "pos", "batch", "n_id"}  # by PyG's custom, whatever
 _OF_GRAPHS = {"y"}
 
 
-def renumber(data, method: str) -> tuple[Data | EdgeIndex, Renumbering]:
+def renumber(data, ordering: str) -> tuple[Data | EdgeIndex, Renumbering]:
     """A copy of `data` with nodes numbered anew."""
     if isinstance(data, EdgeIndex):
-        graph, new = of_graph(to_graph(data), method)
-        if not new.pays:
+        graph, new = of_graph(to_graph(data), ordering)
+        if not new.is_profitable:
             return data, new
         size = (graph.num_cols, graph.num_rows)
         return EdgeIndex(edge_index_of(graph, data.dtype), sparse_size=size), new
@@ -35,9 +35,9 @@ def renumber(data, method: str) -> tuple[Data | EdgeIndex, Renumbering]:
     if not isinstance(data.edge_index, Tensor):
         raise TypeError("renumber: graph_or_data: expected a Data with an edge_index, got none")
     kinds = {key: _kind(data, key, value) for key, value in data if key != "edge_index"} | {"edge_index": "other"}
-    graph, new = of_graph(to_graph(data), method)
+    graph, new = of_graph(to_graph(data), ordering)
     out = copy.copy(data)
-    if not new.pays:
+    if not new.is_profitable:
         return out, new
     for key, value in data:
         if kinds[key] == "numbers":

@@ -164,8 +164,8 @@ def _is_all_on(batch: Any, device: torch.device) -> bool:
 
 
 def both_ways(row, col, rev_row, rev_col, edge_id=None, rev_edge_id=None):
-    """PyG's to_bidirectional: edges and edges turned, sorted by destination, each pair of nodes once. Of several edges
-    that became one PyG keeps the number of any; here it is that of the last, on the CPU and on the GPU."""
+    """PyG's to_bidirectional: edges and reversed edges, sorted by destination, each pair of nodes once. Of several
+    edges that became one PyG keeps the number of any; here it is that of the last, on the CPU and on the GPU."""
     sources, destinations = torch.cat([row, rev_col]), torch.cat([col, rev_row])
     pairs, order = torch.sort(destinations.long() << 31 | sources.long(), stable=True)  # a batch has fewer nodes
     is_last = torch.ones_like(pairs, dtype=torch.bool)

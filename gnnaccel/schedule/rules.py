@@ -23,7 +23,11 @@ _LEAST_OF_WARP, _WARPS = 64, 4
 _NARROW = 128  # bytes of a row: up to here balance is worth more than locality
 _LONG = 20  # mean degree from which a power of two between lengths matters more than where the hubs are
 _FEW_HUBS = 0.1  # share of the nonzeros
-_SHORT, _DENSE, _MANY = 8, 256, 1_000_000  # mean degrees; nonzeros
+_STREAMED_DEGREE, _STREAMED_NONZEROS = (
+    8,
+    1_000_000,
+)  # in the mean, below it; at least: wide rows by a worker that streams
+_HALVED_DEGREE = 256  # in the mean, from it on: workers of half the lanes
 _L2_BYTES = 50 << 20  # of an H200
 
 
@@ -97,7 +101,7 @@ def _kernel_of(graph: Graph, lanes: int, wide: bool, cache: int, clustered: bool
     """What reads the list, and the lanes of a worker."""
     # Rows this short leave a worker waiting; one that streams does not. That costs a second launch, which only pays
     # where there is much to stream.
-    if wide and graph.nnz < _SHORT * graph.num_rows and graph.nnz >= _MANY:
+    if wide and graph.nnz < _STREAMED_DEGREE * graph.num_rows and graph.nnz >= _STREAMED_NONZEROS:
         return Kernel.BALANCED, 2 * _MOST_LANES
     if lanes == _MOST_LANES and not clustered:
         # Half of a slice of the sources stays in L2 where the whole does not.
@@ -105,7 +109,7 @@ def _kernel_of(graph: Graph, lanes: int, wide: bool, cache: int, clustered: bool
         if 1.1 * cache < table <= 2.2 * cache and graph.nnz < _LONG * graph.num_rows:
             return Kernel.BALANCED, lanes // 2
         # Narrow slices keep more rows in step and a smaller table in the caches.
-        if graph.nnz >= _DENSE * max(1, graph.num_rows):
+        if graph.nnz >= _HALVED_DEGREE * max(1, graph.num_rows):
             return Kernel.ROWS, lanes // 2
     return Kernel.ROWS, lanes
 

@@ -254,18 +254,18 @@ def epoch(graph: Graph) -> int:
 
 def epochs(graph: Graph) -> tuple[int, int | None]:
     """That of the graph, and of its transposed one; None where there is none."""
-    own, turned = getattr(graph.slots, _SLOT, None), graph._transposed
-    other = None if turned is None else getattr(turned.slots, _SLOT, None)
+    own, transposed = getattr(graph.slots, _SLOT, None), graph._transposed
+    other = None if transposed is None else getattr(transposed.slots, _SLOT, None)
     mine = 0 if own is None else own.epoch
-    return mine, None if turned is None else 0 if other is None else other.epoch
+    return mine, None if transposed is None else 0 if other is None else other.epoch
 
 
 def unordered_epochs(graph: Graph) -> tuple[int, int | None] | None:
     """`epochs`; None if there is an order of the rows of either, on the CPU."""
-    own, turned = getattr(graph.slots, _SLOT, None), graph._transposed
-    other = None if turned is None else getattr(turned.slots, _SLOT, None)
+    own, transposed = getattr(graph.slots, _SLOT, None), graph._transposed
+    other = None if transposed is None else getattr(transposed.slots, _SLOT, None)
     if own is None and other is None:
-        return 0, None if turned is None else 0
+        return 0, None if transposed is None else 0
     if (own is not None and own.ordered is not None) or (other is not None and other.ordered is not None):
         return None
     return epochs(graph)

@@ -16,7 +16,7 @@ MIN_EDGES = 200_000  # of the graph, at least
 MIN_COLUMN_REUSE = 4.0  # of reuse, in windows of 16 rows
 _MIN_DEGREE = 16  # edges of a row, in the mean
 _MIN_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row of features, at least
-_DENSE_REUSE, _DENSE_DEGREE = 8.0, 64  # both: sums of 16 numbers too
+_NARROW_SUM_REUSE, _NARROW_SUM_DEGREE = 8.0, 64  # both: sums of 16 numbers too
 _SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
 
 
@@ -94,7 +94,9 @@ def look(graph: Graph) -> None:
         _warn(graph, "no memory to look for tiles")
 
 
-def pay(graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
+def are_profitable(
+    graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32
+) -> bool:
     """True if CUDA kernels seem to be faster by tiles (docs/tensor-cores.md): estimated with the work lists.
 
     For the "sum" or the "dot" of rows of `features` numbers; None: for any.
@@ -109,9 +111,9 @@ def pay(graph: Graph, features: int | None = None, kind: str = "sum", dtype: tor
     return is_profitable(known.column_reuse or 0.0, graph.nnz / max(graph.num_rows, 1), features, kind)
 
 
-def serve(graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
+def ensure(graph: Graph, features: int | None = None, kind: str = "sum", dtype: torch.dtype = torch.float32) -> bool:
     """The same for sure: translates a graph for which tiles seem to pay, where it has not been."""
-    if not pay(graph, features, kind, dtype):
+    if not are_profitable(graph, features, kind, dtype):
         return False
     known = graph.slot(_SLOT, _Known)
     if KERNEL_SIZE not in known.made:
@@ -122,9 +124,9 @@ def serve(graph: Graph, features: int | None = None, kind: str = "sum", dtype: t
         except torch.OutOfMemoryError:
             known.column_reuse = 0.0
             _warn(graph, "no memory for tiles")
-        if not pay(graph, None, kind):
+        if not are_profitable(graph, None, kind):
             known.made.pop(KERNEL_SIZE, None)
-    return KERNEL_SIZE in known.made and pay(graph, features, kind, dtype)
+    return KERNEL_SIZE in known.made and are_profitable(graph, features, kind, dtype)
 
 
 def decide(graph: Graph, features: int, faster: bool) -> None:
@@ -175,5 +177,5 @@ def is_profitable(column_reuse: float, degree: float, features: int, kind: str) 
     not small; `degree`: edges of a row, in the mean."""
     if column_reuse < MIN_COLUMN_REUSE or degree < _MIN_DEGREE:
         return False
-    dense = column_reuse >= _DENSE_REUSE and degree >= _DENSE_DEGREE
-    return features >= (16 if dense and kind == "sum" else _MIN_FEATURES[kind])
+    narrow = kind == "sum" and column_reuse >= _NARROW_SUM_REUSE and degree >= _NARROW_SUM_DEGREE
+    return features >= (16 if narrow else _MIN_FEATURES[kind])

@@ -18,7 +18,7 @@ from gnnaccel import _library as lib
 from gnnaccel.graph.csr import Graph
 
 KERNEL_SIZE = (16, 8)  # of the tiles that the CUDA kernels take: TileConfig of cuda/tiles.cuh
-METHODS = ("auto", "csr", "tiled")  # of ops and of `prepare`: where tiles pay, not by tiles, by tiles
+KERNELS = ("auto", "csr", "tiled")  # of ops and of `prepare`: where tiles pay, not by tiles, by tiles
 MAX_SIDE = 1024  # of a block, whose bitmap is kept whole
 SLICE = 64  # features that a warp of the CUDA kernels takes
 MAX_TEAM = 8

@@ -107,17 +107,17 @@ def _spmm(draw: Draw, graph: Graph, dtype) -> Trial:
     what = f"spmm {message} {reduce} empty_value={empty}"
     slack = 4.0 if message == "div" and dtype == torch.bfloat16 else 1.0  # a rounded reciprocal, squared
     options = dict(message=message, reduce=reduce, empty_value=empty)
-    method = {}
+    kernel = {}
     by_tiles = message == "copy_lhs" or (message == "mul" and weight[:1].numel() == 1)
     if draw.chance(0.2) and by_tiles and reduce in ("sum", "mean") and empty == 0 and dtype != torch.bfloat16:
-        method = dict(method="tiled")
+        kernel = dict(kernel="tiled")
     if message == "copy_lhs":
         definition = lambda x: reference.spmm(graph, x, None, **options)  # noqa: E731
-        return Trial(what, lambda x: ops.spmm(graph, x, **options, **method), definition, [x])
+        return Trial(what, lambda x: ops.spmm(graph, x, **options, **kernel), definition, [x])
     if message == "copy_rhs":
         call = lambda f: lambda w: f(graph, None, w, **options)  # noqa: E731
         return Trial(what, call(ops.spmm), call(reference.spmm), [weight])
-    call, definition = partial(ops.spmm, graph, **options, **method), partial(reference.spmm, graph, **options)
+    call, definition = partial(ops.spmm, graph, **options, **kernel), partial(reference.spmm, graph, **options)
     return Trial(what, call, definition, [x, weight], slack)
 
 
