@@ -32,7 +32,7 @@ class Failed(Exception):
 
 
 class NotThere(Exception):
-    """The registry does not have this torch, or not without CUDA."""
+    """The registry does not have this torch without CUDA."""
 
 
 def run(*words, cwd=None, **environment):
@@ -60,15 +60,14 @@ def quickstart(name):
 
 def wanted(pip, version, large, extra):
     """The words with which pip installs this torch: its CPU build if there is one. NotThere otherwise."""
-    words = [f"torch=={version}", *extra]
-    with tempfile.NamedTemporaryFile() as report:
-        try:  # reads the registry's metadata, and fetches no torch
-            run(*pip, "install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", report.name, *words)
-        except Failed as error:
-            raise NotThere(str(error).strip().splitlines()[-1]) from None
-        (found,) = json.loads(Path(report.name).read_text())["install"]
-    if "+cpu" not in found["metadata"]["version"] and not large:
-        raise NotThere("the registry has no CPU build of it, and --large was not said")
+    words = [f"torch=={version}+cpu", *extra]
+    try:  # of a version that there is not pip fetches nothing
+        run(*pip, "install", "-q", "--dry-run", "--no-deps", "--ignore-installed", *words)
+    except Failed as error:
+        if not large:
+            said = next((line for line in str(error).splitlines() if "ERROR" in line), "")
+            raise NotThere(f"the registry has no CPU build of it, and --large was not said ({said})") from None
+        words[0] = f"torch=={version}"
     return words
 
 
