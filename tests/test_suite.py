@@ -4,7 +4,10 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
 import types
+from html import unescape
 from html.parser import HTMLParser
 from importlib import util
 
@@ -90,6 +93,40 @@ def test_the_report_of_a_suite_is_one_sound_page(saved):
     assert all(url.startswith("#") for url in page.urls)
     words = " ".join(page.text)
     assert "training loss" in words and "No call was left to the framework." in words and "torch_geometric" in words
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+# What a browser makes of the page: what it fetched, how far it is wider than its window, what its charts cut off.
+LAID_OUT = """<script>
+const cut = [...document.querySelectorAll("svg text")].filter(text => {
+  const own = text.getBoundingClientRect(), chart = text.closest("svg").getBoundingClientRect();
+  const beside = own.left < chart.left - 1 || own.right > chart.right + 1;
+  return beside || own.top < chart.top - 1 || own.bottom > chart.bottom + 1;
+}).map(text => text.textContent);
+const charts = [...document.querySelectorAll("svg")].filter(chart => chart.getBoundingClientRect().height > 50).length;
+const root = document.documentElement, fetched = performance.getEntriesByType("resource").length;
+root.setAttribute("data-found", JSON.stringify({fetched, wider: root.scrollWidth - root.clientWidth, charts, cut}));
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [1280, 500])
+def test_a_browser_shows_the_report_whole(saved, width, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text((saved[0] / "report.html").read_text().replace("</body>", f"{LAID_OUT}</body>"))
+    alone = (
+        "disable-gpu",
+        "no-sandbox",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+    )
+    words = [BROWSER, "--headless", *(f"--{word}" for word in alone), f"--user-data-dir={tmp_path / 'profile'}"]
+    words += [f"--window-size={width},900", "--dump-dom", page.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    (found,) = re.findall(r'data-found="([^"]*)"', done.stdout)
+    assert json.loads(unescape(found)) == {"fetched": 0, "wider": 0, "charts": 5, "cut": []}
 
 
 # of invented figures
