@@ -142,12 +142,36 @@ def test_one_of_several_splits(save):
         data.load("cora", split=1)
 
 
+def test_what_a_file_leaves_out_is_drawn(tmp_path):
+    def load(**arrays):
+        np.savez(tmp_path / "some.npz", **arrays)
+        graph = data.load(tmp_path / "some.npz")
+        return graph, [set(np.flatnonzero(getattr(graph, key)).tolist()) for key in MASKS]
+
+    edges = np.arange(100).reshape(2, 50)
+    graph, (train, val, test) = load(edge_index=edges)
+    assert (graph.num_nodes, graph.num_classes, graph.x.shape[0], len(graph.notes)) == (100, 10, 100, 3)
+    assert (len(train), len(val), len(test)) == (60, 20, 20) and train | val | test == set(range(100))
+    again, masks = load(edge_index=edges)
+    assert np.array_equal(again.y, graph.y) and masks == [train, val, test]
+    y, given = np.arange(120) % 3 - 1, np.arange(120) == 1
+    graph, (train, val, test) = load(edge_index=edges, x=np.ones((120, 3)), y=y, train_mask=given)
+    assert (graph.num_nodes, graph.num_classes, graph.x.shape) == (120, 2, (120, 3))
+    assert graph.notes == (
+        "val_mask, test_mask: not in the file, drawn from the other labelled nodes, from a fixed seed",
+    )
+    assert train == {1} and {len(val), len(test)} == {39, 40} and train | val | test == set(np.flatnonzero(y >= 0))
+
+
 ONE = np.array([True, False, False, False])
 # What is wrong, the file, what the message must say besides the file's name.
 BAD = [
-    ("no train mask", arrays(train_mask=None), ["train_mask"]),
-    ("no masks", arrays(train_mask=None, val_mask=None, test_mask=None), ["train_mask, val_mask, test_mask", "split"]),
-    ("no labels", arrays(y=None), ["lacks y", "labels"]),
+    (
+        "all labelled nodes in other masks",
+        arrays(train_mask=None, val_mask=ONE, test_mask=~ONE),
+        ["no node to train on"],
+    ),
+    ("no labels, too many nodes", dict(edge_index=np.array([[0], [2**50]])), ["labels [1125899906842625]", "memory"]),
     ("no edges key", arrays(edge_index=None), ["lacks edge_index"]),
     ("edge beyond the nodes", arrays(edge_index=[[0, 4], [1, 2]]), ["edge_index", "0 to 3", "0 to 4"]),
     ("negative edge", arrays(edge_index=[[0, 1], [-1, 2]]), ["edge_index", "0 to 3", "-1 to 2"]),

@@ -4,11 +4,11 @@ The schema, one ``numpy.savez`` file per graph, without pickled objects:
 
 =================================  ======================================================================
 edge_index                         integers [2, E], sources first
-num_nodes                          scalar N; absent: as many as `y` has
+num_nodes                          scalar N; absent: as many as `y`, else `x`, else the edges have
 x, or x_data x_indices             floats [N, F], dense or as a CSR matrix
 x_indptr x_shape
-y                                  integers [N]; -1: unlabelled, and in no mask
-train_mask val_mask test_mask      bool [N], or [N, S] for S splits
+y                                  integers [N]; -1: unlabelled, and in no mask; absent: 10 classes at random
+train_mask val_mask test_mask      bool [N], or [N, S] for S splits; absent: of the other labelled nodes, at random
 =================================  ======================================================================
 """
 
@@ -28,8 +28,9 @@ _HERE = Path(__file__).parent
 _SHIPPED = {"cora": "cora", "citeseer": "citeseer", "pubmed": "pubmed_nofeat"}
 _STAND_IN_FEATURES = 500
 _STAND_IN_DENSITY = 0.1
+_STAND_IN_CLASSES = 10
 _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
-_MASKS = ("train_mask", "val_mask", "test_mask")
+_MASKS = {"train_mask": 0.6, "val_mask": 0.2, "test_mask": 0.2}  # and their shares of a split that is drawn
 _KEYS = ("edge_index", "num_nodes", "x", *_SPARSE, "y", *_MASKS)
 
 
@@ -109,7 +110,7 @@ def load(name: str | os.PathLike, split: int = 0) -> Dataset:
     UnknownDataset
         If there is no such graph.
     ValueError
-        If the file is not of the schema, has no labels or masks to train with, or indices out of range.
+        If the file is not of the schema, has no node to train on, or indices out of range.
 
     Notes
     -----
@@ -135,26 +136,13 @@ def load(name: str | os.PathLike, split: int = 0) -> Dataset:
 
 def _dataset(name: str, path: Path, split: int) -> Dataset:
     arrays = files.arrays(path, _KEYS)
-    missing = [key for key in ("edge_index", "y", *_MASKS) if key not in arrays]
-    if missing:
-        remedy = ""
-        if "edge_index" in arrays:
-            remedy = "; it has no labels" if "y" in missing else "; it has no split: bool masks of the nodes"
-        raise ValueError(f"lacks {', '.join(missing)}{remedy}")
-    y = arrays["y"]
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise ValueError(f"y: expected one integer label per node, got {y.dtype} {list(y.shape)}")
-    count = arrays.get("num_nodes", np.array(len(y)))
-    if count.ndim or count.dtype.kind not in "iu":
-        raise ValueError(f"num_nodes: expected one integer, got {count.dtype} {list(count.shape)}")
-    num_nodes = int(count)
-    if len(y) != num_nodes:
-        raise ValueError(f"y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
+    if "edge_index" not in arrays:
+        raise ValueError("lacks edge_index")
     notes: list[str] = []
+    num_nodes = _num_nodes(arrays)
+    y = _labels(arrays, num_nodes, notes)
     x = _features(arrays, num_nodes, notes)
-    masks = {key: _mask(key, arrays[key], num_nodes, split) for key in _MASKS}
-    if arrays["train_mask"].ndim == 2:
-        notes.append(f"split {split} of {arrays['train_mask'].shape[1]}")
+    masks = _masks(arrays, y, split, notes)
     if not masks["train_mask"].any():
         raise ValueError("train_mask: no node to train on")
     labelled = np.logical_or.reduce(list(masks.values()))
@@ -164,7 +152,7 @@ def _dataset(name: str, path: Path, split: int) -> Dataset:
         name=name,
         num_nodes=num_nodes,
         num_classes=int(y.max()) + 1,
-        edge_index=_edges(arrays["edge_index"], num_nodes),
+        edge_index=_checked_edges(arrays["edge_index"], num_nodes),
         x=x,
         y=y.astype(np.int64),
         notes=tuple(notes),
@@ -172,10 +160,58 @@ def _dataset(name: str, path: Path, split: int) -> Dataset:
     )
 
 
-def _edges(edge_index: np.ndarray, num_nodes: int) -> np.ndarray:
+def _num_nodes(arrays: dict[str, np.ndarray]) -> int:
+    edges = _edges(arrays["edge_index"])
+    if "num_nodes" in arrays:
+        count = arrays["num_nodes"]
+        if count.ndim or count.dtype.kind not in "iu":
+            raise ValueError(f"num_nodes: expected one integer, got {count.dtype} {list(count.shape)}")
+        return int(count)
+    for key in ("y", "x"):
+        if key in arrays and arrays[key].ndim:
+            return len(arrays[key])
+    if "x_shape" in arrays and arrays["x_shape"].size:
+        return int(arrays["x_shape"].flat[0])
+    return int(edges.max()) + 1 if edges.size else 0
+
+
+def _labels(arrays: dict[str, np.ndarray], num_nodes: int, notes: list[str]) -> np.ndarray:
+    if "y" not in arrays:
+        notes.append(f"the labels are stand-ins: {_STAND_IN_CLASSES} classes at random, from a fixed seed")
+        files.expect_memory(f"labels [{num_nodes}]", num_nodes, 8)
+        return np.random.default_rng(1).integers(_STAND_IN_CLASSES, size=num_nodes)
+    y = arrays["y"]
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise ValueError(f"y: expected one integer label per node, got {y.dtype} {list(y.shape)}")
+    if len(y) != num_nodes:
+        raise ValueError(f"y: expected a label for each of {num_nodes} nodes, got {len(y)} labels")
+    return y
+
+
+def _masks(arrays: dict[str, np.ndarray], y: np.ndarray, split: int, notes: list[str]) -> dict[str, np.ndarray]:
+    masks = {key: _mask(key, arrays[key], len(y), split) for key in _MASKS if key in arrays}
+    if "train_mask" in masks and arrays["train_mask"].ndim == 2:
+        notes.append(f"split {split} of {arrays['train_mask'].shape[1]}")
+    drawn = [key for key in _MASKS if key not in masks]
+    if drawn:
+        taken = np.any([y < 0, *masks.values()], axis=0)
+        free = np.random.default_rng(0).permutation(np.flatnonzero(~taken))
+        ends = np.cumsum([_MASKS[key] for key in drawn])
+        for key, nodes in zip(drawn, np.split(free, (len(free) * ends[:-1] / ends[-1]).astype(int)), strict=True):
+            masks[key] = np.zeros(len(y), bool)
+            masks[key][nodes] = True
+        notes.append(f"{', '.join(drawn)}: not in the file, drawn from the other labelled nodes, from a fixed seed")
+    return masks
+
+
+def _edges(edge_index: np.ndarray) -> np.ndarray:
     if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
         got = f"{edge_index.dtype} {list(edge_index.shape)}"
         raise ValueError(f"edge_index: expected integers [2, E], got {got}")
+    return edge_index
+
+
+def _checked_edges(edge_index: np.ndarray, num_nodes: int) -> np.ndarray:
     if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < num_nodes:
         got = f"{edge_index.min()} to {edge_index.max()}"
         raise ValueError(f"edge_index: expected nodes 0 to {num_nodes - 1}, got {got}")
@@ -194,6 +230,7 @@ def _features(arrays: dict[str, np.ndarray], num_nodes: int, notes: list[str]) -
         )
         random = np.random.default_rng(0)
         shape = (num_nodes, _STAND_IN_FEATURES)
+        files.expect_memory(f"features {list(shape)}", num_nodes * _STAND_IN_FEATURES, 8)
         return (random.random(shape, np.float32) * (random.random(shape, np.float32) < _STAND_IN_DENSITY)).astype("f4")
     if x.ndim != 2 or len(x) != num_nodes or x.dtype.kind not in "fiub":
         raise ValueError(f"x: expected numbers [{num_nodes}, F], got {x.dtype} {list(x.shape)}")
