@@ -234,5 +234,5 @@ def test_a_batch_without_edges_goes_the_general_way():
     graph = Graph.from_coo(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), num_rows=3, num_cols=3)
     hops.put(graph, Hops.of_counts([3, 0], [0]))
     x, *maps = (rand(*shape) for shape in ((3, IN), (OUT, IN), (OUT,), (OUT, IN)))
-    assert not sampled_sums.pays(graph, x, maps[0])
+    assert not sampled_sums.is_profitable(graph, x, maps[0])
     assert ops.spmm(graph, x).shape == (3, IN)

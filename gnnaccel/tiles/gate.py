@@ -42,7 +42,7 @@ def of(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     ----------
     graph : Graph
     height, width : int, 1 to 1024
-        16 x 8 is what `ops.spmm` with method="tiled" takes.
+        16 x 8 is what `ops.spmm` with kernel="tiled" takes.
 
     Raises
     ------
