@@ -16,7 +16,7 @@ from gnnaccel.capture import attaching, captures_of, guard, modules, obstacles, 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 OF = {"rtol": 1e-4, "atol": 1e-5} if CUDA else {"rtol": 1e-5, "atol": 1e-6}
-_OF_HALF = {"rtol": 2e-2, "atol": 2e-2}
+OF_HALF = {"rtol": 2e-2, "atol": 2e-2}
 SCALE = 1.0  # which forward() reads
 
 
@@ -102,11 +102,11 @@ def both(make_env, between=lambda env, i: None, calls=14, step=train, narrow=Fal
         grads = [None if p.grad is None else p.grad.clone() for p in env.model.parameters()]
         found.append((torch.stack(results), state, grads, env))
     (want, want_state, want_grads, _), (got, got_state, got_grads, env) = found
-    torch.testing.assert_close(got, want, **(_OF_HALF if narrow else OF))
+    torch.testing.assert_close(got, want, **(OF_HALF if narrow else OF))
     for ours, theirs in zip(got_state + got_grads, want_state + want_grads, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None:
-            torch.testing.assert_close(ours, theirs, **(_OF_HALF if narrow else {"rtol": 1e-3, "atol": 1e-4}))
+            torch.testing.assert_close(ours, theirs, **(OF_HALF if narrow else {"rtol": 1e-3, "atol": 1e-4}))
     return env
 
 

@@ -11,7 +11,7 @@ import pytest
 import recorded
 import torch
 import torch.nn.functional as F
-from captured_cases import CUDA, DEVICE, OF, both, capture, evaluate, problem, site, train, variants
+from captured_cases import CUDA, DEVICE, OF, OF_HALF, both, capture, evaluate, problem, site, train, variants
 from torch import nn
 
 import gnnaccel
@@ -98,9 +98,9 @@ def _step_of(env):
     return lambda: train(env)
 
 
-def both_steps(between, calls=14, make=problem, make_step=_step_of, around=lambda step: step):
+def both_steps(between, calls=14, make=problem, make_step=_step_of, around=lambda step: step, of=None):
     """`captured_cases.both` of a whole step, which is called by `around` of it."""
-    found = []
+    found, of = [], of or (OF if CUDA else {"rtol": 1e-4, "atol": 1e-5})
     for wrap in (lambda step: step, gnnaccel.captured):
         env = make()
         step = wrap(make_step(env))
@@ -111,7 +111,7 @@ def both_steps(between, calls=14, make=problem, make_step=_step_of, around=lambd
             losses.append(around(step)().detach().clone())
         found.append((torch.stack(losses), [t.detach().clone() for t in env.model.state_dict().values()]))
     for got, want in zip(*found[::-1], strict=True):
-        torch.testing.assert_close(got, want, **(OF if CUDA else {"rtol": 1e-4, "atol": 1e-5}))
+        torch.testing.assert_close(got, want, **of)
     return step
 
 
@@ -186,7 +186,8 @@ def test_modes_of_a_step(name):
 
         return call
 
-    step = both_steps(lambda env, i: calls.append(i), calls=20, make_step=_step_in_float32, around=around)
+    of = OF_HALF if CUDA and name == "autocast" else None  # a product of other cuBLAS workspaces rounds otherwise
+    step = both_steps(lambda env, i: calls.append(i), calls=20, make_step=_step_in_float32, around=around, of=of)
     assert step.variants == 2
 
 

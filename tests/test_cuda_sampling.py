@@ -116,7 +116,7 @@ def test_few_of_many_nodes_are_hashed(dtype):
     num_nodes = 200_000
     arrays = graph([*torch.randint(1, 60, (300,)).tolist()], num_nodes, dtype)
     arrays[1][::2] %= 300
-    batch = on_cuda._Batch(on_cuda.Relation("", *arrays), torch.arange(20), 2, 20 * 6 + 120 * 40, False, bounded=True)
+    batch = on_cuda.Batch(on_cuda.Relation("", *arrays), torch.arange(20), 2, 20 * 6 + 120 * 40, False, bounded=True)
     assert batch.slots
     for seed in range(3):
         same(arrays, torch.randperm(300)[:20].to(dtype), [6, 40], seed=seed)
