@@ -53,8 +53,10 @@ def began(monkeypatch):
             found[self.place] = out is not None
             return out
 
-    def draw(colptr, row, seed, num_neighbors, *rest):
-        out = samplers._beside_training(colptr, row, seed, num_neighbors, rest[5], {})
+    def draw(colptr, row, seed, num_neighbors, node_time, edge_time, _seed_time, edge_weight, _csc, replace, *rest):
+        how = dict(zip(("edge_weight", "node_time", "edge_time"), (edge_weight, node_time, edge_time), strict=True))
+        how |= dict(disjoint=rest[1], temporal_strategy=rest[2])
+        out = samplers._beside_training(colptr, row, seed, num_neighbors, replace, how)
         return out.row, out.col, out.node, out.edge, out.num_nodes_per_hop, out.num_edges_per_hop
 
     monkeypatch.setattr(ahead, "beside", beside)
@@ -151,7 +153,11 @@ def of_other_seeds(given):
     given.input_data.node.copy_(given.input_data.node.flip(0))
 
 
-@pytest.mark.parametrize("change", [written, of_another_fanout, of_other_seeds])
+def of_weights(given):
+    given.node_sampler.edge_weight = (torch.arange(500) % 2).float()
+
+
+@pytest.mark.parametrize("change", [written, of_another_fanout, of_other_seeds, of_weights])
 def test_what_changes_before_the_next_batch(change, alone, began):
     def meanwhile(given):
         return lambda step: change(given) if step == 0 else None

@@ -95,12 +95,17 @@ def _beside_training(colptr, row, seed, num_neighbors, replace, how: dict) -> sa
     batch before it was asked for."""
     number = _arrays.random_seed("neighbor_sample", None)
     with ahead.beside(colptr.device) as made:
-        out = upcoming.take(colptr, row, seed, num_neighbors, replace, number)
+        out = upcoming.take(colptr, row, seed, num_neighbors, replace, number) if _is_uniform(**how) else None
         if out is None:
             there = ahead.to_device(seed, colptr.device)
             out = sampling.neighbor_sample(colptr, row, there, num_neighbors, replace=replace, seed=number, **how)
         made += out[:4]
     return out
+
+
+def _is_uniform(edge_weight, node_time, edge_time, disjoint, temporal_strategy) -> bool:
+    """True where nothing but the graph says what is drawn, as for all that is begun."""
+    return edge_weight is None and node_time is None and edge_time is None and not disjoint
 
 
 def _by_edge_type(edge_types, values: dict | None) -> dict:
