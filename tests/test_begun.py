@@ -196,13 +196,51 @@ def test_orders_that_are_not_settled(name, began):
     assert not began
 
 
-def test_two_iterators_at_once(alone, began):
-    given = loader()
-    torch.manual_seed(2)
-    pairs = list(zip(given, given, strict=True))
-    assert all(torch.equal(a.input_id, b.input_id) for a, b in pairs) and len(pairs) == 4
-    for batch in (batch for pair in pairs for batch in pair):
-        assert torch.equal(batch.x, batch.n_id)
+def epochs_at_once(given):
+    yield from (batch for pair in zip(given, given, strict=True) for batch in pair)
+
+
+def one_made_late(given):
+    first = iter(given)
+    yield next(first)
+    second = iter(given)  # whose order is drawn with its first batch
+    yield next(first)
+    torch.rand(1)
+    yield from (next(second), *first, *second)
+
+
+def asked_beside_it(given):
+    later = iter(given)
+    yield given([3, 4])
+    torch.rand(1)
+    for step, batch in enumerate(later):
+        yield batch
+        if step == 1:
+            yield given(torch.tensor([5, 6]))
+
+
+@pytest.mark.parametrize("order", [epochs_at_once, one_made_late, asked_beside_it])
+def test_who_asks(order, alone, began):
+    wanted = alone(order(loader(shuffle=True)))
+    assert alike(batches(order(loader(shuffle=True))), wanted) and began
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        torch.utils.data.SubsetRandomSampler([-1, -2, 3] * 10),  # from the end
+        torch.utils.data.SequentialSampler(range(NODES + 5)),  # beyond it: all batches before that arrive
+    ],
+)
+def test_places_that_are_none(sampler, alone, began):
+    def until_error(given):
+        try:
+            yield from given
+        except IndexError as error:
+            assert "range object" in str(error)
+
+    wanted, got = (run(until_error(loader(sampler=sampler))) for run in (alone, batches))
+    assert alike(got, wanted)
 
 
 def test_the_next_number_is_not_drawn():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import contextvars
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,8 +30,7 @@ from gnnaccel.sampling import ahead, begun
 
 _SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _MOST_MISSED = 3
-_epochs: weakref.WeakKeyDictionary[NodeLoader, weakref.ref[Epoch]] = weakref.WeakKeyDictionary()
-# That of the loader whose sampler is asked.
+# The one that this thread has taken places from, until their batch is there: a loader may have several iterators.
 _current: contextvars.ContextVar[Epoch | None] = contextvars.ContextVar("gnnaccel_epoch", default=None)
 
 
@@ -46,8 +44,8 @@ class _Places:
 class Epoch:
     """What torch's loader takes the places of its batches from, of which the next can be seen before it is taken."""
 
-    def __init__(self, places: Iterator[list[int]]):
-        self._places, self._seen = places, list[list[int]]()
+    def __init__(self, loader: NodeLoader, places: Iterator[list[int]]):
+        self.loader, self._places, self._seen = loader, places, list[list[int]]()
         self._known: tuple[list[int], Tensor] | None = None
         self._begun: begun.Begun | None = None
         self._plan: begun.Plan | None = None
@@ -58,7 +56,9 @@ class Epoch:
         return self
 
     def __next__(self) -> list[int]:
-        return self._seen.pop() if self._seen else next(self._places)
+        places = self._seen.pop() if self._seen else next(self._places)
+        _current.set(self)
+        return places
 
     def as_tensor(self, places: list[int]) -> Tensor | list[int]:
         """The places as the tensor that PyG would make of them, where that is there."""
@@ -77,9 +77,9 @@ class Epoch:
             self._missed = 0
         return out
 
-    def begin(self, loader: NodeLoader) -> None:
+    def begin(self) -> None:
         """Have the batch after this one sampled."""
-        sampler, given = loader.node_sampler, loader.input_data
+        sampler, given = self.loader.node_sampler, self.loader.input_data
         if self._begun is not None:  # which nobody has asked for
             self._begun = self._room = None
         if self._missed >= _MOST_MISSED or not _is_uniform(sampler) or given.time is not None or not ahead.is_on():
@@ -89,23 +89,26 @@ class Epoch:
             if places is None:
                 return
             self._seen.append(places)
-        # In a fifth of the time of torch.tensor().
-        there = torch.frombuffer(array.array("q", self._seen[0]), dtype=torch.int64)
-        self._known = self._seen[0], there
-        node, count = given.node, len(self._seen[0])
-        if self._room is None or self._room.shape[0] != count or self._room.dtype != node.dtype:
-            try:
-                self._room = ahead.room(count, node.dtype)
-            except RuntimeError:  # no more memory can be pinned, as whoever asks for the batch is told
-                self._room = None
-                return
-        seeds = torch.index_select(node, 0, there, out=self._room)
+        try:
+            seeds = self._seeds(given.node, self._seen[0])
+        except (IndexError, RuntimeError, TypeError):  # as whoever asks for the batch is told
+            self._known = self._room = None
+            return
         fanouts = sampler.num_neighbors.get_mapped_values()
         self._begun = begun.begin(sampler.colptr, sampler.row, seeds, fanouts, sampler.replace, self._plan)
         if self._begun is None:
             self._room = None
         else:
             self._plan = self._begun.plan
+
+    def _seeds(self, node: Tensor, places: list[int]) -> Tensor:
+        """The nodes of these places, pinned. Raises for places that there are not, and without more memory to pin."""
+        # In a fifth of the time of torch.tensor().
+        there = torch.frombuffer(array.array("q", places), dtype=torch.int64)
+        self._known = places, there
+        if self._room is None or self._room.shape != there.shape or self._room.dtype != node.dtype:
+            self._room = ahead.room(len(places), node.dtype)
+        return torch.index_select(node, 0, there, out=self._room)
 
 
 def _is_uniform(sampler) -> bool:
@@ -137,10 +140,9 @@ def watching(original: Callable) -> Callable:
         iterator = original(self)
         inner = getattr(iterator, "iterator", iterator)
         if type(inner) is _SingleProcessDataLoaderIter and _is_settled(self):
-            inner._sampler_iter = epoch = Epoch(inner._sampler_iter)
+            inner._sampler_iter = Epoch(self, inner._sampler_iter)
             if getattr(self.sampler, "data_source", None) is self.dataset:  # no place beyond its end
                 inner._dataset_fetcher.dataset = _Places()
-            _epochs[self] = weakref.ref(epoch)
         return iterator
 
     return _get_iterator
@@ -151,16 +153,14 @@ def beginning(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def collate_fn(self, index):
-        found = _epochs.get(self)
-        epoch = None if found is None else found()
-        if epoch is None:
+        epoch = _current.get()
+        if epoch is None or epoch.loader is not self:  # asked by somebody else than its iterator
             return original(self, index)
-        token = _current.set(epoch)
         try:
             out = original(self, epoch.as_tensor(index))
         finally:
-            _current.reset(token)
-        epoch.begin(self)
+            _current.set(None)
+        epoch.begin()
         return out
 
     return collate_fn
