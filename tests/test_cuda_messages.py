@@ -251,6 +251,21 @@ def test_layers_in_two_walks(form, listed):
             torch.testing.assert_close(joined_sum(graph, *mine), got)
 
 
+def test_parameters_that_are_written_into():
+    """Gradients of maps of features that have none do not depend on the maps: torch lets them be written into."""
+    graph = graph_of(20, 20, 300, device=DEVICE)
+    (x, *rest), (_, *parameters) = layer_of(graph, GATED_SKIP, 8, torch.float64)
+    outs = [joined_sum(graph, x.detach(), *rest) for _ in range(2)]
+    want = torch.autograd.grad(outs[0].sum(), parameters, retain_graph=True)
+    with torch.no_grad():
+        for p in parameters:
+            p.add_(1)
+    for got, wanted in zip(torch.autograd.grad(outs[1].sum(), parameters), want, strict=True):
+        assert torch.equal(got, wanted)
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(outs[0].sum(), parameters, create_graph=True)
+
+
 def test_sums_of_columns():
     for rows in (5, 128 * 128, 128 * 128 + 77):
         values = torch.randn(rows, 3, dtype=torch.float64, device=DEVICE)

@@ -316,6 +316,10 @@ def _recorded(tensor: Tensor) -> bool:
     return False
 
 
+# Whether autograd is to keep what the graph saved, for another backward pass (torch 2.4 does not say).
+keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
 def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Sequence[bool], grad: Any) -> tuple:
     """Gradients of function(*inputs) that can be differentiated again; None for inputs that are not `wanted`.
 

@@ -149,6 +149,16 @@ def _rows(x: Tensor) -> _Rows:
     return x.data_ptr(), x.stride(0) if x.dim() else 0, x.dtype
 
 
+def _operands(form: Parts, joined: Tensor, num_feats: int, edge: Tensor | None, eps: Tensor | None) -> dict[str, _Rows]:
+    """Of a walk, by name."""
+    named = _parts(form.names, joined, num_feats)
+    if edge is not None:
+        named["edge"] = _rows(edge)
+    if eps is not None:
+        named["eps"] = (eps.data_ptr(), 0, eps.dtype)
+    return named
+
+
 def _parts(names: tuple[str, ...], joined: Tensor, num_feats: int) -> dict[str, _Rows]:
     """The parts of `joined` by name; as tensors they would take the host longer than a walk of a small graph."""
     address, step, dtype = _rows(joined)
@@ -173,30 +183,31 @@ class _Joined(torch.autograd.Function):
         weight = weights[0] if len(weights) == 1 else torch.cat(weights) if weights else None
         joined = x if weight is None else F.linear(x, weight, _shift(x, weights, biases))
         plan = plan_of(Forms(form.message, form.reduce, form.own, form.names), num_feats, keep)
-        named = _parts(form.names, joined, num_feats)
-        if edge is not None:
-            named["edge"] = _rows(edge)
-        if eps is not None:
-            named["eps"] = (eps.data_ptr(), 0, eps.dtype)
+        named = _operands(form, joined, num_feats, edge, eps)
         out = x.new_empty((x.shape[0], num_feats))
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        kept = [x.new_empty((x.shape[0], num_feats), dtype=wide) for _ in plan.kept]
+        kept = [x.new_empty((x.shape[0], num_feats), dtype=_wide(x)) for _ in plan.kept]
         _start(arrays, plan.forward, named, [_rows(out), *map(_rows, kept)], joined.stride(0) * joined.element_size())
         if keep:
             ctx.arrays, ctx.composed, ctx.form, ctx.num_feats, ctx.plan = arrays, composed, form, num_feats, plan
             parts = joined if joined is not x and plan.reads_parts else None
-            ctx.save_for_backward(x, edge, eps, *parameters, parts, weight, *kept)
+            # Parameters that no first derivative reads may be written into.
+            ctx.parameters, ctx.versions = parameters, _versions(parameters)
+            ctx.save_for_backward(x, edge, eps, parts, weight if ctx.needs_input_grad[5] else None, *kept)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        saved, plan, form, num_feats = ctx.saved_tensors, ctx.plan, ctx.form, ctx.num_feats
+        plan, form, num_feats, parameters = ctx.plan, ctx.form, ctx.num_feats, ctx.parameters
+        x, edge, eps, joined, weight, *kept = ctx.saved_tensors
         of_x, of_edge, _, *of_parameters = ctx.needs_input_grad[5:]
-        count = 3 + len(of_parameters)
-        (x, edge, eps, *parameters), (joined, weight, *kept) = saved[:count], saved[count:]
         if torch.is_grad_enabled() or not _operators.usual(grad):
+            if _versions(parameters) != ctx.versions:
+                raise RuntimeError(
+                    "weights or biases of a layer were written into after the forward pass, and are needed for a "
+                    "second derivative or a batch of gradients: write into them after the backward pass"
+                )
             wanted = (of_x, of_edge, False, *of_parameters)
-            return *(None,) * 5, *_arrays.gradients(ctx.composed, saved[:count], wanted, grad)
+            return *(None,) * 5, *_arrays.gradients(ctx.composed, (x, edge, eps, *parameters), wanted, grad)
         grad = grad.contiguous()
         tensors = {"grad": grad, **dict(zip(plan.kept, kept, strict=True))}
         if plan.reads_degrees:
@@ -205,12 +216,9 @@ class _Joined(torch.autograd.Function):
             tensors["scaled"] = grad / _degrees(ctx.arrays, grad, least=1)
         if joined is None:
             joined = x  # the only part, or no operand
-        named = {**_parts(form.names, joined, num_feats), **{name: _rows(x) for name, x in tensors.items()}}
+        named = _operands(form, joined, num_feats, edge, eps)
+        named |= {name: _rows(tensor) for name, tensor in tensors.items()}
         together = joined.stride(0) * joined.element_size()
-        if edge is not None:
-            named["edge"] = _rows(edge)
-        if eps is not None:
-            named["eps"] = (eps.data_ptr(), 0, eps.dtype)
         of_edges = None
         if of_edge:
             all_are_edges = ctx.arrays.indices.shape[0] == edge.shape[0]
@@ -218,7 +226,7 @@ class _Joined(torch.autograd.Function):
             _start(ctx.arrays, plan.of_edge, named, [_rows(of_edges)], together)
         if not of_x and not any(of_parameters):
             return *(None,) * 6, of_edges, None, *(None,) * len(parameters)
-        walk, own = plan.of_parts, joined is not x and plan.in_place is not None and not _keeps_graph()
+        walk, own = plan.of_parts, joined is not x and plan.in_place is not None and not _arrays.keeps_graph()
         if own:
             walk = plan.in_place
         elif of_edges is not None and plan.by_edge is not None and x.dtype != torch.bfloat16:  # not of rounded rows
@@ -233,7 +241,7 @@ class _Joined(torch.autograd.Function):
         for name, factors in after:
             at = form.names.index(name) * num_feats
             torch.mul(*(tensors[factor] for factor in factors), out=found[:, at : at + num_feats])
-        if weight is None:
+        if not parameters:
             return *(None,) * 5, found, of_edges, None
         of_weight = found.t().mm(x) if any(of_parameters[::2]) else None
         of_bias = _column_sums(found) if any(of_parameters[1::2]) else None
@@ -247,10 +255,14 @@ class _Joined(torch.autograd.Function):
         return *(None,) * 5, found.mm(weight) if of_x else None, of_edges, None, *of_each
 
 
-def _keeps_graph() -> bool:
-    """Whether a backward pass may come again, which needs all that was kept; True where torch does not tell."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return ask is None or ask()
+def _versions(parameters: Sequence[Tensor | None]) -> list[int | None]:
+    """Which change with every write."""
+    return [None if p is None or p.is_inference() else p._version for p in parameters]
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """What sums are in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 _CHUNK = 128  # rows
@@ -277,7 +289,7 @@ def _shift(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 
 def _degrees(arrays: Structure, like: Tensor, least: int) -> Tensor:
     """How many edges each row has, or the least number, [num_rows, 1]: kept with the graph."""
-    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    wide = _wide(like)
     key = ("degrees", wide, least)
     found = arrays.calls.get(key)
     if found is None:

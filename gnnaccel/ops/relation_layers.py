@@ -366,7 +366,7 @@ class _Layers(torch.autograd.Function):
                 found[place] = part if found[place] is None else found[place] + part
         if None in grads:
             _clear(found, plan, grads)
-        if not _keeps_graph():
+        if not _arrays.keeps_graph():
             ctx.features = ctx.weights = ctx.targets = ctx.calls = None  # as autograd drops what is saved
         if not all_needed:
             found = [grad if need else None for grad, need in zip(found, needs, strict=True)]
@@ -400,9 +400,6 @@ def _clear(found: list, plan: _Plan, grads: Sequence[Tensor | None]) -> None:
         if place not in led:
             found[place] = None
 
-
-# Whether autograd is to keep what the graph saved, for another backward (torch 2.4 does not say).
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
 _layers = super(torch.autograd.Function, _Layers).apply  # type: ignore[misc]
