@@ -236,3 +236,15 @@ def test_a_batch_without_edges_goes_the_general_way():
     x, *maps = (rand(*shape) for shape in ((3, IN), (OUT, IN), (OUT,), (OUT, IN)))
     assert not sampled_sums.is_profitable(graph, x, maps[0])
     assert ops.spmm(graph, x).shape == (3, IN)
+
+
+def test_graphs_of_too_many_nodes_are_left_after_a_few():
+    class Node:
+        asked = 0
+
+        @property
+        def next_functions(self):
+            Node.asked += 1
+            return ((Node(), 0),)  # without an end
+
+    assert gradient_rows._consumers_first([Node()]) == {} and Node.asked <= gradient_rows._MOST + 1

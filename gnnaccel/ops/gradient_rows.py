@@ -136,6 +136,8 @@ def _consumers_first(roots: Iterable[Any]) -> dict[Any, tuple]:
         producers = root.next_functions
         path = [(root, producers, iter(producers))]
         while path:
+            if len(entered) > _MOST:
+                return {}
             node, producers, left = path[-1]
             for producer, _ in left:
                 if producer is None or producer in entered:
@@ -147,6 +149,4 @@ def _consumers_first(roots: Iterable[Any]) -> dict[Any, tuple]:
             else:
                 order.append((node, producers))
                 path.pop()
-        if len(entered) > _MOST:
-            return {}
     return dict(reversed(order))
