@@ -270,6 +270,9 @@ def test_sums_of_columns():
     for rows in (5, 128 * 128, 128 * 128 + 77):
         values = torch.randn(rows, 3, dtype=torch.float64, device=DEVICE)
         torch.testing.assert_close(joined_sums._column_sums(values), values.sum(0))
+        rounded = values.bfloat16()  # once more, at the end
+        wanted = rounded.double().sum(0).bfloat16()
+        torch.testing.assert_close(joined_sums._column_sums(rounded), wanted, rtol=2**-8, atol=0)
 
 
 def test_wide_rows_meet_in_loops():

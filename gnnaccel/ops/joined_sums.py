@@ -274,10 +274,11 @@ def _column_sums(x: Tensor) -> Tensor:
     count = x.shape[0] // _CHUNK
     if count < _CHUNK:
         return x.sum(0)
-    parts = x.new_empty((count + 1, x.shape[1]))
-    torch.sum(x[: count * _CHUNK].view(count, _CHUNK, -1), 1, out=parts[:-1])
-    torch.sum(x[count * _CHUNK :], 0, out=parts[-1])
-    return parts.sum(0)
+    wide = _wide(x)
+    parts = x.new_empty((count + 1, x.shape[1]), dtype=wide)
+    torch.sum(x[: count * _CHUNK].view(count, _CHUNK, -1), 1, dtype=wide, out=parts[:-1])
+    torch.sum(x[count * _CHUNK :], 0, dtype=wide, out=parts[-1])
+    return parts.sum(0).to(x.dtype)
 
 
 def _shift(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
