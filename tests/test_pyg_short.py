@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric import nn
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnaccel.pyg_backend import joined_forwards
+from gnnaccel.pyg_backend.graph import from_edge_index
+
 MORE = {
     "GCN without bias": lambda: nn.GCNConv(D, 5, bias=False),
     "GCN cached": lambda: nn.GCNConv(D, 5, cached=True),
@@ -307,3 +310,17 @@ def test_against_the_flow_without_a_propagate_of_its_own(name):
         return train(wrap(layer), rand(N, D, grad=True), edges())
 
     same(program, accelerated=None)
+
+
+def test_eps_that_is_learned(monkeypatch):
+    """GENConv's is a number; somebody may have made it a parameter."""
+    # Also where the short forward is that of CUDA alone.
+    monkeypatch.setattr(joined_forwards, "_graph", lambda guard, conv, x, index: from_edge_index(index, N, N))
+
+    def program(wrap):
+        layer, index = nn.GENConv(D, D, aggr="add"), edges()
+        del layer.eps
+        layer.eps = torch.nn.Parameter(torch.tensor(0.1))
+        return train(wrap(layer), rand(N, D, grad=True), index)
+
+    same(program)

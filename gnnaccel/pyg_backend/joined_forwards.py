@@ -128,7 +128,8 @@ def _gen(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_attr=None, size=None):
         modules = self._modules
         usual = size is None and modules.keys().isdisjoint(("lin_src", "lin_edge", "lin_aggr_out", "lin_dst"))
-        usual = usual and "msg_norm" not in modules and (edge_attr is None or short.is_matrix(edge_attr))
+        usual = usual and "msg_norm" not in modules and type(self.eps) in (int, float)
+        usual = usual and (edge_attr is None or short.is_matrix(edge_attr))
         graph = _graph(guard, self, x, edge_index) if usual else None
         if graph is not None and edge_attr is not None:
             alike = edge_attr.shape == (graph.nnz, x.shape[1]) and edge_attr.dtype == x.dtype
