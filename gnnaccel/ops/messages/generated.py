@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.messages import nvrtc
-from gnnaccel.ops.messages.program import REDUCES, Program
+from gnnaccel.ops.messages.program import REDUCED, Program
 from gnnaccel.ops.messages.source import MERGE_THREADS, THREADS, source_of, whole
 from gnnaccel.ops.messages.values import Form
 
@@ -122,7 +122,7 @@ class Launch:
         index, wide = arrays.indptr.element_size(), 8 if "f64" in (*form.leaves, *form.outputs) else 4
         for o, output in enumerate(program.outputs):
             count = parts * math.prod(program.steps[output.step].features)
-            sizes = (wide, index if o in self._extremes else 0) if output.reduce in REDUCES[:-1] else ()
+            sizes = (wide, index if o in self._extremes else 0) if output.reduce in REDUCED else ()
             for which, size in enumerate(sizes):
                 if count and size:
                     self._places.append((self._end + 3 * o + 1 + which, self._scratch))

@@ -16,7 +16,8 @@ from gnnaccel.ops._features import broadcast, index_rule
 from gnnaccel.ops.messages.language import Expression
 
 Shape = tuple[int, ...]
-REDUCES = ("sum", "mean", "max", "min", "none")
+REDUCED = ("sum", "mean", "max", "min")  # to a row for each destination
+REDUCES = (*REDUCED, "none")
 
 
 class Unfit(ValueError):

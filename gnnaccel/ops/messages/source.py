@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from gnnaccel.ops.messages.device_code import HELPERS, PROLOGUE
-from gnnaccel.ops.messages.program import REDUCES, Program
+from gnnaccel.ops.messages.program import REDUCED, Program
 from gnnaccel.ops.messages.values import TYPES, Form, Scattered, Value, View, Writer
 from gnnaccel.schedule.worklist import PIECE_RUN
 
@@ -22,7 +22,6 @@ _MOST_LANES = 32
 _MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
 MOST_FEATURES = _MOST_LANES * _MOST_SLOTS
 _IN_FLIGHT = 4  # edges of a lane
-_REDUCED = frozenset(REDUCES) - {"none"}
 
 
 class Source(NamedTuple):
@@ -61,9 +60,7 @@ class _Kernel:
         self.owns = [None if o.own < 0 else w.value(o.own, ()) for o in program.outputs]
         slots = repeats * form.vec
         self.in_flight = _IN_FLIGHT
-        if (
-            lanes >= 8 and slots * w.gathers <= 4
-        ):  # 16 bytes of an edge: LEConv's walks 240 -> 218 us (H200, 2026-11-26)
+        if lanes >= 8 and slots * w.gathers <= 4:  # 16 bytes of an edge: LEConv's walks 240 to 218 us (H200)
             self.in_flight *= 2
         while self.in_flight > 1 and self.in_flight * slots * max(1, w.gathers) > 64:
             self.in_flight //= 2
@@ -103,7 +100,7 @@ class _Kernel:
     def source(self) -> Source:
         program, form, w = self.program, self.form, self.w
         threads_of_worker = w.lanes * self.others
-        merged = [o for o, output in enumerate(program.outputs) if output.reduce in _REDUCED]
+        merged = [o for o, output in enumerate(program.outputs) if output.reduce in REDUCED]
         together = w.meets or self.others > 1
         lines = [f"// {line}" for line in str(program).splitlines()]
         lines += [f"// of {', '.join(form.leaves)} to {', '.join(form.outputs)}"]
@@ -171,7 +168,7 @@ class _Kernel:
             *(f"  {line}" for line in w.row),
         ]
         for o, output in enumerate(program.outputs):
-            if output.reduce not in _REDUCED:
+            if output.reduce not in REDUCED:
                 continue
             count = self._count(o)
             lines.append(f"  A acc{o}[{count}];")
@@ -211,7 +208,7 @@ class _Kernel:
         if any(output.reduce == "row" or output.own >= 0 for output in program.outputs):
             lines.append("  const bool first = span.part < 0 || span.begin == __ldg(p.rows.indptr + row);")
         for o, output in enumerate(program.outputs):
-            if output.reduce in _REDUCED:
+            if output.reduce in REDUCED:
                 lines += [f"  {line}" for line in self._write(o)]
             elif output.reduce == "row":
                 lines += [f"  {line}" for line in self._write_row(o)]
