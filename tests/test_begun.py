@@ -1,6 +1,8 @@
 """Batches that are begun before they are asked for: those of a loader that begins none, on streams that do nothing."""
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
@@ -223,6 +225,18 @@ def asked_beside_it(given):
 def test_who_asks(order, alone, began):
     wanted = alone(order(loader(shuffle=True)))
     assert alike(batches(order(loader(shuffle=True))), wanted) and began
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler'")  # PyG's own, until the plug-in is on
+def test_a_loader_that_was_there_before_goes_with_its_data():
+    pyg_backend.disable()
+    given = loader()
+    pyg_backend.enable()
+    assert next(iter(given)).num_nodes
+    there = weakref.ref(given.data)
+    del given
+    gc.collect()  # a loader refers to its own collate_fn
+    assert there() is None
 
 
 @pytest.mark.parametrize(

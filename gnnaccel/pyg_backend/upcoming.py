@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,7 +32,7 @@ from gnnaccel.sampling import ahead, begun
 _SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _MOST_MISSED = 3
 # The one that this thread has taken places from, until their batch is there: a loader may have several iterators.
-_current: contextvars.ContextVar[Epoch | None] = contextvars.ContextVar("gnnaccel_epoch", default=None)
+_current: contextvars.ContextVar[weakref.ref[Epoch] | None] = contextvars.ContextVar("gnnaccel_epoch", default=None)
 
 
 class _Places:
@@ -57,7 +58,7 @@ class Epoch:
 
     def __next__(self) -> list[int]:
         places = self._seen.pop() if self._seen else next(self._places)
-        _current.set(self)
+        _current.set(weakref.ref(self))  # a loader that was made before the plug-in was on does not take it back
         return places
 
     def as_tensor(self, places: list[int]) -> Tensor | list[int]:
@@ -128,8 +129,13 @@ def _is_settled(loader: NodeLoader) -> bool:
 
 def take(*sampled) -> begun.NeighborSample | None:
     """The sample of these arguments (`begun.Begun.result`), if it was begun for the loader that asks."""
-    epoch = _current.get()
+    epoch = _asking()
     return None if epoch is None else epoch.take(*sampled)
+
+
+def _asking() -> Epoch | None:
+    found = _current.get()
+    return None if found is None else found()
 
 
 def watching(original: Callable) -> Callable:
@@ -153,7 +159,7 @@ def beginning(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def collate_fn(self, index):
-        epoch = _current.get()
+        epoch = _asking()
         if epoch is None or epoch.loader is not self:  # asked by somebody else than its iterator
             return original(self, index)
         try:
