@@ -251,6 +251,20 @@ def test_layers_in_two_walks(form, listed):
             torch.testing.assert_close(joined_sum(graph, *mine), got)
 
 
+def test_maps_that_do_not_give_all_parts():
+    """Whose results a layer would broadcast, or refuse: kernels are not to read beyond them."""
+    graph = graph_of(20, 20, 300, device=DEVICE)
+    x = torch.randn(20, 6, device=DEVICE)
+
+    def maps(*widths, bias=None):
+        return [(torch.randn(w, 6, device=DEVICE), torch.randn(bias or w, device=DEVICE)) for w in widths]
+
+    assert joined_sum(graph, x, maps(8, 8, 8), 8, LE) is not None
+    for wrong in (maps(8, 8, 1), maps(4, 4, 4), maps(8, 8), maps(8, 8, 8, 8), maps(12, 12), maps(8, 8, 8, bias=1), []):
+        assert joined_sum(graph, x, wrong, 8, LE) is None
+    assert joined_sum(graph, x, [(torch.randn(24, 5, device=DEVICE), None)], 8, LE) is None
+
+
 def test_parameters_that_are_written_into():
     """Gradients of maps of features that have none do not depend on the maps: torch lets them be written into."""
     graph = graph_of(20, 20, 300, device=DEVICE)

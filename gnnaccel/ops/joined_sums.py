@@ -102,6 +102,8 @@ def joined_sum(
     parameters = [p for pair in maps for p in pair]
     if not x.is_cuda or x.dtype not in _DTYPES or not is_fused(graph) or not _fits(graph, x, num_feats, edge, eps):
         return None
+    if not _are_maps(x, maps, num_feats, form):
+        return None
     given = [t for t in (x, edge, eps, *parameters) if t is not None]
     if not _operators.usual(*given):
         return None
@@ -126,6 +128,18 @@ def _fits(graph: Graph, x: Tensor, num_feats: int, edge: Tensor | None, eps: Ten
     if edge is not None and (edge.shape != (graph.nnz, num_feats) or not edge.is_contiguous()):
         return False
     return num_feats > 0 and graph.nnz > 0 and (eps is None or eps.numel() == 1)
+
+
+def _are_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], num_feats: int, form: Parts) -> bool:
+    """True if they give all parts of the form and no more: kernels read these unseen."""
+    width = 0 if maps else x.shape[1]
+    for weight, bias in maps:
+        if weight.dim() != 2 or weight.shape[1] != x.shape[1] or weight.shape[0] % num_feats:
+            return False
+        if bias is not None and bias.shape != weight.shape[:1]:
+            return False
+        width += weight.shape[0]
+    return width == len(form.names) * num_feats
 
 
 def _composed(graph: Graph, form: Parts, num_feats: int, x: Tensor, edge, eps, *parameters) -> Tensor:

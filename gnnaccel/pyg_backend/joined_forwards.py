@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,15 @@ from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, gen, joined_su
 from gnnaccel.pyg_backend import short
 
 
-def _maps(x: Tensor, *modules: Any, extra_bias: Tensor | None = None) -> list[tuple[Tensor, Tensor | None]] | None:
-    """Weights and biases of linear maps of `x`, `extra_bias` as that of the last; None where they are not PyG's own."""
+def _maps(
+    x: Tensor, modules: Sequence[Any], widths: Sequence[int], extra_bias: Tensor | None = None
+) -> list[tuple[Tensor, Tensor | None]] | None:
+    """Weights and biases of linear maps of `x` to so many features, `extra_bias` as that of the last; None where they
+    are not as PyG makes them: of others messages may broadcast the results."""
     found = []
-    for lin in modules:
+    for lin, width in zip(modules, widths, strict=True):
         pair = short.parameters_of(lin)
-        if pair is None or pair[0].shape[1] != x.shape[1] or pair[0].dtype != x.dtype:
+        if pair is None or pair[0].shape != (width, x.shape[1]) or pair[0].dtype != x.dtype:
             return None
         found.append(pair)
     if extra_bias is not None:
@@ -71,7 +74,8 @@ def gates(conv: Any, kind: str, graph: Graph, x: Tensor) -> Tensor | None:
     """ResGatedGraphConv of a usual call; None where its maps are not PyG's own."""
     modules, bias, rooted = conv._modules, conv._parameters["bias"], conv.root_weight
     names = ("lin_key", "lin_query", "lin_value", "lin_skip")[: 3 + rooted]
-    maps = _maps(x, *map(modules.get, names), extra_bias=bias if rooted else None)
+    widths = (conv.out_channels,) * len(names)
+    maps = _maps(x, [modules.get(name) for name in names], widths, bias if rooted else None)
     if maps is None:
         return None
     start = time.perf_counter()
@@ -89,7 +93,8 @@ def _le(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         graph = _graph(guard, self, x, edge_index) if edge_weight is None else None
         if graph is not None:
-            maps = _maps(x, *map(self._modules.get, ("lin1", "lin2", "lin3")))
+            modules = [self._modules.get(name) for name in ("lin1", "lin2", "lin3")]
+            maps = _maps(x, modules, (self.out_channels,) * 3)
             start = time.perf_counter()
             out = None if maps is None else joined_sum(graph, x, maps, self.out_channels, LE)
             if out is not None:
@@ -109,8 +114,10 @@ def _film(plain: Any, general: Callable) -> Callable:
         usual = self.num_relations <= 1 and type(modules.get("act")) is torch.nn.ReLU and not is_watched(modules["act"])
         graph = _graph(guard, self, x, edge_index) if usual else None
         if graph is not None:
-            maps = _maps(x, modules.get("film_skip"), modules.get("lin_skip"), self.films[0], self.lins[0])
-            if maps is not None and sum(len(weight) for weight, _ in maps) == 6 * self.out_channels:
+            out_channels = self.out_channels
+            linear = (modules.get("film_skip"), modules.get("lin_skip"), self.films[0], self.lins[0])
+            maps = _maps(x, linear, (2 * out_channels, out_channels) * 2)
+            if maps is not None:
                 start = time.perf_counter()
                 out = joined_sum(graph, x, maps, self.out_channels, FILM)
                 if out is not None:
