@@ -99,14 +99,14 @@ def test_sums_and_means_and_other_ways_are_pyg_s():
 
 class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return nn.global_max_pool(x, batch)
+        return nn.global_max_pool(x, batch, 5)
 
 
 def test_scripts_and_compilers_call_it():
     x = torch.randn(10, 3)
     want = scatter(x, BATCH, 0, None, "max")
     assert torch.equal(torch.jit.script(Model())(x, BATCH), want)
-    assert torch.equal(torch.compile(Model(), backend="eager")(x, BATCH), want)
+    assert torch.equal(torch.compile(Model(), backend="eager", fullgraph=True)(x, BATCH), want)
 
 
 def test_off_again():

@@ -31,8 +31,10 @@ def _scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = No
 
 
 def _by_segments(src: Tensor, index: Tensor, dim: int, dim_size: int | None, reduce: str) -> Tensor:
+    if torch.compiler.is_compiling() or reduce not in _REDUCES:  # first: a clock cannot be traced
+        return _plain(src, index, dim, dim_size, reduce)
     start = time.perf_counter()
-    offsets = _offsets(src, index, dim, dim_size) if reduce in _REDUCES else None
+    offsets = _offsets(src, index, dim, dim_size)
     if offsets is None:
         return _plain(src, index, dim, dim_size, reduce)
     out = ops.segment_reduce(src, offsets, _REDUCES[reduce], check=False)
@@ -45,7 +47,7 @@ _scatter.__annotations__ = dict(_plain.__annotations__)  # for TorchScript, whic
 
 def _offsets(src: Tensor, index: Tensor, dim: int, dim_size: int | None) -> Tensor | None:
     """Where segments begin and end; None for what is PyG's."""
-    if torch.compiler.is_compiling() or _operators.watched() or type(index) is not Tensor:
+    if _operators.watched() or type(index) is not Tensor:
         return None
     if not _operators.dense(src) or not src.is_cpu or src.dtype not in _DTYPES or src.dim() < 1:
         return None
