@@ -317,6 +317,23 @@ def test_segment_matmul_by_torch(monkeypatch):
     assert len(used) == 3
 
 
+class There(torch.Tensor):
+    """A tensor that passes for one on CUDA."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("place, aligned", [(slice(1), False), (slice(2), True), (slice(1, 2), False)])
+@pytest.mark.parametrize("width", [32, 33])
+def test_rows_that_torch_s_grouped_product_refuses(width, place, aligned, monkeypatch):
+    """One row of a wider matrix is contiguous, and as far from a next one as that matrix is wide."""
+    module = importlib.import_module("gnnaccel.ops.segment_matmul")
+    monkeypatch.setattr(module, "_has_grouped", lambda device: True)
+    x = torch.zeros(4, width, dtype=torch.bfloat16)[place, :16].contiguous()
+    ptr = torch.tensor([0, *[len(x)] * module._GROUPED])
+    assert module._takes_grouped(x.as_subclass(There), ptr, 16, 24) == (aligned or width == 32)
+
+
 def test_grouped_matmul():
     for shapes in ([(3, 6, 4), (0, 6, 4), (5, 6, 4)], [(3, 6, 4), (2, 5, 4)], []):
         inputs = [rand(n, k).requires_grad_() for n, k, _ in shapes]

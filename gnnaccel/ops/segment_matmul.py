@@ -165,7 +165,9 @@ def _takes_grouped(x: Tensor, ptr: Tensor, inner: int, outer: int, *others: Tens
         return False
     if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not x.dtype:
         return False  # which casts what that product takes
-    return _has_grouped(x.device.index) and all(t.data_ptr() % 16 == 0 for t in (x, *others))
+    # The stride of a single row may be any number.
+    aligned = all(t.data_ptr() % 16 == 0 and t.stride(0) % _ALIGNED == 0 for t in (x, *others))
+    return aligned and _has_grouped(x.device.index)
 
 
 def _ends(x: Tensor, ptr: Tensor) -> Tensor | None:
