@@ -87,6 +87,8 @@ DGL:
 - Writing in place into the features after a layer of fewer outputs than inputs that has no other use for them
   (`GraphConv` with norm "both" or "left", `RelGraphConv` without its self-loop) or after `PNAConv`, and before its
   backward pass, raises torch's error: the features themselves are kept, where DGL keeps what it made of them.
+- A `HeteroGraphConv` whose layers are taken together is one node of autograd for all node types: two backward passes,
+  each from another type's result, want `retain_graph=True` in the first, as they do after a second such layer in DGL.
 
 PyG:
 
@@ -99,6 +101,8 @@ PyG:
 - Writing in place into the features after a layer whose edge weight needs a gradient, or that runs as "message"
   (`x += conv(x, index, weight)`), raises torch's error: the features themselves are kept for the backward pass, where
   PyG keeps one copy per edge.
+- A `HeteroConv` whose layers are taken together is one node of autograd for all node types: two backward passes,
+  each from another type's result, want `retain_graph=True` in the first, as they do after a second such layer in PyG.
 - A write into the tensors that a torch.sparse matrix (CSR, CSC or COO) was made of goes unseen, as torch does not tell
   of it: call `gnnaccel.invalidate(matrix)` after one. Writes into the matrix's own `col_indices()`, `indices()` and so
   on are noticed, as are all into an `edge_index`, an EdgeIndex and what that was made of.
