@@ -146,6 +146,16 @@ def test_second_derivatives(kinds):
     torch.testing.assert_close(*pairs)
 
 
+@pytest.mark.parametrize("kinds", KINDS)
+def test_what_inference_has_kept_serves_training(kinds):
+    targets, leaves = case(kinds)
+    kept, _ = keeper()
+    with torch.inference_mode():
+        relation_layers(targets, kept)
+    outs = [[out.square().sum() for out in each] for each in (relation_layers(targets, kept), wanted(targets))]
+    torch.testing.assert_close(*(torch.autograd.grad(each, leaves) for each in outs))
+
+
 def test_layers_of_other_widths_on_the_same_graphs():
     """One behind the other: what is kept of one serves no other."""
     kept, _ = keeper()

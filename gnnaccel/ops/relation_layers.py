@@ -192,6 +192,7 @@ class _Plan(NamedTuple):
     used: list[list[int]]
 
 
+@torch.inference_mode(False)  # what is kept here is for training too
 def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[int, Tensor]) -> _Plan:
     """The plan of a call; holds no tensor of it."""
     sizes, at = [x.shape[0] for x in features.values()], len(features)
