@@ -108,23 +108,28 @@ class Stack:
         return found
 
 
-def below_each_other(graphs: list[Graph]) -> Graph:
-    """The rows of all as one graph; their columns are the same, and edge ids, if they have any, follow each other."""
+def below_each_other(graphs: list[Graph], own_columns: bool = False) -> Graph:
+    """The rows of all as one graph; edge ids, if they have any, follow each other.
+
+    own_columns : each graph has columns of its own, behind those of the graphs before it; else all have the same.
+    """
     if len(graphs) == 1:
         return graphs[0]
     with torch.inference_mode(False), torch.no_grad():
-        starts, ids, before = [], [], 0
+        starts, indices, ids, before, columns = [], [], [], 0, 0
         for graph in graphs:
             starts.append(graph.indptr[:-1].long() + before)
+            indices.append(graph.indices.long() + columns)
             own = torch.arange(graph.nnz, device=graph.device) if graph.edge_ids is None else graph.edge_ids.long()
             ids.append(own + before)
             before += graph.nnz
+            columns += graph.num_cols if own_columns else 0
+        num_cols = columns if own_columns else graphs[0].num_cols
         indptr = torch.cat([*starts, torch.tensor([before], device=graphs[0].device)])
-        indices = torch.cat([graph.indices.long() for graph in graphs])
-        dtype = torch.int32 if max(before, graphs[0].num_cols) < _INT32_MAX else torch.int64
+        dtype = torch.int32 if max(before, num_cols) <= _INT32_MAX else torch.int64
         in_order = all(graph.edge_ids is None for graph in graphs)
         edge_ids = None if in_order else torch.cat(ids).to(dtype)
-        return Graph(indptr.to(dtype), indices.to(dtype), edge_ids, graphs[0].num_cols)
+        return Graph(indptr.to(dtype), torch.cat(indices).to(dtype), edge_ids, num_cols)
 
 
 def end_to_end(edges: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.stack import below_each_other
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._weight_gradient import weight_gradient
@@ -26,7 +27,6 @@ from gnnaccel.ops.layers import gatv2
 from gnnaccel.ops.spmm import spmm_op
 
 _DTYPES = (torch.float32, torch.float64)
-_INT32_MAX = 2**31 - 1
 
 
 class Gatv2Layer(NamedTuple):
@@ -110,7 +110,10 @@ def gatv2_layers(targets: Sequence[Sequence[Gatv2Layer]], how: How, kept: Callab
         given += parameters
     ends = [(places[id(layer.x)], places[id(layer.y)]) for layer in everything]
     graphs = [layer.graph for layer in everything]
-    graph = kept(("gatv2", tuple([(g.num_rows, g.num_cols) for g in graphs])), partial(_blocks, graphs))
+    graph = kept(
+        ("gatv2", tuple([(g.num_rows, g.num_cols) for g in graphs])),
+        partial(below_each_other, graphs, own_columns=True),
+    )
     both = torch.is_grad_enabled()
     whole, *each = [arrays_of(g, both, features[0]) for g in (graph, *graphs)]
     call = _Call(graphs, ends, [len(layers) for layers in targets], len(features), how, whole, each)
@@ -134,23 +137,6 @@ class _Call(NamedTuple):
             found.append(range(first, first + count))
             first += count
         return found
-
-
-def _blocks(graphs: Sequence[Graph]) -> Graph:
-    """All graphs as one, in which each has rows, columns and edge ids of its own, one behind the other."""
-    with torch.inference_mode(False), torch.no_grad():
-        pointers, columns, ids, edges, sources = [], [], [], 0, 0
-        for graph in graphs:
-            pointers.append(graph.indptr[:-1].long() + edges)
-            columns.append(graph.indices.long() + sources)
-            own = torch.arange(graph.nnz, device=graph.device) if graph.edge_ids is None else graph.edge_ids.long()
-            ids.append(own + edges)
-            edges, sources = edges + graph.nnz, sources + graph.num_cols
-        indptr = torch.cat([*pointers, torch.tensor([edges], device=graphs[0].device)])
-        dtype = torch.int32 if max(edges, sources) <= _INT32_MAX else torch.int64
-        in_order = all(graph.edge_ids is None for graph in graphs)
-        edge_ids = None if in_order else torch.cat(ids).to(dtype)
-        return Graph(indptr.to(dtype), torch.cat(columns).to(dtype), edge_ids, sources)
 
 
 _SRC, _BIAS_SRC, _DST, _BIAS_DST, _VECTORS, _BIAS, _EACH = range(7)  # a layer's parameters, and how many there are
