@@ -61,28 +61,36 @@ class How(NamedTuple):
 def takes(layers: Sequence[GatLayer]) -> bool:
     """True if `gat_layers` serves these."""
     first = layers[0]
-    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     heads, outputs = first.att_src.shape[1:] if first.att_src.dim() == 3 else (0, 0)
-    device, dtype = first.x.device, first.x.dtype
-    if device.type not in _DEVICES or dtype not in _DTYPES or not heads * outputs:
+    if first.x.device.type not in _DEVICES or not heads * outputs:
         return False
     for graph, x, y, weight_src, weight_dst, att_src, att_dst, bias in layers:
-        given = (x, y, weight_src, weight_dst, att_src, att_dst)
-        if not _operators.usual(*given) or (bias is not None and not _operators.dense(bias)):
-            return False
-        for t in given if bias is None else (*given, bias):
-            if t.dtype != dtype or t.device != device:
-                return False
-        if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows or not x.numel() or not y.numel():
-            return False
-        if weight_src.shape != (heads * outputs, x.shape[1]) or weight_dst.shape != (heads * outputs, y.shape[1]):
-            return False
         if att_src.shape != (1, heads, outputs) or att_dst.shape != att_src.shape:
             return False
-        # The maps alone keep no features where these ask for no gradient: they may be written into then.
-        if recorded and not (weight_src.requires_grad and weight_dst.requires_grad):
+        if not are_ends(first.x, heads * outputs, graph, x, y, weight_src, weight_dst, att_src, att_dst, bias):
             return False
     return True
+
+
+def are_ends(
+    like: Tensor, wide: int, graph: Graph, x: Tensor, y: Tensor, weight_src: Tensor, weight_dst: Tensor, *others: Any
+) -> bool:
+    """True for features of both ends of a graph that are mapped to `wide` numbers by weights of theirs, in one node of
+    autograd: all of them, and `others` (tensors, or None), are as `like`."""
+    given = [x, y, weight_src, weight_dst, *[t for t in others if t is not None]]
+    dtype, device = like.dtype, like.device
+    if dtype not in _DTYPES or not _operators.usual(*given):
+        return False
+    for t in given:  # any() takes longer
+        if t.dtype != dtype or t.device != device:
+            return False
+    if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows or not x.numel() or not y.numel():
+        return False
+    if weight_src.shape != (wide, x.shape[1]) or weight_dst.shape != (wide, y.shape[1]):
+        return False
+    # The maps alone keep no features where these ask for no gradient: they may be written into then.
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    return not recorded or (weight_src.requires_grad and weight_dst.requires_grad)
 
 
 # Multiplications of the maps, from which on, on the CPU, rows that are copied cost more than calls (EPYC, one thread).

@@ -21,12 +21,10 @@ from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
-from gnnaccel.ops.gat_layers import How
+from gnnaccel.ops.gat_layers import How, are_ends
 from gnnaccel.ops.gatv2 import scores_op, sums_op
 from gnnaccel.ops.layers import gatv2
 from gnnaccel.ops.spmm import spmm_op
-
-_DTYPES = (torch.float32, torch.float64)
 
 
 class Gatv2Layer(NamedTuple):
@@ -57,28 +55,16 @@ class Gatv2Layer(NamedTuple):
 def takes(layers: Sequence[Gatv2Layer]) -> bool:
     """True if `gatv2_layers` serves these."""
     first = layers[0]
-    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     heads, outputs = first.vectors.shape[1:] if first.vectors.dim() == 3 else (0, 0)
-    device, dtype, wide = first.x.device, first.x.dtype, heads * outputs
-    if dtype not in _DTYPES or not wide:
+    wide = heads * outputs
+    if not wide:
         return False
     for graph, x, y, weight_src, bias_src, weight_dst, bias_dst, vectors, bias in layers:
-        given = (x, y, weight_src, weight_dst, vectors)
-        biases = [t for t in (bias_src, bias_dst, bias) if t is not None]
-        if not _operators.usual(*given) or not all(_operators.dense(t) for t in biases) or not graph.nnz:
+        if vectors.shape != (1, heads, outputs) or not graph.nnz:
             return False
-        if any(t.dtype != dtype or t.device != device for t in (*given, *biases)):
+        if any(t is not None and t.shape != (wide,) for t in (bias_src, bias_dst)):
             return False
-        if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows or not x.numel() or not y.numel():
-            return False
-        if weight_src.shape != (wide, x.shape[1]) or weight_dst.shape != (wide, y.shape[1]):
-            return False
-        if vectors.shape != (1, heads, outputs) or any(
-            t is not None and t.shape != (wide,) for t in (bias_src, bias_dst)
-        ):
-            return False
-        # The maps alone keep no features where these ask for no gradient: they may be written into then.
-        if recorded and not (weight_src.requires_grad and weight_dst.requires_grad):
+        if not are_ends(first.x, wide, graph, x, y, weight_src, weight_dst, bias_src, bias_dst, vectors, bias):
             return False
     return True
 
