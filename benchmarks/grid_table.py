@@ -11,7 +11,7 @@ COLUMNS = ("graph", "nodes", "edges", "op", "width", "rel_error", "given_ms", "p
            "vs_best", "prepared_vs_given")  # fmt: skip
 SLOWER, WORSE = 1.03, 1.02  # than a peer or before; than as given
 RESOLUTION_MS = 0.0005  # of CUDA's events: a difference of less says nothing
-COMMITTED = Path(__file__).resolve().parent / "results" / "grid_h200.csv"
+COMMITTED = Path(__file__).resolve().parent / "results" / "grid_h100.csv"
 Cell = tuple[str, str, str]
 Cells = dict[Cell, dict[str, str]]
 

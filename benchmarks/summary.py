@@ -140,19 +140,21 @@ def cpu_compiled() -> list[str]:
 
 
 def cuda_compiled() -> list[str]:
-    name = "compiled_h200.csv"
-    measured = [row for row in read(name)[1] if row["epoch_ms"]]
     sides = {"compiled": "PyG compiled", "compiled-flag": "gnnaccel compiled", "reduced-flag": "with reduce-overhead"}
-    body = []
-    for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in measured):
-        own = {row["side"]: row for row in measured if (row["graph"], row["model"]) == (graph, model)}
-        cells = [epochs_cell(list(own.values()), side, "compiled", graph=graph, model=model) for side in sides]
-        alone = [short(float(row["epoch_ms"])) if row else "" for row in map(own.get, sides)]
-        pairs = [own[side] for side in ("compiled", "compiled-flag") if side in own]
-        both = [" / ".join(short(float(row[key])) for row in pairs) for key in ("peak_mib", "compile_cpu_s")]
-        body.append([f"{graph}: {model}", *(cell or time for cell, time in zip(cells, alone, strict=True)), *both])
     columns = ["epoch, ms", *sides.values(), "peak, MiB (PyG / gnnaccel)", "compiling, CPU seconds"]
-    return markdown(columns, body) + source(name, 2)
+    lines: list[str] = []
+    for name in ("compiled_h100.csv", "compiled_h200.csv"):
+        measured = [row for row in read(name)[1] if row["epoch_ms"]]
+        body = []
+        for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in measured):
+            own = {row["side"]: row for row in measured if (row["graph"], row["model"]) == (graph, model)}
+            cells = [epochs_cell(list(own.values()), side, "compiled", graph=graph, model=model) for side in sides]
+            alone = [short(float(row["epoch_ms"])) if row else "" for row in map(own.get, sides)]
+            pairs = [own[side] for side in ("compiled", "compiled-flag") if side in own]
+            both = [" / ".join(short(float(row[key])) for row in pairs) for key in ("peak_mib", "compile_cpu_s")]
+            body.append([f"{graph}: {model}", *(cell or time for cell, time in zip(cells, alone, strict=True)), *both])
+        lines += [*markdown(columns, body), *source(name, 2), ""]
+    return lines[:-1]
 
 
 def cuda_flag() -> list[str]:
@@ -263,7 +265,7 @@ def cuda_kernels() -> list[str]:
 
 
 def cuda_grid() -> list[str]:
-    name = "grid_h200.csv"
+    name = "grid_h100.csv"
     cells = grid_table.read(RESULTS / name)[1]
     body = []
     for op in dict.fromkeys(cell[1] for cell in cells):
