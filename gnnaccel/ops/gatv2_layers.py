@@ -21,7 +21,7 @@ from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
-from gnnaccel.ops.gat_layers import How, are_ends
+from gnnaccel.ops.gat_layers import How, are_ends, ends_of
 from gnnaccel.ops.gatv2 import scores_op, sums_op
 from gnnaccel.ops.layers import gatv2
 from gnnaccel.ops.spmm import spmm_op
@@ -85,15 +85,8 @@ def gatv2_layers(targets: Sequence[Sequence[Gatv2Layer]], how: How, kept: Callab
     list of Tensor [num_rows, H * C], or [num_rows, C]
     """
     everything = [layer for layers in targets for layer in layers]
-    features: list[Tensor] = []
-    places: dict[int, int] = {}
-    given: list[Tensor | None] = []
-    for _, x, y, *parameters in everything:
-        for t in (x, y):
-            if id(t) not in places:
-                places[id(t)] = len(features)
-                features.append(t)
-        given += parameters
+    features, places, _ = ends_of(targets)
+    given: list[Tensor | None] = [t for layer in everything for t in layer[3:]]
     ends = [(places[id(layer.x)], places[id(layer.y)]) for layer in everything]
     graphs = [layer.graph for layer in everything]
     graph = kept(
