@@ -473,6 +473,37 @@ def test_a_graph_earns_its_list():
     assert found == sorted(found) and not found[0] and found[-1]
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_transpose_earns_its_list_after_calls_without_a_gradient(weighted):
+    torch.use_deterministic_algorithms(False)
+    graph = mixed()
+    x, given = rand(graph.num_cols, 16), [rand(graph.nnz)] if weighted else []
+    for _ in range(60):
+        ops.spmm(graph, x, *given)
+    assert schedule.of(graph).lists and not schedule.of(graph.transposed).lists
+    leaf = x.clone().requires_grad_()
+    for _ in range(60):
+        torch.autograd.grad(ops.spmm(graph, leaf, *given).sum(), leaf)
+    assert schedule.of(graph.transposed).lists
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [1, 7, 16, 33])
+def test_both_gradients_of_a_weighted_sum_whose_calls_are_kept(width, dtype):
+    graph = mixed()
+    x, weight = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
+    given = rand(graph.num_rows, width, dtype=dtype)
+    leaves = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = reference.spmm(graph, leaves[0], leaves[1].view(-1, 1), "mul", "sum")
+    wants = torch.autograd.grad(exact, leaves, given.double())
+    for leaf in (x, weight):
+        leaf.requires_grad_()
+    for _ in range(6):
+        got = torch.autograd.grad(ops.spmm(graph, x, weight), (x, weight), given)
+        for a, b in zip(got, wants, strict=True):
+            assert_close(a, b, dtype, f"width {width}")
+
+
 def test_deterministic_mode_uses_prepared_lists_alone():
     graph = mixed()
     x = rand(graph.num_cols, 16)

@@ -217,6 +217,8 @@ class Ready:
             self._epochs = schedule.epochs(graph)
         arrays = self.arrays
         transposed = arrays.transposed()
+        # The lists of the graph may have been earned by calls without a gradient: those of the transpose are its own.
+        self._unlisted |= x.is_cuda and transposed.order is None
         source_scale, row_scale = self.scales
         epilogue: tuple = ()
         if self._form.name == "scaled":

@@ -12,11 +12,12 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops._features import padding_is_profitable
 from gnnaccel.ops.ready import Form, Once, Ready, call_of
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU = torch.device("cpu")
-_MANY = 1_000_000  # edges; the general way may move the weights of as many on CUDA first
+_MANY = 1_000_000  # edges; the general way may move the values of as many on CUDA first
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
 
@@ -64,23 +65,36 @@ class _Weighted(torch.autograd.Function):
             elif ready.backward.takes(grad) and ready.reads(weight):
                 if not needed[1]:
                     return ready.backward(grad, None, weight), None, None, None
-                if (
-                    not grad.is_cuda
-                    and grad.dtype in _FUSED_DTYPES
-                    and grad.shape[1] % 4 == 0
-                    and ready.forward.takes(x)
-                ):
-                    return *_of_both(ready, x, weight, grad), None, None
+                if ready.forward.takes(x):
+                    both = (_by_two_walks if grad.is_cuda else _by_one_walk)(ready, x, weight, grad)
+                    if both is not None:
+                        return *both, None, None
         grad_x, grad_weight = ctx.form.gradient(ready.structure(needed[0]), x, weight, grad, needed)
         return grad_x, grad_weight, None, None
 
 
-def _of_both(ready: Ready, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Both gradients by one walk over the rows of `grad`."""
+def _by_one_walk(ready: Ready, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Both gradients by one walk over the rows of `grad` on the CPU; None where the general way is to be taken."""
+    if grad.dtype not in _FUSED_DTYPES or grad.shape[1] % 4:
+        return None
     grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
     pointers = (x.data_ptr(), weight.data_ptr(), grad.data_ptr(), grad_x.data_ptr(), grad_weight.data_ptr())
     sizes = (1, x.shape[1], lib.DTYPES[x.dtype])
     lib.launch("spmm_backward", _ON_CPU, ready.arrays.transposed().matrix(), *pointers, *sizes)
+    return grad_x, grad_weight
+
+
+def _by_two_walks(ready: Ready, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same on CUDA, by the sum over the transposed matrix and a dot product for each edge."""
+    feats = x.shape[1]
+    if feats == 1 or padding_is_profitable(ready.arrays.nnz, x, grad):
+        return None
+    assert ready.backward is not None
+    grad_x, grad_weight = ready.backward(grad, None, weight), torch.empty_like(weight)
+    sources, rows = (x.data_ptr(), feats, 1), (grad.data_ptr(), feats, 1)
+    given = (sources, lib.TARGETS["u"], rows, lib.TARGETS["v"], grad_weight.data_ptr())
+    codes = (1, feats, lib.EDGE_OPS["dot"], lib.DTYPES[x.dtype])
+    lib.launch("sddmm", grad.device, *ready.arrays.listed(), *given, *codes)
     return grad_x, grad_weight
 
 

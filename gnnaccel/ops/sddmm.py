@@ -12,7 +12,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_order import is_profitable, scatter_edge_values, try_empty_like
-from gnnaccel.ops._features import aligned_heads, operand, reduce_to, result_features
+from gnnaccel.ops._features import aligned_heads, operand, padding_is_profitable, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import sddmm_tiled, serves_dot
@@ -132,7 +132,7 @@ def _sddmm_impl(arrays, lhs, rhs, op, lhs_target, rhs_target):
         and out.is_cuda
         and is_profitable(arrays.edge_ids, out, math.prod(full) * out.element_size(), num_feats == 1)
     )
-    if dots and out.is_cuda and _pays_padding(arrays, lhs, rhs):
+    if dots and out.is_cuda and padding_is_profitable(arrays.nnz, lhs, rhs):
         lhs, rhs = aligned_heads(lhs), aligned_heads(rhs)
         full = tuple(lhs.shape[1:])
     by_row = try_empty_like(out) if moves else []
@@ -145,21 +145,6 @@ def _sddmm_impl(arrays, lhs, rhs, op, lhs_target, rhs_target):
     made = (*by_row, out)[0]
     lib.launch("sddmm", out.device, *arrays.listed(), *operands, made.data_ptr(), *sizes, *codes)
     return scatter_edge_values(made, edge_ids, out) if by_row else out
-
-
-_WORTH_PADDING = 16 << 20  # bytes of features that are read of either side ...
-_READ_OFTEN = 32  # ... and edges for each row of them: copies of both are a small part of the whole then
-
-
-def _pays_padding(arrays: Structure, lhs: Tensor, rhs: Tensor) -> bool:
-    """True if features that no 16-byte vectors fit should be copied into some that they fit before a dot product.
-    H200, reddit-like: 2.4 ms with 41 features, 2.2 with 40; cuSPARSE 12.3 and 6.9."""
-    row_bytes = math.prod(lhs.shape[1:]) * lhs.element_size()
-    fits = lhs.shape[-1] * lhs.element_size() % 16 == 0
-    if fits or lhs.shape[1:] != rhs.shape[1:]:
-        return False
-    often = arrays.nnz >= _READ_OFTEN * (lhs.shape[0] + rhs.shape[0])
-    return often and arrays.nnz * row_bytes >= _WORTH_PADDING
 
 
 def _sddmm_fake(arrays, lhs, rhs, op, *_):
