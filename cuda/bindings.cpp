@@ -14,9 +14,21 @@ namespace pybind11 {
 namespace detail {
 
 template <>
+struct type_caster<gnnaccel::cuda::SampleNodes>
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleNodes, Pointer, const int64_t*, void*, void*, void*, void*, int64_t,
+                            int64_t, int64_t, int64_t> {};
+template <>
+struct type_caster<gnnaccel::cuda::SampleEdges>
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleEdges, Pointer, const int64_t*, void*, void*, void*, int64_t, int64_t,
+                            int64_t, gnnaccel::DType> {};
+template <>
 struct type_caster<gnnaccel::cuda::SampleBatch>
-    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleBatch, void*, void*, void*, void*, void*, void*, void*, int64_t,
-                            int64_t, int64_t, bool> {};
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleBatch, int64_t*, const int64_t*, int64_t, int64_t,
+                            gnnaccel::IndexType> {};
+template <>
+struct type_caster<gnnaccel::cuda::SampleStep>
+    : gnnaccel::TupleCaster<gnnaccel::cuda::SampleStep, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, uint64_t,
+                            bool, bool, int64_t*> {};
 
 }  // namespace detail
 }  // namespace pybind11
@@ -107,6 +119,7 @@ void bind_cuda(pybind11::module_& module) {
   add("spgemm", &spgemm);
   add("sspmm", &sspmm);
   add("sample_seeds", &sample_seeds);
+  add("sample_table", &sample_table);
   add("sample_degrees", &sample_degrees);
   add("sample_edges", &sample_edges);
 }

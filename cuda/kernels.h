@@ -152,39 +152,86 @@ cudaError_t transpose(Workspace& workspace, const Csr& graph, void* t_indptr, vo
 cudaError_t spmm_transposed(Workspace& workspace, const Csr& graph, const void* x, const void* weight, void* out,
                             int64_t num_feats, DType dtype, const Fused& fused, cudaStream_t stream);
 
-// ---- The steps of neighbor_sample, of one relation, uniform and without trees or times; gnnaccel/sampling/on_cuda.py
-// puts them together. How many rows and edges a hop has stays on the device: launches are for as many as there may be.
-// As on the CPU, every index that is read is checked before it is used.
+// ---- The steps of neighbor_sample; gnnaccel/sampling/on_cuda.py puts them together. A step draws the edges of one
+// relation in one hop. How many rows and edges it has stays on the device: launches are for as many as there may be. As
+// on the CPU, every index that is read is checked before it is used.
 
-// A batch: results, and what steps tell each other. Arrays are of the graph's index type unless said otherwise.
-struct SampleBatch {
-  void* nodes;   // [most nodes]: the seeds, then others as they appear
-  void* rows;    // [most edges]: source of each edge, a place in nodes
-  void* cols;    // [most edges]: destination, ascending
-  void* edges;   // [most edges]: place in indices
-  void* places;  // [num_seeds + most edges], uint32: of seed i, and of the node that an edge is the first to come from
-  void* table;   // uint32 for each node of the graph, or `slots` nodes and as many uint32
-  void* state;   // [1 + 2 * (num_hops + 1)], int64: what is wrong, or -1; nodes, then edges, so far after each hop
+// One type of nodes in a batch.
+struct SampleNodes {
+  const void* seeds;         // [num_seeds], of index_type
+  const int64_t* node_time;  // [num_nodes], or null
+  void* nodes;               // [most nodes], of index_type: the seeds, then others as they appear
+  void* trees;               // [most nodes], of index_type: number of the seed of each; null unless trees are disjoint
+  void* places;              // [num_seeds + most edges from here], uint32: of seed i, and of the node that an edge, of
+                             // all those from here, is the first to come from
+  void* table;               // uint32 for each node of the graph, or `slots` numbers and as many uint32
   int64_t num_seeds;
-  int64_t num_hops;
-  int64_t slots;  // a power of two, at least twice as many as nodes that there may be; or 0
-  bool resample;  // each hop draws for all nodes so far, not only for those that the hop before has added
+  int64_t first_seed;  // number of the first seed among those of all types
+  int64_t num_nodes;   // numbers of nodes are below; times the seeds of all types below 2^64
+  int64_t slots;       // a power of two, at least twice as many as nodes that there may be; or 0, not of disjoint trees
 };
-// What is wrong, in the upper 8 bits of state[0], the others saying where: number of a seed, node, place in indices.
-enum class SampleError : int { seeds = 0, indptr = 1, indices = 2, changed = 3 };
 
-// Takes seeds [num_seeds] in; writes table and state.
-cudaError_t sample_seeds(const Csr& graph, const void* seeds, const SampleBatch& batch, cudaStream_t stream);
+// One relation in a batch, beside its Csr, whose num_cols nobody reads.
+struct SampleEdges {
+  const void* weight;        // [nnz], f32 or f64, or null: uniform
+  const int64_t* edge_time;  // [nnz], or null
+  void* rows;                // [most edges], of index_type: source of each edge, a place among the nodes of its type
+  void* cols;                // destination, ascending in each hop
+  void* edges;               // place in indices
+  int64_t number;            // of the relation, and of the types of its nodes
+  int64_t source;
+  int64_t target;
+  DType weight_type;
+};
 
-// offsets [max_rows + 1]: where the edges of each node that the hop draws for go among those of `hop`; the last one,
-// how many these are.
-cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
-                           int64_t max_rows, int64_t fanout, bool replace, int64_t* offsets, cudaStream_t stream);
+// What is wrong, or -1, and what there is so far before each step and after the last: nodes of each type, edges from
+// each type, edges of each relation.
+struct SampleBatch {
+  int64_t* state;            // [1 + (num_steps + 1) * (2 * num_types + num_relations)]
+  const int64_t* seed_time;  // [seeds of all types], or null: time does not matter
+  int64_t num_types;
+  int64_t num_relations;
+  IndexType index_type;
+};
+// What is wrong, in the upper 8 bits of state[0]; then 16 bits of which type or relation; then 40 saying where: number of
+// a seed, node, place in indices.
+enum class SampleError : int {
+  seeds = 0, indptr = 1, no_row = 2, indices = 3, weight = 4, weight_sum = 5, time = 6, changed = 7
+};
 
-// Those edges, at most max_edges, and the nodes that they add.
-cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
-                         int64_t max_rows, int64_t max_edges, int64_t fanout, bool replace, uint64_t seed,
-                         const int64_t* offsets, cudaStream_t stream);
+// Rows of a step are the nodes that there are before step `end`, without those that there are before step `begin`, if
+// that is not -1.
+struct SampleStep {
+  int64_t number;
+  int64_t begin;
+  int64_t end;
+  int64_t max_rows;
+  int64_t max_edges;
+  int64_t fanout;
+  uint64_t seed;  // of the hop
+  bool replace;
+  bool last;     // of edges that are early enough, the latest instead of any
+  int64_t* rows;  // [max_rows + 1]: where the edges of each row go among those of the step, the last one how many these
+                  // are; [max_rows], [max_rows]: first place in indices and number of what may be drawn; with weights
+                  // [max_rows + 1]: how many rows are long, and which
+};
+
+// Takes in the seeds of a type, that of number 0 first.
+cudaError_t sample_seeds(const SampleNodes& type, int64_t number, const SampleBatch& batch, cudaStream_t stream);
+
+// Enters the nodes of a type before a step in a table of more slots.
+cudaError_t sample_table(const SampleNodes& type, int64_t number, const SampleBatch& batch, int64_t step,
+                         cudaStream_t stream);
+
+// Writes step.rows. Reads no max_edges.
+cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleNodes& source, const SampleNodes& target,
+                           const SampleEdges& edges, const SampleBatch& batch, const SampleStep& step,
+                           cudaStream_t stream);
+
+// The step's edges, at most max_edges, and the nodes that they add.
+cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleNodes& source, const SampleNodes& target,
+                         const SampleEdges& edges, const SampleBatch& batch, const SampleStep& step,
+                         cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace gnnaccel

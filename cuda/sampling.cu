@@ -1,8 +1,11 @@
-// Neighbour sampling, hop by hop: the CPU's samples bit for bit (cpp/sampling.cpp), whose random numbers can be
-// computed in any order. Three steps, of which none needs the host:
-//   1. sample_degrees: how many edges each destination will have, and by a scan where they go;
+// Neighbour sampling, hop by hop and relation by relation. Without weights: the CPU's samples bit for bit
+// (cpp/sampling.cpp), whose random numbers can be computed in any order. Three stages of a step, of which none needs the
+// host:
+//   1. sample_degrees: which edges of each destination may be drawn, of a time early enough, how many will be, and by a
+//      scan where they go;
 //   2. sample_edges: which edges. A group of lanes takes a row, as wide as the fan-out; a warp where that is above 32;
-//      a thread takes an edge where all are taken. Each source is entered in a table with the place of its edge;
+//      a thread takes an edge where all are taken, or were drawn by weight (sampling_weighted.cu). Each source is
+//      entered in a table with the place of its edge;
 //   3. and the sources' places: an edge that has its source's least place adds a node, a scan tells which.
 // Numbers of rows and edges are on the device: kernels are launched for as many as there may be.
 #include <cub/device/device_scan.cuh>
@@ -18,141 +21,79 @@ using namespace sample_impl;
 using sort_impl::blocks_for;
 using sort_impl::kThreads;
 
-// A hop of a batch as kernels see it.
-template <typename I>
-struct Hop {
-  const I* indptr;
-  const I* indices;
-  int64_t num_nodes, nnz;
-  I* nodes;
-  I* rows;
-  I* cols;
-  I* edges;
-  uint32_t* places;
-  unsigned long long* error;
-  int64_t* nodes_after;  // [hops + 1]: nodes there are before the first hop, after it, and so on
-  int64_t* edges_after;
-  int64_t num_seeds, max_rows, max_edges, hop;
-  bool resample;
-
-  Hop(const Csr& graph, const SampleBatch& batch, int64_t hop, int64_t max_rows, int64_t max_edges)
-      : indptr(static_cast<const I*>(graph.indptr)),
-        indices(static_cast<const I*>(graph.indices)),
-        num_nodes(graph.num_rows),
-        nnz(graph.nnz),
-        nodes(static_cast<I*>(batch.nodes)),
-        rows(static_cast<I*>(batch.rows)),
-        cols(static_cast<I*>(batch.cols)),
-        edges(static_cast<I*>(batch.edges)),
-        places(static_cast<uint32_t*>(batch.places)),
-        error(static_cast<unsigned long long*>(batch.state)),
-        nodes_after(static_cast<int64_t*>(batch.state) + 1),
-        edges_after(static_cast<int64_t*>(batch.state) + 2 + batch.num_hops),
-        num_seeds(batch.num_seeds),
-        max_rows(max_rows),
-        max_edges(max_edges),
-        hop(hop),
-        resample(batch.resample) {}
-
-  __device__ __forceinline__ int64_t first_row() const { return hop && !resample ? nodes_after[hop - 1] : 0; }
-  __device__ __forceinline__ int64_t num_rows() const { return nodes_after[hop] - first_row(); }
-  __device__ __forceinline__ int64_t first_edge() const { return edges_after[hop]; }
-  // Never above what there is room for, whatever indptr says by now.
-  __device__ __forceinline__ int64_t num_edges(const int64_t* offsets) const {
-    return offsets[max_rows] < max_edges ? offsets[max_rows] : max_edges;
-  }
-  // The least of all wrongs is told.
-  __device__ __forceinline__ void refuse(SampleError what, int64_t at) const {
-    atomicMin(error, static_cast<unsigned long long>(what) << 56 | static_cast<unsigned long long>(at));
-  }
-
-  // Edge number `at` of the hop is nonzero k, into row i. Its row is the source's number for now, -1 if that is wrong.
-  template <typename Table>
-  __device__ __forceinline__ void put(const Table& table, int64_t at, int64_t i, int64_t k) const {
-    if (at >= max_edges) return refuse(SampleError::changed, 0);
-    const int64_t edge = first_edge() + at;
-    if (k < 0 || k >= nnz) {
-      rows[edge] = static_cast<I>(-1);
-      return refuse(SampleError::changed, 0);
-    }
-    edges[edge] = static_cast<I>(k);
-    cols[edge] = static_cast<I>(first_row() + i);
-    const I source = indices[k];
-    const bool known = source >= 0 && static_cast<int64_t>(source) < num_nodes;
-    rows[edge] = known ? source : static_cast<I>(-1);
-    if (known) {
-      table.enter(source, static_cast<uint32_t>(num_seeds + edge));
-    } else {
-      refuse(SampleError::indices, k);
-    }
-  }
-};
-
-// The row of a destination, and where its edges go among those of the hop.
-template <typename I>
-struct Row {
-  int64_t first = 0, size = 0, at = 0, count = 0;
-  uint64_t seed = 0;
-
-  __device__ __forceinline__ Row(const Hop<I>& given, const int64_t* offsets, int64_t i, uint64_t batch_seed) {
-    if (i >= given.num_rows()) return;
-    at = offsets[i];
-    count = offsets[i + 1] - at;
-    if (count == 0) return;
-    const int64_t place = given.first_row() + i;
-    const I node = given.nodes[place];
-    first = given.indptr[node];
-    size = given.indptr[node + 1] - first;
-    seed = splitmix64(batch_seed, static_cast<uint64_t>(place));
-  }
-};
-
+// Nodes of a type that are in a batch already, the seeds first of all: a node's key is its place.
 template <typename I, typename Table>
-__global__ void __launch_bounds__(kThreads) seeds_kernel(Hop<I> given, Table table, const I* seeds) {
+__global__ void __launch_bounds__(kThreads)
+    enter_kernel(Nodes<I> type, State state, Table table, int64_t which, int64_t step, int64_t most) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i == 0) {
-    given.nodes_after[0] = given.num_seeds;
-    given.edges_after[0] = 0;
-  }
-  if (i >= given.num_seeds) return;
-  const I seed = seeds[i];
-  const bool known = seed >= 0 && static_cast<int64_t>(seed) < given.num_nodes;
-  given.nodes[i] = known ? seed : static_cast<I>(-1);
-  given.places[i] = static_cast<uint32_t>(i);
-  if (known) {
-    table.enter(seed, static_cast<uint32_t>(i));
-  } else {
-    given.refuse(SampleError::seeds, i);
-  }
+  if (i >= most || i >= state.nodes(step, which)) return;
+  const I node = type.nodes[i];
+  type.places[i] = static_cast<uint32_t>(i);
+  if (type.has(node)) table.enter(type.number_of(node, type.trees ? type.trees[i] : I{0}), static_cast<uint32_t>(i));
 }
 
-// offsets[i]: how many edges row i will have.
+// And before that the seeds become nodes, -1 if there is no such.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
-    degrees_kernel(Hop<I> given, int64_t fanout, bool replace, int64_t* offsets) {
+    seeds_kernel(Nodes<I> type, State state, const I* seeds, int64_t num_seeds, int64_t first_seed, int64_t which) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i > given.max_rows) return;
-  int64_t count = 0;
-  const I node = i < given.max_rows && i < given.num_rows() ? given.nodes[given.first_row() + i] : static_cast<I>(-1);
-  if (node >= 0) {
-    const int64_t first = given.indptr[node], end = given.indptr[node + 1];
-    if (first < 0 || end < first || end > given.nnz) {
-      given.refuse(SampleError::indptr, node);
+  if (i == 0) state.nodes(0, which) = state.edges_from(0, which) = num_seeds;
+  if (which == 0)
+    for (int64_t relation = i; 2 * state.num_types + relation < state.width; relation += gridDim.x * kThreads)
+      state.edges(0, relation) = 0;
+  if (i >= num_seeds) return;
+  const bool known = type.has(seeds[i]);
+  type.nodes[i] = known ? seeds[i] : static_cast<I>(-1);
+  if (type.trees) type.trees[i] = static_cast<I>(first_seed + i);
+  if (!known) state.refuse(SampleError::seeds, which, i);
+}
+
+// The first of places first .. end - 1 with a time above `time`, which ascend.
+template <typename I>
+__device__ int64_t early_enough(const Step<I>& given, int64_t first, int64_t end, int64_t time) {
+  while (first < end) {
+    const int64_t middle = first + (end - first) / 2;
+    if (given.time_of(middle) <= time) {
+      first = middle + 1;
     } else {
-      count = end - first;
-      if (fanout >= 0 && count > 0) count = replace || count > fanout ? fanout : count;
+      end = middle;
     }
   }
-  offsets[i] = count;
+  return first;
+}
+
+// What may be drawn of row i; offsets[i]: how many edges it will have.
+template <typename I>
+__global__ void __launch_bounds__(kThreads) degrees_kernel(Step<I> given) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i > given.max_rows) return;
+  given.offsets[i] = 0;
+  if (i == given.max_rows || i >= given.row_count()) return;
+  const int64_t place = given.first_row() + i;
+  const I node = given.target.nodes[place];
+  if (node < 0) return;
+  if (static_cast<int64_t>(node) >= given.num_rows) return given.refuse(SampleError::no_row, node);
+  int64_t first = given.indptr[node], end = given.indptr[node + 1];
+  if (first < 0 || end < first || end > given.nnz) return given.refuse(SampleError::indptr, node);
+  if (given.timed && first < end) {
+    end = early_enough(given, first, end, given.seed_time[given.target.trees[place]]);
+    if (given.last && given.fanout >= 0 && end - first > given.fanout) first = end - given.fanout;
+  }
+  const int64_t size = end - first;
+  given.firsts[i] = first;
+  given.sizes[i] = size;
+  const bool all = given.fanout < 0 || size == 0 || (!given.replace && size <= given.fanout);
+  given.offsets[i] = all ? size : given.fanout;
 }
 
 // Fan-outs up to L, a row to each group of L lanes.
 template <int L, typename I, typename Table>
 __global__ void __launch_bounds__(kThreads)
-    groups_kernel(Hop<I> given, Table table, const int64_t* offsets, bool replace, uint64_t seed) {
+    groups_kernel(Step<I> given, Table table, uint64_t seed) {
   const int lane = threadIdx.x % L;
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / L;
-  const Row<I> row(given, offsets, i, seed);
+  const Row row(given, i, seed);
+  const bool replace = given.replace;
   const int64_t base = row.size - row.count;
   const bool active = lane < row.count, draws = active && (replace || base > 0);
   uint64_t passed = 0;
@@ -179,10 +120,11 @@ __device__ __forceinline__ uint32_t slot_of(int64_t n, uint32_t slots) {
 // the first that drew it. hash [2 * max_edges], all kNone at first; null: none is needed.
 template <typename I, typename Table>
 __global__ void __launch_bounds__(kThreads)
-    warps_kernel(Hop<I> given, Table table, const int64_t* offsets, bool replace, uint64_t seed, uint32_t* hash) {
+    warps_kernel(Step<I> given, Table table, uint64_t seed, uint32_t* hash) {
   const int lane = threadIdx.x % 32;
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const Row<I> row(given, offsets, i, seed);
+  const Row row(given, i, seed);
+  const bool replace = given.replace;
   const int64_t base = row.size - row.count;
   if (row.at + row.count > given.max_edges) {
     for (int64_t at = row.at + lane; at < given.max_edges; at += 32) given.rows[given.first_edge() + at] = -1;
@@ -240,130 +182,168 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Every neighbour: an edge to each thread.
+// Every neighbour, or those that were drawn by weight: an edge to each thread.
 template <typename I, typename Table>
-__global__ void __launch_bounds__(kThreads) all_kernel(Hop<I> given, Table table, const int64_t* offsets) {
+__global__ void __launch_bounds__(kThreads) edges_kernel(Step<I> given, Table table, bool drawn) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= given.num_edges(offsets)) {
-    if (at == given.max_edges && offsets[given.max_rows] > at) given.refuse(SampleError::changed, 0);
+  if (at >= given.num_edges()) {
+    if (at == given.max_edges && given.offsets[given.max_rows] > at) given.refuse(SampleError::changed, 0);
     return;
   }
-  const int64_t i = find_row(offsets, given.max_rows, at);
-  given.put(table, at, i, given.indptr[given.nodes[given.first_row() + i]] + (at - offsets[i]));
+  const int64_t i = find_row(given.offsets, given.max_rows, at);
+  const int64_t k = drawn ? static_cast<int64_t>(given.edges[given.first_edge() + at])
+                          : given.firsts[i] + (at - given.offsets[i]);
+  given.put(table, at, i, k);
 }
 
-// news[e]: whether edge e of the hop is the first from its source.
+// news[e]: whether edge e of the step is the first from its source.
 template <typename I, typename Table>
-__global__ void __launch_bounds__(kThreads)
-    news_kernel(Hop<I> given, Table table, const int64_t* offsets, uint32_t* news) {
+__global__ void __launch_bounds__(kThreads) news_kernel(Step<I> given, Table table, uint32_t* news) {
   const int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (e > given.max_edges) return;
   bool is_new = false;
-  if (e < given.num_edges(offsets)) {
+  if (e < given.num_edges()) {
     const int64_t edge = given.first_edge() + e;
-    const I source = given.rows[edge];
-    is_new = source >= 0 && table.find(source) == static_cast<uint32_t>(given.num_seeds + edge);
+    const I node = given.rows[edge];
+    is_new = node >= 0 && table.find(given.source.number_of(node, given.tree_of(given.cols[edge]))) ==
+                              static_cast<uint32_t>(given.first_key() + e);
   }
   news[e] = is_new;
 }
 
-// Places in place of the sources' numbers, from how many nodes are new before each edge.
+// Places in place of the sources' numbers, from how many nodes are new before each edge; and what there is after the
+// step.
 template <typename I, typename Table>
-__global__ void __launch_bounds__(kThreads)
-    places_kernel(Hop<I> given, Table table, const int64_t* offsets, const uint32_t* news) {
+__global__ void __launch_bounds__(kThreads) places_kernel(Step<I> given, Table table, const uint32_t* news) {
   const int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t num_edges = given.num_edges(offsets), num_nodes = given.nodes_after[given.hop];
-  if (e == 0) {
-    given.nodes_after[given.hop + 1] = num_nodes + news[given.max_edges];
-    given.edges_after[given.hop + 1] = given.first_edge() + num_edges;
+  const int64_t num_edges = given.num_edges(), num_nodes = given.state.nodes(given.number, given.source_type);
+  const State& state = given.state;
+  for (int64_t count = e; count < state.width; count += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t* const before = state.counts + given.number * state.width + count;
+    int64_t more = 0;
+    if (count == given.source_type) more = news[given.max_edges];
+    if (count == state.num_types + given.source_type || count == 2 * state.num_types + given.relation) more = num_edges;
+    state.counts[(given.number + 1) * state.width + count] = *before + more;
   }
   if (e >= num_edges) return;
-  const int64_t edge = given.first_edge() + e, first_key = given.num_seeds + given.first_edge();
-  const I source = given.rows[edge];
-  if (source < 0) {
+  const int64_t edge = given.first_edge() + e, first_key = given.first_key();
+  const I node = given.rows[edge];
+  if (node < 0) {
     given.rows[edge] = 0;
     return;
   }
-  const uint32_t key = table.find(source);
-  const int64_t place = key < first_key ? given.places[key] : num_nodes + news[key - first_key];
+  const I tree = given.tree_of(given.cols[edge]);
+  const uint32_t key = table.find(given.source.number_of(node, tree));
+  const int64_t place = key < first_key ? given.source.places[key] : num_nodes + news[key - first_key];
   given.rows[edge] = static_cast<I>(place);
-  if (key != static_cast<uint32_t>(given.num_seeds + edge)) return;
-  given.nodes[place] = source;
-  given.places[key] = static_cast<uint32_t>(place);
+  if (key != static_cast<uint32_t>(first_key + e)) return;
+  given.source.nodes[place] = node;
+  if (given.source.trees) given.source.trees[place] = tree;
+  given.source.places[key] = static_cast<uint32_t>(place);
 }
 
-// Calls f(Hop, table) in the graph's types.
-template <typename F>
-cudaError_t with_hop(const Csr& graph, const SampleBatch& batch, int64_t hop, int64_t max_rows, int64_t max_edges,
-                     F f) {
-  return with_index(graph.index_type, [&](auto index) {
-    using I = decltype(index);
-    const Hop<I> given(graph, batch, hop, max_rows, max_edges);
-    return batch.slots ? f(given, Slots<I>(batch.table, batch.slots)) : f(given, Cells<I>(batch.table, 0));
-  });
+// Calls f(table) with that of a type, whose numbers are of 32 bits where nodes are, unless there are trees.
+template <typename I, typename F>
+cudaError_t with_table(const SampleNodes& type, F f) {
+  if (!type.slots) return f(Cells(type.table, 0));
+  if constexpr (sizeof(I) == 4)
+    if (!type.trees) return f(Slots<unsigned>(type.table, type.slots));
+  return f(Slots<unsigned long long>(type.table, type.slots));
 }
 
-template <typename I, typename Table>
-void draw_edges(const Hop<I>& given, const Table& table, const int64_t* offsets, int64_t fanout, bool replace,
-                uint64_t seed, uint32_t* hash, cudaStream_t stream) {
-  const auto by_group = [&](auto kernel, int64_t lanes) {
-    kernel<<<blocks_for(given.max_rows * lanes), kThreads, 0, stream>>>(given, table, offsets, replace, seed);
-  };
-  if (fanout < 0) {
-    all_kernel<I, Table><<<blocks_for(given.max_edges + 1), kThreads, 0, stream>>>(given, table, offsets);
-  } else if (fanout <= 4) {
-    by_group(groups_kernel<4, I, Table>, 4);
-  } else if (fanout <= 8) {
-    by_group(groups_kernel<8, I, Table>, 8);
-  } else if (fanout <= 16) {
-    by_group(groups_kernel<16, I, Table>, 16);
-  } else if (fanout <= 32) {
-    by_group(groups_kernel<32, I, Table>, 32);
-  } else {
-    warps_kernel<I, Table>
-        <<<blocks_for(given.max_rows * 32), kThreads, 0, stream>>>(given, table, offsets, replace, seed, hash);
-  }
+cudaError_t clear_table(const SampleNodes& type, IndexType index_type, cudaStream_t stream) {
+  const int64_t number_bytes = index_type == IndexType::i32 && !type.trees ? 4 : 8;
+  const int64_t bytes = type.slots ? type.slots * (number_bytes + 4) : type.num_nodes * 4;
+  return bytes ? cudaMemsetAsync(type.table, 0xFF, static_cast<size_t>(bytes), stream) : cudaSuccess;
 }
 
-}  // namespace
-
-cudaError_t sample_seeds(const Csr& graph, const void* seeds, const SampleBatch& batch, cudaStream_t stream) {
-  const int64_t index_bytes = graph.index_type == IndexType::i32 ? 4 : 8;
-  const int64_t bytes = batch.slots ? batch.slots * (index_bytes + 4) : graph.num_rows * 4;
-  cudaError_t status = cudaMemsetAsync(batch.state, 0xFF, sizeof(int64_t), stream);
-  if (status == cudaSuccess && bytes) status = cudaMemsetAsync(batch.table, 0xFF, static_cast<size_t>(bytes), stream);
-  if (status != cudaSuccess) return status;
-  return with_hop(graph, batch, 0, 0, 0, [&](auto given, auto table) {
-    seeds_kernel<<<blocks_for(batch.num_seeds + 1), kThreads, 0, stream>>>(given, table,
-                                                                           static_cast<decltype(given.indptr)>(seeds));
+template <typename I>
+cudaError_t enter_nodes(const SampleNodes& type, int64_t number, const SampleBatch& batch, int64_t step, int64_t most,
+                        cudaStream_t stream) {
+  if (most == 0) return cudaSuccess;
+  return with_table<I>(type, [&](auto table) {
+    enter_kernel<<<blocks_for(most), kThreads, 0, stream>>>(Nodes<I>(type), State(batch), table, number, step, most);
     return cudaGetLastError();
   });
 }
 
-cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
-                           int64_t max_rows, int64_t fanout, bool replace, int64_t* offsets, cudaStream_t stream) {
-  size_t bytes = 0;
-  cub::DeviceScan::ExclusiveSum(nullptr, bytes, static_cast<const int64_t*>(nullptr), static_cast<int64_t*>(nullptr),
-                                max_rows + 1);
-  void* const storage = workspace.take(static_cast<int64_t>(bytes));
-  return with_index(graph.index_type, [&](auto index) {
+template <typename I, typename Table>
+void draw_edges(const Step<I>& given, const Table& table, bool drawn, uint64_t seed, uint32_t* hash,
+                cudaStream_t stream) {
+  const auto by_group = [&](auto kernel, int64_t lanes) {
+    kernel<<<blocks_for(given.max_rows * lanes), kThreads, 0, stream>>>(given, table, seed);
+  };
+  if (given.fanout < 0 || drawn) {
+    edges_kernel<I, Table><<<blocks_for(given.max_edges + 1), kThreads, 0, stream>>>(given, table, drawn);
+  } else if (given.fanout <= 4) {
+    by_group(groups_kernel<4, I, Table>, 4);
+  } else if (given.fanout <= 8) {
+    by_group(groups_kernel<8, I, Table>, 8);
+  } else if (given.fanout <= 16) {
+    by_group(groups_kernel<16, I, Table>, 16);
+  } else if (given.fanout <= 32) {
+    by_group(groups_kernel<32, I, Table>, 32);
+  } else {
+    warps_kernel<I, Table><<<blocks_for(given.max_rows * 32), kThreads, 0, stream>>>(given, table, seed, hash);
+  }
+}
+
+// True if a row has edges that are drawn by weight.
+bool is_weighted(const SampleEdges& edges, const SampleStep& step) { return edges.weight && step.fanout >= 0; }
+
+}  // namespace
+
+cudaError_t sample_seeds(const SampleNodes& type, int64_t number, const SampleBatch& batch, cudaStream_t stream) {
+  cudaError_t status = number ? cudaSuccess : cudaMemsetAsync(batch.state, 0xFF, sizeof(int64_t), stream);
+  if (status == cudaSuccess) status = clear_table(type, batch.index_type, stream);
+  if (status != cudaSuccess) return status;
+  return with_index(batch.index_type, [&](auto index) {
     using I = decltype(index);
-    degrees_kernel<I><<<blocks_for(max_rows + 1), kThreads, 0, stream>>>(Hop<I>(graph, batch, hop, max_rows, 0), fanout,
-                                                                         replace, offsets);
-    const cudaError_t status = cudaGetLastError();
-    if (status != cudaSuccess) return status;
-    return cub::DeviceScan::ExclusiveSum(storage, bytes, static_cast<const int64_t*>(offsets), offsets, max_rows + 1,
-                                         stream);
+    seeds_kernel<<<blocks_for(type.num_seeds + 1), kThreads, 0, stream>>>(Nodes<I>(type), State(batch),
+                                                                          static_cast<const I*>(type.seeds),
+                                                                          type.num_seeds, type.first_seed, number);
+    const cudaError_t launched = cudaGetLastError();
+    return launched == cudaSuccess ? enter_nodes<I>(type, number, batch, 0, type.num_seeds, stream) : launched;
   });
 }
 
-cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleBatch& batch, int64_t hop,
-                         int64_t max_rows, int64_t max_edges, int64_t fanout, bool replace, uint64_t seed,
-                         const int64_t* offsets, cudaStream_t stream) {
+cudaError_t sample_table(const SampleNodes& type, int64_t number, const SampleBatch& batch, int64_t step,
+                         cudaStream_t stream) {
+  const cudaError_t status = clear_table(type, batch.index_type, stream);
+  if (status != cudaSuccess) return status;
+  return with_index(batch.index_type, [&](auto index) {
+    return enter_nodes<decltype(index)>(type, number, batch, step, type.slots / 2, stream);
+  });
+}
+
+cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleNodes& source, const SampleNodes& target,
+                           const SampleEdges& edges, const SampleBatch& batch, const SampleStep& step,
+                           cudaStream_t stream) {
+  size_t bytes = 0;
+  cub::DeviceScan::ExclusiveSum(nullptr, bytes, static_cast<const int64_t*>(nullptr), static_cast<int64_t*>(nullptr),
+                                step.max_rows + 1);
+  void* const storage = workspace.take(static_cast<int64_t>(bytes));
+  return with_index(graph.index_type, [&](auto index) {
+    using I = decltype(index);
+    const Step<I> given(graph, source, target, edges, batch, step);
+    degrees_kernel<I><<<blocks_for(step.max_rows + 1), kThreads, 0, stream>>>(given);
+    cudaError_t status = cudaGetLastError();
+    if (status == cudaSuccess && is_weighted(edges, step)) status = count_weighted(given, edges, stream);
+    if (status != cudaSuccess) return status;
+    return cub::DeviceScan::ExclusiveSum(storage, bytes, static_cast<const int64_t*>(given.offsets), given.offsets,
+                                         step.max_rows + 1, stream);
+  });
+}
+
+cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleNodes& source, const SampleNodes& target,
+                         const SampleEdges& edges, const SampleBatch& batch, const SampleStep& step,
+                         cudaStream_t stream) {
+  const int64_t max_edges = step.max_edges;
+  const bool drawn = is_weighted(edges, step);
   size_t bytes = 0;
   cub::DeviceScan::ExclusiveSum(nullptr, bytes, static_cast<const uint32_t*>(nullptr), static_cast<uint32_t*>(nullptr),
                                 max_edges + 1);
-  const int64_t hashed = fanout > 32 && !replace ? 2 * max_edges : 0;
+  const int64_t hashed = step.fanout > 32 && !step.replace && !drawn ? 2 * max_edges : 0;
   const auto padded = [](int64_t size) { return sort_impl::padded(size); };
   sort_impl::Pieces pieces(
       workspace.take(padded(4 * (max_edges + 1)) + padded(4 * hashed) + static_cast<int64_t>(bytes)));
@@ -374,17 +354,25 @@ cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleBat
     const cudaError_t status = cudaMemsetAsync(hash, 0xFF, static_cast<size_t>(4 * hashed), stream);
     if (status != cudaSuccess) return status;
   }
-  const uint64_t batch_seed = splitmix64(seed, 0);  // the CPU has one for each relation; this is the first
-  return with_hop(graph, batch, hop, max_rows, max_edges, [&](auto given, auto table) {
-    if (max_edges) draw_edges(given, table, offsets, fanout, replace, batch_seed, hash, stream);
-    news_kernel<<<blocks_for(max_edges + 1), kThreads, 0, stream>>>(given, table, offsets, news);
-    cudaError_t status = cudaGetLastError();
-    if (status == cudaSuccess)
-      status = cub::DeviceScan::ExclusiveSum(storage, bytes, static_cast<const uint32_t*>(news), news, max_edges + 1,
-                                             stream);
-    if (status != cudaSuccess) return status;
-    places_kernel<<<blocks_for(max_edges + 1), kThreads, 0, stream>>>(given, table, offsets, news);
-    return cudaGetLastError();
+  const uint64_t relation_seed = splitmix64(step.seed, static_cast<uint64_t>(edges.number));
+  return with_index(graph.index_type, [&](auto index) {
+    using I = decltype(index);
+    const Step<I> given(graph, source, target, edges, batch, step);
+    if (max_edges && drawn) {
+      const cudaError_t status = draw_weighted(given, edges, relation_seed, stream);
+      if (status != cudaSuccess) return status;
+    }
+    return with_table<I>(source, [&](auto table) {
+      if (max_edges) draw_edges(given, table, drawn, relation_seed, hash, stream);
+      news_kernel<<<blocks_for(max_edges + 1), kThreads, 0, stream>>>(given, table, news);
+      cudaError_t status = cudaGetLastError();
+      if (status == cudaSuccess)
+        status = cub::DeviceScan::ExclusiveSum(storage, bytes, static_cast<const uint32_t*>(news), news, max_edges + 1,
+                                               stream);
+      if (status != cudaSuccess) return status;
+      places_kernel<<<blocks_for(max_edges + 1), kThreads, 0, stream>>>(given, table, news);
+      return cudaGetLastError();
+    });
   });
 }
 

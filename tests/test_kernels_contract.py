@@ -11,7 +11,8 @@ CUDA_ONLY = {"stream", "work", "workspace"}
 CPU_ONLY = {"threads", "out_rows"}
 # The CPU's coo_to_csr looks at its pairs itself, its neighbor_sample does all steps in one, and its matrix products are
 # torch's.
-ALONE = {"coo_in_order", "sample_seeds", "sample_degrees", "sample_edges", "segment_matmul", "segment_matmul_weights"}
+ALONE = {"coo_in_order", "sample_seeds", "sample_table", "sample_degrees", "sample_edges"}
+ALONE |= {"segment_matmul", "segment_matmul_weights"}
 
 
 def entries(header: str) -> dict[str, list[tuple[str, str]]]:

@@ -59,17 +59,17 @@ class Relation:
         self.num_rows, self.nnz = self.indptr.numel() - 1, self.indices.numel()
         self.weight = self.time = None
         if edge_weight is not None:
-            self.weight = self._weights(op, f"edge_weight{of}", edge_weight)
+            self.weight = self._weights(op, f"edge_weight{of}", edge_weight, device)
         if edge_time is not None:
-            self.time = index_array(op, f"edge_time{of}", edge_time, torch.int64)
+            self.time = index_array(op, f"edge_time{of}", edge_time, torch.int64, device)
             length(op, f"edge_time{of}", self.time, self.nnz, "edges")
 
-    def _weights(self, op: str, name: str, value) -> Tensor:
+    def _weights(self, op: str, name: str, value, device: torch.device) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name}: expected a torch.Tensor, got {type(value).__name__}")
         if value.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{op}: {name}: expected float32 or float64, got {value.dtype}; convert it with .float()")
-        value = _plain(op, name, value, CPU)
+        value = _plain(op, name, value, device)
         length(op, name, value, self.nnz, "edges")
         return value
 

@@ -16,21 +16,23 @@ from gnnaccel.sampling import _arrays, ahead, on_cuda
 from gnnaccel.sampling._arrays import Relation
 from gnnaccel.sampling.neighbors import NeighborSample
 
-_OP = "neighbor_sample"
+_OP, _NODE = "neighbor_sample", "node"
+_KIND = (_NODE, "to", _NODE)
 _foreseen = torch.Generator("cpu")
 
 
 class Plan:
     """What is sampled, but for the seeds: it stays the same over an epoch."""
 
-    __slots__ = ("_arrays", "_how", "_versions", "fanouts", "relation", "waits_once")
+    __slots__ = ("_arrays", "_how", "_versions", "problem", "waits_once")
 
     def __init__(self, indptr: Tensor, indices: Tensor, num_seeds: int, num_neighbors: Sequence[int], replace: bool):
         self._arrays, self._how = (indptr, indices), (num_seeds, list(num_neighbors), replace)
         self._versions = (indptr._version, indices._version)
-        self.relation = Relation(_OP, indptr, indices, device=indptr.device)
-        self.fanouts = _arrays.fanouts(_OP, num_neighbors)
-        self.waits_once = on_cuda.waits_once(self.relation, num_seeds, self.fanouts, replace, False)
+        relation, fanouts = Relation(_OP, indptr, indices, device=indptr.device), _arrays.fanouts(_OP, num_neighbors)
+        one = ({_NODE: relation.num_rows}, {_KIND: relation}, {_KIND: fanouts}, {})
+        self.problem = on_cuda.Problem(*one, replace, resample=False, disjoint=False, last=False)
+        self.waits_once = self.problem.waits_once({_NODE: num_seeds})
 
     def fits(
         self, indptr: Tensor, indices: Tensor, num_seeds: int, num_neighbors: Sequence[int], replace: bool
@@ -61,8 +63,9 @@ class Begun:
         fits = self.plan.fits(indptr, indices, seeds.numel(), num_neighbors, replace)
         if number != self._number or not fits or not torch.equal(seeds, self._seeds):
             return None
-        node, row, col, edge, *per_hop = self._batch.result()
-        return NeighborSample(node, row, col, edge, None, *per_hop)
+        out = self._batch.result()
+        node, row, col, edge = (part[0] for part in (out.nodes, out.rows, out.cols, out.edges))
+        return NeighborSample(node, row, col, edge, None, out.nodes_per_hop[0], out.edges_per_hop[0])
 
 
 def begin(
@@ -99,7 +102,7 @@ def begin(
         number = next_number()
         with ahead.on_its_stream(device):
             there = ahead.to_device(seeds.to(indptr.dtype), device)
-            batch = on_cuda.begin(plan.relation, there, plan.fanouts, replace, False, number)
+            batch = on_cuda.begin(plan.problem, {_NODE: there}, None, number)
             batch.send()
     except (RuntimeError, TypeError, ValueError):
         return None

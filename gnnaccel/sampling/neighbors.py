@@ -136,11 +136,7 @@ def neighbor_sample(
     tensor([0, 1, 2])
     """
     op, kind = "neighbor_sample", ("node", "to", "node")
-    if isinstance(indptr, Tensor) and indptr.is_cuda:
-        attributes = (edge_weight, node_time, edge_time, seed_time)
-        how = (replace, resample, disjoint, temporal_strategy, seed)
-        return _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how)
-    given = Relation(op, indptr, indices, edge_weight, edge_time)
+    given = Relation(op, indptr, indices, edge_weight, edge_time, device=_device_of(indptr))
     out = _sample(
         op,
         {kind: given},
@@ -215,8 +211,9 @@ def hetero_neighbor_sample(
         for kind in value or ():
             if kind not in graph:
                 raise ValueError(f"{op}: {name}: {kind} is not an edge type of the graph: {list(graph)}")
+    device = next((_device_of(indptr) for indptr, _ in graph.values()), CPU)
     relations = {
-        kind: Relation(op, *arrays, (edge_weight or {}).get(kind), (edge_time or {}).get(kind), f"[{kind}]")
+        kind: Relation(op, *arrays, (edge_weight or {}).get(kind), (edge_time or {}).get(kind), f"[{kind}]", device)
         for kind, arrays in graph.items()
     }
     if isinstance(num_neighbors, Mapping):
@@ -241,45 +238,64 @@ def hetero_neighbor_sample(
     )
 
 
-def _on_cuda(op, indptr, indices, seeds, num_neighbors, attributes, how) -> NeighborSample:
-    replace, resample, disjoint, strategy, seed = how
-    names = ("edge_weight", "node_time", "edge_time", "seed_time", "disjoint")
-    for name, value in zip(names, (*attributes, disjoint or None), strict=True):
-        if value is not None:
-            raise ValueError(f"{op}: {name}: a graph on the GPU is sampled without; move it to the CPU with .cpu()")
-    _check_strategy(op, strategy)
-    relation = Relation(op, indptr, indices, device=indptr.device)
-    fanouts = _arrays.fanouts(op, num_neighbors)
-    seeds = _arrays.index_array(op, "seeds", seeds, relation.indptr.dtype, indptr.device)
-    node, row, col, edge, *per_hop = on_cuda.neighbor_sample(
-        relation, seeds, fanouts, bool(replace), bool(resample), _arrays.random_seed(op, seed)
-    )
-    return NeighborSample(node, row, col, edge, None, *per_hop)
+def _device_of(indptr) -> torch.device:
+    """Where to sample: that of the first tensor. Of what is no tensor, Relation says so."""
+    return indptr.device if isinstance(indptr, Tensor) else CPU
 
 
-def _check_strategy(op: str, strategy: str) -> None:
-    if strategy not in ("uniform", "last"):
-        raise ValueError(f"{op}: temporal_strategy: expected 'uniform' or 'last', got {strategy!r}")
+def _is_on_gpu(relations: Mapping[EdgeType, Relation]) -> bool:
+    return any(relation.indptr.is_cuda for relation in relations.values())
 
 
 def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> HeteroNeighborSample:
     replace, resample, disjoint, strategy, seed = how
-    _check_strategy(op, strategy)
+    if strategy not in ("uniform", "last"):
+        raise ValueError(f"{op}: temporal_strategy: expected 'uniform' or 'last', got {strategy!r}")
     dtypes = {relation.indptr.dtype for relation in relations.values()}
     if len(dtypes) > 1:
         raise TypeError(f"{op}: graph: expected one dtype of indices, got {sorted(map(str, dtypes))}")
     dtype = dtypes.pop() if dtypes else None
+    device = next((relation.indptr.device for relation in relations.values()), CPU)
     one = len(relations) == 1 and op == "neighbor_sample"
     seeds = {
-        name: _arrays.index_array(op, "seeds" if one else f"seeds[{name!r}]", s, dtype) for name, s in seeds.items()
+        name: _arrays.index_array(op, "seeds" if one else f"seeds[{name!r}]", s, dtype, device)
+        for name, s in seeds.items()
     }
     if dtype is None:
         dtype = next((s.dtype for s in seeds.values()), torch.int64)
     sizes = _sizes(relations, seeds, num_nodes)
-    times = _times(op, sizes, relations, seeds, node_time, seed_time)
-    disjoint = disjoint or times is not None
+    times = _times(op, sizes, relations, seeds, node_time, seed_time, device)
+    how = (bool(replace), bool(resample), bool(disjoint or times is not None), strategy == "last")
+    seed = _arrays.random_seed(op, seed)
+    if _is_on_gpu(relations):
+        node_times, seed_times = ({}, None) if times is None else times
+        problem = on_cuda.Problem(sizes, relations, fanouts, node_times, *how)
+        out = on_cuda.begin(problem, seeds, seed_times, seed).result()
+    else:
+        out = _on_cpu(sizes, relations, fanouts, seeds, times, dtype, how, seed)
+
+    def by_node(values):
+        return dict(zip(sizes, values, strict=True))
+
+    def by_edge(values):
+        return dict(zip(relations, values, strict=True))
+
+    return HeteroNeighborSample(
+        by_node(out.nodes),
+        by_edge(out.rows),
+        by_edge(out.cols),
+        by_edge(out.edges),
+        None if out.trees is None else by_node(out.trees),
+        by_node(out.nodes_per_hop),
+        by_edge(out.edges_per_hop),
+    )
+
+
+def _on_cpu(sizes, relations, fanouts, seeds, times, dtype, how, seed) -> on_cuda.Sample:
+    replace, resample, disjoint, last = how
     names, hops = list(sizes), max(map(len, fanouts.values()), default=0)
     types, address, stamp = _node_types(sizes, seeds, {} if times is None else times[0], disjoint)
+    seed_times = pointer(None if times is None else times[1])
     out = launch(
         "neighbor_sample",
         CPU,
@@ -288,35 +304,12 @@ def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how)
             relation.tuple(names.index(kind[0]), names.index(kind[-1]), fanouts[kind])
             for kind, relation in relations.items()
         ],
-        (
-            address,
-            pointer(None if times is None else times[1]),
-            _arrays.random_seed(op, seed),
-            stamp,
-            hops,
-            INDEX_TYPES[dtype],
-            replace,
-            disjoint,
-            strategy == "last",
-            bool(resample),
-        ),
+        (address, seed_times, seed, stamp, hops, INDEX_TYPES[dtype], replace, disjoint, last, resample),
     )
-
-    def by_node(values):
-        return dict(zip(names, values, strict=True))
-
-    def by_edge(values):
-        return dict(zip(relations, values, strict=True))
-
-    return HeteroNeighborSample(
-        by_node(_arrays.tensors(out.nodes, dtype)),
-        by_edge(_arrays.tensors(out.rows, dtype)),
-        by_edge(_arrays.tensors(out.cols, dtype)),
-        by_edge(_arrays.tensors(out.edges, dtype)),
-        by_node(_arrays.tensors(out.trees, dtype)) if disjoint else None,
-        by_node(out.nodes_per_hop),
-        by_edge(out.edges_per_hop),
+    nodes, trees, *edges = (
+        _arrays.tensors(given, dtype) for given in (out.nodes, out.trees, out.rows, out.cols, out.edges)
     )
+    return on_cuda.Sample(nodes, trees if disjoint else None, *edges, out.nodes_per_hop, out.edges_per_hop)
 
 
 def _sizes(relations, seeds, num_nodes) -> dict[str, int]:
@@ -347,7 +340,9 @@ def _node_types(sizes, seeds, node_times, disjoint: bool) -> tuple[list[tuple], 
     return types, *(_arrays.table(total) if total else (0, 1))
 
 
-def _times(op, sizes, relations, seeds, node_time, seed_time) -> tuple[dict[str, Tensor], Tensor] | None:
+def _times(
+    op, sizes, relations, seeds, node_time, seed_time, device
+) -> tuple[dict[str, Tensor], Tensor] | None:
     """Times of nodes by type, and of all seeds one after the other; None where time does not matter."""
     by_edge = any(relation.time is not None for relation in relations.values())
     if node_time is None and not by_edge:
@@ -356,7 +351,7 @@ def _times(op, sizes, relations, seeds, node_time, seed_time) -> tuple[dict[str,
         raise ValueError(f"{op}: edge_time: expected times of nodes or of edges, got both")
     checked = {}
     for name, time in (node_time or {}).items():
-        checked[name] = _arrays.index_array(op, f"node_time of {name!r}", time, torch.int64)
+        checked[name] = _arrays.index_array(op, f"node_time of {name!r}", time, torch.int64, device)
         if sizes.get(name, -1) >= 0:
             _arrays.length(op, f"node_time of {name!r}", checked[name], sizes[name], "nodes")
         sizes[name] = checked[name].numel()
@@ -364,17 +359,16 @@ def _times(op, sizes, relations, seeds, node_time, seed_time) -> tuple[dict[str,
     for name, nodes in seeds.items():
         label = f"seed_time of {name!r}"
         if seed_time is not None and name in seed_time:
-            time = _arrays.index_array(op, label, seed_time[name], torch.int64)
+            time = _arrays.index_array(op, label, seed_time[name], torch.int64, device)
             _arrays.length(op, label, time, nodes.numel(), "seeds")
+        elif name in checked and (sizes[name] or not nodes.numel()):
+            # A seed that there is not is told of when it is sampled from: a GPU does not wait here.
+            time = checked[name].index_select(0, nodes.clamp(0, max(sizes[name] - 1, 0)))
         elif name in checked:
-            if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < sizes[name]:
-                raise ValueError(
-                    f"{op}: seeds: expected nodes in [0, {sizes[name]}), got {nodes.min()} to {nodes.max()}"
-                )
-            time = checked[name].index_select(0, nodes)
+            raise ValueError(f"{op}: seeds: expected nodes in [0, 0), got {int(nodes[0])}")
         elif nodes.numel():
             raise ValueError(f"{op}: {label}: expected the times of these seeds, whose nodes have none")
         else:
             continue
         of_seeds.append(time)
-    return checked, torch.cat(of_seeds) if of_seeds else torch.empty(0, dtype=torch.int64, device=CPU)
+    return checked, torch.cat(of_seeds) if of_seeds else torch.empty(0, dtype=torch.int64, device=device)

@@ -1,14 +1,16 @@
-"""Neighbour sampling on the GPU: the samples of the CPU, bit for bit (cuda/sampling.cu has the steps).
+"""Neighbour sampling on the GPU (cuda/sampling.cu has the kernels): without weights the samples of the CPU, bit for bit.
 
-Everything goes to the current stream. The host waits for it once per batch, for the sizes, and once more for each hop
-whose edges no small number bounds: one of all neighbours, or of more than MOST_BOUNDED.
+Everything goes to the current stream. The host waits for it once per batch, for the sizes, and once more for each step
+(the edges of one relation in one hop) whose edges no small number bounds: one of all neighbours, or of more than
+MOST_BOUNDED.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,157 +18,309 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.sampling._arrays import Relation
 
-# Edges of a hop that room is made for unseen, at 32 bytes each and a thread that may find nothing to do. With more of
-# them it does not matter how long it takes to ask for their number.
+# Edges of a step that room is made for unseen, at 32 bytes each and a thread that may find nothing to do. With more of
+# them it does not matter how long it takes to ask for their number. Of a batch, four times as many.
 MOST_BOUNDED = 1 << 22
-_MOST = 1 << 31  # seeds and edges of a batch: what the table has of one is 32 bits
-_SEEDS, _INDPTR, _INDICES = range(3)  # cuda/kernels.h: SampleError
+_MOST = 1 << 31  # seeds and edges of a type in a batch: what the table has of one is 32 bits
+_SEEDS, _INDPTR, _NO_ROW, _INDICES, _WEIGHT, _WEIGHT_SUM, _TIME = range(7)  # cuda/kernels.h: SampleError
 
 
-def neighbor_sample(
-    graph: Relation, seeds: Tensor, fanouts: Sequence[int], replace: bool, resample: bool, seed: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int], list[int]]:
-    """Uniform neighbours of seeds, hop by hop, of a graph on the GPU.
+class Problem:
+    """What is sampled, but for the seeds: relations of one device and dtype of indices, and how many of their edges.
 
     Parameters
     ----------
-    graph : Relation
-        Without weights or times.
-    seeds : Tensor [num_seeds], of the graph's dtype and device
-    fanouts : list of int
-    replace, resample : bool
+    sizes : dict
+        Node type -> number of nodes, -1 where nobody says it.
+    relations : dict
+        (source type, name, destination type) -> Relation.
+    fanouts : dict
+        Edge type -> numbers of edges, one per hop; as many for each.
+    node_time : dict
+        Node type -> times, of some or all types.
+    replace, resample, disjoint, last : bool
+        As of `neighbor_sample`; `last`: the temporal strategy.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        relations: Mapping[tuple[str, str, str], Relation],
+        fanouts: Mapping[tuple[str, str, str], Sequence[int]],
+        node_time: Mapping[str, Tensor],
+        replace: bool,
+        resample: bool,
+        disjoint: bool,
+        last: bool,
+    ):
+        names = list(sizes)
+        self.names, self.sizes = names, list(sizes.values())
+        self.relations = list(relations.values())
+        self.ends = [(names.index(kind[0]), names.index(kind[-1])) for kind in relations]
+        self.fanouts = [list(fanouts[kind]) for kind in relations]
+        self.num_hops = max(map(len, self.fanouts), default=0)
+        self.node_time = [node_time.get(name) for name in names]
+        self.replace, self.resample, self.disjoint, self.last = replace, resample, disjoint, last
+        self.csrs = [lib.csr(r.indptr, r.indices, None, r.num_rows, r.nnz) for r in self.relations]
+
+    def waits_once(self, num_seeds: Mapping[str, int]) -> bool:
+        """True if nothing but the sizes of the whole batch of so many seeds has to be waited for."""
+        counts = [num_seeds.get(name, 0) for name in self.names]
+        steps, _ = self.steps(counts)
+        return len(_Sizes(self, counts).bounds(steps)) == len(steps)
+
+    def steps(self, num_seeds: Sequence[int]) -> tuple[list[_Step], list[int]]:
+        """The steps of a batch that may find edges, and how many come before each hop, and before its end."""
+        rows, steps, starts = {t for t, count in enumerate(num_seeds) if count}, list[_Step](), list[int]()
+        for hop in range(self.num_hops):
+            starts.append(len(steps))
+            new = set()
+            for number, ((source, target), fanouts) in enumerate(zip(self.ends, self.fanouts, strict=True)):
+                if fanouts[hop] and target in rows:
+                    steps.append(_Step(hop, number, source, target, fanouts[hop]))
+                    new.add(source)
+            rows = rows | new if self.resample else new
+        return steps, [*starts, len(steps)]
+
+
+class _Step(NamedTuple):
+    """The edges of a relation, by number, in a hop; numbers of the types of their nodes."""
+
+    hop: int
+    relation: int
+    source: int
+    target: int
+    fanout: int
+
+
+class Sample(NamedTuple):
+    """Of each type of nodes, or each relation: as of `HeteroNeighborSample`."""
+
+    nodes: list[Tensor]
+    trees: list[Tensor] | None
+    rows: list[Tensor]
+    cols: list[Tensor]
+    edges: list[Tensor]
+    nodes_per_hop: list[list[int]]
+    edges_per_hop: list[list[int]]
+
+
+def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | None, seed: int) -> Batch:
+    """Launch a batch's steps: `Batch.result` waits for it.
+
+    Parameters
+    ----------
+    problem : Problem
+    seeds : dict
+        Node type -> nodes, of the graph's dtype and device; their trees are numbered in this order.
+    seed_time : Tensor, int64, optional
+        Of all seeds, if time matters.
     seed : int
         Of the random numbers.
-
-    Returns
-    -------
-    node, row, col, edge, num_nodes_per_hop, num_edges_per_hop
-        As of `NeighborSample`.
 
     Raises
     ------
     ValueError
-        For nodes out of range, in `seeds` or in the graph, and batches of 2^31 seeds and edges.
+        For batches of 2^31 seeds and edges.
     RuntimeError
         If this gnnaccel has no CUDA half.
     """
-    return begin(graph, seeds, fanouts, replace, resample, seed).result()
-
-
-def waits_once(graph: Relation, num_seeds: int, fanouts: Sequence[int], replace: bool, resample: bool) -> bool:
-    """True if nothing but the sizes of the whole batch has to be waited for."""
-    return len(_Rows(graph, num_seeds, replace, resample).bounds(fanouts)) == len(fanouts)
-
-
-def begin(graph: Relation, seeds: Tensor, fanouts: Sequence[int], replace: bool, resample: bool, seed: int) -> Batch:
-    """Launch what `neighbor_sample` launches, whose results are those of `Batch.result`."""
-    rows = _Rows(graph, seeds.numel(), replace, resample)
-    bounds = rows.bounds(fanouts)
-    batch = Batch(graph, seeds, len(fanouts), sum(bounds), resample, bounded=len(bounds) == len(fanouts))
-    csr = lib.csr(graph.indptr, graph.indices, None, graph.num_rows, graph.nnz)
-    device = seeds.device
-    lib.launch("sample_seeds", device, csr, seeds.data_ptr(), batch.described)
-    for hop, fanout in enumerate(fanouts):
-        max_rows = rows.most
-        offsets = seeds.new_empty(max_rows + 1, dtype=torch.int64)
-        how = (fanout, replace)
-        lib.launch("sample_degrees", device, csr, batch.described, hop, max_rows, *how, offsets.data_ptr())
+    batch = Batch(problem, seeds, seed_time)
+    sizes, steps, starts = batch.sizes, batch.steps, batch.starts
+    bounds = sizes.bounds(steps)
+    batch.reserve(steps[: len(bounds)], bounds, bounded=len(bounds) == len(steps))
+    device = batch.state.device
+    for number, of_type in enumerate(batch.types):
+        lib.launch("sample_seeds", device, of_type.described, number, batch.described)
+    for number, step in enumerate(steps):
+        sizes.reach(step.hop)
+        max_rows, relation = sizes.most[step.target], problem.relations[step.relation]
+        weighted = relation.weight is not None and step.fanout >= 0
+        rows = batch.state.new_empty((4 if weighted else 3) * max_rows + 1 + weighted)
+        first = -1 if problem.resample or step.hop == 0 else starts[step.hop - 1]
+        where = (number, first, starts[step.hop], max_rows)
+        # With resample a node would draw the same again.
+        hop_seed = (seed + step.hop) % 2**64 if problem.resample else seed
+        how = (step.fanout, hop_seed, problem.replace, problem.last, rows.data_ptr())
+        lib.launch("sample_degrees", device, *batch.operands(step), (*where, 0, *how))
         if bounds:
             max_edges = bounds.pop(0)
-            rows.take(max_edges)
+            sizes.take(step, max_edges)
         else:
-            max_edges = int(offsets[-1])
-            rows.take(max_edges)
-            bounds = rows.bounds(fanouts[hop + 1 :])
-            batch.reserve(max_edges + sum(bounds))
-        hop_seed = (seed + hop) % 2**64 if resample else seed  # or a node would draw the same again
-        sizes, drawn = (hop, max_rows, max_edges), (*how, hop_seed, offsets.data_ptr())
-        lib.launch("sample_edges", device, csr, batch.described, *sizes, *drawn)
+            max_edges = int(rows[max_rows])
+            sizes.take(step, max_edges)
+            bounds = sizes.bounds(steps[number + 1 :])
+            for which in batch.reserve(steps[number : number + 1 + len(bounds)], [max_edges, *bounds]):
+                lib.launch("sample_table", device, batch.types[which].described, which, batch.described, number)
+        lib.launch("sample_edges", device, *batch.operands(step), (*where, max_edges, *how))
     return batch
 
 
-class _Rows:
+class _Sizes:
     """How many nodes the hops of a batch draw for, at most.
 
-    most : int
-        The next hop.
+    most : list of int
+        In the hop that was reached last, by type.
     """
 
-    def __init__(self, graph: Relation, num_seeds: int, replace: bool, resample: bool):
-        self._num_nodes, self._nnz, self._replace, self._resample = graph.num_rows, graph.nnz, replace, resample
-        self.most, self._seeds, self._others, self._first = num_seeds, num_seeds, 0, True
+    def __init__(self, problem: Problem, num_seeds: Sequence[int]):
+        self._problem, self._seeds = problem, num_seeds
+        self._hop, self.most = 0, list(num_seeds)
+        self._new = [0] * len(num_seeds)  # in this hop
+        self._others = [0] * len(num_seeds)  # nodes that are no seeds
 
-    def bounds(self, fanouts: Sequence[int]) -> list[int]:
-        """How many edges each of the next hops can have, up to one that may have many."""
-        then, bounds = copy.copy(self), []
-        for fanout in fanouts:
-            bound = then._edges(fanout)
-            if bound > MOST_BOUNDED:
+    def bounds(self, steps: Sequence[_Step]) -> list[int]:
+        """How many edges each of these can have, the next ones, up to one that may have many."""
+        then, bounds, together = copy.copy(self), list[int](), 0
+        then._new, then._others = self._new[:], self._others[:]
+        for step in steps:
+            then.reach(step.hop)
+            bound = then._edges(step)
+            together += bound
+            if bound > MOST_BOUNDED or together > 4 * MOST_BOUNDED:
                 break
             bounds.append(bound)
-            then.take(bound)
+            then.take(step, bound)
         return bounds
 
-    def _edges(self, fanout: int) -> int:
-        if fanout >= 0 and self._replace:
-            return self.most * fanout
-        # Among the seeds a node may be several times, each with edges of its own. All others are there once.
-        seeds = self._seeds if self._resample or self._first else 0
-        if fanout < 0:
-            return MOST_BOUNDED + 1 if seeds else self._nnz
-        return min(self.most * fanout, seeds * fanout + self._nnz)
+    def reach(self, hop: int) -> None:
+        """Go on to a hop, all steps before which have been taken."""
+        while self._hop < hop:
+            self._hop += 1
+            others = [self.most_others(t, old + new) for t, (old, new) in enumerate(zip(self._others, self._new))]
+            if self._problem.resample:
+                self.most = [a + b for a, b in zip(self._seeds, others, strict=True)]
+            else:
+                self.most = [self.most_others(t, new) for t, new in enumerate(self._new)]
+            self._others, self._new = others, [0] * len(others)
 
-    def take(self, edges: int) -> None:
-        """The next hop has at most so many edges."""
-        self._first = False
-        self._others = min(self._others + edges, self._num_nodes)
-        self.most = self._seeds + self._others if self._resample else min(edges, self._num_nodes)
+    def most_others(self, which: int, edges: int) -> int:
+        """How many nodes of a type so many edges can add: all but seeds are there once, or once in a tree."""
+        size = self._problem.sizes[which]
+        return edges if self._problem.disjoint or size < 0 else min(edges, size)
+
+    def _edges(self, step: _Step) -> int:
+        most, nnz = self.most[step.target], self._problem.relations[step.relation].nnz
+        if step.fanout >= 0 and (self._problem.replace or self._problem.disjoint):
+            return most * step.fanout
+        # Among the seeds a node may be several times, each with edges of its own.
+        seeds = self._seeds[step.target] if self._problem.resample or self._hop == 0 else 0
+        if step.fanout < 0:
+            return MOST_BOUNDED + 1 if seeds or self._problem.disjoint else nnz
+        return min(most * step.fanout, seeds * step.fanout + nnz)
+
+    def take(self, step: _Step, edges: int) -> None:
+        """The next step has at most so many edges."""
+        self._new[step.source] += edges
+
+
+class _Nodes:
+    """Arrays of a type of nodes, which grow, and what the binary is told of them (cuda/kernels.h: SampleNodes)."""
+
+    def __init__(self, problem: Problem, which: int, seeds: Tensor, first_seed: int, num_nodes: int):
+        self.seeds, self._time, self._first_seed = seeds, problem.node_time[which], first_seed
+        self._num_nodes, self._disjoint = num_nodes, problem.disjoint
+        self._is_hashed: bool | None = True if problem.disjoint or problem.sizes[which] < 0 else None
+        self.slots, self.edges = 0, 0  # room for edges from here
+        self.nodes = seeds.new_empty((1 + problem.disjoint, 0))
+        self.places = seeds.new_empty(0, dtype=torch.int32)
+
+    def reserve(self, most: int, more: int, bounded: bool) -> bool:
+        """Room for `more` edges and for `most` nodes that are no seeds. True if the table is a new one."""
+        self.edges += more
+        num_seeds = self.seeds.numel()
+        if num_seeds + self.edges >= _MOST:
+            raise ValueError("neighbor_sample: num_neighbors: a batch of 2^31 seeds and edges, or more")
+        self.nodes, self.places = _grown(self.nodes, num_seeds + most), _grown(self.places, num_seeds + self.edges)
+        word_bytes = 8 if self._disjoint else self.seeds.element_size()
+        room = num_seeds + most if self._disjoint else min(num_seeds + most, self._num_nodes)
+        slots = 1 << max(2 * room - 1, 1).bit_length()
+        if self._is_hashed is None:  # a cell for each node of the graph, unless slots for the whole batch are less
+            self._is_hashed = bounded and slots * (4 + word_bytes) < 4 * self._num_nodes
+            new = not self._is_hashed
+        else:
+            new = False
+        if self._is_hashed and slots > self.slots:
+            self.slots, new = slots, True
+        if new:
+            table_bytes = self.slots * (4 + word_bytes) if self._is_hashed else 4 * self._num_nodes
+            self.table = self.seeds.new_empty(table_bytes, dtype=torch.uint8)
+        arrays = (self.nodes[0], self.nodes[1] if self._disjoint else None, self.places, self.table)
+        given = (self.seeds, self._time)
+        counts = (num_seeds, self._first_seed, self._num_nodes, self.slots)
+        self.described = (*map(_address, given), *map(_address, arrays), *counts)
+        return new
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _grown(array: Tensor, size: int) -> Tensor:
+    """`array`, with room for `size` in its last dimension."""
+    if array.shape[-1] == size:
+        return array
+    out = array.new_empty((*array.shape[:-1], size))
+    if array.shape[-1]:
+        out[..., : array.shape[-1]] = array
+    return out
 
 
 class Batch:
-    """Arrays of a batch, which grow, and what the binary is told of them (cuda/kernels.h: SampleBatch)."""
+    """Arrays of a batch, and what the binary is told of them (cuda/kernels.h: SampleBatch)."""
 
-    def __init__(self, graph: Relation, seeds: Tensor, num_hops: int, room: int, resample: bool, bounded: bool):
-        self.graph, self.seeds = graph, seeds
-        self.num_seeds, self.num_hops, self.num_nodes = seeds.numel(), num_hops, graph.num_rows
-        self.room, self.resample = room, resample  # room: for edges
-        self.edges = seeds.new_empty((3, room))
-        self.nodes = seeds.new_empty(self._most_nodes())
-        self.places = seeds.new_empty(self.num_seeds + room, dtype=torch.int32)
-        self.state = seeds.new_empty(3 + 2 * num_hops, dtype=torch.int64)
-        # The table has a cell for each node of the graph, unless slots for all that the batch may have are less.
-        slot_bytes = 4 + seeds.element_size()
-        slots = 1 << max(2 * min(self._most_nodes(), self.num_nodes) - 1, 1).bit_length()
-        self.slots = slots if bounded and slots * slot_bytes < 4 * self.num_nodes else 0
-        table_bytes = self.slots * slot_bytes if self.slots else 4 * self.num_nodes
-        self.table = seeds.new_empty(table_bytes, dtype=torch.uint8)
-        self.described = self._describe()
+    def __init__(self, problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | None):
+        self.problem, some = problem, problem.relations[0].indptr
+        counts = [seeds[name].numel() if name in seeds else 0 for name in problem.names]
+        self.steps, self.starts = problem.steps(counts)
+        self.sizes = _Sizes(problem, counts)
+        first = dict(zip(seeds, itertools.accumulate((nodes.numel() for nodes in seeds.values()), initial=0)))
+        # Of a type whose number nobody says a node is any number that can be one with that of its tree.
+        most = torch.iinfo(some.dtype).max
+        unknown = most if some.dtype == torch.int32 else most // max(sum(counts), 1)
+        none = some.new_empty(0)
+        self.types = [
+            _Nodes(problem, t, seeds.get(name, none), first.get(name, 0), size if size >= 0 else unknown)
+            for t, (name, size) in enumerate(zip(problem.names, problem.sizes, strict=True))
+        ]
+        self.edges = [some.new_empty((3, 0)) for _ in problem.relations]
+        width = 2 * len(self.types) + len(self.edges)
+        self.state = some.new_empty(1 + (len(self.steps) + 1) * width, dtype=torch.int64)
+        self._seed_time = seed_time
+        index_type = lib.INDEX_TYPES[some.dtype]
+        self.described = (
+            *(self.state.data_ptr(), _address(seed_time)), len(self.types), len(self.edges), index_type
+        )  # fmt: skip
+        self._told: list[tuple] = [()] * len(self.edges)
         self._sent: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def _most_nodes(self) -> int:
-        return self.num_seeds + min(self.room, self.num_nodes)
+    def reserve(self, steps: Sequence[_Step], edges: Sequence[int], bounded: bool = False) -> list[int]:
+        """Room for the edges of these steps, and the nodes that they may add. The types whose table is a new one."""
+        problem, new = self.problem, list[int]()
+        of_relation, of_type = [0] * len(self.edges), [0] * len(self.types)
+        for step, count in zip(steps, edges, strict=True):
+            of_relation[step.relation] += count
+            of_type[step.source] += count
+        for t, more in enumerate(of_type):
+            nodes = self.types[t]
+            if (more or bounded or not hasattr(nodes, "described")) and nodes.reserve(
+                self.sizes.most_others(t, nodes.edges + more), more, bounded
+            ):
+                new.append(t)
+        for r, more in enumerate(of_relation):
+            if more:
+                self.edges[r] = _grown(self.edges[r], self.edges[r].shape[-1] + more)
+            if more or not self._told[r]:
+                relation = problem.relations[r]
+                weight_type = lib.DTYPES[torch.float32 if relation.weight is None else relation.weight.dtype]
+                arrays = (relation.weight, relation.time, *self.edges[r].unbind())
+                self._told[r] = (*map(_address, arrays), r, *problem.ends[r], weight_type)
+        return new
 
-    def reserve(self, more: int) -> None:
-        """Room for `more` edges, and the nodes that they may add."""
-        room = self.room + more
-        if self.num_seeds + room >= _MOST:
-            raise ValueError("neighbor_sample: num_neighbors: a batch of 2^31 seeds and edges, or more")
-
-        def grown(array: Tensor, size: int) -> Tensor:
-            out = array.new_empty((*array.shape[:-1], size))
-            out[..., : array.shape[-1]] = array
-            return out
-
-        self.room = room
-        self.edges = grown(self.edges, room)
-        self.nodes = grown(self.nodes, self._most_nodes())
-        self.places = grown(self.places, self.num_seeds + room)
-        self.described = self._describe()
-
-    def _describe(self) -> tuple:
-        """The binary's."""
-        arrays = (self.nodes, *self.edges.unbind(), self.places, self.table, self.state)
-        return (*(array.data_ptr() for array in arrays), self.num_seeds, self.num_hops, self.slots, self.resample)
+    def operands(self, step: _Step) -> tuple:
+        """What the binary takes for a step."""
+        source, target = self.types[step.source].described, self.types[step.target].described
+        return self.problem.csrs[step.relation], source, target, self._told[step.relation], self.described
 
     def send(self) -> None:
         """Have the GPU send the sizes to the host as soon as it has them: `result` waits for no more than that, and not
@@ -175,36 +329,62 @@ class Batch:
         sizes.copy_(self.state, non_blocking=True)
         self._sent = sizes, torch.cuda.current_stream(self.state.device).record_event()
 
-    def result(self) -> tuple:
-        """Waits for the GPU."""
+    def result(self) -> Sample:
+        """Waits for the GPU. ValueError for what the kernels have found."""
         sizes = self.state
         if self._sent is not None:
             sizes, sent = self._sent
             sent.synchronize()
-        wrong, *after = sizes.tolist()
+        wrong, *counts = sizes.tolist()
         if wrong != -1:
-            _refuse(self.graph, self.seeds, wrong >> 56, wrong & (1 << 56) - 1)
-        nodes, edges = after[: self.num_hops + 1], after[self.num_hops + 1 :]
+            _refuse(self, wrong >> 56, wrong >> 40 & (1 << 16) - 1, wrong & (1 << 40) - 1)
+        num_types, width = len(self.types), 2 * len(self.types) + len(self.edges)
+        after = [counts[start * width : (start + 1) * width] for start in self.starts or [0]]
 
-        def added(counts: list[int]) -> list[int]:
-            return [last - before for before, last in itertools.pairwise(counts)]
+        def over_hops(column: int) -> list[int]:
+            return [row[column] for row in after]
 
-        node, row, col, edge = self.nodes[: nodes[-1]], *self.edges[:, : edges[-1]].unbind()
-        if self.room > 2 * edges[-1]:  # a batch that is kept shall not keep so much more
-            node, row, col, edge = (array.clone() for array in (node, row, col, edge))
-        return node, row, col, edge, [nodes[0], *added(nodes)], added(edges)
+        def added(of_hops: list[int]) -> list[int]:
+            return [last - before for before, last in itertools.pairwise(of_hops)]
+
+        def cut(array: Tensor, size: int) -> list[Tensor]:
+            # A batch that is kept shall not keep so much more.
+            parts = array[:, :size].unbind()
+            return [part.clone() for part in parts] if array.shape[-1] > 2 * size + 64 else list(parts)
+
+        nodes = [cut(of_type.nodes, after[-1][t]) for t, of_type in enumerate(self.types)]
+        edges = [cut(of_relation, after[-1][2 * num_types + r]) for r, of_relation in enumerate(self.edges)]
+        per_hop = [over_hops(t) for t in range(num_types)]
+        return Sample(
+            [of_type[0] for of_type in nodes],
+            [of_type[1] for of_type in nodes] if self.problem.disjoint else None,
+            *([of_relation[part] for of_relation in edges] for part in range(3)),
+            [[of_type[0], *added(of_type)] for of_type in per_hop],
+            [added(over_hops(2 * num_types + r)) for r in range(len(edges))],
+        )
 
 
-def _refuse(graph: Relation, seeds: Tensor, what: int, at: int) -> None:
-    """ValueError for what a kernel has found at a place; the words are the CPU's."""
-    inside = f"expected nodes in [0, {graph.num_rows}), got"
+def _refuse(batch: Batch, what: int, which: int, at: int) -> None:
+    """ValueError for what a kernel has found, in a type or a relation, at a place; the words are the CPU's."""
+    op, problem = "neighbor_sample", batch.problem
     if what == _SEEDS:
-        raise ValueError(f"neighbor_sample: seeds: {inside} {int(seeds[at])}")
+        inside = f"expected nodes in [0, {problem.sizes[which]}), got"
+        raise ValueError(f"{op}: seeds: {inside} {int(batch.types[which].seeds[at])}")
+    graph = problem.relations[which]
     if what == _INDPTR:
         first, end = graph.indptr[at : at + 2].tolist()
-        raise ValueError(
-            f"neighbor_sample: indptr: expected ascending places in indices, got {first} and {end} for node {at}"
-        )
+        raise ValueError(f"{op}: indptr: expected ascending places in indices, got {first} and {end} for node {at}")
+    if what == _NO_ROW:
+        raise ValueError(f"{op}: indptr: node {at} has no row: there are {graph.num_rows}")
     if what == _INDICES:
-        raise ValueError(f"neighbor_sample: indices: {inside} {int(graph.indices[at])} at place {at}")
-    raise ValueError("neighbor_sample: indptr: expected rows that do not overlap, which nobody changes meanwhile")
+        inside = f"expected nodes in [0, {problem.sizes[problem.ends[which][0]]}), got"
+        raise ValueError(f"{op}: indices: {inside} {int(graph.indices[at])} at place {at}")
+    if what == _WEIGHT and graph.weight is not None:
+        wanted = "expected finite numbers that are not negative, got"
+        raise ValueError(f"{op}: edge_weight: {wanted} {float(graph.weight[at]):f} at place {at}")
+    if what == _WEIGHT_SUM:
+        raise ValueError(f"{op}: edge_weight: the weights of a row add up to more than a double")
+    if what == _TIME:
+        wanted = "expected the edges of each destination in ascending order of time, got a later one at place"
+        raise ValueError(f"{op}: time: {wanted} {at}")
+    raise ValueError(f"{op}: indptr: expected rows that do not overlap, which nobody changes meanwhile")
