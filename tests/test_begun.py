@@ -21,8 +21,9 @@ NODES = 60
 class Batch:
     """A batch that the CPU samples where a GPU would be told to."""
 
-    def __init__(self, graph, seeds, fanouts, replace, resample, seed):
-        self._given = (graph.indptr, graph.indices, seeds, fanouts, seed)
+    def __init__(self, problem, seeds, seed_time, seed):
+        graph = problem.relations[0]
+        self._given = (graph.indptr, graph.indices, seeds["node"], problem.fanouts[0], seed)
 
     def send(self):
         pass
@@ -30,7 +31,8 @@ class Batch:
     def result(self):
         indptr, indices, seeds, fanouts, seed = self._given
         out = sampling.neighbor_sample(indptr, indices, seeds, fanouts, seed=seed)
-        return (*out[:4], out.num_nodes_per_hop, out.num_edges_per_hop)
+        per_hop = [out.num_nodes_per_hop], [out.num_edges_per_hop]
+        return on_cuda.Sample([out.node], None, [out.row], [out.col], [out.edge], *per_hop)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, PrefetchL
 from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler, NodeSamplerInput  # noqa: E402
 
 from gnnaccel import pyg_backend, report  # noqa: E402
-from gnnaccel.pyg_backend import samplers  # noqa: E402
+from gnnaccel.pyg_backend import sampler_places, samplers  # noqa: E402
 from gnnaccel.sampling import on_cuda  # noqa: E402
 
 NODES, EDGES = 90, 700
@@ -30,7 +30,7 @@ on_gpu = pytest.mark.skipif(bool(EMULATED), reason="asks where tensors are")
 def _plugin(monkeypatch):
     report.reset()
     pyg_backend.enable()
-    monkeypatch.setattr(samplers, "has_cuda_kernels", lambda: True)  # what an emulation has, too
+    monkeypatch.setattr(sampler_places, "has_cuda_kernels", lambda: True)  # what an emulation has, too
     calls = []
     begin = on_cuda.begin
     monkeypatch.setattr(on_cuda, "begin", lambda *args: calls.append(1) or begin(*args))
@@ -266,9 +266,119 @@ def test_no_gpu_unless_asked(_plugin):
 
 
 def hetero() -> HeteroData:
-    data = HeteroData(a=dict(x=torch.arange(30)))
-    data["a", "to", "a"].edge_index = torch.randint(30, (2, 200))
+    data = HeteroData(a=dict(x=torch.arange(30), time=torch.randint(9, (30,))), b=dict(x=torch.arange(20)))
+    data["b"].time = torch.randint(9, (20,))
+    for kind, sizes in {("a", "to", "a"): (30, 30), ("b", "of", "a"): (20, 30), ("a", "by", "b"): (30, 20)}.items():
+        data[kind].edge_index = torch.stack([torch.randint(size, (200,)) for size in sizes])
+        data[kind].weight = (torch.arange(200) % 4).float()
     return data
+
+
+def check_types(batch, data) -> None:
+    data, batch = data.clone().cpu(), batch.clone().cpu()
+    for name in data.node_types:
+        assert torch.equal(batch[name].x, batch[name].n_id)
+    for kind in data.edge_types:
+        places = batch[kind].edge_index
+        ends = torch.stack([batch[kind[0]].n_id[places[0]], batch[kind[-1]].n_id[places[1]]])
+        assert torch.equal(ends, data[kind].edge_index[:, batch[kind].e_id])
+        assert torch.equal(batch[kind].weight, data[kind].weight[batch[kind].e_id])
+
+
+HOW = {
+    "weights": {"weight_attr": "weight"},
+    "weights, with replacement": {"weight_attr": "weight", "replace": True},
+    "trees": {"disjoint": True},
+    "times": {"time_attr": "time"},
+    "last": {"time_attr": "time", "temporal_strategy": "last"},
+    "weights and times": {"time_attr": "time", "weight_attr": "weight"},
+    "both ways": {"weight_attr": "weight", "subgraph_type": "bidirectional"},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_weights_trees_and_times(how, _plugin):
+    data, options = graph(), HOW[how]
+    data.weight, data.time = (torch.arange(EDGES) % 4).float(), torch.randint(9, (NODES,))
+    data = data.to(DEVICE)
+    for batch in NeighborLoader(data, [7, 2], input_nodes=torch.arange(20), batch_size=10, **options):
+        check(batch, data, both=how == "both ways")
+        assert batch.edge_index.device.type == DEVICE.type
+        assert (batch.get("batch") is None) == (not options.keys() & {"time_attr", "disjoint"})
+        if "time_attr" in options:
+            assert (batch.time <= data.time[batch.n_id[: batch.batch_size]][batch.batch]).all()
+        if "weight_attr" in options and "time_attr" not in options:
+            hub = data.edge_index[1, batch.e_id] == 3  # which has more edges than are drawn
+            assert (data.weight[batch.e_id][hub] > 0).all()
+    assert len(_plugin) == 2 and not report.snapshot()[KIND].reasons
+
+
+@pytest.mark.parametrize("how", ["plain", *HOW])
+def test_several_types(how, _plugin):
+    data, options = hetero().to(DEVICE), HOW.get(how, {})
+    fanouts = {kind: [3, n] for n, kind in enumerate(data.edge_types)}
+    for batch in NeighborLoader(data, fanouts, input_nodes=("a", torch.arange(20)), batch_size=10, **options):
+        if how != "both ways":
+            check_types(batch, data)
+        assert batch["a", "a"].edge_index.device.type == batch["b"].x.device.type == DEVICE.type
+    assert len(_plugin) == 2 and not report.snapshot()[KIND].reasons
+
+
+@pytest.mark.parametrize("negative", [None, "binary", "triplet"])
+@pytest.mark.parametrize("timed", [False, True])
+def test_links_of_several_types(negative, timed, _plugin):
+    data, kind = hetero().to(DEVICE), ("b", "of", "a")
+    given = dict(time_attr="time", edge_label_time=torch.full((60,), 5)) if timed else dict(weight_attr="weight")
+    links = (kind, data[kind].edge_index[:, :60].cpu())
+    for batch in LinkNeighborLoader(
+        data, [3, 2], edge_label_index=links, neg_sampling=negative, batch_size=20, **given
+    ):
+        check_types(batch, data)
+        assert batch[kind].edge_index.device.type == DEVICE.type
+    assert len(_plugin) == 3 and not report.snapshot()[KIND].reasons
+
+
+@on_gpu
+@pytest.mark.parametrize("how", ["plain", "trees", "times", "last"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_batches_of_trees_times_and_types_are_the_cpus(how, typed):
+    data, batches = hetero() if typed else graph(), []
+    if not typed:
+        data.time = torch.randint(9, (NODES,))
+    nodes, options = torch.arange(20), HOW.get(how, {})
+    for given in (data, data.clone().cuda()):
+        torch.manual_seed(3)
+        start = ("a", nodes) if typed else nodes
+        batches.append(list(NeighborLoader(given, [5, 3], input_nodes=start, batch_size=6, shuffle=True, **options)))
+    for wanted, got in zip(*batches, strict=True):
+        pairs = [(wanted, got)]
+        if typed:
+            pairs = [(wanted[t], got[t]) for t in (*wanted.node_types, *wanted.edge_types)]
+        for want, have in pairs:
+            for name, value in want.to_dict().items():
+                assert not isinstance(value, torch.Tensor) or torch.equal(have[name].cpu(), value), name
+
+
+@on_gpu
+@pytest.mark.parametrize("typed", [False, True])
+def test_the_gpu_by_weight_for_data_on_the_cpu(typed, monkeypatch, _plugin):
+    monkeypatch.setenv(samplers.CHOICE, "cuda")
+    data = hetero() if typed else graph()
+    if not typed:
+        data.weight = (torch.arange(EDGES) % 4).float()
+    nodes = ("a", torch.arange(20)) if typed else torch.arange(20)
+    loader = NeighborLoader(data, [7, 2], input_nodes=nodes, batch_size=10, weight_attr="weight", disjoint=True)
+    for batch in loader:
+        (check_types if typed else check)(batch, data)
+        assert (batch["a"] if typed else batch).batch is not None
+    assert len(_plugin) == 2
+    weights = loader.node_sampler.edge_weight  # another weight from now on
+    for weight in weights.values() if typed else [weights]:
+        weight.zero_()
+    for batch in loader:
+        edges = [batch[kind] for kind in data.edge_types] if typed else [batch]
+        counts = [torch.bincount(store.edge_index[1]).max() for store in edges if store.edge_index.numel()]
+        assert all(count <= 7 for count in counts)
 
 
 @on_gpu
@@ -276,36 +386,19 @@ def hetero() -> HeteroData:
 def test_what_the_cpu_samples_is_said(chosen, monkeypatch, caplog, _plugin):
     monkeypatch.setenv(samplers.CHOICE, chosen)
     caplog.set_level(logging.INFO, "gnnaccel")
-    data = graph()
-    data.weight, data.time = torch.rand(EDGES), torch.randint(9, (NODES,))
-    data = data.cuda()
-    nodes = torch.arange(20, device="cuda")
-    cases = [
-        (dict(weight_attr="weight"), "weights, times or disjoint trees"),
-        (dict(time_attr="time"), "weights, times or disjoint trees"),
-        (dict(disjoint=True), "weights, times or disjoint trees"),
-        (dict(subgraph_type="induced"), "an induced subgraph"),
-    ]
-    for options, reason in cases:
-        report.reset()
-        for batch in NeighborLoader(data, [3, 2], input_nodes=nodes, batch_size=10, **options):
-            check(batch, data)
-        assert list(report.snapshot()[KIND].reasons) == [f"sampled on the CPU: {reason}"]
-    if chosen:
-        for batch in NeighborLoader(hetero(), [3], input_nodes=("a", torch.arange(20)), batch_size=10):
-            assert not batch["a", "a"].edge_index.is_cuda
-        assert "sampled on the CPU: a graph of several types, or of a graph store" in report.snapshot()[KIND].reasons
+    data, nodes = graph().cuda(), torch.arange(20, device="cuda")
+    for batch in NeighborLoader(data, [3, 2], input_nodes=nodes, batch_size=10, subgraph_type="induced"):
+        check(batch, data)
+    assert list(report.snapshot()[KIND].reasons) == ["sampled on the CPU: an induced subgraph"]
+    typed = hetero()
+    typed["a", "to", "a"].edge_index = typed["a", "to", "a"].edge_index.cuda()
+    typed["a", "to", "a"].weight = typed["a", "to", "a"].weight.cuda()
+    for batch in NeighborLoader(typed, [3], input_nodes=("a", torch.arange(20)), batch_size=10):
+        check_types(batch, typed)
+    assert "sampled on the CPU: a graph store, or edges in several places" in report.snapshot()[KIND].reasons
     assert not _plugin
     said = [record for record in caplog.records if "sampled on the CPU" in record.getMessage()]
     assert said and {record.levelno for record in said} == {logging.WARNING if chosen else logging.INFO}
-
-
-@on_gpu
-def test_several_types_on_the_gpu(_plugin):
-    data = hetero().to("cuda")
-    for batch in NeighborLoader(data, [3], input_nodes=("a", torch.arange(20, device="cuda")), batch_size=10):
-        assert batch["a", "a"].edge_index.is_cuda and batch["a"].x.is_cuda
-    assert not _plugin
 
 
 @on_gpu

@@ -22,7 +22,7 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: E402
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE  # noqa: E402
 
 from gnnaccel import pyg_backend, report  # noqa: E402
-from gnnaccel.pyg_backend import samplers  # noqa: E402
+from gnnaccel.pyg_backend import sampler_places, samplers  # noqa: E402
 
 NODES, EDGES = 80, 500
 needs_torch_sparse = pytest.mark.skipif(not WITH_TORCH_SPARSE, reason="torch_sparse is not installed")
@@ -443,7 +443,7 @@ def test_a_choice_that_there_is_not(monkeypatch):
 def test_a_build_without_cuda_samples_on_the_cpu_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setenv(samplers.CHOICE, "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(samplers, "has_cuda_kernels", lambda: False)
+    monkeypatch.setattr(sampler_places, "has_cuda_kernels", lambda: False)
     data = homogeneous()
     for _ in range(2):
         for batch in NeighborLoader(data, [2], batch_size=20):

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 from torch_geometric.index import Index
 from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader, PrefetchLoader, ShaDowKHopSampler
@@ -40,11 +39,12 @@ from torch_geometric.transforms import RootedRWSubgraph
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
-from gnnaccel.ops import gradient_rows, has_cuda_kernels
+from gnnaccel.ops import gradient_rows
 from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, sampled_batches, upcoming, walks
+from gnnaccel.pyg_backend.sampler_places import KIND, WORKERS, at, by_what, kept_of, say, to_cuda, to_host
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
-from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
+from gnnaccel.sampling.choice import CHOICE, is_frameworks
 
 _CPU = torch.device("cpu")
 
@@ -61,13 +61,6 @@ def _plain(value: Any) -> Any:
     return value.as_tensor() if isinstance(value, Index) else value
 
 
-def _at(device: torch.device, value: Any) -> Any:
-    """The same on `device`: seeds and their times come from where the user has them."""
-    if isinstance(value, dict):
-        return {key: _at(device, of_key) for key, of_key in value.items()}
-    return value if value is None else value.to(device)
-
-
 def _neighbor_sample(
     colptr, row, seed, num_neighbors, node_time, edge_time, seed_time, edge_weight, _csc, replace, _directed, disjoint,
     temporal_strategy, _return_edge_id,
@@ -81,26 +74,36 @@ def _neighbor_sample(
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
     )
-    if colptr.is_cuda and not seed.is_cuda and seed_time is None:
-        out = _beside_training(colptr, row, seed, num_neighbors, replace, how)
+    if colptr.is_cuda and not seed.is_cuda and (seed_time is None or not seed_time.is_cuda):
+        out = _beside_training(colptr, row, seed, num_neighbors, replace, how, seed_time)
     else:
-        seed, seed_time = _at(colptr.device, seed), _at(colptr.device, seed_time)
+        seed, seed_time = at(colptr.device, seed), at(colptr.device, seed_time)
         out = sampling.neighbor_sample(colptr, row, seed, num_neighbors, seed_time=seed_time, replace=replace, **how)
     node = out.node if out.batch is None else torch.stack((out.batch, out.node)).t()
     return out.row, out.col, node, out.edge, out.num_nodes_per_hop, out.num_edges_per_hop
 
 
-def _beside_training(colptr, row, seed, num_neighbors, replace, how: dict) -> sampling.NeighborSample:
+def _beside_training(
+    colptr, row, seed, num_neighbors, replace, how: dict, seed_time: Tensor | None = None
+) -> sampling.NeighborSample:
     """A sample of a graph on the GPU, from seeds in host memory: drawn on the sampler's stream, or begun there when the
     batch before it was asked for."""
     number = _arrays.random_seed("neighbor_sample", None)
     with ahead.beside(colptr.device) as made:
         out = upcoming.take(colptr, row, seed, num_neighbors, replace, number) if _is_uniform(**how) else None
         if out is None:
-            there = ahead.to_device(seed, colptr.device)
-            out = sampling.neighbor_sample(colptr, row, there, num_neighbors, replace=replace, seed=number, **how)
-        made += out[:4]
+            there, times = _sent(colptr.device, seed), _sent(colptr.device, seed_time)
+            how = how | dict(seed_time=times, replace=replace, seed=number)
+            out = sampling.neighbor_sample(colptr, row, there, num_neighbors, **how)
+        made += [part for part in out[:5] if part is not None]
     return out
+
+
+def _sent(device: torch.device, value: Any) -> Any:
+    """`_at` of host memory, for which nobody waits."""
+    if isinstance(value, dict):
+        return {key: _sent(device, of_key) for key, of_key in value.items()}
+    return value if value is None else ahead.to_device(value, device)
 
 
 def _is_uniform(edge_weight, node_time, edge_time, disjoint, temporal_strategy) -> bool:
@@ -127,21 +130,30 @@ def _hetero_neighbor_sample(
     node_types, edge_types, colptr_dict, row_dict, seed, num_neighbors, node_time, edge_time, seed_time, edge_weight,
     _csc, replace, _directed, disjoint, temporal_strategy, _return_edge_id,
 ):  # fmt: skip
-    """pyg::hetero_neighbor_sample, of a graph in CSC."""
-    out = sampling.hetero_neighbor_sample(
-        _graph(edge_types, colptr_dict, row_dict),
-        _at(_CPU, _plain(seed)),
-        _by_edge_type(edge_types, num_neighbors),
+    """pyg::hetero_neighbor_sample, of a graph in CSC, where that is."""
+    graph, seed = _graph(edge_types, colptr_dict, row_dict), _plain(seed)
+    how = dict(
         node_types=node_types,
         num_nodes=_sizes.get(),
         edge_weight=_by_edge_type(edge_types, edge_weight),
         node_time=node_time,
         edge_time=_by_edge_type(edge_types, edge_time),
-        seed_time=_at(_CPU, seed_time),
         replace=replace,
         disjoint=disjoint,
         temporal_strategy=temporal_strategy,
     )
+    fanouts = _by_edge_type(edge_types, num_neighbors)
+    device = next((colptr.device for colptr, _ in graph.values()), _CPU)
+    given = (*seed.values(), *(seed_time or {}).values())
+    if any(colptr.is_cuda for colptr, _ in graph.values()) and not any(value.is_cuda for value in given):
+        with ahead.beside(device) as made:
+            out = sampling.hetero_neighbor_sample(
+                graph, _sent(device, seed), fanouts, seed_time=_sent(device, seed_time), **how
+            )
+            parts = (out.node, out.row, out.col, out.edge, out.batch or {})
+            made += [array for part in parts for array in part.values()]
+    else:
+        out = sampling.hetero_neighbor_sample(graph, at(device, seed), fanouts, seed_time=at(device, seed_time), **how)
     node = out.node
     if out.batch is not None:
         node = {name: torch.stack((out.batch[name], of_type)).t() for name, of_type in node.items()}
@@ -153,7 +165,7 @@ def _induced_neighbor_sample(colptr, row, seed, num_neighbors, replace, _directe
     """torch_sparse::neighbor_sample without `directed`: all edges between the nodes it finds."""
     colptr, row = _plain(colptr), _plain(row)
     node = sampling.neighbor_sample(
-        colptr, row, _at(colptr.device, _plain(seed)).to(colptr.dtype), num_neighbors, replace=replace
+        colptr, row, at(colptr.device, _plain(seed)).to(colptr.dtype), num_neighbors, replace=replace
     ).node
     edges = sampling.induced_subgraph(colptr, row, node)
     return node, edges.row, edges.col, edges.edge
@@ -167,7 +179,7 @@ def _induced_hetero_neighbor_sample(
     dtype = next((colptr.dtype for colptr, _ in graph.values()), torch.int64)
     node = sampling.hetero_neighbor_sample(
         graph,
-        {name: of_type.to(dtype) for name, of_type in _at(_CPU, _plain(seed)).items()},
+        {name: of_type.to(dtype) for name, of_type in at(_CPU, _plain(seed)).items()},
         _by_edge_type(edge_types, num_neighbors),
         node_types=node_types,
         num_nodes=_sizes.get(),
@@ -209,7 +221,7 @@ _SPARSE = {} if WITH_TORCH_SPARSE else {"SparseTensor": adjacency.Adjacency}
 def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
     out = sampling.hgt_sample(
         _graph(self.edge_types, self.colptr_dict, self.row_dict),
-        {inputs.input_type: _at(_CPU, inputs.node).to(next(iter(self.colptr_dict.values())).dtype)},
+        {inputs.input_type: at(_CPU, inputs.node).to(next(iter(self.colptr_dict.values())).dtype)},
         self.num_samples,
     )
     return HeteroSamplerOutput(
@@ -226,84 +238,23 @@ def _convert(values, dtype: torch.dtype, unless: tuple[torch.dtype, ...]):
 
 def _check_attributes(self: NeighborSampler) -> None:
     """Say at once, and not in the middle of an epoch, what cannot be sampled by; bring the rest into our dtypes."""
-    self.edge_weight = _at(_CPU, _convert(self.edge_weight, torch.float32, (torch.float32, torch.float64)))
+    self.edge_weight = at(_CPU, _convert(self.edge_weight, torch.float32, (torch.float32, torch.float64)))
     weights = self.edge_weight if isinstance(self.edge_weight, dict) else {"": self.edge_weight}
     for name, weight in weights.items():
         if weight is not None and not bool(((weight >= 0) & weight.isfinite()).all()):
             of_type = f" of {name}" if name else ""
             raise ValueError(f"NeighborSampler: weight_attr: expected finite weights of at least 0{of_type}")
     if self.edge_weight is not None and self.subgraph_type.value == "induced":
-        report.note(_KIND, "PyG draws by no weights for subgraph_type='induced'", logging.WARNING)
+        report.note(KIND, "PyG draws by no weights for subgraph_type='induced'", logging.WARNING)
     for attribute in ("node_time", "edge_time"):
         times = getattr(self, attribute)
         for time in times.values() if isinstance(times, dict) else [times]:
             if time is not None and (time.is_floating_point() or time.is_complex()):
                 raise TypeError(f"NeighborSampler: time_attr: expected integers, got {time.dtype}")
-        setattr(self, attribute, _at(_CPU, _convert(times, torch.int64, (torch.int64,))))
+        setattr(self, attribute, at(_CPU, _convert(times, torch.int64, (torch.int64,))))
 
 
-# ---- Where NeighborSampler runs. ----
-
-_KIND, _WORKERS = "pyg.NeighborSampler", "num_workers > 0"
-_HOST = "_gnnaccel_host"  # of a sampler on the GPU: its arrays in host memory, and whether results belong there
-
-
-def _place_of(data: Any) -> tuple[torch.device | None, bool]:
-    """Where the edges of a Data are, None for other graphs; and whether that is a GPU."""
-    names = [name for name in ("adj", "adj_t", "edge_index") if isinstance(data, Data) and name in data]
-    if not names:
-        return None, False
-    edges = data[names[0]]
-    if isinstance(edges, Tensor):
-        return edges.device, edges.is_cuda
-    return edges.device(), edges.is_cuda()
-
-
-def _not_on_cuda(self: NeighborSampler, device: torch.device | None, share_memory: bool) -> str | None:
-    """Why the GPU cannot sample, or None."""
-    if device is None:
-        return "a graph of several types, or of a graph store"
-    if not has_cuda_kernels():
-        return "this gnnaccel has no CUDA half"
-    if share_memory:
-        return _WORKERS
-    if self.subgraph_type.value == "induced":
-        return "an induced subgraph"
-    if self.edge_weight is not None or self.disjoint:
-        return "weights, times or disjoint trees"
-    return None
-
-
-def _say(reason: str) -> None:
-    level = logging.WARNING if is_cuda() else logging.INFO  # where the user asked for the GPU
-    report.note(_KIND, f"sampled on the CPU: {reason}", level)
-
-
-def _to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
-    """Move to the GPU what the sampler samples from, if that is where it shall be; or say why not."""
-    device, there = _place_of(data)
-    if not there and not is_cuda():
-        return
-    if not there and not torch.cuda.is_available():
-        raise RuntimeError(f"NeighborSampler: {CHOICE}=cuda, but torch finds no CUDA GPU here")
-    reason = _not_on_cuda(self, device, share_memory)
-    if reason is not None:
-        return _say(reason)
-    host = (self.colptr, self.row, self.perm)
-    target = device if there else torch.device("cuda", torch.cuda.current_device())
-    self.colptr, self.row = (array.to(target) for array in host[:2])
-    if there and self.perm is not None:  # else edges come back before they meet it
-        self.perm = self.perm.to(target)
-    setattr(self, _HOST, (host, not there))
-    torch.cuda.current_stream(target).synchronize()  # another stream will read them
-
-
-def _to_host(self: NeighborSampler) -> Any:
-    """Undo _to_cuda; gives the arrays that were there."""
-    left = (self.colptr, self.row, self.perm)
-    if (kept := self.__dict__.pop(_HOST, None)) is not None:
-        self.colptr, self.row, self.perm = kept[0]
-    return left
+# ---- Where NeighborSampler runs: sampler_places.py. ----
 
 
 def _neighbor_init(original: Callable) -> Callable:
@@ -314,7 +265,7 @@ def _neighbor_init(original: Callable) -> Callable:
         init(self, *args, **kwargs)
         _check_attributes(self)
         given = parameters.bind(self, *args, **kwargs).arguments
-        _to_cuda(self, given["data"], given.get("share_memory", False))
+        to_cuda(self, given["data"], given.get("share_memory", False))
 
     return __init__
 
@@ -325,7 +276,7 @@ def _bidirectional_init(original: Callable) -> Callable:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         for sampler in (self.forward_sampler, self.backward_sampler):
-            _to_host(sampler)
+            to_host(sampler)
 
     return __init__
 
@@ -334,24 +285,27 @@ def _neighbor_draw(original: Callable) -> Callable:
     sample = rebind(original, torch=_TORCH, torch_geometric=_PYG)
 
     def _sample(self, seed, seed_time=None, **kwargs):
-        kept = self.__dict__.get(_HOST)
+        kept = kept_of(self)
         worker = None if kept is None else torch.utils.data.get_worker_info()
         if worker is not None:
             if worker.id == 0:
-                _say(_WORKERS)
-            self._gnnaccel_left = _to_host(self)  # not freed: a forked process must not touch CUDA
+                say(WORKERS)
+            self._gnnaccel_left = to_host(self)  # not freed: a forked process must not touch CUDA
             kept = None
         counts = self.num_nodes if isinstance(self.num_nodes, dict) else {}
         token = _sizes.set({name: count for name, count in counts.items() if count is not None})
         try:
             out = sample(
-                self, seed, _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)), **kwargs
+                by_what(self),
+                seed,
+                _convert(seed_time, torch.int64, (torch.int64, torch.float32, torch.float64)),
+                **kwargs,
             )
         finally:
             _sizes.reset(token)
-        if kept is not None and kept[1] and not gpu_batches.are_wanted():
-            for name in ("node", "row", "col", "edge"):
-                setattr(out, name, getattr(out, name).cpu())
+        if kept is not None and kept.is_asked and not gpu_batches.are_wanted():
+            for name in ("node", "row", "col", "edge", "batch"):
+                setattr(out, name, at(_CPU, getattr(out, name)))
         sampled_batches.mark(self, out)
         return out
 

@@ -340,9 +340,7 @@ def _node_types(sizes, seeds, node_times, disjoint: bool) -> tuple[list[tuple], 
     return types, *(_arrays.table(total) if total else (0, 1))
 
 
-def _times(
-    op, sizes, relations, seeds, node_time, seed_time, device
-) -> tuple[dict[str, Tensor], Tensor] | None:
+def _times(op, sizes, relations, seeds, node_time, seed_time, device) -> tuple[dict[str, Tensor], Tensor] | None:
     """Times of nodes by type, and of all seeds one after the other; None where time does not matter."""
     by_edge = any(relation.time is not None for relation in relations.values())
     if node_time is None and not by_edge:

@@ -1,4 +1,4 @@
-"""Neighbour sampling on the GPU (cuda/sampling.cu has the kernels): without weights the samples of the CPU, bit for bit.
+"""Neighbour sampling on the GPU (cuda/sampling.cu has the kernels): without weights the CPU's samples, bit for bit.
 
 Everything goes to the current stream. The host waits for it once per batch, for the sizes, and once more for each step
 (the edges of one relation in one hop) whose edges no small number bounds: one of all neighbours, or of more than
@@ -187,7 +187,8 @@ class _Sizes:
         """Go on to a hop, all steps before which have been taken."""
         while self._hop < hop:
             self._hop += 1
-            others = [self.most_others(t, old + new) for t, (old, new) in enumerate(zip(self._others, self._new))]
+            pairs = enumerate(zip(self._others, self._new, strict=True))
+            others = [self.most_others(t, old + new) for t, (old, new) in pairs]
             if self._problem.resample:
                 self.most = [a + b for a, b in zip(self._seeds, others, strict=True)]
             else:
@@ -274,7 +275,8 @@ class Batch:
         counts = [seeds[name].numel() if name in seeds else 0 for name in problem.names]
         self.steps, self.starts = problem.steps(counts)
         self.sizes = _Sizes(problem, counts)
-        first = dict(zip(seeds, itertools.accumulate((nodes.numel() for nodes in seeds.values()), initial=0)))
+        given = [nodes.numel() for nodes in seeds.values()]
+        first = dict(zip(seeds, itertools.accumulate(given[:-1], initial=0), strict=True)) if given else {}
         # Of a type whose number nobody says a node is any number that can be one with that of its tree.
         most = torch.iinfo(some.dtype).max
         unknown = most if some.dtype == torch.int32 else most // max(sum(counts), 1)
