@@ -193,10 +193,17 @@ struct SampleBatch {
   int64_t num_relations;
   IndexType index_type;
 };
-// What is wrong, in the upper 8 bits of state[0]; then 16 bits of which type or relation; then 40 saying where: number of
-// a seed, node, place in indices.
+// What is wrong, in the upper 8 bits of state[0]; then 16 bits of which type or relation; then 40 saying where: number
+// of a seed, node, place in indices.
 enum class SampleError : int {
-  seeds = 0, indptr = 1, no_row = 2, indices = 3, weight = 4, weight_sum = 5, time = 6, changed = 7
+  seeds = 0,
+  indptr = 1,
+  no_row = 2,
+  indices = 3,
+  weight = 4,
+  weight_sum = 5,
+  time = 6,
+  changed = 7
 };
 
 // Rows of a step are the nodes that there are before step `end`, without those that there are before step `begin`, if
@@ -210,7 +217,7 @@ struct SampleStep {
   int64_t fanout;
   uint64_t seed;  // of the hop
   bool replace;
-  bool last;     // of edges that are early enough, the latest instead of any
+  bool last;      // of edges that are early enough, the latest instead of any
   int64_t* rows;  // [max_rows + 1]: where the edges of each row go among those of the step, the last one how many these
                   // are; [max_rows], [max_rows]: first place in indices and number of what may be drawn; with weights
                   // [max_rows + 1]: how many rows are long, and which

@@ -1,6 +1,6 @@
 // Neighbour sampling, hop by hop and relation by relation. Without weights: the CPU's samples bit for bit
-// (cpp/sampling.cpp), whose random numbers can be computed in any order. Three stages of a step, of which none needs the
-// host:
+// (cpp/sampling.cpp), whose random numbers can be computed in any order. Three stages of a step, of which none needs
+// the host:
 //   1. sample_degrees: which edges of each destination may be drawn, of a time early enough, how many will be, and by a
 //      scan where they go;
 //   2. sample_edges: which edges. A group of lanes takes a row, as wide as the fan-out; a warp where that is above 32;
@@ -88,8 +88,7 @@ __global__ void __launch_bounds__(kThreads) degrees_kernel(Step<I> given) {
 
 // Fan-outs up to L, a row to each group of L lanes.
 template <int L, typename I, typename Table>
-__global__ void __launch_bounds__(kThreads)
-    groups_kernel(Step<I> given, Table table, uint64_t seed) {
+__global__ void __launch_bounds__(kThreads) groups_kernel(Step<I> given, Table table, uint64_t seed) {
   const int lane = threadIdx.x % L;
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / L;
   const Row row(given, i, seed);
@@ -119,8 +118,7 @@ __device__ __forceinline__ uint32_t slot_of(int64_t n, uint32_t slots) {
 // Any fan-out, a row to each warp. Which draws are repeats a hash table of the row tells: of each number drawn it has
 // the first that drew it. hash [2 * max_edges], all kNone at first; null: none is needed.
 template <typename I, typename Table>
-__global__ void __launch_bounds__(kThreads)
-    warps_kernel(Step<I> given, Table table, uint64_t seed, uint32_t* hash) {
+__global__ void __launch_bounds__(kThreads) warps_kernel(Step<I> given, Table table, uint64_t seed, uint32_t* hash) {
   const int lane = threadIdx.x % 32;
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const Row row(given, i, seed);
@@ -191,8 +189,8 @@ __global__ void __launch_bounds__(kThreads) edges_kernel(Step<I> given, Table ta
     return;
   }
   const int64_t i = find_row(given.offsets, given.max_rows, at);
-  const int64_t k = drawn ? static_cast<int64_t>(given.edges[given.first_edge() + at])
-                          : given.firsts[i] + (at - given.offsets[i]);
+  const int64_t k =
+      drawn ? static_cast<int64_t>(given.edges[given.first_edge() + at]) : given.firsts[i] + (at - given.offsets[i]);
   given.put(table, at, i, k);
 }
 
@@ -299,9 +297,8 @@ cudaError_t sample_seeds(const SampleNodes& type, int64_t number, const SampleBa
   if (status != cudaSuccess) return status;
   return with_index(batch.index_type, [&](auto index) {
     using I = decltype(index);
-    seeds_kernel<<<blocks_for(type.num_seeds + 1), kThreads, 0, stream>>>(Nodes<I>(type), State(batch),
-                                                                          static_cast<const I*>(type.seeds),
-                                                                          type.num_seeds, type.first_seed, number);
+    seeds_kernel<<<blocks_for(type.num_seeds + 1), kThreads, 0, stream>>>(
+        Nodes<I>(type), State(batch), static_cast<const I*>(type.seeds), type.num_seeds, type.first_seed, number);
     const cudaError_t launched = cudaGetLastError();
     return launched == cudaSuccess ? enter_nodes<I>(type, number, batch, 0, type.num_seeds, stream) : launched;
   });

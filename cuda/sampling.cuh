@@ -142,7 +142,8 @@ struct State {
   // The least of all wrongs is told.
   __device__ __forceinline__ void refuse(SampleError what, int64_t which, int64_t at) const {
     const uint64_t where = static_cast<uint64_t>(at) & ((uint64_t{1} << 40) - 1);
-    atomicMin(error, static_cast<unsigned long long>(what) << 56 | static_cast<unsigned long long>(which) << 40 | where);
+    atomicMin(error,
+              static_cast<unsigned long long>(what) << 56 | static_cast<unsigned long long>(which) << 40 | where);
   }
 };
 

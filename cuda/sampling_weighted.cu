@@ -116,7 +116,10 @@ struct Drawn {
   uint64_t seed;
 
   __device__ __forceinline__ Drawn(const Step<I>& given, const Row& row, int warp, int warps)
-      : to(given.edges + given.first_edge() + row.at), first(row.first), size(row.size), count(row.count),
+      : to(given.edges + given.first_edge() + row.at),
+        first(row.first),
+        size(row.size),
+        count(row.count),
         seed(row.seed) {
     const int64_t part = (size + warps - 1) / warps;
     low = part * warp < size ? part * warp : size;

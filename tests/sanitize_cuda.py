@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
@@ -106,6 +107,29 @@ def run_sampling() -> None:
         for replace in (False, True):
             for fanouts in ([3, 7], [12, 30], [60, 2], [-1, 0, 6], [2, -1]):
                 sampling.neighbor_sample(graph.indptr, graph.indices, seeds, fanouts, replace=replace)
+            run_sampling_by(graph, seeds, replace)
+
+
+def run_sampling_by(graph: Graph, seeds: torch.Tensor, replace: bool) -> None:
+    """Weights in rows of a warp and of a block, trees whose tables grow, times, and several types."""
+    given, num_nodes = (graph.indptr, graph.indices), graph.num_rows
+    time = torch.arange(num_nodes, device="cuda")
+    for dtype, fanouts in itertools.product((torch.float32, torch.float64), ([3, 7], [60, 2])):
+        weight = (torch.rand(graph.nnz, device="cuda", dtype=dtype) - 0.2).clamp(min=0)
+        sampling.neighbor_sample(*given, seeds, fanouts, edge_weight=weight, replace=replace)
+    long = torch.tensor([0, 5_000], device="cuda", dtype=seeds.dtype)
+    weight = (torch.rand(5_000, device="cuda") - 0.2).clamp(min=0)
+    for fanout in (5, 70):
+        sources, targets = torch.zeros(5_000, device="cuda", dtype=seeds.dtype), torch.zeros_like(seeds)
+        sampling.neighbor_sample(long, sources, targets, [fanout], edge_weight=weight, replace=replace)
+    for fanouts in ([3, 7], [-1, 3], [40, 2]):
+        sampling.neighbor_sample(*given, seeds, fanouts, disjoint=True, replace=replace)
+        with contextlib.suppress(ValueError):  # not all rows ascend by time
+            sampling.neighbor_sample(*given, seeds, fanouts, node_time=time, replace=replace, temporal_strategy="last")
+    types = {("a", "to", "a"): given, ("b", "to", "a"): given, ("a", "by", "b"): given}
+    for disjoint in (False, True):
+        for fanouts in ([3, 2], {kind: [-1, number] for number, kind in enumerate(types)}):
+            sampling.hetero_neighbor_sample(types, {"a": seeds}, fanouts, replace=replace, disjoint=disjoint)
 
 
 def run_joined(graph: Graph, width: int) -> None:

@@ -108,7 +108,7 @@ def test_dgls_seed_repeats_a_batch_with_any_number_of_threads():
 
 def test_what_is_left_to_dgl(monkeypatch):
     g, seeds = graph(), torch.tensor([7, 3, 9])
-    g.edata["p"] = torch.rand(EDGES)
+    g.edata["p"] = torch.rand(EDGES, 1)
     many = dgl.heterograph({("a", "to", "b"): ([0, 1], [1, 0]), ("b", "to", "a"): ([0, 1], [1, 0])})
     make = dgl.dataloading.NeighborSampler
     cases = {
@@ -127,6 +127,78 @@ def test_what_is_left_to_dgl(monkeypatch):
             call()
         site = report.snapshot()["dgl.NeighborSampler"]
         assert site.left == 1 and not site.accelerated and words in next(iter(site.reasons)), words
+
+
+# ---- Probabilities and masks. ----
+
+
+def drawn_by(g, kind, place=None, **options):
+    """Ids of the edges that node 3, the hub, draws in a batch, and how many others have of those that may be drawn."""
+    name = "mask" if kind.startswith("mask") else "prob"
+    seeds = torch.tensor([3, *range(10, 30)], dtype=g.idtype)
+    if place is not None:
+        seeds = seeds.cuda()
+    sampler = dgl.dataloading.NeighborSampler([20], **{name: "p"}, **options)
+    nodes, _, blocks = sampler.sample(g, seeds)
+    here = g.cpu() if g.device.type == "cuda" else g
+    check_blocks(here, seeds.cpu(), nodes.cpu(), [block.to("cpu") for block in blocks])
+    return blocks[0].edata[dgl.EID].cpu().long(), blocks[0].edges()[1].cpu().long(), seeds.cpu()
+
+
+VALUES = {
+    "prob": lambda: (torch.rand(EDGES) - 0.4).clamp(min=0),
+    "prob of float64": lambda: torch.rand(EDGES, dtype=torch.float64) + 0.1,
+    "mask": lambda: torch.rand(EDGES) < 0.6,
+    "mask of integers": lambda: (torch.rand(EDGES) < 0.6).to(torch.uint8),
+}
+
+
+def check_drawn_by(g, p, drawn, replace):
+    edges, places, seeds = drawn
+    target = g.cpu().edges(order="eid")[1].long()
+    assert (p[edges] != 0).all()
+    for place, node in enumerate(seeds.tolist()):
+        mine = edges[places == place]
+        there = int(((target == node) & (p != 0)).sum())
+        assert mine.numel() == (20 * (there > 0) if replace else min(there, 20))
+        assert replace or mine.unique().numel() == mine.numel()
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("kind", VALUES)
+def test_probabilities_and_masks(kind, replace, idtype):
+    g, p = graph(idtype), VALUES[kind]()
+    g.edata["p"] = p
+    check_drawn_by(g, p, drawn_by(g, kind, replace=replace), replace)
+    p.copy_(VALUES[kind]())  # where it lies
+    check_drawn_by(g, p, drawn_by(g, kind, replace=replace), replace)
+    g.edata["p"] = p = VALUES[kind]()  # another one
+    check_drawn_by(g, p, drawn_by(g, kind, replace=replace), replace)
+    assert ours()
+    every, _, _ = dgl.dataloading.MultiLayerFullNeighborSampler(1, prob="p").sample(g, torch.tensor([3], dtype=idtype))
+    target = g.edges(order="eid")
+    wanted = torch.cat([torch.tensor([3]), target[0].long()[(target[1] == 3) & (p != 0)]]).unique()
+    assert torch.equal(every.long().sort().values, wanted)
+
+
+def test_edges_come_as_often_as_their_probability_says():
+    g = dgl.graph((torch.arange(1, 6), torch.zeros(5, dtype=torch.int64)))
+    g.edata["p"] = torch.tensor([1.0, 2, 0, 4, 1])
+    sampler, counts = dgl.dataloading.NeighborSampler([1], prob="p"), torch.zeros(5)
+    for _ in range(2_000):
+        counts[sampler.sample(g, torch.tensor([0]))[2][0].edata[dgl.EID]] += 1
+    wanted = 250 * g.edata["p"]
+    assert ours() and ((counts - wanted) ** 2 / wanted.clamp(min=1)).sum() < 27.9  # chi-square, of 4 degrees: 1e-5
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_wrong_probabilities(wrong):
+    g = graph()
+    g.edata["p"] = torch.ones(EDGES)
+    g.edata["p"][70] = wrong
+    with pytest.raises(ValueError, match="prob: expected finite probabilities of at least 0"):
+        dgl.dataloading.NeighborSampler([2], prob="p").sample(g, torch.tensor([7]))
 
 
 # ---- The GPU samples. ----
@@ -194,12 +266,25 @@ def test_training_on_batches_of_the_gpu(place, fetched):
 
 
 @needs_cuda
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("place", PLACES)
+def test_probabilities_and_masks_on_the_gpu(place, kind, replace):
+    g, p = graph(), VALUES[kind]()
+    g.edata["p"] = p
+    g = PLACES[place](g)
+    for _ in range(2):
+        check_drawn_by(g, p, drawn_by(g, kind, place, replace=replace), replace)
+    assert ours()
+
+
+@needs_cuda
 def test_what_the_gpu_leaves_to_dgl():
     g = graph()
     g.edata["p"] = torch.rand(EDGES)
     g, seeds = g.to("cuda"), torch.tensor([7, 3, 9], device="cuda")
     make = dgl.dataloading.NeighborSampler
-    for sampler, given in ((make([2], prob="p"), seeds), (make([2]), seeds.cpu())):
+    for sampler, given in ((make([2], edge_dir="out"), seeds), (make([2]), seeds.cpu())):
         report.reset()
         with contextlib.nullcontext() if given.is_cuda else contextlib.suppress(dgl.DGLError):
             sampler.sample(g, given)

@@ -1,5 +1,5 @@
-"""DGL's NeighborSampler on `gnnaccel.sampling`: uniform in-neighbours in graphs that have one type of nodes and edges.
-Blocks are what DGL's own sampling gives, features included.
+"""DGL's NeighborSampler on `gnnaccel.sampling`: in-neighbours in graphs that have one type of nodes and edges, drawn
+uniformly, by probabilities or by masks. Blocks are what DGL's own sampling gives, features included.
 
 Seeds on a GPU, of a graph that is there or pinned: the GPU samples, and blocks stay there (block_index.py). Seeds on
 the CPU: DGL's C++ has the blocks in host memory; with GNNACCEL_SAMPLER=cuda the GPU samples, and hands them back.
@@ -28,6 +28,8 @@ from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _KIND = "dgl.NeighborSampler"
+_DRAWABLE = "dgl_drawable"
+_WEIGHTS, _MASKS = (torch.float32, torch.float64), (torch.bool, torch.int8, torch.uint8)
 
 
 def _reason(sampler, g, seeds, exclude_eids) -> str | None:
@@ -38,8 +40,12 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
         return "not a DGLGraph"
     if len(g.ntypes) > 1 or len(g.etypes) > 1 or g.is_block:
         return "a graph of several types"
-    if sampler.edge_dir != "in" or sampler.prob is not None or exclude_eids is not None:
-        return "out-edges, probabilities, masks or excluded edges"
+    if sampler.edge_dir != "in" or exclude_eids is not None:
+        return "out-edges or excluded edges"
+    if sampler.prob is not None:
+        given = g.edata.get(sampler.prob) if isinstance(sampler.prob, str) else None
+        if given is None or given.dim() != 1 or given.dtype not in (*_WEIGHTS, *_MASKS):
+            return "probabilities that are not a feature of one number an edge"
     if not all(isinstance(fanout, int) and fanout >= -1 for fanout in sampler.fanouts):
         return "fan-outs that are not numbers"
     if not isinstance(seeds, Tensor) or seeds.dim() != 1 or seeds.dtype != g.idtype:
@@ -90,14 +96,58 @@ class _Layer(NamedTuple):
     edge: Tensor
 
 
-def _layers(graph: Graph, seeds: Tensor, fanouts: list[int], replace: bool, device: torch.device) -> list[_Layer]:
+class _Drawable(NamedTuple):
+    """The edges that may be drawn, as `arrays_on` has them, and their weights where these differ from each other."""
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor | None
+    weight: Tensor | None = None
+
+
+def _drawable(graph: Graph, device: torch.device, prob: Tensor | None) -> _Drawable:
+    """Those on `device` of a graph, by the probabilities, or the mask, of its edges. DGL draws none whose probability
+    is zero, also where there are no others. Kept until somebody writes into them, or has others.
+
+    ValueError for probabilities that are negative, infinite or NaN.
+    """
+    plain = _Drawable(*arrays_on(graph, device))
+    if prob is None:
+        return plain
+    version = -1 if prob.is_inference() else prob._version
+    kept: dict[torch.device, tuple[Tensor, tuple, _Drawable]] = graph.slot(_DRAWABLE, dict)
+    stamp = (prob.data_ptr(), prob.device, prob.dtype, version)
+    if version >= 0 and device in kept and kept[device][1] == stamp:
+        return kept[device][2]
+    weight = prob.detach().to(device)
+    if plain.edge_ids is not None:
+        weight = weight.index_select(0, plain.edge_ids)
+    of_weight = weight if prob.dtype in _WEIGHTS else None
+    if of_weight is not None and not bool(((weight >= 0) & weight.isfinite()).all()):
+        raise ValueError("NeighborSampler: prob: expected finite probabilities of at least 0")
+    some, found = weight != 0, plain._replace(weight=of_weight)
+    if not bool(some.all()):
+        before = torch.cat([some.new_zeros(1, dtype=torch.int64), some.cumsum(0)])
+        places = some.nonzero().flatten()
+        ids = places.to(plain.indptr.dtype) if plain.edge_ids is None else plain.edge_ids[places]
+        indptr = before[plain.indptr.long()].to(plain.indptr.dtype)
+        found = _Drawable(indptr, plain.indices[places], ids, None if of_weight is None else of_weight[places])
+    kept[device] = prob, stamp, found  # with the tensor, whose address nobody else has as long as it is there
+    return found
+
+
+def _layers(
+    drawable: _Drawable, seeds: Tensor, fanouts: list[int], replace: bool, device: torch.device
+) -> list[_Layer]:
     """Of a batch that is sampled on `device` and is where the seeds are: from the seeds on, with the graph's edge ids,
     nodes and edge ids as the seeds' dtype."""
-    indptr, indices, edge_ids = arrays_on(graph, device)
+    indptr, indices, edge_ids, weight = drawable
     given = seeds.to(device)
     if given.dtype != indptr.dtype:  # what is out of range must not become another node's number
         given = given.clamp(-1, torch.iinfo(indptr.dtype).max).to(indptr.dtype)
-    out = sampling.neighbor_sample(indptr, indices, given, fanouts, replace=replace, resample=True, seed=_seed())
+    out = sampling.neighbor_sample(
+        indptr, indices, given, fanouts, edge_weight=weight, replace=replace, resample=True, seed=_seed()
+    )
     edges = out.edge if edge_ids is None else edge_ids[out.edge]
     node, row, col, edge = (array.to(seeds.device) for array in (out.node, out.row, out.col, edges))
     node, edge = node.to(seeds.dtype), edge.to(seeds.dtype)
@@ -150,7 +200,8 @@ def sample_blocks(original: Callable) -> Callable:
             device, block = (seed_nodes.device, _gpu_block) if on_gpu else (_device(), _block)
             # A GPU says whether seeds are there twice when the host has waited for the sizes of the batch anyway.
             again = not on_gpu and bool(repeats)
-            layers = None if again else _layers(to_graph(g), seed_nodes, self.fanouts[::-1], self.replace, device)
+            drawable = _drawable(to_graph(g), device, None if self.prob is None else g.edata[self.prob])
+            layers = None if again else _layers(drawable, seed_nodes, self.fanouts[::-1], self.replace, device)
             if layers is not None and not (on_gpu and bool(repeats)):
                 blocks = [block(g, layer) for layer in reversed(layers)]
                 report.record(_KIND, start)

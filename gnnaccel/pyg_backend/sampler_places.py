@@ -87,7 +87,7 @@ def to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
         return say(reason)
     names = (*_ARRAYS[isinstance(data, HeteroData)], "perm")
     kept = {name: getattr(self, name) for name in names}
-    target = device if there else torch.device("cuda", torch.cuda.current_device())
+    target = device if there and device is not None else torch.device("cuda", torch.cuda.current_device())
     for name in names[:2] if not there else names:  # else edges come back before they meet perm
         setattr(self, name, at(target, kept[name]))
     setattr(self, _HOST, Kept(kept, not there, target))

@@ -30,8 +30,8 @@ class Plan:
         self._arrays, self._how = (indptr, indices), (num_seeds, list(num_neighbors), replace)
         self._versions = (indptr._version, indices._version)
         relation, fanouts = Relation(_OP, indptr, indices, device=indptr.device), _arrays.fanouts(_OP, num_neighbors)
-        one = ({_NODE: relation.num_rows}, {_KIND: relation}, {_KIND: fanouts}, {})
-        self.problem = on_cuda.Problem(*one, replace, resample=False, disjoint=False, last=False)
+        sizes, how = {_NODE: relation.num_rows}, dict(resample=False, disjoint=False, last=False)
+        self.problem = on_cuda.Problem(sizes, {_KIND: relation}, {_KIND: fanouts}, {}, replace, **how)
         self.waits_once = self.problem.waits_once({_NODE: num_seeds})
 
     def fits(

@@ -306,10 +306,11 @@ def _on_cpu(sizes, relations, fanouts, seeds, times, dtype, how, seed) -> on_cud
         ],
         (address, seed_times, seed, stamp, hops, INDEX_TYPES[dtype], replace, disjoint, last, resample),
     )
-    nodes, trees, *edges = (
+    nodes, trees, rows, cols, edges = (
         _arrays.tensors(given, dtype) for given in (out.nodes, out.trees, out.rows, out.cols, out.edges)
     )
-    return on_cuda.Sample(nodes, trees if disjoint else None, *edges, out.nodes_per_hop, out.edges_per_hop)
+    per_hop = out.nodes_per_hop, out.edges_per_hop
+    return on_cuda.Sample(nodes, trees if disjoint else None, rows, cols, edges, *per_hop)
 
 
 def _sizes(relations, seeds, num_nodes) -> dict[str, int]:

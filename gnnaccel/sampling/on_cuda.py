@@ -357,10 +357,13 @@ class Batch:
         nodes = [cut(of_type.nodes, after[-1][t]) for t, of_type in enumerate(self.types)]
         edges = [cut(of_relation, after[-1][2 * num_types + r]) for r, of_relation in enumerate(self.edges)]
         per_hop = [over_hops(t) for t in range(num_types)]
+        rows, cols, numbers = ([of_relation[part] for of_relation in edges] for part in range(3))
         return Sample(
             [of_type[0] for of_type in nodes],
             [of_type[1] for of_type in nodes] if self.problem.disjoint else None,
-            *([of_relation[part] for of_relation in edges] for part in range(3)),
+            rows,
+            cols,
+            numbers,
             [[of_type[0], *added(of_type)] for of_type in per_hop],
             [added(over_hops(2 * num_types + r)) for r in range(len(edges))],
         )

@@ -37,6 +37,7 @@ TESTS = (
     "tests/test_cuda_maxk.py",
     "tests/test_cuda_messages.py",
     "tests/test_cuda_sampling.py",
+    "tests/test_cuda_sampling_kinds.py",
     "tests/test_cuda_pyg_sampling.py",
     "tests/test_cuda_relations.py::test_layer_with_own_features",
     "tests/test_cuda_relations.py::test_segment_matmul_with_gradients",
