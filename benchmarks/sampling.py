@@ -12,6 +12,9 @@ edge by edge, which is checked before anything is timed.
 With --device cuda, one row for each of
     int64, int32    `neighbor_sample` on the GPU (cuda), on the CPU with the first of --threads (cpu), and for int64 a
                     sampler of torch's ops on the GPU (torch; benchmarks/minibatch.py), which samples as DGL does
+    weighted, weighted again, disjoint, temporal, last    the same of int64 by weights, without and with replacement, in
+                    trees, and by times of edges, of which 40 in each row are early enough
+    types           `hetero_neighbor_sample` of a graph as ogbn-mag (five relations), from papers, over two hops
     DGL's blocks    `NeighborSampler` as the plug-in runs it, with GNNACCEL_SAMPLER=cuda and without
     PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, with
                     GNNACCEL_SAMPLER=cuda (pinned), and batches of the CPU's sampler moved to the GPU, without workers
@@ -54,6 +57,14 @@ CUDA_COLUMNS = (
     "graph", "nodes", "edges", "threads", "kind", "batch_nodes", "batch_edges", "cuda_ms", "cuda_least_ms", "cpu_ms",
     "cpu_least_ms", "workers", "workers_ms", "torch_ms", "torch_edges", "pinned_ms", "vs_cpu", "vs_workers", "vs_torch",
 )  # fmt: skip
+MAG = {"paper": 736_389, "author": 1_134_649, "field": 59_965, "institution": 8_740}
+MAG_EDGES = {
+    ("author", "writes", "paper"): 7_145_660,
+    ("paper", "by", "author"): 7_145_660,
+    ("paper", "cites", "paper"): 5_416_271,
+    ("field", "of", "paper"): 7_505_078,
+    ("institution", "of", "author"): 1_043_998,
+}
 SIDES = ("cuda", "pinned", "cpu", "workers")
 WARM_UP = 10  # batches of a loader
 Sampler = Callable[[Tensor], tuple[int, int]]  # seeds -> nodes and edges of the batch
@@ -65,6 +76,26 @@ def ours(indptr: Tensor, indices: Tensor, fanouts: list[int], **options) -> Samp
         return out.node.numel(), out.edge.numel()
 
     return run
+
+
+def of_types(graph: dict, fanouts: list[int]) -> Sampler:
+    def run(seeds: Tensor) -> tuple[int, int]:
+        seeds = seeds.to(graph["paper", "cites", "paper"][0])
+        out = sampling.hetero_neighbor_sample(graph, {"paper": seeds}, fanouts, num_nodes=MAG)
+        return tuple(sum(a.numel() for a in part.values()) for part in (out.node, out.edge))
+
+    return run
+
+
+def mag_like() -> dict:
+    """Relations of ogbn-mag's sizes on the GPU, by destination; ends are uniform."""
+    graph = {}
+    for kind, count in MAG_EDGES.items():
+        ends = [torch.randint(MAG[name], (count,), device="cuda") for name in (kind[0], kind[-1])]
+        order = ends[1].argsort()
+        degrees = torch.bincount(ends[1], minlength=MAG[kind[-1]])
+        graph[kind] = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]), ends[0][order]
+    return graph
 
 
 def torch_sparse(indptr: Tensor, indices: Tensor, fanouts: list[int]) -> Sampler | None:
@@ -332,9 +363,9 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
                 row[f"vs_{other}"] = row[f"{other}_ms"] / row["cuda_ms"]
         cells.append(shown(CUDA_COLUMNS, same | {"kind": kind} | row))
 
-    def show_samplers(kind: str, cuda: Sampler, **others: Sampler) -> None:
+    def show_samplers(kind: str, cuda: Sampler, num_nodes: int = same["nodes"], **others: Sampler) -> None:
         samplers = {name: until_done(sampler) for name, sampler in {"gnnaccel": cuda, **others}.items()}
-        row = measure(samplers, same["nodes"], args.batch, args.count)
+        row = measure(samplers, num_nodes, args.batch, args.count)
         show(kind, row | {"cuda_ms": row["gnnaccel_ms"], "cuda_least_ms": row["gnnaccel_least_ms"]})
 
     for dtype in (torch.int64, torch.int32):
@@ -345,6 +376,27 @@ def cuda_rows(indptr: Tensor, indices: Tensor, args) -> list[list]:
         beside = {"torch": torch_ops(*there, args.fanouts)} if dtype == torch.int64 else {}
         kind = str(dtype).removeprefix("torch.")
         show_samplers(kind, ours(*there, args.fanouts), cpu=ours(*arrays, args.fanouts), **beside)
+    weight = torch.rand(indices.numel())
+    time_in_row = torch.arange(indices.numel()) - torch.repeat_interleave(indptr[:-1], indptr.diff())
+    times = dict(edge_time=time_in_row, seed_time=torch.full((args.batch,), 39))
+    for kind, options in {
+        "weighted": dict(edge_weight=weight),
+        "weighted again": dict(edge_weight=weight, replace=True),
+        "disjoint": dict(disjoint=True),
+        "temporal": times,
+        "last": times | dict(temporal_strategy="last"),
+    }.items():
+        if wanted(kind):
+            there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in options.items()}
+            cuda = ours(indptr.cuda(), indices.cuda(), args.fanouts, **there)
+            show_samplers(kind, cuda, cpu=ours(indptr, indices, args.fanouts, **options))
+    if wanted("types"):
+        typed = mag_like()
+        here = {kind: tuple(array.cpu() for array in arrays) for kind, arrays in typed.items()}
+        cuda, cpu = (of_types(graph, args.fanouts[:2]) for graph in (typed, here))
+        same |= dict(graph="mag-like", nodes=sum(MAG.values()), edges=sum(a.numel() for _, a in typed.values()))
+        show_samplers("types", cuda, num_nodes=MAG["paper"], cpu=cpu)
+        same |= dict(graph=args.graph, nodes=indptr.numel() - 1, edges=indices.numel())
     dgl = dgls(indptr, indices, args.fanouts, ours=True)
     if dgl is not None and wanted("DGL's blocks"):
         show_samplers("DGL's blocks", by_choice(dgl, "cuda"), cpu=dgl)
