@@ -112,16 +112,16 @@ def neighbor_sample(
         For tensors of the wrong dtype, fan-outs that are not ints.
     ValueError
         For wrong shapes, nodes out of range, fan-outs below -1, weights that are negative, infinite or NaN, times that
-        do not ascend, tensors on different devices, and weights, times or disjoint trees of a graph on the GPU. Indices
-        and weights are checked as they are read.
+        do not ascend, and tensors on different devices. Indices and weights are checked as they are read.
     RuntimeError
         For tensors on the GPU, if this gnnaccel has no CUDA half.
 
     Notes
     -----
-    Runs where the tensors are. On the GPU it samples what the CPU does with the same seed, on the current stream, for
-    which the host waits once per batch, and once more for each hop that may have more than 2^22 edges, as one of all
-    neighbours may. It takes some 40 bytes for each edge that there may be, and 4 for each node of the graph.
+    Runs where the tensors are. On the GPU it samples what the CPU does with the same seed, or with weights other edges,
+    as likely, on the current stream, for which the host waits once per batch, and once more for each hop that may have
+    more than 2^22 edges, as one of all neighbours may. It takes some 40 bytes for each edge that there may be, and 4 for
+    each node of the graph.
 
     Without replacement, every set of neighbours is equally likely. With weights they are drawn one after the other,
     each by its weight among those left, as `torch.multinomial` does. The result does not depend on the number of
