@@ -1,7 +1,8 @@
 """Sampled training under DistributedDataParallel as PyG's and DGL's users write it; nothing here knows of gnnaccel.
 
-python ddp_scripts.py pyg|whole|dgl FOLDER: each of two processes, of torchrun or, outside of it, of mp.spawn, writes
-its losses. All neighbours are sampled, in the order of nodes, so that runs compare; whole: PyG's without a loader.
+python ddp_scripts.py pyg|whole|dgl FOLDER [cpu|cuda]: each of two processes, of torchrun or, outside of it, of
+mp.spawn, writes its losses, on CPUs by gloo or a GPU each by NCCL. All neighbours are sampled, in the order of nodes,
+so that runs compare; whole: PyG's without a loader.
 """
 
 import os
@@ -22,7 +23,7 @@ def graph():
     return torch.randint(0, 300, (2, 2000)), x, labels
 
 
-def pyg_batches(rank, size, whole):
+def pyg_batches(rank, size, device, whole):
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
 
@@ -30,10 +31,11 @@ def pyg_batches(rank, size, whole):
     share = torch.arange(300).chunk(size)[rank]
     if whole:
         for seeds in share.split(32):
-            yield (x, edges), seeds, y[seeds]
+            yield (x.to(device), edges.to(device)), seeds, y[seeds].to(device)
         return
     data = Data(x=x, edge_index=edges, y=y)
     for batch in NeighborLoader(data, num_neighbors=[-1, -1], input_nodes=share, batch_size=32):
+        batch = batch.to(device)
         yield (batch.x, batch.edge_index), slice(batch.batch_size), batch.y[: batch.batch_size]
 
 
@@ -43,17 +45,17 @@ def pyg_model():
     return GAT(3, 16, 2, 3, heads=2)
 
 
-def dgl_batches(rank, size, whole):
+def dgl_batches(rank, size, device, whole):
     import dgl
 
     edges, x, y = graph()
     made = dgl.graph((edges[0], edges[1]), num_nodes=300)
     sampler = dgl.dataloading.MultiLayerFullNeighborSampler(2)
     loader = dgl.dataloading.DataLoader(
-        made, torch.arange(300), sampler, batch_size=32, use_ddp=True, shuffle=False, drop_last=False
+        made, torch.arange(300), sampler, device=device, batch_size=32, use_ddp=True, shuffle=False, drop_last=False
     )
     for inputs, seeds, blocks in loader:
-        yield (blocks, x[inputs]), slice(None), y[seeds]
+        yield (blocks, x[inputs.cpu()].to(device)), slice(None), y[seeds.cpu()].to(device)
 
 
 def dgl_model():
@@ -71,14 +73,24 @@ def dgl_model():
     return Model()
 
 
-def train(rank, size, kind, folder):
+def start(index, place, **meeting):
+    """This rank's device."""
+    if place == "cpu":
+        dist.init_process_group("gloo", **meeting)
+        return torch.device("cpu")
+    torch.cuda.set_device(index)
+    dist.init_process_group("nccl", **meeting)
+    return torch.device("cuda", index)
+
+
+def train(rank, size, device, kind, folder):
     batches, make = (dgl_batches, dgl_model) if kind == "dgl" else (pyg_batches, pyg_model)
     torch.manual_seed(0)
-    model = DistributedDataParallel(make())
+    model = DistributedDataParallel(make().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(3):
-        for arguments, rows, labels in batches(rank, size, kind == "whole"):
+        for arguments, rows, labels in batches(rank, size, device, kind == "whole"):
             logits = model(*arguments)
             loss = F.cross_entropy(logits[rows], labels)
             optimizer.zero_grad()
@@ -89,16 +101,16 @@ def train(rank, size, kind, folder):
     time.sleep(0.5)  # a gloo thread that still drops Python's objects when its group dies waits for ever (torch 2.13)
 
 
-def spawned(rank, size, kind, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    train(rank, size, kind, folder)
+def spawned(rank, size, kind, folder, place="cpu"):
+    device = start(rank, place, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    train(rank, size, device, kind, folder)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-        train(dist.get_rank(), dist.get_world_size(), *sys.argv[1:])
+        device = start(int(os.environ["RANK"]), *sys.argv[3:] or ["cpu"])
+        train(dist.get_rank(), dist.get_world_size(), device, *sys.argv[1:3])
         dist.destroy_process_group()
     else:
         mp.spawn(spawned, (2, *sys.argv[1:]), nprocs=2)

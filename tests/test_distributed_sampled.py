@@ -31,22 +31,26 @@ def test_learns_under_the_flag(tmp_path):
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def losses(folder, kind, launcher, flag):
+def losses(folder, kind, launcher, flag, place="cpu"):
     """Of each of two processes; and what they print."""
     folder.mkdir()
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [sys.executable, "-W", "ignore", *(torchrun if launcher == "torchrun" else []), SCRIPT, kind, folder]
+    words.append(place)
     more = {"GNNACCEL": flag, "GNNACCEL_PROFILE": "1"} if flag else {}
     done = subprocess.run(list(map(str, words)), env=environment(**more), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"losses{rank}.pt") for rank in range(2)], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("kind", "plain", "flag", "told"),
     [("pyg", "whole", "", r"pyg\.GATConv +[1-9]"), ("dgl", "dgl", "compat", r"copy_lhs\.mean +[1-9]")],
 )
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@KINDS
 def test_losses_under_the_flag_are_those_without(tmp_path, kind, plain, flag, told, launcher):
     """PyG alone cannot sample here (it has neither pyg-lib nor torch-sparse): it trains on the whole graph, of which
     the seeds of each batch count, which is what batches of all neighbours are. DGL alone needs its shim."""
@@ -95,3 +99,16 @@ def test_dgl_distributed_graph(tmp_path):
         assert len(found[rank]) == 12, outputs[rank]
         np.testing.assert_allclose(found[rank], expected[rank], rtol=0, atol=1e-5)
         assert re.search(r"copy_lhs\.mean +24 +0", outputs[rank]), outputs[rank]
+
+
+# --- CUDA
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, for NCCL")
+@KINDS
+def test_losses_on_two_gpus_are_those_of_the_framework_on_cpus(tmp_path, kind, plain, flag, told):
+    pytest.importorskip("torch_geometric" if kind == "pyg" else "dgl_compare")
+    found, output = losses(tmp_path / "ours", kind, "torchrun", "1", "cuda")
+    expected, _ = losses(tmp_path / "plain", plain, "torchrun", flag)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    assert len(re.findall(told, output)) == 2, output
