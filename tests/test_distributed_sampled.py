@@ -101,6 +101,42 @@ def test_dgl_distributed_graph(tmp_path):
         assert re.search(r"copy_lhs\.mean +24 +0", outputs[rank]), outputs[rank]
 
 
+def cut(folder, kind):
+    script = [sys.executable, "-W", "ignore", str(TESTS / "pyg_dist_ranks.py"), "cut", str(folder), kind]
+    done = subprocess.run(script, env=environment(GNNACCEL="1"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def on_parts(what, folder, kind, flag):
+    """What two ranks of torch_geometric.distributed print."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    more = {"GNNACCEL": flag, "GNNACCEL_PROFILE": flag}
+    results = ranks(2, what, folder, kind, port, script=TESTS / "pyg_dist_ranks.py", timeout=120, **more)
+    agree(results)
+    return [output for _, output in results]
+
+
+@pytest.mark.parametrize("kind", ["homo", "hetero"])
+def test_pygs_distributed_loader_trains_as_the_whole_graph_does(tmp_path, kind):
+    """All neighbours: what PyG alone, which needs pyg-lib for this loader, makes of the whole graph."""
+    pytest.importorskip("torch_geometric")
+    cut(tmp_path, kind)
+    found, expected = on_parts("train", tmp_path, kind, "1"), on_parts("whole", tmp_path, kind, "0")
+    for output, plain in zip(found, expected, strict=True):
+        losses, wanted = ([float(loss) for loss in re.findall(r"^loss (.*)$", o, re.M)] for o in (output, plain))
+        np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-5)
+        assert len(losses) >= 6
+        assert re.search(r"pyg\.SAGEConv +[1-9]", output) and re.search(r"DistNeighborSampler +[1-9]", output), output
+
+
+def test_pygs_distributed_loaders_draw_edges_of_the_graph(tmp_path):
+    pytest.importorskip("torch_geometric")
+    cut(tmp_path, "homo")
+    on_parts("draw", tmp_path, "homo", "1")
+
+
 # --- CUDA
 
 

@@ -40,7 +40,16 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
 from gnnaccel.ops import gradient_rows
-from gnnaccel.pyg_backend import adjacency, clusters, compressed, gpu_batches, sampled_batches, upcoming, walks
+from gnnaccel.pyg_backend import (
+    adjacency,
+    clusters,
+    compressed,
+    dist_sampling,
+    gpu_batches,
+    sampled_batches,
+    upcoming,
+    walks,
+)
 from gnnaccel.pyg_backend.sampler_places import KIND, WORKERS, at, by_what, kept_of, say, to_cuda, to_host
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
@@ -335,6 +344,7 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (ClusterData, "_metis", clusters.parting, False),
     (Node2Vec, "__init__", lambda original: rebind(original, **_WALKS), False),
     (RootedRWSubgraph, "extract", lambda original: rebind(original, torch=_TORCH), False),
+    *dist_sampling.METHODS,
 ]
 if not WITH_TORCH_SPARSE:  # which samples for these itself
     _METHODS += [
