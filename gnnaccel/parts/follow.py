@@ -96,24 +96,34 @@ class _Gradients:
         """Behind the gradients: on how many ranks each parameter had one."""
         parameters = [self._parameters[number] for number in numbers]
         sizes = [p.numel() for p in parameters]
-        flat = parameters[0].new_zeros(sum(sizes) + len(sizes))
-        *pieces, had = flat.split([*sizes, len(sizes)])
-        for at, number in enumerate(numbers):
+        complete = given.keys() >= set(numbers)
+        # No number goes to the device from the host, which would wait for all that is queued there.
+        had = parameters[0].new_full((len(sizes),), float(complete))
+        pieces = []
+        for at, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
             if number in given:
-                pieces[at].copy_(given[number][1].reshape(-1))
-                had[at] = 1
-        ranks.summed(flat)
-        everywhere = [True] * len(numbers) if given.keys() >= set(numbers) else (had > 0).tolist()
-        for at, (number, there) in enumerate(zip(numbers, everywhere, strict=True)):
+                pieces.append(given[number][1].reshape(-1).to(parameter.dtype))
+                if not complete:
+                    had[at].fill_(1)
+            else:
+                pieces.append(parameter.new_zeros(parameter.numel()))
+        *pieces, had = ranks.summed(torch.cat([*pieces, had])).split([*sizes, len(sizes)])
+        everywhere = [True] * len(numbers) if complete else (had > 0).tolist()
+        targets, totals = [], []
+        for number, parameter, piece, there in zip(numbers, parameters, pieces, everywhere, strict=True):
             if not there:
                 continue
-            parameter, grad = parameters[at], pieces[at].view_as(parameters[at])
-            before = given[number][0] if number in given else parameter.grad
-            total = grad.clone() if before is None else before.add_(grad)
+            total = piece.view_as(parameter)
             if parameter.grad is None:
-                parameter.grad = total
+                parameter.grad = total.clone()
+            elif number not in given:
+                parameter.grad.add_(total)
             else:
-                parameter.grad.copy_(total)
+                before = given[number][0]
+                targets.append(parameter.grad)
+                totals.append(total if before is None else before.add_(total))
+        if targets:
+            torch._foreach_copy_(targets, totals)
 
 
 class BatchNorm:

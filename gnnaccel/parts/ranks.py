@@ -49,7 +49,10 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
     timeout = datetime.timedelta(seconds=timeout_s)
     with told("joining the other ranks"):
         if backend == "nccl":
-            dist.init_process_group("nccl", timeout=timeout, device_id=place)
+            # Before kernels that were there first: else a sum over edges, which fills the GPU, holds rows back.
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            options._timeout = timeout
+            dist.init_process_group("nccl", timeout=timeout, device_id=place, pg_options=options)
         else:
             dist.init_process_group("gloo", timeout=timeout)
             atexit.register(_leave)
