@@ -20,7 +20,9 @@ from gnnaccel.parts.rates import Rates
 
 MODELS = ("gcn", "sage", "gin", "gat")
 _FLOAT = 4  # bytes of a number
-_PER_EDGE = 48  # bytes of a part's structure: edge_index, numbers of edges, and the graph, each way, inside and across
+# Bytes per edge of a part's structure (edge_index, numbers of edges, the graph each way, inside and across, with loops)
+# and of what making it takes at most: the peaks of distributed_1_reddit_h100.csv. GIN's as SAGE's, which sums alike.
+_PER_EDGE = {"gcn": 81, "sage": 90, "gin": 90, "gat": 127}
 _PER_NODE = 40
 _PASSES = 24  # of a layer's results in an epoch: norms, sums of inner and outer edges, bias, ReLU, their gradients
 _PACKING = 4  # passes over rows that are sent: gathered, read, written, summed up where they come back
@@ -204,4 +206,4 @@ def _memory(model: Model, part: tuple[float, float, float]) -> float:
     features = own * model.feats + (every * model.feats if halo else 0)
     moment = _AT_A_TIME * every * max(o for _, o in model.widths())
     numbers = features + kept + moment + 4 * model.parameters()
-    return numbers * _FLOAT + edges * _PER_EDGE + own * _PER_NODE
+    return numbers * _FLOAT + edges * _PER_EDGE[model.kind] + own * _PER_NODE
