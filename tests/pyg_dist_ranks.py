@@ -114,7 +114,7 @@ def draw(folder, kind):
     edges = set(map(tuple, data.edge_index.t().tolist()))
     asked = data.edge_index[:, dist.get_rank() :: 2][:, :40]
     links = {"make": DistLinkNeighborLoader, "edge_label_index": (None, asked)}
-    for options in ({}, {"replace": True}, {"disjoint": True}, links, links | {"neg_sampling": "binary"}):
+    for options in ({}, {"replace": True}, {"disjoint": True}, links):
         # Both ranks ask for as many batches: neither leaves while the other needs its neighbours.
         for batch in loader_of(stores, seeds[:64], kind, num_neighbors=[4, 2], **options):
             found = batch.n_id[batch.edge_index]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -186,6 +187,22 @@ def test_where_a_rank_runs(monkeypatch, given, rank, local, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     place, backend = joining._place(given)
     assert (str(place), backend) == expected
+
+
+def test_nccls_group_has_a_stream_before_others(monkeypatch):
+    """Or sums that fill the GPU hold back the rows that they were to hide."""
+    given = {}
+    nccl = SimpleNamespace(Options=lambda **made: SimpleNamespace(**made))
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(joining, "_place", lambda _device: (torch.device("cuda", 1), "nccl"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", nccl, raising=False)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *names, **more: given.update(more, names=names))
+    assert joining.join(timeout_s=7) == torch.device("cuda", 1)
+    assert given["names"] == ("nccl",) and given["device_id"] == torch.device("cuda", 1)
+    assert given["timeout"] == given["pg_options"]._timeout and given["timeout"].total_seconds() == 7
+    assert given["pg_options"].is_high_priority_stream
 
 
 SINGLE = """

@@ -148,7 +148,7 @@ def _with_ours(original: Callable) -> Callable:
 
 
 def _warning(original: Callable) -> Callable:
-    """PyG 2.7 and 2.8 give warnings.warn an option that it does not have, and end there."""
+    """PyG 2.8 gives warnings.warn an option that it does not have, and ends there."""
     return rebind(original, warn=_warn)
 
 
