@@ -2,8 +2,8 @@
 
 A graph is its edges by destination, as `gnnaccel.Graph` has them: ``indptr`` and ``indices``. Everything runs on the
 CPU, on as many threads as torch has, and gives the same batch for the same ``seed`` whatever that number is;
-`neighbor_sample` and `hetero_neighbor_sample` also on the GPU, where the same ``seed`` gives the CPU's batch unless that
-is drawn by weight, and `random_walk`.
+`neighbor_sample` and `hetero_neighbor_sample` also on the GPU, where the same ``seed`` gives the CPU's batch unless
+that is drawn by weight, and `random_walk`.
 """
 
 from gnnaccel.sampling.layerwise import hgt_sample

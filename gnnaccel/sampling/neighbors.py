@@ -120,8 +120,8 @@ def neighbor_sample(
     -----
     Runs where the tensors are. On the GPU it samples what the CPU does with the same seed, or with weights other edges,
     as likely, on the current stream, for which the host waits once per batch, and once more for each hop that may have
-    more than 2^22 edges, as one of all neighbours may. It takes some 40 bytes for each edge that there may be, and 4 for
-    each node of the graph.
+    more than 2^22 edges, as one of all neighbours may. It takes some 40 bytes for each edge that there may be, and 4
+    for each node of the graph.
 
     Without replacement, every set of neighbours is equally likely. With weights they are drawn one after the other,
     each by its weight among those left, as `torch.multinomial` does. The result does not depend on the number of
