@@ -17,7 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cp
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
-    monkeypatch.setattr(sampled_sums, "_LEAST", 0)
+    monkeypatch.setattr(sampled_sums, "LEAST", 0)
     monkeypatch.setattr(torch.autograd, "backward", gradient_rows.telling(torch.autograd.backward))
 
 
@@ -105,8 +105,8 @@ USES = {  # of a result: how many of its rows count, None: all
 @pytest.mark.parametrize("name", USES)
 def test_rows_that_count(name, monkeypatch):
     graph, seen = sampled(), []
-    hop_of = sampled_sums._hop_of
-    monkeypatch.setattr(sampled_sums, "_hop_of", lambda rows, hops: seen.append(rows) or hop_of(rows, hops))
+    hop_of = sampled_sums.hop_of
+    monkeypatch.setattr(sampled_sums, "hop_of", lambda rows, hops: seen.append(rows) or hop_of(rows, hops))
     given = leaves(graph)
     (use, count), results = USES[name], []
     for function in (linear_sums.sum_mapped, lambda g, x, reduce, *maps: exact(g, reduce, x, *maps)):

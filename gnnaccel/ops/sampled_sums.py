@@ -20,13 +20,13 @@ from gnnaccel.ops import gradient_rows, ready
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import FORMS, spmm
 
-_LEAST = 1 << 23  # products of two numbers in one of the maps: of fewer it does not matter
+LEAST = 1 << 23  # products of two numbers in one of the maps: of fewer it does not matter
 
 
 def is_profitable(graph: Graph, x: Tensor, weight: Tensor) -> bool:
     """True for a sampled batch on which `sum_mapped` is to do what `linear_sums.sum_mapped` does."""
     sampled = hops.of(graph)
-    return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= _LEAST
+    return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= LEAST
 
 
 def sum_mapped(graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def sum_mapped(graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tenso
     return _sum_mapped(x, weight, bias, own_weight, graph, reduce)
 
 
-def _hop_of(rows: int, sampled: Hops) -> int:
+def hop_of(rows: int, sampled: Hops) -> int:
     """The first hop before which there are as many nodes; the number of hops, if there are fewer before all of them."""
     return next((hop for hop, count in enumerate(sampled.nodes[:-1]) if count >= rows), len(sampled.nodes) - 1)
 
@@ -43,7 +43,7 @@ def _reach(node, rows: int) -> int:
     """gradient_rows.register: how many rows of x have a gradient, if as many of the result have."""
     sampled = hops.of(node.graph)
     assert sampled is not None
-    hop = _hop_of(rows, sampled) + 1
+    hop = hop_of(rows, sampled) + 1
     return sampled.nodes[hop] if hop < len(sampled.nodes) else node.num_nodes
 
 
@@ -84,7 +84,7 @@ class _SumMapped(torch.autograd.Function):
         again = torch.is_grad_enabled()  # a second derivative is asked for
         sampled = hops.of(ctx.graph)
         last = len(sampled.nodes) - 2
-        hop = last + 1 if again or ctx.rows is None else _hop_of(ctx.rows, sampled)
+        hop = last + 1 if again or ctx.rows is None else hop_of(ctx.rows, sampled)
         grad = (grad if hop > last else grad[: sampled.nodes[hop]]).contiguous()
         some = hops.head(ctx.graph, min(hop, last))  # rows that have edges and a gradient
         of_some, sources = grad[: some.num_rows], x[: some.num_cols]

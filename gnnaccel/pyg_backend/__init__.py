@@ -21,6 +21,7 @@ from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
 from gnnaccel.pyg_backend import readouts as _readouts
 from gnnaccel.pyg_backend import samplers as _samplers
+from gnnaccel.pyg_backend import sliced as _sliced
 from gnnaccel.pyg_backend import to_hetero as _to_hetero
 from gnnaccel.pyg_backend import typed as _typed
 from gnnaccel.pyg_backend.graph import to_graph
@@ -102,6 +103,7 @@ def enable() -> None:
     _hetero_conv.enable()
     _to_hetero.enable()
     _typed.enable(every=True)
+    _sliced.enable()
 
 
 def disable() -> None:
@@ -115,4 +117,5 @@ def disable() -> None:
     _hetero_conv.disable()
     _to_hetero.disable()
     _typed.disable()
+    _sliced.disable()
     _classes.restore_all()

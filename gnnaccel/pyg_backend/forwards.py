@@ -130,6 +130,9 @@ def _sum_mapped(
 ) -> Tensor:
     """lin(sums of x over neighbours) + behind(own), without what is None."""
     behind = None if own is None else behind
+    first = own
+    if own is x and graph.num_rows < x.shape[0]:  # the rows of some graph's first nodes
+        first = x[: graph.num_rows]
     if edge_weight is None and own is x and behind is not None:
         maps, others = short.parameters_of(lin), short.parameters_of(behind)
         if maps is not None and others is not None and others[1] is None:
@@ -137,7 +140,21 @@ def _sum_mapped(
             if out is not None:
                 return out
     out = lin(ops.spmm(graph, x, edge_weight, reduce=reduce))
-    return out if behind is None else out + behind(own)
+    return out if behind is None else out + behind(first)
+
+
+def sage_rows(conv: Any, graph: Graph, x: Tensor) -> Tensor:
+    """What a SAGEConv without `project` says of the rows of `graph`, which are the first of the rows of x."""
+    modules = conv._modules
+    behind = modules["lin_r"] if conv.root_weight else None
+    out = _sum_mapped(graph, x, REDUCES[type(modules["aggr_module"])], modules["lin_l"], x, behind)
+    return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
+
+
+def graph_conv_rows(conv: Any, graph: Graph, x: Tensor) -> Tensor:
+    """The same of a GraphConv without edge weights."""
+    modules = conv._modules
+    return _sum_mapped(graph, x, REDUCES[type(modules["aggr_module"])], modules["lin_rel"], x, modules["lin_root"])
 
 
 def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:

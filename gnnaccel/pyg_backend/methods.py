@@ -23,6 +23,7 @@ from gnnaccel.pyg_backend import (
     relational_forwards,
     rules,
     short,
+    sliced,
     typed_attention,
     update_order,
 )
@@ -71,6 +72,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
             members["forward"] = table[plain.forward](plain, compiled_forwards.first(plain, general))
     forward = first_calls.first(plain, members.get("forward"))
+    forward = sliced.of_layers(plain, forward)
     if forward is not None:
         members["forward"] = forward
     return members

@@ -1,0 +1,320 @@
+"""Models on sampled batches of whose result the first rows are taken, ``model(batch.x, batch.edge_index)[:k]``: layers
+compute the rows that lead to these, as if the model had called trim_to_layer().
+
+That needs all of
+- the caller: the model's result is sliced at once, which its bytecode says (gnnaccel.lazy.caller);
+- the edges: a batch of our sampler, whose hops are known;
+- the model: PyG's own, or code in which torch sees all that is done to features (gnnaccel.lazy.trust), of modules that
+  nobody watches, and layers of which a row needs the edges into its node alone (`_LAYERS`).
+Between the layers gnnaccel.lazy.first_rows decides what may be done to some rows alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch_geometric.nn as pyg_nn
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
+
+from gnnaccel import _operators, report
+from gnnaccel.graph import hops
+from gnnaccel.graph.hops import Hops
+from gnnaccel.lazy import caller
+from gnnaccel.lazy.first_rows import FirstRows, Given, Step, Trip, state
+from gnnaccel.lazy.trust import DATA, Walk
+from gnnaccel.ops import sampled_sums
+from gnnaccel.pyg_backend import forwards, short
+from gnnaccel.pyg_backend.graph import hops_of
+from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.update_order import ALLOWED
+
+_KIND = "pyg.first rows"
+_MODELS = (pyg_nn.GraphSAGE, pyg_nn.GAT)
+# Of these nothing is done to a feature but by functions of torch; what mixes rows gets all of them.
+_KNOWN = {
+    *(nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Embedding),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.PReLU, nn.Tanh, nn.Sigmoid),
+    *(nn.Softplus, nn.Softmax, nn.LogSoftmax, nn.Hardswish, nn.ReLU6, nn.LayerNorm, nn.BatchNorm1d),
+    *(pyg_nn.Linear, pyg_nn.BatchNorm, pyg_nn.LayerNorm, pyg_nn.GraphNorm, pyg_nn.PairNorm, pyg_nn.MLP),
+    *(pyg_nn.JumpingKnowledge, pyg_nn.models.basic_gnn.TrimToLayer, *REDUCES),
+}
+
+
+class _Kind(NamedTuple):
+    """What is to be known of a class of layers whose rows need the edges into them alone.
+
+    maps : names of linear maps of x, as wide as the layer's result or, together, its heads.
+    aggregations : of its guard.
+    rows : (conv, graph of the first rows, x) -> these rows; None where the layer itself gets the first edges.
+    """
+
+    layer: Any
+    maps: tuple[str, ...]
+    aggregations: tuple[type, ...]
+    rows: Callable | None
+
+    def width(self, conv: Any, x: Any) -> int | None:
+        """Of the result; None where the layer is to be called with all rows."""
+        if ALLOWED in conv.__dict__ or conv.flow != "source_to_target":
+            return None
+        if self.layer is pyg_nn.SAGEConv and conv.project:
+            return None
+        if self.rows is None and conv.dropout and conv.training:  # of as many random numbers as there are edges
+            return None
+        width = None
+        for lin in map(conv._modules.get, self.maps):
+            if lin is not None:
+                found = short.parameters_of(lin)
+                if found is None or found[0].shape[1] != x.shape[1]:
+                    return None
+                if found[0].dtype != x.dtype or found[0].device != x.device:
+                    return None
+                width = found[0].shape[0]
+        if width is not None and self.rows is None and not conv.concat:
+            return width // conv.heads
+        return width
+
+
+_LAYERS = {
+    kind.layer.forward: kind
+    for kind in (
+        _Kind(pyg_nn.SAGEConv, ("lin_l", "lin_r"), tuple(REDUCES), forwards.sage_rows),
+        _Kind(pyg_nn.GraphConv, ("lin_rel", "lin_root"), tuple(REDUCES), forwards.graph_conv_rows),
+        _Kind(pyg_nn.GATConv, ("lin",), (pyg_nn.SumAggregation,), None),
+        _Kind(pyg_nn.GATv2Conv, ("lin_l", "lin_r"), (pyg_nn.SumAggregation,), None),
+    )
+}
+
+
+class _Layer(Step):
+    """A layer's call; `general`: its forward() on all rows."""
+
+    def __init__(
+        self, kind: _Kind, general: Callable, conv: Any, x: Any, edge_index: Tensor, sampled: Hops, width: int
+    ) -> None:
+        inputs = (x.step,) if isinstance(x, FirstRows) else ()
+        held = [conv._parameters, *(part._parameters for part in conv._modules.values() if part is not None)]
+        parameters = [value for values in held for value in values.values() if value is not None]
+        grad = x.requires_grad or any(parameter.requires_grad for parameter in parameters)
+        super().__init__(inputs, (x.shape[0], width), x, grad)
+        self._kind, self._general, self._conv, self._sampled = kind, general, conv, sampled
+        self._x = None if inputs else x
+        self._edge_index = edge_index
+        self._given = Given((edge_index, *parameters, self._x))
+
+    def _hop(self, rows: int) -> int:
+        return sampled_sums.hop_of(rows, self._sampled)
+
+    def rows_read(self, rows):
+        hop, nodes = self._hop(rows), self._sampled.nodes
+        needed = nodes[hop + 1] if hop < len(nodes) - 1 else self.shape[0]
+        return [needed] * len(self.inputs)
+
+    def compute(self, rows, *values):
+        self._given.check()
+        hop, sampled = self._hop(rows), self._sampled
+        x = values[0] if values else self._x
+        if hop >= len(sampled.nodes) - 1:
+            return self._general(self._conv, x, self._edge_index)
+        x = x[: sampled.nodes[hop + 1]] if x.shape[0] > sampled.nodes[hop + 1] else x
+        if self._kind.rows is None:
+            return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
+        graph = short.graph_of(self._edge_index, self.shape[0], self.shape[0], self._conv.flow)
+        if graph is None or hops.of(graph) is None:  # written into, in a way that torch does not count
+            return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
+        return self._kind.rows(self._conv, hops.head(graph, hop), x)
+
+
+def of_layers(plain: Any, general: Callable | None) -> Callable | None:
+    """`general`, the forward() of accelerated layers of class `plain`, for layers that may be asked for some rows."""
+    kind = _LAYERS.get(plain.forward)
+    if kind is None or general is None:
+        return general
+    guard = short.Guard(plain, kind.layer, kind.aggregations)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, *args, **kwargs):
+        trip = state.trip
+        if trip is None:
+            if type(edge_index) is Tensor and not torch.compiler.is_compiling():
+                _notice(x, edge_index)
+            return general(self, x, edge_index, *args, **kwargs)
+        if all(value is None for value in (*args, *kwargs.values())):
+            step = _step(kind, guard, general, self, trip, x, edge_index)
+            if step is not None:
+                return trip.take(step)
+        if isinstance(x, FirstRows):
+            x = x.ordinary(f"{plain.__name__} with more than features and edges, or changed")
+        return general(self, x, edge_index, *args, **kwargs)
+
+    return forward
+
+
+def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: Trip, x: Any, edges: Any) -> Step | None:
+    if type(x) is FirstRows:
+        if x.trip is not trip:
+            return None
+    elif not short.is_matrix(x):
+        return None
+    if x.device != edges.device or not guard.allows(conv, edges) or not _is_usual(x):
+        return None
+    sampled = hops_of(edges)
+    if sampled is None or edges._base is not None or len(sampled.nodes) < 2 or sampled.nodes[-1] > x.shape[0]:
+        return None
+    width = kind.width(conv, x)
+    if width is None or x.shape[0] * x.shape[1] * width < sampled_sums.LEAST:
+        return None
+    return _Layer(kind, general, conv, x, edges, sampled, width)
+
+
+def _is_usual(x: Any) -> bool:
+    """True where nobody looks at each call, and torch does with features what it does by default."""
+    return not (
+        torch.is_autocast_enabled(x.device.type)
+        or torch.is_inference_mode_enabled()
+        or _operators.watched()
+        or forward_ad._current_level >= 0
+    )
+
+
+# ---- models
+
+
+def entering(original: Callable) -> Callable:
+    """__call__() of a model."""
+
+    @functools.wraps(original)
+    def __call__(self, *args, **kwargs):
+        if torch.compiler.is_compiling() or not _begins(self, args, kwargs, sys._getframe(1)):
+            return original(self, *args, **kwargs)
+        trip = state.trip = Trip()
+        try:
+            holder = [original(self, *args, **kwargs)]
+        finally:
+            state.trip = None
+        trip.end(holder)
+        report.count(_KIND)
+        if trip.settled is not None:
+            report.note(_KIND, f"all rows of some layers of {type(self).__name__}: {trip.settled}")
+        return holder.pop()
+
+    __call__._gnnaccel_entering = True  # type: ignore[attr-defined]
+    return __call__
+
+
+def _begins(model: nn.Module, args: tuple, kwargs: dict, frame: types.FrameType) -> bool:
+    if state.trip is not None:
+        return False
+    edges = next((v for v in (*args, *kwargs.values()) if type(v) is Tensor and v.dtype == torch.int64), None)
+    if edges is None or hops_of(edges) is None or not _is_usual(edges):
+        return False
+    if not caller.takes_first_rows(frame, model):
+        return False
+    reason = distrust(model)
+    if reason is not None:
+        report.note(_KIND, f"all rows of {type(model).__name__}: {reason}")
+    return reason is None
+
+
+def distrust(model: nn.Module) -> str | None:
+    """Why the layers of a model are to compute all rows; None if nobody will see which ones they compute."""
+    if torch_module._has_any_global_hook():
+        return "hooks on all modules"
+    for part in model.modules():
+        kind = vars(type(part)).get("_gnnaccel_plain", type(part))
+        state_of = vars(part)
+        if short.hooked(part) or state_of.get("_compiled_call_impl") is not None:
+            return f"somebody watches or replaces calls of {kind.__name__}"
+        if kind in _KNOWN or kind in _MODELS:
+            continue
+        if isinstance(part, pyg_nn.MessagePassing):
+            if kind is type(part) or kind.forward not in _LAYERS:
+                return f"{kind.__name__}, of which a row may need more than the edges into it"
+            continue
+        if kind.__module__.split(".")[0] in ("torch", "torch_geometric"):
+            return f"{kind.__name__}, of which it is not known what it does to rows"
+        if kind.__call__ is not torch_module.Module.__call__ and not hasattr(kind.__call__, "_gnnaccel_entering"):
+            return f"{kind.__name__} has a __call__ of its own"
+        reason, names, codes = _of_class(kind, kind.forward)
+        if reason is not None:
+            return reason
+        for name in names.intersection(state_of):
+            value = state_of[name]
+            if type(value) not in DATA and (reason := _ModelWalk(kind, codes).follow(name, [value])):
+                return reason
+    return None
+
+
+class _ModelWalk(Walk):
+    harmless = frozenset({"relu_"})  # first_rows has a rule for it
+
+    def _of_module(self, name, value):
+        return []  # each module of the model is looked at
+
+
+@functools.lru_cache(maxsize=256)
+def _of_class(kind: Any, forward: Any) -> tuple[str | None, frozenset[str], tuple[types.CodeType, ...]]:
+    walk = _ModelWalk(kind)
+    reason = walk.follow("a method", [forward])
+    return reason, frozenset(walk.names), tuple(walk.codes)
+
+
+_entered: weakref.WeakSet[type] = weakref.WeakSet()
+_seen: set[types.CodeType] = set()  # of forward() that has called a layer on a sampled batch
+_enabled = False
+
+
+def _notice(x: Any, edge_index: Tensor) -> None:
+    """Of a layer's call on a sampled batch: from the next one on, the models around it see who calls them."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals is vars(torch_module):
+        frame = frame.f_back
+    if not _enabled or frame is None or frame.f_code in _seen or hops_of(edge_index) is None:
+        return
+    _seen.add(frame.f_code)
+    while frame is not None:
+        code = frame.f_code
+        if frame.f_globals is not vars(torch_module):
+            model = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            if not isinstance(model, nn.Module):
+                return
+            kind = type(model)
+            is_own = getattr(kind.forward, "__code__", None) is code
+            if is_own and kind.__call__ is torch_module.Module.__call__ and not _is_frameworks(kind):
+                enter(kind)
+        frame = frame.f_back
+
+
+def _is_frameworks(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("torch", "torch_geometric", "gnnaccel") or "_gnnaccel_plain" in vars(kind)
+
+
+def enter(kind: Any) -> None:
+    """Have models of a class see who calls them."""
+    kind.__call__ = entering(kind.__call__)
+    _entered.add(kind)
+
+
+def enable() -> None:
+    global _enabled
+    _enabled = True
+    for kind in _MODELS:
+        enter(kind)
+
+
+def disable() -> None:
+    global _enabled
+    _enabled = False
+    for kind in list(_entered):
+        if "__call__" in vars(kind):
+            del kind.__call__  # type: ignore[attr-defined]
+    _entered.clear()
+    _seen.clear()

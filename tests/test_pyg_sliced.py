@@ -1,0 +1,388 @@
+"""Models of whose result on a sampled batch the first rows are taken: those rows as ever, and no others computed."""
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pyg = pytest.importorskip("torch_geometric")
+from torch_geometric.data import Data  # noqa: E402
+from torch_geometric.loader import NeighborLoader  # noqa: E402
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SAGEConv  # noqa: E402
+
+from gnnaccel import ops, pyg_backend, report  # noqa: E402
+from gnnaccel.lazy import caller, first_rows  # noqa: E402
+from gnnaccel.lazy.first_rows import FirstRows  # noqa: E402
+from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.pyg_backend import sliced  # noqa: E402
+
+NODES, EDGES, IN, OUT = 300, 1200, 6, 4
+KIND = "pyg.first rows"
+DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch):
+    """Rows that layers have computed."""
+    monkeypatch.setattr(sampled_sums, "LEAST", 0)
+    seen = []
+    compute = sliced._Layer.compute
+
+    def counting(self, count, *values):
+        out = compute(self, count, *values)
+        seen.append(out.shape[0])
+        return out
+
+    monkeypatch.setattr(sliced._Layer, "compute", counting)
+    report.reset()
+    pyg_backend.enable()
+    yield seen
+    pyg_backend.disable()
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(1)
+    data = Data(x=torch.rand(NODES, IN, dtype=torch.float64), edge_index=torch.randint(NODES, (2, EDGES)))
+    made = next(iter(NeighborLoader(data.to(DEVICE), [3, 2, 2], batch_size=8)))
+    made.y = torch.randint(OUT, (8,), device=DEVICE)
+    return made
+
+
+class Net(nn.Module):
+    """As scripts have it: layers, and something between them."""
+
+    def __init__(self, layer=SAGEConv, width=8, **options):
+        super().__init__()
+        self.convs = nn.ModuleList(layer(*ends, **options) for ends in ((IN, width), (width, width), (width, OUT)))
+        self.norm = nn.Identity()
+
+    def forward(self, x, edge_index):
+        for i, conv in enumerate(self.convs):
+            x = conv(x, edge_index)
+            if i < len(self.convs) - 1:
+                x = self.norm(F.relu(x))
+        return x
+
+
+def with_norm(norm, **options):
+    net = Net(**options)
+    net.norm = norm
+    return net
+
+
+class Reddit(Net):
+    def forward(self, x, edge_index):
+        for i, conv in enumerate(self.convs):
+            x = conv(x, edge_index)
+            if i < len(self.convs) - 1:
+                x = x.relu_()
+                x = F.dropout(x, p=0.5, training=self.training)
+        return x
+
+
+class Skips(Net):
+    def forward(self, x, edge_index):
+        first = self.convs[0](x, edge_index).relu()
+        second = self.convs[1](first, edge_index) * 0.5 + first
+        return F.log_softmax(self.convs[2](torch.tanh(second), edge_index), dim=1)
+
+
+class Written(Net):
+    """relu_() of what another step has read before: that keeps what it was given."""
+
+    def forward(self, x, edge_index):
+        first = self.convs[0](x, edge_index)
+        doubled = first * 2
+        second = first.relu_()
+        return self.convs[2](self.convs[1](doubled + second + first, edge_index), edge_index)
+
+
+class Keeps(Net):
+    kept = None
+
+    def forward(self, x, edge_index):
+        self.kept = self.convs[0](x, edge_index)
+        return self.convs[2](self.convs[1](self.kept.relu(), edge_index), edge_index)
+
+
+class Mean(Net):
+    def forward(self, x, edge_index):
+        x = self.convs[0](x, edge_index)
+        x = x - x.mean(0)
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
+class Weighted(Net):
+    def forward(self, x, edge_index):
+        weight = torch.ones(edge_index.shape[1], device=x.device, dtype=x.dtype)
+        x = self.convs[0](x, edge_index, weight)
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
+class Frozen(Net):
+    def forward(self, x, edge_index):
+        with torch.no_grad():
+            x = self.convs[0](x, edge_index)
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Opaque(Net):
+    def forward(self, x, edge_index):
+        x = Twice.apply(self.convs[0](x, edge_index))
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
+class Pair(Net):
+    def forward(self, x, edge_index):
+        x = self.convs[0](x, edge_index)
+        return [x, self.convs[1](x, edge_index)]
+
+
+def sage(**options):
+    return pyg.nn.GraphSAGE(IN, 8, 3, OUT, **options)
+
+
+def gat(**options):
+    return pyg.nn.GAT(IN, 8, 3, OUT, heads=2, **options)
+
+
+MODELS = {  # how to make it; True if rows are left out by all layers, False by none, None by some
+    "GraphSAGE": (sage, True),
+    "GraphSAGE with dropout": (lambda: sage(dropout=0.5), True),
+    "GraphSAGE with layer norm": (lambda: sage(norm="layer_norm", norm_kwargs={"mode": "node"}), True),
+    "GraphSAGE with a norm of all": (lambda: sage(norm="layer_norm"), None),
+    "GraphSAGE with batch norm": (lambda: sage(norm="batch_norm"), None),
+    "GraphSAGE with graph norm": (lambda: sage(norm="graph_norm"), None),
+    "GraphSAGE with batch norm, evaluating": (lambda: sage(norm="batch_norm").eval(), True),
+    "GraphSAGE with jumps": (lambda: sage(jk="cat"), True),
+    "GraphSAGE with maxima of jumps": (lambda: sage(jk="max"), False),
+    "GraphSAGE, normalized": (lambda: sage(normalize=True), True),
+    "GraphSAGE of maxima": (lambda: sage(aggr="max"), True),
+    "GraphSAGE, projected": (lambda: sage(project=True), False),
+    "GraphSAGE without roots": (lambda: sage(root_weight=False), True),
+    "GraphSAGE, other activation": (lambda: sage(act="leaky_relu", act_kwargs={"negative_slope": 0.1}), True),
+    "GAT": (gat, True),
+    "GAT with dropout": (lambda: gat(dropout=0.5), False),
+    "GAT with dropout, evaluating": (lambda: gat(dropout=0.5).eval(), True),
+    "GATv2": (lambda: gat(v2=True), True),
+    "GCN": (lambda: pyg.nn.GCN(IN, 8, 3, OUT), False),
+    "GIN": (lambda: pyg.nn.GIN(IN, 8, 3, OUT), False),
+    "a script's": (Net, True),
+    "a script's, of GraphConv": (lambda: Net(GraphConv), True),
+    "a script's, of GATConv": (lambda: Net(GATConv, concat=False), True),
+    "a script's, of GATv2Conv": (lambda: Net(GATv2Conv, share_weights=True), True),
+    "a script's, of GCNConv": (lambda: Net(GCNConv), False),
+    "a script's, with batch norm": (lambda: with_norm(nn.BatchNorm1d(8)), None),
+    "a script's, with layer norm": (lambda: with_norm(nn.LayerNorm(8)), True),
+    "a script's, with a map": (lambda: with_norm(nn.Linear(8, 8)), True),
+    "a script's, with a module unknown": (lambda: with_norm(nn.InstanceNorm1d(8)), False),
+    "relu_() and dropout": (Reddit, True),
+    "skips": (Skips, True),
+    "written into": (Written, True),
+    "kept": (Keeps, False),
+    "a mean of all": (Mean, None),
+    "weights": (lambda: Weighted(GraphConv), None),
+    "without gradients": (Frozen, True),
+    "an autograd function": (Opaque, False),
+}
+
+
+# Of functions with `assert`, pytest looks at the locals: callers of models are functions without.
+def first_rows_of(model, batch, end):
+    return model(batch.x, batch.edge_index)[:end]
+
+
+def seeds_of(model, batch, at_once: bool = True):
+    if at_once:
+        return model(batch.x, batch.edge_index)[: batch.batch_size]
+    out = model(batch.x, batch.edge_index)
+    return out[: batch.batch_size]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name, batch, rows):
+    make, leaves_out = MODELS[name]
+    torch.manual_seed(2)
+    model = make().double().to(DEVICE)
+    seeds_of(model, batch, False)  # by which a script's own class becomes known
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    results = []
+    for at_once in (False, True):
+        model.load_state_dict(state)
+        model.zero_grad()
+        rows.clear()
+        torch.manual_seed(3)
+        out = seeds_of(model, batch, at_once)
+        assert type(out) is torch.Tensor
+        F.cross_entropy(out, batch.y).backward()
+        after = torch.rand(3, device=DEVICE)  # as many random numbers were drawn
+        results.append((out.detach(), after, [p.grad for p in model.parameters()], model.state_dict()))
+        if not at_once:
+            assert not rows
+    torch.testing.assert_close(results[1], results[0])
+    size = batch.num_nodes
+    if leaves_out:
+        assert rows[0] <= size and all(count < size for count in rows[1:])  # layers of attention map all that they read
+    elif leaves_out is None:
+        assert min(rows) < size
+    else:
+        assert all(count == size for count in rows)
+
+
+def test_what_is_left_out(batch, rows):
+    seeds_of(sage().double().to(DEVICE), batch).sum().backward()
+    one, two, three, _ = batch.num_sampled_nodes
+    assert rows == [one + two + three, one + two, one]
+    assert report.snapshot()[KIND].accelerated == 1 and not report.snapshot()[KIND].reasons
+
+
+def test_other_slices(batch, rows):
+    model = sage().double().to(DEVICE)
+    whole = model(batch.x, batch.edge_index)
+    size = len(whole)
+    for end in (0, 3, 9, size - 1, size, size + 5, -2, None):
+        rows.clear()
+        got = first_rows_of(model, batch, end)
+        assert rows
+        torch.testing.assert_close(got, whole[:end])
+
+
+def test_what_is_kept_is_an_ordinary_tensor(batch):
+    model, plain = Keeps().double().to(DEVICE), Keeps().double().to(DEVICE)
+    plain.load_state_dict(model.state_dict())
+    for net, at_once in ((plain, False), (model, False), (model, True)):
+        seeds_of(net, batch, at_once)
+    assert type(model.kept) is torch.Tensor and model.kept.grad_fn is not None
+    torch.testing.assert_close(model.kept, plain.kept)
+    for net in (model, plain):
+        Twice.apply(net.kept).square().sum().backward()
+    torch.testing.assert_close(model.convs[0].lin_l.weight.grad, plain.convs[0].lin_l.weight.grad)
+
+
+def test_results_in_a_list(batch):
+    model = Pair().double().to(DEVICE)
+    wanted = model(batch.x, batch.edge_index)
+    got = first_rows_of(model, batch, 2)
+    assert all(type(value) is torch.Tensor for value in got)
+    torch.testing.assert_close(got, wanted)
+
+
+HOOKS = {
+    "of the model": lambda model, seen: model.register_forward_hook(lambda m, args, out: seen.append(out)),
+    "of a layer": lambda model, seen: model.convs[0].register_forward_hook(lambda m, args, out: seen.append(out)),
+    "of a map": lambda model, seen: model.convs[0].lin_l.register_forward_hook(lambda m, args, out: seen.append(out)),
+    "of a part, before": lambda model, seen: model.act.register_forward_pre_hook(lambda m, args: seen.append(args[0])),
+    "of all": lambda model, seen: nn.modules.module.register_module_forward_hook(lambda m, args, out: seen.append(out)),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_see_all_rows(name, batch, rows):
+    seen = []
+    model = sage().double().to(DEVICE)
+    handle = HOOKS[name](model, seen)
+    try:
+        seeds_of(model, batch)
+    finally:
+        handle.remove()
+    assert seen and all(type(out) is torch.Tensor for out in seen) and not rows
+
+
+def test_other_places(batch, rows):
+    """Nobody slices at once, or it is not the model's result, or not a batch's edges."""
+    model = sage().double().to(DEVICE)
+    whole = model(batch.x, batch.edge_index)
+    for got, wanted in others(model, batch, whole):
+        assert type(got) is torch.Tensor and not rows
+        torch.testing.assert_close(got, wanted)
+
+
+def others(model, batch, whole):
+    yield list(map(model, [batch.x], [batch.edge_index]))[:1][0], whole
+    yield (lambda: model(batch.x, batch.edge_index))()[:5], whole[:5]
+    yield model(batch.x, batch.edge_index)[1:], whole[1:]
+    yield model(batch.x, batch.edge_index)[:5, :2], whole[:5, :2]
+    yield model(batch.x, batch.edge_index.clone())[:5], whole[:5]
+
+
+def test_evaluation_without_gradients(batch, rows):
+    model = sage().double().to(DEVICE).eval()
+    with torch.no_grad():
+        out = seeds_of(model, batch)
+    assert rows[-1] == 8 and not out.requires_grad
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        rows.clear()
+        seeds_of(model, batch)
+    assert not rows
+
+
+def test_classes_are_given_back(batch):
+    model = Reddit().double().to(DEVICE)
+    seeds_of(model, batch)
+    assert "__call__" in vars(Reddit) and "__call__" in vars(pyg.nn.GraphSAGE)
+    pyg_backend.disable()
+    assert "__call__" not in vars(Reddit) and "__call__" not in vars(pyg.nn.GraphSAGE)
+
+
+class Called:
+    def __call__(self, *args, **kwargs):
+        self.seen = caller.takes_first_rows(sys._getframe(1), self)
+        return [1, 2, 3]
+
+
+def test_callers():
+    yes, no = called()
+    assert len(yes) == 5 and all(yes) and not any(no)
+
+
+def called():
+    f, n, pair = Called(), 2, types.SimpleNamespace(f=None, n=2)
+    pair.f = f
+    yes, no = [], []
+    f(1)[:n], yes.append(f.seen)
+    f(1, k=pair.n)[: pair.n], yes.append(f.seen)
+    pair.f(f"{n}")[:7], yes.append(f.seen)
+    for _ in range(2):
+        sum(f(1)[:n]), yes.append(f.seen)
+    f(1), no.append(f.seen)
+    f(1)[n:], no.append(f.seen)
+    f(1)[0], no.append(f.seen)
+    f(1)[: len("ab")], no.append(f.seen)
+    f(1)[:n:2], no.append(f.seen)
+    f(1 if n else 2)[:n], no.append(f.seen)
+    (f(1) if n else f(2))[:n], no.append(f.seen)
+    (lambda: f(1))()[:n], no.append(f.seen)
+    list(map(f, [1]))[:n], no.append(f.seen)
+    return yes, no
+
+
+def test_a_step_whose_input_was_written_into():
+    trip = first_rows.state.trip = first_rows.Trip()
+    try:
+        given = torch.ones(5, 2)
+
+        class Source(first_rows.Step):
+            def compute(self, rows):
+                return torch.arange(10.0).view(5, 2)[:rows]
+
+        out = trip.take(Source((), (5, 2), given, False)) + given
+    finally:
+        first_rows.state.trip = None
+    assert isinstance(out, FirstRows) and out.shape == (5, 2)
+    given.add_(1)
+    with pytest.raises(RuntimeError, match="was written into"):
+        out[:2]
