@@ -19,8 +19,8 @@ With --device cuda, one row for each of
     PyG's loader    NeighborLoader of 100 features on data that is on the GPU; of data on the CPU, with
                     GNNACCEL_SAMPLER=cuda (pinned), and batches of the CPU's sampler moved to the GPU, without workers
                     (cpu) and with --workers (workers)
-    PyG's, with training    the same, and a step of GraphSAGE, 3 layers of 256, on all nodes of the batch, of whose
-                    result the loss takes the seeds': mean of all batches of a row
+    PyG's, with training    the same, and a step of GraphSAGE, 3 layers of 256, of whose result on the batch the first
+                    rows are taken, the seeds', as scripts have it: mean of all batches of a row
     PyG's, trimmed, with training    the same, and the model is told how many nodes and edges each hop has added, with
                     which PyG's trim_to_layer leaves out what a layer need not have
     DGL's loader    DataLoader of a graph on the GPU, of a pinned one (pinned: use_uva), and on the CPU, as PyG's;

@@ -8,7 +8,9 @@ the least of --turns epochs, the ways in turns. A host that has to wait for the 
 
 way     flag: as under the flag. no ahead: batches are sampled on the stream that trains when they are asked for
         (GNNACCEL_SAMPLER_AHEAD=0). threads: backward passes on torch's thread (GNNACCEL_BACKWARD=threads)
-kind    whole: the model works on all nodes in each layer. trimmed: it is told what each hop has added
+kind    sliced: ``model(batch.x, batch.edge_index)[: batch.batch_size]``, of which gnnaccel computes no more rows than
+        are taken. whole: sliced by a statement of its own, so that the model works on all nodes in each layer.
+        trimmed: it is told what each hop has added
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from gnnaccel import engine, pyg_backend
 PARTS = ("next", "to", "forward", "loss", "zero_grad", "backward", "step")
 COLUMNS = ("graph", "nodes", "edges", "kind", "way", "batch_ms", *(f"{part}_us" for part in PARTS))
 WAYS = ("flag", "no ahead", "threads")
+KINDS = ("whole", "trimmed", "sliced")
 
 
-def epoch(loader, model, count: int, trimmed: bool, skip: int = 3) -> dict[str, float]:
+def epoch(loader, model, count: int, kind: str, skip: int = 3) -> dict[str, float]:
     """Times of a batch: the mean wall time, medians of the parts."""
     device = next(model.parameters()).device
     optimizer, batches = torch.optim.Adam(model.parameters()), iter(loader)
@@ -45,8 +48,12 @@ def epoch(loader, model, count: int, trimmed: bool, skip: int = 3) -> dict[str, 
         at.append(time.perf_counter())
         batch = batch.to(device)
         at.append(time.perf_counter())
-        told = {f"num_sampled_{of}_per_hop": batch[f"num_sampled_{of}"] for of in ("nodes", "edges")} if trimmed else {}
-        out = model(batch.x, batch.edge_index, **told)[: batch.batch_size]
+        if kind == "sliced":
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        else:
+            hops = {f"num_sampled_{of}_per_hop": batch[f"num_sampled_{of}"] for of in ("nodes", "edges")}
+            out = model(batch.x, batch.edge_index, **(hops if kind == "trimmed" else {}))
+            out = out[: batch.batch_size]
         at.append(time.perf_counter())
         loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
         at.append(time.perf_counter())
@@ -63,12 +70,12 @@ def epoch(loader, model, count: int, trimmed: bool, skip: int = 3) -> dict[str, 
     return row | {f"{part}_us": statistics.median(of) for part, of in zip(PARTS, zip(*parts, strict=True), strict=True)}
 
 
-def in_way(way: str, loader, model, args, trimmed: bool) -> dict[str, float]:
+def in_way(way: str, loader, model, args, kind: str) -> dict[str, float]:
     os.environ["GNNACCEL_SAMPLER_AHEAD"] = "0" if way == "no ahead" else ""
     if way != "threads":
         engine.settle()
     try:
-        return epoch(loader, model, args.count, trimmed)
+        return epoch(loader, model, args.count, kind)
     finally:
         engine.restore()
         del os.environ["GNNACCEL_SAMPLER_AHEAD"]
@@ -105,11 +112,11 @@ def main() -> None:
     loader = pyg.loader.NeighborLoader(data, args.fanouts, batch_size=args.batch, shuffle=True, is_sorted=True)
     model = pyg.nn.GraphSAGE(100, 256, len(args.fanouts), 47).to(device)
     cells = []
-    for kind in ("whole", "trimmed"):
+    for kind in KINDS:
         found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for _ in range(args.turns + 1):
             for way, rows in found.items():
-                rows.append(in_way(way, loader, model, args, kind == "trimmed"))
+                rows.append(in_way(way, loader, model, args, kind))
         for way, rows in found.items():
             row = dict(graph=args.graph, nodes=num_nodes, edges=ends.shape[1], kind=kind, way=way)
             row |= {name: min(times[name] for times in rows[1:]) for name in rows[0]}

@@ -67,7 +67,7 @@ class _There:
         try:
             with torch.cuda.device(device):
                 pinned = host_memory.pin(value)
-            self.data[key] = host_memory.on_the_bus(value, device)
+            self.data[key] = host_memory.selectable(value, device)
             self._pinned.append(pinned)
             self._versions.append((value, -1 if value.is_inference() else value._version))
         except (RuntimeError, ValueError) as error:  # a mapping of a file that is not to be written, say

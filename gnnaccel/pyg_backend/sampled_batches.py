@@ -16,6 +16,7 @@ from torch_geometric.sampler import NeighborSampler, SamplerOutput
 from gnnaccel.graph.hops import Hops
 from gnnaccel.pyg_backend.graph import note_hops
 from gnnaccel.pyg_backend.views import View
+from gnnaccel.sampling.host_memory import Selectable
 
 _MARK, _PINNED = "_gnnaccel_hops", "_gnnaccel_pinned"
 
@@ -94,7 +95,7 @@ def collated(data: Any, out: SamplerOutput, perm: Tensor | None) -> Data | None:
         edges = edge.long() if perm is None else perm[edge.long()]
     made: dict[str, Any] = {}
     for key, value in given.items():
-        if type(value) is not Tensor:
+        if type(value) is not Tensor and type(value) is not Selectable:
             if type(value) not in _CONSTANTS:
                 return None
             made[key] = value

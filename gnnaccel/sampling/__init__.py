@@ -6,6 +6,7 @@ CPU, on as many threads as torch has, and gives the same batch for the same ``se
 that is drawn by weight, and `random_walk`.
 """
 
+from gnnaccel.sampling.feature_cache import FeatureCache
 from gnnaccel.sampling.layerwise import hgt_sample
 from gnnaccel.sampling.neighbors import (
     HeteroNeighborSample,
@@ -17,6 +18,7 @@ from gnnaccel.sampling.subgraphs import Subgraph, ego_subgraphs, induced_subgrap
 from gnnaccel.sampling.walks import random_walk
 
 __all__ = [
+    "FeatureCache",
     "HeteroNeighborSample",
     "NeighborSample",
     "Subgraph",

@@ -17,6 +17,8 @@ _lock = threading.Lock()
 _known: weakref.WeakValueDictionary[tuple[int, int], Pinned] = weakref.WeakValueDictionary()  # by address and bytes
 _readers: set[torch.device] = set()  # GPUs that have been given any of it
 _waiting: list[tuple[int, Tensor]] = []  # to be unpinned when no CUDA graph is captured
+# What keeps rows of host memory on a GPU, by address and shape of that memory, and the GPU.
+_caches: weakref.WeakValueDictionary[tuple, Any] = weakref.WeakValueDictionary()
 
 
 class Pinned:
@@ -109,14 +111,27 @@ def _unpin_waiting() -> None:
 class _Interface:
     """Pinned memory, as CUDA's array interface describes it."""
 
-    def __init__(self, tensor: Tensor):
-        self._memory, kind = tensor.detach(), tensor.element_size()
+    def __init__(self, address: int, shape: tuple[int, ...], kind: int, memory: Tensor | None = None):
+        self._memory = memory
         self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": tuple(tensor.shape),
+            "shape": shape,
             "typestr": f"<i{kind}" if kind > 1 else "|i1",
-            "data": (tensor.data_ptr(), False),
+            "data": (address, False),
             "version": 3,
         }
+
+
+def at_address(address: int, num_rows: int, like: Tensor, device: torch.device) -> Tensor:
+    """Integers [num_rows, w] of a GPU that begin at an address, as many bytes to a row and a number as `like` has.
+
+    The caller keeps what is read of them, and has pinned what of that is the host's.
+    """
+    size, width = like.element_size(), like[:1].numel()
+    with torch.cuda.device(device):
+        there = torch.as_tensor(_Interface(address, (num_rows, width), size))
+    if there.device != device:
+        raise ValueError(f"at_address: expected memory that {device} reads, got some of {there.device}")
+    return there
 
 
 def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
@@ -141,7 +156,9 @@ def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
     if not tensor.numel():
         return tensor.to(device)
     with torch.cuda.device(device):
-        there = torch.as_tensor(_Interface(tensor.view(_BITS[tensor.element_size()])))
+        there = torch.as_tensor(
+            _Interface(tensor.data_ptr(), tuple(tensor.shape), tensor.element_size(), tensor.detach())
+        )
     if there.device != device:
         raise ValueError(f"on_the_bus: tensor: expected memory pinned for {device}, got some of {there.device}")
     _readers.add(there.device)
@@ -150,6 +167,7 @@ def on_the_bus(tensor: Tensor, device: torch.device) -> Tensor:
 
 def rows(tensor: Tensor, index: Tensor) -> Tensor:
     """tensor[index] on the GPU of `index`, which reads these rows alone: `on_the_bus` has what it takes, and raises.
+    A cache of the tensor on that GPU reads the rows that it has there.
 
     Parameters
     ----------
@@ -161,4 +179,49 @@ def rows(tensor: Tensor, index: Tensor) -> Tensor:
     Tensor [m, ...]
         On that GPU, as soon as its current stream has come so far.
     """
-    return on_the_bus(tensor, index.device).index_select(0, index)
+    cache = cache_of(tensor, index.device)
+    return on_the_bus(tensor, index.device).index_select(0, index) if cache is None else cache.gather(index)
+
+
+def note_cache(tensor: Tensor, device: torch.device, cache: Any) -> None:
+    """Have `rows` and `selectable` read this memory through what has a gather(index), as long as that lives."""
+    _caches[_key(tensor, device)] = cache
+    _readers.add(device)
+
+
+def cache_of(tensor: Tensor, device: torch.device) -> Any:
+    """What `note_cache` was given of this memory, or None."""
+    return _caches.get(_key(tensor, device)) if _caches and tensor.is_contiguous() else None
+
+
+def _key(tensor: Tensor, device: torch.device) -> tuple:
+    return tensor.data_ptr(), tensor.shape, tensor.dtype, device
+
+
+class Selectable(Tensor):
+    """`on_the_bus` of memory that a GPU has a cache of: torch.index_select of its rows goes through that."""
+
+    cache: Any
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.index_select:
+                value, dim, index, out = _selected(*args, **(kwargs or {}))
+                if isinstance(value, Selectable) and dim == 0 and out is None:
+                    return value.cache.gather(index)
+            return func(*args, **(kwargs or {}))
+
+
+def _selected(input: Any, dim: int, index: Any, *, out: Any = None) -> tuple:
+    return input, dim, index, out
+
+
+def selectable(tensor: Tensor, device: torch.device) -> Tensor:
+    """`on_the_bus` for what selects rows by torch.index_select, which a cache of them may answer."""
+    there, cache = on_the_bus(tensor, device), cache_of(tensor, device)
+    if cache is None:
+        return there
+    there = there.as_subclass(Selectable)
+    there.cache = cache
+    return there
