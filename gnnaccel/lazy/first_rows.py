@@ -11,10 +11,9 @@ A `Trip` is the time in which there are such tensors: `end` makes ordinary tenso
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -82,8 +81,7 @@ class _RowByRow(Step):
 
     def compute(self, rows, *values):
         self.given.check()
-        args = tree_map_only(_Place, lambda place: place.of(values, rows), (self.args, self.kwargs))
-        return self.function(*args[0], **args[1])
+        return self.function(*[a.of(values, rows) if type(a) is _Place else a for a in self.args], **self.kwargs)
 
 
 class _Place:
@@ -136,9 +134,8 @@ class Trip:
                 for source, needed in zip(step.inputs, step.rows_read(rows), strict=True):
                     asked[source] = max(asked.get(source, 0), needed)
         for step, rows in reversed(todo):
-            values = zip((source.value for source in step.inputs), step.rows_read(rows), strict=True)
-            with _as_called(step):
-                step.value = step.compute(rows, *(_first(value, count) for value, count in values))  # type: ignore
+            read = zip(step.inputs, step.rows_read(rows), strict=True)
+            step.value = _computed(step, rows, [_first(source.value, count) for source, count in read])  # type: ignore
 
     def end(self, holder: list) -> None:
         """No more steps. What somebody has kept beyond `holder`, a list of one result, becomes an ordinary tensor, and
@@ -161,17 +158,16 @@ class Trip:
         self.made.clear()
 
 
-@contextlib.contextmanager
-def _as_called(step: Step) -> Iterator[None]:
-    """The modes that a step was called in: those of who wants its result may be others."""
+def _computed(step: Step, rows: int, values: Sequence[Tensor]) -> Tensor:
+    """In the modes that the step was called in: those of who wants its result may be others."""
     kind = step.device.type
-    with contextlib.ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if torch.is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.set_grad_enabled(step.grad))
-        yield
+    if torch.is_inference_mode_enabled() or torch.is_autocast_enabled(kind):
+        with torch.inference_mode(False), torch.autocast(kind, enabled=False), torch.set_grad_enabled(step.grad):
+            return step.compute(rows, *values)
+    if torch.is_grad_enabled() == step.grad:
+        return step.compute(rows, *values)
+    with torch.set_grad_enabled(step.grad):
+        return step.compute(rows, *values)
 
 
 def _references(made: list) -> list[int]:
@@ -276,33 +272,37 @@ def _taken(
     inputs: list[Step] = []
     given: list = []
     widths: list[int] = []
+    like, grad = first.step, False
     for value in args:
         if not isinstance(value, Tensor):
             if isinstance(value, (complex, list)):
                 return None
             given.append(value)
             continue
-        if value.dtype != first.step.dtype or value.device != first.step.device or value.layout is not torch.strided:
-            return None
-        if isinstance(value, FirstRows):
-            if value.trip is not trip or value.step.shape[0] != num_rows:
+        if type(value) is FirstRows:  # whose own attributes take longer
+            step = value.step
+            if value.trip is not trip or step.shape[0] != num_rows or step.dtype != like.dtype:
                 return None
             given.append(_Place(len(inputs)))
-            inputs.append(value.step)
-        elif type(value) not in (Tensor, torch.nn.Parameter) or (value.dim() > 2 and not own):
+            inputs.append(step)
+            widths.append(step.shape[1])
+            grad = grad or step.requires_grad
+            continue
+        if type(value) not in (Tensor, torch.nn.Parameter) or (value.dim() > 2 and not own):
             return None
-        else:
-            rows = not own and value.dim() == 2 and value.shape[0] == num_rows
-            if not (rows or own or value.dim() < 2 or value.shape[0] == 1):
-                return None
-            given.append(_Place(0, value) if rows else value)
-        if not own or isinstance(value, FirstRows):
+        if value.dtype != like.dtype or value.device != like.device or value.layout is not torch.strided:
+            return None
+        rows = not own and value.dim() == 2 and value.shape[0] == num_rows
+        if not (rows or own or value.dim() < 2 or value.shape[0] == 1):
+            return None
+        given.append(_Place(0, value) if rows else value)
+        grad = grad or value.requires_grad
+        if not own:
             widths.append(value.shape[-1] if value.dim() else 1)
     if width is None:
         width = max(widths)
         if any(of not in (1, width) for of in widths):
             return None
-    grad = any(value.requires_grad for value in args if isinstance(value, Tensor))
     return trip.take(_RowByRow(function, tuple(given), kwargs, tuple(inputs), width, grad))
 
 

@@ -130,9 +130,6 @@ def _sum_mapped(
 ) -> Tensor:
     """lin(sums of x over neighbours) + behind(own), without what is None."""
     behind = None if own is None else behind
-    first = own
-    if own is x and graph.num_rows < x.shape[0]:  # the rows of some graph's first nodes
-        first = x[: graph.num_rows]
     if edge_weight is None and own is x and behind is not None:
         maps, others = short.parameters_of(lin), short.parameters_of(behind)
         if maps is not None and others is not None and others[1] is None:
@@ -140,7 +137,10 @@ def _sum_mapped(
             if out is not None:
                 return out
     out = lin(ops.spmm(graph, x, edge_weight, reduce=reduce))
-    return out if behind is None else out + behind(first)
+    if behind is None:
+        return out
+    is_part = own is x and graph.num_rows < x.shape[0]  # the rows of some graph's first nodes
+    return out + behind(x[: graph.num_rows] if is_part else own)
 
 
 def sage_rows(conv: Any, graph: Graph, x: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class _Layer(Step):
     def __init__(
         self, kind: _Kind, general: Callable, conv: Any, x: Any, edge_index: Tensor, sampled: Hops, width: int
     ) -> None:
-        inputs = (x.step,) if isinstance(x, FirstRows) else ()
+        inputs = (x,) if isinstance(x, Step) else ()
         held = [conv._parameters, *(part._parameters for part in conv._modules.values() if part is not None)]
         parameters = [value for values in held for value in values.values() if value is not None]
         grad = x.requires_grad or any(parameter.requires_grad for parameter in parameters)
@@ -162,6 +162,7 @@ def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: T
     if type(x) is FirstRows:
         if x.trip is not trip:
             return None
+        x = x.step  # which is asked for less
     elif not short.is_matrix(x):
         return None
     if x.device != edges.device or not guard.allows(conv, edges) or not _is_usual(x):
@@ -228,28 +229,39 @@ def distrust(model: nn.Module) -> str | None:
     """Why the layers of a model are to compute all rows; None if nobody will see which ones they compute."""
     if torch_module._has_any_global_hook():
         return "hooks on all modules"
-    for part in model.modules():
-        kind = vars(type(part)).get("_gnnaccel_plain", type(part))
-        state_of = vars(part)
-        if short.hooked(part) or state_of.get("_compiled_call_impl") is not None:
-            return f"somebody watches or replaces calls of {kind.__name__}"
-        if kind in _KNOWN or kind in _MODELS:
-            continue
-        if isinstance(part, pyg_nn.MessagePassing):
-            if kind is type(part) or kind.forward not in _LAYERS:
-                return f"{kind.__name__}, of which a row may need more than the edges into it"
-            continue
-        if kind.__module__.split(".")[0] in ("torch", "torch_geometric"):
-            return f"{kind.__name__}, of which it is not known what it does to rows"
-        if kind.__call__ is not torch_module.Module.__call__ and not hasattr(kind.__call__, "_gnnaccel_entering"):
-            return f"{kind.__name__} has a __call__ of its own"
-        reason, names, codes = _of_class(kind, kind.forward)
-        if reason is not None:
+    waiting, seen = [model], {id(model)}
+    while waiting:
+        part = waiting.pop()
+        if short.hooked(part) or part.__dict__.get("_compiled_call_impl") is not None:
+            return f"somebody watches or replaces calls of {type(part).__name__}"
+        if type(part) not in _KNOWN and (reason := _of_part(part)) is not None:
             return reason
-        for name in names.intersection(state_of):
-            value = state_of[name]
-            if type(value) not in DATA and (reason := _ModelWalk(kind, codes).follow(name, [value])):
-                return reason
+        for child in part._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return None
+
+
+def _of_part(part: nn.Module) -> str | None:
+    """`distrust` for the class of a module of the model alone."""
+    kind = vars(type(part)).get("_gnnaccel_plain", type(part))
+    if kind in _MODELS:
+        return None
+    if isinstance(part, pyg_nn.MessagePassing):
+        known = kind is not type(part) and kind.forward in _LAYERS
+        return None if known else f"{kind.__name__}, of which a row may need more than the edges into it"
+    if kind.__module__.split(".")[0] in ("torch", "torch_geometric"):
+        return f"{kind.__name__}, of which it is not known what it does to rows"
+    if kind.__call__ is not torch_module.Module.__call__ and not hasattr(kind.__call__, "_gnnaccel_entering"):
+        return f"{kind.__name__} has a __call__ of its own"
+    reason, names, codes = _of_class(kind, kind.forward)
+    if reason is not None:
+        return reason
+    for name in names.intersection(vars(part)):
+        value = vars(part)[name]
+        if type(value) not in DATA and (reason := _ModelWalk(kind, codes).follow(name, [value])):
+            return reason
     return None
 
 
