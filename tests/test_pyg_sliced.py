@@ -123,6 +123,29 @@ class Weighted(Net):
         return self.convs[2](self.convs[1](x, edge_index), edge_index)
 
 
+class Ends(Net):
+    def forward(self, x, edge_index):
+        x = self.convs[0](x, edge_index)
+        x = self.convs[1]((x, x), edge_index)
+        return self.convs[2](x, edge_index)
+
+
+class Pooled(Net):
+    def forward(self, x, edge_index):
+        x = self.convs[0](x, edge_index)
+        nodes = torch.arange(x.shape[0], device=x.device) % 3
+        x = x + pyg.nn.global_mean_pool(x, nodes)[nodes] + pyg.nn.global_max_pool(x, nodes)[nodes]
+        x = x + pyg.utils.scatter(x, nodes, reduce="sum")[nodes]
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
+class Switches(Net):
+    def forward(self, x, edge_index):
+        x = self.convs[0](x, edge_index)
+        self.convs[0].normalize = False
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
 class Frozen(Net):
     def forward(self, x, edge_index):
         with torch.no_grad():
@@ -197,6 +220,9 @@ MODELS = {  # how to make it; True if rows are left out by all layers, False by 
     "a mean of all": (Mean, None),
     "weights": (lambda: Weighted(GraphConv), None),
     "without gradients": (Frozen, True),
+    "ends apart": (Ends, None),
+    "pooled": (Pooled, None),
+    "a layer switched behind its call": (Switches, False),
     "an autograd function": (Opaque, False),
 }
 

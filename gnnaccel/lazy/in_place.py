@@ -62,6 +62,17 @@ def of_code(code: types.CodeType) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
+def sets_others(code: types.CodeType) -> bool:
+    """True if this code sets an attribute of anything but `self`."""
+    for part in _parts(code):
+        instructions = list(dis.get_instructions(part))
+        for place, instruction in enumerate(instructions):
+            if instruction.opname == "STORE_ATTR" and not _loads_self(instructions[place - 1]):
+                return True
+    return False
+
+
 def most_arguments(function: Any) -> int | None:
     """How many arguments `function` may be given without one that tells it to write in place; None: any number."""
     return _positions().get(id(function))

@@ -23,11 +23,12 @@ import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _operators, report
 from gnnaccel.graph import hops
 from gnnaccel.graph.hops import Hops
-from gnnaccel.lazy import caller
+from gnnaccel.lazy import caller, in_place
 from gnnaccel.lazy.first_rows import FirstRows, Given, Step, Trip, state
 from gnnaccel.lazy.trust import DATA, Walk
 from gnnaccel.ops import sampled_sums
@@ -151,9 +152,9 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
             step = _step(kind, guard, general, self, trip, x, edge_index)
             if step is not None:
                 return trip.take(step)
-        if isinstance(x, FirstRows):
-            x = x.ordinary(f"{plain.__name__} with more than features and edges, or changed")
-        return general(self, x, edge_index, *args, **kwargs)
+        reason = f"{plain.__name__} with more than features and edges, or changed"
+        given = tree_map_only(FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs))
+        return general(self, *given[:2], *given[2], **given[3])
 
     return forward
 
@@ -276,6 +277,8 @@ class _ModelWalk(Walk):
 def _of_class(kind: Any, forward: Any) -> tuple[str | None, frozenset[str], tuple[types.CodeType, ...]]:
     walk = _ModelWalk(kind)
     reason = walk.follow("a method", [forward])
+    if reason is None and any(in_place.sets_others(code) for code in walk.codes):
+        reason = f"forward() of {kind.__name__} sets attributes of its parts, which layers read later"
     return reason, frozenset(walk.names), tuple(walk.codes)
 
 

@@ -17,12 +17,13 @@ _found: collections.deque[tuple[Tensor, torch.cuda.Event | None]] = collections.
 
 
 class _AsMade:
-    """A copy of edges, until it has been compared with them."""
+    """A copy of edges, until it has been compared with them, and the stream that it was made on."""
 
-    __slots__ = ("edges",)
+    __slots__ = ("edges", "stream")
 
     def __init__(self, edges: Tensor):
         self.edges: Tensor | None = edges
+        self.stream = torch.cuda.current_stream(edges.device) if edges.is_cuda else None
 
 
 def remember(edge_index: Tensor) -> None:
@@ -43,7 +44,8 @@ def compare(edge_index: Tensor) -> None:
         _found.append((differ, None))
         return
     stream = torch.cuda.current_stream(edge_index.device)
-    made.record_stream(stream)  # it may be of the sampler's
+    if stream != found.stream:
+        made.record_stream(stream)
     there = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
     there.copy_(differ, non_blocking=True)
     _found.append((there, stream.record_event()))
