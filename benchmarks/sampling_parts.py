@@ -9,8 +9,8 @@ the least of --turns epochs, the ways in turns. A host that has to wait for the 
 way     flag: as under the flag. no ahead: batches are sampled on the stream that trains when they are asked for
         (GNNACCEL_SAMPLER_AHEAD=0). threads: backward passes on torch's thread (GNNACCEL_BACKWARD=threads)
 kind    sliced: ``model(batch.x, batch.edge_index)[: batch.batch_size]``, of which gnnaccel computes no more rows than
-        are taken. whole: sliced by a statement of its own, so that the model works on all nodes in each layer.
-        trimmed: it is told what each hop has added
+        are taken. whole: sliced later, from a variable that keeps it, so that the model works on all nodes in each
+        layer. trimmed: it is told what each hop has added
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def epoch(loader, model, count: int, kind: str, skip: int = 3) -> dict[str, floa
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
         else:
             hops = {f"num_sampled_{of}_per_hop": batch[f"num_sampled_{of}"] for of in ("nodes", "edges")}
-            out = model(batch.x, batch.edge_index, **(hops if kind == "trimmed" else {}))
-            out = out[: batch.batch_size]
+            every = model(batch.x, batch.edge_index, **(hops if kind == "trimmed" else {}))
+            out = every[: batch.batch_size]
         at.append(time.perf_counter())
         loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
         at.append(time.perf_counter())

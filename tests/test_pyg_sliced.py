@@ -239,6 +239,12 @@ def seeds_of(model, batch, at_once: bool = True):
     return out[: batch.batch_size]
 
 
+def seeds_behind_it(model, batch):
+    out = model(batch.x, batch.edge_index)
+    out = out[: batch.batch_size]
+    return out
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, batch, rows):
     make, leaves_out = MODELS[name]
@@ -274,6 +280,12 @@ def test_what_is_left_out(batch, rows):
     one, two, three, _ = batch.num_sampled_nodes
     assert rows == [one + two + three, one + two, one]
     assert report.snapshot()[KIND].accelerated == 1 and not report.snapshot()[KIND].reasons
+
+
+def test_a_statement_of_its_own(batch, rows):
+    model = sage().double().to(DEVICE)
+    torch.testing.assert_close(seeds_behind_it(model, batch), seeds_of(model, batch, False))
+    assert rows[-1] == 8
 
 
 def test_other_slices(batch, rows):
@@ -372,7 +384,7 @@ class Called:
 
 def test_callers():
     yes, no = called()
-    assert len(yes) == 5 and all(yes) and not any(no)
+    assert len(yes) == 6 and all(yes) and not any(no)
 
 
 def called():
@@ -384,6 +396,21 @@ def called():
     pair.f(f"{n}")[:7], yes.append(f.seen)
     for _ in range(2):
         sum(f(1)[:n]), yes.append(f.seen)
+    out = f(1)
+    out = out[:n]
+    yes.append(f.seen)
+    kept = f(1)
+    out = kept[:n]
+    no.append(f.seen)
+    out = f(1)
+    out = (out[:n], out)
+    no.append(f.seen)
+    out = f(1)
+    out = out[:n] if n == 2 else out
+    no.append(f.seen)
+    out = kept = f(1)
+    out = out[:n]
+    no.append(f.seen)
     f(1), no.append(f.seen)
     f(1)[n:], no.append(f.seen)
     f(1)[0], no.append(f.seen)

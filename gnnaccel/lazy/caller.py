@@ -1,7 +1,8 @@
-"""What a calling function does with the result of a call, read from its bytecode: whether ``f(...)[:k]`` is all.
+"""What a calling function does with the result of a call, read from its bytecode: whether ``f(...)[:k]`` is all, or
+``out = f(...)`` and ``out = out[:k]`` behind it.
 
-Then the result is on the interpreter's stack alone until the slice takes it, and nothing but names, constants and
-attributes are read in between: nobody else can see the result, or change what it was made of, before.
+Then the result is on the interpreter's stack and in a variable alone until the slice takes it, and nothing but names,
+constants and attributes are read in between: nobody else can see the result, or change what it was made of, before.
 """
 
 from __future__ import annotations
@@ -88,26 +89,47 @@ def _name(steps: list[dis.Instruction]) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _is_sliced(steps: list[dis.Instruction], start: int) -> bool:
-    """True if ``[:end]`` begins at this step, where `end` is made of names, constants and attributes."""
-    rest = steps[start:]
-    if not rest or rest[0].opname != "LOAD_CONST" or any(step.is_jump_target for step in rest[:1]):
-        return False
+    """True if ``[:end]`` begins at this step, or the variable that the result goes to becomes ``variable[:end]`` with
+    the next statement, where `end` is made of names, constants and attributes."""
+    rest, variable = steps[start:], None
+    if len(rest) > 2 and rest[0].opname in ("STORE_FAST", "STORE_NAME"):
+        variable = rest[0].argval
+        if not rest[1].opname.startswith(("LOAD_FAST", "LOAD_NAME")) or rest[1].argval != variable:
+            return False
+        rest = rest[2:]
+    elif rest and rest[0].opname == "STORE_FAST_LOAD_FAST":
+        variable, loaded = rest[0].argval
+        if loaded != variable:
+            return False
+        rest = rest[1:]
+    behind = _behind_slice(rest, variable)
+    if behind is None or variable is None:
+        return behind is not None
+    stored = rest[behind].argval if behind < len(rest) and rest[behind].opname.startswith("STORE_") else None
+    return (stored[0] if isinstance(stored, tuple) else stored) == variable
+
+
+def _behind_slice(rest: list[dis.Instruction], variable: str | None) -> int | None:
+    """Where it goes on behind ``[:end]``, whose end does not read `variable`; None if these steps are no such slice."""
+    if not rest or rest[0].opname != "LOAD_CONST" or rest[0].is_jump_target:
+        return None
     if isinstance(rest[0].argval, slice):  # of constants
         given = rest[0].argval
-        return given.start is None and given.step is None and len(rest) > 1 and _is_subscript(rest[1])
+        return 2 if given.start is None and given.step is None and len(rest) > 1 and _is_subscript(rest[1]) else None
     if rest[0].argval is not None:
-        return False
+        return None
     for i, step in enumerate(rest[1:], 1):
         if step.is_jump_target:
-            return False
+            return None
         if step.opname == "BINARY_SLICE":
-            return i > 1
+            return i + 1 if i > 1 else None
         if step.opname == "BUILD_SLICE":
-            return i > 1 and step.arg == 2 and i + 1 < len(rest) and _is_subscript(rest[i + 1])
+            return i + 2 if i > 1 and step.arg == 2 and i + 1 < len(rest) and _is_subscript(rest[i + 1]) else None
+        is_attribute = step.opname == "LOAD_ATTR"
         simple = step.opname.startswith(_NAMES) or step.opname in _MORE
-        if not simple or (i == 1) == (step.opname == "LOAD_ATTR") or (i > 1 and step.opname != "LOAD_ATTR"):
-            return False
-    return False
+        if not simple or is_attribute == (i == 1) or (not is_attribute and step.argval == variable is not None):
+            return None
+    return None
 
 
 def _is_subscript(step: dis.Instruction) -> bool:
