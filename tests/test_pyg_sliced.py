@@ -101,6 +101,26 @@ class Written(Net):
         return self.convs[2](self.convs[1](doubled + second + first, edge_index), edge_index)
 
 
+class Viewed(Net):
+    """relu_() of a part of what other steps have read, and of what they read later."""
+
+    def forward(self, x, edge_index):
+        first = self.convs[0](x, edge_index)
+        doubled = first * 2
+        part = first[:, :4]
+        tripled = first * 3
+        part.relu_()
+        return self.convs[2](self.convs[1](doubled + tripled + first, edge_index), edge_index)
+
+
+class Input(Net):
+    def forward(self, x, edge_index):
+        x = x - 0.5
+        first = self.convs[0](x, edge_index)
+        x.relu_()
+        return self.convs[2](self.convs[1](first, edge_index), edge_index) + x[:, :OUT]
+
+
 class Keeps(Net):
     kept = None
 
@@ -216,6 +236,7 @@ MODELS = {  # how to make it; True if rows are left out by all layers, False by 
     "relu_() and dropout": (Reddit, True),
     "skips": (Skips, True),
     "written into": (Written, True),
+    "written into by a view": (Viewed, None),
     "kept": (Keeps, False),
     "a mean of all": (Mean, None),
     "weights": (lambda: Weighted(GraphConv), None),
@@ -362,6 +383,12 @@ def test_evaluation_without_gradients(batch, rows):
     with torch.no_grad():
         out = seeds_of(model, batch)
     assert rows[-1] == 8 and not out.requires_grad
+    rows.clear()
+    written = Input().double().to(DEVICE)
+    with torch.no_grad():
+        wanted = seeds_of(written, batch, False)
+        torch.testing.assert_close(seeds_of(written, batch), wanted)
+    assert not rows
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         rows.clear()
         seeds_of(model, batch)

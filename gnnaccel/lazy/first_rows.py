@@ -37,6 +37,8 @@ class Step:
         Whether gradients were recorded when it was called, and so are when it is computed.
     value : Tensor or None
         As many rows as were asked for.
+    handed : bool
+        Somebody has `value`, and may write into it or a view of it: nothing is to be computed from it later.
     """
 
     def __init__(self, inputs: tuple[Step, ...], shape: Sequence[int], like: Any, requires_grad: bool):
@@ -44,6 +46,7 @@ class Step:
         self.grad = torch.is_grad_enabled()
         self.requires_grad = requires_grad and self.grad
         self.value: Tensor | None = None
+        self.handed = False
 
     def rows_read(self, rows: int) -> Sequence[int]:
         """How many of the first rows of each input the first `rows` of the result need."""
@@ -226,6 +229,7 @@ class FirstRows(Tensor):
     def ordinary(self, reason: str) -> Tensor:
         """All rows, always in the same tensor; all steps so far are done then, before anything is written."""
         self.trip.settle(reason)
+        self.step.handed = True
         return self.step.value  # type: ignore[return-value]
 
     def become_ordinary(self) -> None:
@@ -281,7 +285,7 @@ def _taken(
             continue
         if type(value) is FirstRows:  # whose own attributes take longer
             step = value.step
-            if value.trip is not trip or step.shape[0] != num_rows or step.dtype != like.dtype:
+            if value.trip is not trip or step.handed or step.shape[0] != num_rows or step.dtype != like.dtype:
                 return None
             given.append(_Place(len(inputs)))
             inputs.append(step)

@@ -163,7 +163,7 @@ def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: T
     if type(x) is FirstRows:
         if x.trip is not trip:
             return None
-        x = x.step  # which is asked for less
+        x = x.ordinary("") if x.step.handed else x.step  # which is asked for less
     elif not short.is_matrix(x):
         return None
     if x.device != edges.device or not guard.allows(conv, edges) or not _is_usual(x):
@@ -257,6 +257,9 @@ def _of_part(part: nn.Module) -> str | None:
     if kind.__call__ is not torch_module.Module.__call__ and not hasattr(kind.__call__, "_gnnaccel_entering"):
         return f"{kind.__name__} has a __call__ of its own"
     reason, names, codes = _of_class(kind, kind.forward)
+    if reason is None and "relu_" in names and not torch.is_grad_enabled():
+        # Of a layer's input, where autograd does not forbid it, it would come before the layer's work.
+        reason = "relu_() without gradients, which may write into what a layer reads later"
     if reason is not None:
         return reason
     for name in names.intersection(vars(part)):
