@@ -216,7 +216,7 @@ def _begins(model: nn.Module, args: tuple, kwargs: dict, frame: types.FrameType)
     if state.trip is not None:
         return False
     edges = next((v for v in (*args, *kwargs.values()) if type(v) is Tensor and v.dtype == torch.int64), None)
-    if edges is None or hops_of(edges) is None or not _is_usual(edges):
+    if edges is None or not _is_usual(edges) or hops_of(edges) is None:  # a trace warns of shapes that are compared
         return False
     if not caller.takes_first_rows(frame, model):
         return False
@@ -295,7 +295,7 @@ def _notice(x: Any, edge_index: Tensor) -> None:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals is vars(torch_module):
         frame = frame.f_back
-    if not _enabled or frame is None or frame.f_code in _seen or hops_of(edge_index) is None:
+    if not _enabled or frame is None or frame.f_code in _seen or _operators.watched() or hops_of(edge_index) is None:
         return
     _seen.add(frame.f_code)
     while frame is not None:
