@@ -13,7 +13,7 @@ from gnnaccel import ops, pyg_backend  # noqa: E402
 from gnnaccel.graph import hops  # noqa: E402
 from gnnaccel.graph.csr import Graph  # noqa: E402
 from gnnaccel.ops import sampled_sums  # noqa: E402
-from gnnaccel.pyg_backend import sampled_batches, unseen  # noqa: E402
+from gnnaccel.pyg_backend import sampled_batches  # noqa: E402
 from gnnaccel.pyg_backend.graph import from_edge_index, hops_of  # noqa: E402
 
 NODES, EDGES = 150, 900
@@ -103,28 +103,6 @@ def test_edges_that_are_written_into_unseen(row):
     out = pyg.nn.SAGEConv(5, 4)(x, batch.edge_index)
     out[:8].sum().backward()
     assert out.isfinite().all() and x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("trimmed", [False, True])
-def test_edges_that_are_written_into_unseen_are_told_of_later(trimmed):
-    batch = sampled()
-    for written in (False, True):
-        batch = sampled()
-        if DEVICE == "cpu":  # where it is not needed
-            unseen.remember(batch.edge_index)
-        if written:
-            batch.edge_index.data[0, 0] = (batch.edge_index[0, 0] + 1) % batch.num_nodes
-        edges = batch.edge_index[:, : batch.num_sampled_edges[0]] if trimmed else batch.edge_index
-        from_edge_index(edges, batch.num_nodes, batch.num_nodes)
-        if DEVICE == "cpu":
-            unseen.compare(edges)
-        else:
-            torch.cuda.synchronize()
-        if not written:
-            sampled()
-    with pytest.raises(RuntimeError, match=r"through \.data"):
-        sampled()
-    sampled()
 
 
 def test_batches_made_in_inference_mode():

@@ -19,7 +19,6 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import Unsupported, unserved
 from gnnaccel.ops._described import Described
-from gnnaccel.pyg_backend import unseen
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 _UNCOALESCED = f"adjacency of layout {torch.sparse_coo}, not coalesced"
@@ -66,8 +65,6 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
                 and (graph.device.type == "cuda" or hops.are_of(graph, sampled))
             ):
                 hops.put(graph, sampled)
-                if graph.device.type == "cuda":
-                    unseen.compare(edge_index)
             _inherit(graph, owners, key)
         derived.put(owners, key, graph)
         derived.put(owners, USED, True)
@@ -76,11 +73,8 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
 
 def note_hops(edge_index: Tensor, sampled: hops.Hops) -> None:
     """Remember of an edge_index that our sampler has made that it is of these hops."""
-    unseen.tell()
     if edge_index.shape[1] == sampled.edges[-1]:
         derived.put((edge_index,), _HOPS, sampled)
-        if edge_index.is_cuda:
-            unseen.remember(edge_index)
 
 
 def hops_of(edge_index: Tensor) -> hops.Hops | None:
