@@ -25,7 +25,11 @@ from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.messages import Expression, c, e, generated, is_fused, message_reduce, relu, sigmoid, u, v
 from gnnaccel.ops.messages.joined import Forms, Walk, plan_of
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+WRITTEN = (
+    "weights or biases of a layer were written into after the forward pass, and are needed for a second derivative or "
+    "a batch of gradients: write into them after the backward pass"
+)
 
 
 class Parts(NamedTuple):
@@ -100,9 +104,9 @@ def joined_sum(
     Tensor [num_rows, num_feats], or None where the ops are to be called one by one: nothing has been done then.
     """
     parameters = [p for pair in maps for p in pair]
-    if not x.is_cuda or x.dtype not in _DTYPES or not is_fused(graph) or not _fits(graph, x, num_feats, edge, eps):
+    if not x.is_cuda or x.dtype not in DTYPES or not is_fused(graph) or not fits(graph, x, num_feats, edge, eps):
         return None
-    if not _are_maps(x, maps, num_feats, form):
+    if not are_maps(x, maps, num_feats, form):
         return None
     given = [t for t in (x, edge, eps, *parameters) if t is not None]
     if not _operators.usual(*given):
@@ -118,11 +122,12 @@ def joined_sum(
     both = keep and any(t is not edge and t.requires_grad for t in given)
     row = x if x.shape[1] == num_feats else x.new_empty((0, num_feats))
     arrays = arrays_of(graph, both, row)
-    composed = partial(_composed, graph, form, num_feats)
-    return _joined(arrays, composed, form, num_feats, keep, x, edge, eps, *parameters)
+    again = partial(composed, graph, form, num_feats)
+    return _joined(arrays, again, form, num_feats, keep, x, edge, eps, *parameters)
 
 
-def _fits(graph: Graph, x: Tensor, num_feats: int, edge: Tensor | None, eps: Tensor | None) -> bool:
+def fits(graph: Graph, x: Tensor, num_feats: int, edge: Tensor | None = None, eps: Tensor | None = None) -> bool:
+    """True for operands of the right shapes, whose rows lie one behind another."""
     if x.dim() != 2 or not x.is_contiguous() or not x.shape[0] == graph.num_rows == graph.num_cols:
         return False
     if edge is not None and (edge.shape != (graph.nnz, num_feats) or not edge.is_contiguous()):
@@ -130,7 +135,7 @@ def _fits(graph: Graph, x: Tensor, num_feats: int, edge: Tensor | None, eps: Ten
     return num_feats > 0 and graph.nnz > 0 and (eps is None or eps.numel() == 1)
 
 
-def _are_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], num_feats: int, form: Parts) -> bool:
+def are_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], num_feats: int, form: Parts) -> bool:
     """True if they give all parts of the form and no more: kernels read these unseen."""
     width = 0 if maps else x.shape[1]
     for weight, bias in maps:
@@ -142,7 +147,7 @@ def _are_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], num_feats
     return width == len(form.names) * num_feats
 
 
-def _composed(graph: Graph, form: Parts, num_feats: int, x: Tensor, edge, eps, *parameters) -> Tensor:
+def composed(graph: Graph, form: Parts, num_feats: int, x: Tensor, edge, eps, *parameters) -> Tensor:
     """The same by ops that can be differentiated again."""
     pairs = list(zip(parameters[::2], parameters[1::2], strict=True))
     parts = [part for pair in pairs for part in F.linear(x, *pair).split(num_feats, 1)] if pairs else [x]
@@ -192,20 +197,20 @@ def _start(arrays: Structure, walk: Walk, named: dict[str, _Rows], outs: list[_R
 
 class _Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, arrays: Structure, composed, form: Parts, num_feats, keep, x, edge, eps, *parameters):
+    def forward(ctx, arrays: Structure, again, form: Parts, num_feats, keep, x, edge, eps, *parameters):
         weights, biases = parameters[::2], parameters[1::2]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights) if weights else None
         joined = x if weight is None else F.linear(x, weight, _shift(x, weights, biases))
         plan = plan_of(Forms(form.message, form.reduce, form.own, form.names), num_feats, keep)
         named = _operands(form, joined, num_feats, edge, eps)
         out = x.new_empty((x.shape[0], num_feats))
-        kept = [x.new_empty((x.shape[0], num_feats), dtype=_wide(x)) for _ in plan.kept]
+        kept = [x.new_empty((x.shape[0], num_feats), dtype=wide(x)) for _ in plan.kept]
         _start(arrays, plan.forward, named, [_rows(out), *map(_rows, kept)], joined.stride(0) * joined.element_size())
         if keep:
-            ctx.arrays, ctx.composed, ctx.form, ctx.num_feats, ctx.plan = arrays, composed, form, num_feats, plan
+            ctx.arrays, ctx.again, ctx.form, ctx.num_feats, ctx.plan = arrays, again, form, num_feats, plan
             parts = joined if joined is not x and plan.reads_parts else None
             # Parameters that no first derivative reads may be written into.
-            ctx.parameters, ctx.versions = parameters, _versions(parameters)
+            ctx.parameters, ctx.versions = parameters, versions(parameters)
             ctx.save_for_backward(x, edge, eps, parts, weight if ctx.needs_input_grad[5] else None, *kept)
         return out
 
@@ -215,19 +220,16 @@ class _Joined(torch.autograd.Function):
         x, edge, eps, joined, weight, *kept = ctx.saved_tensors
         of_x, of_edge, _, *of_parameters = ctx.needs_input_grad[5:]
         if torch.is_grad_enabled() or not _operators.usual(grad):
-            if _versions(parameters) != ctx.versions:
-                raise RuntimeError(
-                    "weights or biases of a layer were written into after the forward pass, and are needed for a "
-                    "second derivative or a batch of gradients: write into them after the backward pass"
-                )
+            if versions(parameters) != ctx.versions:
+                raise RuntimeError(WRITTEN)
             wanted = (of_x, of_edge, False, *of_parameters)
-            return *(None,) * 5, *_arrays.gradients(ctx.composed, (x, edge, eps, *parameters), wanted, grad)
+            return *(None,) * 5, *_arrays.gradients(ctx.again, (x, edge, eps, *parameters), wanted, grad)
         grad = grad.contiguous()
         tensors = {"grad": grad, **dict(zip(plan.kept, kept, strict=True))}
         if plan.reads_degrees:
-            tensors["degrees"] = _degrees(ctx.arrays, grad, least=0)
+            tensors["degrees"] = degrees(ctx.arrays, grad, least=0)
         if form.reduce == "mean":
-            tensors["scaled"] = grad / _degrees(ctx.arrays, grad, least=1)
+            tensors["scaled"] = grad / degrees(ctx.arrays, grad, least=1)
         if joined is None:
             joined = x  # the only part, or no operand
         named = _operands(form, joined, num_feats, edge, eps)
@@ -269,12 +271,12 @@ class _Joined(torch.autograd.Function):
         return *(None,) * 5, found.mm(weight) if of_x else None, of_edges, None, *of_each
 
 
-def _versions(parameters: Sequence[Tensor | None]) -> list[int | None]:
+def versions(parameters: Sequence[Tensor | None]) -> list[int | None]:
     """Which change with every write."""
     return [None if p is None or p.is_inference() else p._version for p in parameters]
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def wide(x: Tensor) -> torch.dtype:
     """What sums are in."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -288,10 +290,10 @@ def _column_sums(x: Tensor) -> Tensor:
     count = x.shape[0] // _CHUNK
     if count < _CHUNK:
         return x.sum(0)
-    wide = _wide(x)
-    parts = x.new_empty((count + 1, x.shape[1]), dtype=wide)
-    torch.sum(x[: count * _CHUNK].view(count, _CHUNK, -1), 1, dtype=wide, out=parts[:-1])
-    torch.sum(x[count * _CHUNK :], 0, dtype=wide, out=parts[-1])
+    dtype = wide(x)
+    parts = x.new_empty((count + 1, x.shape[1]), dtype=dtype)
+    torch.sum(x[: count * _CHUNK].view(count, _CHUNK, -1), 1, dtype=dtype, out=parts[:-1])
+    torch.sum(x[count * _CHUNK :], 0, dtype=dtype, out=parts[-1])
     return parts.sum(0).to(x.dtype)
 
 
@@ -302,14 +304,14 @@ def _shift(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     return torch.cat([x.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
 
 
-def _degrees(arrays: Structure, like: Tensor, least: int) -> Tensor:
+def degrees(arrays: Structure, like: Tensor, least: int) -> Tensor:
     """How many edges each row has, or the least number, [num_rows, 1]: kept with the graph."""
-    wide = _wide(like)
-    key = ("degrees", wide, least)
+    dtype = wide(like)
+    key = ("degrees", dtype, least)
     found = arrays.calls.get(key)
     if found is None:
-        found = arrays.indptr.diff().clamp_(min=least).to(wide).view(-1, 1)
-        if not torch.cuda.is_current_stream_capturing():  # else it has no values before a replay
+        found = arrays.indptr.diff().clamp_(min=least).to(dtype).view(-1, 1)
+        if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):  # else it has no values before a replay
             arrays.calls[key] = found
     return found
 

@@ -1,5 +1,5 @@
-"""Forwards of PyG's layers on CUDA that are one op: those whose messages are of several linear maps of the same
-features, and GENConv's sums, which are of the features themselves. After those of PyG 2.8.
+"""Forwards of PyG's layers that are one op: those whose messages are of several linear maps of the same features, and
+on CUDA GENConv's sums, which are of the features themselves. After those of PyG 2.8.
 
 A call that is in any way unusual takes the general forward(), with the same result.
 """
@@ -19,9 +19,11 @@ from torch_geometric.nn.aggr import MeanAggregation, SoftmaxAggregation, SumAggr
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy import blocks
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import messages
-from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, gen, joined_sum
+from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, Parts, gen, joined_sum
+from gnnaccel.ops.mapped_sums import mapped_sum
 from gnnaccel.pyg_backend import short
 
 
@@ -62,14 +64,32 @@ def side_by_side(x: Tensor, *modules: Any) -> tuple[Tensor, ...] | None:
     return F.linear(x, torch.cat(weights), shifts).split([len(weight) for weight in weights], dim=-1)
 
 
-def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any) -> Graph | None:
-    """The graph of a usual call on CUDA, of features that are those of sources and destinations."""
-    if not isinstance(x, Tensor) or not x.is_cuda or not short.is_matrix(x) or not guard.allows(conv, edge_index):
+def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any, on_cpu: bool = False) -> Graph | None:
+    """The graph of a usual call on CUDA, or with `on_cpu` one of many messages on the CPU, of features that are those
+    of sources and destinations."""
+    if not isinstance(x, Tensor) or not (x.is_cuda or (on_cpu and x.is_cpu)):
         return None
-    if x.dtype == torch.float16 or x.device != edge_index.device or torch.is_autocast_enabled("cuda"):
+    if not short.is_matrix(x) or not guard.allows(conv, edge_index):
+        return None
+    if x.dtype == torch.float16 or x.device != edge_index.device or torch.is_autocast_enabled(x.device.type):
+        return None
+    if x.is_cpu and blocks.are_few("cpu", edge_index.shape[1], x.shape[0], conv.out_channels):
         return None
     graph = short.graph_of(edge_index, x.shape[0], x.shape[0], conv.flow)
     return graph if graph is not None and messages.is_fused(graph) else None
+
+
+def _summed(
+    guard: short.Guard, graph: Graph, x: Tensor, maps: list | None, num_feats: int, form: Parts
+) -> Tensor | None:
+    """The layer of a form; None where its maps are not PyG's own."""
+    if maps is None:
+        return None
+    start = time.perf_counter()
+    out = (joined_sum if x.is_cuda else mapped_sum)(graph, x, maps, num_feats, form)
+    if out is not None:
+        report.record(guard.kind, start)
+    return out
 
 
 def gates(conv: Any, kind: str, graph: Graph, x: Tensor) -> Tensor | None:
@@ -93,14 +113,12 @@ def _le(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        graph = _graph(guard, self, x, edge_index) if edge_weight is None else None
+        graph = _graph(guard, self, x, edge_index, True) if edge_weight is None else None
         if graph is not None:
             modules = [self._modules.get(name) for name in ("lin1", "lin2", "lin3")]
             maps = _maps(x, modules, (self.out_channels,) * 3)
-            start = time.perf_counter()
-            out = None if maps is None else joined_sum(graph, x, maps, self.out_channels, LE)
+            out = _summed(guard, graph, x, maps, self.out_channels, LE)
             if out is not None:
-                report.record(guard.kind, start)
                 return out
         return general(self, x, edge_index, edge_weight)
 
@@ -114,17 +132,14 @@ def _film(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_type=None):
         modules = self._modules
         usual = self.num_relations <= 1 and type(modules.get("act")) is torch.nn.ReLU and not is_watched(modules["act"])
-        graph = _graph(guard, self, x, edge_index) if usual else None
+        graph = _graph(guard, self, x, edge_index, True) if usual else None
         if graph is not None:
             out_channels = self.out_channels
             linear = (modules.get("film_skip"), modules.get("lin_skip"), self.films[0], self.lins[0])
             maps = _maps(x, linear, (2 * out_channels, out_channels) * 2)
-            if maps is not None:
-                start = time.perf_counter()
-                out = joined_sum(graph, x, maps, self.out_channels, FILM)
-                if out is not None:
-                    report.record(guard.kind, start)
-                    return out
+            out = _summed(guard, graph, x, maps, out_channels, FILM)
+            if out is not None:
+                return out
         return general(self, x, edge_index, edge_type)
 
     return forward
