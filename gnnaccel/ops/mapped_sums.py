@@ -102,6 +102,7 @@ class _Sums:
     def __init__(self, x: Tensor, parameters: Sequence[Tensor | None], values: list, wanted: Sequence[bool]):
         self.x, self.values = x, values  # of those parameters that are read
         self.of_x: Tensor | None = None
+        self.room: Tensor | None = None  # for that
         self.of_x_wanted, *of_parameters = wanted
         self.of_parameters = [
             torch.zeros_like(p, dtype=wide(x)) if p is not None and asked else None
@@ -121,7 +122,7 @@ class _Sums:
             return
         weight = self.values[number][columns]
         if self.of_x is None and rows is None:
-            self.of_x = grad.mm(weight)
+            self.of_x = grad.mm(weight) if self.room is None else torch.mm(grad, weight, out=self.room)
             return
         if self.of_x is None:
             self.of_x = torch.zeros_like(self.x)
@@ -182,13 +183,21 @@ class _Mapped(torch.autograd.Function):
         scaled = grad / degrees(ctx.arrays, grad, least=1) if form.reduce == "mean" else grad
         absent = x.new_empty(()).expand(x.shape[0], maps.width)  # stands for operands that no gradient reads
         operands = [absent if operand is None else operand for operand in operands]
-        of_leaves = gradients_of(ctx.arrays, maps.program, operands, ctx.wanted, [scaled], (True,))
-        while of_leaves:
-            part = of_leaves.pop()
-            if part is not None:
-                sums.add(places[maps.leaves[len(of_leaves)]], part)
+        for kinds in ("v", "u"):  # one walk, and then the other: what they give is not there at the same time
+            asked = tuple(w and leaf.kind in kinds for w, leaf in zip(ctx.wanted, maps.program.leaves, strict=True))
+            if not any(asked):
+                continue
+            of_leaves = gradients_of(ctx.arrays, maps.program, operands, asked, [scaled], (True,))
+            if kinds == "u" and not _arrays.keeps_graph():  # nobody reads the operands any more
+                sums.room = next((t for t in operands if t.shape == x.shape and t.is_contiguous()), None)
+            for i in reversed(range(len(of_leaves))):
+                if asked[i]:
+                    sums.add(places[maps.leaves[i]], of_leaves[i])
+                of_leaves[i] = None
         for (leaf, *_), factor in zip(() if early is None else early.targets, kept, strict=True):
-            sums.add(places[maps.leaves[leaf]], (scaled * factor).to(x.dtype))
+            own = factor.dtype == x.dtype and not _arrays.keeps_graph()
+            part = torch.mul(scaled, factor, out=factor) if own else (scaled * factor).to(x.dtype)
+            sums.add(places[maps.leaves[leaf]], part)
         if form.own_of is not None:
             _add_own(sums, maps, places, grad)
         return *(None,) * 4, *sums.found()
