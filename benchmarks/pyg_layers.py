@@ -15,7 +15,7 @@ With --epochs models of two such layers, a ReLU between them, are trained by Ada
 some one behind another, memory is the most that one adds, and the differences are the largest relative ones of a side's
 first losses from PyG's; queued_ms is an epoch of some whose kernels wait for each other alone, not for the host. A side
 that is too large for the GPU, or for --limit, is left out. Processes with the same --lock compile at the same time, and
-measure one after the other.
+measure one after the other, when --among of them have compiled.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import graphs
 import torch
@@ -133,12 +134,15 @@ def epoch_of(net: Net, arguments):
 
 
 @contextlib.contextmanager
-def alone_with(lock: str | None):
-    """Nobody else with this file is in here."""
+def alone_with(lock: str | None, among: int):
+    """Nobody else with this file is in here, and so many have come."""
     if lock is None:
         yield
         return
-    with open(lock, "a") as file:
+    with open(lock, "ab", buffering=0) as file:
+        file.write(b".")
+        while Path(lock).stat().st_size < among:
+            time.sleep(0.05)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -196,9 +200,12 @@ def measured(make, arguments, options) -> list[dict[str, float]]:
         torch._dynamo.reset()
         layers["compiled"] = torch.compile(copy.deepcopy(plain))
         if options.epochs:  # compiled here, where processes do so at the same time
-            step(layers["compiled"], (arguments[0].detach(), *arguments[1:]), options.autocast)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                step(layers["compiled"], (arguments[0].detach(), *arguments[1:]), options.autocast)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     sides = {side: (epoch_of if options.epochs else step_of)(layer, arguments) for side, layer in layers.items()}
-    with alone_with(options.lock):
+    with alone_with(options.lock, options.among):
         try:
             return timed(sides, device, options)
         finally:
@@ -270,6 +277,7 @@ def main() -> None:
     parser.add_argument("--epochs", action="store_true", help="train models of two layers")
     parser.add_argument("--limit", type=float, metavar="GIB", help="of the GPU's memory")
     parser.add_argument("--lock", metavar="FILE", help="measure while no other process with this file does")
+    parser.add_argument("--among", type=int, default=1, metavar="N", help="processes with that file, a new one")
     parser.add_argument("--csv", metavar="OUT", help="also write the figures there")
     parser.add_argument("--commit", help="named in the table's head; by default what git says")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
