@@ -68,6 +68,9 @@ User-defined message and reduce functions, and the layers that DGL writes as suc
 says; those of few messages (at most {few:,} numbers on the CPU, or twice as many as above) DGL's way, which is the
 faster one there.
 
+Of {total} cases {accelerated} are accelerated, {partly} partly. {framework} are DGL's own, none of which passes
+messages that our ops could run: {without} pass none, {library} need a library of their own, {outside} are not run.
+
 | group | case | runs on | reason |
 |---|---|---|---|
 {rows}
@@ -144,7 +147,7 @@ def page() -> str:
 
     from gnnaccel.lazy.blocks import FEW, FEW_AT_FIRST, STORED_BYTES
 
-    rows = pyg_rows()
+    rows, dgl = pyg_rows(), dgl_rows()
     layers = {name.split()[0] for name, _, _ in rows}
     free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "message", "blocks")}
     parts = [
@@ -158,9 +161,21 @@ def page() -> str:
             cuda=STORED_BYTES["cuda"] >> 30,
             first=FEW_AT_FIRST["cuda"] >> 20,
         ),
-        _DGL.format(rows=_table(dgl_rows()), few=FEW["cpu"]),
+        _DGL.format(rows=_table(dgl), few=FEW["cpu"], **_counts(dgl)),
     ]
     return "".join(parts)
+
+
+def _counts(rows: list[tuple[str, str, str, str]]) -> dict[str, int]:
+    """How many cases of DGL run how."""
+    own = [(group, reason) for group, _, how, reason in rows if how == "framework"]
+    counts = {how: sum(row[2] == how for row in rows) for how in ("accelerated", "partly", "framework")}
+    counts["outside"] = sum(group == "not run" for group, _ in own)
+    counts["library"] = sum(reason.startswith("needs ") for _, reason in own)
+    counts["without"] = sum(reason.startswith(("no message passing", "returns its argument")) for _, reason in own)
+    if counts["outside"] + counts["library"] + counts["without"] != len(own):
+        raise RuntimeError("a case of DGL's own for none of the reasons that the page knows")
+    return {**counts, "total": len(rows)}
 
 
 def _table(rows) -> str:

@@ -14,13 +14,10 @@ CASES: dict[str, Case] = function_cases() | hetero_cases() | layer_cases()
 
 OUTSIDE = {
     "DeepWalk": "random walks and embeddings",
-    "HeteroGNNExplainer": "as GNNExplainer, on the message passing of the model it explains",
-    "HeteroPGExplainer": "as PGExplainer, on the message passing of the model it explains",
     "HeteroSubgraphX": "as SubgraphX, on the message passing of the model it explains",
     "KNNGraph": "builds a graph",
     "MetaPath2Vec": "random walks and embeddings",
     "NodeEmbedding": "a table of rows in shared memory",
-    "PGExplainer": "trains on the message passing of the model it explains",
     "RadiusGraph": "builds a graph",
     "SubgraphX": "runs the model it explains; DGL 2.1.0's own code fails with numpy 2",
     "SegmentedKNNGraph": "builds a graph",

@@ -268,8 +268,31 @@ class _Classifier(nn.Module):
             return self.classify(dgl.mean_nodes(graph, "h"))
 
 
+class _HeteroClassifier(nn.Module):
+    """The same of a graph of several types of edges."""
+
+    def __init__(self, etypes):
+        super().__init__()
+        self.convs = nn.ModuleDict({"/".join(t): dglnn.GraphConv(6, 5, allow_zero_in_degree=True) for t in etypes})
+        self.classify = nn.Linear(5, 2)
+
+    def forward(self, graph, feat, embed=False, edge_weight=None, eweight=None):
+        weights = eweight if edge_weight is None else edge_weight
+        hidden = {}
+        for t in graph.canonical_etypes:
+            weight = None if weights is None else weights[t]
+            out = self.convs["/".join(t)](graph[t], (feat[t[0]], feat[t[2]]), edge_weight=weight)
+            hidden[t[2]] = hidden.get(t[2], 0) + torch.tanh(out)
+        if embed:
+            return hidden
+        with graph.local_scope():
+            graph.ndata["h"] = hidden
+            return self.classify(sum(dgl.mean_nodes(graph, "h", ntype=n) for n in graph.ntypes))
+
+
 def _explainers(found):
-    """They train on a model's results, so what is compared is the masks; gradients stay inside."""
+    """They train on a model's results, so what is compared is the masks; gradients stay inside. PGExplainer wants
+    each edge to have its reverse."""
 
     def explain(g, x):
         torch.manual_seed(3)
@@ -277,5 +300,42 @@ def _explainers(found):
             explainer = dglnn.GNNExplainer(_Classifier(), 1, num_epochs=3, log=False)
             return explainer.explain_graph(g, x.detach())
 
+    def explain_hetero(g, *inputs):
+        torch.manual_seed(3)
+        with torch.enable_grad():
+            model = _HeteroClassifier(g.canonical_etypes)
+            explainer = dglnn.HeteroGNNExplainer(model, 1, num_epochs=3, log=False)
+            masks = explainer.explain_graph(g, dict(zip(g.ntypes, inputs, strict=True)))
+        return [mask for each in masks for _, mask in sorted(each.items())]
+
+    def train(g, explainer, feat):
+        """The loss of a step of training, and the explanation after it."""
+        optimizer = torch.optim.SGD(explainer.parameters(), 0.1)
+        with torch.enable_grad():
+            loss = explainer.train_step(g, feat, 1.0)
+            loss.backward()
+        optimizer.step()
+        prob, mask = explainer.explain_graph(g, feat)
+        masks = [mask] if isinstance(mask, torch.Tensor) else [mask[t] for t in sorted(mask)]
+        return [t.detach() for t in (loss, prob, *masks)]
+
+    def parametrize(g, x):
+        torch.manual_seed(3)
+        return train(dgl.to_bidirected(g), dglnn.PGExplainer(_Classifier(), 5), x.detach())
+
+    def parametrize_hetero(g, *inputs):
+        torch.manual_seed(3)
+        u, v = g.edges(etype="plays")
+        counts = {n: g.num_nodes(n) for n in ("game", "user")}
+        both = dgl.heterograph({("user", "plays", "game"): (u, v), ("game", "of", "user"): (v, u)}, counts)
+        explainer = dglnn.HeteroPGExplainer(_HeteroClassifier(both.canonical_etypes), 5)
+        return train(both, explainer, {n: x.detach() for n, x in zip(both.ntypes, inputs, strict=True)})
+
     single = dict(dtype=torch.float32, tolerance=1e-3)
     found["GNNExplainer"] = Case("explainers", explain, ("u 6",), graphs=("int64",), **single)
+    found["PGExplainer"] = Case("explainers", parametrize, ("u 6",), graphs=("int64",), **single)
+    types = ("game 6", "store 6", "user 6")  # as the graph lists them
+    found["HeteroGNNExplainer"] = Case("explainers", explain_hetero, types, graphs=("ring",), **single)
+    found["HeteroPGExplainer"] = Case(
+        "explainers", parametrize_hetero, (types[0], types[2]), graphs=("ring",), **single
+    )
