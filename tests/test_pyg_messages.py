@@ -130,3 +130,26 @@ def test_more_nodes_than_edges():
         torch.testing.assert_close(ours(x, few), plain(x, few))
     shapes = [event.name for event in seen.events()]
     assert not any("message_walk" in name for name in shapes)
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "weight", "bias", "x"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_last_map_is_not_made_again(frozen, bias, monkeypatch):
+    """The backward pass of a maximum of it reads what it was made of, and who the greatest are."""
+    monkeypatch.setattr(blocks, "STORED_BYTES", {})
+    torch.manual_seed(0)
+    mlp = torch.nn.Sequential(torch.nn.Linear(2 * D, D), torch.nn.ReLU(), torch.nn.Linear(D, 7, bias=bias)).double()
+    if frozen in ("weight", "bias") and getattr(mlp[2], frozen) is not None:
+        getattr(mlp[2], frozen).requires_grad_(False)
+    plain, x = nn.EdgeConv(mlp), torch.randn(N, D, dtype=torch.float64)
+    made, found = [], []
+    for layer in (plain, pyg_backend.accelerate(copy.deepcopy(plain))):
+        given = x.clone().requires_grad_(frozen != "x")
+        wanted = [t for t in (given, *layer.parameters()) if t.requires_grad]
+        out = layer(given, INDEX)
+        evaluate = blocks._evaluate
+        monkeypatch.setattr(blocks, "_evaluate", lambda *given: made.append(given))
+        found.append((out, torch.autograd.grad(out.square().sum(), wanted)))
+        monkeypatch.setattr(blocks, "_evaluate", evaluate)
+    torch.testing.assert_close(*found)
+    assert not made

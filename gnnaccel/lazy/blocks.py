@@ -116,6 +116,38 @@ def _evaluate(program: Program, values: list[Tensor]) -> Tensor:
     return _run(program.root, values, {})
 
 
+class _Unread(torch.autograd.Function):
+    """torch.nn.functional.linear for its gradients alone: its result, which nobody reads, is not made."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = grad.reshape(-1, weight.shape[0])
+        return (
+            rows.mm(weight).view(x.shape) if of_x else None,
+            rows.t().mm(x.reshape(-1, x.shape[-1])) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+def _unread(program: Program, values: list[Tensor]) -> Tensor:
+    """What has the gradients of a program's value; a linear map that comes last is left out."""
+    root = program.root
+    if not isinstance(root, Step) or root.function is not torch.nn.functional.linear or root.kwargs:
+        return _evaluate(program, values)
+    done: dict[int, Tensor] = {}
+    x, weight, bias = (*(_run(arg, values, done) for arg in root.args), None)[:3]
+    if weight.dim() != 2 or weight.dtype != x.dtype:
+        return _evaluate(program, values)
+    return _Unread.apply(x, weight, bias)
+
+
 class Block(NamedTuple):
     """Rows and nonzeros of a graph: complete rows."""
 
@@ -311,7 +343,7 @@ def _sweep(graph: Graph, kinds: str, program: Program, operands, wanted, given: 
             (g, kept), _ = _values(graph, block, features, kind + ("c" if given.kept is None else kind))
         leaves = [v.detach().requires_grad_() if w else v for v, w in zip(values, wanted, strict=True)]
         with torch.enable_grad():
-            message = _evaluate(program, leaves)
+            message = (_evaluate if given.reduce == "logsumexp" else _unread)(program, leaves)
         if given.reduce == "logsumexp":
             g = g * (message.detach() - kept).exp()
         elif extreme and not scattering:
