@@ -135,18 +135,20 @@ def pyg_sides(what: str, nodes: int, edges: int, width: int, dtype: torch.dtype)
     weights = {r: torch.rand(edges).to(DEVICE, dtype) for r in types} if what.endswith("weighted") else None
     sides = {}
     for name, switch in (("alone", _nothing), ("gnnaccel", _pyg_on), ("before", _pyg_apart)):
-        model = pyg_model(what, width, list(x), types).to(DEVICE, dtype)
+        model = pyg_model(what, width, list(x), types).to(DEVICE)
         model = model if name == "alone" else pyg_backend.accelerate(model)
         given = {r: ends(nodes, edges, i) for i, r in enumerate(types)}
         more = {} if weights is None else {"edge_weight_dict": weights}
 
-        def outputs(m=model, e=given, more=more):
+        def outputs(m=model, e=given, more=more, x=x):
             results = m(x) if what == "HeteroDictLinear" else m(x, e, **more)
             return [out for out in results.values() if out is not None]
 
         torch.manual_seed(2)
-        with torch.no_grad():
-            outputs()  # layers that find their widths
+        with torch.no_grad():  # layers that find their widths, with the same numbers in every dtype
+            single = {name: {r: w.float() for r, w in values.items()} for name, values in more.items()}
+            outputs(x={kind: value.float() for kind, value in x.items()}, more=single)
+        model.to(dtype)
         used = [*x.values(), *(p for p in model.parameters() if p.requires_grad)]
         sides[name] = switch, step(outputs, used)
     return sides

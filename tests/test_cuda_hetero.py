@@ -126,3 +126,25 @@ def test_weighted_layers_together(shape):
     for ours, theirs in zip(grads, want_grads, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "SAGE sum", "Graph", "GIN"])
+def test_models_with_bases(name):
+    x, edges = case("unequal")
+    make = {**LAYERS, "SAGE sum": lambda i, w: nn.SAGEConv(w, 8, aggr="sum")}[name]
+    net = Net("SAGE")
+    net.first, net.last = make(1, (8, 8)), make(2, (8, 8))
+    torch.manual_seed(0)
+    plain = nn.to_hetero_with_bases(net, (list(x), list(edges)), num_bases=3).double()
+    model = pyg_backend.accelerate(copy.deepcopy(plain).to(DEVICE))
+    there = [{key: value.to(DEVICE) for key, value in each.items()} for each in (x, edges)]
+    report.reset()
+    for again in (False, False, False, False, False, True):
+        want, want_grads = run(plain, x, edges, list(x), again)
+        got, grads = run(model, *there, list(x), again)
+        for (_, ours), (_, theirs) in zip(got, want, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
+        most = max(float(grad.abs().max()) for grad in want_grads)
+        for ours, theirs in zip(grads, want_grads, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9 * max(most, 1))
+    assert not any(site.left for site in report.snapshot().values())

@@ -322,20 +322,20 @@ class _Layers(torch.autograd.Function):
                 pairs = zip(outs, plan.used, strict=True)
                 ctx.mark_non_differentiable(*[out for out, used in pairs if not any(needs[p] for p in used)])
             ctx.plan, ctx.calls, ctx.count, ctx.targets = plan, calls, len(sums), targets
-            # Those that no first derivative reads may be written into.
+            # Those that no first derivative reads may be written into; to save them would take as long as a kernel.
             weights = [term.edge_weight for terms, *_ in targets for term in terms if term.edge_weight is not None]
-            ctx.features = [(x, _version(x)) for x in given[: plan.features]]
-            ctx.weights = [(x, _version(x)) for x in weights]
-            ctx.save_for_backward(*sums, *maps, *given[plan.features :])
+            ctx.given, ctx.weights = given, weights
+            ctx.versions = [_version(x) for x in (*given, *weights)]
+            ctx.save_for_backward(*sums, *maps)
         return tuple(outs)
 
     @staticmethod
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors
-        sums, maps = saved[: ctx.count], saved[ctx.count : ctx.count + len(plan.products)]
+        sums, maps = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
-            return None, None, *_second(ctx, saved[ctx.count + len(maps) :], grads)
+            return None, None, *_second(ctx, grads)
         found: list[Tensor | None] = [None] * len(needs)
         all_needed = False not in needs
         rows: list[list[Tensor]] = [[] for _ in plan.walks]
@@ -368,7 +368,7 @@ class _Layers(torch.autograd.Function):
         if None in grads:
             _clear(found, plan, grads)
         if not _arrays.keeps_graph():
-            ctx.features = ctx.weights = ctx.targets = ctx.calls = None  # as autograd drops what is saved
+            ctx.given = ctx.weights = ctx.targets = ctx.calls = None  # as autograd drops what is saved
         if not all_needed:
             found = [grad if need else None for grad, need in zip(found, needs, strict=True)]
         return None, None, *found
@@ -410,18 +410,19 @@ def _version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-def _second(ctx: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple:
+def _second(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
     """Gradients with derivatives of their own, those of each target's sums."""
-    if any(version is not None and x._version != version for x, version in (*ctx.features, *ctx.weights)):
+    given, count = ctx.given, ctx.plan.features
+    pairs = zip((*given, *ctx.weights), ctx.versions, strict=True)
+    if any(version is not None and x._version != version for x, version in pairs):
         raise RuntimeError(
-            "features of several edge types, or weights of their edges, were written into after the forward pass, and "
-            "are needed for a second derivative: write into a copy of them"
+            "features of several edge types, weights of their edges, or parameters of their layers, were written into "
+            "after the forward pass, and are needed for a second derivative: write into a copy of them"
         )
-    given = [*[x for x, _ in ctx.features], *parameters]
     reached = [grad is not None for grad in grads]
 
     def composed(*given):
-        targets = _with(ctx.targets, given, len(ctx.features))
+        targets = _with(ctx.targets, given, count)
         pairs = zip(targets, reached, strict=True)
         return tuple([term_by_term(terms, biases, own) for (terms, _, biases, own), reaches in pairs if reaches])
 

@@ -115,6 +115,8 @@ def unusual() -> str | None:
     """Why no layers are to be taken together now."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
         return UNUSUAL
+    if modes.transforming():  # edges made in there have no memory of their own
+        return UNUSUAL
     return modes.RECOMPUTING if modes.recomputing() else None
 
 

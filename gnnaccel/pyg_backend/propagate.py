@@ -22,11 +22,13 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
+from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
+_HOOKED = "message passing hooks are registered"
 NEW = "few messages of edges that the layer had not seen"
 FEW = "few messages, which PyG's own code stores and reduces the quicker"
 # Layers whose messages are no products.
@@ -63,7 +65,7 @@ def obstacle(conv) -> str | None:
     if state.get("_decomposed_layers", 1) > 1:
         return "decomposed_layers > 1"
     if any(map(state.get, _HOOKS)):
-        return "message passing hooks are registered"
+        return _HOOKED
     if not state.keys().isdisjoint(_METHODS):
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
     if torch._C._is_tracing():
@@ -152,12 +154,16 @@ def make_entry(plain: Any, name: str) -> Callable:
             _note_compiled(kind)
             return getattr(plain, name)(self, edge_index, *args, **kwargs)
         reason = obstacle(self) or (f"positional arguments to {name}()" if args else None)
+        weighed = reason is _HOOKED and not args and name == "propagate" and weighs_messages(self)
+        reason = None if weighed else reason
         if reason is not None:
             report.fallback(kind, reason)
             return alone(getattr(plain, name), self, edge_index, *args, **_settled(kwargs))
         named = dict(kwargs)
         size = named.pop("size", None)
         rule = rules.find(plain, name)
+        if weighed:
+            rule = functools.partial(rules.weighted, factor=lambda: factors(self)) if rule is rules.weighted else None
         if rule is not None:
             start = time.perf_counter()
             try:
@@ -165,7 +171,7 @@ def make_entry(plain: Any, name: str) -> Callable:
                 report.record(kind, start)
                 return out
             except Unsupported as error:
-                reason = str(error) if rule is not rules.weighted else None
+                reason = str(error) if rule is not rules.weighted and not weighed else None
         elif name == "propagate" and are_few(self, plain, edge_index, kwargs):
             report.fallback(kind, FEW)
             return alone(plain.propagate, self, edge_index, **_settled(kwargs))

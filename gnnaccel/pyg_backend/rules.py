@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg_nn
@@ -17,6 +18,7 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import ops
+from gnnaccel.graph.scales import mean_scale
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import attention, norms
@@ -40,11 +42,13 @@ WEIGHTS: dict[Callable, str | None] = {
     pyg_nn.GCN2Conv.message: "edge_weight",
     pyg_nn.LGConv.message: "edge_weight",
 }
+DTYPES = (torch.float32, torch.float64)
 REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
 
 
-def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
-    """One propagate() call of a layer whose message() is in WEIGHTS."""
+def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], Tensor] | None = None) -> Tensor:
+    """One propagate() call of a layer whose message() is in WEIGHTS. factor() is multiplied with each edge's message:
+    [E], of the dtype of its features."""
     aggregation = conv.aggr_module
     reduce = REDUCES.get(type(aggregation))
     if plain.aggregate is not MessagePassing.aggregate or plain.update is not MessagePassing.update:
@@ -64,6 +68,14 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict) -> Tensor:
             raise Unsupported("a weight that is not [E]")
         if weight.device != x.device:
             raise Unsupported("a weight on another device")
+    if factor is not None:
+        each = factor()
+        if each.shape[0] != graph.nnz or each.dtype != x.dtype or each.device != x.device:
+            raise Unsupported("a factor for each edge that are no such numbers")
+        weight = each if weight is None else each * weight
+        if reduce == "mean" and x.dtype in DTYPES:  # whose sums of few edges have their calls made ready
+            return ops.spmm(graph, x, weight) * mean_scale(graph, x.dtype).unsqueeze(1)
+        return ops.spmm(graph, x, weight, reduce=reduce)
     if weight is not None and reduce == "sum":
         return norms.weighted_sum(graph, x, edges.edge_index, weight, edges.flow)
     return ops.spmm(graph, x, weight, reduce=reduce)

@@ -1,4 +1,5 @@
-"""Models of to_hetero(): the copies of a layer for each edge type are called together.
+"""Models of to_hetero(): the copies of a layer for each edge type are called together; and of to_hetero_with_bases(),
+for bases.py.
 
 to_hetero() writes a torch.fx.GraphModule that calls the copies one after the other and adds their results in pairs. Of
 its graph another forward() is made beside its own, in which the calls of one layer's copies, and the additions that
@@ -20,7 +21,7 @@ from torch import fx
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report
-from gnnaccel.pyg_backend import edge_types
+from gnnaccel.pyg_backend import bases, edge_types
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.edge_types import Call, Operands, Refused
 
@@ -60,7 +61,7 @@ def install(module: fx.GraphModule) -> None:
     if plain is None or hasattr(plain, "_gnnaccel_plain") or not isinstance(getattr(module, "_graph", None), fx.Graph):
         return
     groups = _groups(module)
-    if groups:
+    if groups or any(_replaced(node) is not node.target for node in module.graph.nodes):
         cls.forward = _forward(plain, _compiled(module.graph, groups))
         cls.__prepare_scriptable__ = _prepare_scriptable
 
@@ -152,10 +153,16 @@ def _compiled(graph: fx.Graph, groups: list[_Group]) -> Callable:
             _emit(new, known, ends[node])
         elif node not in gone:
             known[node] = new.node_copy(node, lambda other: known[other])
+            known[node].target = _replaced(node)
     code = new.python_code("self")
     namespace = dict(code.globals)
     exec(compile(code.src, "<gnnaccel: to_hetero>", "exec"), namespace)  # as torch.fx makes its forward()
     return namespace["forward"]
+
+
+def _replaced(node: fx.Node) -> Any:
+    """What a node calls, or ours in its place."""
+    return bases.REPLACED.get(node.target, node.target) if node.op == "call_function" else node.target
 
 
 def _emit(new: fx.Graph, known: dict, group: _Group) -> None:
