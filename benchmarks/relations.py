@@ -8,7 +8,8 @@
 to 200 relations. fb15k237: two layers of DGL's RelGraphConv, 32 wide, 8 bases, gradients of an embedding and
 all parameters. Milliseconds, the least of --repeat steps of each side in turn in one process (one step of a framework's
 that takes over two seconds); first_ms: the first step, which makes the structure. error: largest difference of the
-results of the two sides over the largest result. mib: by how much a step raises the memory of a process of its own.
+results of the two sides over the largest result. On CUDA each side runs once before it is timed, as in a training loop,
+where what it calls has been called before. mib: by how much a step raises the memory of a process of its own.
 """
 
 from __future__ import annotations
@@ -148,6 +149,12 @@ def timed(step: Callable) -> tuple[float, torch.Tensor]:
     return (time.perf_counter() - start) * 1e3, out
 
 
+def _again(step: Callable) -> float:
+    if DEVICE == "cuda":
+        step()
+    return timed(step)[0]
+
+
 def measure(row: Row, repeat: int) -> dict:
     alone, ours = row.make()
     first, got = timed(ours)
@@ -155,9 +162,9 @@ def measure(row: Row, repeat: int) -> dict:
     found: dict = dict(framework=row.framework, row=row.name, relations=row.relations, edges=row.edges)
     least_ours = float("inf")
     for _ in range(repeat):
-        least_ours = min(least_ours, timed(ours)[0])
+        least_ours = min(least_ours, _again(ours))
         if least_alone < 2000:
-            least_alone = min(least_alone, timed(alone)[0])
+            least_alone = min(least_alone, _again(alone))
     error = float((got - want).abs().max() / want.abs().max())
     found |= dict(alone_ms=least_alone, gnnaccel_ms=least_ours, ratio=least_alone / least_ours, first_ms=first)
     return found | dict(error=error)

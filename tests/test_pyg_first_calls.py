@@ -87,6 +87,17 @@ def test_what_is_never_left(at_first, monkeypatch):
     assert not run(layer, edges())[0]
 
 
+@pytest.mark.parametrize("cls", [nn.RGCNConv, nn.FastRGCNConv])
+def test_what_pyg_calls_for_each_relation_is_ours_at_once(cls, at_first):
+    plain = cls(D, D, 3)
+    layer, index = pyg_backend.accelerate(copy.deepcopy(plain)), edges()
+    types = torch.arange(E) % 3
+    left, got = run(layer, index, types)
+    assert not left
+    for one, other in zip(got, run(plain, index, types)[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_a_class_changed_by_the_user(at_first):
     """PyG's own forward() is looked up when it is called."""
 

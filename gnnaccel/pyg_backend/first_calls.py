@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch_geometric import is_compiling
+from torch_geometric import is_compiling, nn
 
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
@@ -22,6 +23,9 @@ from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import USED, hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
+
+# Layers whose code in PyG takes as many calls as there are relations, or a matrix for each edge: to sort takes less.
+_SLOW = {nn.RGCNConv.forward, nn.FastRGCNConv.forward}
 
 # A layer may map features to wider ones before it gathers them: so many times the most numbers, at most.
 _WIDENED = 8
@@ -34,7 +38,7 @@ def first(plain: Any, ours: Callable | None) -> Callable | None:
         names = tuple(inspect.signature(plain.forward).parameters)
     except (TypeError, ValueError):  # of no function of Python
         return ours
-    if "edge_index" not in names[1:]:
+    if "edge_index" not in names[1:] or plain.forward in _SLOW:
         return ours
     place = names.index("edge_index") - 1
     method = ours or (lambda self, *args, **kwargs: plain.forward(self, *args, **kwargs))
@@ -84,4 +88,18 @@ def _are_few(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     count, most = edges.shape[1], blocks.FEW_AT_FIRST[edges.device.type]
     if count * widest((*args, *kwargs.values())) > most:
         return False
-    return all(count * max(p.shape, default=1) <= _WIDENED * most for p in conv.parameters() if not is_lazy(p))
+    return count * _longest(conv) <= _WIDENED * most
+
+
+_sides: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _longest(conv: Any) -> int:
+    """The longest side of a parameter of a layer, looked for once: that takes longer than a launch."""
+    found = _sides.get(conv)
+    if found is None:
+        parameters = list(conv.parameters())
+        found = max([side for p in parameters if not is_lazy(p) for side in p.shape], default=1)
+        if not any(map(is_lazy, parameters)):
+            _sides[conv] = found
+    return found

@@ -162,7 +162,8 @@ def _compiled(graph: fx.Graph, groups: list[_Group]) -> Callable:
 
 def _replaced(node: fx.Node) -> Any:
     """What a node calls, or ours in its place."""
-    return bases.REPLACED.get(node.target, node.target) if node.op == "call_function" else node.target
+    target: Any = node.target
+    return bases.REPLACED.get(target, target) if node.op == "call_function" else target
 
 
 def _emit(new: fx.Graph, known: dict, group: _Group) -> None:
