@@ -144,6 +144,11 @@ def _relational(add):
         add("RelGraphConv", ("n 6",), 6, 4, 3, call=sorted_types, options=options, note=" sorted", graphs=HOMOGENEOUS)
     add("RelGraphConv", ("n 6", "e 1"), 6, 12, 3, call=normed, note=" with norm", graphs=HOMOGENEOUS)
     add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=dict(layer_norm=True, dropout=0.5), graphs=HOMOGENEOUS)
+    for regularizer, more in (("basis", dict(layer_norm=True, bias=False)), ("bdd", dict(activation=torch.tanh))):
+        options = dict(regularizer=regularizer, num_bases=2, self_loop=regularizer == "bdd", dropout=0.3, **more)
+        add("RelGraphConv", ("n 6",), 6, 4, 3, call=types, options=options, graphs=HOMOGENEOUS)
+    add("RelGraphConv", ("n 6", "e 1"), 6, 4, 3, call=normed, note=" with norm", graphs=HOMOGENEOUS,
+        options=dict(regularizer="basis", num_bases=2, layer_norm=True, self_loop=False))  # fmt: skip
     for options in (dict(dropout=0.0), dict(dropout=0.2, use_norm=True)):
         add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, options=options, call=_hgt, graphs=HOMOGENEOUS)
     add("HGTConv", ("n 6",), 6, 3, 2, 2, 3, call=partial(_hgt, presorted=True), note=" sorted", graphs=HOMOGENEOUS)

@@ -12,6 +12,7 @@ pytest.importorskip("torch_geometric")
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
+from gnnaccel.pyg_backend import bases
 
 DEVICE = torch.device("cuda", 0)
 # (nodes of each type, their widths, edges of each relation)
@@ -129,7 +130,9 @@ def test_weighted_layers_together(shape):
 
 
 @pytest.mark.parametrize("name", ["SAGE", "SAGE sum", "Graph", "GIN"])
-def test_models_with_bases(name):
+@pytest.mark.parametrize("few", [0, 1 << 13])
+def test_models_with_bases(name, few, monkeypatch):
+    monkeypatch.setattr(bases, "_FEW", few)
     x, edges = case("unequal")
     make = {**LAYERS, "SAGE sum": lambda i, w: nn.SAGEConv(w, 8, aggr="sum")}[name]
     net = Net("SAGE")

@@ -18,6 +18,7 @@ from gnnaccel.graph.csr import Graph
 
 _HOOK = pyg_bases.hook
 _GROUP, _TYPES = pyg_bases.group_edge_placeholder, pyg_bases.get_edge_type
+_FEW = 1 << 13  # edges, up to which an index on CUDA takes the host less (reasoned from an H100's times, not swept)
 _OTHERS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
@@ -44,7 +45,7 @@ def weighs_messages(conv: Any) -> bool:
 def factors(conv: Any) -> Tensor:
     """What the hook multiplies each edge's message by, [E]."""
     weight, types = conv.edge_type_weight.view(-1), conv._edge_type
-    if not types.is_cuda or types.numel() == 0:
+    if not types.is_cuda or types.numel() <= _FEW:
         return weight[types]
     # As a sum over a graph: torch's gradient of an index sorts it, and adds up a type's edges one after the other.
     select = derived.get((types,), ("factors", weight.shape[0]))

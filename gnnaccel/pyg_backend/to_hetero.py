@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
+import types
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -163,7 +164,7 @@ def _compiled(graph: fx.Graph, groups: list[_Group]) -> Callable:
 def _replaced(node: fx.Node) -> Any:
     """What a node calls, or ours in its place."""
     target: Any = node.target
-    return bases.REPLACED.get(target, target) if node.op == "call_function" else target
+    return bases.REPLACED.get(target, target) if isinstance(target, types.FunctionType) else target
 
 
 def _emit(new: fx.Graph, known: dict, group: _Group) -> None:
