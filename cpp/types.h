@@ -26,7 +26,9 @@ enum class Target : int { u = 0, v = 1, e = 2 };
 
 // A sparse matrix in CSR: rows are destinations, columns are sources.
 struct Csr {
-  const void* indptr;    // [num_rows + 1], of index_type, starts at 0, ascending
+  // [num_rows + 1], of index_type, starts at 0, ascending. On CUDA it may end before nnz: the nonzeros behind are of no
+  // row, under ids of no edge, and a 0 is behind indptr then (gnnaccel/ops/_packed.py).
+  const void* indptr;
   const void* indices;   // [nnz], of index_type, in [0, num_cols); null where no source is read
   const void* edge_ids;  // [nnz], of index_type: row of nonzero k in an edge operand; null: k itself
   int64_t num_rows;

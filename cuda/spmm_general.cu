@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, MESSAGE>) sp
         result.template write<MESSAGE == kFused>(p, row, d, end - begin);
       }
     }
-    if (!cutting || end >= high) return;
+    // Behind the last row there may be nonzeros of none.
+    if (!cutting || end >= high || row + 1 == p.num_rows) return;
     // A long row is longer than the chunk, so it holds the chunk's first or its last nonzero.
     row = find_row(p.indptr, p.num_rows, high - 1);
   }

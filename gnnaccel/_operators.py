@@ -66,8 +66,9 @@ def plain(
     return True
 
 
-# Of ops that look up a graph when they run: a replayed CUDA graph would not look again.
-_LOOKING_UP = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+# Of ops that look up a graph when they run; older torch has no word for it, and would record them.
+CAN_LOOK_UP = hasattr(torch.Tag, "cudagraph_unsafe")
+_LOOKING_UP = (torch.Tag.cudagraph_unsafe,) if CAN_LOOK_UP else ()
 _twins: list[Callable] = []  # what defines the twins of ops
 _usual_keys: set[int] = set()  # torch's dispatch keys of tensors that `usual` takes,
 _eager_keys: set[int] = set()  # and of those that are not `_lazy`
@@ -139,6 +140,7 @@ def register(
     structure: Any = None,
     backward: Callable | None = None,
     setup_context: Callable | None = None,
+    looks_up: bool = False,
 ) -> Callable:
     """Define op gnnaccel::`name`; returns the function to call it by.
 
@@ -157,6 +159,8 @@ def register(
         setup_context(ctx, inputs, output) as torch.library.register_autograd has it; backward(ctx, *grads) returns the
         gradients of the arguments after the structure, and ctx.wanted says which of these are asked for.
         register_autograd itself looks up the defaults of all arguments at every call, 0.1 ms for ours (torch 2.13).
+    looks_up : bool
+        It looks up a graph when it runs, as all twins do: a replayed CUDA graph would not look again.
     """
     twin, twin_kind = getattr(structure, "twin", None), None
     if twin is not None:
@@ -177,7 +181,7 @@ def register(
     def flat(args: tuple) -> tuple:
         return (*args[0].flat(), *args[1:]) if graphs else args
 
-    looks_up = structure is not None and twin is None
+    looks_up |= structure is not None and twin is None
     torch.library.define(full, schema, tags=_LOOKING_UP if looks_up else ())
     torch.library.impl(full, tuple(device.upper() for device in devices))(lambda *args: impl(*packed(args)))
     torch.library.register_fake(full)(lambda *args: fake(*packed(args)))

@@ -352,46 +352,6 @@ def test_a_module_in_a_captured_module():
     assert captures_of(outer).variants == 1 and captures_of(outer.inner).variants == 0
 
 
-def test_distributed(tmp_path):
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-
-        def make():
-            env = problem()
-            env.model = nn.parallel.DistributedDataParallel(env.model, find_unused_parameters=True)
-            return env
-
-        def step(env):
-            captured = env.captured = getattr(env, "captured", None) or env.model.module
-            assert captured is env.model.module
-            return train(env)
-
-        want = both(make, step=step)  # the wrapper has hooks of its own kind: it is left
-        assert captures_of(want.model).variants == 0
-
-        def inner():
-            env = make()
-            gnnaccel.accelerate(env.model.module, cuda_graphs=True)
-            return env
-
-        report.reset()
-        env = inner()
-        plain = make()
-        for _ in range(14):
-            torch.testing.assert_close(train(env), train(plain), **OF)
-        assert site().accelerated == 11
-        attaching.enable()
-        env = make()
-        for _ in range(8):
-            train(env)
-        assert captures_of(env.model) is None and captures_of(env.model.module).variants == 1
-    finally:
-        attaching.disable()
-        dist.destroy_process_group()
-
-
 @pytest.fixture
 def enabled():
     attaching.enable()

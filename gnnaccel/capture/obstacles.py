@@ -65,11 +65,20 @@ def hooked(parts: Iterable[torch.nn.Module]) -> str | None:
     return None
 
 
-def foreign(parts: Iterable[torch.nn.Module], ours: type) -> str | None:
-    """Why a module made of `parts` is not to be captured."""
+def parallel(parts: Iterable[torch.nn.Module]) -> str | None:
+    """Why what calls `parts` is not to be captured: one of them waits for other processes, on threads of its own, and
+    counts its calls (DistributedDataParallel rebuilds its buckets and times itself by events)."""
     for part in parts:
         if isinstance(part, torch.nn.SyncBatchNorm) or type(part).__module__.startswith(PARALLEL):
             return f"it contains {type(part).__name__}, which speaks to other processes"
+    return None
+
+
+def foreign(parts: Iterable[torch.nn.Module], ours: type) -> str | None:
+    """Why a module made of `parts` is not to be captured."""
+    for part in parts:
+        if (reason := parallel((part,))) is not None:
+            return reason
         compiled = vars(part).get(SLOT)
         if type(part).__module__.startswith(COMPILED) or isinstance(part, torch.jit.ScriptModule):
             return f"it contains {type(part).__name__}"

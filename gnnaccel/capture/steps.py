@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from gnnaccel import report
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, modes_now, moved, places_of, within
+from gnnaccel.capture.obstacles import parallel
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import Variant, grads_of, rated_groups, same_grad, stand_in
 from gnnaccel.capture.watch import Masks, modules_set
@@ -197,6 +198,9 @@ class _Step:
                 reach = self._reach(warm, args, kwargs)
             except TooMuch as error:
                 self._refused = str(error)
+                return self._left(self._refused, args, kwargs)
+            self._refused = parallel(reach.modules)
+            if self._refused is not None:
                 return self._left(self._refused, args, kwargs)
             for optimizer in reach.optimizers:
                 _make_capturable(optimizer)

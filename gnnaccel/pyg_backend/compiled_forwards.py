@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 
+from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
 from gnnaccel.ops.attention import FUSED_DTYPES, attention_op
 from gnnaccel.ops.gatv2 import scores_op
@@ -30,6 +31,7 @@ from gnnaccel.pyg_backend.compiling import (
     counted,
     dotted,
     dropped,
+    graph_of,
     is_as_made,
     is_matrix,
     is_quiet,
@@ -38,6 +40,9 @@ from gnnaccel.pyg_backend.compiling import (
     takes_edges,
 )
 from gnnaccel.pyg_backend.rules import collects_otherwise
+
+
+Graph = Described | Structure  # as `graph_of` gives it
 
 
 class _Layer:
@@ -66,34 +71,37 @@ class _Layer:
 # Sums
 
 
-def _norm(graph: Described, dtype: torch.dtype) -> Tensor:
+def _norm(graph: Graph, dtype: torch.dtype) -> Tensor:
     """One over the square root of each row's degree, 0 where it is empty."""
     degrees = degrees_op(graph).to(torch.float64 if dtype == torch.float64 else torch.float32)
     return torch.where(degrees > 0, degrees.rsqrt(), 0.0)
 
 
-def _normed_sum(graph: Described, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def _normed_sum(graph: Graph, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     return graph_conv_op(graph, x, None, scale, scale, bias, False)
 
 
-def _normed_graph(layer: _Layer, conv: Any, x: Any, edge_index: Any, loops: bool) -> Described | None:
+def _normed_graph(layer: _Layer, conv: Any, x: Any, edge_index: Any, loops: bool) -> Graph | None:
     """The graph that a layer multiplies by the norm of; None for calls that are PyG's."""
     if not layer.allows(conv, edge_index) or not is_matrix(x, edge_index):
         return None
     if x.dtype not in (torch.float32, torch.float64):  # PyG rounds norms to 16 bits
         return None
     flipped = conv.flow != "source_to_target"
-    return Described(edge_index, x.shape[0], x.shape[0], "one" if loops else "none", flipped)
+    return graph_of(edge_index, x.shape[0], x.shape[0], "one" if loops else "none", flipped)
 
 
-def _weighted_norm(graph: Described, weight: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """Weights of the edges of `graph` and its loops, and factors of the nodes, of a GCN with weights of edges."""
-    edges, nodes = graph.edges, graph.num_src
-    if graph.loops == "one":
-        loops = edges[0] == edges[1]
+def _weighted_norm(
+    graph: Graph, edges: Tensor, loops: bool, weight: Tensor, fill: float
+) -> tuple[Tensor, Tensor]:
+    """Weights of the edges and of the loops that `graph` has with `loops`, and factors of the nodes, of a GCN with
+    weights of edges."""
+    if loops:
+        nodes = graph.num_rows
+        are_loops = edges[0] == edges[1]
         own = weight.new_full((nodes + 1,), fill)  # the last is of all edges that are no loops
-        own = own.index_put((torch.where(loops, edges[0], nodes),), weight)[:nodes]
-        weight = torch.cat([torch.where(loops, 0.0, weight), own])
+        own = own.index_put((torch.where(are_loops, edges[0], nodes),), weight)[:nodes]
+        weight = torch.cat([torch.where(are_loops, 0.0, weight), own])
     degrees = spmm_op(graph, None, weight, "copy_rhs", "sum", 0.0)
     roots = torch.where(degrees == 0, 1.0, degrees).pow(-0.5)  # PyG's infinite ones are 0
     return weight, torch.where(degrees == 0, 0.0, roots)
@@ -114,7 +122,9 @@ def _gcn(layer: _Layer) -> Callable:
         h = conv.lin(x)
         if edge_weight is None:  # `improved` then makes no difference
             return _normed_sum(graph, h, _norm(graph, h.dtype), conv.bias)
-        weight, factors = _weighted_norm(graph, edge_weight, 2.0 if conv.improved else 1.0)
+        weight, factors = _weighted_norm(
+            graph, edge_index, conv.add_self_loops, edge_weight, 2.0 if conv.improved else 1.0
+        )
         factors = factors.view(-1, 1)
         out = factors * spmm_op(graph, factors * h, weight.view(-1, 1), "mul", "sum", 0.0)
         return out if conv.bias is None else out + conv.bias
@@ -183,7 +193,7 @@ def _gin(layer: _Layer) -> Callable:
             return None  # elsewhere Inductor does better with a sum that it sees
         counted(layer.kind)
         flipped = conv.flow != "source_to_target"
-        return conv.nn(own_sum_op(Described(edge_index, x.shape[0], x.shape[0], "none", flipped), x, eps))
+        return conv.nn(own_sum_op(graph_of(edge_index, x.shape[0], x.shape[0], "none", flipped), x, eps))
 
     return forward
 
@@ -198,7 +208,7 @@ def _gine(layer: _Layer) -> Callable:
         if edge.shape[0] != edge_index.shape[1] or edge.shape[1] != x.shape[1] or edge.dtype != x.dtype:
             return None
         counted(layer.kind)
-        graph = Described(edge_index, x.shape[0], x.shape[0], "none", conv.flow != "source_to_target")
+        graph = graph_of(edge_index, x.shape[0], x.shape[0], "none", conv.flow != "source_to_target")
         return conv.nn(relu_sum_op(graph, x, edge) + (1 + conv.eps) * x)
 
     return forward
@@ -207,7 +217,7 @@ def _gine(layer: _Layer) -> Callable:
 # Attention
 
 
-def _attended(layer: _Layer, conv: Any, source: Any, target: Any, edge_index: Any) -> Described | None:
+def _attended(layer: _Layer, conv: Any, source: Any, target: Any, edge_index: Any) -> Graph | None:
     """The graph that a layer of the GAT family attends over; None for calls that are PyG's."""
     if not layer.allows(conv, edge_index, (0,)) or not is_matrix(source, edge_index):
         return None
@@ -217,7 +227,7 @@ def _attended(layer: _Layer, conv: Any, source: Any, target: Any, edge_index: An
         return None
     if conv.flow != "source_to_target" or (conv.add_self_loops and target is not source):
         return None
-    return Described(edge_index, source.shape[0], target.shape[0], "one" if conv.add_self_loops else "none")
+    return graph_of(edge_index, source.shape[0], target.shape[0], "one" if conv.add_self_loops else "none")
 
 
 def _finished(conv: Any, out: Tensor, res: Tensor | None) -> Tensor:
@@ -273,7 +283,7 @@ def _agnn(layer: _Layer) -> Callable:
         if conv.flow != "source_to_target" or x.dtype not in FUSED_DTYPES[x.device.type]:
             return None
         counted(layer.kind)
-        graph = Described(edge_index, x.shape[0], x.shape[0], "one" if conv.add_self_loops else "none")
+        graph = graph_of(edge_index, x.shape[0], x.shape[0], "one" if conv.add_self_loops else "none")
         ends = F.normalize(x, p=2.0, dim=-1)
         return dotted(graph, (conv.beta * ends)[:, None], ends[:, None], x[:, None], None, 1.0)[:, 0]
 

@@ -21,6 +21,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _operators, report
 from gnnaccel.lazy.reduce import FEATURE_DTYPES
+from gnnaccel.ops import _packed
+from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
 from gnnaccel.ops.attention import FUSED_DTYPES
 from gnnaccel.ops.dot_attention import MAX_CUDA_HEAD_BYTES, dot_attention_op
@@ -55,19 +57,34 @@ class _Seen(threading.local):
     """What `_look` has found on this thread."""
 
     given = False
+    replayed = False
 
 
 _seen = _Seen()
 
 
 def _look(context: Any) -> None:
-    """While torch.compile reads `is_given`: whether `edges` is an input of the program, as it was given."""
+    """While torch.compile reads `is_given`: whether `edges` is an input of the program, as it was given; and whether
+    the program is to run from CUDA graphs."""
     try:
         node = context.get_local("edges").as_proxy().node
         example = node.meta["example_value"]
         _seen.given = node.op in ("placeholder", "get_attr") and example._version == 0
+        _seen.replayed = _replays(context)
     except Exception:  # parts of torch that may change: what they do not tell is left to PyG
         _seen.given = False
+    if _seen.replayed and not _operators.CAN_LOOK_UP:  # our ops would be recorded with the edges of that call
+        _seen.given = False
+
+
+def _replays(context: Any) -> bool:
+    """True if the backend makes CUDA graphs of the programs that it is given: modes "reduce-overhead", "max-autotune"
+    of Inductor, or its setting."""
+    backend = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.compiler_fn
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    settings = getattr(backend, "get_compiler_config", None)
+    return settings is not None and bool(settings()["triton.cudagraphs"])
 
 
 @torch.compiler.assume_constant_result
@@ -81,6 +98,22 @@ def is_given(edges: Tensor) -> bool:
         return False
     comptime(_look)
     return _found_given()
+
+
+@torch.compiler.assume_constant_result
+def _found_replayed(device: str) -> bool:
+    return _seen.replayed and device == "cuda"
+
+
+def graph_of(edges: Tensor, num_src: int, num_dst: int, loops: str = "none", flipped: bool = False) -> Any:
+    """What our ops take for `edges` that `takes_edges` has said yes to: as `Described` has the arguments.
+
+    In a program of CUDA graphs the values of the graph, unless it is large, where the time of the host does not count.
+    """
+    described = Described(edges, num_src, num_dst, loops, flipped)
+    if _found_replayed(edges.device.type) and described.nnz <= _packed.MOST_EDGES:
+        return _packed.structure_of(described, torch.is_grad_enabled())
+    return described
 
 
 @torch.compiler.assume_constant_result
@@ -150,14 +183,14 @@ def is_weight(weight: Any, x: Any, edge_index: Tensor) -> bool:
     )
 
 
-def dropped(conv: Any, like: Tensor, graph: Described) -> Tensor | None:
+def dropped(conv: Any, like: Tensor, graph: Described | Structure) -> Tensor | None:
     """What dropout multiplies the weights [E, H] by; None for ones."""
     if not (conv.dropout > 0 and conv.training):
         return None
     return F.dropout(like.new_ones(graph.nnz, like.shape[1]), p=conv.dropout)
 
 
-def summed(graph: Described, scores: Tensor, x: Tensor, factor: Tensor | None) -> Tensor:
+def summed(graph: Described | Structure, scores: Tensor, x: Tensor, factor: Tensor | None) -> Tensor:
     """Sources weighted by the softmax of scores [nnz, H], times `factor`."""
     if not x.is_cuda:
         return dot_attention_op(graph, None, None, x, scores, factor, None, 0.0, 1.0)[0]
@@ -166,7 +199,9 @@ def summed(graph: Described, scores: Tensor, x: Tensor, factor: Tensor | None) -
     return spmm_op(graph, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
 
 
-def dotted(graph: Described, query: Tensor, key: Tensor, value: Tensor, factor: Tensor | None, scale: float) -> Tensor:
+def dotted(
+    graph: Described | Structure, query: Tensor, key: Tensor, value: Tensor, factor: Tensor | None, scale: float
+) -> Tensor:
     if value.is_cuda and value.shape[2] * value.element_size() > MAX_CUDA_HEAD_BYTES:
         return summed(graph, sddmm_op(graph, key, query * scale, "dot", "u", "v").squeeze(-1), value, factor)
     return dot_attention_op(graph, query, key, value, None, factor, None, 0.0, scale)[0]
@@ -198,7 +233,7 @@ def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -
     if weight is not None and not is_weight(weight, source, edge_index):
         return None
     counted(kind)
-    graph = Described(edge_index, source.shape[0], target.shape[0], "none", conv.flow != "source_to_target")
+    graph = graph_of(edge_index, source.shape[0], target.shape[0], "none", conv.flow != "source_to_target")
     weight, message = (None, "copy_lhs") if weight is None else (weight.view(-1, 1), "mul")
     if reduce in ("sum", "mean"):
         return spmm_op(graph, source, weight, message, reduce, 0.0)
@@ -217,5 +252,5 @@ def _transformer(conv, kind, edge_index, query=None, key=None, value=None, edge_
     if value.dtype not in FUSED_DTYPES[value.device.type] or torch.is_autocast_enabled(value.device.type):
         return None
     counted(kind)
-    graph = Described(edge_index, value.shape[0], query.shape[0])
+    graph = graph_of(edge_index, value.shape[0], query.shape[0])
     return dotted(graph, query, key, value, dropped(conv, value, graph), conv.out_channels**-0.5)
