@@ -10,6 +10,7 @@ for an ExecutionTraceObserver without a profiler, of which torch does not tell.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,6 +28,54 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN: frozenset[type] = frozenset(
     {Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size}
 )
+
+
+_unread_calls: list[tuple[list[Callable], Callable]] = []
+
+
+def leave_unread() -> None:
+    """For who has loaded torch._dynamo, which takes a second: have compiled autograd call the derivatives that are
+    there without its warning that it cannot read them."""
+    for called, backward in _unread_calls:
+        called[0] = torch._dynamo.disable(backward)
+    _unread_calls.clear()
+
+
+def is_added_up(ctx: Any) -> bool:
+    """True in a `backward` that compiled autograd calls, which wants a tensor for each gradient that it has asked for,
+    where autograd takes None for zero."""
+    return not isinstance(ctx, torch.autograd.function.BackwardCFunction)
+
+
+def _unread(backward: Callable) -> Callable:
+    """`backward` of an autograd.Function, which compiled autograd calls instead of reading what is in it: kernels that
+    are started by addresses, and calls that differentiate."""
+
+    def unread(ctx, *grads):
+        before = torch._C._dynamo.eval_frame.set_eval_frame(None)
+        try:
+            return backward(ctx, *grads)
+        finally:
+            torch._C._dynamo.eval_frame.set_eval_frame(before)
+
+    unread._torchdynamo_disable = True  # type: ignore[attr-defined]
+    unread._torchdynamo_disable_msg = "gnnaccel's derivatives run as they are"  # type: ignore[attr-defined]
+    called: list[Callable] = [unread]
+    _unread_calls.append((called, backward))
+
+    @functools.wraps(backward)
+    def either(ctx, *grads):
+        return called[0](ctx, *grads) if torch.compiler.is_dynamo_compiling() else backward(ctx, *grads)
+
+    return either
+
+
+class Function(torch.autograd.Function):
+    """torch's, with a `backward` that compiled autograd may meet."""
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        cls.backward = staticmethod(_unread(cls.backward))  # type: ignore[method-assign]
 
 
 def watched() -> bool:
@@ -203,7 +252,7 @@ def register(
             return (None, *found) if graphs else found
 
         members = {"forward": staticmethod(run), "backward": staticmethod(back)}
-        function = type(f"gnnaccel_{name}", (torch.autograd.Function,), members)
+        function = type(f"gnnaccel_{name}", (Function,), members)
         return function, super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def batched(info, in_dims, *args):

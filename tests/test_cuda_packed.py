@@ -6,7 +6,7 @@ from cuda_cases import DEVICE
 
 pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
-from gnnaccel.ops._arrays import made
+from gnnaccel import _operators
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._packed import structure_of
 from gnnaccel.pyg_backend.graph import of_described
@@ -14,6 +14,7 @@ from gnnaccel.pyg_backend.graph import of_described
 assert of_described is Described.graph_of
 pytestmark = pytest.mark.usefixtures("poisoned")
 N, E, LOOPS = 150, 1500, 700  # more of the latter than a worker's piece of nonzeros has
+_operators.define_twins()
 OPS = torch.ops.gnnaccel
 
 
@@ -57,14 +58,15 @@ def cases(width):
 def test_ops(width, last):
     index = edges(last)
     described = Described(index, N, N, "one")
-    exact, packed = made(described, True, ()), structure_of(described, True)
-    assert exact.indices.shape[0] < packed.indices.shape[0] == packed.nnz == E + N
+    graph, packed = described.graph(), structure_of(described, True)
+    assert graph.nnz < packed.indices.shape[0] == packed.nnz == described.nnz == E + N
     used = torch.zeros(E + N, dtype=torch.bool, device=index.device)
-    used[exact.edge_ids.long()] = True
+    used[graph.edge_ids.long()] = True
 
     def run(name, structure, args):
         args = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
-        out = getattr(OPS, name)(*structure.flat(), *args)
+        op = getattr(OPS, name if structure is packed else f"{name}_of_edges")
+        out = op(*structure.flat(), *args)
         out = out[0] if isinstance(out, tuple) else out
         asked = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
         if not out.requires_grad:
@@ -73,7 +75,7 @@ def test_ops(width, last):
         return [out, *torch.autograd.grad(out, asked, grad)]
 
     for name, args in cases(width):
-        for ours, theirs in zip(run(name, packed, args), run(name, exact, args), strict=True):
+        for ours, theirs in zip(run(name, packed, args), run(name, described, args), strict=True):
             if ours.shape[0] == E + N:
                 ours, theirs = ours[used], theirs[used]
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

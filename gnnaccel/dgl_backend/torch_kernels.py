@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
 
@@ -19,7 +20,7 @@ def _matrix(graph: Graph, values: torch.Tensor) -> torch.Tensor:
     return torch.sparse_csr_tensor(graph.indptr, graph.indices, values, shape, check_invariants=False)
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(_operators.Function):
     """out = A x with A the graph's matrix of `weight` [nnz] (None: ones), x [num_cols, D]."""
 
     @staticmethod

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel import ops
+from gnnaccel import _operators, ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import programs
@@ -236,7 +236,7 @@ def _without_autocast(method):
     return wrapper
 
 
-class _Blocks(torch.autograd.Function):
+class _Blocks(_operators.Function):
     """Evaluate a program on every edge and reduce it over rows ("sum", "mean", "max", "min", "logsumexp") or not at all
     (None)."""
 

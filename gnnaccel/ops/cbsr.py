@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
+from gnnaccel import _operators
 from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
 
 aten = torch.ops.aten
@@ -311,7 +312,7 @@ _NEED_MEMORY = {
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class _Compress(torch.autograd.Function):
+class _Compress(_operators.Function):
     """A CBSR of its parts. The gradient that arrives is one to the dense tensor."""
 
     @staticmethod
@@ -324,7 +325,7 @@ class _Compress(torch.autograd.Function):
         return collect(grad, ctx.saved_tensors[0]), None, None
 
 
-class _Values(torch.autograd.Function):
+class _Values(_operators.Function):
     """The entries of a CBSR. Their gradient is one to the CBSR of the same places."""
 
     @staticmethod
@@ -339,7 +340,7 @@ class _Values(torch.autograd.Function):
         return compressed(grad, ctx.saved_tensors[0], ctx.num_feats)
 
 
-class _Dense(torch.autograd.Function):
+class _Dense(_operators.Function):
     @staticmethod
     def forward(ctx, x):
         dense = _dense(x)
@@ -350,7 +351,7 @@ class _Dense(torch.autograd.Function):
         return grad
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(_operators.Function):
     """torch.nn.functional.linear of a CBSR tensor, whose gradient is one to its entries: a dense one would have to be
     added in full to those of sums, for the entries alone to be read in the end."""
 

@@ -244,7 +244,7 @@ def _slices(side: _Side, heads: int, outputs: int) -> list[tuple[End, slice, sli
     return found
 
 
-class _Layers(torch.autograd.Function):
+class _Layers(_operators.Function):
     """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
 
     @staticmethod

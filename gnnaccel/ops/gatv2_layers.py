@@ -121,7 +121,7 @@ class _Call(NamedTuple):
 _SRC, _BIAS_SRC, _DST, _BIAS_DST, _VECTORS, _BIAS, _EACH = range(7)  # a layer's parameters, and how many there are
 
 
-class _Layers(torch.autograd.Function):
+class _Layers(_operators.Function):
     """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
 
     @staticmethod

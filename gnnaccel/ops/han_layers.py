@@ -207,7 +207,7 @@ def _of_scores(node: Node, scores: Sequence[Tensor], heads: int) -> list[tuple[s
     return found
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(_operators.Function):
     """Gradients of an edge type that nothing was made of are None, as if each had a node of its own."""
 
     @staticmethod
@@ -355,7 +355,7 @@ def _composed(plan: Plan, edge_scale: Tensor | None, slope: float, *given: Tenso
     return [out[slice(*part)].reshape(-1, count, heads * width) for part, count in rows]
 
 
-class _Weigh(torch.autograd.Function):
+class _Weigh(_operators.Function):
     """A sum and its weights for each node type, whose gradients are None where nothing was made of either."""
 
     @staticmethod

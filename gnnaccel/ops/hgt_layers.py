@@ -246,7 +246,7 @@ def _joined(group: Group, weights: list[Tensor], biases: list[Tensor]) -> Tensor
     return joined.view(len(group.places), _MAPS, -1, joined.shape[1])
 
 
-class _Maps(torch.autograd.Function):
+class _Maps(_operators.Function):
     """Queries [num_rows, H * D], keys and values [num_cols, H * D]."""
 
     @staticmethod
@@ -383,7 +383,7 @@ def _composed_maps(plan: Plan, *given: Tensor) -> tuple[Tensor, ...]:
     return torch.cat(queries), *outs
 
 
-class _Ends(torch.autograd.Function):
+class _Ends(_operators.Function):
     """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
 
     @staticmethod

@@ -195,7 +195,7 @@ def _start(arrays: Structure, walk: Walk, named: dict[str, _Rows], outs: list[_R
     generated.start(arrays, program, tuple(row[2] for row in rows), tuple(row[1] for row in rows), together, addresses)
 
 
-class _Joined(torch.autograd.Function):
+class _Joined(_operators.Function):
     @staticmethod
     def forward(ctx, arrays: Structure, again, form: Parts, num_feats, keep, x, edge, eps, *parameters):
         weights, biases = parameters[::2], parameters[1::2]

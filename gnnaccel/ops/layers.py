@@ -262,7 +262,7 @@ def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) 
 _NOTHING = (None,) * 5  # gradients of the arguments behind the first three
 
 
-class _Gat(torch.autograd.Function):
+class _Gat(_operators.Function):
     @staticmethod
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
         vectors = torch.cat((att_src, att_dst))
@@ -294,7 +294,7 @@ class _Gat(torch.autograd.Function):
         return *grads, *_NOTHING
 
 
-class _Gatv2(torch.autograd.Function):
+class _Gatv2(_operators.Function):
     @staticmethod
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep):
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
@@ -347,7 +347,7 @@ class _Gatv2(torch.autograd.Function):
         return grad_x, grad_y if needed[1] else None, grad_vectors, *_NOTHING
 
 
-class _Dot(torch.autograd.Function):
+class _Dot(_operators.Function):
     @staticmethod
     def forward(ctx, query, key, value, arrays, composed, edge_scale, keep, factor):
         out, stats = _layers_cpu.dot(arrays, query, key, value, edge_scale, factor)
@@ -367,7 +367,7 @@ class _Dot(torch.autograd.Function):
         return *found, *_NOTHING
 
 
-class _Gated(torch.autograd.Function):
+class _Gated(_operators.Function):
     @staticmethod
     def forward(ctx, gate_src, gate_dst, x, arrays, composed):
         gates = sddmm_op.impl(arrays, gate_src, gate_dst, "add", "u", "v").sigmoid_()

@@ -134,7 +134,7 @@ def sums_of(graph: Graph, x: Tensor, reduce: str, both: bool) -> tuple[Any, Tens
     return None, spmm(graph, x, reduce=reduce)
 
 
-class _SumMapped(torch.autograd.Function):
+class _SumMapped(_operators.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, own_weight, graph, reduce, both):
         of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
@@ -168,7 +168,7 @@ class _SumMapped(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(0) if of_bias else None, transposed.mm(own), None, None, None
 
 
-class _NarrowSumMapped(torch.autograd.Function):
+class _NarrowSumMapped(_operators.Function):
     """The same under autocast: sums in the dtype of x, maps in that which autocast casts to; `ends`: x cast to it.
     x itself is not kept, as a layer alone keeps casts. A second derivative has `ends` in its place."""
 
@@ -208,7 +208,7 @@ class _NarrowSumMapped(torch.autograd.Function):
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
 
 
-class _MappedSum(torch.autograd.Function):
+class _MappedSum(_operators.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, scale, graph, both):
         mapped = F.linear(x, weight)

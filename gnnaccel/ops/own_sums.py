@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops.spmm import spmm
 
@@ -104,7 +105,7 @@ def _planned(graphs: list[Graph], ends: list[tuple[int, int]], sizes: list[int])
         return _Plan(whole, torch.cat(codes), [graph.num_rows for graph in graphs], sizes, [set(pair) for pair in ends])
 
 
-class _OwnSums(torch.autograd.Function):
+class _OwnSums(_operators.Function):
     """Gradients of features of which nothing was made are None, as if each layer had a node of its own."""
 
     @staticmethod

@@ -58,7 +58,7 @@ def _backward(graph: Graph, out: Tensor, grad: Tensor) -> Tensor:
     return grad_scores
 
 
-class _Softmax(torch.autograd.Function):
+class _Softmax(_operators.Function):
     @staticmethod
     def forward(ctx, scores, graph, gradient):
         out = _softmax(graph, scores)

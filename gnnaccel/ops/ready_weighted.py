@@ -43,7 +43,7 @@ def weighted_sum_of(graph: Graph, x: Any, weight: Any, form: Form) -> Tensor | N
     return ready.forward(x, None, weight)
 
 
-class _Weighted(torch.autograd.Function):
+class _Weighted(_operators.Function):
     @staticmethod
     def forward(ctx, x, weight, ready, form):
         ctx.ready, ctx.form = ready, form

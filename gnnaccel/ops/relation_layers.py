@@ -283,7 +283,7 @@ def _sum_of(walk: _Walk, weight: Tensor | None, x: Tensor) -> Tensor:
     return spmm(walk.graph, x, weight, reduce="sum" if weight is not None else walk.reduce)
 
 
-class _Layers(torch.autograd.Function):
+class _Layers(_operators.Function):
     """Gradients of a target that nothing was made of are None, as if each had a node of its own."""
 
     @staticmethod

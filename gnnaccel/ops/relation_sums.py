@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Filled, Relation, Stack, factor, filled_rows
 from gnnaccel.ops.segment_matmul import matmul_op
@@ -132,7 +133,7 @@ def _sum_of(term: Term) -> Tensor:
     return spmm(in_order, term.x, factors)
 
 
-class _Mapped(torch.autograd.Function):
+class _Mapped(_operators.Function):
     """Products of sums [num_rows, count * F] with the `count` weights of their graphs, added up, with the biases and
     the products of the destinations' own features: one function for autograd where the ops are a dozen.
 

@@ -311,7 +311,7 @@ def _forward(x, matrices, norm, own, own_weight, bias, relations: Relations, num
     return out if bias is None else out.add_(bias)
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(_operators.Function):
     """The same of "sum", which keeps no row of a chunk from one pass to the other."""
 
     @staticmethod
@@ -335,6 +335,7 @@ class _Sum(torch.autograd.Function):
         grad_own = grad_own_weight = None
         if of_own and ctx.is_own:  # as much as x: its gradient is added there
             found[0].addmm_(grad, own_weight.t())
+            grad_own = torch.zeros_like(x) if _operators.is_added_up(ctx) else None
         elif of_own:
             grad_own = grad.mm(own_weight.t())
         if of_own_weight:

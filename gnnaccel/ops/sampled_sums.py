@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gnnaccel import _operators
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
@@ -62,7 +63,7 @@ def _gradient_of_sums(graph: Graph, x: Tensor, reduce: str, grad: Tensor, into: 
     return FORMS[reduce].gradient(arrays_of(graph, True, x, sums=True), grad, None, None)
 
 
-class _SumMapped(torch.autograd.Function):
+class _SumMapped(_operators.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, own_weight, graph, reduce):
         sampled = hops.of(graph)

@@ -107,7 +107,7 @@ def _ordered(op: str, name: str, types: Tensor, count: int, stays: bool, graph: 
     return Order(order, inverse, ptr, Graph(numbers, types.to(dtype), None, count))
 
 
-class _Permuted(torch.autograd.Function):
+class _Permuted(_operators.Function):
     """Rows in another order. The gradient is their way back: rows that are copied, none that are added."""
 
     generate_vmap_rule = True

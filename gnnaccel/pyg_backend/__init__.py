@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch_geometric.nn import HeteroLinear
 from torch_geometric.nn.conv import HeteroConv, MessagePassing
 
+from gnnaccel import _operators
 from gnnaccel.pyg_backend import batches as _batches
 from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
@@ -29,6 +30,7 @@ from gnnaccel.pyg_backend.update_order import ALLOWED
 
 __all__ = ["accelerate", "disable", "enable", "to_graph"]
 
+_operators.leave_unread()  # PyG has loaded torch._dynamo
 _originals: dict[str, object] = {}  # methods of MessagePassing that enable() wrapped
 
 

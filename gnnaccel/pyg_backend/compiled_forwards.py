@@ -41,7 +41,6 @@ from gnnaccel.pyg_backend.compiling import (
 )
 from gnnaccel.pyg_backend.rules import collects_otherwise
 
-
 Graph = Described | Structure  # as `graph_of` gives it
 
 
@@ -91,9 +90,7 @@ def _normed_graph(layer: _Layer, conv: Any, x: Any, edge_index: Any, loops: bool
     return graph_of(edge_index, x.shape[0], x.shape[0], "one" if loops else "none", flipped)
 
 
-def _weighted_norm(
-    graph: Graph, edges: Tensor, loops: bool, weight: Tensor, fill: float
-) -> tuple[Tensor, Tensor]:
+def _weighted_norm(graph: Graph, edges: Tensor, loops: bool, weight: Tensor, fill: float) -> tuple[Tensor, Tensor]:
     """Weights of the edges and of the loops that `graph` has with `loops`, and factors of the nodes, of a GCN with
     weights of edges."""
     if loops:

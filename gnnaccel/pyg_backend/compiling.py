@@ -37,7 +37,6 @@ try:
     from torch._dynamo.comptime import comptime
 except ImportError:  # another torch
     comptime = None
-
 FEATURES = (Tensor, torch.nn.Parameter)
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
 

@@ -187,7 +187,7 @@ def _dispatched(arrays: Structure, program: Program, operands: list[Tensor], dty
     return walk_op(arrays, program.text, operands, [lib.DTYPES[d] for d in dtypes])
 
 
-class _Messages(torch.autograd.Function):
+class _Messages(_operators.Function):
     """A walk and, behind its outputs, the argmax of its maxima and minima."""
 
     @staticmethod
