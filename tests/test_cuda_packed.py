@@ -5,7 +5,6 @@ import torch
 from cuda_cases import DEVICE
 
 pytest.importorskip("torch_geometric")
-# ruff: noqa: E402
 from gnnaccel import _operators
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._packed import structure_of

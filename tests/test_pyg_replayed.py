@@ -1,0 +1,174 @@
+"""Programs of torch.compile that run from CUDA graphs: the edges, features and weights are those of the call.
+
+Without a GPU, what is recorded there runs as it is: the same ops on a graph that comes as values.
+"""
+
+import pytest
+import test_pyg_compiled
+import torch
+
+pyg = pytest.importorskip("torch_geometric")
+# ruff: noqa: E402
+from pyg_compare import D, E, N, assert_equal, edges, rand
+from test_pyg_compiled import BIPARTITE, LAYERS, OPS, agree, compiled, counts, pair_of
+from torch_geometric import nn
+from torch_geometric.nn import models
+
+from gnnaccel import report
+from gnnaccel.ops import _packed
+from gnnaccel.ops._described import Described
+from gnnaccel.pyg_backend import compiling
+
+_in_float64 = test_pyg_compiled._in_float64  # a fixture for all that is here
+CUDA = torch.cuda.is_available()
+on_a_gpu = pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
+
+
+@pytest.fixture
+def as_values(monkeypatch):
+    monkeypatch.setattr(compiling, "_found_replayed", lambda device: True)
+    calls, packed = [], _packed._packed
+    monkeypatch.setattr(_packed, "_packed", lambda *args: (calls.append(args), packed(*args))[1])
+    return calls
+
+
+def without_loops(num_src=N, num_dst=N, count=E, seed=0):
+    """Kernels of the CPU do not take nonzeros that are of no row (tests/test_cuda_packed.py has those of CUDA)."""
+    index = edges(num_src, num_dst, count, seed)
+    for _ in range(2):
+        same = index[0] == index[1]
+        index[1, same] = (index[1, same] + 1) % (num_dst - 1)
+    return index
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(name, as_values):
+    make, rest = LAYERS[name]
+    plain, model = pair_of(make)
+    run, x, index = compiled(model), rand(N, D), without_loops()
+    agree(plain, model, run, x, index, *rest)
+    assert counts() == {(True, False)} and as_values
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        index.copy_(without_loops(seed=5))
+        agree(plain, model, run, x, index, *rest)
+        agree(plain, model, run, 2 * x, without_loops(seed=9), *rest)
+
+
+@pytest.mark.parametrize("name", BIPARTITE)
+def test_bipartite(name, as_values):
+    plain, model = pair_of(BIPARTITE[name])
+    agree(plain, model, compiled(model), test_pyg_compiled.PAIR, test_pyg_compiled.BETWEEN)
+    assert as_values
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE max", "GATv2"])
+def test_sizes_that_change(name, as_values):
+    make, _ = LAYERS[name]
+    plain, model = pair_of(make)
+    run = compiled(model, dynamic=True)
+    for recompiles, (n, e) in enumerate([(N, E), (N + 7, E + 31), (N - 5, E - 40)]):
+        with torch._dynamo.config.patch(error_on_recompile=recompiles > 0):
+            agree(plain, model, run, rand(n, D), without_loops(n, n, e))
+
+
+def test_without_gradients(as_values):
+    """The reversed edges are left away."""
+    plain, model = pair_of(LAYERS["GCN"][0])
+    run, x, index = compiled(model), rand(N, D), without_loops()
+    with torch.no_grad():
+        assert_equal(run(x, index), plain(x, index))
+    assert [args[1] for args in as_values] == [False]
+    agree(plain, model, run, x, index)
+    assert {args[1] for args in as_values} == {False, True}
+
+
+def test_large_graphs(as_values, monkeypatch):
+    """They keep their lists of work."""
+    monkeypatch.setattr(_packed, "MOST_EDGES", E - 1)
+    plain, model = pair_of(LAYERS["SAGE"][0])
+    agree(plain, model, compiled(model), rand(N, D), without_loops())
+    assert not as_values
+
+
+@pytest.mark.parametrize("loops", ["none", "one"])
+@pytest.mark.parametrize("both", [False, True])
+def test_opcheck(loops, both):
+    described = Described(without_loops(), N, N, loops, flipped=both)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(OPS.packed_graph.default, (*described.flat(), both), test_utils=checks)
+    assert not hasattr(torch.Tag, "cudagraph_unsafe") or torch.Tag.cudagraph_unsafe in OPS.packed_graph.default.tags
+    structure = _packed.structure_of(described, both)
+    graph = described.graph()
+    ids = torch.arange(graph.nnz) if graph.edge_ids is None else graph.edge_ids
+    assert structure.indptr.equal(graph.indptr) and structure.indices.equal(graph.indices)
+    assert structure.edge_ids.equal(ids.int())
+    if both:
+        other = structure.transposed()
+        assert other.indptr.equal(graph.transposed.indptr) and other.indices.equal(graph.transposed.indices)
+
+
+def test_torch_that_would_record_a_look_up(monkeypatch):
+    """Where torch has no word for ops that look up, layers in such programs are PyG's."""
+    monkeypatch.setattr(compiling, "_replays", lambda context: True)
+    monkeypatch.setattr(compiling._operators, "CAN_LOOK_UP", False)
+    plain, model = pair_of(LAYERS["SAGE"][0])
+    agree(plain, model, compiled(model), rand(N, D), edges())
+    assert counts() == {(False, True)}
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reduce-overhead"}, {"mode": "max-autotune"}])
+def test_modes_are_seen(options, monkeypatch):
+    seen, replays = [], compiling._replays
+    monkeypatch.setattr(compiling, "_replays", lambda context: (seen.append(replays(context)), seen[-1])[1])
+    _, model = pair_of(LAYERS["SAGE"][0])
+    with torch.no_grad():
+        compiled(model, backend="inductor", **options)(rand(N, D), edges())
+    assert set(seen) == {bool(options)}
+
+
+REPLAYED = {
+    "GCN": (lambda: models.GCN(D, 8, 2, 3), False),
+    "SAGE": (lambda: models.GraphSAGE(D, 8, 2, 3, aggr="max"), False),
+    "GAT": (lambda: models.GAT(D, 8, 2, 3, heads=2), False),
+    "GATv2": (lambda: nn.GATv2Conv(D, 4, heads=2), False),
+    "Transformer": (lambda: nn.TransformerConv(D, 4, heads=2), False),
+    "GCN weight": (lambda: nn.GCNConv(D, 8), True),
+}
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", REPLAYED)
+def test_in_cuda_graphs(name):
+    make, weighted = REPLAYED[name]
+    plain, model = pair_of(make)
+    plain, model, x, index = plain.cuda(), model.cuda(), rand(N, D).cuda(), edges().cuda()
+    rest = (rand(E).abs().cuda(),) if weighted else ()
+    run = compiled(model, backend="inductor", mode="reduce-overhead")
+    torch._dynamo.utils.counters.clear()
+
+    def check():
+        for _ in range(2):
+            agree(plain, model, run, x, index, *rest)
+
+    check()
+    check()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        x = x * 2
+        check()
+        with torch.no_grad():
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                ours.mul_(0.5)
+                theirs.mul_(0.5)
+        check()
+        index[0] = index[0].flip(0)  # with other loops than before
+        check()
+        index.copy_(without_loops())
+        check()
+        for seed in range(7, 10):
+            index = edges(seed=seed).cuda()
+            check()
+    x, index, rest = rand(N + 3, D).cuda(), edges(N + 3, N + 3, E + 17).cuda(), (rand(E + 17).abs().cuda(),) * weighted
+    check()
+    assert counts() == {(True, False)}
+    assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+    report.reset()
