@@ -312,7 +312,7 @@ def register(
         return dispatched_op(*args, **options)
 
     dispatched_op = getattr(op, "_op", None)
-    if dispatched_op is not None:  # what a call of the op calls: 19 us of spmm become 12 (torch 2.13)
+    if dispatched_op is not None:  # what a call of the op calls: 19.5 us of a small spmm become 14.7 (torch 2.13)
         op._op = short
 
     if backward is not None:
