@@ -9,6 +9,7 @@ pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
 from pyg_compare import D, E, N, assert_equal, backward, edges, grads, rand
 from torch.nn import Linear
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.nn import models
@@ -415,6 +416,34 @@ def test_opcheck(case):
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(op, (*described.flat(), *args), test_utils=checks)
     assert not hasattr(torch.Tag, "cudagraph_unsafe") or torch.Tag.cudagraph_unsafe in op.tags
+
+
+class _Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names = {*getattr(self, "names", ()), func.name()}
+        return func(*args, **(kwargs or {}))
+
+
+def test_calls_of_ops():
+    """They go past the dispatcher, but where it has something to do: gradients, modes, other tensors, names."""
+    op, given, x = OPS.spmm_of_edges.default, Described(edges(), N, N).flat(), rand(N, D)
+    rest = (None, "copy_lhs", "sum", 0.0)
+    want = op(*given, x, *rest)
+    with torch.no_grad():
+        assert_equal(op(*given, x, *rest), want)
+        assert_equal(op(*given, x, rhs=None, message="copy_lhs", reduce="sum", empty_value=0.0), want)
+        assert not op(*given, rand(N, D, grad=True), *rest).requires_grad
+        with _Seen() as seen:
+            assert_equal(op(*given, x, *rest), want)
+        assert "gnnaccel::spmm_of_edges" in seen.names
+        with torch.profiler.profile() as profile:
+            op(*given, x, *rest)
+        assert "gnnaccel::spmm_of_edges" in {event.name for event in profile.events()}
+        assert op(given[0].to("meta"), given[1], x.to("meta"), *rest).device.type == "meta"
+        with pytest.raises((RuntimeError, TypeError)):
+            op(*given, x)
+    assert op(*given, rand(N, D, grad=True), *rest).requires_grad
+    assert_equal(torch.func.vmap(lambda x: op(*given, x, *rest))(torch.stack([x, x]))[1], want)
 
 
 @pytest.mark.parametrize("flipped", [False, True])

@@ -89,5 +89,9 @@ def structure_of(described: Described, both: bool) -> Structure:
     """What stands for `described` in ops whose calls are replayed; with the transposed matrix if `both`."""
     values, lengths = _packed_op(*described.flat(), both), _lengths(described, both)
     arrays = [values.narrow(0, *each) for each in zip(_offsets(lengths), lengths, strict=False)]
-    own = Matrix(*arrays[:3], described.num_cols, described.nnz)
-    return Structure(own, Matrix(*arrays[3:], described.num_rows, described.nnz) if both else None)
+    indptr, indices, edge_ids, *other = arrays
+    own = Matrix(indptr, indices, edge_ids, described.num_cols, described.nnz)
+    if not both:
+        return Structure(own)
+    indptr, indices, edge_ids = other
+    return Structure(own, Matrix(indptr, indices, edge_ids, described.num_rows, described.nnz))
