@@ -246,6 +246,37 @@ def test_orders_on_cuda_serve_what_is_faster(name, monkeypatch):
             assert schedule.of(like).on_cuda(like, 16 * lanes, of_sums) is work.on_cuda(graph, 16 * lanes, of_sums)
 
 
+@pytest.mark.parametrize("served", ["found", "given"])
+def test_heirs_keep_the_order_of_each_list(served, monkeypatch):
+    of_all = [0.5, 0.9] if served == "found" else [1.1, 1.1]
+    monkeypatch.setattr(orders, "_compared", lambda *_: (of_all, of_all))
+    graph = ordered_graph()
+    orders._serve_faster_lists(graph, None, (16, 64), 1e6)
+    heir, grandchild = (graph_of((graph.indptr.diff() + more).tolist()) for more in (1, 2))
+    schedule.inherit(heir, graph)
+    schedule.inherit(grandchild, heir)
+    work = schedule.of(graph)
+    for one in (heir, grandchild):
+        for lanes in worklist.LANES:
+            mine = schedule.of(one).lists[lanes]
+            want = worklist.build(one, mine.plan, work.order if served == "found" else work.given)
+            assert mine.plan == work.lists[lanes].plan and torch.equal(mine.items, want.items)
+
+
+def test_lists_that_lost_before_anybody_read_them_are_dropped(monkeypatch):
+    monkeypatch.setattr(orders, "_compared", lambda *_: ([1.1], [1.1]))
+    for read in (False, True):
+        graph = ordered_graph()
+        work = schedule.of(graph)
+        items = {id(list_.items) for list_ in (*work.lists.values(), *work.sums.values())}
+        for lanes in worklist.LANES if read else ():
+            assert work.on_cuda(graph, 16 * lanes, True) and work.on_cuda(graph, 16 * lanes, False)
+        kept = list(work.lists.values()), list(work.sums.values())  # or another list may get their ids
+        orders._serve_faster_lists(graph, None, (16, 64), 1e6)
+        assert (items <= {id(a) for a in work.arrays()}) is read and kept
+        assert len({id(list_.items) for list_ in work._retired}) == len(work._retired)
+
+
 def test_orders_without_time_keep_what_the_rule_says(monkeypatch):
     monkeypatch.setattr(orders, "_compared", lambda *_: ([1.0], [1.0]))
     graph = ordered_graph()

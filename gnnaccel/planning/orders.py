@@ -109,7 +109,7 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
         known = schedule.of(twin)
         for lanes in known.faster:
             work.serve(lanes, known.lists[lanes], known.sums.get(lanes, known.lists[lanes]))
-        work.faster = dict(known.faster)
+        work.faster, work.given = dict(known.faster), known.given
         return
     as_given = Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols)
     plain, other = arrays_of(graph, False, listed=False), schedule.of(as_given)
@@ -124,6 +124,7 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
             with torch.cuda.device_of(graph.indptr), torch.no_grad():
                 other.seek_order(as_given)
                 other.build(as_given, lanes)
+                work.given = other.order
                 rows = [each.lists[lanes] for each in (work, other)]
                 sums = [each.sums.get(lanes, each.lists[lanes]) for each in (work, other)]
                 of_sums, of_rows = _compared(graph, plain, width, sums, rows)
@@ -132,6 +133,7 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
         # Those that share a list are not to be slower, any of them.
         faster = [max(ratios) <= _NO_SLOWER and min(ratios) < PAYS for ratios in (of_sums, of_rows)]
         work.faster[lanes] = faster[0]
+        rows[1], sums[1] = (each._replace(as_given=True) for each in (rows[1], sums[1]))
         work.serve(lanes, rows[not faster[1]], sums[not faster[0]])
         if time.perf_counter() >= deadline:
             break

@@ -38,6 +38,8 @@ class Work:
         By lanes: whether sums are faster in that order than as given; not there where that has not been measured.
     order : Tensor [num_rows] or None
         Rows in an order in which neighbours share sources, as given or found; None where none is known.
+    given : Tensor [num_rows] or None
+        That of the rows as given, of a graph for which another was found and lists in both were timed.
     order_name : str or None
         By which method `prepare` found that order; None where rows are as given.
     order_note : str
@@ -50,14 +52,16 @@ class Work:
         self.ordered: Ordered | None = None
         self.faster: dict[int, bool] = {}
         self.order: Tensor | None = None
+        self.given: Tensor | None = None
         self.order_name: str | None = None
         self.order_note = ""
         self._order_sought = False
         self._method: str | None = None  # by which an order was sought last, whether or not one that pays was found
         self.epoch = 0  # counts changes of what the kernels are given
         self._uses = 0  # -1: there is no memory for lists
-        # A captured CUDA graph reads lists by address alone, so they live as long as the graph.
+        # A captured CUDA graph reads lists by address alone, so those that anybody was given live as long as the graph.
         self._retired: list[WorkList] = []
+        self._handed_out: set[int] = set()  # ids of their items
 
     @property
     def reordered(self) -> bool:
@@ -70,7 +74,12 @@ class Work:
 
     def on_cuda(self, graph: Graph, row_bytes: int, sums: bool) -> WorkList | None:
         """The same on CUDA."""
-        lanes = worklist.lanes_of(row_bytes)
+        found = self._list_of(graph, worklist.lanes_of(row_bytes), sums)
+        if found is not None:
+            self._handed_out.add(id(found.items))
+        return found
+
+    def _list_of(self, graph: Graph, lanes: int, sums: bool) -> WorkList | None:
         found = (self.sums.get(lanes) if sums else None) or self.lists.get(lanes)
         if found is not None or self._uses < 0:
             return found
@@ -115,7 +124,8 @@ class Work:
             self._method, self.order_name = method, None if order is None else method
             if order is not None or before:
                 self.order, self._order_sought = order, order is not None
-                self._retired += [*self.lists.values(), *self.sums.values()]
+                for old in (*self.lists.values(), *self.sums.values()):
+                    self._retire(old)
                 self.lists, self.sums, self.ordered, self.faster = {}, {}, None, {}
                 gate.forget_measured(graph)
         if graph.indptr.is_cuda:
@@ -126,13 +136,14 @@ class Work:
         edges."""
         epoch = self.epoch
         self.order, self.order_name, self.faster = other.order, other.order_name, dict(other.faster)
+        self.given = other.given
         self._method, self._order_sought = other._method, other._order_sought
         try:
             if any(self.faster.values()) and not graph.indptr.is_cuda:
                 self.ordered = self.in_order(graph)
             for mine, given in ((self.lists, other.lists), (self.sums, other.sums)):
                 for lanes, work in given.items():
-                    mine[lanes] = self.arranged(graph, work.plan)
+                    mine[lanes] = self.arranged(graph, work.plan, as_given=work.as_given)
         except torch.OutOfMemoryError:
             vars(self).update(vars(Work()))  # lists are earned by use, where there is memory then
         self.epoch = epoch + 1
@@ -206,14 +217,16 @@ class Work:
         rows = self.build(graph, lanes)
         return (self.sums.get(lanes, rows) if sums else rows).plan
 
-    def arranged(self, graph: Graph, plan: Plan, twin: Work | None = None) -> WorkList:
-        """A list of this plan: one that is there, or a new one, which is not kept."""
+    def arranged(self, graph: Graph, plan: Plan, twin: Work | None = None, *, as_given: bool = False) -> WorkList:
+        """A list of this plan: one that is there, or a new one, which is not kept. `as_given`: not in `order`, but in
+        that of `given`."""
         for work in (self, twin) if twin else (self,):
             for other in (*work.lists.values(), *work.sums.values()):
-                if other.plan.list_key == plan.list_key:
+                if other.plan.list_key == plan.list_key and other.as_given is as_given:
                     return other._replace(plan=plan)
         with torch.inference_mode(False), torch.no_grad():
-            return worklist.build(graph, plan, self.order)
+            made = worklist.build(graph, plan, self.given if as_given else self.order)
+        return made._replace(as_given=as_given)
 
     def adopt(self, row_bytes: int, work: WorkList) -> None:
         """Serve features of `row_bytes` by this list and its plan from now on; by groups only their sums and means."""
@@ -225,10 +238,15 @@ class Work:
         self.epoch += 1
         for lists, new in ((self.lists, rows), (self.sums, None if sums is rows else sums)):
             old = lists.pop(lanes, None)
-            if old is not None and old is not new:
-                self._retired.append(old)
             if new is not None:
                 lists[lanes] = new
+            if old is not None and old is not new:
+                self._retire(old)
+
+    def _retire(self, old: WorkList) -> None:
+        """Keep a list that serves no longer for captures that read it; one that nobody was given need not be."""
+        if id(old.items) in self._handed_out and all(old.items is not other.items for other in self._retired):
+            self._retired.append(old)
 
     def arrays(self) -> list[Tensor]:
         """The tensors of all lists, and of the order."""

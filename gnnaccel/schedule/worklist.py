@@ -96,12 +96,15 @@ class WorkList(NamedTuple):
         Row, its first piece, number of pieces, degree. Of groups, a piece is what one block has of a row.
     plan : Plan
         How it was made.
+    as_given : bool
+        Of rows as they were given, where `prepare` found another order for the graph.
     """
 
     items: Tensor
     steps: Tensor
     splits: Tensor
     plan: Plan
+    as_given: bool = False
 
     @property
     def code(self) -> int:
