@@ -3,6 +3,7 @@
     python benchmarks/grid.py --csv out.csv                  # all that out.csv does not have yet
     python benchmarks/grid.py --csv out.csv --seconds 60     # as much of that as fits; the next call goes on
     python benchmarks/grid.py --graphs arxiv-like cora --widths 40 41 --ops sddmm spmm --csv part.csv
+    python benchmarks/grid.py --cells spmm:1 softmax:10 --csv part.csv      # these of every graph
     python benchmarks/grid.py --join part.csv out.csv --csv all.csv         # one table of several; no GPU
     python benchmarks/grid.py --compare out.csv                             # what got slower since the committed table
     python benchmarks/grid.py --scale 0.01 --graphs pubmed-like --csv x.csv # dry run, also without a GPU
@@ -227,6 +228,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--graphs", nargs="+", default=list(grid_graphs.GRAPHS))
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--ops", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cells", nargs="+", metavar="OP:WIDTH", help="of all graphs, in place of --widths and --ops")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink generated graphs")
     parser.add_argument("--data", type=Path, default=grid_graphs.DATA, help="folder of the real graphs")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="wall time after which no cell begins")
@@ -238,6 +240,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compare", nargs="+", metavar="TABLE", help="a table, beside the committed one or an older "
                         "one named first; measures nothing")  # fmt: skip
     args = parser.parse_args()
+    for cell in args.cells or ():
+        op, _, width = cell.partition(":")
+        if op not in CASES or not width.isdecimal() or width == "0":
+            parser.error(f"--cells: expected an op of {', '.join(CASES)}, a colon and a width, got {cell!r}")
     if args.compare and len(args.compare) > 2:
         parser.error(f"--compare: expected one table or two, got {len(args.compare)}")
     return args
@@ -246,6 +252,8 @@ def arguments() -> argparse.Namespace:
 def wanted_of(args: argparse.Namespace, cells: dict) -> dict[str, list[tuple[str, int]]]:
     """By graph, the cells that are not there yet."""
     pairs = [(op, w) for op in args.ops for w in args.widths if op != "softmax" or w <= MOST_HEADS]
+    if args.cells:
+        pairs = [(op, int(width)) for op, _, width in (cell.partition(":") for cell in args.cells)]
     lacking = {g: [(op, w) for op, w in pairs if (Path(g).stem, op, str(w)) not in cells] for g in args.graphs}
     return {graph: left for graph, left in lacking.items() if left}
 

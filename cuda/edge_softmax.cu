@@ -4,6 +4,10 @@
 // whole block for longer ones. A thread takes up to four heads of an edge, in one load; neighbours take the next heads,
 // and those that have the same heads share the edges and reduce by shuffles, in a fixed order. The maximum starts at a
 // true -inf, and exp is the accurate one.
+//
+// On large graphs a row that takes a block is cut, as one of a hundred thousand edges would keep it for milliseconds:
+// each piece leaves its maximum and its sum (those of an online softmax: Milakov and Gimelshein, 2018), and a second
+// kernel merges what the pieces of its row left before it writes.
 #include <cmath>
 #include <type_traits>
 
@@ -21,6 +25,8 @@ struct Config {
   static constexpr int64_t min_long_row = 256;
   static constexpr int64_t max_long_row = 4096;
   static constexpr int64_t target_rows = 8192;
+  // From here on pieces of long rows are worth the second launch.
+  static constexpr int64_t cut_nonzeros = 100000;
   static_assert(threads % 32 == 0, "whole warps");
 };
 
@@ -37,8 +43,18 @@ struct Params {
   int64_t groups;  // of heads, each a thread's
   int64_t long_row;
   unsigned long_blocks;
-  int lanes;  // of a short row's team
+  int lanes;      // of a short row's team
+  Acc<T>* parts;  // [2 * multiples of long_row, num_heads, 2]: maximum and sum of what a row has between two of them,
+                  // of the one begun before and of the one begun there; null: rows are not cut
+
+  // A row's nonzeros between c * long_row and the next multiple.
+  __device__ __forceinline__ Acc<T>* part(int64_t c, int64_t row_begin, int64_t head) const {
+    return parts + ((2 * c + (row_begin > c * long_row)) * num_heads + head) * 2;
+  }
 };
+
+// What a block does with a row: all, or with a piece of it what comes before and after all pieces are known.
+enum class Step { whole, part, finish };
 
 struct Max {
   template <typename A>
@@ -70,12 +86,12 @@ __device__ __forceinline__ A reduce(A x, int lanes, int groups, Op op) {
   return x;
 }
 
-// Nonzeros begin .. end - 1 of one row, by thread `member` of its team. All threads of the team's warps call
-// this together; a team without a row passes begin == end. A thread's first values stay in registers; those of longer
-// rows are read, and exp of them computed, as often as they are asked for.
-template <bool BLOCK, bool BACKWARD, int V, typename T, typename I>
+// Nonzeros begin .. end - 1 of one row, or of its piece, by thread `member` of its team. All threads of the team's
+// warps call this together; a team without a row passes begin == end. A thread's first values stay in registers; those
+// of longer rows are read, and exp of them computed, as often as they are asked for.
+template <bool BLOCK, bool BACKWARD, int V, Step STEP, typename T, typename I>
 __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, int64_t end, int member, int lanes,
-                                          int groups) {
+                                          int groups, int64_t row_begin, int64_t row_end) {
   using A = Acc<T>;
   constexpr int held = V == 1 ? Config::held : Config::held / 2;
   const int step = lanes / groups;
@@ -113,7 +129,25 @@ __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, 
     A top[V];
     // A thread of a hub's block adds up thousands of terms, of which f32 would lose digits.
     std::conditional_t<BLOCK, double, A> sum[V] = {};
-    if constexpr (BACKWARD) {
+    if constexpr (STEP == Step::finish) {
+      const int64_t last = group < p.groups ? (row_end - 1) / p.long_row + 1 : 0;
+      auto for_parts = [&](auto f) {
+        for (int64_t c = row_begin / p.long_row + member / groups; c < last; c += step) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) f(v, p.part(c, row_begin, group * V + v));
+        }
+      };
+      if constexpr (BACKWARD) {
+        for_parts([&](int v, const A* part) { sum[v] += part[1]; });
+      } else {
+#pragma unroll
+        for (int v = 0; v < V; ++v) top[v] = -INFINITY;
+        for_parts([&](int v, const A* part) { top[v] = Max{}(part[0], top[v]); });
+#pragma unroll
+        for (int v = 0; v < V; ++v) top[v] = reduce<BLOCK>(top[v], lanes, groups, Max{});
+        for_parts([&](int v, const A* part) { sum[v] += part[1] * exp(part[0] - top[v]); });
+      }
+    } else if constexpr (BACKWARD) {
       for_edges([&](const Pack<T, V>& softmax, const Pack<T, V>& grad, int64_t) {
 #pragma unroll
         for (int v = 0; v < V; ++v) sum[v] += widen(softmax.values[v]) * widen(grad.values[v]);
@@ -129,11 +163,25 @@ __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, 
       for (int v = 0; v < V; ++v) top[v] = reduce<BLOCK>(top[v], lanes, groups, Max{});
       for_edges([&](const Pack<T, V>& score, const Pack<T, V>&, int64_t) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) sum[v] += exp(widen(score.values[v]) - top[v]);
+        for (int v = 0; v < V; ++v) {
+          // Relative to 0 where all of a piece are -inf, which is nothing beside others of the row, and 0 / 0 alone.
+          const A base = STEP == Step::part && top[v] == -INFINITY ? A(0) : top[v];
+          sum[v] += exp(widen(score.values[v]) - base);
+        }
       });
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) sum[v] = reduce<BLOCK>(sum[v], lanes, groups, Plus{});
+    if constexpr (STEP == Step::part) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if (member / groups || group >= p.groups) continue;
+        A* const part = p.part(begin / p.long_row, row_begin, group * V + v);
+        if constexpr (!BACKWARD) part[0] = top[v];
+        part[1] = static_cast<A>(sum[v]);
+      }
+      continue;
+    }
     for_edges([&](const Pack<T, V>& one, const Pack<T, V>& two, int64_t i) {
       Pack<T, V> out;
 #pragma unroll
@@ -153,8 +201,36 @@ __host__ __device__ inline int groups_of_team(int64_t groups) {
   return count;
 }
 
+// The pieces of long rows in the block's share of the multiples of long_row: between a multiple and the next one there
+// may be the end of one, or some of its middle, and the beginning of another. Each of the block's warps looks at one.
+template <bool BACKWARD, int V, Step STEP, typename T, typename I>
+__device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) {
+  constexpr int warps = Config::threads / 32;
+  __shared__ int64_t rows[2 * warps];
+  const int warp = threadIdx.x / 32;
+  const int64_t share = static_cast<int64_t>(blockIdx.x) * warps;
+  auto low = [&](int64_t c) { return c * p.long_row; };
+  auto high = [&](int64_t c) { return low(c + 1) < p.nnz ? low(c + 1) : p.nnz; };
+  for (int side = 0; side < 2; ++side) {
+    const int64_t c = share + warp;
+    const bool there = low(c) < p.nnz;
+    const int64_t k = !there ? 0 : side ? high(c) - 1 : low(c);
+    const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k));
+    const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
+    const bool is_long = there && end - begin > p.long_row && (begin > low(c)) == (side == 1);
+    if (threadIdx.x % 32 == 0) rows[2 * warp + side] = is_long ? row : -1;
+  }
+  __syncthreads();
+  for (int i = 0; i < 2 * warps; ++i) {
+    if (rows[i] < 0) continue;
+    const int64_t row_begin = p.indptr[rows[i]], row_end = p.indptr[rows[i] + 1], c = share + i / 2;
+    const int64_t begin = row_begin > low(c) ? row_begin : low(c), end = row_end < high(c) ? row_end : high(c);
+    solve_row<true, BACKWARD, V, STEP>(p, begin, end, threadIdx.x, Config::threads, groups, row_begin, row_end);
+  }
+}
+
 // The first blocks look for long rows: one longer than long_row holds a multiple of long_row, and the block that looks
-// at the first such one takes the row. Each of its warps looks at one. The other blocks take short rows.
+// at the first such one takes the row, where rows are not cut. The other blocks take short rows.
 template <typename T, typename I, int V, bool BACKWARD>
 __global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I> p) {
   constexpr int warps = Config::threads / 32;
@@ -168,7 +244,11 @@ __global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I
       end = p.indptr[row + 1];
       if (end - begin > p.long_row) end = begin;
     }
-    solve_row<false, BACKWARD, V>(p, begin, end, threadIdx.x % p.lanes, p.lanes, groups);
+    solve_row<false, BACKWARD, V, Step::whole>(p, begin, end, threadIdx.x % p.lanes, p.lanes, groups, begin, end);
+    return;
+  }
+  if (p.parts) {
+    solve_pieces<BACKWARD, V, Step::part>(p, groups);
     return;
   }
   __shared__ int64_t rows[warps];
@@ -182,14 +262,26 @@ __global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I
   __syncthreads();
   for (int i = 0; i < warps; ++i) {
     if (rows[i] < 0) continue;
-    solve_row<true, BACKWARD, V>(p, p.indptr[rows[i]], p.indptr[rows[i] + 1], threadIdx.x, Config::threads, groups);
+    const int64_t first = p.indptr[rows[i]], last = p.indptr[rows[i] + 1];
+    solve_row<true, BACKWARD, V, Step::whole>(p, first, last, threadIdx.x, Config::threads, groups, first, last);
   }
 }
 
+template <typename T, typename I, int V, bool BACKWARD>
+__global__ void __launch_bounds__(Config::threads) finish_kernel(const Params<T, I> p) {
+  solve_pieces<BACKWARD, V, Step::finish>(p, groups_of_team(p.groups));
+}
+
 template <bool BACKWARD>
-cudaError_t launch(const Csr& graph, const void* first, const void* second, void* out, int64_t num_heads, DType dtype,
-                   cudaStream_t stream) {
+cudaError_t launch(Workspace& workspace, const Csr& graph, const void* first, const void* second, void* out,
+                   int64_t num_heads, DType dtype, cudaStream_t stream) {
   if (graph.nnz == 0 || num_heads == 0) return cudaSuccess;
+  int64_t long_row = next_power_of_two(graph.nnz / Config::target_rows);
+  if (long_row < Config::min_long_row) long_row = Config::min_long_row;
+  if (long_row > Config::max_long_row) long_row = Config::max_long_row;
+  const bool cuts = graph.nnz >= Config::cut_nonzeros;
+  const int64_t parts = cuts ? 2 * ceil_div(graph.nnz, long_row) * num_heads * 2 : 0;
+  void* const scratch = workspace.take(parts * accumulator_size(dtype));
   const uintptr_t address =
       reinterpret_cast<uintptr_t>(first) | reinterpret_cast<uintptr_t>(second) | reinterpret_cast<uintptr_t>(out);
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {
@@ -210,32 +302,37 @@ cudaError_t launch(const Csr& graph, const void* first, const void* second, void
       const int64_t of_group = next_power_of_two(ceil_div(graph.nnz, graph.num_rows * Config::lane_edges));
       const int64_t lanes = of_group * groups_of_team(p.groups);
       p.lanes = static_cast<int>(lanes < 32 ? lanes : 32);
-      p.long_row = next_power_of_two(graph.nnz / Config::target_rows);
-      if (p.long_row < Config::min_long_row) p.long_row = Config::min_long_row;
-      if (p.long_row > Config::max_long_row) p.long_row = Config::max_long_row;
+      p.long_row = long_row;
+      p.parts = static_cast<Acc<T>*>(scratch);
       if (graph.nnz > p.long_row) {
         p.long_blocks = static_cast<unsigned>(ceil_div(graph.nnz, p.long_row * (Config::threads / 32)));
       }
       const unsigned blocks = static_cast<unsigned>(ceil_div(graph.num_rows, Config::threads / p.lanes));
       rows_kernel<T, I, V, BACKWARD><<<p.long_blocks + blocks, Config::threads, 0, stream>>>(p);
+      if (cuts) {
+        finish_kernel<T, I, V, BACKWARD><<<p.long_blocks, Config::threads, 0, stream>>>(p);
+      }
       return cudaGetLastError();
     };
-    constexpr int most = sizeof(T) == 8 ? 2 : 4;
-    if (num_heads % most || address % (most * sizeof(T))) return run(std::integral_constant<int, 1>{});
-    return run(std::integral_constant<int, most>{});
+    auto fits = [&](int heads) { return num_heads % heads == 0 && address % (heads * sizeof(T)) == 0; };
+    if constexpr (sizeof(T) < 8) {
+      if (fits(4)) return run(std::integral_constant<int, 4>{});
+    }
+    if (fits(2)) return run(std::integral_constant<int, 2>{});
+    return run(std::integral_constant<int, 1>{});
   });
 }
 
 }  // namespace
 
-cudaError_t edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_heads, DType dtype,
-                         cudaStream_t stream) {
-  return launch<false>(graph, scores, nullptr, out, num_heads, dtype, stream);
+cudaError_t edge_softmax(Workspace& workspace, const Csr& graph, const void* scores, void* out, int64_t num_heads,
+                         DType dtype, cudaStream_t stream) {
+  return launch<false>(workspace, graph, scores, nullptr, out, num_heads, dtype, stream);
 }
 
-cudaError_t edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
-                                  int64_t num_heads, DType dtype, cudaStream_t stream) {
-  return launch<true>(graph, out, grad_out, grad_scores, num_heads, dtype, stream);
+cudaError_t edge_softmax_backward(Workspace& workspace, const Csr& graph, const void* out, const void* grad_out,
+                                  void* grad_scores, int64_t num_heads, DType dtype, cudaStream_t stream) {
+  return launch<true>(workspace, graph, out, grad_out, grad_scores, num_heads, dtype, stream);
 }
 
 }  // namespace cuda

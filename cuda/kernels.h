@@ -34,11 +34,11 @@ cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Ta
                   Target rhs_target, void* out, int64_t num_feats, int64_t dot_len, EdgeOp op, DType dtype,
                   cudaStream_t stream);
 
-cudaError_t edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_heads, DType dtype,
-                         cudaStream_t stream);
+cudaError_t edge_softmax(Workspace& workspace, const Csr& graph, const void* scores, void* out, int64_t num_heads,
+                         DType dtype, cudaStream_t stream);
 
-cudaError_t edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
-                                  int64_t num_heads, DType dtype, cudaStream_t stream);
+cudaError_t edge_softmax_backward(Workspace& workspace, const Csr& graph, const void* out, const void* grad_out,
+                                  void* grad_scores, int64_t num_heads, DType dtype, cudaStream_t stream);
 
 // Features and outputs but lse and p_pos are 16-byte aligned.
 cudaError_t attention(Workspace& workspace, const Csr& graph, const WorkList& work, const void* x,

@@ -21,5 +21,9 @@ struct DotCall {
 bool sddmm_rows_serves(const DotCall& call);
 cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream);
 
+// The same of one to four features, without a list (sddmm_narrow.cu).
+bool sddmm_narrow_serves(const DotCall& call);
+cudaError_t sddmm_narrow(const DotCall& call, cudaStream_t stream);
+
 }  // namespace cuda
 }  // namespace gnnaccel

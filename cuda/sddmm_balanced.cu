@@ -1,5 +1,5 @@
 // SDDMM balanced over nonzeros: out[edge] = op(operand of its source, destination or own row). Serves every op, and
-// needs nothing prepared; a dot along a work list goes to sddmm_rows.cu.
+// needs nothing prepared; a dot along a work list goes to sddmm_rows.cu, one of few features to sddmm_narrow.cu.
 //
 // A block owns `tile` consecutive nonzeros, whatever rows they lie in, so a hub is spread like any other
 // edges. The rows of the tile's nonzeros are found once and kept in shared memory.
@@ -379,6 +379,7 @@ cudaError_t sddmm(const Csr& graph, const WorkList& work, const Operand& lhs, Ta
     const bool by_edge = (transposed ? rhs_target : lhs_target) == Target::e;
     const DotCall call{graph, work, x.data, by_edge, y.data, out, dot_len, dtype};
     const bool whole = x.len == dot_len && y.len == dot_len && x.div == 1 && y.div == 1;
+    if (whole && sddmm_narrow_serves(call)) return sddmm_narrow(call, stream);
     if (whole && sddmm_rows_serves(call)) return sddmm_rows(call, stream);
   }
   return with_types(dtype, graph.index_type, [&](auto value, auto index) {

@@ -21,12 +21,13 @@ namespace {
 constexpr int kMaxLanes = kMaxSpreadLanes;
 constexpr int kWideLanes = 32;
 constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
-constexpr int64_t kReadOften = 32;   // nonzeros for each row and column, from which on copies of both cost little
+constexpr int64_t kNarrowDegree = 256;
+constexpr int64_t kReadOften = 32;  // nonzeros for each row and column, from which on copies of both cost little
 
 bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-enum class Kernel { rows, groups, balanced, general };
+enum class Kernel { rows, groups, balanced, narrow, general };
 
 struct Choice {
   SpmmCall call;  // as the kernel is to have it
@@ -74,6 +75,9 @@ Slice spread_of(const SpmmCall& call) {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
+  if (call.graph.nnz && degree < kNarrowDegree && spmm_narrow_serves(call)) {
+    return {call, Kernel::narrow, {0, 0, false}, 0};
+  }
   const SpmmKernel wanted = call.work.kernel;
   Kernel kernel = !call.work.items || wanted == SpmmKernel::balanced ? Kernel::balanced
                   : wanted == SpmmKernel::groups                     ? Kernel::groups
@@ -127,6 +131,8 @@ int64_t bytes_of(const Choice& choice) {
       return choice.padded_bytes + spmm_groups_workspace_bytes(choice.call);
     case Kernel::balanced:
       return choice.padded_bytes + spmm_balanced_workspace_bytes(choice.call, choice.slice);
+    case Kernel::narrow:
+      return spmm_narrow_workspace_bytes(choice.call);
     default:
       return spmm_general_workspace_bytes(choice.call);
   }
@@ -140,6 +146,8 @@ cudaError_t launch(const Choice& choice, cudaStream_t stream) {
       return spmm_groups(choice.call, choice.slice, stream);
     case Kernel::balanced:
       return spmm_balanced(choice.call, choice.slice, stream);
+    case Kernel::narrow:
+      return spmm_narrow(choice.call, stream);
     default:
       return spmm_general(choice.call, stream);
   }

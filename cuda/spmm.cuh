@@ -62,6 +62,11 @@ cudaError_t spmm_groups(const SpmmCall& call, Slice slice, cudaStream_t stream);
 int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice);
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
+// Sums and means of one to four features (spmm_narrow.cu).
+bool spmm_narrow_serves(const SpmmCall& call);
+int64_t spmm_narrow_workspace_bytes(const SpmmCall& call);
+cudaError_t spmm_narrow(const SpmmCall& call, cudaStream_t stream);
+
 // A call as the kernels above are to have it whose features are no whole number of vectors for each weight
 // (spmm_pad.cu): padded, with the sources and results at the head of its workspace, where they take `bytes`; 0, and the
 // call as it is, if that would not pay. listed: by a work list. spmm_pad writes what the kernel reads, spmm_unpad takes

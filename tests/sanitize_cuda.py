@@ -167,6 +167,13 @@ def main() -> None:
             gnnaccel.prepare(square)
         for width in (64, 5):
             run_joined(square, width)
+        # Rows of few features meet the borders of blocks: hubs over many, runs of empty rows longer than a block.
+        borders = build([*[0] * 3000, 20_000, 7, *[1, 2, 0] * 500, 300, 700], 400, torch.int32)
+        for feats in (1, 2, 3, 4):
+            run(borders, (feats,), torch.float32)
+        run(borders, (2,), torch.bfloat16)
+        big = build([*[3] * 20_000, 60_000, 900], 400, torch.int32)  # whose long rows a softmax cuts
+        ops.edge_softmax(big, torch.randn(big.nnz, 10, device="cuda", requires_grad=True)).square().sum().backward()
         run(short, (128,), torch.float32)
         run(cut, (33,), torch.float32)
         run(cut, (131,), torch.float32)  # padded along a list

@@ -117,6 +117,59 @@ def test_hubs(name, dtype, index):
         check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)
 
 
+# Graphs whose rows meet the borders of blocks of cuda/spmm_narrow.cu and sddmm_narrow.cu in every way: hubs over many
+# of them, rows just longer than is gathered again, runs of empty rows longer than a block.
+NARROW = {
+    "hub between": [3, 0, 20_000, 1, 0, *[2] * 200],
+    "long rows": [*[200, 300, 700] * 12, *[0] * 90, 5],
+    "short rows": [*[1, 2, 3, 0] * 1500, 900, *[4] * 400],
+    "empty runs": [*[0] * 6000, 7, *[0] * 3000, 300, *[0] * 2500],
+    "few nonzeros": [0, 1000, 3, *[1] * 300],
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", INDEX, ids=str)
+def test_few_features(index, dtype, name):
+    graph = build(NARROW[name], 500, index)
+    exact = graph.nnz < 10_000 or dtype != torch.bfloat16
+    for width, reduce in itertools.product((1, 2, 3, 4), ("sum", "mean")):
+        check_spmm(graph, (width,), (), "mul" if width % 2 else "copy_lhs", reduce, dtype)
+    check_spmm(graph, (), (), "mul", "sum", dtype)
+    for width, weighted in itertools.product((1, 3, 4), (False, True)):
+        x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype) if weighted else None
+        scales = torch.promote_types(dtype, torch.float32)
+        around = *(rand(n, dtype=scales) for n in (graph.num_cols, graph.num_rows)), rand(width, dtype=dtype)
+        wide = [None if t is None else t.double() for t in (w, *around)]
+        bound = reference.graph_conv(graph, x.double().abs(), *(None if t is None else t.abs() for t in wide), False)
+        got = ops.graph_conv(graph, x, w, source_scale=around[0], row_scale=around[1], bias=around[2], relu=True)
+        assert_close(got, reference.graph_conv(graph, x.double(), *wide, True), dtype, name, bound)
+    for width in (1, 2, 3, 4) if exact else ():
+        check_sddmm(graph, (width,), (width,), "dot", ("u", "v"), dtype)
+    check_sddmm(graph, (2,), (2,), "dot", ("e", "v"), dtype)
+    for heads in (1, 10):
+        scores = rand(graph.nnz, heads, dtype=dtype)
+        check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [1, 3, 4, 10])
+def test_softmax_of_rows_in_pieces(heads, dtype):
+    """Of more nonzeros than from which long rows are cut, at every place beside the borders of pieces."""
+    lengths = [3, 256, 257, 40_000, 0, 511, 513, *[2] * 900, 60_000, 255, 300, 1]
+    for permuted in (False, True):
+        graph = build(lengths, 70, permuted=permuted)
+        scores = 4 * rand(graph.nnz, heads, dtype=dtype)
+        check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)  # noqa: B023
+    scores = rand(graph.nnz, heads)
+    of_hub = graph.edge_ids[graph.indptr[3] : graph.indptr[4]].long()
+    scores[of_hub[:600]] = -float("inf")  # whole pieces of them
+    scores[of_hub[900], 0], scores[of_hub[1], -1] = 1e30, float("nan")
+    got, want = ops.edge_softmax(graph, scores), reference.edge_softmax(graph, scores.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
 @pytest.mark.parametrize("degree", [1, 127, 128, 129, 255, 256, 257, 384, 511, 512, 513, 1025])
 def test_rows_at_chunk_borders(degree):
     for lead in (0, 1, 127, 128):

@@ -74,8 +74,7 @@ def gat(
     tensor([[3.]])
     """
     if x.dtype != att_src.dtype and torch.is_autocast_enabled(x.device.type):
-        wide = torch.promote_types(x.dtype, att_src.dtype)
-        dtype = x.dtype if x.is_cuda and x.element_size() == 2 else wide
+        dtype, wide = _mixed(x, att_src)
         x, att_src, att_dst = (t.to(dtype) for t in (x, att_src, att_dst))
         edge_scale = None if edge_scale is None else edge_scale.to(dtype)
         return gat(graph, x, att_src, att_dst, negative_slope=negative_slope, edge_scale=edge_scale).to(wide)
@@ -87,6 +86,13 @@ def gat(
         return composed(*inputs, edge_scale=edge_scale)
     keep = _asks(inputs)
     return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
+
+
+def _mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """Under autocast, of features beside wider vectors: the dtype of the kernels, which gather 16-bit features as they
+    are on CUDA, and of the result."""
+    wide = torch.promote_types(x.dtype, vectors.dtype)
+    return x.dtype if x.is_cuda and x.element_size() == 2 else wide, wide
 
 
 def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale) -> Tensor:
@@ -112,6 +118,7 @@ def gatv2(
         float32, float64, bfloat16; float16 on CUDA.
     y : Tensor [num_rows, H, F], same dtype
     vectors : Tensor [H, F], same dtype
+        Under autocast also a wider one, as in `gat`.
     negative_slope, edge_scale
         As in `gatv2_scores` and `edge_attention`.
 
@@ -132,6 +139,12 @@ def gatv2(
     >>> gnnaccel.ops.gatv2(g, x, x, torch.zeros(1, 1))[0]
     tensor([[3.]])
     """
+    if x.dtype != vectors.dtype and torch.is_autocast_enabled(x.device.type):
+        dtype, wide = _mixed(x, vectors)
+        same, x = y is x, x.to(dtype)
+        y, vectors = x if same else y.to(dtype), vectors.to(dtype)
+        edge_scale = None if edge_scale is None else edge_scale.to(dtype)
+        return gatv2(graph, x, y, vectors, negative_slope=negative_slope, edge_scale=edge_scale).to(wide)
     composed = partial(_gatv2_composed, graph, negative_slope=negative_slope)
     inputs = (x, y, vectors)
     fits = x.dim() == 3 and x.shape[0] == graph.num_cols and y.shape == (graph.num_rows, *x.shape[1:])

@@ -342,12 +342,13 @@ def _divides(arrays: Structure, rhs, grad) -> bool:
 
 
 _NARROW_BYTES = 128  # of a row whose reading does not hide that its weight is looked up
+_FEW_FEATURES = 4  # of cuda/spmm_narrow.cu, which looks each weight up once, as a pass of its own would
 
 
 def brings_in_order(arrays: Structure, weight: Tensor, num_feats: int) -> bool:
     """True if weights should be brought into the order of the nonzeros before a sum on CUDA."""
     row_bytes = num_feats * weight.element_size()
-    if _width(weight) == num_feats:  # a value of its own for each feature
+    if _width(weight) == num_feats or num_feats <= _FEW_FEATURES:  # the first: a value of its own for each feature
         return False
     return is_profitable(
         arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2]

@@ -130,8 +130,6 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         right = left if self.share_weights else modules["lin_r"](target).view(shape)
         start = time.perf_counter()
         vectors = parameters["att"].view(shape[1:])
-        # Under autocast the maps may be narrower than the scores, and the result has the wider dtype.
-        left, right = (t if t.dtype is vectors.dtype else t.to(vectors.dtype) for t in (left, right))
         scale = dropped(self, left, graph.nnz)
         out = ops.gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)

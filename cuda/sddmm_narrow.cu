@@ -1,0 +1,166 @@
+// SDDMM (dot) of one to four features: out[edge] = dot(x[source], y[row]).
+//
+// A thread takes a nonzero, and its neighbours the next ones, so that sources are read and results written side by
+// side. The rows of a block's nonzeros come without a search of each: the rows that begin in the block mark where, and
+// a running maximum spreads the marks, while the sources are under way. Balanced over nonzeros: HP-SDDMM (Fan et al.).
+#include "sddmm.cuh"
+
+namespace gnnaccel {
+namespace cuda {
+namespace {
+
+struct Config {
+  static constexpr int threads = 256;
+  static constexpr int most_items = 4, least_items = 1;  // nonzeros of a thread
+  static constexpr int64_t few_blocks = 1024;            // below, as few of them as can be
+  // In a block of more rows than this for each nonzero, nearly all without any, each nonzero looks for its own.
+  static constexpr int most_rows = 8;
+};
+
+template <typename T, typename I>
+struct Params {
+  const I* indptr;
+  const I* sources;  // row of x of each nonzero; null: the nonzero's own
+  const I* edge_ids;
+  int64_t num_rows;
+  int64_t nnz;
+  const T* x;
+  const T* y;
+  T* out;
+};
+
+template <typename T, int D>
+constexpr int values_of = D == 3               ? 1
+                          : D * sizeof(T) > 16 ? 16 / static_cast<int>(sizeof(T))
+                                               : D;
+
+template <typename T, typename I, int D, int ITEMS>
+__global__ void __launch_bounds__(Config::threads) narrow_kernel(const Params<T, I> p) {
+  constexpr int threads = Config::threads, warps = threads / 32, tile = threads * ITEMS, N = values_of<T, D>;
+  __shared__ int marks[tile];  // row of a nonzero, counted from the block's first
+  __shared__ int tops[warps];
+  __shared__ I ends[2];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * tile;
+  const int count = static_cast<int>(p.nnz - first < tile ? p.nnz - first : tile);
+  auto read = [&](const T* from, I row, Pack<T, N>(&to)[D / N]) {
+    const T* values = row_address(from, row, D);
+#pragma unroll
+    for (int i = 0; i < D / N; ++i) load(values + i * N, to[i]);
+  };
+  I source[ITEMS];
+  Pack<T, N> x[ITEMS][D / N];
+#pragma unroll
+  for (int u = 0; u < ITEMS; ++u) {
+    const int i = u * threads + threadIdx.x;
+    marks[i] = 0;
+    if (i < count) source[u] = p.sources ? __ldg(p.sources + first + i) : static_cast<I>(first + i);
+  }
+  if (warp < 2) {
+    const I row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(first + warp * (count - 1)));
+    if (lane == 0) ends[warp] = row;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int u = 0; u < ITEMS; ++u) {
+    if (u * threads + threadIdx.x < count) read(p.x, source[u], x[u]);
+  }
+  const int64_t first_row = ends[0], rows = ends[1] - first_row;
+  const bool many = rows > Config::most_rows * tile;
+  if (many) {
+    for (int i = threadIdx.x; i < count; i += threads) {
+      marks[i] = static_cast<int>(find_row(p.indptr, ends[1] + 1, first + i, first_row) - first_row);
+    }
+    __syncthreads();
+  } else {
+    for (int64_t i = threadIdx.x + 1; i <= rows; i += threads) {
+      const I begin = __ldg(p.indptr + first_row + i);
+      if (__ldg(p.indptr + first_row + i + 1) > begin) marks[begin - first] = static_cast<int>(i);
+    }
+    __syncthreads();
+    int top[ITEMS], before = 0;  // of neighbouring nonzeros
+#pragma unroll
+    for (int u = 0; u < ITEMS; ++u) {
+      top[u] = marks[threadIdx.x * ITEMS + u];
+      if (u > 0 && top[u - 1] > top[u]) top[u] = top[u - 1];
+    }
+    int all = top[ITEMS - 1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, all, step);
+      if (lane >= step && other > all) all = other;
+    }
+    if (lane == 31) tops[warp] = all;
+    const int left = __shfl_up_sync(~0u, all, 1);
+    if (lane > 0) before = left;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) before = tops[w] > before ? tops[w] : before;
+#pragma unroll
+    for (int u = 0; u < ITEMS; ++u) marks[threadIdx.x * ITEMS + u] = top[u] > before ? top[u] : before;
+    __syncthreads();
+  }
+#pragma unroll
+  for (int u = 0; u < ITEMS; ++u) {
+    const int i = u * threads + threadIdx.x;
+    if (i >= count) continue;
+    Pack<T, N> y[D / N];
+    read(p.y, static_cast<I>(first_row + marks[i]), y);
+    Acc<T> sum = 0;
+#pragma unroll
+    for (int d = 0; d < D; ++d) sum += widen(x[u][d / N].values[d % N]) * widen(y[d / N].values[d % N]);
+    p.out[p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + first + i)) : first + i] = narrow<T>(sum);
+  }
+}
+
+template <int D, typename T, typename I>
+cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
+  auto run = [&](auto items) {
+    const unsigned blocks = static_cast<unsigned>(ceil_div(p.nnz, Config::threads * items));
+    narrow_kernel<T, I, D, items><<<blocks, Config::threads, 0, stream>>>(p);
+    return cudaGetLastError();
+  };
+  const bool few = p.nnz < Config::few_blocks * Config::threads * Config::most_items;
+  if (few) return run(std::integral_constant<int, Config::least_items>{});
+  return run(std::integral_constant<int, Config::most_items>{});
+}
+
+// From here on lanes that share rows gain more than neighbours that write side by side.
+constexpr int64_t kLongDegree = 256;
+
+}  // namespace
+
+bool sddmm_narrow_serves(const DotCall& call) {
+  if (call.len > 4 || call.graph.nnz / call.graph.num_rows >= kLongDegree) return false;
+  const int64_t size = size_of(call.dtype), whole = call.len * size;
+  const int64_t bytes = call.len == 3 ? size : whole < 16 ? whole : 16;
+  return (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % bytes == 0;
+}
+
+cudaError_t sddmm_narrow(const DotCall& call, cudaStream_t stream) {
+  return with_types(call.dtype, call.graph.index_type, [&](auto value, auto index) {
+    using T = decltype(value);
+    using I = decltype(index);
+    Params<T, I> p{};
+    p.indptr = static_cast<const I*>(call.graph.indptr);
+    p.edge_ids = static_cast<const I*>(call.graph.edge_ids);
+    p.sources = call.x_by_edge ? p.edge_ids : static_cast<const I*>(call.graph.indices);
+    p.num_rows = call.graph.num_rows;
+    p.nnz = call.graph.nnz;
+    p.x = static_cast<const T*>(call.x);
+    p.y = static_cast<const T*>(call.y);
+    p.out = static_cast<T*>(call.out);
+    switch (call.len) {
+      case 1:
+        return launch<1>(p, stream);
+      case 2:
+        return launch<2>(p, stream);
+      case 3:
+        return launch<3>(p, stream);
+      default:
+        return launch<4>(p, stream);
+    }
+  });
+}
+
+}  // namespace cuda
+}  // namespace gnnaccel
