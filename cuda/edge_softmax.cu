@@ -5,9 +5,9 @@
 // and those that have the same heads share the edges and reduce by shuffles, in a fixed order. The maximum starts at a
 // true -inf, and exp is the accurate one.
 //
-// On large graphs a row that takes a block is cut, as one of a hundred thousand edges would keep it for milliseconds:
-// each piece leaves its maximum and its sum (those of an online softmax: Milakov and Gimelshein, 2018), and a second
-// kernel merges what the pieces of its row left before it writes.
+// On large graphs rows much longer than a block should take are cut, as one of a hundred thousand edges would keep it
+// for milliseconds: each piece leaves its maximum and its sum (those of an online softmax: Milakov and Gimelshein,
+// 2018), and a second kernel merges what the pieces of its row left before it writes.
 #include <cmath>
 #include <type_traits>
 
@@ -25,8 +25,10 @@ struct Config {
   static constexpr int64_t min_long_row = 256;
   static constexpr int64_t max_long_row = 4096;
   static constexpr int64_t target_rows = 8192;
-  // From here on pieces of long rows are worth the second launch.
-  static constexpr int64_t cut_nonzeros = 100000;
+  // On graphs of so many nonzeros rows of more than `cut_pieces` pieces are worth a second launch.
+  static constexpr int64_t cut_nonzeros = 600000;
+  static constexpr int64_t cut_pieces = 4;
+  static constexpr int64_t piece = 1024;
   static_assert(threads % 32 == 0, "whole warps");
 };
 
@@ -40,16 +42,18 @@ struct Params {
   const T* second;  // backward: its gradient
   T* out;
   int64_t num_heads;
-  int64_t groups;  // of heads, each a thread's
-  int64_t long_row;
-  unsigned long_blocks;
+  int64_t groups;    // of heads, each a thread's
+  int64_t long_row;  // rows of more take a block ...
+  int64_t cut_row;   // ... and of more than this are cut at multiples of `piece`
+  int64_t piece;
+  unsigned cut_blocks, long_blocks;
   int lanes;      // of a short row's team
-  Acc<T>* parts;  // [2 * multiples of long_row, num_heads, 2]: maximum and sum of what a row has between two of them,
+  Acc<T>* parts;  // [2 * multiples of piece, num_heads, 2]: maximum and sum of what a row has between two of them,
                   // of the one begun before and of the one begun there; null: rows are not cut
 
-  // A row's nonzeros between c * long_row and the next multiple.
+  // A row's nonzeros between c * piece and the next multiple.
   __device__ __forceinline__ Acc<T>* part(int64_t c, int64_t row_begin, int64_t head) const {
-    return parts + ((2 * c + (row_begin > c * long_row)) * num_heads + head) * 2;
+    return parts + ((2 * c + (row_begin > c * piece)) * num_heads + head) * 2;
   }
 };
 
@@ -130,9 +134,9 @@ __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, 
     // A thread of a hub's block adds up thousands of terms, of which f32 would lose digits.
     std::conditional_t<BLOCK, double, A> sum[V] = {};
     if constexpr (STEP == Step::finish) {
-      const int64_t last = group < p.groups ? (row_end - 1) / p.long_row + 1 : 0;
+      const int64_t last = group < p.groups ? (row_end - 1) / p.piece + 1 : 0;
       auto for_parts = [&](auto f) {
-        for (int64_t c = row_begin / p.long_row + member / groups; c < last; c += step) {
+        for (int64_t c = row_begin / p.piece + member / groups; c < last; c += step) {
 #pragma unroll
           for (int v = 0; v < V; ++v) f(v, p.part(c, row_begin, group * V + v));
         }
@@ -176,7 +180,7 @@ __device__ __forceinline__ void solve_row(const Params<T, I>& p, int64_t begin, 
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         if (member / groups || group >= p.groups) continue;
-        A* const part = p.part(begin / p.long_row, row_begin, group * V + v);
+        A* const part = p.part(begin / p.piece, row_begin, group * V + v);
         if constexpr (!BACKWARD) part[0] = top[v];
         part[1] = static_cast<A>(sum[v]);
       }
@@ -201,7 +205,7 @@ __host__ __device__ inline int groups_of_team(int64_t groups) {
   return count;
 }
 
-// The pieces of long rows in the block's share of the multiples of long_row: between a multiple and the next one there
+// The pieces of long rows in the block's share of the multiples of `piece`: between a multiple and the next one there
 // may be the end of one, or some of its middle, and the beginning of another. Each of the block's warps looks at one.
 template <bool BACKWARD, int V, Step STEP, typename T, typename I>
 __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) {
@@ -209,7 +213,7 @@ __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) 
   __shared__ int64_t rows[2 * warps];
   const int warp = threadIdx.x / 32;
   const int64_t share = static_cast<int64_t>(blockIdx.x) * warps;
-  auto low = [&](int64_t c) { return c * p.long_row; };
+  auto low = [&](int64_t c) { return c * p.piece; };
   auto high = [&](int64_t c) { return low(c + 1) < p.nnz ? low(c + 1) : p.nnz; };
   for (int side = 0; side < 2; ++side) {
     const int64_t c = share + warp;
@@ -217,7 +221,7 @@ __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) 
     const int64_t k = !there ? 0 : side ? high(c) - 1 : low(c);
     const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k));
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-    const bool is_long = there && end - begin > p.long_row && (begin > low(c)) == (side == 1);
+    const bool is_long = there && end - begin > p.cut_row && (begin > low(c)) == (side == 1);
     if (threadIdx.x % 32 == 0) rows[2 * warp + side] = is_long ? row : -1;
   }
   __syncthreads();
@@ -229,14 +233,19 @@ __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) 
   }
 }
 
-// The first blocks look for long rows: one longer than long_row holds a multiple of long_row, and the block that looks
-// at the first such one takes the row, where rows are not cut. The other blocks take short rows.
+// The first blocks take pieces. The next ones look for other long rows: one longer than long_row holds a multiple of
+// long_row, and the block that looks at the first such one takes the row. The other blocks take short rows.
 template <typename T, typename I, int V, bool BACKWARD>
 __global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I> p) {
   constexpr int warps = Config::threads / 32;
   const int groups = groups_of_team(p.groups);
-  if (blockIdx.x >= p.long_blocks) {
-    const int64_t team = static_cast<int64_t>(blockIdx.x - p.long_blocks) * (Config::threads / p.lanes);
+  if (blockIdx.x < p.cut_blocks) {
+    solve_pieces<BACKWARD, V, Step::part>(p, groups);
+    return;
+  }
+  const unsigned block = blockIdx.x - p.cut_blocks;
+  if (block >= p.long_blocks) {
+    const int64_t team = static_cast<int64_t>(block - p.long_blocks) * (Config::threads / p.lanes);
     const int64_t row = team + threadIdx.x / p.lanes;
     int64_t begin = 0, end = 0;
     if (row < p.num_rows) {
@@ -247,17 +256,14 @@ __global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I
     solve_row<false, BACKWARD, V, Step::whole>(p, begin, end, threadIdx.x % p.lanes, p.lanes, groups, begin, end);
     return;
   }
-  if (p.parts) {
-    solve_pieces<BACKWARD, V, Step::part>(p, groups);
-    return;
-  }
   __shared__ int64_t rows[warps];
   const int warp = threadIdx.x / 32;
-  const int64_t k = (static_cast<int64_t>(blockIdx.x) * warps + warp) * p.long_row;
+  const int64_t k = (static_cast<int64_t>(block) * warps + warp) * p.long_row;
   const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k < p.nnz ? k : 0));
   const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
   if (threadIdx.x % 32 == 0) {
-    rows[warp] = k < p.nnz && end - begin > p.long_row && k - begin < p.long_row ? row : -1;
+    const bool is_long = end - begin > p.long_row && end - begin <= p.cut_row;
+    rows[warp] = k < p.nnz && is_long && k - begin < p.long_row ? row : -1;
   }
   __syncthreads();
   for (int i = 0; i < warps; ++i) {
@@ -280,7 +286,9 @@ cudaError_t launch(Workspace& workspace, const Csr& graph, const void* first, co
   if (long_row < Config::min_long_row) long_row = Config::min_long_row;
   if (long_row > Config::max_long_row) long_row = Config::max_long_row;
   const bool cuts = graph.nnz >= Config::cut_nonzeros;
-  const int64_t parts = cuts ? 2 * ceil_div(graph.nnz, long_row) * num_heads * 2 : 0;
+  const int64_t piece = long_row < Config::piece ? Config::piece : long_row;
+  const int64_t pieces = cuts ? ceil_div(graph.nnz, piece) : 0;
+  const int64_t parts = 2 * pieces * num_heads * 2;
   void* const scratch = workspace.take(parts * accumulator_size(dtype));
   const uintptr_t address =
       reinterpret_cast<uintptr_t>(first) | reinterpret_cast<uintptr_t>(second) | reinterpret_cast<uintptr_t>(out);
@@ -303,14 +311,17 @@ cudaError_t launch(Workspace& workspace, const Csr& graph, const void* first, co
       const int64_t lanes = of_group * groups_of_team(p.groups);
       p.lanes = static_cast<int>(lanes < 32 ? lanes : 32);
       p.long_row = long_row;
+      p.piece = piece;
+      p.cut_row = cuts ? Config::cut_pieces * piece : INT64_MAX;
+      p.cut_blocks = static_cast<unsigned>(ceil_div(pieces, Config::threads / 32));
       p.parts = static_cast<Acc<T>*>(scratch);
       if (graph.nnz > p.long_row) {
         p.long_blocks = static_cast<unsigned>(ceil_div(graph.nnz, p.long_row * (Config::threads / 32)));
       }
       const unsigned blocks = static_cast<unsigned>(ceil_div(graph.num_rows, Config::threads / p.lanes));
-      rows_kernel<T, I, V, BACKWARD><<<p.long_blocks + blocks, Config::threads, 0, stream>>>(p);
+      rows_kernel<T, I, V, BACKWARD><<<p.cut_blocks + p.long_blocks + blocks, Config::threads, 0, stream>>>(p);
       if (cuts) {
-        finish_kernel<T, I, V, BACKWARD><<<p.long_blocks, Config::threads, 0, stream>>>(p);
+        finish_kernel<T, I, V, BACKWARD><<<p.cut_blocks, Config::threads, 0, stream>>>(p);
       }
       return cudaGetLastError();
     };

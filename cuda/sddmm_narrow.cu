@@ -124,13 +124,10 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
   return run(std::integral_constant<int, Config::most_items>{});
 }
 
-// From here on lanes that share rows gain more than neighbours that write side by side.
-constexpr int64_t kLongDegree = 256;
-
 }  // namespace
 
 bool sddmm_narrow_serves(const DotCall& call) {
-  if (call.len > 4 || call.graph.nnz / call.graph.num_rows >= kLongDegree) return false;
+  if (call.len > 4) return false;
   const int64_t size = size_of(call.dtype), whole = call.len * size;
   const int64_t bytes = call.len == 3 ? size : whole < 16 ? whole : 16;
   return (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % bytes == 0;

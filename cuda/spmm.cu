@@ -21,8 +21,7 @@ namespace {
 constexpr int kMaxLanes = kMaxSpreadLanes;
 constexpr int kWideLanes = 32;
 constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
-constexpr int64_t kNarrowDegree = 256;
-constexpr int64_t kReadOften = 32;  // nonzeros for each row and column, from which on copies of both cost little
+constexpr int64_t kReadOften = 32;   // nonzeros for each row and column, from which on copies of both cost little
 
 bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -75,7 +74,7 @@ Slice spread_of(const SpmmCall& call) {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  if (call.graph.nnz && degree < kNarrowDegree && spmm_narrow_serves(call)) {
+  if (spmm_narrow_serves(call)) {
     return {call, Kernel::narrow, {0, 0, false}, 0};
   }
   const SpmmKernel wanted = call.work.kernel;

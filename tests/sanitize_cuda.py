@@ -171,9 +171,14 @@ def main() -> None:
         borders = build([*[0] * 3000, 20_000, 7, *[1, 2, 0] * 500, 300, 700], 400, torch.int32)
         for feats in (1, 2, 3, 4):
             run(borders, (feats,), torch.float32)
-        run(borders, (2,), torch.bfloat16)
-        big = build([*[3] * 20_000, 60_000, 900], 400, torch.int32)  # whose long rows a softmax cuts
-        ops.edge_softmax(big, torch.randn(big.nnz, 10, device="cuda", requires_grad=True)).square().sum().backward()
+        big = build([*[0] * 3000, 60_000, *[3, 0, 7, 2] * 80_000, 900, 300, *[0] * 2500], 400, torch.int32)
+        for feats in (1, 2, 3, 4) if lists else ():
+            x = torch.randn(big.num_cols, feats, device="cuda")
+            ops.spmm(big, x)
+            ops.spmm(big, x, torch.rand(big.nnz, device="cuda"), reduce="mean")
+            ops.graph_conv(big, x, bias=x[0].clone(), relu=True)
+        if lists:  # whose long rows a softmax cuts
+            ops.edge_softmax(big, torch.randn(big.nnz, 3, device="cuda", requires_grad=True)).sum().backward()
         run(short, (128,), torch.float32)
         run(cut, (33,), torch.float32)
         run(cut, (131,), torch.float32)  # padded along a list

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cuda_cases import DEVICE, DTYPES, INDEX, WIDTHS, assert_close, build, check, check_sddmm, check_spmm, mixed, rand
 
+import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
@@ -117,55 +118,84 @@ def test_hubs(name, dtype, index):
         check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)
 
 
-# Graphs whose rows meet the borders of blocks of cuda/spmm_narrow.cu and sddmm_narrow.cu in every way: hubs over many
-# of them, rows just longer than is gathered again, runs of empty rows longer than a block.
+# Rows that meet the borders of blocks of cuda/sddmm_narrow.cu in every way: hubs over many of them, runs of empty rows
+# longer than a block.
 NARROW = {
     "hub between": [3, 0, 20_000, 1, 0, *[2] * 200],
-    "long rows": [*[200, 300, 700] * 12, *[0] * 90, 5],
     "short rows": [*[1, 2, 3, 0] * 1500, 900, *[4] * 400],
-    "empty runs": [*[0] * 6000, 7, *[0] * 3000, 300, *[0] * 2500],
-    "few nonzeros": [0, 1000, 3, *[1] * 300],
+    "empty runs": [*[0] * 6000, 7, *[0] * 12_000, 300, *[0] * 2500],
 }
 
 
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("index", INDEX, ids=str)
-def test_few_features(index, dtype, name):
+def test_dots_of_few_features(index, dtype, name):
     graph = build(NARROW[name], 500, index)
-    exact = graph.nnz < 10_000 or dtype != torch.bfloat16
-    for width, reduce in itertools.product((1, 2, 3, 4), ("sum", "mean")):
-        check_spmm(graph, (width,), (), "mul" if width % 2 else "copy_lhs", reduce, dtype)
-    check_spmm(graph, (), (), "mul", "sum", dtype)
-    for width, weighted in itertools.product((1, 3, 4), (False, True)):
-        x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype) if weighted else None
-        scales = torch.promote_types(dtype, torch.float32)
-        around = *(rand(n, dtype=scales) for n in (graph.num_cols, graph.num_rows)), rand(width, dtype=dtype)
-        wide = [None if t is None else t.double() for t in (w, *around)]
-        bound = reference.graph_conv(graph, x.double().abs(), *(None if t is None else t.abs() for t in wide), False)
-        got = ops.graph_conv(graph, x, w, source_scale=around[0], row_scale=around[1], bias=around[2], relu=True)
-        assert_close(got, reference.graph_conv(graph, x.double(), *wide, True), dtype, name, bound)
-    for width in (1, 2, 3, 4) if exact else ():
-        check_sddmm(graph, (width,), (width,), "dot", ("u", "v"), dtype)
+    for width in (1, 2, 3, 4):
+        lhs, rhs = rand(500, width, dtype=dtype), rand(graph.num_rows, width, dtype=dtype)
+        want = reference.sddmm(graph, lhs.double(), rhs.double(), "dot", "u", "v")
+        assert_close(ops.sddmm(graph, lhs, rhs, "dot"), want, dtype, f"{name} {width}")
     check_sddmm(graph, (2,), (2,), "dot", ("e", "v"), dtype)
-    for heads in (1, 10):
-        scores = rand(graph.nnz, heads, dtype=dtype)
-        check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)
+
+
+@pytest.fixture(scope="module")
+def short_rows():
+    """A large graph of short rows, for cuda/spmm_narrow.cu: hubs over many blocks, rows just longer than is gathered
+    again, runs of empty rows longer than a block."""
+    usual = [1, 2, 3, 0, 4, 5, 7, 2] * 2500
+    lengths = [0, 30_000, *usual, 255, 256, 257, 1, 600, *[0] * 6000, *[300, 700, 5] * 20, *usual * 16, *[0] * 2500]
+    return lengths
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [1, 3, 4, 10])
+@pytest.mark.parametrize("index", INDEX, ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_sums_of_few_features(width, index, dtype, short_rows):
+    graph = build(short_rows, 5_000, index)
+    assert graph.nnz > 1_000_000 and graph.nnz < 4 * graph.num_rows, "cuda/spmm_narrow.cu takes others"
+    x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
+    size = reference.spmm(graph, x.double().abs(), w.double().abs().unsqueeze(1), "mul", "sum")
+    got = ops.spmm(graph, x, w)
+    assert_close(got, reference.spmm(graph, x.double(), w.double().unsqueeze(1), "mul", "sum"), dtype, "sum", size)
+    assert torch.equal(got, ops.spmm(graph, x, w)), "the same bits on every run"
+    degree = graph.indptr.diff().clamp(min=1).unsqueeze(1)
+    want = reference.spmm(graph, x.double(), None, "copy_lhs", "mean")
+    want[graph.indptr.diff() == 0] = 2.5
+    bound = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum") / degree
+    assert_close(ops.spmm(graph, x, reduce="mean", empty_value=2.5), want, dtype, "mean", bound + 2.5)
+    scales = torch.promote_types(dtype, torch.float32)
+    around = *(rand(n, dtype=scales) for n in (graph.num_cols, graph.num_rows)), rand(width, dtype=dtype)
+    wide = [t.double() for t in (w, *around)]
+    bound = reference.graph_conv(graph, x.double().abs(), *(t.abs() for t in wide), False)
+    got = ops.graph_conv(graph, x, w, source_scale=around[0], row_scale=around[1], bias=around[2], relu=True)
+    assert_close(got, reference.graph_conv(graph, x.double(), *wide, True), dtype, "fused", bound)
+
+
+def test_sums_of_few_features_along_a_list_without_pieces():
+    """Whose rows need no second kernel: the block in which one ends gathers the rest."""
+    lengths = [5, 0, 3, 7, 2] * 62_000
+    lengths[1000::3000] = [31] * len(lengths[1000::3000])
+    graph = build(lengths, 5_000)
+    gnnaccel.prepare(graph)
+    x, w = rand(graph.num_cols, 1), rand(graph.nnz)
+    size = reference.spmm(graph, x.double().abs(), w.double().abs().unsqueeze(1), "mul", "sum")
+    assert_close(ops.spmm(graph, x, w), reference.spmm(graph, x.double(), w.double().unsqueeze(1), "mul", "sum"),
+                 torch.float32, "sum", size)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [1, 10])
 def test_softmax_of_rows_in_pieces(heads, dtype):
-    """Of more nonzeros than from which long rows are cut, at every place beside the borders of pieces."""
-    lengths = [3, 256, 257, 40_000, 0, 511, 513, *[2] * 900, 60_000, 255, 300, 1]
-    for permuted in (False, True):
-        graph = build(lengths, 70, permuted=permuted)
-        scores = 4 * rand(graph.nnz, heads, dtype=dtype)
-        check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)  # noqa: B023
+    """Of a graph so large that long rows are cut."""
+    lengths = [3, 256, 257, 40_000, 0, 4095, 4096, 4097, *[2] * 200_000, 160_000, 1024, 1025, 1]
+    graph = build(lengths, 70)
+    scores = 4 * rand(graph.nnz, heads, dtype=dtype)
+    check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)
     scores = rand(graph.nnz, heads)
     of_hub = graph.edge_ids[graph.indptr[3] : graph.indptr[4]].long()
-    scores[of_hub[:600]] = -float("inf")  # whole pieces of them
-    scores[of_hub[900], 0], scores[of_hub[1], -1] = 1e30, float("nan")
+    scores[of_hub[:5000]] = -float("inf")  # whole pieces of them
+    scores[of_hub[9000], 0], scores[of_hub[1], -1] = 1e30, float("nan")
     got, want = ops.edge_softmax(graph, scores), reference.edge_softmax(graph, scores.double())
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-30, equal_nan=True)
 

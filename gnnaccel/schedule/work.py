@@ -251,7 +251,8 @@ class Work:
     def arrays(self) -> list[Tensor]:
         """The tensors of all lists, and of the order."""
         lists = [*self.lists.values(), *self.sums.values(), *self._retired]
-        held = [a for work in (*lists, *([self.ordered] if self.ordered else [])) for a in work[:3]]
+        held = [a for work in lists for a in (work.items, work.steps, work.splits)]
+        held += [] if self.ordered is None else [self.ordered.rows, self.ordered.indptr, self.ordered.edges]
         return held + ([] if self.order is None else [self.order])
 
 
