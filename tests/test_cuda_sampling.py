@@ -267,7 +267,6 @@ def test_devices_that_differ():
     for other in (
         lambda: sampling.induced_subgraph(indptr.cuda(), indices.cuda(), seeds.cuda()),
         lambda: sampling.hgt_sample({KIND: (indptr.cuda(), indices.cuda())}, {"n": seeds.cuda()}, {"n": [2]}),
-        lambda: sampling.hetero_neighbor_sample({KIND: (indptr.cuda(), indices.cuda())}, {"n": seeds.cuda()}, [2]),
     ):
         with pytest.raises(ValueError, match="on the CPU"):
             other()

@@ -165,7 +165,9 @@ def test_a_samplers_blocks():
     seeds = torch.tensor([7, 3, 9], device=DEVICE)
     nodes = seeds
     for layer, fanout in zip(
-        samplers._layers(dgl_backend.to_graph(g), seeds, [4, 2, -1], False, DEVICE), (4, 2, -1), strict=True
+        samplers._layers(samplers._drawable(dgl_backend.to_graph(g), DEVICE, None), seeds, [4, 2, -1], False, DEVICE),
+        (4, 2, -1),
+        strict=True,
     ):
         block = samplers._gpu_block(g, layer)
         assert block.device == DEVICE and block.idtype == g.idtype and block.canonical_etypes == g.canonical_etypes
@@ -221,4 +223,6 @@ def test_seeds_beyond_the_structures_numbers(seed):
     arrays = torch.tensor([0, 1, 2, 3, 4]).int(), torch.tensor([1, 2, 3, 0]).int()
     graph = Graph.from_csr(*arrays, num_cols=4).to(DEVICE)
     with pytest.raises(ValueError, match="seeds"):
-        samplers._layers(graph, torch.tensor([seed], device=DEVICE), [2], False, DEVICE)
+        samplers._layers(
+            samplers._drawable(graph, DEVICE, None), torch.tensor([seed], device=DEVICE), [2], False, DEVICE
+        )
