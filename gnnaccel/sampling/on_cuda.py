@@ -22,6 +22,7 @@ from gnnaccel.sampling._arrays import Relation
 # them it does not matter how long it takes to ask for their number. Of a batch, four times as many.
 MOST_BOUNDED = 1 << 22
 _MOST = 1 << 31  # seeds and edges of a type in a batch: what the table has of one is 32 bits
+_KEPT = 8  # plans of a problem: batches are of one size, or of two
 _SEEDS, _INDPTR, _NO_ROW, _INDICES, _WEIGHT, _WEIGHT_SUM, _TIME = range(7)  # cuda/kernels.h: SampleError
 
 
@@ -63,11 +64,23 @@ class Problem:
         self.replace, self.resample, self.disjoint, self.last = replace, resample, disjoint, last
         self.csrs = [lib.csr(r.indptr, r.indices, None, r.num_rows, r.nnz) for r in self.relations]
 
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+
     def waits_once(self, num_seeds: Mapping[str, int]) -> bool:
         """True if nothing but the sizes of the whole batch of so many seeds has to be waited for."""
-        counts = [num_seeds.get(name, 0) for name in self.names]
-        steps, _ = self.steps(counts)
-        return len(_Sizes(self, counts).bounds(steps)) == len(steps)
+        plan = self.plan(tuple(num_seeds.get(name, 0) for name in self.names))
+        return len(plan.bounds) == len(plan.steps)
+
+    def plan(self, num_seeds: tuple[int, ...]) -> _Plan:
+        """What is known before of a batch of so many seeds of each type."""
+        plan = self._plans.get(num_seeds)
+        if plan is None:
+            steps, starts = self.steps(num_seeds)
+            bounds, sizes = _Sizes(self, num_seeds).bounds(steps)
+            plan = self._plans[num_seeds] = _Plan(steps, starts, bounds, sizes)
+            if len(self._plans) > _KEPT:
+                del self._plans[next(iter(self._plans))]
+        return plan
 
     def steps(self, num_seeds: Sequence[int]) -> tuple[list[_Step], list[int]]:
         """The steps of a batch that may find edges, and how many come before each hop, and before its end."""
@@ -91,6 +104,15 @@ class _Step(NamedTuple):
     source: int
     target: int
     fanout: int
+
+
+class _Plan(NamedTuple):
+    """Steps, how many come before each hop, the most rows and edges of the first, and what is known after these."""
+
+    steps: list[_Step]
+    starts: list[int]
+    bounds: list[tuple[int, int]]
+    sizes: _Sizes
 
 
 class Sample(NamedTuple):
@@ -126,15 +148,19 @@ def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | Non
         If this gnnaccel has no CUDA half.
     """
     batch = Batch(problem, seeds, seed_time)
-    sizes, steps, starts = batch.sizes, batch.steps, batch.starts
-    bounds = sizes.bounds(steps)
-    batch.reserve(steps[: len(bounds)], bounds, bounded=len(bounds) == len(steps))
+    steps, starts, bounds, sizes = batch.plan
+    bounded = len(bounds)
+    batch.reserve(steps[:bounded], [edges for _, edges in bounds], bounded=bounded == len(steps))
     device = batch.state.device
     for number, of_type in enumerate(batch.types):
         lib.launch("sample_seeds", device, of_type.described, number, batch.described)
     for number, step in enumerate(steps):
-        sizes.reach(step.hop)
-        max_rows, relation = sizes.most[step.target], problem.relations[step.relation]
+        if number < bounded:
+            max_rows, max_edges = bounds[number]
+        else:
+            sizes = sizes.at(step.hop)
+            max_rows, max_edges = sizes.most[step.target], 0
+        relation = problem.relations[step.relation]
         weighted = relation.weight is not None and step.fanout >= 0
         rows = batch.state.new_empty((4 if weighted else 3) * max_rows + 1 + weighted)
         first = -1 if problem.resample or step.hop == 0 else starts[step.hop - 1]
@@ -143,14 +169,12 @@ def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | Non
         hop_seed = (seed + step.hop) % 2**64 if problem.resample else seed
         how = (step.fanout, hop_seed, problem.replace, problem.last, rows.data_ptr())
         lib.launch("sample_degrees", device, *batch.operands(step), (*where, 0, *how))
-        if bounds:
-            max_edges = bounds.pop(0)
-            sizes.take(step, max_edges)
-        else:
+        if number >= bounded:
             max_edges = int(rows[max_rows])
             sizes.take(step, max_edges)
-            bounds = sizes.bounds(steps[number + 1 :])
-            for which in batch.reserve(steps[number : number + 1 + len(bounds)], [max_edges, *bounds]):
+            more, sizes = sizes.bounds(steps[number + 1 :])
+            bounds, bounded = [*bounds[:number], (max_rows, max_edges), *more], number + 1 + len(more)
+            for which in batch.reserve(steps[number:bounded], [max_edges, *(edges for _, edges in more)]):
                 lib.launch("sample_table", device, batch.types[which].described, which, batch.described, number)
         lib.launch("sample_edges", device, *batch.operands(step), (*where, max_edges, *how))
     return batch
@@ -169,22 +193,29 @@ class _Sizes:
         self._new = [0] * len(num_seeds)  # in this hop
         self._others = [0] * len(num_seeds)  # nodes that are no seeds
 
-    def bounds(self, steps: Sequence[_Step]) -> list[int]:
-        """How many edges each of these can have, the next ones, up to one that may have many."""
-        then, bounds, together = copy.copy(self), list[int](), 0
-        then._new, then._others = self._new[:], self._others[:]
+    def bounds(self, steps: Sequence[_Step]) -> tuple[list[tuple[int, int]], _Sizes]:
+        """How many rows and edges each of these can have, the next ones, up to one that may have many; and what there
+        is after them."""
+        then, bounds, together = self.at(self._hop), list[tuple[int, int]](), 0
         for step in steps:
-            then.reach(step.hop)
+            then._reach(step.hop)
             bound = then._edges(step)
             together += bound
             if bound > MOST_BOUNDED or together > 4 * MOST_BOUNDED:
                 break
-            bounds.append(bound)
+            bounds.append((then.most[step.target], bound))
             then.take(step, bound)
-        return bounds
+        return bounds, then
 
-    def reach(self, hop: int) -> None:
-        """Go on to a hop, all steps before which have been taken."""
+    def at(self, hop: int) -> _Sizes:
+        """A copy, gone on to a hop."""
+        then = copy.copy(self)
+        then._new, then._others = self._new[:], self._others[:]
+        then._reach(hop)
+        return then
+
+    def _reach(self, hop: int) -> None:
+        """All steps before the hop have been taken."""
         while self._hop < hop:
             self._hop += 1
             pairs = enumerate(zip(self._others, self._new, strict=True))
@@ -223,8 +254,8 @@ class _Nodes:
         self._num_nodes, self._disjoint = num_nodes, problem.disjoint
         self._is_hashed: bool | None = True if problem.disjoint or problem.sizes[which] < 0 else None
         self.slots, self.edges = 0, 0  # room for edges from here
-        self.nodes = seeds.new_empty((1 + problem.disjoint, 0))
-        self.places = seeds.new_empty(0, dtype=torch.int32)
+        self.nodes: Tensor | None = None
+        self.places: Tensor | None = None
 
     def reserve(self, most: int, more: int, bounded: bool) -> bool:
         """Room for `more` edges and for `most` nodes that are no seeds. True if the table is a new one."""
@@ -232,7 +263,9 @@ class _Nodes:
         num_seeds = self.seeds.numel()
         if num_seeds + self.edges >= _MOST:
             raise ValueError("neighbor_sample: num_neighbors: a batch of 2^31 seeds and edges, or more")
-        self.nodes, self.places = _grown(self.nodes, num_seeds + most), _grown(self.places, num_seeds + self.edges)
+        shape = (1 + self._disjoint, num_seeds + most)
+        self.nodes = nodes = _grown(self.nodes, self.seeds, shape, self.seeds.dtype)
+        self.places = _grown(self.places, self.seeds, (num_seeds + self.edges,), torch.int32)
         word_bytes = 8 if self._disjoint else self.seeds.element_size()
         room = num_seeds + most if self._disjoint else min(num_seeds + most, self._num_nodes)
         slots = 1 << max(2 * room - 1, 1).bit_length()
@@ -246,10 +279,10 @@ class _Nodes:
         if new:
             table_bytes = self.slots * (4 + word_bytes) if self._is_hashed else 4 * self._num_nodes
             self.table = self.seeds.new_empty(table_bytes, dtype=torch.uint8)
-        arrays = (self.nodes[0], self.nodes[1] if self._disjoint else None, self.places, self.table)
-        given = (self.seeds, self._time)
-        counts = (num_seeds, self._first_seed, self._num_nodes, self.slots)
-        self.described = (*map(_address, given), *map(_address, arrays), *counts)
+        first = nodes.data_ptr()
+        trees = first + nodes.stride(0) * nodes.element_size() if self._disjoint else 0
+        arrays = (_address(self.seeds), _address(self._time), first, trees, *map(_address, (self.places, self.table)))
+        self.described = (*arrays, num_seeds, self._first_seed, self._num_nodes, self.slots)
         return new
 
 
@@ -257,12 +290,12 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _grown(array: Tensor, size: int) -> Tensor:
-    """`array`, with room for `size` in its last dimension."""
-    if array.shape[-1] == size:
+def _grown(array: Tensor | None, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`array`, if there is one, with room for this shape, which has a larger last dimension."""
+    if array is not None and array.shape == shape:
         return array
-    out = array.new_empty((*array.shape[:-1], size))
-    if array.shape[-1]:
+    out = like.new_empty(shape, dtype=dtype)
+    if array is not None:
         out[..., : array.shape[-1]] = array
     return out
 
@@ -272,22 +305,27 @@ class Batch:
 
     def __init__(self, problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | None):
         self.problem, some = problem, problem.relations[0].indptr
-        counts = [seeds[name].numel() if name in seeds else 0 for name in problem.names]
-        self.steps, self.starts = problem.steps(counts)
-        self.sizes = _Sizes(problem, counts)
+        counts = tuple(seeds[name].numel() if name in seeds else 0 for name in problem.names)
+        self.plan = problem.plan(counts)
         given = [nodes.numel() for nodes in seeds.values()]
         first = dict(zip(seeds, itertools.accumulate(given[:-1], initial=0), strict=True)) if given else {}
         # Of a type whose number nobody says a node is any number that can be one with that of its tree.
         most = torch.iinfo(some.dtype).max
         unknown = most if some.dtype == torch.int32 else most // max(sum(counts), 1)
-        none = some.new_empty(0)
+        none = None if len(seeds) == len(problem.names) else some.new_empty(0)
         self.types = [
-            _Nodes(problem, t, seeds.get(name, none), first.get(name, 0), size if size >= 0 else unknown)
+            _Nodes(
+                problem,
+                t,
+                seeds[name] if none is None else seeds.get(name, none),
+                first.get(name, 0),
+                size if size >= 0 else unknown,
+            )
             for t, (name, size) in enumerate(zip(problem.names, problem.sizes, strict=True))
         ]
-        self.edges = [some.new_empty((3, 0)) for _ in problem.relations]
+        self.edges: list[Tensor | None] = [None] * len(problem.relations)
         width = 2 * len(self.types) + len(self.edges)
-        self.state = some.new_empty(1 + (len(self.steps) + 1) * width, dtype=torch.int64)
+        self.state = some.new_empty(1 + (len(self.plan.steps) + 1) * width, dtype=torch.int64)
         self._seed_time = seed_time
         index_type = lib.INDEX_TYPES[some.dtype]
         self.described = (
@@ -306,17 +344,18 @@ class Batch:
         for t, more in enumerate(of_type):
             nodes = self.types[t]
             if (more or bounded or not hasattr(nodes, "described")) and nodes.reserve(
-                self.sizes.most_others(t, nodes.edges + more), more, bounded
+                self.plan.sizes.most_others(t, nodes.edges + more), more, bounded
             ):
                 new.append(t)
         for r, more in enumerate(of_relation):
-            if more:
-                self.edges[r] = _grown(self.edges[r], self.edges[r].shape[-1] + more)
             if more or not self._told[r]:
-                relation = problem.relations[r]
+                relation, there = problem.relations[r], self.edges[r]
+                room = more + (0 if there is None else there.shape[-1])
+                self.edges[r] = made = _grown(there, relation.indptr, (3, room), relation.indptr.dtype)
                 weight_type = lib.DTYPES[torch.float32 if relation.weight is None else relation.weight.dtype]
-                arrays = (relation.weight, relation.time, *self.edges[r].unbind())
-                self._told[r] = (*map(_address, arrays), r, *problem.ends[r], weight_type)
+                first, size = made.data_ptr(), room * made.element_size()
+                arrays = (_address(relation.weight), _address(relation.time), first, first + size, first + 2 * size)
+                self._told[r] = (*arrays, r, *problem.ends[r], weight_type)
         return new
 
     def operands(self, step: _Step) -> tuple:
@@ -341,7 +380,7 @@ class Batch:
         if wrong != -1:
             _refuse(self, wrong >> 56, wrong >> 40 & (1 << 16) - 1, wrong & (1 << 40) - 1)
         num_types, width = len(self.types), 2 * len(self.types) + len(self.edges)
-        after = [counts[start * width : (start + 1) * width] for start in self.starts or [0]]
+        after = [counts[start * width : (start + 1) * width] for start in self.plan.starts or [0]]
 
         def over_hops(column: int) -> list[int]:
             return [row[column] for row in after]
@@ -349,7 +388,8 @@ class Batch:
         def added(of_hops: list[int]) -> list[int]:
             return [last - before for before, last in itertools.pairwise(of_hops)]
 
-        def cut(array: Tensor, size: int) -> list[Tensor]:
+        def cut(array: Tensor | None, size: int) -> list[Tensor]:
+            assert array is not None
             # A batch that is kept shall not keep so much more.
             parts = array[:, :size].unbind()
             return [part.clone() for part in parts] if array.shape[-1] > 2 * size + 64 else list(parts)
