@@ -192,6 +192,27 @@ def test_edges_come_as_often_as_their_probability_says():
     assert ours() and ((counts - wanted) ** 2 / wanted.clamp(min=1)).sum() < 27.9  # chi-square, of 4 degrees: 1e-5
 
 
+def test_integers_that_are_no_mask_are_probabilities():
+    """As DGL has it: of 1 : 100 the first comes in one of a hundred batches, and not in every other."""
+    g = dgl.graph((torch.arange(1, 3), torch.zeros(2, dtype=torch.int64)))
+    for dtype in (torch.uint8, torch.int8):
+        g.edata["p"] = torch.tensor([1, 100]).to(dtype)
+        sampler = dgl.dataloading.NeighborSampler([1], prob="p")
+        drawn = [int(sampler.sample(g, torch.tensor([0]))[2][0].edata[dgl.EID]) for _ in range(200)]
+        assert ours() and sum(drawn) > 160
+
+
+def test_probabilities_that_begin_at_one_address():
+    """Two features of one memory are two, though nobody has written into either."""
+    g = dgl.graph((torch.arange(1, 6), torch.zeros(5, dtype=torch.int64)))
+    both = torch.tensor([[1.0, 0], [0, 1], [0, 0], [0, 0], [0, 0]])
+    g.edata["column"], g.edata["flat"] = both[:, 0], both.view(-1)[:5]
+    for name in ("column", "flat"):
+        _, _, blocks = dgl.dataloading.NeighborSampler([3], prob=name).sample(g, torch.tensor([0]))
+        assert blocks[0].edata[dgl.EID].tolist() == g.edata[name].nonzero().flatten().tolist()
+    assert ours()
+
+
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
 def test_wrong_probabilities(wrong):
     g = graph()

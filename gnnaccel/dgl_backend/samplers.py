@@ -107,7 +107,8 @@ class _Drawable(NamedTuple):
 
 def _drawable(graph: Graph, device: torch.device, prob: Tensor | None) -> _Drawable:
     """Those on `device` of a graph, by the probabilities, or the mask, of its edges. DGL draws none whose probability
-    is zero, also where there are no others. Kept until somebody writes into them, or has others.
+    is zero, also where there are no others, and takes integers that are no mask for probabilities. Kept until somebody
+    writes into them, or has others.
 
     ValueError for probabilities that are negative, infinite or NaN.
     """
@@ -116,13 +117,15 @@ def _drawable(graph: Graph, device: torch.device, prob: Tensor | None) -> _Drawa
         return plain
     version = -1 if prob.is_inference() else prob._version
     kept: dict[torch.device, tuple[Tensor, tuple, _Drawable]] = graph.slot(_DRAWABLE, dict)
-    stamp = (prob.data_ptr(), prob.device, prob.dtype, version)
+    stamp = (prob.data_ptr(), prob.stride(), prob.device, prob.dtype, version)
     if version >= 0 and device in kept and kept[device][1] == stamp:
         return kept[device][2]
     weight = prob.detach().to(device)
     if plain.edge_ids is not None:
         weight = weight.index_select(0, plain.edge_ids)
     of_weight = weight if prob.dtype in _WEIGHTS else None
+    if prob.dtype not in (*_WEIGHTS, torch.bool) and bool(((weight != 0) & (weight != 1)).any()):
+        of_weight = weight = weight.float()
     if of_weight is not None and not bool(((weight >= 0) & weight.isfinite()).all()):
         raise ValueError("NeighborSampler: prob: expected finite probabilities of at least 0")
     some, found = weight != 0, plain._replace(weight=of_weight)
