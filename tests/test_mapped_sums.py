@@ -86,6 +86,22 @@ def test_second_derivatives(form):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_what_hooks_keep_of_the_saved_is_theirs(form):
+    graph, kept = graph_of(N, N, 300), []
+
+    def pack(tensor):
+        kept.append((tensor, tensor.clone()))
+        return tensor
+
+    x, maps, starts = layer_of(form, F, torch.float64)  # results as large as x, whose room its gradient may take
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = mapped_sum(graph, x, maps, F, form)
+    found = torch.autograd.grad(out.sum(), starts)
+    assert kept and all(torch.equal(tensor, before) for tensor, before in kept)
+    torch.testing.assert_close(found, torch.autograd.grad(mapped_sum(graph, x, maps, F, form).sum(), starts))
+
+
 def test_what_is_written_into_between_the_passes():
     """A weight that no first derivative reads may be; one that one reads may not."""
     graph = graph_of(N, N, 300)

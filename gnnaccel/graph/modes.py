@@ -28,8 +28,11 @@ def recomputing() -> bool:
     """True where hooks see what is saved for a backward pass: torch.utils.checkpoint has the same saved again later,
     when a graph may have what makes another way through the kernels the shorter one. Also with a torch that does not
     tell. Hooks that say `recomputes = False` of themselves keep what they are given."""
-    if not torch.is_grad_enabled():
-        return False
+    return torch.is_grad_enabled() and are_hooked()
+
+
+def are_hooked() -> bool:
+    """True where hooks get what is saved: what they give back of it is theirs, and may be read by others later."""
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     top = () if hooks is None else hooks(False)
     return top is not None and (not top or getattr(top[0], "recomputes", True))

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators, report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.messages import Expression, c, e, generated, is_fused, message_reduce, relu, sigmoid, u, v
@@ -210,7 +211,7 @@ class _Joined(_operators.Function):
             ctx.arrays, ctx.again, ctx.form, ctx.num_feats, ctx.plan = arrays, again, form, num_feats, plan
             parts = joined if joined is not x and plan.reads_parts else None
             # Parameters that no first derivative reads may be written into.
-            ctx.parameters, ctx.versions = parameters, versions(parameters)
+            ctx.parameters, ctx.versions, ctx.hooked = parameters, versions(parameters), are_hooked()
             ctx.save_for_backward(x, edge, eps, parts, weight if ctx.needs_input_grad[5] else None, *kept)
         return out
 
@@ -242,7 +243,8 @@ class _Joined(_operators.Function):
             _start(ctx.arrays, plan.of_edge, named, [_rows(of_edges)], together)
         if not of_x and not any(of_parameters):
             return *(None,) * 6, of_edges, None, *(None,) * len(parameters)
-        walk, own = plan.of_parts, joined is not x and plan.in_place is not None and not _arrays.keeps_graph()
+        is_last = not ctx.hooked and not _arrays.keeps_graph()  # nobody reads again what was saved
+        walk, own = plan.of_parts, joined is not x and plan.in_place is not None and is_last
         if own:
             walk = plan.in_place
         elif of_edges is not None and plan.by_edge is not None and x.dtype != torch.bfloat16:  # not of rounded rows

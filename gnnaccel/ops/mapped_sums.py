@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from gnnaccel import _operators, report
 from gnnaccel.graph.csr import Graph
+from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.joined_sums import DTYPES, WRITTEN, Parts, are_maps, composed, degrees, fits, versions, wide
@@ -153,7 +154,7 @@ class _Mapped(torch.autograd.Function):
             read = {i for half in halves for i in half.operands}
             ctx.arrays, ctx.again, ctx.maps, ctx.early, ctx.wanted = arrays, again, maps, early, left
             # Parameters that no first derivative reads may be written into.
-            ctx.parameters, ctx.versions = parameters, versions(parameters)
+            ctx.parameters, ctx.versions, ctx.hooked = parameters, versions(parameters), are_hooked()
             recomputed = [] if _is_part(form) else [places[name][0] for name in maps.own]
             needed = [(of_x and i % 2 == 0) or i - i % 2 in recomputed for i in range(len(parameters))]
             ctx.save_for_backward(
@@ -178,6 +179,7 @@ class _Mapped(torch.autograd.Function):
         behind = len(parameters) + len(maps.leaves)
         values, operands, kept = saved[: len(parameters)], saved[len(parameters) : behind], saved[behind:]
         grad = grad.contiguous()
+        is_last = not ctx.hooked and not _arrays.keeps_graph()  # nobody reads again what was saved
         places = maps.places(parameters)
         sums = _Sums(x, parameters, values, (of_x, *of_parameters))
         scaled = grad / degrees(ctx.arrays, grad, least=1) if form.reduce == "mean" else grad
@@ -188,14 +190,14 @@ class _Mapped(torch.autograd.Function):
             if not any(asked):
                 continue
             of_leaves = gradients_of(ctx.arrays, maps.program, operands, asked, [scaled], (True,))
-            if kinds == "u" and not _arrays.keeps_graph():  # nobody reads the operands any more
+            if kinds == "u" and is_last:
                 sums.room = next((t for t in operands if t.shape == x.shape and t.is_contiguous()), None)
             for i in reversed(range(len(of_leaves))):
                 if asked[i]:
                     sums.add(places[maps.leaves[i]], of_leaves[i])
                 of_leaves[i] = None
         for (leaf, *_), factor in zip(() if early is None else early.targets, kept, strict=True):
-            own = factor.dtype == x.dtype and not _arrays.keeps_graph()
+            own = factor.dtype == x.dtype and is_last
             part = torch.mul(scaled, factor, out=factor) if own else (scaled * factor).to(x.dtype)
             sums.add(places[maps.leaves[leaf]], part)
         if form.own_of is not None:
