@@ -1,6 +1,8 @@
 """Features of which a GPU keeps some rows: a gather gives the rows that an index of the features gives."""
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -53,6 +55,21 @@ def test_gather(name, device, pin):
         cache = FeatureCache(features, scores, num_rows=kept, device=device, pin=pin)
         assert len(cache) == NODES and set(cache.rows.tolist()) == set(scores.topk(min(kept, NODES)).indices.tolist())
         check(cache, wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies(device):
+    """One that the host gathers for can be copied; one whose GPU reads the host's memory says that it cannot."""
+    features, scores = torch.rand(NODES, 10), torch.rand(NODES)
+    cache = FeatureCache(features, scores, num_rows=30, device=device, pin=False)
+    for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        check(copied, features)
+    cache = FeatureCache(features, scores, num_rows=30, device=device)
+    if device == "cpu":
+        cache._pinned = object()
+    for copying in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copying(cache)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -127,6 +127,14 @@ class FeatureCache:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # another stream may be the one that reads
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._pinned is not None:  # what spans both memories, and all between them, must not be read as a whole
+            raise TypeError(
+                "FeatureCache: rows that a GPU reads in host memory cannot be copied or pickled: make another cache in "
+                "the process that reads them, or this one with pin=False"
+            )
+        return self.__dict__
+
     def _count(self) -> int:
         return -1 if self._given.is_inference() else self._given._version
 
