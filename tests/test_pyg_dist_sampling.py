@@ -63,6 +63,17 @@ def test_local_numbers(disjoint, sources, csc):
     assert [part["v__to__v"].tolist() for part in of_types] == expected
 
 
+def test_trees_are_numbered_in_the_order_of_the_seeds():
+    """A link's ends need not come as the node types do: b's seed has tree 0, a's 1, in which it finds itself."""
+    empty = torch.empty(0, dtype=torch.int64)
+    rows, cols = dist_sampling._relabelled_hetero(
+        *(["a", "b"], [("a", "to", "a")], {"b": torch.tensor([7]), "a": torch.tensor([3])}),
+        *({"a": torch.tensor([3, 5]), "b": empty}, {"a__to__a": [[2]]}, {}),
+        *({"a": torch.tensor([1, 1]), "b": empty}, True, True),
+    )
+    assert rows["a__to__a"].tolist() == [0, 1] and cols["a__to__a"].tolist() == [0, 0]
+
+
 def test_nothing_is_found():
     empty = torch.empty(0, dtype=torch.int64)
     row, col = dist_sampling._relabelled(torch.tensor([2, 3]), empty, [], 6, None, True, False)

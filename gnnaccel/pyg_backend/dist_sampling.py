@@ -103,12 +103,13 @@ def _relabelled_hetero(
 ):
     """pyg::hetero_relabel_neighborhood: hop by hop, and in each by edge type, as they were found."""
     names, empty = {kind: "__".join(kind) for kind in edge_types}, torch.empty(0, dtype=torch.int64)
-    local, seen, tree = {}, {}, 0
+    local, seen, tree_of, tree = {}, {}, dict.fromkeys(node_types, 0), 0
+    for name, seed in seed_dict.items():  # trees are numbered in this order, whatever that of the types is
+        tree_of[name], tree = tree, tree + seed.numel()
     for name in node_types:
         seed, trees = seed_dict.get(name, empty), None
         if disjoint:
-            trees = torch.cat((torch.arange(tree, tree + seed.numel()), batch_dict[name]))
-            tree += seed.numel()
+            trees = torch.cat((torch.arange(tree_of[name], tree_of[name] + seed.numel()), batch_dict[name]))
         local[name], seen[name] = _first_seen(torch.cat((seed, nodes_dict[name])), trees), seed.numel()
     asked = {name: (0, count) for name, count in seen.items()}  # nodes whose neighbours a hop has found
     rows: dict[str, list[Tensor]] = {name: [] for name in names.values()}
