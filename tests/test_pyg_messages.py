@@ -153,3 +153,14 @@ def test_a_last_map_is_not_made_again(frozen, bias, monkeypatch):
         monkeypatch.setattr(blocks, "_evaluate", evaluate)
     torch.testing.assert_close(*found)
     assert not made
+
+
+@pytest.mark.parametrize("shape", [(7,), (1,), (1, 7), (10, 7)])
+def test_a_last_map_of_any_bias(shape):
+    """One of a row for each edge has a gradient of its own for each."""
+    linear, slots = torch.nn.functional.linear, tuple(blocks.Slot(i) for i in range(3))
+    program = blocks.Program(blocks.Step(linear, slots, {}), "ece")
+    values = [torch.randn(size, dtype=torch.float64).requires_grad_() for size in ((10, D), (7, D), shape)]
+    grad = torch.randn(10, 7, dtype=torch.float64)
+    wanted = torch.autograd.grad(linear(*values), values, grad)
+    torch.testing.assert_close(torch.autograd.grad(blocks._unread(program, values), values, grad), wanted)

@@ -143,7 +143,7 @@ def _unread(program: Program, values: list[Tensor]) -> Tensor:
         return _evaluate(program, values)
     done: dict[int, Tensor] = {}
     x, weight, bias = (*(_run(arg, values, done) for arg in root.args), None)[:3]
-    if weight.dim() != 2 or weight.dtype != x.dtype:
+    if weight.dim() != 2 or weight.dtype != x.dtype or (bias is not None and bias.dim() != 1):
         return _evaluate(program, values)
     return _Unread.apply(x, weight, bias)
 
