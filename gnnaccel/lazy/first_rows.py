@@ -56,6 +56,10 @@ class Step:
         """At least the first `rows` of the result, of the rows of the inputs that these need."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Let go of what `value` was computed from."""
+        self.inputs = ()
+
 
 class Given:
     """Ordinary tensors that a step was given, and will read."""
@@ -85,6 +89,10 @@ class _RowByRow(Step):
     def compute(self, rows, *values):
         self.given.check()
         return self.function(*[a.of(values, rows) if type(a) is _Place else a for a in self.args], **self.kwargs)
+
+    def forget(self):
+        super().forget()
+        self.args = self.given = None
 
 
 class _Place:
@@ -128,7 +136,8 @@ class Trip:
         self.settled = self.settled or reason
         self._compute({step: step.shape[0] for step in self.steps})
 
-    def _compute(self, asked: dict[Step, int]) -> None:
+    def _compute(self, asked: dict[Step, int], kept: dict[Step, FirstRows] | None = None) -> None:
+        """kept : those that become ordinary as soon as they are computed, before others are computed from them."""
         todo = []
         for step in reversed(self.steps):
             rows = asked.get(step, 0)
@@ -139,6 +148,8 @@ class Trip:
         for step, rows in reversed(todo):
             read = zip(step.inputs, step.rows_read(rows), strict=True)
             step.value = _computed(step, rows, [_first(source.value, count) for source, count in read])  # type: ignore
+            if kept and step in kept:
+                kept.pop(step).become_ordinary()
 
     def end(self, holder: list) -> None:
         """No more steps. What somebody has kept beyond `holder`, a list of one result, becomes an ordinary tensor, and
@@ -146,18 +157,21 @@ class Trip:
         result = holder[0]
         mine = isinstance(result, FirstRows)
         del result
-        kept = [
-            out
-            for out, count in zip(self.made, _references(self.made), strict=True)
+        counts = _references(self.made)
+        kept = {
+            out.step: out
+            for out, count in zip(self.made, counts, strict=True)
             if count > _FREE + (mine and out is holder[0])
-        ]
+        }
         if kept:
-            self.settle("somebody keeps the results of a layer")
-            for out in kept:
+            self.settled = self.settled or "somebody keeps the results of a layer"
+            if mine:
+                kept.setdefault(holder[0].step, holder[0])
+            self._compute({step: step.shape[0] for step in self.steps}, kept)
+            for step in self.steps:
+                step.forget()
+            for out in kept.values():  # of what was computed before
                 out.become_ordinary()
-            if mine and isinstance(holder[0], FirstRows):
-                holder[0].become_ordinary()
-        del kept
         self.made.clear()
 
 
@@ -212,9 +226,13 @@ class FirstRows(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         rule = RULES.get(func)
-        out = None if rule is None else rule(func, *args, **kwargs)
-        if out is not None:
-            return out
+        if rule is not None:
+            try:
+                out = rule(func, *args, **kwargs)
+            except TypeError:  # arguments by names that the rule does not know, as NumPy's, or none of torch's
+                out = None
+            if out is not None:
+                return out
         reason = f"{getattr(func, '__name__', func)}()"
         return func(*tree_map_only(FirstRows, lambda x: x.ordinary(reason), args),
                     **tree_map_only(FirstRows, lambda x: x.ordinary(reason), kwargs))  # fmt: skip
@@ -233,12 +251,19 @@ class FirstRows(Tensor):
         return self.step.value  # type: ignore[return-value]
 
     def become_ordinary(self) -> None:
-        """Be a tensor of all rows, which have been computed."""
-        value = self.step.value
-        assert value is not None
+        """Be the tensor of all rows, which have been computed: the one that autograd knows, unless somebody has it."""
+        step = self.step
+        assert step.value is not None
+        is_alone = _references([step.value])[0] == _FREE + 1
+        value = step.value if is_alone else step.value.view_as(step.value)
         del self.trip, self.step
         with torch._C.DisableTorchFunctionSubclass():
-            torch.utils.swap_tensors(self, value.view_as(value))
+            self._backward_hooks = None  # `_lost`
+            # Not swap_tensors(), which refuses tensors that derivatives have saved: for those the tensor is the same.
+            torch._C._swap_tensor_impl(self, value)  # type: ignore[attr-defined]
+            self.__class__, value.__class__ = Tensor, FirstRows  # type: ignore[assignment]
+        if is_alone:
+            step.value = self
 
 
 FirstRows.__name__ = FirstRows.__qualname__ = "Tensor"  # errors name the operands' types
@@ -279,7 +304,7 @@ def _taken(
     like, grad = first.step, False
     for value in args:
         if not isinstance(value, Tensor):
-            if isinstance(value, (complex, list)):
+            if not isinstance(value, (int, float, tuple, type(None))):
                 return None
             given.append(value)
             continue
@@ -316,6 +341,8 @@ def _elementwise(function, *args, **kwargs):
 
 def _in_place(function: Callable, x: FirstRows, *args: Any) -> FirstRows | None:
     """The tensor itself, which is another from here on; steps that have it as their input keep what it was."""
+    if x.step.requires_grad and not torch.is_grad_enabled():  # the gradient passes by what is not recorded
+        return None
     out = _taken(function, (x, *args))
     if out is None or out.step.shape != x.step.shape:
         return None

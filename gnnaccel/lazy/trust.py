@@ -33,15 +33,16 @@ _MOST = 64  # things in a collection that are looked at
 class Walk:
     """Follows values to the functions they are, and these to what they name.
 
-    plain : a class; the functions that code finds by their names in it are followed too.
+    plain : a class, or several; the functions that code finds by their names in them are followed too.
     codes : of the functions that were followed.
     names : of attributes that they read.
     """
 
     harmless: frozenset[str] = frozenset()  # words that what the code is handed gives another meaning
 
-    def __init__(self, plain: Any, codes: tuple[types.CodeType, ...] = ()):
-        self.plain = plain
+    def __init__(self, *plain: Any, codes: tuple[types.CodeType, ...] = ()):
+        parents = dict.fromkeys([parent for kind in plain for parent in kind.__mro__])
+        self._parents = [parent for parent in parents if parent not in (torch.nn.Module, object)]
         self.codes = list(codes)
         self.names: set[str] = set()
         self._seen: set[int] = set()
@@ -112,8 +113,7 @@ class Walk:
         found = [*closure.items(), *(function.__kwdefaults__ or {}).items()]
         found += [(function.__name__, value) for value in function.__defaults__ or ()]
         found += [(name, function.__globals__.get(name, getattr(builtins, name, None))) for name in read]
-        parents = [parent for parent in self.plain.__mro__ if parent not in (torch.nn.Module, object)]
-        found += [(name, vars(parent)[name]) for name in attributes for parent in parents if name in vars(parent)]
+        found += [(name, vars(kind)[name]) for name in attributes for kind in self._parents if name in vars(kind)]
         return found
 
 

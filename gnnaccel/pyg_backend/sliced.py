@@ -49,6 +49,9 @@ _KNOWN = {
 }
 
 
+_CHANGES = {"train", "load_state_dict", "reset_parameters", "requires_grad_"}  # methods of modules
+
+
 class _Kind(NamedTuple):
     """What is to be known of a class of layers whose rows need the edges into them alone.
 
@@ -110,6 +113,10 @@ class _Layer(Step):
         self._x = None if inputs else x
         self._edge_index = edge_index
         self._given = Given((edge_index, *parameters, self._x))
+
+    def forget(self):
+        super().forget()
+        self._x = self._given = None
 
     def _hop(self, rows: int) -> int:
         return sampled_sums.hop_of(rows, self._sampled)
@@ -230,59 +237,90 @@ def distrust(model: nn.Module) -> str | None:
     """Why the layers of a model are to compute all rows; None if nobody will see which ones they compute."""
     if torch_module._has_any_global_hook():
         return "hooks on all modules"
-    waiting, seen = [model], {id(model)}
+    waiting, parts, own = [model], {id(model)}, []
     while waiting:
         part = waiting.pop()
         if short.hooked(part) or part.__dict__.get("_compiled_call_impl") is not None:
             return f"somebody watches or replaces calls of {type(part).__name__}"
-        if type(part) not in _KNOWN and (reason := _of_part(part)) is not None:
-            return reason
+        if type(part) not in _KNOWN:
+            kind = vars(type(part)).get("_gnnaccel_plain", type(part))
+            if (reason := _of_kind(kind, kind is not type(part))) is not None:
+                return reason
+            if kind in _MODELS or not _is_frameworks(kind):
+                own.append((kind, part))
         for child in part._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
+            if child is not None and id(child) not in parts:
+                parts.add(id(child))
                 waiting.append(child)
-    return None
+    return _of_code(own, parts)
 
 
-def _of_part(part: nn.Module) -> str | None:
-    """`distrust` for the class of a module of the model alone."""
-    kind = vars(type(part)).get("_gnnaccel_plain", type(part))
+def _of_kind(kind: Any, is_accelerated: bool) -> str | None:
+    """`distrust` for the class of a module, whatever its code does."""
     if kind in _MODELS:
         return None
-    if isinstance(part, pyg_nn.MessagePassing):
-        known = kind is not type(part) and kind.forward in _LAYERS
+    if issubclass(kind, pyg_nn.MessagePassing):
+        known = is_accelerated and kind.forward in _LAYERS
         return None if known else f"{kind.__name__}, of which a row may need more than the edges into it"
-    if kind.__module__.split(".")[0] in ("torch", "torch_geometric"):
+    if _is_frameworks(kind):
         return f"{kind.__name__}, of which it is not known what it does to rows"
     if kind.__call__ is not torch_module.Module.__call__ and not hasattr(kind.__call__, "_gnnaccel_entering"):
         return f"{kind.__name__} has a __call__ of its own"
-    reason, names, codes = _of_class(kind, kind.forward)
-    if reason is None and "relu_" in names and not torch.is_grad_enabled():
-        # Of a layer's input, where autograd does not forbid it, it would come before the layer's work.
-        reason = "relu_() without gradients, which may write into what a layer reads later"
+    return None
+
+
+def _of_code(own: list[tuple[Any, nn.Module]], parts: set[int]) -> str | None:
+    """`distrust` for the code of a model's own modules, and for what they hold. parts : ids of all its modules."""
+    reason, names, codes = _of_classes(tuple(dict.fromkeys([kind for kind, _ in own])))
     if reason is not None:
         return reason
-    for name in names.intersection(vars(part)):
-        value = vars(part)[name]
-        if type(value) not in DATA and (reason := _ModelWalk(kind, codes).follow(name, [value])):
-            return reason
+    walk = None
+    looked: frozenset[str] = frozenset()
+    while not names <= looked:  # what a module holds may name more
+        for _, part in own:
+            held = vars(part)
+            for name in (names - looked).intersection(held):
+                if type(held[name]) not in DATA:
+                    walk = walk or _ModelWalk(*[kind for kind, _ in own], codes=codes, parts=parts)
+                    if (reason := walk.follow(name, [held[name]])) is not None:
+                        return reason
+        looked, names = names, names if walk is None else names | walk.names
+    if walk is not None and len(walk.codes) > len(codes) and (reason := _of_walk(walk)) is not None:
+        return reason
+    if "relu_" in names and not torch.is_grad_enabled():
+        # Of a layer's input, where autograd does not forbid it, it would come before the layer's work.
+        return "relu_() without gradients, which may write into what a layer reads later"
     return None
 
 
 class _ModelWalk(Walk):
+    """parts : ids of modules that are looked at by themselves."""
+
     harmless = frozenset({"relu_"})  # first_rows has a rule for it
 
+    def __init__(self, *plain: Any, codes: tuple[types.CodeType, ...] = (), parts: set[int] | frozenset = frozenset()):
+        super().__init__(*plain, codes=codes)
+        self._parts_of_model = parts
+
     def _of_module(self, name, value):
-        return []  # each module of the model is looked at
+        return [] if id(value) in self._parts_of_model else super()._of_module(name, value)
 
 
 @functools.lru_cache(maxsize=256)
-def _of_class(kind: Any, forward: Any) -> tuple[str | None, frozenset[str], tuple[types.CodeType, ...]]:
-    walk = _ModelWalk(kind)
-    reason = walk.follow("a method", [forward])
-    if reason is None and any(in_place.sets_others(code) for code in walk.codes):
-        reason = f"forward() of {kind.__name__} sets attributes of its parts, which layers read later"
-    return reason, frozenset(walk.names), tuple(walk.codes)
+def _of_classes(kinds: tuple) -> tuple[str | None, frozenset[str], tuple[types.CodeType, ...]]:
+    walk = _ModelWalk(*kinds)
+    reason = walk.follow("a method", [kind.forward for kind in kinds if kind not in _MODELS])
+    if any(kind in _MODELS for kind in kinds):
+        walk.names.add("act")
+    return reason or _of_walk(walk), frozenset(walk.names), tuple(walk.codes)
+
+
+def _of_walk(walk: Walk) -> str | None:
+    if any(in_place.sets_others(code) for code in walk.codes):
+        return "forward() sets attributes of the model's parts, which layers read later"
+    if found := walk.names & _CHANGES:
+        return f"forward() calls {min(found)}(), which changes what layers read later"
+    return None
 
 
 _entered: weakref.WeakSet[type] = weakref.WeakSet()
