@@ -251,17 +251,15 @@ class FirstRows(Tensor):
         return self.step.value  # type: ignore[return-value]
 
     def become_ordinary(self) -> None:
-        """Be the tensor of all rows, which have been computed: the one that autograd knows, unless somebody has it."""
+        """Be the tensor of all rows, which have been computed: the one that autograd knows, unless others have it."""
         step = self.step
         assert step.value is not None
-        is_alone = _references([step.value])[0] == _FREE + 1
+        is_alone = _references([step.value])[0] == _FREE + 1 and step.value._use_count() == 1  # type: ignore
         value = step.value if is_alone else step.value.view_as(step.value)
         del self.trip, self.step
         with torch._C.DisableTorchFunctionSubclass():
             self._backward_hooks = None  # `_lost`
-            # Not swap_tensors(), which refuses tensors that derivatives have saved: for those the tensor is the same.
-            torch._C._swap_tensor_impl(self, value)  # type: ignore[attr-defined]
-            self.__class__, value.__class__ = Tensor, FirstRows  # type: ignore[assignment]
+            torch.utils.swap_tensors(self, value)
         if is_alone:
             step.value = self
 
@@ -280,6 +278,11 @@ RULES: dict[Any, Callable] = {}
 """torch function -> rule(function, *args, **kwargs): the result, or None where all rows are needed."""
 
 
+# What is an error where it is given is to be one there, and not where the result is used.
+_PLAIN = (int, float, tuple, type(None))
+_MODES = ("floor", "trunc", "tanh", "none")
+
+
 def _taken(
     function: Callable, args: Sequence, kwargs: dict | None = None, width: int | None = None, own: bool = False
 ) -> FirstRows | None:
@@ -295,7 +298,7 @@ def _taken(
     if torch.is_inference_mode_enabled() or torch.is_autocast_enabled(first.step.device.type):
         return None
     kwargs = kwargs or {}
-    if any(isinstance(value, (Tensor, complex)) for value in kwargs.values()):
+    if not all(isinstance(v, _PLAIN) or (type(v) is str and v in _MODES) for v in kwargs.values()):
         return None
     num_rows = first.step.shape[0]
     inputs: list[Step] = []
@@ -304,7 +307,7 @@ def _taken(
     like, grad = first.step, False
     for value in args:
         if not isinstance(value, Tensor):
-            if not isinstance(value, (int, float, tuple, type(None))):
+            if not isinstance(value, _PLAIN):
                 return None
             given.append(value)
             continue

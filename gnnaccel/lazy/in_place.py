@@ -63,14 +63,9 @@ def of_code(code: types.CodeType) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def sets_others(code: types.CodeType) -> bool:
-    """True if this code sets an attribute of anything but `self`."""
-    for part in _parts(code):
-        instructions = list(dis.get_instructions(part))
-        for place, instruction in enumerate(instructions):
-            if instruction.opname == "STORE_ATTR" and not _loads_self(instructions[place - 1]):
-                return True
-    return False
+def sets_attributes(code: types.CodeType) -> bool:
+    """True if this code sets an attribute of anything."""
+    return any(step.opname == "STORE_ATTR" for part in _parts(code) for step in dis.get_instructions(part))
 
 
 def most_arguments(function: Any) -> int | None:

@@ -49,7 +49,7 @@ _KNOWN = {
 }
 
 
-_CHANGES = {"train", "load_state_dict", "reset_parameters", "requires_grad_"}  # methods of modules
+_CHANGES = {"train", "load_state_dict", "reset_parameters", "retain_grad"}  # methods of modules, and of tensors
 
 
 class _Kind(NamedTuple):
@@ -197,26 +197,20 @@ def _is_usual(x: Any) -> bool:
 # ---- models
 
 
-def entering(original: Callable) -> Callable:
-    """__call__() of a model."""
-
-    @functools.wraps(original)
-    def __call__(self, *args, **kwargs):
-        if torch.compiler.is_compiling() or not _begins(self, args, kwargs, sys._getframe(1)):
-            return original(self, *args, **kwargs)
-        trip = state.trip = Trip()
-        try:
-            holder = [original(self, *args, **kwargs)]
-        finally:
-            state.trip = None
-        trip.end(holder)
-        report.count(_KIND)
-        if trip.settled is not None:
-            report.note(_KIND, f"all rows of some layers of {type(self).__name__}: {trip.settled}")
-        return holder.pop()
-
-    __call__._gnnaccel_entering = True  # type: ignore[attr-defined]
-    return __call__
+def _call(self, *args, **kwargs):
+    """__call__() of a model. nn.Module's own is looked up each time: torch.fx replaces it while it traces."""
+    if torch.compiler.is_compiling() or not _begins(self, args, kwargs, sys._getframe(1)):
+        return torch_module.Module.__call__(self, *args, **kwargs)
+    trip = state.trip = Trip()
+    try:
+        holder = [torch_module.Module.__call__(self, *args, **kwargs)]
+    finally:
+        state.trip = None
+    trip.end(holder)
+    report.count(_KIND)
+    if trip.settled is not None:
+        report.note(_KIND, f"all rows of some layers of {type(self).__name__}: {trip.settled}")
+    return holder.pop()
 
 
 def _begins(model: nn.Module, args: tuple, kwargs: dict, frame: types.FrameType) -> bool:
@@ -264,7 +258,7 @@ def _of_kind(kind: Any, is_accelerated: bool) -> str | None:
         return None if known else f"{kind.__name__}, of which a row may need more than the edges into it"
     if _is_frameworks(kind):
         return f"{kind.__name__}, of which it is not known what it does to rows"
-    if kind.__call__ is not torch_module.Module.__call__ and not hasattr(kind.__call__, "_gnnaccel_entering"):
+    if kind.__call__ not in (torch_module.Module.__call__, _call):
         return f"{kind.__name__} has a __call__ of its own"
     return None
 
@@ -316,10 +310,10 @@ def _of_classes(kinds: tuple) -> tuple[str | None, frozenset[str], tuple[types.C
 
 
 def _of_walk(walk: Walk) -> str | None:
-    if any(in_place.sets_others(code) for code in walk.codes):
-        return "forward() sets attributes of the model's parts, which layers read later"
+    if any(map(in_place.sets_attributes, walk.codes)):
+        return "forward() sets attributes, which layers read later, or which keep their results"
     if found := walk.names & _CHANGES:
-        return f"forward() calls {min(found)}(), which changes what layers read later"
+        return f"forward() calls {min(found)}(), which changes what layers read later, or what autograd keeps"
     return None
 
 
@@ -355,7 +349,7 @@ def _is_frameworks(kind: type) -> bool:
 
 def enter(kind: Any) -> None:
     """Have models of a class see who calls them."""
-    kind.__call__ = entering(kind.__call__)
+    kind.__call__ = _call
     _entered.add(kind)
 
 
@@ -370,7 +364,7 @@ def disable() -> None:
     global _enabled
     _enabled = False
     for kind in list(_entered):
-        if "__call__" in vars(kind):
+        if vars(kind).get("__call__") is _call:
             del kind.__call__  # type: ignore[attr-defined]
     _entered.clear()
     _seen.clear()
