@@ -196,6 +196,20 @@ def test_features_that_are_written_into():
         torch.autograd.grad(loss, leaves, create_graph=True)
 
 
+@pytest.mark.parametrize("kinds", ["sum", "mean"])
+def test_an_optimizer_that_steps_between_forward_and_backward(kinds):
+    """Gradients are those of the parameters that the forward pass had; a second derivative says that it has others."""
+    targets, leaves = case(kinds)
+    want = torch.autograd.grad([out.square().sum() for out in wanted(targets)], leaves)
+    loss = sum(out.square().sum() for out in relation_layers(targets, keeper()[0]))
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.add_(1)
+    torch.testing.assert_close(torch.autograd.grad(loss, leaves, retain_graph=True), want)
+    with pytest.raises(RuntimeError, match="written into after the forward pass"):
+        torch.autograd.grad(loss, leaves, create_graph=True)
+
+
 @pytest.mark.parametrize("why", ["many", "weighted", "dtypes"])
 def test_what_is_summed_one_by_one(why, monkeypatch):
     targets, _ = case("sum", RELATIONS[:3])

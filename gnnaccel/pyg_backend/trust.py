@@ -78,5 +78,5 @@ def _of_methods(plain: Any, *methods) -> _Found:
 
 def _of_attribute(plain: Any, found: _Found, name: str, value) -> str | None:
     """Why the attribute `name` of an instance, which the code reads, cannot be looked through."""
-    walk = Walk(plain, found.codes)
+    walk = Walk(plain, codes=found.codes)
     return walk.follow(name, [value])
