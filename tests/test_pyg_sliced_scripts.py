@@ -12,7 +12,9 @@ from torch_geometric.loader import NeighborLoader  # noqa: E402
 from torch_geometric.nn import GATConv, GraphSAGE, SAGEConv  # noqa: E402
 
 from gnnaccel import pyg_backend  # noqa: E402
+from gnnaccel.lazy import in_place  # noqa: E402
 from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.pyg_backend import sliced  # noqa: E402
 
 IN, WIDTH, OUT, SEEDS = 6, 8, 4, 8
 
@@ -170,7 +172,15 @@ class Keeps(Net):
         return self.rest(x, edge_index)
 
 
+class Nested(Net):
+    def forward(self, x, edge_index):
+        for conv in self.convs[:2]:
+            x = F.relu(conv(x, edge_index))
+        return F.leaky_relu(self.convs[2](x, edge_index), 0.1)
+
+
 MODELS = {
+    "calls in calls": Nested,
     "in place, without a gradient": WithoutGradient,
     "names of arguments": NumpysNames,
     "another method of a part": OtherMethod,
@@ -215,6 +225,15 @@ def test_scripts(name, batch):
         results.append((out.detach(), of_kept, hooked, retained, [p.grad for p in model.parameters()]))
     torch.testing.assert_close(results[1], results[0])
     assert name != "kept in a list" or len(results[1][2]) == 1
+
+
+def test_calls_in_calls_are_seen_through(batch):
+    assert sliced.distrust(Nested()) is None
+
+    def written(self, x, edge_index):
+        return F.leaky_relu(self.convs[0](x, edge_index), 0.1, True)
+
+    assert "in place" in in_place.of_calls([written.__code__], [])
 
 
 class Inner(nn.Module):

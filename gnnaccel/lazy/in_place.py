@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import operator
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,7 +21,13 @@ _STORED = {"data", "grad", "requires_grad"}  # attributes of a tensor that may b
 _GLOBALS = {"LOAD_NAME", "LOAD_GLOBAL", "STORE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"}
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_CLASSDEREF"}
 # What calls, and how much lies on the stack above its arguments.
-_CALLS = {"PRECALL": 0, "CALL": 0, "CALL_FUNCTION": 0, "CALL_METHOD": 0, "CALL_KW": 1, "CALL_FUNCTION_KW": 1}
+_CALLS = {
+    ("PRECALL" if "PRECALL" in dis.opmap else "CALL"): 0,
+    "CALL_FUNCTION": 0,
+    "CALL_METHOD": 0,
+    "CALL_KW": 1,
+    "CALL_FUNCTION_KW": 1,
+}
 
 
 def is_name(name: str) -> bool:
@@ -144,8 +151,8 @@ def _arguments(instructions: list[dis.Instruction], place: int) -> int | None:
     height = 0  # of the stack above what is called
     for instruction in instructions[place + 1 :]:
         name = instruction.opname
-        if name == "PUSH_NULL" and height == 0:  # part of what is called
-            continue
+        if name == "PUSH_NULL" and height == 0 and sys.version_info >= (3, 13):  # part of what is called; before, of
+            continue  # what is called next
         if name in _CALLS and instruction.arg is not None and height == instruction.arg + _CALLS[name]:
             return instruction.arg
         if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
