@@ -326,7 +326,8 @@ def _explainers(found):
 
     def parametrize(g, x):
         torch.manual_seed(3)
-        return train(dgl.to_bidirected(g), dglnn.PGExplainer(_Classifier(), 5), x.detach())
+        both = dgl.to_bidirected(g.cpu()).to(g.device)  # DGL takes graphs on the CPU alone
+        return train(both, dglnn.PGExplainer(_Classifier(), 5), x.detach())
 
     def parametrize_hetero(g, *inputs):
         torch.manual_seed(3)

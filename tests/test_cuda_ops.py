@@ -136,7 +136,17 @@ def test_dots_of_few_features(index, dtype, name):
         lhs, rhs = rand(500, width, dtype=dtype), rand(graph.num_rows, width, dtype=dtype)
         want = reference.sddmm(graph, lhs.double(), rhs.double(), "dot", "u", "v")
         assert_close(ops.sddmm(graph, lhs, rhs, "dot"), want, dtype, f"{name} {width}")
-    check_sddmm(graph, (2,), (2,), "dot", ("e", "v"), dtype)
+    lhs, rhs = rand(graph.nnz, 2, dtype=dtype), rand(graph.num_rows, 2, dtype=dtype)
+    want = reference.sddmm(graph, lhs.double(), rhs.double(), "dot", "e", "v")
+    out = ops.sddmm(graph, lhs.requires_grad_(), rhs.requires_grad_(), "dot", "e", "v")
+    assert_close(out, want, dtype, f"{name} of edges")
+    given = rand(graph.nnz, 1, dtype=dtype)
+    of_lhs, of_rhs = torch.autograd.grad(out, (lhs, rhs), given)
+    products = given.double() * lhs.double()
+    want = reference.sddmm(graph, given.double(), rhs.double(), "mul", "e", "v")
+    assert_close(of_lhs, want, dtype, f"{name}, gradient of edges")
+    want, size = (reference.spmm(graph, None, t, "copy_rhs", "sum") for t in (products, products.abs()))
+    assert_close(of_rhs, want, dtype, f"{name}, gradient of rows", size)
 
 
 @pytest.fixture(scope="module")

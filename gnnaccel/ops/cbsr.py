@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
 from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
 
 aten = torch.ops.aten
@@ -312,7 +311,8 @@ _NEED_MEMORY = {
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class _Compress(_operators.Function):
+# Not _operators.Function: torch.compile reads these, and torch 2.11 nothing that it is told to leave unread.
+class _Compress(torch.autograd.Function):
     """A CBSR of its parts. The gradient that arrives is one to the dense tensor."""
 
     @staticmethod
@@ -325,7 +325,7 @@ class _Compress(_operators.Function):
         return collect(grad, ctx.saved_tensors[0]), None, None
 
 
-class _Values(_operators.Function):
+class _Values(torch.autograd.Function):
     """The entries of a CBSR. Their gradient is one to the CBSR of the same places."""
 
     @staticmethod
@@ -340,7 +340,7 @@ class _Values(_operators.Function):
         return compressed(grad, ctx.saved_tensors[0], ctx.num_feats)
 
 
-class _Dense(_operators.Function):
+class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         dense = _dense(x)
@@ -351,7 +351,7 @@ class _Dense(_operators.Function):
         return grad
 
 
-class _Linear(_operators.Function):
+class _Linear(torch.autograd.Function):
     """torch.nn.functional.linear of a CBSR tensor, whose gradient is one to its entries: a dense one would have to be
     added in full to those of sums, for the entries alone to be read in the end."""
 

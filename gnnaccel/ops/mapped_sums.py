@@ -133,7 +133,7 @@ class _Sums:
         return self.of_x, *(None if total is None else total.to(self.x.dtype) for total in self.of_parameters)
 
 
-class _Mapped(torch.autograd.Function):
+class _Mapped(_operators.Function):
     @staticmethod
     def forward(ctx, arrays: Structure, again: Callable, maps: _Maps, keep: bool, x, *parameters):
         form, places = maps.form, maps.places(parameters)
