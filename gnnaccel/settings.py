@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, ...] | None] = {
     "GNNACCEL_DGL_KERNELS": ("torch",),
     "GNNACCEL_DUMP_MESSAGES": ANY,
     "GNNACCEL_EMULATE": ANY,  # of the tests
+    "GNNACCEL_FIRST_ROWS": ("1", "0"),
     "GNNACCEL_ISA": ("baseline", "avx2", "avx512"),
     "GNNACCEL_LABEL": ANY,  # of the build
     "GNNACCEL_PROFILE": ANY,

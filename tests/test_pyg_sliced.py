@@ -403,6 +403,18 @@ def test_classes_are_given_back(batch):
     assert "__call__" not in vars(Reddit) and "__call__" not in vars(pyg.nn.GraphSAGE)
 
 
+def test_all_rows_by_the_environment(batch, rows, monkeypatch):
+    model = Reddit().double().to(DEVICE)
+    for choice in ("1", "0"):
+        pyg_backend.disable()
+        monkeypatch.setenv("GNNACCEL_FIRST_ROWS", choice)
+        pyg_backend.enable()
+        for _ in range(2):
+            seeds_of(model, batch)
+        assert bool(rows) == (choice == "1")
+        rows.clear()
+
+
 class Called:
     def __call__(self, *args, **kwargs):
         self.seen = caller.takes_first_rows(sys._getframe(1), self)

@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map_only
 
-from gnnaccel import _operators, report
+from gnnaccel import _operators, report, settings
 from gnnaccel.graph import hops
 from gnnaccel.graph.hops import Hops
 from gnnaccel.lazy import caller, in_place
@@ -355,8 +355,8 @@ def enter(kind: Any) -> None:
 
 def enable() -> None:
     global _enabled
-    _enabled = True
-    for kind in _MODELS:
+    _enabled = settings.value("GNNACCEL_FIRST_ROWS") != "0"
+    for kind in _MODELS if _enabled else ():
         enter(kind)
 
 
