@@ -45,6 +45,10 @@ def rows(monkeypatch):
 
 @pytest.fixture
 def batch():
+    return sampled()
+
+
+def sampled():
     torch.manual_seed(1)
     data = Data(x=torch.rand(NODES, IN, dtype=torch.float64), edge_index=torch.randint(NODES, (2, EDGES)))
     made = next(iter(NeighborLoader(data.to(DEVICE), [3, 2, 2], batch_size=8)))
@@ -403,12 +407,13 @@ def test_classes_are_given_back(batch):
     assert "__call__" not in vars(Reddit) and "__call__" not in vars(pyg.nn.GraphSAGE)
 
 
-def test_all_rows_by_the_environment(batch, rows, monkeypatch):
+def test_all_rows_by_the_environment(rows, monkeypatch):
     model = Reddit().double().to(DEVICE)
     for choice in ("1", "0"):
         pyg_backend.disable()
         monkeypatch.setenv("GNNACCEL_FIRST_ROWS", choice)
         pyg_backend.enable()
+        batch = sampled()
         for _ in range(2):
             seeds_of(model, batch)
         assert bool(rows) == (choice == "1")

@@ -73,8 +73,8 @@ def _build(torch: dict, gpus: list[str]) -> dict:
         )
         advice += "reinstall gnnaccel with GNNACCEL_CUDA=ON."
     else:
-        advice = "CPU kernels alone, and no GPU to want more. With one: nvcc (CUDA 12 or later) on the path, and gnnaccel "
-        advice += "reinstalled with GNNACCEL_CUDA=ON."
+        advice = "CPU kernels alone, and no GPU to want more. With one: nvcc (CUDA 12 or later) on the path, and "
+        advice += "gnnaccel reinstalled with GNNACCEL_CUDA=ON."
     return {"loads": True, "cuda_kernels": cuda, "instruction_set": torch["isa"], "advice": advice}
 
 
