@@ -408,12 +408,11 @@ def test_classes_are_given_back(batch):
 
 
 def test_all_rows_by_the_environment(rows, monkeypatch):
-    model = Reddit().double().to(DEVICE)
     for choice in ("1", "0"):
         pyg_backend.disable()
         monkeypatch.setenv("GNNACCEL_FIRST_ROWS", choice)
         pyg_backend.enable()
-        batch = sampled()
+        model, batch = Reddit().double().to(DEVICE), sampled()
         for _ in range(2):
             seeds_of(model, batch)
         assert bool(rows) == (choice == "1")
