@@ -85,9 +85,10 @@ def hops_of(edge_index: Tensor) -> hops.Hops | None:
     found = derived.get((edge_index,), _HOPS)
     if found is not None or edge_index.is_inference() or (whole := edge_index._base) is None:
         return found
-    found = derived.get((whole,), _HOPS)
-    begins = edge_index.data_ptr() == whole.data_ptr() and edge_index.stride() == whole.stride()
-    if found is None or not begins or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+    found = derived.get((whole,), _HOPS)  # of no sparse matrix, which has no address
+    if found is None or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return None
+    if edge_index.data_ptr() != whole.data_ptr() or edge_index.stride() != whole.stride():
         return None
     return found.first(edge_index.shape[1])
 
