@@ -8,6 +8,7 @@ MOST_BOUNDED.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from gnnaccel.sampling._arrays import Relation
 # them it does not matter how long it takes to ask for their number. Of a batch, four times as many.
 MOST_BOUNDED = 1 << 22
 _MOST = 1 << 31  # seeds and edges of a type in a batch: what the table has of one is 32 bits
-_KEPT = 8  # plans of a problem: batches are of one size, or of two
+_KEPT = 256  # plans: batches of a problem are of one size, or of two
 _SEEDS, _INDPTR, _NO_ROW, _INDICES, _WEIGHT, _WEIGHT_SUM, _TIME = range(7)  # cuda/kernels.h: SampleError
 
 
@@ -55,16 +56,15 @@ class Problem:
         last: bool,
     ):
         names = list(sizes)
-        self.names, self.sizes = names, list(sizes.values())
+        self.names, self.sizes = names, tuple(sizes.values())
         self.relations = list(relations.values())
-        self.ends = [(names.index(kind[0]), names.index(kind[-1])) for kind in relations]
-        self.fanouts = [list(fanouts[kind]) for kind in relations]
-        self.num_hops = max(map(len, self.fanouts), default=0)
+        self.ends = tuple((names.index(kind[0]), names.index(kind[-1])) for kind in relations)
+        self.fanouts = tuple(tuple(fanouts[kind]) for kind in relations)
         self.node_time = [node_time.get(name) for name in names]
         self.replace, self.resample, self.disjoint, self.last = replace, resample, disjoint, last
         self.csrs = [lib.csr(r.indptr, r.indices, None, r.num_rows, r.nnz) for r in self.relations]
-
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        counts = tuple(r.nnz for r in self.relations)
+        self._shape = _Shape(self.sizes, self.ends, counts, self.fanouts, replace, resample, disjoint)
 
     def waits_once(self, num_seeds: Mapping[str, int]) -> bool:
         """True if nothing but the sizes of the whole batch of so many seeds has to be waited for."""
@@ -73,19 +73,24 @@ class Problem:
 
     def plan(self, num_seeds: tuple[int, ...]) -> _Plan:
         """What is known before of a batch of so many seeds of each type."""
-        plan = self._plans.get(num_seeds)
-        if plan is None:
-            steps, starts = self.steps(num_seeds)
-            bounds, sizes = _Sizes(self, num_seeds).bounds(steps)
-            plan = self._plans[num_seeds] = _Plan(steps, starts, bounds, sizes)
-            if len(self._plans) > _KEPT:
-                del self._plans[next(iter(self._plans))]
-        return plan
+        return _plan(self._shape, num_seeds, MOST_BOUNDED)
+
+
+class _Shape(NamedTuple):
+    """The numbers of a problem, of which its plans are made: of nodes, ends and edges of relations, edges per hop."""
+
+    sizes: tuple[int, ...]
+    ends: tuple[tuple[int, int], ...]
+    counts: tuple[int, ...]
+    fanouts: tuple[tuple[int, ...], ...]
+    replace: bool
+    resample: bool
+    disjoint: bool
 
     def steps(self, num_seeds: Sequence[int]) -> tuple[list[_Step], list[int]]:
         """The steps of a batch that may find edges, and how many come before each hop, and before its end."""
         rows, steps, starts = {t for t, count in enumerate(num_seeds) if count}, list[_Step](), list[int]()
-        for hop in range(self.num_hops):
+        for hop in range(max(map(len, self.fanouts), default=0)):
             starts.append(len(steps))
             new = set()
             for number, ((source, target), fanouts) in enumerate(zip(self.ends, self.fanouts, strict=True)):
@@ -113,6 +118,13 @@ class _Plan(NamedTuple):
     starts: list[int]
     bounds: list[tuple[int, int]]
     sizes: _Sizes
+
+
+@functools.lru_cache(maxsize=_KEPT)  # plans hold no tensors
+def _plan(shape: _Shape, num_seeds: tuple[int, ...], most_bounded: int) -> _Plan:
+    steps, starts = shape.steps(num_seeds)
+    bounds, sizes = _Sizes(shape, num_seeds, most_bounded).bounds(steps)
+    return _Plan(steps, starts, bounds, sizes)
 
 
 class Sample(NamedTuple):
@@ -187,8 +199,8 @@ class _Sizes:
         In the hop that was reached last, by type.
     """
 
-    def __init__(self, problem: Problem, num_seeds: Sequence[int]):
-        self._problem, self._seeds = problem, num_seeds
+    def __init__(self, shape: _Shape, num_seeds: Sequence[int], most_bounded: int):
+        self._shape, self._seeds, self._most_bounded = shape, num_seeds, most_bounded
         self._hop, self.most = 0, list(num_seeds)
         self._new = [0] * len(num_seeds)  # in this hop
         self._others = [0] * len(num_seeds)  # nodes that are no seeds
@@ -201,7 +213,7 @@ class _Sizes:
             then._reach(step.hop)
             bound = then._edges(step)
             together += bound
-            if bound > MOST_BOUNDED or together > 4 * MOST_BOUNDED:
+            if bound > self._most_bounded or together > 4 * self._most_bounded:
                 break
             bounds.append((then.most[step.target], bound))
             then.take(step, bound)
@@ -220,7 +232,7 @@ class _Sizes:
             self._hop += 1
             pairs = enumerate(zip(self._others, self._new, strict=True))
             others = [self.most_others(t, old + new) for t, (old, new) in pairs]
-            if self._problem.resample:
+            if self._shape.resample:
                 self.most = [a + b for a, b in zip(self._seeds, others, strict=True)]
             else:
                 self.most = [self.most_others(t, new) for t, new in enumerate(self._new)]
@@ -228,17 +240,17 @@ class _Sizes:
 
     def most_others(self, which: int, edges: int) -> int:
         """How many nodes of a type so many edges can add: all but seeds are there once, or once in a tree."""
-        size = self._problem.sizes[which]
-        return edges if self._problem.disjoint or size < 0 else min(edges, size)
+        size = self._shape.sizes[which]
+        return edges if self._shape.disjoint or size < 0 else min(edges, size)
 
     def _edges(self, step: _Step) -> int:
-        most, nnz = self.most[step.target], self._problem.relations[step.relation].nnz
-        if step.fanout >= 0 and (self._problem.replace or self._problem.disjoint):
+        most, nnz, shape = self.most[step.target], self._shape.counts[step.relation], self._shape
+        if step.fanout >= 0 and (shape.replace or shape.disjoint):
             return most * step.fanout
         # Among the seeds a node may be several times, each with edges of its own.
-        seeds = self._seeds[step.target] if self._problem.resample or self._hop == 0 else 0
+        seeds = self._seeds[step.target] if shape.resample or self._hop == 0 else 0
         if step.fanout < 0:
-            return MOST_BOUNDED + 1 if seeds or self._problem.disjoint else nnz
+            return self._most_bounded + 1 if seeds or shape.disjoint else nnz
         return min(most * step.fanout, seeds * step.fanout + nnz)
 
     def take(self, step: _Step, edges: int) -> None:
