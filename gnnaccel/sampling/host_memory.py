@@ -102,7 +102,10 @@ def _unpin(address: int, memory: Tensor) -> None:
 
 def _unpin_waiting() -> None:
     while _waiting:
-        address, _memory = _waiting.pop()
+        try:
+            address, _memory = _waiting.pop()
+        except IndexError:  # another thread has it
+            return
         for device in list(_readers):
             torch.cuda.synchronize(device)  # it may still be reading
         torch.cuda.cudart().cudaHostUnregister(address)
