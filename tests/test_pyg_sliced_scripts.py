@@ -7,6 +7,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 pyg = pytest.importorskip("torch_geometric")
+from test_pyg_sliced import Twice  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader import NeighborLoader  # noqa: E402
 from torch_geometric.nn import GATConv, GraphSAGE, SAGEConv  # noqa: E402
@@ -41,16 +42,6 @@ class Net(nn.Module):
 
     def rest(self, x, edge_index):
         return self.convs[2](self.convs[1](x, edge_index), edge_index)
-
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
 
 
 class Block(nn.Module):
