@@ -29,7 +29,12 @@ if not bridge.needed():
 DEVICE = torch.device("cuda", 0)
 # Moments of equal values: what is left of a difference of equal numbers, and its third root.
 LOOSE = {"PNAConv with every aggregator": 1e-3, "LapPosEncoder('Transformer')": 1e-5}  # the other in float32
-RANDOM = {"GNNExplainer", "PGExplainer", "HeteroPGExplainer"}  # the devices draw different masks and noise
+RANDOM = {
+    "GNNExplainer",
+    "HeteroGNNExplainer",
+    "PGExplainer",
+    "HeteroPGExplainer",
+}  # the devices draw different masks and noise
 
 
 @pytest.fixture(autouse=True)
