@@ -1,11 +1,14 @@
 """The layers of several edge types into several node types as one node of autograd, against `relation_sums`."""
 
+import sys
+
 import pytest
 import torch
 from test_relation_sums import definition, graph, keeper, values
 
 from gnnaccel.graph.stack import factor
 from gnnaccel.ops import relation_layers as module
+from gnnaccel.ops import relation_rows
 from gnnaccel.ops.relation_layers import Target, relation_layers
 from gnnaccel.ops.relation_sums import Own, Term
 
@@ -22,10 +25,18 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    """What takes less one by one is put together as well."""
+@pytest.fixture(autouse=True, params=["side by side", "rows"])
+def tiny(request, monkeypatch):
+    """What takes less one by one is put together as well. rows: of those that have edges alone, as on a GPU."""
     monkeypatch.setattr(module, "_TINY", 0)
+    if request.param == "rows":
+        monkeypatch.setattr(sys.modules[__name__], "WIDTHS", (4,) * len(SIZES))
+        monkeypatch.setattr(relation_rows, "_CHUNK", 2)
+
+        def plan_of(targets, *given):
+            return (relation_rows.planned if relation_rows.fit(targets) else module._planned)(targets, *given)
+
+        monkeypatch.setattr(module, "_plan_of", plan_of)
 
 
 def case(name, relations=RELATIONS, owns=(1, 3), outputs=2):

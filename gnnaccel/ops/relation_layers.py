@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Relation, Stack, below_each_other
-from gnnaccel.ops import _arrays, ready
+from gnnaccel.ops import _arrays, ready, relation_rows
 from gnnaccel.ops.linear_sums import Apart
 from gnnaccel.ops.own_sums import SPARED
 from gnnaccel.ops.relation_products import (
@@ -27,6 +27,7 @@ from gnnaccel.ops.relation_products import (
     Map,
     added,
     adding,
+    below,
     columns,
     group_of,
     matrix,
@@ -76,7 +77,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     """
     on_cpu = targets[0].terms[0].x.is_cpu
     work = _work(targets) if on_cpu else 0
-    few = work <= _SMALL if on_cpu else _bytes(targets) <= SPARED * len(targets)
+    few = work <= _SMALL if on_cpu else _bytes(targets) <= SPARED * len(targets) or relation_rows.pay(targets)
     if not few or not _alike(targets) or _operators.watched() or forward_ad._current_level >= 0:
         return _composed(targets) if work > _TINY or not on_cpu else None
     features: dict[int, Tensor] = {}
@@ -101,7 +102,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
             given += own.weights
         layout.append((terms[0].graph.num_rows, len(biases)))
         given += biases
-    plan = kept(("layers", tuple(layout)), partial(_planned, targets, places, features))
+    plan = kept(("layers", tuple(layout)), partial(_plan_of, targets, places, features))
     return list(_layers(plan, targets, *features.values(), *given))
 
 
@@ -190,6 +191,11 @@ class _Plan(NamedTuple):
     biases: list[list[int]]
     adding: Graph | None
     used: list[list[int]]
+
+
+def _plan_of(targets: Sequence[Target], places: dict[int, int], features: dict[int, Tensor]) -> Any:
+    by_rows = not targets[0].terms[0].x.is_cpu and relation_rows.pay(targets)
+    return (relation_rows.planned if by_rows else _planned)(targets, places, features)
 
 
 @torch.inference_mode(False)  # what is kept here is for training too
@@ -289,89 +295,105 @@ class _Layers(_operators.Function):
     @staticmethod
     def forward(ctx, plan, targets, *given):
         needs = ctx.needs_input_grad[2:]
-        sums, calls = [], []
-        for walk in plan.walks:
-            x = one_behind_the_other([given[place] for place in walk.features])
-            both = any(needs[place] for place in walk.features)
-            call, weight = None, _weight_of(walk, targets)
-            if weight is None:
-                call = ready.call_of(walk.graph, x, FORMS[walk.reduce], None, None, None, both)
-            if call is not None:
-                sums.append(call.forward(x, None))
-            elif both:
-                call = Apart(partial(_sum_of, walk, weight), x)
-                sums.append(call.result())
-            else:
-                sums.append(_sum_of(walk, weight, x))
-            calls.append(call if both else None)
-        maps = [matrix(each.group, given) for each in plan.products]
-        outs: list[Any] = [None] * len(plan.biases)
-        for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
-            made = products(group, sums[walk][first:last].view(-1, whole.shape[2]), whole)
-            if plan.adding is not None:
-                _add_biases(plan, group, made, given)
-            for number, part in zip(group.targets, torch.unsafe_split_with_sizes(made, group.sizes), strict=True):
-                outs[number] = part if outs[number] is None else outs[number].add_(part)
-        if plan.adding is None:
-            for out, biases in zip(outs, plan.biases, strict=True):
-                if biases:
-                    out.add_(_added([given[place] for place in biases]))
+        by_rows = type(plan) is relation_rows.RowsPlan
+        outs, kept, calls = relation_rows.results(plan, given) if by_rows else _results(plan, targets, given, needs)
         if True in needs:
             ctx.set_materialize_grads(False)
             if False in needs:
                 pairs = zip(outs, plan.used, strict=True)
                 ctx.mark_non_differentiable(*[out for out, used in pairs if not any(needs[p] for p in used)])
-            ctx.plan, ctx.calls, ctx.count, ctx.targets = plan, calls, len(sums), targets
+            ctx.plan, ctx.calls, ctx.targets = plan, calls, targets
             # Those that no first derivative reads may be written into; to save them would take as long as a kernel.
             weights = [term.edge_weight for terms, *_ in targets for term in terms if term.edge_weight is not None]
             ctx.given, ctx.weights = given, weights
             ctx.versions = [_version(x) for x in (*given, *weights)]
-            ctx.save_for_backward(*sums, *maps)
+            ctx.save_for_backward(*kept)
         return tuple(outs)
 
     @staticmethod
     def backward(ctx, *grads):
         plan, needs = ctx.plan, ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors
-        sums, maps = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, None, *_second(ctx, grads)
-        found: list[Tensor | None] = [None] * len(needs)
-        all_needed = False not in needs
-        rows: list[list[Tensor]] = [[] for _ in plan.walks]
-        like = next((grad for grad in grads if grad is not None), None)
-        if like is None:
+        if all(grad is None for grad in grads):
             return (None,) * (len(needs) + 2)
-        for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
-            grad = _below(grads, group, like, whole.shape[1])
-            if ctx.calls[walk] is not None:
-                rows[walk].append(of_sums(group, grad, whole).view(last - first, -1))
-            if all_needed or any(needs[each.place] for each in group.maps):
-                parts = of_maps(group, grad, sums[walk][first:last].view(-1, whole.shape[2]))
-                for place, transposed, slot in group.maps:
-                    found[place] = parts[slot] if transposed else parts[slot].t()
-            if plan.adding is not None:
-                for number, total in zip(group.targets, columns(group, grad), strict=True):
-                    for place in plan.biases[number]:
-                        found[place] = total
-        if plan.adding is None:
-            for grad, biases in zip(grads, plan.biases, strict=True):
-                if biases and grad is not None:
-                    found[biases[0] : biases[-1] + 1] = [grad.sum(0)] * len(biases)
-        for walk, call, parts in zip(plan.walks, ctx.calls, rows, strict=True):
-            if call is None:
-                continue
-            whole = call.gradient(parts[0] if len(parts) == 1 else torch.cat(parts))
-            each = (whole,) if len(walk.sizes) == 1 else torch.split_with_sizes(whole, walk.sizes)
-            for place, part in zip(walk.features, each, strict=True):
-                found[place] = part if found[place] is None else found[place] + part
+        if type(plan) is relation_rows.RowsPlan:
+            found = relation_rows.gradients(plan, saved, grads, needs)
+        else:
+            found = _gradients(plan, ctx.calls, saved, grads, needs)
         if None in grads:
             _clear(found, plan, grads)
         if not _arrays.keeps_graph():
             ctx.given = ctx.weights = ctx.targets = ctx.calls = None  # as autograd drops what is saved
-        if not all_needed:
+        if False in needs:
             found = [grad if need else None for grad, need in zip(found, needs, strict=True)]
         return None, None, *found
+
+
+def _results(plan: _Plan, targets: Sequence[Target], given: Sequence[Any], needs: Sequence[bool]) -> tuple:
+    """Of each target; sums and maps, which the gradients are made of; and for each walk what has its gradient, or
+    None."""
+    sums, calls = [], []
+    for walk in plan.walks:
+        x = one_behind_the_other([given[place] for place in walk.features])
+        both = any(needs[place] for place in walk.features)
+        call, weight = None, _weight_of(walk, targets)
+        if weight is None:
+            call = ready.call_of(walk.graph, x, FORMS[walk.reduce], None, None, None, both)
+        if call is not None:
+            sums.append(call.forward(x, None))
+        elif both:
+            call = Apart(partial(_sum_of, walk, weight), x)
+            sums.append(call.result())
+        else:
+            sums.append(_sum_of(walk, weight, x))
+        calls.append(call if both else None)
+    maps = [matrix(each.group, given) for each in plan.products]
+    outs: list[Any] = [None] * len(plan.biases)
+    for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
+        made = products(group, sums[walk][first:last].view(-1, whole.shape[2]), whole)
+        if plan.adding is not None:
+            _add_biases(plan, group, made, given)
+        for number, part in zip(group.targets, torch.unsafe_split_with_sizes(made, group.sizes), strict=True):
+            outs[number] = part if outs[number] is None else outs[number].add_(part)
+    if plan.adding is None:
+        for out, biases in zip(outs, plan.biases, strict=True):
+            if biases:
+                out.add_(_added([given[place] for place in biases]))
+    return outs, (*sums, *maps), calls
+
+
+def _gradients(plan: _Plan, calls: Sequence, saved: Sequence[Tensor], grads: Sequence, needs: Sequence[bool]) -> list:
+    """Of all that was given, as far as needed."""
+    sums, maps = saved[: len(plan.walks)], saved[len(plan.walks) :]
+    found: list[Tensor | None] = [None] * len(needs)
+    all_needed, like = False not in needs, next(grad for grad in grads if grad is not None)
+    rows: list[list[Tensor]] = [[] for _ in plan.walks]
+    for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
+        grad = below([grads[number] for number in group.targets], group.sizes, like, whole.shape[1])
+        if calls[walk] is not None:
+            rows[walk].append(of_sums(group, grad, whole).view(last - first, -1))
+        if all_needed or any(needs[each.place] for each in group.maps):
+            parts = of_maps(group, grad, sums[walk][first:last].view(-1, whole.shape[2]))
+            for place, transposed, slot in group.maps:
+                found[place] = parts[slot] if transposed else parts[slot].t()
+        if plan.adding is not None:
+            for number, total in zip(group.targets, columns(group.sizes, grad), strict=True):
+                for place in plan.biases[number]:
+                    found[place] = total
+    if plan.adding is None:
+        for grad, biases in zip(grads, plan.biases, strict=True):
+            if biases and grad is not None:
+                found[biases[0] : biases[-1] + 1] = [grad.sum(0)] * len(biases)
+    for walk, call, parts in zip(plan.walks, calls, rows, strict=True):
+        if call is None:
+            continue
+        whole = call.gradient(parts[0] if len(parts) == 1 else torch.cat(parts))
+        each = (whole,) if len(walk.sizes) == 1 else torch.split_with_sizes(whole, walk.sizes)
+        for place, part in zip(walk.features, each, strict=True):
+            found[place] = part if found[place] is None else found[place] + part
+    return found
 
 
 def _add_biases(plan: _Plan, group: Group, made: Tensor, given: Sequence[Any]) -> None:
@@ -383,15 +405,6 @@ def _add_biases(plan: _Plan, group: Group, made: Tensor, given: Sequence[Any]) -
         return
     for part, bias in zip(made.split(group.sizes), total.unbind(), strict=True):
         part.add_(bias)
-
-
-def _below(grads: Sequence[Tensor | None], group: Group, like: Tensor, outputs: int) -> Tensor:
-    """The gradients of the group's targets below each other, zeros where nothing was made of one."""
-    each = []
-    for number, size in zip(group.targets, group.sizes, strict=True):
-        grad = grads[number]
-        each.append(like.new_zeros(size, outputs) if grad is None else grad)
-    return each[0].contiguous() if len(each) == 1 else torch.cat(each)
 
 
 def _clear(found: list, plan: _Plan, grads: Sequence[Tensor | None]) -> None:

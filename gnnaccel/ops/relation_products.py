@@ -123,8 +123,14 @@ def _by_type(group: Group, rows: Tensor) -> Tensor:
     return rows.view(len(group.sizes), -1, rows.shape[1])
 
 
-def columns(group: Group, grad: Tensor) -> Sequence[Tensor]:
-    """The sum over the rows of each type, [D]."""
-    if group.rows_alike:
-        return grad.view(len(group.sizes), -1, grad.shape[1]).sum(1).unbind()
-    return [part.sum(0) for part in grad.split(group.sizes)]
+def columns(sizes: list[int], grad: Tensor) -> Sequence[Tensor]:
+    """The sum over the rows of each type, [D], of which there are `sizes`."""
+    if len(set(sizes)) == 1:
+        return grad.view(len(sizes), -1, grad.shape[1]).sum(1).unbind()
+    return [part.sum(0) for part in grad.split(sizes)]
+
+
+def below(grads: Sequence[Tensor | None], sizes: list[int], like: Tensor, outputs: int) -> Tensor:
+    """Gradients of results of so many rows below each other, zeros where nothing was made of one."""
+    each = [like.new_zeros(n, outputs) if grad is None else grad for grad, n in zip(grads, sizes, strict=True)]
+    return each[0].contiguous() if len(each) == 1 else torch.cat(each)

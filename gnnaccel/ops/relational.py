@@ -15,8 +15,9 @@ from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops._relations import Chunk, Relations, relations_of
 from gnnaccel.ops.sddmm import sddmm
-from gnnaccel.ops.segment_matmul import Sums, matmul_of_sums, matmul_op, weights_of_sums, weights_op
+from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import spmm
+from gnnaccel.ops.summed_rows import SummedRows
 
 REDUCES = ("sum", "mean", "max", "min")
 _BASES_PAY = 2  # rows to map for one that bases map: these read as many features of each edge as there are bases
@@ -263,37 +264,8 @@ def _factors(chunk: Chunk, norm: Tensor | None, relations: Relations) -> tuple[T
     return (None, factor) if relations.by_source else (factor, None)
 
 
-class _Rows:
-    """Rows of a chunk that a graph of its sums from `x`: stored where a product needs them stored, and only then."""
-
-    def __init__(self, graph: Graph, x: Tensor, factors: Tensor | None, short: bool):
-        self._given, self._x = (graph, x, factors), x
-        self.sums = Sums(graph, factors) if short and x.is_cuda else None
-
-    @functools.cached_property
-    def stored(self) -> Tensor:
-        return spmm(*self._given)
-
-    @property
-    def x(self) -> Tensor:
-        """What `sums` are of; without these the rows."""
-        return self.stored if self.sums is None else self._x
-
-    def mapped(self, ptr: Tensor, weight: Tensor) -> Tensor:
-        """Their products with the matrices of their relations."""
-        found = None if self.sums is None else matmul_of_sums(self.sums, self.x, ptr, weight)
-        return matmul_op(self.stored, ptr, weight) if found is None else found
-
-    def weights(self, ptr: Tensor, grad: _Rows, heads: int) -> Tensor:
-        """The gradient of these matrices, of the gradient of the products."""
-        found = None
-        if self.sums is not None or grad.sums is not None:
-            found = weights_of_sums(self.sums, self.x, ptr, grad.sums, grad.x, heads)
-        return weights_op(self.stored, ptr, grad.stored, heads) if found is None else found
-
-
-def _sources(chunk: Chunk, x: Tensor, factors: Tensor | None, relations: Relations) -> _Rows:
-    return _Rows(chunk.gather, x, factors, chunk.short or relations.by_source)
+def _sources(chunk: Chunk, x: Tensor, factors: Tensor | None, relations: Relations) -> SummedRows:
+    return SummedRows(chunk.gather, x, factors, chunk.short or relations.by_source)
 
 
 def _forward(x, matrices, norm, own, own_weight, bias, relations: Relations, num_rows: int) -> Tensor:
@@ -361,7 +333,7 @@ def _gradients(x, matrices, weight, coefficients, norm, grad, relations: Relatio
         if before is not None and relations.are_shares(norm):  # those of a row are one: it may have it
             before, after, back = None, relations.shares_of(chunk, norm.dtype)[1], None
         rows = _sources(chunk, x, before, relations)
-        grads = _Rows(chunk.spread, grad, after, chunk.short or not by_source)
+        grads = SummedRows(chunk.spread, grad, after, chunk.short or not by_source)
         grad_rows = grads.mapped(chunk.ptr, own.transpose(-1, -2)) if of_x or (of_norm and not by_source) else None
         if of_matrices:
             part = rows.weights(chunk.ptr, grads, heads)

@@ -286,11 +286,13 @@ class Sums(NamedTuple):
 _NO_SUMS = (None, 0)
 
 
-def matmul_of_sums(sums: Sums, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
+def matmul_of_sums(sums: Sums, x: Tensor, ptr: Tensor, weight: Tensor, spare: int = 0) -> Tensor | None:
     """matmul_op(spmm(*sums of x), ptr, weight) by one kernel that stores no sums, of tensors that are `usual`; without
-    a gradient. None where sums are to be stored for torch's products: nothing has been done then."""
+    a gradient. None where sums are to be stored for torch's products: nothing has been done then.
+
+    spare : rows of the result behind these, which are not written."""
     weight = _dense(weight) if weight.dim() == 4 and _dense_pays(x, *weight.shape[1:]) else weight
-    return _by_kernel(x.contiguous(), ptr, weight, sums)
+    return _by_kernel(x.contiguous(), ptr, weight, sums, spare)
 
 
 def weights_of_sums(
@@ -305,14 +307,14 @@ def weights_of_sums(
     return _weights_by_kernel(x, ptr, grad, heads, sums, grad_sums)
 
 
-def _by_kernel(x: Tensor, ptr: Tensor, weight: Tensor, sums: Sums | None = None) -> Tensor | None:
+def _by_kernel(x: Tensor, ptr: Tensor, weight: Tensor, sums: Sums | None = None, spare: int = 0) -> Tensor | None:
     inner, outer = weight.shape[-2:]
     heads = weight.shape[1] if weight.dim() == 4 else 1
     rows = x.shape[0] if sums is None else sums.graph.num_rows
     offsets = _offsets(x, rows, ptr, heads, inner, outer) if inner else None
     if offsets is None:
         return None
-    out = x.new_empty(rows, heads * outer)
+    out = x.new_empty(rows + spare, heads * outer)
     transposed = not weight.is_contiguous() and weight.transpose(-1, -2).is_contiguous()
     weight = weight if transposed else weight.contiguous()
     pointers = [lib.pointer(t) for t in (x, offsets, weight, out)]
