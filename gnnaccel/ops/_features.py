@@ -114,6 +114,13 @@ def widened(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, 4 - x.shape[1] % 4), value=1.0)
 
 
+def beside_ones(rows: int, width: int, like: Tensor) -> Tensor:
+    """Rows as of `widened` whose first `width` numbers are to be written."""
+    out = like.new_empty(rows, width + 4 - width % 4)
+    out[:, width:].fill_(1.0)
+    return out
+
+
 def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
     """A map [E, D] with its bias [E] as column D, and zeros for the further ones."""
     inputs = weight.shape[1]

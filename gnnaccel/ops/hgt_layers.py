@@ -19,7 +19,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import end_to_end, placed
 from gnnaccel.ops import _arrays
-from gnnaccel.ops._features import widened, with_bias
+from gnnaccel.ops._features import beside_ones, widened, with_bias
 from gnnaccel.ops.layers import heads_attention
 
 _KEY, _QUERY, _VALUE, _MAPS = range(4)  # the blocks of a node type's map, and how many there are
@@ -27,6 +27,7 @@ _KEY, _QUERY, _VALUE, _MAPS = range(4)  # the blocks of a node type's map, and h
 # they take 0.87 of the time (EPYC, one thread: 10,000 nodes of a type, 64 features, 4 heads). On CUDA the gradients of
 # maps by head, a few values each from all nodes, are what takes long: 27 of 33 ms (H200, 100,000 nodes).
 _TIMES = {"cuda": 8, "cpu": 2}
+_INT32_MAX = 2**31 - 1
 _FEW = 1 << 26  # or how many more, on the side of what calls take
 
 
@@ -388,54 +389,49 @@ class _Ends(_operators.Function):
 
     @staticmethod
     def forward(ctx, plan, skipping, attended, *given):
-        count = len(skipping)
+        count, inputs = len(skipping), attended.shape[1]
         x, weights, biases = given[:count], given[count : 2 * count], given[2 * count : 3 * count]
-        gates = _gates(given[3 * count :])
-        active, inputs = widened(F.gelu(attended)), attended.shape[1]
-        outs, mapped, gate = [], [], iter(gates)
-        parts = active[:, :inputs].split_with_sizes(plan.rows)[:count]
-        for part, skips, own, weight, bias in zip(parts, skipping, x, weights, biases, strict=True):
-            out = torch.addmm(bias, part, weight.t())
-            mapped.append(out if skips else None)
+        gates = torch.cat(given[3 * count :]).sigmoid() if any(skipping) else None
+        active = beside_ones(attended.shape[0], inputs, attended)
+        torch.ops.aten.gelu.out(attended, out=active[:, :inputs])
+        maps = with_bias(torch.cat(weights), torch.cat(biases)).view(count, weights[0].shape[0], -1)
+        outs, gate = [], iter(() if gates is None else gates.unbind())
+        parts = active.split_with_sizes(plan.rows)[:count]
+        for part, skips, own, map_ in zip(parts, skipping, x, maps.transpose(1, 2).unbind(), strict=True):
+            out = part.mm(map_)
             outs.append(torch.lerp(own, out, next(gate)) if skips else out)
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
             ctx.plan, ctx.skipping = plan, skipping
-            ctx.save_for_backward(attended, *given, active, *gates, *mapped)
+            ctx.save_for_backward(attended, *given, active, maps, gates)
         return tuple(outs)
 
     @staticmethod
     def backward(ctx, *grads):
         plan, skipping, needs, count = ctx.plan, ctx.skipping, ctx.needs_input_grad[2:], len(ctx.skipping)
         saved = ctx.saved_tensors  # which a checkpoint gives once
-        (attended, *given), rest = saved[: len(needs)], saved[len(needs) :]
+        (attended, *given), (active, maps, gates) = saved[: len(needs)], saved[len(needs) :]
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, None, *_second_ends(plan, skipping, (attended, *given), needs, grads)
-        reached = [k for k, grad in enumerate(grads) if grad is not None]
+        reached = {k: grad.contiguous() for k, grad in enumerate(grads) if grad is not None}
         if not reached:
             return (None,) * (2 + len(needs))
-        active, *gates = rest[: 1 + sum(skipping)]
-        weights, mapped, found = given[count : 2 * count], rest[1 + sum(skipping) :], [None] * len(given)  # type: Any
-        inner = {k: grads[k] for k in reached}  # gradients of what the maps give
-        at = {k: sum(skipping[:k]) for k in reached if skipping[k]}  # places among those that skip
-        if at:
-            outer, own, some = [grads[k] for k in at], [given[k] for k in at], [gates[place] for place in at.values()]
-            inner.update(zip(at, torch._foreach_mul(outer, some), strict=True))
-            products = torch._foreach_mul(torch._foreach_sub([mapped[k] for k in at], own), outer)
-            of_x = torch._foreach_sub(outer, [inner[k] for k in at])
-            slopes = torch.stack(some)
-            of_skips = torch.stack([product.sum() for product in products]) * (slopes * (1 - slopes))
-            for k, of_own, of_skip in zip(at, of_x, of_skips.split(1), strict=True):
-                found[k], found[3 * count + at[k]] = of_own, of_skip
-        of_active, inputs = torch.empty_like(attended, memory_format=torch.contiguous_format), attended.shape[1]
+        found: list[Any] = [None] * len(given)
+        inputs = attended.shape[1]
+        of_active, of_maps = torch.empty_like(attended, memory_format=torch.contiguous_format), torch.empty_like(maps)
         if len(reached) < len(plan.rows):
             of_active.zero_()
-        of_maps = active.new_empty(count, weights[0].shape[0], active.shape[1])
+        # Gates are factors of the maps, and of their gradients: no pass over all rows is made for them.
+        factors = None if gates is None else _factors(skipping, gates)
+        scaled = (maps if factors is None else maps * factors)[:, :, :inputs].contiguous()
         each = active.split_with_sizes(plan.rows), of_active.split_with_sizes(plan.rows), of_maps.unbind()
-        for k, grad in inner.items():
+        for k, grad in reached.items():
             part, of_part, of_map = (t[k] for t in each)
-            torch.mm(grad, weights[k], out=of_part)
+            torch.mm(grad, scaled[k], out=of_part)
             torch.mm(grad.t(), part, out=of_map)
+        if gates is not None:
+            _of_gates(found, skipping, reached, given[:count], gates, (of_maps * maps).sum((1, 2)))
+            of_maps = of_maps.mul_(factors)
         of_weights, of_biases = (
             of_maps[:, :, :inputs].contiguous().unbind(),
             of_maps[:, :, inputs].contiguous().unbind(),
@@ -446,9 +442,36 @@ class _Ends(_operators.Function):
         return None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
 
 
-def _gates(skips: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Their sigmoids, without a dimension."""
-    return torch.cat(skips).sigmoid().unbind() if skips else ()
+def _factors(skipping: tuple[bool, ...], gates: Tensor) -> Tensor:
+    """The gate of each target, or one, [targets, 1, 1]."""
+    if not all(skipping):
+        rest = iter(gates.split(1))
+        gates = torch.cat([next(rest) if skips else gates.new_ones(1) for skips in skipping])
+    return gates.view(-1, 1, 1)
+
+
+def _of_gates(
+    found: list, skipping: tuple[bool, ...], reached: dict[int, Tensor], own: Sequence[Tensor], gates: Tensor, dots: Tensor
+) -> None:
+    """Put into `found` the gradients of own features and of what gates are the sigmoids of; `dots`: the dot products of
+    gradients and mapped rows, by target."""
+    at = {k: sum(skipping[:k]) for k in reached if skipping[k]}  # places among those that skip
+    if not at:
+        return
+    rest, slopes = (1 - gates).unbind(), (gates * (1 - gates)).unbind()
+    of_own = torch._foreach_mul([reached[k] for k in at], [rest[place] for place in at.values()])
+    sums = [_dot(reached[k], own[k]) for k in at]
+    some = [dots[k] for k in at]
+    of_skips = (torch.stack(some) - torch.stack(sums)) * torch.stack([slopes[place] for place in at.values()])
+    for k, grad, of_skip in zip(at, of_own, of_skips.split(1), strict=True):
+        found[k], found[3 * len(skipping) + at[k]] = grad, of_skip
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of all products; of a GPU without storing these."""
+    if x.is_cuda and x.numel() <= _INT32_MAX and y.is_contiguous():
+        return torch.dot(x.view(-1), y.view(-1))
+    return (x * y).sum()
 
 
 def _composed_ends(plan: Plan, skipping: tuple[bool, ...], attended: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
