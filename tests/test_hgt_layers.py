@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_relation_sums import values
 
-from gnnaccel.ops import hgt_layers
+from gnnaccel.ops import hgt_layers, hgt_rows
 from gnnaccel.ops.hgt_layers import Ends, Features, Relations, hgt_layer, planned
 
 SIZES = (5, 7, 4, 0)
@@ -19,6 +19,14 @@ CASES = {
     "no nodes": ([(0, 1, 0, 12), (3, 1, 1, 0), (1, 3, 2, 0)], [0, 1, 3]),
 }
 RELATIONS = 5
+
+
+@pytest.fixture(autouse=True, params=["of all", "of those with edges", "queries apart"])
+def keys(request, monkeypatch):
+    """Which sources have keys and values; those with edges alone, as on a GPU."""
+    if request.param != "of all":
+        monkeypatch.setattr(hgt_layers, "_ON_ROWS", ("cpu", "cuda"))
+        monkeypatch.setattr(hgt_rows, "_BESIDE", 0 if request.param == "queries apart" else 1 << 20)
 
 
 def edges(source, target, count, seed):

@@ -334,11 +334,13 @@ class _Layers(_operators.Function):
 def _results(plan: _Plan, targets: Sequence[Target], given: Sequence[Any], needs: Sequence[bool]) -> tuple:
     """Of each target; sums and maps, which the gradients are made of; and for each walk what has its gradient, or
     None."""
-    sums, calls = [], []
+    sums: list[Tensor] = []
+    calls: list[Any] = []
     for walk in plan.walks:
         x = one_behind_the_other([given[place] for place in walk.features])
         both = any(needs[place] for place in walk.features)
-        call, weight = None, _weight_of(walk, targets)
+        call: Any = None
+        weight = _weight_of(walk, targets)
         if weight is None:
             call = ready.call_of(walk.graph, x, FORMS[walk.reduce], None, None, None, both)
         if call is not None:
@@ -351,8 +353,8 @@ def _results(plan: _Plan, targets: Sequence[Target], given: Sequence[Any], needs
         calls.append(call if both else None)
     maps = [matrix(each.group, given) for each in plan.products]
     outs: list[Any] = [None] * len(plan.biases)
-    for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
-        made = products(group, sums[walk][first:last].view(-1, whole.shape[2]), whole)
+    for (at, first, last, group), whole in zip(plan.products, maps, strict=True):
+        made = products(group, sums[at][first:last].view(-1, whole.shape[2]), whole)
         if plan.adding is not None:
             _add_biases(plan, group, made, given)
         for number, part in zip(group.targets, torch.unsafe_split_with_sizes(made, group.sizes), strict=True):
@@ -370,12 +372,12 @@ def _gradients(plan: _Plan, calls: Sequence, saved: Sequence[Tensor], grads: Seq
     found: list[Tensor | None] = [None] * len(needs)
     all_needed, like = False not in needs, next(grad for grad in grads if grad is not None)
     rows: list[list[Tensor]] = [[] for _ in plan.walks]
-    for (walk, first, last, group), whole in zip(plan.products, maps, strict=True):
+    for (at, first, last, group), whole in zip(plan.products, maps, strict=True):
         grad = below([grads[number] for number in group.targets], group.sizes, like, whole.shape[1])
-        if calls[walk] is not None:
-            rows[walk].append(of_sums(group, grad, whole).view(last - first, -1))
+        if calls[at] is not None:
+            rows[at].append(of_sums(group, grad, whole).view(last - first, -1))
         if all_needed or any(needs[each.place] for each in group.maps):
-            parts = of_maps(group, grad, sums[walk][first:last].view(-1, whole.shape[2]))
+            parts = of_maps(group, grad, sums[at][first:last].view(-1, whole.shape[2]))
             for place, transposed, slot in group.maps:
                 found[place] = parts[slot] if transposed else parts[slot].t()
         if plan.adding is not None:
@@ -386,10 +388,10 @@ def _gradients(plan: _Plan, calls: Sequence, saved: Sequence[Tensor], grads: Seq
         for grad, biases in zip(grads, plan.biases, strict=True):
             if biases and grad is not None:
                 found[biases[0] : biases[-1] + 1] = [grad.sum(0)] * len(biases)
-    for walk, call, parts in zip(plan.walks, calls, rows, strict=True):
+    for walk, call, grads_of in zip(plan.walks, calls, rows, strict=True):
         if call is None:
             continue
-        whole = call.gradient(parts[0] if len(parts) == 1 else torch.cat(parts))
+        whole = call.gradient(grads_of[0] if len(grads_of) == 1 else torch.cat(grads_of))
         each = (whole,) if len(walk.sizes) == 1 else torch.split_with_sizes(whole, walk.sizes)
         for place, part in zip(walk.features, each, strict=True):
             found[place] = part if found[place] is None else found[place] + part

@@ -2,8 +2,8 @@
 and no others.
 
 A row is what a destination has of one edge type, the sum of its sources, or its own features. Rows stand end to end,
-edge type by edge type, and are mapped by one product with a matrix for each; one sum over a destination's rows, and over
-biases that stand behind them, is the result. The gradients are the same read backwards.
+edge type by edge type, and are mapped by one product with a matrix for each; one sum over a destination's rows, and
+over biases that stand behind them, is the result. The gradients are the same read backwards.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def planned(targets: Sequence[Any], places: dict[int, int], features: dict[int, 
     rows, bounds = sum(counts), [0, *itertools.accumulate([terms[0].graph.num_rows for terms, *_ in targets])]
     places_of = torch.cat(ends)
     numbers = torch.arange(rows + sum(map(len, biases)), device=device)
-    added_to = [torch.arange(a, b, device=device) for (a, b), of in zip(itertools.pairwise(bounds), biases) for _ in of]
+    spans = zip(itertools.pairwise(bounds), biases, strict=True)
+    added_to = [torch.arange(a, b, device=device) for (a, b), of_target in spans for _ in of_target]
     which = [n.expand(to.numel()) for n, to in zip(numbers[rows:], added_to, strict=True)]
     indptr = torch.cat([*starts, torch.tensor([nnz], device=device)])
     gather = _graph(indptr, torch.cat(sources), bases[-1])
@@ -195,8 +196,8 @@ def gradients(plan: RowsPlan, saved: Sequence[Tensor], grads: Sequence, needs: S
         for place, transposed, slot in plan.maps.maps:
             found[place] = parts[slot] if transposed else parts[slot].t()
     if any(needs[place] for of_target in plan.biases for place in of_target):
-        parts, whole = plan.totals
-        for total, of_target in zip(added(whole, added(parts, grad)).unbind(), plan.biases, strict=True):
+        first, second = plan.totals
+        for total, of_target in zip(added(second, added(first, grad)).unbind(), plan.biases, strict=True):
             for place in of_target:
                 found[place] = total
     return found

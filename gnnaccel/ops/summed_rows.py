@@ -16,16 +16,18 @@ from gnnaccel.ops.spmm import spmm
 class SummedRows:
     """spmm(graph, x, factors) of tensors that are `usual`; without a gradient.
 
+    graph : None: the rows are x.
     short : whether rows have so few edges that a thread is to add one up.
     """
 
-    def __init__(self, graph: Graph, x: Tensor, factors: Tensor | None, short: bool):
+    def __init__(self, graph: Graph | None, x: Tensor, factors: Tensor | None, short: bool):
         self._given, self._x = (graph, x, factors), x
-        self.sums = Sums(graph, factors) if short and x.is_cuda else None
+        self.sums = Sums(graph, factors) if graph is not None and short and x.is_cuda else None
 
     @functools.cached_property
     def stored(self) -> Tensor:
-        return spmm(*self._given)
+        graph, x, factors = self._given
+        return x if graph is None else spmm(graph, x, factors)
 
     @property
     def x(self) -> Tensor:
