@@ -12,7 +12,8 @@ pytest.importorskip("torch_geometric")
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.pyg_backend import bases
+from gnnaccel.ops import hgt_rows, relation_rows
+from gnnaccel.pyg_backend import bases, edge_types
 
 DEVICE = torch.device("cuda", 0)
 # (nodes of each type, their widths, edges of each relation)
@@ -105,6 +106,41 @@ def test_layers_together(shape, name, form):
     site = report.snapshot()["pyg.to_hetero" if form == "to_hetero" else "pyg.HeteroConv"]
     alone = name == "GATv2" and shape == "no edges"  # attends to nothing
     assert (site.accelerated > sum(site.reasons.values())) != alone
+
+
+@pytest.mark.parametrize("way", ["rows", "new edges"])
+@pytest.mark.parametrize("form", ["sum", "mean", "to_hetero"])
+@pytest.mark.parametrize("name", ["SAGE", "SAGE some", "Graph"])
+@pytest.mark.parametrize("shape", ["equal", "unequal", "no edges"])
+def test_sums_of_rows_with_edges_and_of_new_edges(shape, name, form, way, monkeypatch):
+    if way == "rows":
+        monkeypatch.setattr(relation_rows, "_SPARED", 0)
+        monkeypatch.setattr(relation_rows, "_PART", 2)
+    else:
+        monkeypatch.setattr(edge_types, "ONCE", 100)
+    test_layers_together(shape, name, form)
+
+
+@pytest.mark.parametrize("beside", [0, 1 << 20])
+@pytest.mark.parametrize("shape", ["equal", "unequal", "widths"])
+def test_hgt(shape, beside, monkeypatch):
+    monkeypatch.setattr(hgt_rows, "_BESIDE", beside)
+    torch.manual_seed(0)
+    x, edges = case(shape)
+    widths = {kind: value.shape[1] for kind, value in x.items()}
+    plain = nn.HGTConv(widths, 8, (list(x), list(edges)), heads=2).double()
+    model = pyg_backend.accelerate(copy.deepcopy(plain).to(DEVICE))
+    there = [{key: value.to(DEVICE) for key, value in each.items()} for each in (x, edges)]
+    for used in (list(x), ["n1"]):
+        want, want_grads = run(plain, x, edges, used, shape == "equal")
+        for _ in range(2):
+            got, grads = run(model, *there, used, shape == "equal")
+        for (_, ours), (_, theirs) in zip(got, want, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
+        for ours, theirs in zip(grads, want_grads, strict=True):
+            if theirs is not None:
+                scale = max(1.0, float(theirs.detach().abs().max()) if theirs.numel() else 1.0)
+                torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-8, atol=1e-8 * scale)
 
 
 @pytest.mark.parametrize("shape", ["equal", "unequal", "widths", "no edges"])

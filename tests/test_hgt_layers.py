@@ -122,6 +122,24 @@ def test_against_the_definition(name, widths, heads, width, way, monkeypatch):
         torch.testing.assert_close(hgt_layer(*arguments), want)
 
 
+def test_single_precision():
+    arguments, leaves, described = case("into all", "one width", 2, 3)
+    want = definition(arguments, described)
+    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
+    expected = gradients(want, leaves, grads)
+    single = {id(leaf): leaf.detach().float().requires_grad_() for leaf in leaves}
+
+    def cast(part):
+        if isinstance(part, torch.Tensor):
+            return single[id(part)]
+        return [cast(each) for each in part] if type(part) is list else part and type(part)(*map(cast, part))
+
+    got = hgt_layer(arguments[0], *map(cast, arguments[1:]))
+    found = gradients(got, list(single.values()), [grad.float() for grad in grads])
+    for a, b in zip([*got, *found], [*want, *expected], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("used", [(0,), (1, 2), (2,)])
 def test_results_that_nothing_is_made_of(used, second):

@@ -541,6 +541,65 @@ def always(monkeypatch):
     monkeypatch.setattr(edge_types, "_DEVICES", {})
 
 
+@pytest.fixture(params=["seen before", "new"])
+def lasting(request, monkeypatch, always):
+    """`always`; and of edges that are new in each call, as those of sampled batches, all sorted at once, as on CUDA."""
+    from gnnaccel.pyg_backend import edge_types
+
+    if request.param == "new":
+        monkeypatch.setattr(edge_types, "_TINY", 1 << 18)
+        monkeypatch.setattr(edge_types, "ONCE", 1000)
+        monkeypatch.setattr(edge_types, "_SORTED_ON", ("cpu", "cuda"))
+    return request.param
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("name", ["SAGE", "Graph", "no root", "some", "normalized"])
+@pytest.mark.parametrize("widths", [None, 8])
+def test_layers_on_new_edges_together(name, aggr, widths, lasting):
+    report.reset()
+    same(together(name, aggr, widths), accelerated=None if name == "some" else True)
+    site = _walks()
+    assert site.accelerated - sum(site.reasons.values()) >= 3
+
+
+def test_two_layers_on_new_edges_sort_them_once(monkeypatch, lasting):
+    """And give second derivatives."""
+    from gnnaccel.graph.csr import Graph
+
+    if lasting != "new":
+        pytest.skip("of new edges")
+    graph, made, own = data(8), [], Graph.from_coo
+    monkeypatch.setattr(Graph, "from_coo", lambda *args, **named: made.append(1) or own(*args, **named))
+    torch.manual_seed(0)
+    layers = [nn.HeteroConv({r: nn.SAGEConv((8, 8), 8) for r in RELATIONS}) for _ in range(2)]
+    plain = torch.nn.ModuleList(layers).double()
+    found = []
+    for model in (plain, pyg_backend.accelerate(copy.deepcopy(plain))):
+        x = {kind: value.detach().double().requires_grad_() for kind, value in graph.x_dict.items()}
+        out = model[1](model[0](x, graph.edge_index_dict), graph.edge_index_dict)
+        loss = sum(each.sin().sum() for each in out.values())
+        assert len(made) == (model is not plain)
+        given = [*x.values(), *model.parameters()]
+        first = torch.autograd.grad(loss, given, create_graph=True)
+        second = torch.autograd.grad(sum(each.sin().sum() for each in first), given, allow_unused=True)
+        found.append([*out.values(), *first, *[each for each in second if each is not None]])
+    assert_equal(found[1], found[0])
+
+
+def test_new_edges_out_of_range_are_refused_as_by_pyg(lasting):
+    graph = data(8)
+    for bad in (N + 7, -N - 7):
+        graph["author", "writes", "paper"].edge_index[1, 3] = bad
+        model = nn.HeteroConv({r: nn.SAGEConv((8, 8), 8) for r in RELATIONS})
+        errors = []
+        for each in (model, pyg_backend.accelerate(copy.deepcopy(model))):
+            with pytest.raises((IndexError, RuntimeError, ValueError)) as error:
+                each(graph.x_dict, graph.edge_index_dict)
+            errors.append(error.value)
+        assert repr(errors[1]) == repr(errors[0])
+
+
 def test_tiny_graphs_are_joined_once_they_last():
     def program(wrap):
         graph = data(8)
@@ -649,7 +708,7 @@ def test_relations_that_leave_and_plain_models(always):
     assert not report.snapshot()
 
 
-def test_checkpointing_what_a_second_call_does_another_way(always):
+def test_checkpointing_what_a_second_call_does_another_way(lasting):
     def program(wrap):
         graph = data(8)
         model = wrap(nn.HeteroConv({r: PLAIN["SAGE"](n) for n, r in enumerate(RELATIONS)}))
@@ -669,7 +728,7 @@ def test_checkpointing_what_a_second_call_does_another_way(always):
     same(program)
 
 
-def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
+def test_of_outputs_that_nobody_uses_there_are_no_gradients(lasting):
     """As where each layer has a node of its own: an optimizer leaves parameters without gradients alone."""
 
     def program(wrap):
@@ -688,7 +747,7 @@ def test_of_outputs_that_nobody_uses_there_are_no_gradients(always):
 
 
 @pytest.mark.parametrize("name", ["SAGE", "GAT", "Transformer"])
-def test_what_a_step_was_given_goes_after_its_backward(name, always):
+def test_what_a_step_was_given_goes_after_its_backward(name, lasting):
     """Also where its loss is kept."""
     graph, kept, given = data(8), [], []
     model = pyg_backend.accelerate(nn.HeteroConv({r: PLAIN[name](n) for n, r in enumerate(RELATIONS)}))
@@ -718,7 +777,7 @@ def test_layers_that_draw_numbers_do_so_in_the_order_of_edge_types(always):
 
 
 @pytest.mark.parametrize("name", ["SAGE", "GAT", "Transformer"])
-def test_layers_that_share_parameters_and_batches_without_some_types(name, always):
+def test_layers_that_share_parameters_and_batches_without_some_types(name, lasting):
     def program(wrap):
         shared, out = PLAIN[name](1), []
         model = wrap(

@@ -34,7 +34,9 @@ def tiny(request, monkeypatch):
         monkeypatch.setattr(relation_rows, "_CHUNK", 2)
 
         def plan_of(targets, *given):
-            return (relation_rows.planned if relation_rows.fit(targets) else module._planned)(targets, *given)
+            *given, kept = given
+            by_rows = relation_rows.fit(targets)
+            return relation_rows.planned(targets, *given) if by_rows else module.planned(targets, *given, kept)
 
         monkeypatch.setattr(module, "_plan_of", plan_of)
 

@@ -27,6 +27,30 @@ class Relation(NamedTuple):
     stride: int = 1
 
 
+class EdgeList(NamedTuple):
+    """Edges [2, E], sources and destinations, of which no graph is made: they may be gone after one call."""
+
+    edges: Tensor
+    num_rows: int
+    num_cols: int
+
+    @property
+    def nnz(self) -> int:
+        return self.edges.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.edges.device
+
+
+def graph_of(edges: Graph | EdgeList) -> Graph:
+    """The graph of a list of edges, made now; a graph itself."""
+    if not isinstance(edges, EdgeList):
+        return edges
+    sources, destinations = edges.edges
+    return Graph.from_coo(destinations, sources, num_rows=edges.num_rows, num_cols=edges.num_cols)
+
+
 class Stack:
     """The edges of `relations`, which have the same rows.
 

@@ -25,7 +25,10 @@ class _Ends(_operators.Function):
         x, weights, biases = given[:count], given[count : 2 * count], given[2 * count : 3 * count]
         gates = torch.cat(given[3 * count :]).sigmoid() if any(skipping) else None
         active = beside_ones(attended.shape[0], inputs, attended)
-        torch.ops.aten.gelu.out(attended, out=active[:, :inputs])
+        if attended.is_cuda:
+            torch.ops.aten.gelu.out(attended, out=active[:, :inputs])
+        else:  # where oneDNN writes float32 as if these rows had no others beside them
+            active[:, :inputs].copy_(F.gelu(attended))
         maps = with_bias(torch.cat(weights), torch.cat(biases)).view(count, weights[0].shape[0], -1)
         outs, gate = [], iter(() if gates is None else gates.unbind())
         parts = active.split_with_sizes(plan.rows)[:count]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -17,19 +16,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gnnaccel import _operators
-from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.stack import Relation, Stack, below_each_other
+from gnnaccel.graph.stack import EdgeList, graph_of
 from gnnaccel.ops import _arrays, ready, relation_rows
 from gnnaccel.ops.linear_sums import Apart
 from gnnaccel.ops.own_sums import SPARED
+from gnnaccel.ops.relation_plans import Plan, Walk, planned
 from gnnaccel.ops.relation_products import (
     Group,
-    Map,
     added,
-    adding,
     below,
     columns,
-    group_of,
     matrix,
     of_maps,
     of_sums,
@@ -68,6 +64,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     Parameters
     ----------
     targets : sequence of Target
+        Of graphs, or all of edge lists: graphs that are new and may be gone after this call.
     kept : callable
         As of `relation_sums`, for the graphs of all targets.
 
@@ -75,10 +72,16 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     -------
     list of Tensor [num_rows of a target, D], or None
     """
-    on_cpu = targets[0].terms[0].x.is_cpu
+    on_cpu, new = targets[0].terms[0].x.is_cpu, _are_new(targets)
     work = _work(targets) if on_cpu else 0
-    few = work <= _SMALL if on_cpu else _bytes(targets) <= SPARED * len(targets) or relation_rows.pay(targets)
+    few = (
+        work <= _SMALL
+        if on_cpu
+        else _bytes(targets) <= SPARED * len(targets) or (not new and relation_rows.pay(targets))
+    )
     if not few or not _alike(targets) or _operators.watched() or forward_ad._current_level >= 0:
+        if new:
+            return None
         return _composed(targets) if work > _TINY or not on_cpu else None
     features: dict[int, Tensor] = {}
     places: dict[int, int] = {}
@@ -102,8 +105,14 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
             given += own.weights
         layout.append((terms[0].graph.num_rows, len(biases)))
         given += biases
-    plan = kept(("layers", tuple(layout)), partial(_plan_of, targets, places, features))
+    plan = kept(("layers", tuple(layout)), partial(_plan_of, targets, places, features, kept))
+    if plan is None:
+        return None  # for an index out of range
     return list(_layers(plan, targets, *features.values(), *given))
+
+
+def _are_new(targets: Sequence[Target]) -> bool:
+    return type(targets[0].terms[0].graph) is EdgeList
 
 
 def _work(targets: Sequence[Target]) -> int:
@@ -149,134 +158,13 @@ def _composed(targets: Sequence[Target]) -> list[Tensor]:
     return [relation_sums(terms, kept, biases, own) for terms, kept, biases, own in targets]
 
 
-class _Walk(NamedTuple):
-    """A sum over the edges into all targets whose features have one width; where `reduce` is "factors", one whose edges
-    have the constants `weight`, and where it is "weighted", one whose edges have those of `given`, by their ids.
-
-    given : list of (target, term), or of a Tensor of ones
-        Where the weights of the edges come from, one behind the other; `weight` is a further factor, or None.
-    features : list of int
-        Places of these features, which stand end to end.
-    sizes : list of int
-        Their rows.
-    """
-
-    graph: Graph
-    reduce: str
-    weight: Tensor | None
-    given: list[tuple[int, int] | Tensor]
-    features: list[int]
-    sizes: list[int]
+def _plan_of(targets: Sequence[Target], places: dict[int, int], features: dict[int, Tensor], kept: Kept) -> Any:
+    if not targets[0].terms[0].x.is_cpu and not _are_new(targets) and relation_rows.pay(targets):
+        return relation_rows.planned(targets, places, features)
+    return planned(targets, places, features, kept)
 
 
-class _Product(NamedTuple):
-    """Products with rows [first, last) of the sums of one walk."""
-
-    walk: int
-    first: int
-    last: int
-    group: Group
-
-
-class _Plan(NamedTuple):
-    """Walks and products; for each target the places of its biases, and of all that it is made of (`used`); and,
-    where one product has all targets, what adds up their biases.
-
-    Places are those of the tensors that are given to autograd; the first `features` are features.
-    """
-
-    features: int
-    walks: list[_Walk]
-    products: list[_Product]
-    biases: list[list[int]]
-    adding: Graph | None
-    used: list[list[int]]
-
-
-def _plan_of(targets: Sequence[Target], places: dict[int, int], features: dict[int, Tensor]) -> Any:
-    by_rows = not targets[0].terms[0].x.is_cpu and relation_rows.pay(targets)
-    return (relation_rows.planned if by_rows else _planned)(targets, places, features)
-
-
-@torch.inference_mode(False)  # what is kept here is for training too
-def _planned(targets: Sequence[Target], places: dict[int, int], features: dict[int, Tensor]) -> _Plan:
-    """The plan of a call; holds no tensor of it."""
-    sizes, at = [x.shape[0] for x in features.values()], len(features)
-    walked: dict[tuple, list[tuple[int, list]]] = {}  # by width and kind: the parts of targets
-    biases, used = [], []
-    for number, (terms, _, of_target, own) in enumerate(targets):
-        parts: dict[tuple, list] = {}  # (graph, place of its features, maps)
-        first = at
-        for n, term in enumerate(terms):
-            weighted, form = term.edge_weight is not None, term.kind if term.kind in FORMS else "factors"
-            row = (term.graph, places[id(term.x)], [Map(at, term.transposed)], term.kind, n if weighted else None)
-            parts.setdefault((term.x.shape[1], "weighted" if weighted else form), []).append(row)
-            at += 1
-        if own is not None:
-            width, maps = own.x.shape[1], [Map(at + k, True) for k in range(len(own.weights))]
-            key = next((key for key in parts if key[0] == width), (width, "sum"))
-            parts.setdefault(key, []).append((_loops(terms[0].graph), places[id(own.x)], maps, "sum", None))
-            at += len(maps)
-        for key, rows in parts.items():
-            walked.setdefault(key, []).append((number, rows))
-        biases.append(list(range(at, at + len(of_target))))
-        at += len(of_target)
-        used.append([*{place for rows in parts.values() for _, place, *_ in rows}, *range(first, at)])
-    outputs = [terms[0].outputs for terms, *_ in targets]
-    walks: list[_Walk] = []
-    made: list[_Product] = []
-    dtype = targets[0].terms[0].x.dtype
-    for (_, reduce), found in walked.items():
-        found.sort(key=lambda part: (len(part[1]), outputs[part[0]]))  # those of one shape stand together
-        members = list(dict.fromkeys([place for _, rows in found for _, place, *_ in rows]))
-        bases, cols = _bases(members, sizes)
-        stacks = [Stack([Relation(graph, bases[place]) for graph, place, *_ in rows], cols) for _, rows in found]
-        before = 0
-        for (wide, outs), group in groupby(found, lambda part: (len(part[1]), outputs[part[0]])):
-            some = list(group)
-            numbers = [number for number, _ in some]
-            counts = [targets[number].terms[0].graph.num_rows for number in numbers]
-            slots = [maps for _, rows in some for _, _, maps, *_ in rows]
-            one = group_of(numbers, counts, slots, outs, stacks[0].graphs[0].device)
-            made.append(_Product(len(walks), before, before + sum(counts) * wide, one))
-            before = made[-1].last
-        weighted = reduce == "weighted"
-        graph = below_each_other([stack.apart_by_id if weighted else stack.apart for stack in stacks])
-        kinds = [[kind for *_, kind, _ in rows] for _, rows in found]
-        weight, given = None, []
-        if reduce == "factors" or (weighted and any(kind != "sum" for each in kinds for kind in each)):
-            pairs = zip(stacks, kinds, strict=True)
-            weight = torch.cat([stack.factors(each, dtype, by_id=weighted) for stack, each in pairs])
-        if weighted:
-            for number, rows in found:
-                given += [_ones(each, dtype) if n is None else (number, n) for each, *_, n in rows]
-        walks.append(_Walk(graph, reduce, weight, given, members, [sizes[place] for place in members]))
-    joined = None
-    if len(made) == 1 and any(biases):
-        next_one = count()
-        sums = [[next(next_one) for _ in biases[number]] for number in made[0].group.targets]
-        joined = adding(sums, 1, 1, walks[0].graph.device)
-    return _Plan(len(features), walks, made, biases, joined, used)
-
-
-def _bases(members: list[int], sizes: list[int]) -> tuple[dict[int, int], int]:
-    bases, rows = {}, 0
-    for place in members:
-        bases[place] = rows
-        rows += sizes[place]
-    return bases, rows
-
-
-def _loops(graph: Graph) -> Graph:
-    each = torch.arange(graph.num_rows + 1, device=graph.device)
-    return Graph(each, each[:-1].clone(), None, graph.num_rows)
-
-
-def _ones(graph: Graph, dtype: torch.dtype) -> Tensor:
-    return torch.ones(graph.nnz, dtype=dtype, device=graph.device)
-
-
-def _weight_of(walk: _Walk, targets: Sequence[Target]) -> Tensor | None:
+def _weight_of(walk: Walk, targets: Sequence[Target]) -> Tensor | None:
     """The factor of each edge of a walk."""
     if walk.reduce != "weighted":
         return walk.weight
@@ -285,7 +173,7 @@ def _weight_of(walk: _Walk, targets: Sequence[Target]) -> Tensor | None:
     return whole if walk.weight is None else whole.mul_(walk.weight)
 
 
-def _sum_of(walk: _Walk, weight: Tensor | None, x: Tensor) -> Tensor:
+def _sum_of(walk: Walk, weight: Tensor | None, x: Tensor) -> Tensor:
     return spmm(walk.graph, x, weight, reduce="sum" if weight is not None else walk.reduce)
 
 
@@ -331,7 +219,7 @@ class _Layers(_operators.Function):
         return None, None, *found
 
 
-def _results(plan: _Plan, targets: Sequence[Target], given: Sequence[Any], needs: Sequence[bool]) -> tuple:
+def _results(plan: Plan, targets: Sequence[Target], given: Sequence[Any], needs: Sequence[bool]) -> tuple:
     """Of each target; sums and maps, which the gradients are made of; and for each walk what has its gradient, or
     None."""
     sums: list[Tensor] = []
@@ -366,7 +254,7 @@ def _results(plan: _Plan, targets: Sequence[Target], given: Sequence[Any], needs
     return outs, (*sums, *maps), calls
 
 
-def _gradients(plan: _Plan, calls: Sequence, saved: Sequence[Tensor], grads: Sequence, needs: Sequence[bool]) -> list:
+def _gradients(plan: Plan, calls: Sequence, saved: Sequence[Tensor], grads: Sequence, needs: Sequence[bool]) -> list:
     """Of all that was given, as far as needed."""
     sums, maps = saved[: len(plan.walks)], saved[len(plan.walks) :]
     found: list[Tensor | None] = [None] * len(needs)
@@ -398,7 +286,7 @@ def _gradients(plan: _Plan, calls: Sequence, saved: Sequence[Tensor], grads: Seq
     return found
 
 
-def _add_biases(plan: _Plan, group: Group, made: Tensor, given: Sequence[Any]) -> None:
+def _add_biases(plan: Plan, group: Group, made: Tensor, given: Sequence[Any]) -> None:
     """Add to the results of all targets what their biases add up to."""
     parameters = [given[place] for number in group.targets for place in plan.biases[number]]
     total = added(plan.adding, torch.cat(parameters).view(len(parameters), -1))  # type: ignore[arg-type]
@@ -409,7 +297,7 @@ def _add_biases(plan: _Plan, group: Group, made: Tensor, given: Sequence[Any]) -
         part.add_(bias)
 
 
-def _clear(found: list, plan: _Plan, grads: Sequence[Tensor | None]) -> None:
+def _clear(found: list, plan: Plan, grads: Sequence[Tensor | None]) -> None:
     """None in place of the gradients that nothing has led to."""
     led = {place for used, grad in zip(plan.used, grads, strict=True) if grad is not None for place in used}
     for place in range(len(found)):
@@ -438,6 +326,10 @@ def _second(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
 
     def composed(*given):
         targets = _with(ctx.targets, given, count)
+        targets = [
+            target._replace(terms=[term._replace(graph=graph_of(term.graph)) for term in target.terms])
+            for target in targets
+        ]
         pairs = zip(targets, reached, strict=True)
         return tuple([term_by_term(terms, biases, own) for (terms, _, biases, own), reaches in pairs if reaches])
 

@@ -8,6 +8,7 @@ numbers of rows.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -64,6 +65,12 @@ def group_of(targets: list[int], sizes: list[int], slots: list[list[Map]], outpu
 
 def adding(slots: list[list[int]], outputs: int, wide: int, device: Any) -> Graph:
     """The graph of sums of rows [numbers * outputs] into rows [len(slots) / wide, outputs, wide]."""
+    return _adding(tuple([tuple(slot) for slot in slots]), outputs, wide, device)
+
+
+@functools.lru_cache(maxsize=64)  # layers of one shape have the same, whatever the batch
+@torch.inference_mode(False)
+def _adding(slots: tuple[tuple[int, ...], ...], outputs: int, wide: int, device: Any) -> Graph:
     each, found = torch.arange(outputs)[:, None], []
     counts = torch.tensor([len(slot) for slot in slots]).view(-1, 1, wide).expand(-1, outputs, -1)
     for first in range(0, len(slots), wide):

@@ -18,6 +18,7 @@ from torch_geometric import nn as pyg_nn
 
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
+from gnnaccel.graph.stack import EdgeList
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
 from gnnaccel.ops.gat_layers import is_profitable as gats_profit
@@ -30,6 +31,7 @@ from gnnaccel.ops.relation_layers import Target, relation_layers, target_of
 from gnnaccel.ops.relation_sums import Term, is_profitable
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer, gatv2_layer
+from gnnaccel.pyg_backend.graph import hops_of
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -135,8 +137,11 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     tiny = on_cpu and _are_tiny(calls)
     if tiny and _trains_weights(calls):
         return Refused(None)  # sums whose edges have such weights take less one by one
+    anew = False
     if (tiny or not on_cpu) and _may_be_gone(some):
-        return Refused(None)  # to join new graphs takes longer than it spares
+        if not _are_sorted_together(calls, some):
+            return Refused(None)  # to join new graphs takes longer than it spares
+        anew = True
     plain: dict[int, bool] = {}
     classes: dict[Any, tuple[Any, short.Guard] | None] = {}
     numbers: dict[int, int] = {}
@@ -145,7 +150,7 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         layer = None
         if operands is not None and _is_plain(operands.x, plain) and _is_plain(operands.own, plain):
             kind = _standing(type(module), classes)
-            layer = None if kind is None else _layer(module, kind, *operands)
+            layer = None if kind is None else _layer(module, kind, *operands, anew)
         if isinstance(layer, Refused):
             return layer
         if isinstance(layer, Attending):
@@ -164,6 +169,8 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
             others.append(number)
             continue
         numbers[id(layer)] = number
+    if anew and sum(map(len, found.sums.values())) < _LEAST_NEW:
+        return Refused(None)
     least = 2 if on_cpu or sum(map(len, found.sums.values())) < 2 else 1  # layers of a target
     for target, together in found.sums.items():
         profits = len(together) >= least and (not on_cpu or is_profitable([layer.term for layer in together]))
@@ -263,6 +270,18 @@ def _may_be_gone(some: Tensor) -> bool:
     return uses[0] <= ONCE + 1
 
 
+# Where the edges of all types are sorted at once in a first call, and layers of sums from which on that takes less than
+# PyG's own code for each (an estimate: on an H100's host a layer of PyG's took 0.8 ms, forward and backward).
+_SORTED_ON, _LEAST_NEW = ("cuda",), 4
+
+
+def _are_sorted_together(calls: Sequence[Call], some: Tensor) -> bool:
+    """True for layers on new edges that are many enough to be worth it; not in a capture, which may not wait."""
+    if some.device.type not in _SORTED_ON or len(calls) < _LEAST_NEW or hops_of(some) is not None:
+        return False
+    return not (some.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def _is_plain(x: Any, known: dict[int, bool]) -> bool:
     found = known.get(id(x))
     if found is None:
@@ -278,7 +297,8 @@ def _alike(first: Layer, layer: Layer) -> bool:
 
 
 _ATTEND = (pyg_nn.GATConv, pyg_nn.GATv2Conv, pyg_nn.TransformerConv)
-_LAYERS = (pyg_nn.SAGEConv, pyg_nn.GraphConv, pyg_nn.GCNConv, pyg_nn.GINConv, *_ATTEND)
+_PLAIN_SUMS = (pyg_nn.SAGEConv, pyg_nn.GraphConv)
+_LAYERS = (*_PLAIN_SUMS, pyg_nn.GCNConv, pyg_nn.GINConv, *_ATTEND)
 # Layers that are taken together on these devices alone: on the CPU the sums of GINConv take as long (EPYC), and
 # GATv2Conv by itself has passes that this has not.
 _DEVICES: dict[Any, tuple[str, ...]] = {pyg_nn.GINConv: ("cuda",), pyg_nn.GATv2Conv: ("cuda",)}
@@ -323,9 +343,13 @@ def _layer(
     edge_index: Any,
     square: bool,
     edge_weight: Any,
+    anew: bool,
 ) -> Layer | Attending | Summing | Refused | None:
-    """What a layer does, if it does no more; None if it does. Refused: its edges are new."""
+    """What a layer does, if it does no more; None if it does. Refused: its edges are new. anew: no layer's edges are
+    looked for among those that were had before."""
     (known, guard), state = standing, conv.__dict__
+    if anew and (known not in _PLAIN_SUMS or edge_weight is not None):
+        return None
     if known in _ATTEND:
         return None if edge_weight is not None else _attending(conv, known, guard, x, own, edge_index)
     if not guard.allows_layer(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
@@ -362,10 +386,11 @@ def _layer(
         bias = conv._parameters["bias"]
         if bias is not None and bias.dtype != x.dtype:
             return None
-    graph = derived.get((edge_index,), key)
+    graph: Any = EdgeList(edge_index, own.shape[0], x.shape[0]) if anew else derived.get((edge_index,), key)
     if graph is None:
         return Refused(None)
-    return Layer(Term(graph, x, weight, kind, True, edge_weight), bias, own, own_weight, edge_index, key[0])
+    term, form = Term(graph, x, weight, kind, True, edge_weight), "new" if anew else key[0]
+    return Layer(term, bias, own, own_weight, edge_index, form)
 
 
 def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
