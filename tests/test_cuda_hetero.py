@@ -12,7 +12,7 @@ pytest.importorskip("torch_geometric")
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.ops import hgt_rows, relation_rows
+from gnnaccel.ops import hgt_ends, relation_rows
 from gnnaccel.pyg_backend import bases, edge_types
 
 DEVICE = torch.device("cuda", 0)
@@ -124,7 +124,7 @@ def test_sums_of_rows_with_edges_and_of_new_edges(shape, name, form, way, monkey
 @pytest.mark.parametrize("beside", [0, 1 << 20])
 @pytest.mark.parametrize("shape", ["equal", "unequal", "widths"])
 def test_hgt(shape, beside, monkeypatch):
-    monkeypatch.setattr(hgt_rows, "_BESIDE", beside)
+    monkeypatch.setattr(hgt_ends, "BESIDE", {"cuda": beside})
     torch.manual_seed(0)
     x, edges = case(shape)
     widths = {kind: value.shape[1] for kind, value in x.items()}

@@ -12,8 +12,18 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._features import beside_ones, with_bias
+from gnnaccel.ops.segment_matmul import matmul_op, weights_op
 
 _INT32_MAX = 2**31 - 1
+# Bytes of the gradients of a node type's rows, by device, up to which to bring those of all types together takes less
+# than two products of torch's for each type. An estimate: such a product took an H100's host 15 us at least.
+BESIDE = {"cuda": 8 << 20}
+_matmul, _weights = matmul_op.impl, weights_op.impl  # type: ignore[attr-defined]
+
+
+def belong_beside(rows: Tensor, types: int) -> bool:
+    """True for the rows of so many node types whose gradients are to be brought together."""
+    return rows.numel() * rows.element_size() <= BESIDE.get(rows.device.type, -1) * types
 
 
 class _Ends(_operators.Function):
@@ -30,11 +40,16 @@ class _Ends(_operators.Function):
         else:  # where oneDNN writes float32 as if these rows had no others beside them
             active[:, :inputs].copy_(F.gelu(attended))
         maps = with_bias(torch.cat(weights), torch.cat(biases)).view(count, weights[0].shape[0], -1)
-        outs, gate = [], iter(() if gates is None else gates.unbind())
-        parts = active.split_with_sizes(plan.rows)[:count]
-        for part, skips, own, map_ in zip(parts, skipping, x, maps.transpose(1, 2).unbind(), strict=True):
-            out = part.mm(map_)
-            outs.append(torch.lerp(own, out, next(gate)) if skips else out)
+        gate = iter(() if gates is None else gates.unbind())
+        if count == len(plan.rows):
+            outs = [*torch.unsafe_split_with_sizes(_matmul(active, plan.ptr, maps.transpose(1, 2)), plan.rows)]
+        else:
+            parts = active.split_with_sizes(plan.rows)[:count]
+            outs = [part.mm(map_) for part, map_ in zip(parts, maps.transpose(1, 2).unbind(), strict=True)]
+        outs = [
+            torch.lerp(own, out, next(gate)) if skips else out
+            for out, own, skips in zip(outs, x, skipping, strict=True)
+        ]
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
             ctx.plan, ctx.skipping = plan, skipping
@@ -53,17 +68,14 @@ class _Ends(_operators.Function):
             return (None,) * (2 + len(needs))
         found: list[Any] = [None] * len(given)
         inputs = attended.shape[1]
-        of_active, of_maps = torch.empty_like(attended, memory_format=torch.contiguous_format), torch.empty_like(maps)
-        if len(reached) < len(plan.rows):
-            of_active.zero_()
         # Gates are factors of the maps, and of their gradients: no pass over all rows is made for them.
         factors = None if gates is None else _factors(skipping, gates)
         scaled = (maps if factors is None else maps * factors)[:, :, :inputs].contiguous()
-        each = active.split_with_sizes(plan.rows), of_active.split_with_sizes(plan.rows), of_maps.unbind()
-        for k, grad in reached.items():
-            part, of_part, of_map = (t[k] for t in each)
-            torch.mm(grad, scaled[k], out=of_part)
-            torch.mm(grad.t(), part, out=of_map)
+        if len(reached) == len(plan.rows) and belong_beside(active, count):
+            grad = torch.cat([*reached.values()])
+            of_active, of_maps = _matmul(grad, plan.ptr, scaled), _weights(grad, plan.ptr, active, 0)
+        else:
+            of_active, of_maps = _one_by_one(plan, reached, active, scaled)
         if gates is not None:
             _of_gates(found, skipping, reached, given[:count], gates, (of_maps * maps).sum((1, 2)))
             of_maps = of_maps.mul_(factors)
@@ -75,6 +87,19 @@ class _Ends(_operators.Function):
             found[count + k], found[2 * count + k] = of_weights[k], of_biases[k]
         found = [torch.ops.aten.gelu_backward(of_active, attended) if needs[0] else None, *found]
         return None, None, *[grad if need else None for grad, need in zip(found, needs, strict=True)]
+
+
+def _one_by_one(plan: Any, reached: dict[int, Tensor], active: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and of maps, the latter of targets that are reached alone."""
+    count, outputs, inputs = scaled.shape
+    make = active.new_empty if len(reached) == len(plan.rows) else active.new_zeros
+    of_active, of_maps = make((active.shape[0], inputs)), active.new_empty(count, outputs, active.shape[1])
+    each = active.split_with_sizes(plan.rows), of_active.split_with_sizes(plan.rows), of_maps.unbind()
+    for k, grad in reached.items():
+        part, of_part, of_map = (t[k] for t in each)
+        torch.mm(grad, scaled[k], out=of_part)
+        torch.mm(grad.t(), part, out=of_map)
+    return of_active, of_maps
 
 
 def _factors(skipping: tuple[bool, ...], gates: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ def planned(
         graph = Graph(graph.indptr, graph.indices, None, cols)  # no edge has anything of its own
         order = torch.tensor([types[number][2] for number in given]).to(device)
     each = [sizes[place][0] for place in targets]
-    return Plan(graph, groups, list(targets), each, order, given, len(sizes), filled)
+    ptr = torch.tensor([0, *itertools.accumulate(each)])
+    return Plan(graph, groups, list(targets), each, order, given, len(sizes), ptr, filled)
 
 
 def _filled(

@@ -56,6 +56,8 @@ class Plan(NamedTuple):
         Their numbers among all edge types of the layer, as the groups have them.
     given : list of int
         The same order as places in the call's list of edge types.
+    ptr : Tensor, on the CPU
+        Where the rows of each target begin.
     filled : gnnaccel.ops.hgt_rows.Filled, optional
         Of a graph whose sources are those alone that have edges of their type; `groups` are of all.
     """
@@ -67,6 +69,7 @@ class Plan(NamedTuple):
     order: Tensor
     given: list[int]
     types: int
+    ptr: Tensor
     filled: Any = None
 
 

@@ -18,6 +18,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._features import beside_ones
+from gnnaccel.ops.hgt_ends import belong_beside
 from gnnaccel.ops.hgt_maps import (
     QUERY,
     Plan,
@@ -34,9 +35,6 @@ from gnnaccel.ops.relation_products import added
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.summed_rows import SummedRows
 
-# Bytes of the gradients of a type's queries up to which to bring them beside those of keys and values takes less than
-# two products of torch's for each type.
-_BESIDE = 8 << 20
 _matmul = matmul_op.impl  # type: ignore[attr-defined]
 
 
@@ -113,7 +111,7 @@ class _FilledMaps(_operators.Function):
             return None, *_arrays.gradients(partial(composed_maps, plan), given, needs, tuple(grads))
         filled, (group,) = plan.filled, plan.groups
         of_query, of_key, of_value = [grad.contiguous() for grad in grads]
-        beside = of_query.numel() * of_query.element_size() <= _BESIDE * len(plan.rows)
+        beside = belong_beside(of_query, len(plan.rows))
         graph, ptr = (filled.gather, filled.ptr) if beside else (filled.sources, filled.sources_ptr)
         grad = torch.cat([of_key, of_value, of_query] if beside else [of_key, of_value])
         rows, inputs = SummedRows(graph, features, None, True), given[group.places[0]].shape[1]
