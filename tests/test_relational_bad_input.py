@@ -79,13 +79,25 @@ def test_pyg_layers_of_relations(name, types):
 
 
 @pytest.mark.parametrize("bad", [-1, R, 10**9])
-@pytest.mark.parametrize("name", ["FastRGCNConv", "RGATConv", "RGATConv within", "HEATConv"])
+@pytest.mark.parametrize("name", [
+    "RGCNConv", "RGCNConv bases", "FastRGCNConv", "RGATConv", "RGATConv within", "HEATConv",
+])  # fmt: skip
 def test_pyg_relations_out_of_range(name, bad):
     types = TYPES["absent"].clone()
     types[7] = bad
     layer = gnnaccel.accelerate(PYG[name]().double())
     with pytest.raises(IndexError, match=f"got {bad} at (edge|row) 7"):
         layer(rand(N, D), *arguments(name, types, edges()))
+
+
+@pytest.mark.parametrize("bad", [-1, R, 10**9])
+def test_pyg_blocks_leave_relations_out_of_range_out(bad):
+    """As PyG does, which looks for the edges of each relation."""
+    types, x, plain = TYPES["absent"].clone(), rand(N, D).requires_grad_(), PYG["RGCNConv blocks"]().double()
+    types[7] = bad
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    want = results(lambda: plain(x, edges(), types), [x, *plain.parameters()])
+    same(results(lambda: layer(x, edges(), types), [x, *layer.parameters()]), want)
 
 
 @pytest.mark.parametrize("make", [pyg_nn.RGCNConv, pyg_nn.FastRGCNConv, pyg_nn.RGATConv])
@@ -157,6 +169,17 @@ def test_dgl_layers_of_relations(name, types):
     want = results(lambda: layer(g, x, *kinds, types), [x, *layer.parameters()])
     dgl_backend.enable()
     same(results(lambda: layer(g, x, *kinds, types), [x, *layer.parameters()]), want)
+
+
+def test_dgl_no_bases():
+    """DGL's relations have matrices of zeros then, or no blocks to be made of."""
+    g, types, x = dgl.graph(tuple(edges())), TYPES["absent"], rand(N, D).requires_grad_()
+    layer = dgl.nn.RelGraphConv(D, OUT, R, "basis", 0).double()
+    want = results(lambda: layer(g, x, types), [x, *layer.parameters()])
+    dgl_backend.enable()
+    same(results(lambda: layer(g, x, types), [x, *layer.parameters()]), want)
+    with pytest.raises(ZeroDivisionError):
+        dgl.nn.RelGraphConv(D, OUT, R, "bdd", 0)
 
 
 @pytest.mark.parametrize("across", ["sum", "mean", "max"])

@@ -355,7 +355,7 @@ def _gradients(x, matrices, weight, coefficients, norm, grad, relations: Relatio
         grad_matrices = torch.zeros_like(matrices, memory_format=torch.contiguous_format)
     if coefficients is None or not of_matrices:
         return grad_x, grad_matrices, None, grad_norm
-    flat = grad_matrices.reshape(coefficients.shape[0], -1)
+    flat = grad_matrices.reshape(coefficients.shape[0], math.prod(weight.shape[1:]))
     grad_weight = (coefficients.t() @ flat).view(weight.shape) if of_weight else None
-    grad_coefficients = flat @ weight.reshape(weight.shape[0], -1).t() if of_coefficients else None
+    grad_coefficients = flat @ weight.reshape(weight.shape[0], flat.shape[1]).t() if of_coefficients else None
     return grad_x, grad_weight, grad_coefficients, grad_norm
