@@ -11,6 +11,7 @@ of 64 features and 4 heads. `before` is gnnaccel with one layer after the other,
 together. The sides take turns, in another order each time, and the least of --repeat times is compared; on tiny graphs
 and on CUDA each side runs once before it is timed, as in a training loop, where what it calls has been called before.
 On CUDA: DGL "alone" is DGL on torch's own kernels (GNNACCEL_DGL_KERNELS=torch), as its CPU wheel has none.
+gnnaccel_gpu_ms is the time on a GPU that was kept busy until all was launched: what a faster host would leave.
 
 Each row is checked first, against the framework's results in float64: `error` is gnnaccel's distance from these,
 `alone_error` the framework's own, and `error_float64` gnnaccel's in float64. A row fails for an `error` that neither
@@ -35,7 +36,8 @@ from gnnaccel import dgl_backend, pyg_backend
 from gnnaccel.dgl_backend.compat import KERNELS
 
 COLUMNS = ("row", "nodes_per_type", "edges_per_relation", "width", "threads",
-           "alone_ms", "gnnaccel_ms", "before_ms", "speedup", "error", "alone_error", "error_float64")  # fmt: skip
+           "alone_ms", "gnnaccel_ms", "before_ms", "speedup", "error", "alone_error", "error_float64",
+           "gnnaccel_gpu_ms")  # fmt: skip
 SIZES = ((100, 400, 16), (2_000, 500, 64), (2_000, 3_300, 64), (10_000, 3_300, 64), (5_000, 50_000, 64))
 PYG_SIZES = ((100, 400, 16), (2_500, 4_000, 64), (25_000, 4_000, 64), (10_000, 40_000, 64), (100_000, 40_000, 64))
 CUDA_SIZES = ((100, 400, 16), (10_000, 4_000, 64), (10_000, 40_000, 64), (100_000, 40_000, 64))
@@ -243,6 +245,17 @@ def timed(run: Callable) -> float:
     return (CLOCK() - start) * 1e3
 
 
+def timed_on_gpu(run: Callable) -> float:
+    """Milliseconds between two events that stand behind 20 million cycles of waiting, during which `run` launches."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(20_000_000)
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
 def checked(sides: dict[str, Side], calls: int) -> dict[str, list]:
     """The results of each side's last call; the framework's are the same from the first."""
     results = {}
@@ -284,10 +297,13 @@ def measure(row: str, size: tuple, repeat: int) -> dict:
             if again:
                 run()
             times[name] = min(times[name], timed(run))
+    switch, run = sides["gnnaccel"]
+    switch()
+    on_gpu = min([timed_on_gpu(run) for _ in range(repeat)]) if DEVICE == "cuda" else ""
     sides["alone"][0]()
     ms = {f"{name}_ms": value for name, value in times.items()}
     values = (row, *size, torch.get_num_threads(), *ms.values(), times["alone"] / times["gnnaccel"])
-    values += (error, alone_error, error_float64)
+    values += (error, alone_error, error_float64, on_gpu)
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -322,7 +338,7 @@ def main(argv=None) -> int:
             r = measure(row, size, options.repeat)
             results.append(r)
             sides = "  ".join(f"{name} {r[f'{name}_ms']:8.2f}" for name in ("alone", "gnnaccel", "before"))
-            errors = " ".join(f"{r[name]:.0e}" for name in COLUMNS[-3:])
+            errors = " ".join(f"{r[name]:.0e}" for name in COLUMNS[-4:-1])
             print(f"{row:36} {size!s:22} {sides} ms  {r['speedup']:5.2f}x  errors {errors}", flush=True)
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:

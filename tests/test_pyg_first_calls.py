@@ -87,7 +87,7 @@ def test_what_is_never_left(at_first, monkeypatch):
     assert not run(layer, edges())[0]
 
 
-@pytest.mark.parametrize("cls", [nn.RGCNConv, nn.FastRGCNConv, nn.RGATConv])
+@pytest.mark.parametrize("cls", [nn.RGCNConv, nn.FastRGCNConv])
 def test_what_pyg_calls_for_each_relation_is_ours_at_once(cls, at_first):
     plain = cls(D, D, 3)
     layer, index = pyg_backend.accelerate(copy.deepcopy(plain)), edges()

@@ -22,8 +22,10 @@ from gnnaccel.ops.relation_sums import one_behind_the_other
 from gnnaccel.ops.spmm import spmm
 from gnnaccel.ops.summed_rows import SummedRows
 
-# Multiplications spared from which on a GPU does these passes sooner than those of a product for each destination.
-_SPARED, _PART = 1 << 29, 0.7
+# Multiplications spared from which on, and the part of rows up to which, this takes less than a product for each
+# destination: an H100 spends 1.33 ms of 1.66, a third of the rows having edges (4 types of 100,000 nodes, 8 of 40,000
+# edges, 64 features), 0.19 of 0.25 with a tenth of both, and as long where three quarters have.
+_SPARED, _PART = 1 << 27, 0.7
 _SHORT, _SHORT_MEAN = 32, 4  # edges of rows that are added up where they are read, at most and in the mean
 _CHUNK = 256  # rows that a walk adds up for the sums over all rows of a result
 

@@ -25,7 +25,7 @@ from gnnaccel.pyg_backend.graph import USED, hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
 
 # Layers whose code in PyG takes as many calls as there are relations, or a matrix for each edge: to sort takes less.
-_SLOW = {nn.RGCNConv.forward, nn.FastRGCNConv.forward, nn.RGATConv.forward}
+_SLOW = {nn.RGCNConv.forward, nn.FastRGCNConv.forward}
 
 # A layer may map features to wider ones before it gathers them: so many times the most numbers, at most.
 _WIDENED = 8
