@@ -288,7 +288,11 @@ def cuda_grid() -> list[str]:
 
 def relational() -> list[str]:
     lines: list[str] = []
-    for name, where in (("relations_epyc.csv", "CPU, 1 thread"), ("relations_h200.csv", "H200")):
+    for name, where in (
+        ("relations_epyc.csv", "CPU, 1 thread"),
+        ("relations_h200.csv", "H200"),
+        ("relations_h100.csv", "H100"),
+    ):
         rows = [row for row in read(name)[1] if row["alone_ms"]]
         body = [
             [

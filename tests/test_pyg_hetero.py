@@ -534,11 +534,11 @@ def _walks():
 def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
     from gnnaccel.ops import relation_layers
-    from gnnaccel.pyg_backend import edge_types
+    from gnnaccel.pyg_backend import edge_type_layers, edge_types
 
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
-    monkeypatch.setattr(edge_types, "_DEVICES", {})
+    monkeypatch.setattr(edge_type_layers, "_DEVICES", {})
 
 
 @pytest.fixture(params=["seen before", "new"])

@@ -14,7 +14,7 @@ from torch_geometric.utils import dropout_edge
 
 from gnnaccel import pyg_backend, report
 from gnnaccel.ops import relation_layers
-from gnnaccel.pyg_backend import edge_types
+from gnnaccel.pyg_backend import edge_type_layers, edge_types
 
 torch.fx.wrap("dropout_edge")
 
@@ -24,7 +24,7 @@ def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
     monkeypatch.setattr(edge_types, "_TINY", 0)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
-    monkeypatch.setattr(edge_types, "_DEVICES", {})
+    monkeypatch.setattr(edge_type_layers, "_DEVICES", {})
 
 
 class Weighted(torch.nn.Module):

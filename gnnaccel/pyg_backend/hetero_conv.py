@@ -17,7 +17,8 @@ from torch_geometric.nn.conv import hetero_conv
 from gnnaccel import report
 from gnnaccel.pyg_backend import edge_types
 from gnnaccel.pyg_backend.classes import is_accelerated
-from gnnaccel.pyg_backend.edge_types import Call, Operands, Refused
+from gnnaccel.pyg_backend.edge_type_layers import Refused
+from gnnaccel.pyg_backend.edge_types import Call, Operands
 
 KIND = "pyg.HeteroConv"
 _originals: list[Callable] = []

@@ -24,7 +24,8 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnaccel import report
 from gnnaccel.pyg_backend import bases, edge_types
 from gnnaccel.pyg_backend.classes import is_accelerated
-from gnnaccel.pyg_backend.edge_types import Call, Operands, Refused
+from gnnaccel.pyg_backend.edge_type_layers import Refused
+from gnnaccel.pyg_backend.edge_types import Call, Operands
 
 KIND = "pyg.to_hetero"
 _originals: list[Callable] = []
