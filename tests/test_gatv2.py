@@ -62,6 +62,10 @@ def test_registration_and_derivatives():
         torch.library.opcheck(
             torch.ops.gnnaccel.gatv2_sums, (*arrays_of(graph, True).flat(), *given, weights, 0.2, products)
         )
+        options = 0.2, products, True, not products
+        torch.library.opcheck(
+            torch.ops.gnnaccel.gatv2_scores_backward, (*arrays_of(graph, True).flat(), *given, weights, *options)
+        )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch_geometric.nn import models
 
 from gnnaccel import report
 from gnnaccel.ops import _packed
+from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
 from gnnaccel.pyg_backend import compiling
 
@@ -105,6 +106,37 @@ def test_opcheck(loops, both):
     if both:
         other = structure.transposed()
         assert other.indptr.equal(graph.transposed.indptr) and other.indices.equal(graph.transposed.indices)
+        (values,), sizes = other.flat()
+        again = Structure.of([values], sizes)
+        assert values is structure.flat()[0][0] and again.transposed().indices.equal(graph.indices)
+        torch.library.opcheck(OPS.degrees.default, other.flat(), test_utils=checks)
+
+
+def test_passes_that_wait():
+    """A copy of the graph lies where the last one lay once nobody holds that, and not before."""
+    copied = _packed._Memory().copy
+    numbers = torch.arange(9, dtype=torch.int32)
+    first = copied(numbers)
+    held, place = first[4:], first.data_ptr()
+    del first
+    second = copied(numbers + 1)
+    assert second.data_ptr() != place and held.equal(numbers[4:])
+    del held
+    assert copied(numbers + 2).data_ptr() == place and second.equal(numbers + 1)
+    for length in range(40):
+        copied(torch.zeros(length, dtype=torch.int32))
+    assert sum(map(len, copied.__self__._given.values())) == _packed._KEPT
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GATv2"])
+def test_backward_after_other_edges(name, as_values):
+    plain, model = pair_of(LAYERS[name][0])
+    run, x = compiled(model), rand(N, D)
+    found = []
+    for call, module in ((run, model), (plain, plain)):
+        outs = [call(x, without_loops(seed=seed)) for seed in (1, 2, 3)]
+        found.append([torch.autograd.grad(out.square().sum(), list(module.parameters())) for out in outs])
+    assert_equal(*found)
 
 
 def test_torch_that_would_record_a_look_up(monkeypatch):
@@ -174,3 +206,20 @@ def test_in_cuda_graphs(name):
     assert counts() == {(True, False)}
     assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
     report.reset()
+
+
+@on_a_gpu
+def test_recorded_once():
+    """Neither other edges of as many nor what else lies in memory by then has a step recorded again."""
+    _, model = pair_of(lambda: models.GraphSAGE(D, 8, 2, 3))
+    model, x, index = model.cuda(), rand(N, D).cuda(), edges().cuda()
+    run = compiled(model, backend="inductor", mode="reduce-overhead")
+    recorded, others = [], []
+    for seed in range(12):
+        index.copy_(edges(seed=seed))
+        for _ in range(2):
+            model.zero_grad()
+            run(x, index).square().sum().backward()
+        others.append(torch.empty(3000 + 100 * seed, device="cuda"))
+        recorded.append(torch._dynamo.utils.counters["inductor"]["cudagraph_recorded_non_static_inputs"])
+    assert recorded[2] > 0 and recorded[-1] == recorded[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -96,6 +97,17 @@ class Matrix:
         return None if self.order is None else lib.work_list(*self.order[:3], *worklist.decode(self.plan))
 
 
+_ALIGNED = 4  # numbers of an index: 16 bytes, as of a tensor of its own
+_TURNED = 2
+
+
+def packed_parts(num_rows: int, num_cols: int, nnz: int, both: bool) -> tuple[list[int], list[int]]:
+    """Where arrays begin in a graph of one tensor, with the end of all, and their lengths: indptr, indices and edge ids
+    of the matrix and, if `both`, of the transposed one. A zero at least is behind each, as no row ends at nonzero 0."""
+    lengths = [length for count in (num_rows, num_cols)[: 1 + both] for length in (count + 1, nnz, nnz)]
+    return [0, *accumulate((length // _ALIGNED + 1) * _ALIGNED for length in lengths)], lengths
+
+
 class Structure:
     """A graph and, where a gradient runs over it, its transposed one, each with the order of its rows. Never changed.
 
@@ -105,7 +117,7 @@ class Structure:
     twin: Any  # below
 
     __slots__ = (
-        *("_by_nonzero", "_other", "_own", "_plain", "_transposed"),
+        *("_by_nonzero", "_other", "_own", "_packed", "_plain", "_transposed"),
         *("calls", "edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
     )
 
@@ -118,7 +130,21 @@ class Structure:
         self.calls: dict[Any, Any] = {}  # of kernels, ready but for addresses: whoever makes them puts them here
         self._by_nonzero: Structure | None = None
         self._transposed: Structure | None = None
+        self._packed: tuple[Tensor, list[int]] | None = None  # what flat() gives in place of the arrays
         self._plain: bool | None = None
+
+    @classmethod
+    def packed(cls, values: Tensor, num_rows: int, num_cols: int, nnz: int, code: int) -> Structure:
+        """That of a graph of one tensor (`packed_parts`), which stands for it where it is an argument: one tensor for
+        autograd to keep and for a replay to look at. code: 1 if both directions are there, and _TURNED if the edges are
+        reversed."""
+        offsets, lengths = packed_parts(num_rows, num_cols, nnz, bool(code % _TURNED))
+        arrays = [values.narrow(0, *each) for each in zip(offsets, lengths, strict=False)]
+        own = Matrix(arrays[0], arrays[1], arrays[2], num_cols, nnz)
+        other = Matrix(arrays[3], arrays[4], arrays[5], num_rows, nnz) if len(arrays) > 3 else None
+        made = cls(own, other) if code < _TURNED else cls(other, own)
+        made._packed = values, [num_rows, num_cols, nnz, code]
+        return made
 
     @property
     def device(self) -> torch.device:
@@ -139,6 +165,9 @@ class Structure:
             if self._other is None:
                 raise RuntimeError("gnnaccel: a gradient needs the transposed graph, which this call was not given")
             self._transposed = Structure(self._other, self._own, nnz=self.nnz)
+            if self._packed is not None:
+                values, (*sizes, code) = self._packed
+                self._transposed._packed = values, [*sizes, (code + _TURNED) % (2 * _TURNED)]
         return self._transposed
 
     def both_ways(self) -> Structure:
@@ -185,7 +214,10 @@ class Structure:
         return self._plain
 
     def flat(self) -> tuple[list[Tensor | None], list[int]]:
-        """What the dispatcher is given (SCHEMA): the tensors of the matrix and of the transposed one, and sizes."""
+        """What the dispatcher is given (SCHEMA): the tensors of the matrix and of the transposed one, and sizes; of a
+        graph of one tensor that one."""
+        if self._packed is not None:
+            return [self._packed[0]], self._packed[1]
         own, other = self._own, self._other
         tensors = own.tensors() + ([None] * _HALF if other is None else other.tensors())
         return tensors, [own.num_cols, own.nnz, own.plan, 0 if other is None else other.plan]
@@ -193,6 +225,8 @@ class Structure:
     @classmethod
     def of(cls, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Structure:
         """The inverse of `flat`."""
+        if len(tensors) == 1:
+            return cls.packed(tensors[0], *sizes)
 
         def matrix(half: Sequence, num_cols: int, plan: int) -> Matrix:
             indptr, indices, edge_ids, *order = half

@@ -9,7 +9,8 @@ them, nonzeros of no row stand behind the last one, under the ids that no edge h
 
 from __future__ import annotations
 
-from itertools import accumulate
+import threading
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -19,24 +20,16 @@ from gnnaccel import _operators
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _described
-from gnnaccel.ops._arrays import Matrix, Structure
+from gnnaccel.ops._arrays import Structure, packed_parts
 from gnnaccel.ops._described import Described
 
 MOST_EDGES = 1 << 19  # of a graph that is copied at each call; larger ones gain more by their lists of work
 _SLOT = "packed"
-_ALIGNED = 4  # numbers of an index: 16 bytes, as of a tensor of its own
+_KEPT = 8  # tensors of `_Memory`, of some 8 MB at most
 
 
-def _lengths(described: Described, both: bool) -> list[int]:
-    """Of the arrays of the matrix and, if `both`, of the transposed one: indptr, indices, edge ids."""
-    nnz = described.nnz
-    rows = (described.num_rows, described.num_cols)[: 1 + both]
-    return [length for count in rows for length in (count + 1, nnz, nnz)]
-
-
-def _offsets(lengths: list[int]) -> list[int]:
-    """Where the arrays begin, and the end; a zero at least is behind each, as no row ends at nonzero 0."""
-    return [0, *accumulate((length // _ALIGNED + 1) * _ALIGNED for length in lengths)]
+def _parts(described: Described, both: bool) -> tuple[list[int], list[int]]:
+    return packed_parts(described.num_rows, described.num_cols, described.nnz, both)
 
 
 def _filled(graph: Graph, nnz: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,11 +47,11 @@ def _filled(graph: Graph, nnz: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _packed(described: Described, both: bool) -> Tensor:
-    graph, lengths = described.graph(), _lengths(described, both)
+    graph = described.graph()
     kept: dict[bool, Tensor] | None = None if graph.transient() else graph.slot(_SLOT, dict)
     if kept is not None and both in kept:
         return kept[both]
-    offsets = _offsets(lengths)
+    offsets, lengths = _parts(described, both)
     with modes.outside_inference(grad=False):
         out = torch.zeros(offsets[-1], dtype=torch.int32, device=described.device)
         arrays = [part for half in (graph, graph.transposed)[: 1 + both] for part in _filled(half, described.nnz)]
@@ -69,17 +62,57 @@ def _packed(described: Described, both: bool) -> Tensor:
     return out
 
 
+class _Memory:
+    """Copies of tensors, in memory that is given out again, the same first, once nobody holds the copy any more.
+
+    A CUDA graph of a backward pass reads what autograd has kept where it lies, and is recorded anew for another
+    address: those of torch's allocator come and go with what else a step allocates.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: OrderedDict[tuple, list[tuple[Tensor, torch.UntypedStorage]]] = OrderedDict()
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A new tensor for who asked, who may write into it."""
+        stream = 0
+        if tensor.is_cuda:
+            if torch.cuda.is_current_stream_capturing():  # what is allocated here is that graph's
+                return tensor.clone()
+            stream = torch._C._cuda_getCurrentRawStream(tensor.device.index)
+        key = tensor.device, stream, tensor.shape[0]  # memory waits for the work of its stream alone, as torch has it
+        with self._lock, modes.outside_inference():
+            out = self._free(key, tensor).data  # which counts the writes into it by itself
+        return out.copy_(tensor)
+
+    def _free(self, key: tuple, like: Tensor) -> Tensor:
+        given = self._given.setdefault(key, [])
+        self._given.move_to_end(key)
+        for out, storage in given:
+            if torch._C._storage_Use_Count(storage._cdata) == 2:  # these two
+                return out
+        out = torch.empty_like(like)
+        given.append((out, out.untyped_storage()))
+        while len(self._given) > 1 and sum(map(len, self._given.values())) > _KEPT:
+            self._given.popitem(last=False)
+        del given[:-_KEPT]
+        return out
+
+
+_memory = _Memory()
+
+
 def _fake(edges: Tensor, sizes: Any, both: bool) -> Tensor:
     described = Described.of(edges, sizes)
-    return edges.new_empty(_offsets(_lengths(described, both))[-1], dtype=torch.int32)
+    return edges.new_empty(_parts(described, both)[0][-1], dtype=torch.int32)
 
 
-# The arrays of the graph, and of the transposed one if `both`, as `_lengths` and `_offsets` have them: a new tensor at
-# each call, as who asked may write into it once all is read.
+# The arrays of the graph, and of the transposed one if `both`, as `packed_parts` has them: a new tensor at each call, as
+# who asked may write into it once all is read.
 _packed_op = _operators.register(
     "packed_graph",
     f"({_described.SCHEMA}, bool both) -> Tensor",
-    lambda edges, sizes, both: _packed(Described.of(edges, sizes), both).clone(),
+    lambda edges, sizes, both: _memory.copy(_packed(Described.of(edges, sizes), both)),
     _fake,
     looks_up=True,
 )
@@ -87,11 +120,5 @@ _packed_op = _operators.register(
 
 def structure_of(described: Described, both: bool) -> Structure:
     """What stands for `described` in ops whose calls are replayed; with the transposed matrix if `both`."""
-    values, lengths = _packed_op(*described.flat(), both), _lengths(described, both)
-    arrays = [values.narrow(0, *each) for each in zip(_offsets(lengths), lengths, strict=False)]
-    indptr, indices, edge_ids, *other = arrays
-    own = Matrix(indptr, indices, edge_ids, described.num_cols, described.nnz)
-    if not both:
-        return Structure(own)
-    indptr, indices, edge_ids = other
-    return Structure(own, Matrix(indptr, indices, edge_ids, described.num_rows, described.nnz))
+    values = _packed_op(*described.flat(), both)
+    return Structure.packed(values, described.num_rows, described.num_cols, described.nnz, int(both))

@@ -154,14 +154,37 @@ def _backward(ctx, grad):
         graph = Graph(arrays.indptr, arrays.indices, arrays.edge_ids, arrays.num_cols)
         scores = partial(reference.gatv2_scores, graph, negative_slope=ctx.negative_slope)
         return *_arrays.gradients(scores, (x, y, vectors), ctx.wanted[:3], grad), None
-    needs_x, needs_y, needs_vectors, _ = ctx.wanted
-    grad_x = grad_y = grad_vectors = None
-    if needs_x:
-        grad_x, _ = sums_op(arrays.transposed(), y, x, vectors, grad, ctx.negative_slope, False)
-    if needs_y or needs_vectors:
-        grad_y, products = sums_op(arrays, x, y, vectors, grad, ctx.negative_slope, needs_vectors)
-        grad_vectors = products.sum(0).to(y.dtype) if needs_vectors else None
-    return grad_x, grad_y if needs_y else None, grad_vectors, None
+    wanted = ctx.wanted[:3]
+    grads = _gradients_op(arrays, x, y, vectors, grad, ctx.negative_slope, *wanted)
+    return *(g if w else None for g, w in zip(grads, wanted, strict=True)), None
+
+
+def _gradients_impl(arrays, x, y, vectors, weights, slope, of_x, of_y, of_vectors):
+    nothing = y.new_empty(0)
+    grad_x = grad_y = grad_vectors = nothing
+    if of_y or of_vectors:
+        grad_y, products = sums_op.impl(arrays, x, y, vectors, weights, slope, of_vectors)
+        grad_y = grad_y if of_y else nothing
+        grad_vectors = products.sum(0).to(y.dtype) if of_vectors else nothing
+        del products  # before there is another tensor of its size
+    if of_x:
+        grad_x, _ = sums_op.impl(arrays.transposed(), y, x, vectors, weights, slope, False)
+    return grad_x, grad_y, grad_vectors
+
+
+def _gradients_fake(_arrays, x, y, vectors, _weights, _slope, *wanted):
+    return tuple(t.new_empty(t.shape if w else (0,)) for t, w in zip((x, y, vectors), wanted, strict=True))
+
+
+# All gradients at once: torch.compile holds the results of single ones, those for the vectors among them, together.
+_gradients_op = _operators.register(
+    "gatv2_scores_backward",
+    f"({_arrays.SCHEMA}, {_INPUTS}, Tensor weights, float negative_slope, bool of_x, bool of_y, bool of_vectors) -> "
+    "(Tensor, Tensor, Tensor)",
+    _gradients_impl,
+    _gradients_fake,
+    structure=Structure,
+)
 
 
 scores_op = _operators.register(
