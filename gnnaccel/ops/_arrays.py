@@ -140,9 +140,10 @@ class Structure:
         reversed."""
         offsets, lengths = packed_parts(num_rows, num_cols, nnz, bool(code % _TURNED))
         arrays = [values.narrow(0, *each) for each in zip(offsets, lengths, strict=False)]
-        own = Matrix(arrays[0], arrays[1], arrays[2], num_cols, nnz)
-        other = Matrix(arrays[3], arrays[4], arrays[5], num_rows, nnz) if len(arrays) > 3 else None
-        made = cls(own, other) if code < _TURNED else cls(other, own)
+        halves = [Matrix(arrays[0], arrays[1], arrays[2], num_cols, nnz)]
+        if len(arrays) > 3:
+            halves.append(Matrix(arrays[3], arrays[4], arrays[5], num_rows, nnz))
+        made = cls(*(halves if code < _TURNED else reversed(halves)))
         made._packed = values, [num_rows, num_cols, nnz, code]
         return made
 
@@ -226,7 +227,7 @@ class Structure:
     def of(cls, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> Structure:
         """The inverse of `flat`."""
         if len(tensors) == 1:
-            return cls.packed(tensors[0], *sizes)
+            return cls.packed(tensors[0], *sizes)  # type: ignore[arg-type]
 
         def matrix(half: Sequence, num_cols: int, plan: int) -> Matrix:
             indptr, indices, edge_ids, *order = half

@@ -107,8 +107,8 @@ def _fake(edges: Tensor, sizes: Any, both: bool) -> Tensor:
     return edges.new_empty(_parts(described, both)[0][-1], dtype=torch.int32)
 
 
-# The arrays of the graph, and of the transposed one if `both`, as `packed_parts` has them: a new tensor at each call, as
-# who asked may write into it once all is read.
+# The arrays of the graph, and of the transposed one if `both`, as `packed_parts` has them: a new tensor at each call,
+# as who asked may write into it once all is read.
 _packed_op = _operators.register(
     "packed_graph",
     f"({_described.SCHEMA}, bool both) -> Tensor",
