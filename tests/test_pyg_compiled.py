@@ -18,6 +18,7 @@ from gnnaccel import _operators, ops, pyg_backend, report
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._described import Described
+from gnnaccel.pyg_backend import compiled_forwards
 from gnnaccel.pyg_backend.graph import of_described
 
 _operators.define_twins()
@@ -149,6 +150,23 @@ def test_bipartite(name):
     plain, model = pair_of(BIPARTITE[name])
     agree(plain, model, compiled(model), PAIR, BETWEEN)
     assert counts() == {(True, False)}
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+@pytest.mark.parametrize("name", ["GATv2", "GATv2 shared"])
+def test_projections_are_made_again(name, made_again, monkeypatch):
+    """Of large graphs on CUDA: the backward pass keeps none."""
+    monkeypatch.setattr(compiled_forwards, "_are_made_again", lambda *_: made_again)
+    make, rest = LAYERS[name]
+    plain, model = pair_of(make)
+    run, x, index = compiled(model, backend="aot_eager_decomp_partition"), rand(N, D), edges()
+    agree(plain, model, run, x, index, *rest)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(tuple(t.shape)), t)[1], lambda t: t):
+        run(x.clone().requires_grad_(), index)
+    projection = (N, model.heads, model.out_channels)
+    # Where the softmax is one op with the sum, it keeps the result as well.
+    assert kept.count(projection) == (1 if made_again else 2 + (not model.share_weights))
 
 
 @pytest.mark.parametrize("name", ["GCN", "GCN weight", "SAGE max", "GATv2"])

@@ -9,8 +9,6 @@ them, nonzeros of no row stand behind the last one, under the ids that no edge h
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph import modes
+from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _described
 from gnnaccel.ops._arrays import Structure, packed_parts
@@ -25,7 +24,6 @@ from gnnaccel.ops._described import Described
 
 MOST_EDGES = 1 << 19  # of a graph that is copied at each call; larger ones gain more by their lists of work
 _SLOT = "packed"
-_KEPT = 8  # tensors of `_Memory`, of some 8 MB at most
 
 
 def _parts(described: Described, both: bool) -> tuple[list[int], list[int]]:
@@ -46,10 +44,15 @@ def _filled(graph: Graph, nnz: int) -> tuple[Tensor, Tensor, Tensor]:
     return graph.indptr, indices, ids
 
 
+def _key(sizes: Any, both: bool) -> tuple:
+    return (_SLOT, both, *sizes)
+
+
 def _packed(described: Described, both: bool) -> Tensor:
     graph = described.graph()
     kept: dict[bool, Tensor] | None = None if graph.transient() else graph.slot(_SLOT, dict)
     if kept is not None and both in kept:
+        derived.put((described.edges,), _key(described.flat()[1], both), kept[both])  # for `_found`
         return kept[both]
     offsets, lengths = _parts(described, both)
     with modes.outside_inference(grad=False):
@@ -62,44 +65,10 @@ def _packed(described: Described, both: bool) -> Tensor:
     return out
 
 
-class _Memory:
-    """Copies of tensors, in memory that is given out again, the same first, once nobody holds the copy any more.
-
-    A CUDA graph of a backward pass reads what autograd has kept where it lies, and is recorded anew for another
-    address: those of torch's allocator come and go with what else a step allocates.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._given: OrderedDict[tuple, list[tuple[Tensor, torch.UntypedStorage]]] = OrderedDict()
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        """A new tensor for who asked, who may write into it."""
-        stream = 0
-        if tensor.is_cuda:
-            if torch.cuda.is_current_stream_capturing():  # what is allocated here is that graph's
-                return tensor.clone()
-            stream = torch._C._cuda_getCurrentRawStream(tensor.device.index)
-        key = tensor.device, stream, tensor.shape[0]  # memory waits for the work of its stream alone, as torch has it
-        with self._lock, modes.outside_inference():
-            out = self._free(key, tensor).data  # which counts the writes into it by itself
-        return out.copy_(tensor)
-
-    def _free(self, key: tuple, like: Tensor) -> Tensor:
-        given = self._given.setdefault(key, [])
-        self._given.move_to_end(key)
-        for out, storage in given:
-            if torch._C._storage_Use_Count(storage._cdata) == 2:  # these two
-                return out
-        out = torch.empty_like(like)
-        given.append((out, out.untyped_storage()))
-        while len(self._given) > 1 and sum(map(len, self._given.values())) > _KEPT:
-            self._given.popitem(last=False)
-        del given[:-_KEPT]
-        return out
-
-
-_memory = _Memory()
+def _found(edges: Tensor, sizes: Any, both: bool) -> Tensor | None:
+    """What the op returns where all is there: the shortest way, as each step goes it."""
+    kept = derived.get((edges,), _key(sizes, both))
+    return None if kept is None else kept.clone()
 
 
 def _fake(edges: Tensor, sizes: Any, both: bool) -> Tensor:
@@ -112,9 +81,10 @@ def _fake(edges: Tensor, sizes: Any, both: bool) -> Tensor:
 _packed_op = _operators.register(
     "packed_graph",
     f"({_described.SCHEMA}, bool both) -> Tensor",
-    lambda edges, sizes, both: _memory.copy(_packed(Described.of(edges, sizes), both)),
+    lambda edges, sizes, both: _packed(Described.of(edges, sizes), both).clone(),
     _fake,
     looks_up=True,
+    found=_found,
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import SumAggregation
 
@@ -41,6 +42,7 @@ from gnnaccel.pyg_backend.compiling import (
 )
 from gnnaccel.pyg_backend.rules import collects_otherwise
 
+MANY_BYTES = 1 << 24  # of `_are_made_again`
 Graph = Described | Structure  # as `graph_of` gives it
 
 
@@ -252,6 +254,13 @@ def _gat(layer: _Layer) -> Callable:
     return forward
 
 
+def _are_made_again(source: Tensor, target: Tensor, width: int) -> bool:
+    """True where the backward pass should make projections [nodes, width] again instead of keeping both: they are most
+    of what a GATv2 keeps, and two products of matrices take little beside walks over the edges of a large graph."""
+    rows = source.shape[0] + target.shape[0]
+    return source.is_cuda and torch.is_grad_enabled() and rows * width * source.element_size() >= MANY_BYTES
+
+
 def _gatv2(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_attr=None, return_attention_weights=None):
         if edge_attr is not None or return_attention_weights is not None:
@@ -265,8 +274,15 @@ def _gatv2(layer: _Layer) -> Callable:
         counted(layer.kind)
         shape = -1, conv.heads, conv.out_channels
         res = None if conv.res is None else conv.res(target)
-        left = conv.lin_l(source).view(shape)
-        right = left if conv.share_weights else conv.lin_r(target).view(shape)
+
+        def ends():
+            left = conv.lin_l(source).view(shape)
+            return left, left if conv.share_weights else conv.lin_r(target).view(shape)
+
+        if _are_made_again(source, target, conv.heads * conv.out_channels):
+            left, right = checkpoint(ends, use_reentrant=False, preserve_rng_state=False)
+        else:
+            left, right = ends()
         scores = scores_op(graph, left, right, conv.att.view(shape[1:]), conv.negative_slope)
         return _finished(conv, summed(graph, scores, left, dropped(conv, left, graph)), res)
 
