@@ -143,7 +143,7 @@ def cuda_compiled() -> list[str]:
     sides = {"compiled": "PyG compiled", "compiled-flag": "gnnaccel compiled", "reduced-flag": "with reduce-overhead"}
     columns = ["epoch, ms", *sides.values(), "peak, MiB (PyG / gnnaccel)", "compiling, CPU seconds"]
     lines: list[str] = []
-    for name in ("compiled_h100.csv", "compiled_h200.csv"):
+    for name in ("compiled_h100.csv", "compiled_amazon_h100.csv", "compiled_h200.csv"):
         measured = [row for row in read(name)[1] if row["epoch_ms"]]
         body = []
         for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in measured):
