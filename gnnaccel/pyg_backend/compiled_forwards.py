@@ -186,10 +186,12 @@ def _appnp(layer: _Layer) -> Callable:
 def _gin(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, size=None):
         eps = conv.eps
-        if size is not None or not layer.allows(conv, edge_index) or not is_matrix(x, edge_index):
-            return None
-        if not x.is_cpu or eps.numel() != 1 or eps.dtype != x.dtype or eps.device != x.device:
+        if size is not None or type(x) not in FEATURES or not x.is_cpu:
             return None  # elsewhere Inductor does better with a sum that it sees
+        if not layer.allows(conv, edge_index) or not is_matrix(x, edge_index):
+            return None
+        if eps.numel() != 1 or eps.dtype != x.dtype or eps.device != x.device:
+            return None
         counted(layer.kind)
         flipped = conv.flow != "source_to_target"
         return conv.nn(own_sum_op(graph_of(edge_index, x.shape[0], x.shape[0], "none", flipped), x, eps))
@@ -199,9 +201,9 @@ def _gin(layer: _Layer) -> Callable:
 
 def _gine(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_attr=None, size=None):
-        if size is not None or edge_attr is None or not layer.allows(conv, edge_index) or not is_matrix(x, edge_index):
+        if size is not None or edge_attr is None or type(x) not in FEATURES or not x.is_cpu:
             return None
-        if not x.is_cpu or not is_matrix(edge_attr, edge_index):
+        if not layer.allows(conv, edge_index) or not is_matrix(x, edge_index) or not is_matrix(edge_attr, edge_index):
             return None
         edge = edge_attr if conv.lin is None else conv.lin(edge_attr)
         if edge.shape[0] != edge_index.shape[1] or edge.shape[1] != x.shape[1] or edge.dtype != x.dtype:

@@ -225,18 +225,18 @@ def _are_few(edges: Tensor, x: Any) -> bool:
 
 def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -> Tensor | None:
     """propagate() of a layer that is being compiled; None where PyG's code is to be read."""
-    known = plain.message in WEIGHTS or plain.message is pyg_nn.TransformerConv.message
-    if not known or collects_otherwise(plain) or not is_as_made(conv, plain):
+    is_dot = plain.message is pyg_nn.TransformerConv.message
+    reduce = REDUCES.get(type(conv.aggr_module)) if is_dot or plain.message in WEIGHTS else None
+    if reduce is None or not takes_edges(edge_index):
         return None
-    reduce = REDUCES.get(type(conv.aggr_module))
-    if reduce is None or not is_quiet(conv.aggr_module) or not takes_edges(edge_index):
-        return None
-    if plain.message is pyg_nn.TransformerConv.message:
-        return _transformer(conv, kind, edge_index, **kwargs) if reduce == "sum" else None
-    x, size, name = kwargs.get("x"), kwargs.get("size"), WEIGHTS[plain.message]
+    x, size, name = kwargs.get("x"), kwargs.get("size"), None if is_dot else WEIGHTS[plain.message]
     weight: Any = None if name is None else kwargs.get(name)
-    if weight is None and reduce in ("sum", "mean") and _are_few(edge_index, x):
+    if weight is None and reduce in ("sum", "mean") and not is_dot and _are_few(edge_index, x):
         return None
+    if collects_otherwise(plain) or not is_as_made(conv, plain) or not is_quiet(conv.aggr_module):
+        return None
+    if is_dot:
+        return _transformer(conv, kind, edge_index, **kwargs) if reduce == "sum" else None
     pair: Any = (x, x) if type(x) in FEATURES else x
     if size is not None or type(pair) is not tuple or len(pair) != 2 or pair[1] is None:
         return None

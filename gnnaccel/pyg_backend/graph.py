@@ -99,16 +99,22 @@ def with_loops(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> 
     owners, key = (edge_index,), ("looped", num_nodes, flow, dropped)
     graph = derived.get(owners, key)
     if graph is None:
-        with modes.outside_inference():
-            destinations = 1 if flow == "source_to_target" else 0
-            graph = Graph(*build.edges_to_looped_csr(edge_index, destinations, num_nodes, dropped))
-            plain = ("graph", num_nodes, num_nodes, flow)
-            if (prepared := derived.get(owners, plain)) is not None:
-                schedule.inherit(graph, prepared)
-            else:
-                _inherit(graph, owners, plain)
+        graph = _looped(edge_index, num_nodes, flow, dropped)
         derived.put(owners, key, graph)
         derived.put(owners, USED, True)
+    return graph
+
+
+def _looped(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> Graph:
+    owners = (edge_index,)
+    with modes.outside_inference():
+        destinations = 1 if flow == "source_to_target" else 0
+        graph = Graph(*build.edges_to_looped_csr(edge_index, destinations, num_nodes, dropped))
+        plain = ("graph", num_nodes, num_nodes, flow)
+        if (prepared := derived.get(owners, plain)) is not None:
+            schedule.inherit(graph, prepared)
+        else:
+            _inherit(graph, owners, plain)
     return graph
 
 
@@ -118,21 +124,28 @@ def of_described(edge_index: Tensor, num_src: int, num_dst: int, loops: str, fli
     flow = "target_to_source" if flipped else "source_to_target"
     if loops == "none":
         return from_edge_index(edge_index, num_src, num_dst, flow)
-    graph, most = with_loops(edge_index, num_src, flow, loops == "one"), edge_index.shape[1] + num_src
+    owners, dropped, most = (edge_index,), loops == "one", edge_index.shape[1] + num_src
+    spaced = derived.get(owners, ("spaced", num_src, flow)) if dropped else None
+    if spaced is not None:
+        return spaced
+    looped = ("looped", num_src, flow, dropped)
+    graph = derived.get(owners, looped)
+    if graph is None:
+        graph = _looped(edge_index, num_src, flow, dropped)
+        if graph.nnz == most:
+            derived.put(owners, looped, graph)
+        derived.put(owners, USED, True)
     if graph.nnz == most:
         return graph
-    # Loops were left out, and the edges behind them have moved up.
-    owners, key = (edge_index,), ("spaced", num_src, flow)
-    spaced = derived.get(owners, key)
-    if spaced is None:
-        with modes.outside_inference(grad=False):
-            kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
-            loop_ids = torch.arange(edge_index.shape[1], most, device=edge_index.device)
-            edge_ids = torch.cat([kept, loop_ids]).to(graph.indices.dtype)
-            edge_ids = edge_ids if graph.edge_ids is None else edge_ids[graph.edge_ids]
-            spaced = Graph(graph.indptr, graph.indices, edge_ids, graph.num_cols)
-            schedule.inherit(spaced, graph)
-        derived.put(owners, key, spaced)
+    # Loops were left out, and the edges behind them have moved up. Who compiles has no use for their ids there.
+    with modes.outside_inference(grad=False):
+        kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
+        loop_ids = torch.arange(edge_index.shape[1], most, device=edge_index.device)
+        edge_ids = torch.cat([kept, loop_ids]).to(graph.indices.dtype)
+        edge_ids = edge_ids if graph.edge_ids is None else edge_ids[graph.edge_ids]
+        spaced = Graph(graph.indptr, graph.indices, edge_ids, graph.num_cols)
+        schedule.inherit(spaced, graph)
+    derived.put(owners, ("spaced", num_src, flow), spaced)
     return spaced
 
 
