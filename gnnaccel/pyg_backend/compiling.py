@@ -218,7 +218,7 @@ def _are_few(edges: Tensor, x: Any) -> bool:
     if not _found_replayed(edges.device.type) or edges.dtype is not torch.int64:
         return False
     x = x[0] if type(x) is tuple else x
-    if type(x) not in FEATURES or torch.are_deterministic_algorithms_enabled():
+    if type(x) not in FEATURES or x.dim() != 2 or torch.are_deterministic_algorithms_enabled():
         return False
     return edges.shape[1] * x.shape[-1] <= FEW_NUMBERS
 
