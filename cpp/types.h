@@ -58,6 +58,7 @@ struct WorkList {
   SpmmKernel kernel;  // which kernel is to serve a sum or mean
   int lanes;          // 16-byte lanes of a worker's slice: 4, 8, 16 or, not by rows, 32; 0: spmm.cu decides
   int workers;        // of a block, by groups
+  int64_t longest;    // nonzeros of the longest row
 };
 
 // One feature operand, row-major and contiguous. Feature d of the (broadcast) result reads element

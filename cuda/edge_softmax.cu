@@ -25,8 +25,8 @@ struct Config {
   static constexpr int64_t min_long_row = 256;
   static constexpr int64_t max_long_row = 4096;
   static constexpr int64_t target_rows = 8192;
-  // On graphs of so many nonzeros rows of more than `cut_pieces` pieces are worth a second launch.
-  static constexpr int64_t cut_nonzeros = 600000;
+  // Of so many scores rows of more than `cut_pieces` pieces are worth a second launch.
+  static constexpr int64_t cut_values = 600000;
   static constexpr int64_t cut_pieces = 4;
   static constexpr int64_t piece = 1024;
   static_assert(threads % 32 == 0, "whole warps");
@@ -206,17 +206,18 @@ __host__ __device__ inline int groups_of_team(int64_t groups) {
 }
 
 // The pieces of long rows in the block's share of the multiples of `piece`: between a multiple and the next one there
-// may be the end of one, or some of its middle, and the beginning of another. Each of the block's warps looks at one.
+// may be the end of one, or some of its middle, and the beginning of another. Each of the block's warps looks at one,
+// far from those of the others, so that the pieces of a row go to different blocks.
 template <bool BACKWARD, int V, Step STEP, typename T, typename I>
 __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) {
   constexpr int warps = Config::threads / 32;
   __shared__ int64_t rows[2 * warps];
   const int warp = threadIdx.x / 32;
-  const int64_t share = static_cast<int64_t>(blockIdx.x) * warps;
+  auto multiple = [&](int w) { return blockIdx.x + static_cast<int64_t>(w) * p.cut_blocks; };
   auto low = [&](int64_t c) { return c * p.piece; };
   auto high = [&](int64_t c) { return low(c + 1) < p.nnz ? low(c + 1) : p.nnz; };
   for (int side = 0; side < 2; ++side) {
-    const int64_t c = share + warp;
+    const int64_t c = multiple(warp);
     const bool there = low(c) < p.nnz;
     const int64_t k = !there ? 0 : side ? high(c) - 1 : low(c);
     const int64_t row = find_row_by_group<32>(p.indptr, p.num_rows, static_cast<I>(k));
@@ -227,7 +228,7 @@ __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) 
   __syncthreads();
   for (int i = 0; i < 2 * warps; ++i) {
     if (rows[i] < 0) continue;
-    const int64_t row_begin = p.indptr[rows[i]], row_end = p.indptr[rows[i] + 1], c = share + i / 2;
+    const int64_t row_begin = p.indptr[rows[i]], row_end = p.indptr[rows[i] + 1], c = multiple(i / 2);
     const int64_t begin = row_begin > low(c) ? row_begin : low(c), end = row_end < high(c) ? row_end : high(c);
     solve_row<true, BACKWARD, V, STEP>(p, begin, end, threadIdx.x, Config::threads, groups, row_begin, row_end);
   }
@@ -285,7 +286,7 @@ cudaError_t launch(Workspace& workspace, const Csr& graph, const void* first, co
   int64_t long_row = next_power_of_two(graph.nnz / Config::target_rows);
   if (long_row < Config::min_long_row) long_row = Config::min_long_row;
   if (long_row > Config::max_long_row) long_row = Config::max_long_row;
-  const bool cuts = graph.nnz >= Config::cut_nonzeros;
+  const bool cuts = graph.nnz * num_heads >= Config::cut_values;
   const int64_t piece = long_row < Config::piece ? Config::piece : long_row;
   const int64_t pieces = cuts ? ceil_div(graph.nnz, piece) : 0;
   const int64_t parts = 2 * pieces * num_heads * 2;

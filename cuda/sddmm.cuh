@@ -18,6 +18,10 @@ struct DotCall {
   DType dtype;
 };
 
+// Loads of a lane of a row that the kernel of sddmm_balanced.cu for neighbouring edges holds, by their bytes; wider
+// rows it reads again for each edge.
+constexpr int balanced_loads(int load_bytes) { return load_bytes == 16 ? 2 : 4; }
+
 bool sddmm_rows_serves(const DotCall& call);
 cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream);
 

@@ -19,8 +19,7 @@ struct Config {
   static constexpr int threads = 256;
   static constexpr int tile = 512;  // nonzeros of a block
   static constexpr int max_lanes = 32;
-  static constexpr int batch = 4;        // edges of a worker whose operands are in flight together
-  static constexpr int row_vectors = 4;  // of less than 16 bytes that a lane of dot_rows_kernel holds; else two
+  static constexpr int batch = 4;  // edges of a worker whose operands are in flight together
   static_assert(threads >= 64 && tile % threads == 0, "find_rows wants two warps, the workers equal runs");
 };
 
@@ -310,7 +309,7 @@ bool launch_dot_rows(Params<T, I> p, unsigned blocks, cudaStream_t stream) {
   }
   const int64_t full = p.num_feats * p.dot_len, vectors = p.dot_len / N;
   const bool rows = p.lhs.len == full && p.rhs.len == full && p.lhs.div == 1 && p.rhs.div == 1;
-  constexpr int most = N * sizeof(T) == 16 ? 2 : Config::row_vectors;
+  constexpr int most = balanced_loads(N * sizeof(T));
   if (!rows || p.rhs_target != Target::v || p.lhs_target == Target::v || vectors > 32 * most) return false;
   // Vectors of a lane. Of less than 16 bytes several where that leaves four lanes: fewer instructions for an edge.
   const int own = N * sizeof(T) == 16 ? (vectors > 32 ? 2 : 1) : vectors <= 4 ? 1 : vectors <= 8 ? 2 : most;

@@ -11,8 +11,9 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int most_items = 4, least_items = 1;  // nonzeros of a thread
-  static constexpr int64_t few_blocks = 1024;            // below, as few of them as can be
+  // Below these a thread has one nonzero, or two, else four: about as many blocks as a chip takes at once. H100, one
+  // feature: 0.24 to 0.49M nonzeros 3 to 12 % slower with one than with two, 1M by 40 % than with four.
+  static constexpr int64_t few_nonzeros = 200000, some_nonzeros = 700000;
   // In a block of more rows than this for each nonzero, nearly all without any, each nonzero looks for its own.
   static constexpr int most_rows = 8;
 };
@@ -29,24 +30,23 @@ struct Params {
   T* out;
 };
 
-template <typename T, int D>
-constexpr int values_of = D == 3               ? 1
-                          : D * sizeof(T) > 16 ? 16 / static_cast<int>(sizeof(T))
-                                               : D;
-
 template <typename T, typename I, int D, int ITEMS>
 __global__ void __launch_bounds__(Config::threads) narrow_kernel(const Params<T, I> p) {
-  constexpr int threads = Config::threads, warps = threads / 32, tile = threads * ITEMS, N = values_of<T, D>;
+  constexpr int threads = Config::threads, warps = threads / 32, tile = threads * ITEMS, N = vector_of<T, D>;
   __shared__ int marks[tile];  // row of a nonzero, counted from the block's first
   __shared__ int tops[warps];
   __shared__ I ends[2];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * tile;
   const int count = static_cast<int>(p.nnz - first < tile ? p.nnz - first : tile);
-  auto read = [&](const T* from, I row, Pack<T, N>(&to)[D / N]) {
-    const T* values = row_address(from, row, D);
-#pragma unroll
-    for (int i = 0; i < D / N; ++i) load(values + i * N, to[i]);
+  // Two lanes read both halves of a row that takes two loads, and of the row of the other one: each load of a warp then
+  // asks for half as many lines.
+  constexpr bool HALVES = N > 1 && D / N == 2;
+  const int half = threadIdx.x % 2;
+  auto of_pair = [&](I own, I(&both)[2]) {
+    const I other = __shfl_xor_sync(~0u, own, 1);
+    both[0] = half ? other : own;
+    both[1] = half ? own : other;
   };
   I source[ITEMS];
   Pack<T, N> x[ITEMS][D / N];
@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(Config::threads) narrow_kernel(const Params<T,
   for (int u = 0; u < ITEMS; ++u) {
     const int i = u * threads + threadIdx.x;
     marks[i] = 0;
+    source[u] = 0;
     if (i < count) source[u] = p.sources ? __ldg(p.sources + first + i) : static_cast<I>(first + i);
   }
   if (warp < 2) {
@@ -63,7 +64,15 @@ __global__ void __launch_bounds__(Config::threads) narrow_kernel(const Params<T,
   __syncthreads();
 #pragma unroll
   for (int u = 0; u < ITEMS; ++u) {
-    if (u * threads + threadIdx.x < count) read(p.x, source[u], x[u]);
+    if constexpr (HALVES) {
+      if (u * threads + warp * 32 >= count) continue;
+      I both[2];
+      of_pair(source[u], both);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) load(row_address(p.x, both[h], D) + half * N, x[u][h]);
+    } else {
+      if (u * threads + static_cast<int>(threadIdx.x) < count) load_row<D>(p.x, source[u], x[u]);
+    }
   }
   const int64_t first_row = ends[0], rows = ends[1] - first_row;
   const bool many = rows > Config::most_rows * tile;
@@ -102,12 +111,26 @@ __global__ void __launch_bounds__(Config::threads) narrow_kernel(const Params<T,
 #pragma unroll
   for (int u = 0; u < ITEMS; ++u) {
     const int i = u * threads + threadIdx.x;
-    if (i >= count) continue;
     Pack<T, N> y[D / N];
-    read(p.y, static_cast<I>(first_row + marks[i]), y);
     Acc<T> sum = 0;
+    if constexpr (HALVES) {
+      if (u * threads + warp * 32 >= count) continue;
+      Acc<T> of[2] = {};
 #pragma unroll
-    for (int d = 0; d < D; ++d) sum += widen(x[u][d / N].values[d % N]) * widen(y[d / N].values[d % N]);
+      for (int h = 0; h < 2; ++h) {
+        const I row = static_cast<I>(first_row + marks[i - half + h]);
+        load(row_address(p.y, row, D) + half * N, y[h]);
+#pragma unroll
+        for (int n = 0; n < N; ++n) of[h] += widen(x[u][h].values[n]) * widen(y[h].values[n]);
+      }
+      sum = (half ? of[1] : of[0]) + __shfl_xor_sync(~0u, half ? of[0] : of[1], 1);
+      if (i >= count) continue;
+    } else {
+      if (i >= count) continue;
+      load_row<D>(p.y, static_cast<I>(first_row + marks[i]), y);
+#pragma unroll
+      for (int d = 0; d < D; ++d) sum += widen(x[u][d / N].values[d % N]) * widen(y[d / N].values[d % N]);
+    }
     p.out[p.edge_ids ? static_cast<int64_t>(__ldg(p.edge_ids + first + i)) : first + i] = narrow<T>(sum);
   }
 }
@@ -119,17 +142,16 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
     narrow_kernel<T, I, D, items><<<blocks, Config::threads, 0, stream>>>(p);
     return cudaGetLastError();
   };
-  const bool few = p.nnz < Config::few_blocks * Config::threads * Config::most_items;
-  if (few) return run(std::integral_constant<int, Config::least_items>{});
-  return run(std::integral_constant<int, Config::most_items>{});
+  if (p.nnz < Config::few_nonzeros) return run(std::integral_constant<int, 1>{});
+  if (p.nnz < Config::some_nonzeros) return run(std::integral_constant<int, 2>{});
+  return run(std::integral_constant<int, 4>{});
 }
 
 }  // namespace
 
 bool sddmm_narrow_serves(const DotCall& call) {
-  if (call.len > 4) return false;
-  const int64_t size = size_of(call.dtype), whole = call.len * size;
-  const int64_t bytes = call.len == 3 ? size : whole < 16 ? whole : 16;
+  if (call.len > 4 && (call.len != 8 || size_of(call.dtype) > 4)) return false;
+  const int64_t bytes = row_alignment(call.len, size_of(call.dtype));
   return (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % bytes == 0;
 }
 
@@ -153,6 +175,8 @@ cudaError_t sddmm_narrow(const DotCall& call, cudaStream_t stream) {
         return launch<2>(p, stream);
       case 3:
         return launch<3>(p, stream);
+      case 8:
+        return launch<8>(p, stream);
       default:
         return launch<4>(p, stream);
     }

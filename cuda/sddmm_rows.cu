@@ -299,7 +299,12 @@ bool sddmm_rows_serves(const DotCall& call) {
   // (yeast-like D=256, 1.21 ms against 0.96), and 64 bytes of features in an order that scatters results
   // (products-like, 3.9 and 3.2).
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  if (short_rows(call)) return row_bytes(call) <= Config::wide_bytes;
+  if (short_rows(call)) {
+    const int load_bytes = values_of(call) * size_of(call.dtype);
+    const int64_t held =
+        32 * balanced_loads(load_bytes) * load_bytes;  // 602 floats, H100: 2.4 ms, 4.0 by balanced ones
+    return row_bytes(call) <= Config::wide_bytes || row_bytes(call) > held;
+  }
   const bool scattered =
       call.graph.nnz >= Config::many_nonzeros && degree < Config::long_degree && !call.work.clustered;
   return row_bytes(call) > Config::narrow_bytes || !scattered;

@@ -110,10 +110,10 @@ def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_col
     return _C.Csr(*arrays, indptr.shape[0] - 1, num_cols, nnz, INDEX_TYPES[indptr.dtype])
 
 
-def work_list(items: Tensor, steps: Tensor, splits: Tensor, clustered: bool, kernel: int, lanes: int, workers: int):
-    """That of a work list (types.h: WorkList)."""
+def work_list(items: Tensor, steps: Tensor, splits: Tensor, *told: int):
+    """That of a work list (types.h: WorkList); `told`: what `worklist.decode` gives."""
     arrays = (items, steps, splits)
-    return _C.WorkList(*map(pointer, arrays), *(t.shape[0] for t in arrays), clustered, kernel, lanes, workers)
+    return _C.WorkList(*map(pointer, arrays), *(t.shape[0] for t in arrays), *told)
 
 
 def message_program(arrays: Sequence[Tensor], *counts_and_width: int, compute: torch.dtype):

@@ -132,7 +132,7 @@ NARROW = {
 @pytest.mark.parametrize("index", INDEX, ids=str)
 def test_dots_of_few_features(index, dtype, name):
     graph = build(NARROW[name], 500, index)
-    for width in (1, 2, 3, 4):
+    for width in (1, 2, 3, 4, 8):
         lhs, rhs = rand(500, width, dtype=dtype), rand(graph.num_rows, width, dtype=dtype)
         want = reference.sddmm(graph, lhs.double(), rhs.double(), "dot", "u", "v")
         assert_close(ops.sddmm(graph, lhs, rhs, "dot"), want, dtype, f"{name} {width}")
@@ -149,49 +149,54 @@ def test_dots_of_few_features(index, dtype, name):
     assert_close(of_rhs, want, dtype, f"{name}, gradient of rows", size)
 
 
-@pytest.fixture(scope="module")
-def short_rows():
-    """A large graph of short rows, for cuda/spmm_narrow.cu: hubs over many blocks, rows just longer than is gathered
-    again, runs of empty rows longer than a block."""
-    usual = [1, 2, 3, 0, 4, 5, 7, 2] * 2500
-    lengths = [0, 30_000, *usual, 255, 256, 257, 1, 600, *[0] * 6000, *[300, 700, 5] * 20, *usual * 16, *[0] * 2500]
-    return lengths
+# For cuda/spmm_narrow.cu: rows for some lanes, a warp or a block, rows in pieces whose ends meet multiples of 4096 or do
+# not, runs of empty rows longer than a block, and 1, 8 and 32 lanes to a row, as its nonzeros are in the mean.
+FEW = {
+    "one lane": [0, 30_000, 7, *[0] * 700, *[1, 2, 3, 0, 4, 5, 16, 17] * 2000, 512, 513, *[0] * 20_000, 8193],
+    "some lanes": [12_288, 4096, 8192, 1, 8193, 0, 127, 128, 129, 3, 511, 512, 513, 0, *[2, 30, 40] * 700],
+    "a warp": [*[33, 512, 513, 0, 600, 31, 200] * 9, 20_000, 0],
+    "no pieces": [5, 0, 8192, 7, 4097, 2, 512, 31, 513, *[3, 1, 20, 0] * 300],
+}
 
 
+@pytest.mark.parametrize("prepared", [False, True], ids=["as it comes", "prepared"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("index", INDEX, ids=str)
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_sums_of_few_features(width, index, dtype, short_rows):
-    graph = build(short_rows, 5_000, index)
-    assert graph.nnz > 1_000_000 and graph.nnz < 4 * graph.num_rows, "cuda/spmm_narrow.cu takes others"
-    x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
-    size = reference.spmm(graph, x.double().abs(), w.double().abs().unsqueeze(1), "mul", "sum")
-    got = ops.spmm(graph, x, w)
-    assert_close(got, reference.spmm(graph, x.double(), w.double().unsqueeze(1), "mul", "sum"), dtype, "sum", size)
-    assert torch.equal(got, ops.spmm(graph, x, w)), "the same bits on every run"
-    degree = graph.indptr.diff().clamp(min=1).unsqueeze(1)
-    want = reference.spmm(graph, x.double(), None, "copy_lhs", "mean")
-    want[graph.indptr.diff() == 0] = 2.5
-    bound = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum") / degree
-    assert_close(ops.spmm(graph, x, reduce="mean", empty_value=2.5), want, dtype, "mean", bound + 2.5)
-    scales = torch.promote_types(dtype, torch.float32)
-    around = *(rand(n, dtype=scales) for n in (graph.num_cols, graph.num_rows)), rand(width, dtype=dtype)
-    wide = [t.double() for t in (w, *around)]
-    bound = reference.graph_conv(graph, x.double().abs(), *(t.abs() for t in wide), False)
-    got = ops.graph_conv(graph, x, w, source_scale=around[0], row_scale=around[1], bias=around[2], relu=True)
-    assert_close(got, reference.graph_conv(graph, x.double(), *wide, True), dtype, "fused", bound)
+@pytest.mark.parametrize("name", FEW)
+def test_sums_of_few_features(name, index, dtype, prepared):
+    graph = build(FEW[name], 5_000, index)
+    if prepared:
+        gnnaccel.prepare(graph)
+    for width in (1, 2, 3, 4):
+        x, w = rand(graph.num_cols, width, dtype=dtype), rand(graph.nnz, dtype=dtype)
+        size = reference.spmm(graph, x.double().abs(), w.double().abs().unsqueeze(1), "mul", "sum")
+        got = ops.spmm(graph, x, w)
+        assert_close(got, reference.spmm(graph, x.double(), w.double().unsqueeze(1), "mul", "sum"), dtype, "sum", size)
+        assert torch.equal(got, ops.spmm(graph, x, w)), "the same bits on every run"
+        degree = graph.indptr.diff().clamp(min=1).unsqueeze(1)
+        want = reference.spmm(graph, x.double(), None, "copy_lhs", "mean")
+        want[graph.indptr.diff() == 0] = 2.5
+        bound = reference.spmm(graph, x.double().abs(), None, "copy_lhs", "sum") / degree
+        assert_close(ops.spmm(graph, x, reduce="mean", empty_value=2.5), want, dtype, "mean", bound + 2.5)
+        scales = torch.promote_types(dtype, torch.float32)
+        around = *(rand(n, dtype=scales) for n in (graph.num_cols, graph.num_rows)), rand(width, dtype=dtype)
+        wide = [t.double() for t in (w, *around)]
+        bound = reference.graph_conv(graph, x.double().abs(), *(t.abs() for t in wide), False)
+        got = ops.graph_conv(graph, x, w, source_scale=around[0], row_scale=around[1], bias=around[2], relu=True)
+        assert_close(got, reference.graph_conv(graph, x.double(), *wide, True), dtype, "fused", bound)
 
 
-def test_sums_of_few_features_along_a_list_without_pieces():
-    """Whose rows need no second kernel: the block in which one ends gathers the rest."""
-    lengths = [5, 0, 3, 7, 2] * 62_000
-    lengths[1000::3000] = [31] * len(lengths[1000::3000])
-    graph = build(lengths, 5_000)
-    gnnaccel.prepare(graph)
-    x, w = rand(graph.num_cols, 1), rand(graph.nnz)
-    size = reference.spmm(graph, x.double().abs(), w.double().abs().unsqueeze(1), "mul", "sum")
-    assert_close(ops.spmm(graph, x, w), reference.spmm(graph, x.double(), w.double().unsqueeze(1), "mul", "sum"),
-                 torch.float32, "sum", size)  # fmt: skip
+@pytest.mark.parametrize("width,shift", [(2, 1), (3, 1), (4, 1), (4, 2), (8, 2)])
+def test_few_features_at_an_odd_address(width, shift):
+    """Are not for the kernels of few features."""
+    graph = build(FEW["some lanes"], 500)
+    x = rand(graph.num_cols * width + shift)[shift:].view(-1, width)
+    v = rand(graph.num_rows, width)
+    wide = x.double(), v.double()
+    size = reference.spmm(graph, wide[0].abs(), None, "copy_lhs", "sum")
+    assert_close(ops.spmm(graph, x), reference.spmm(graph, wide[0], None, "copy_lhs", "sum"), torch.float32, "", size)
+    size = reference.sddmm(graph, *(t.abs() for t in wide), "dot", "u", "v")
+    assert_close(ops.sddmm(graph, x, v), reference.sddmm(graph, *wide, "dot", "u", "v"), torch.float32, "", size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -37,7 +37,9 @@ def test_codes(arrangement, kernel, lanes):
     lanes = lanes or 8 if groups else lanes
     plan = Plan(64, arrangement, kernel, lanes, 512 if groups else 0)
     want = (arrangement is not Arrangement.LENGTH, kernel, lanes, 512 // lanes if groups else 0)
-    assert worklist.decode(plan.code) == want
+    assert worklist.decode(plan.code) == (*want, 0)
+    made = worklist.WorkList(*[torch.empty(0)] * 3, plan, longest=2**31 - 1)
+    assert worklist.decode(made.code) == (*want, 2**31 - 1)
 
 
 def test_what_is_saved_is_found(tmp_path):

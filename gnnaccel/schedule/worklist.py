@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 
     @property
     def code(self) -> int:
-        """What the kernels are told, as one number: that torch.compile traces and autograd keeps."""
+        """What the kernels are told, as one number of 17 bits: that torch.compile traces and autograd keeps."""
         return int(self.clustered) | int(self.kernel) << 1 | self.slice_lanes << 3 | self.workers << 9
 
     @property
@@ -78,9 +78,9 @@ class Plan(NamedTuple):
         return self.arrangement is not Arrangement.LENGTH
 
 
-def decode(code: int) -> tuple[bool, int, int, int]:
-    """Clustered, kernel, lanes, workers of `Plan.code`."""
-    return bool(code & 1), code >> 1 & 3, code >> 3 & 63, code >> 9
+def decode(code: int) -> tuple[bool, int, int, int, int]:
+    """Clustered, kernel, lanes, workers, longest row of `WorkList.code`; a plan knows of no row."""
+    return bool(code & 1), code >> 1 & 3, code >> 3 & 63, code >> 9 & 255, code >> 17
 
 
 class WorkList(NamedTuple):
@@ -98,6 +98,8 @@ class WorkList(NamedTuple):
         How it was made.
     as_given : bool
         Of rows as they were given, where `prepare` found another order for the graph.
+    longest : int
+        Nonzeros of the longest row.
     """
 
     items: Tensor
@@ -105,11 +107,12 @@ class WorkList(NamedTuple):
     splits: Tensor
     plan: Plan
     as_given: bool = False
+    longest: int = 0
 
     @property
     def code(self) -> int:
-        """That of the plan."""
-        return self.plan.code
+        """That of the plan, and the longest row."""
+        return self.plan.code | self.longest << 17
 
 
 class Ordered(NamedTuple):
@@ -173,7 +176,7 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     items, steps, splits = (t.to(graph.device, graph.indptr.dtype).contiguous() for t in made)
     if graph.indptr.is_cuda:
         torch.cuda.current_stream(graph.device).synchronize()
-    return WorkList(items, steps, splits, plan)
+    return WorkList(items, steps, splits, plan, longest=graph.longest_row)
 
 
 def _pieces(indptr: Tensor, rows: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
