@@ -84,33 +84,22 @@ __device__ __forceinline__ const T* row_address(const T* base, I row, int len) {
   }
 }
 
-// Values of one load of a row of D of these, D at most 4 or a multiple of it; a row of three takes two (load_row).
+// Values of one load of a row of D, which is 1, 2, 3, 4 or 8: three are loaded one by one (two together, which lie in
+// the first or in the last places, take longer).
 template <typename T, int D>
 constexpr int vector_of = D == 3               ? 1
                           : D * sizeof(T) > 16 ? 16 / static_cast<int>(sizeof(T))
                                                : D;
 
-// Bytes that the rows of D which load_row reads are aligned to.
-constexpr int64_t row_alignment(int64_t D, int64_t size) { return D == 3 ? 2 * size : D * size < 16 ? D * size : 16; }
+// Bytes to which rows that are loaded so are aligned.
+constexpr int64_t row_alignment(int64_t D, int64_t size) { return D == 3 ? size : D * size < 16 ? D * size : 16; }
 
-// Row `row` of D values, in as few loads as there can be: what costs is that each lane asks for a line of its own. Two
-// of three values lie as aligned as their base: the first ones in even rows, the last ones in odd rows.
+// Row `row` of D values.
 template <int D, int N, typename T, typename I>
 __device__ __forceinline__ void load_row(const T* base, I row, Pack<T, N> (&to)[D / N]) {
   const T* from = row_address(base, row, D);
-  if constexpr (D == 3) {
-    const bool odd = row & 1;
-    Pack<T, 2> two;
-    Pack<T, 1> one;
-    load(from + odd, two);
-    load(from + (odd ? 0 : 2), one);
-    to[0].values[0] = odd ? one.values[0] : two.values[0];
-    to[1].values[0] = odd ? two.values[0] : two.values[1];
-    to[2].values[0] = odd ? two.values[1] : one.values[0];
-  } else {
 #pragma unroll
-    for (int i = 0; i < D / N; ++i) load(from + i * N, to[i]);
-  }
+  for (int i = 0; i < D / N; ++i) load(from + i * N, to[i]);
 }
 
 // How one thread reads the features d .. d + N - 1 (d a multiple of N) of an Operand: N consecutive values

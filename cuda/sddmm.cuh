@@ -25,7 +25,7 @@ constexpr int balanced_loads(int load_bytes) { return load_bytes == 16 ? 2 : 4; 
 bool sddmm_rows_serves(const DotCall& call);
 cudaError_t sddmm_rows(const DotCall& call, cudaStream_t stream);
 
-// The same of one to four features, without a list (sddmm_narrow.cu).
+// The same of one to four and of eight features, without a list (sddmm_narrow.cu).
 bool sddmm_narrow_serves(const DotCall& call);
 cudaError_t sddmm_narrow(const DotCall& call, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// SDDMM (dot) of one to four features: out[edge] = dot(x[source], y[row]).
+// SDDMM (dot) of one to four and of eight features: out[edge] = dot(x[source], y[row]).
 //
 // A thread takes a nonzero, and its neighbours the next ones, so that sources are read and results written side by
 // side. The rows of a block's nonzeros come without a search of each: the rows that begin in the block mark where, and
@@ -14,6 +14,7 @@ struct Config {
   // Below these a thread has one nonzero, or two, else four: about as many blocks as a chip takes at once. H100, one
   // feature: 0.24 to 0.49M nonzeros 3 to 12 % slower with one than with two, 1M by 40 % than with four.
   static constexpr int64_t few_nonzeros = 200000, some_nonzeros = 700000;
+  static constexpr int64_t even_most = 8, even_degree = 4;
   // In a block of more rows than this for each nonzero, nearly all without any, each nonzero looks for its own.
   static constexpr int most_rows = 8;
 };
@@ -150,8 +151,13 @@ cudaError_t launch(const Params<T, I>& p, cudaStream_t stream) {
 }  // namespace
 
 bool sddmm_narrow_serves(const DotCall& call) {
-  if (call.len > 4 && (call.len != 8 || size_of(call.dtype) > 4)) return false;
-  const int64_t bytes = row_alignment(call.len, size_of(call.dtype));
+  const int64_t size = size_of(call.dtype), bytes = row_alignment(call.len, size);
+  if (call.len > 4 && (call.len != 8 || size > 4)) return false;
+  // Where all rows nearly fill a batch of sddmm_rows.cu, that is faster: mesh-like (rows of 6), 8 features, 46 us
+  // and 54.
+  const bool even = call.work.items && call.work.longest <= Config::even_most &&
+                    call.graph.nnz >= Config::even_degree * call.graph.num_rows;
+  if (call.len > 2 && even) return false;
   return (reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.y)) % bytes == 0;
 }
 

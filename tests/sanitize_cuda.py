@@ -169,8 +169,9 @@ def main() -> None:
             run_joined(square, width)
         # Rows of few features meet the borders of blocks: hubs over many, runs of empty rows longer than a block.
         borders = build([*[0] * 3000, 20_000, 7, *[1, 2, 0] * 500, 300, 700], 400, torch.int32)
-        for feats in (1, 2, 3, 4):
+        for feats in (1, 2, 3, 4, 8):
             run(borders, (feats,), torch.float32)
+        run(build([9_000, 4096, 600, 40, 0, 100], 40, torch.int32), (2,), torch.float32)  # a block's rows, and pieces
         big = build([*[0] * 3000, 60_000, *[3, 0, 7, 2] * 80_000, 900, 300, *[0] * 2500], 400, torch.int32)
         for feats in (1, 2, 3, 4) if lists else ():
             x = torch.randn(big.num_cols, feats, device="cuda")
