@@ -11,22 +11,26 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 log = logging.getLogger("gnnaccel")
 
 
 @dataclass
 class Site:
-    """Counters of one call site kind. time_ms is forward wall time, kept only while `timing` is on.
+    """Counters of one call site kind.
 
+    time_ms : wall time of the calls, kept only while `timing` is on; of one within another, in both.
+    backward_ms : that of our derivatives of what ran in them, in no call twice.
     reasons : why calls were left, or, of a kind with none left, why part of their work was not ours.
     """
 
     accelerated: int = 0
     left: int = 0
     time_ms: float = 0.0
+    backward_ms: float = 0.0
     reasons: dict[str, int] = field(default_factory=dict)
 
 
@@ -34,7 +38,58 @@ _lock = threading.Lock()
 _sites: dict[str, Site] = {}
 _messages: dict[str, int] = {}  # programs that ran as one kernel, in words
 on_call: Callable[[], None] | None = None  # called at every call that is counted, inside of it
-timing = False  # set by --profile: CUDA calls are timed on the host, without synchronising
+timing = False  # set by `time_calls`: CUDA calls are timed on the host, without synchronising
+on_timing: list[Callable[[bool], None]] = []  # what follows `timing`
+OPS = "gnnaccel.ops"  # the kind of what ran in no call that is counted: a program's own calls of ops, gnnaccel.nn
+
+
+class _Thread(threading.local):
+    """derivatives: those of this thread that await the end of the call they belong to, as they were made.
+    differentiating: how many are running."""
+
+    def __init__(self):
+        self.derivatives: deque[Derivative] = deque(maxlen=4096)  # of what belongs to none, the newest
+        self.differentiating = 0
+
+
+_thread = _Thread()
+
+
+class Derivative:
+    """A node of autograd's graph, made now on this thread, while a call that is counted runs. As a context: its run."""
+
+    __slots__ = ("_start", "made", "site")
+
+    def __init__(self) -> None:
+        self.made = time.perf_counter()
+        self.site: Site | None = None
+        _thread.derivatives.append(self)
+
+    def __enter__(self) -> None:
+        _thread.differentiating += 1
+        self._start = time.perf_counter()
+
+    def __exit__(self, *exception) -> None:
+        taken = time.perf_counter() - self._start
+        _thread.differentiating -= 1
+        if not _thread.differentiating:  # else it is part of the one that runs
+            (self.site or _site(OPS)).backward_ms += taken * 1e3
+
+
+def time_calls(on: bool) -> None:
+    """Keep the times of calls and of their derivatives from now on, or no longer: what --profile asks for."""
+    global timing
+    timing = on
+    for follow in on_timing:
+        follow(on)
+
+
+def _timed(site: Site, start: float) -> None:
+    """A call that began at `start` is done: what was made meanwhile, and belongs to no call in it, is its own."""
+    site.time_ms += (time.perf_counter() - start) * 1e3
+    waiting = _thread.derivatives
+    while waiting and waiting[-1].made >= start:
+        waiting.pop().site = site
 
 
 def _site(kind: str) -> Site:
@@ -64,11 +119,11 @@ def record(kind: str, start: float, reason: str | None = None) -> None:
     if reason is not None:
         site.reasons[reason] = site.reasons.get(reason, 0) + 1
     if timing:
-        site.time_ms += (time.perf_counter() - start) * 1e3
+        _timed(site, start)
 
 
 class accelerated:
-    """Count one accelerated call of `kind` and, under --profile, its forward time."""
+    """Count one accelerated call of `kind` and, under --profile, its times."""
 
     __slots__ = ("_site", "_start")
 
@@ -83,7 +138,7 @@ class accelerated:
 
     def __exit__(self, *exception) -> None:
         if timing:
-            self._site.time_ms += (time.perf_counter() - self._start) * 1e3
+            _timed(self._site, self._start)
 
 
 def fallback(kind: str, reason: str) -> None:
@@ -114,13 +169,14 @@ def message(words: str) -> None:
 
 def snapshot() -> dict[str, Site]:
     """The counters so far, by call site kind."""
-    return {kind: Site(s.accelerated, s.left, s.time_ms, dict(s.reasons)) for kind, s in sorted(_sites.items())}
+    return {kind: replace(s, reasons=dict(s.reasons)) for kind, s in sorted(_sites.items())}
 
 
 def reset() -> None:
     """Forget all counters."""
     _sites.clear()
     _messages.clear()
+    _thread.derivatives.clear()
 
 
 def _passing() -> list[Site]:
@@ -135,8 +191,8 @@ def share() -> float:
 
 
 def to_dict() -> dict:
-    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, reasons}},
-    "messages": {program in words: runs}}."""
+    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, backward_ms,
+    reasons}}, "messages": {program in words: runs}}."""
     from gnnaccel import __version__
 
     return {
@@ -155,22 +211,24 @@ def save(path: str | os.PathLike) -> None:
 
 def table() -> str:
     """The counters as a table with one row per call site kind; reasons stand below their kind."""
-    header = ("call site kind", "accelerated", "left to the framework", "forward ms")
+    header = ("call site kind", "accelerated", "left to the framework", "forward ms", "backward ms")
     rows = []
     for kind, site in snapshot().items():
         time_ms = f"{site.time_ms:.1f}" if site.accelerated else ""  # what is left is not timed
-        rows.append((kind, str(site.accelerated), str(site.left), time_ms))
-        rows += [(f"  {count}x {reason}", "", "", "") for reason, count in sorted(site.reasons.items())]
+        backward_ms = f"{site.backward_ms:.1f}" if site.backward_ms else ""
+        counts = ("", "") if kind == OPS else (str(site.accelerated), str(site.left))
+        rows.append((kind, *counts, time_ms, backward_ms))
+        rows += [(f"  {count}x {reason}", "", "", "", "") for reason, count in sorted(site.reasons.items())]
     if not rows:
         return "gnnaccel: no message passing was seen"
     total = sum(s.accelerated + s.left for s in _passing())
     title = f"gnnaccel: {share():.1%} of {total} message-passing calls accelerated"
-    widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or r[1]))) for i in range(4)]
+    widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or any(r[1:])))) for i in range(5)]
     lines = []
     for row in (header, *rows):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
-    rule = "-" * (sum(widths) + 6)
+    rule = "-" * (sum(widths) + 8)
     programs = [f"  {count}x {words}" for words, count in sorted(_messages.items())]
     if programs:
         programs = ["messages that ran as one kernel (docs/messages.md)", *programs, rule]

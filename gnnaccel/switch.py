@@ -238,7 +238,7 @@ def _observe() -> None:
 
     _state.observed_pid = os.getpid()
     os.environ.setdefault(MAIN_PID, str(os.getpid()))
-    report.timing = profile
+    report.time_calls(profile)
     if verbose:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("[gnnaccel] %(message)s"))

@@ -116,6 +116,7 @@ def _evaluate(program: Program, values: list[Tensor]) -> Tensor:
     return _run(program.root, values, {})
 
 
+@_operators.timed
 class _Unread(torch.autograd.Function):
     """torch.nn.functional.linear for its gradients alone: its result, which nobody reads, is not made."""
 
