@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib import util
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from command_line import ROOT, TORCH, command
 
-from gnnaccel.cli import anonymous, children, doctor, main
+from gnnaccel.cli import anonymous, children, doctor, installing, main
 
 
 def test_importing_the_command_line_is_light():
@@ -120,7 +121,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(children, "ask", lambda question: answers[question])
         monkeypatch.setattr(children, "switch_is_installed", lambda: switch)
         monkeypatch.setattr(doctor, "version", versions.get)
-        monkeypatch.setattr(doctor.util, "find_spec", lambda name: answers.get(name) and name)
+        answers["pip"] = {}
+        monkeypatch.setattr(doctor.util, "find_spec", lambda name: (answers.get(name) is not None and name) or None)
         monkeypatch.setattr(doctor, "gpus_of_the_machine", lambda: list(gpus))
 
     monkeypatch.delenv("GNNACCEL", raising=False)
@@ -130,7 +132,7 @@ def machine(monkeypatch):
 @pytest.mark.parametrize(
     "found, code, said",
     [
-        ({}, 0, ["DGL 2.1.0 imports, and will be accelerated", "CPU kernels alone", "avx2", "not set", "ready"]),
+        ({}, 0, ["DGL 2.1.0 imports, and will be accelerated", "CPU kernels alone", "avx2", "ready"]),
         ({"dgl": None}, 0, ["DGL not installed (gnnaccel is run with dgl==2.1.0)", "ready"]),
         ({"dgl": None, "torch_geometric": None}, 1, ["nothing can be accelerated here"]),
         ({"dgl": {"error": "ImportError: broken"}}, 0, ["cannot be imported: ImportError: broken", "ready"]),
@@ -146,7 +148,7 @@ def machine(monkeypatch):
         ({"torch": TORCH | {"version": "2.0.1"}}, 0, ["2.0.1: too old, gnnaccel needs 2.4 or later"]),
         ({"torch": {"error": "ImportError: no"}}, 1, ["torch cannot be imported: ImportError: no"]),
         ({"torch": TORCH | {"binary_error": "build it"}}, 1, ["build it"]),
-        ({"gpus": ["H200"]}, 0, ["For the GPU, install nvcc", "GNNACCEL_CUDA=ON", "the driver lists H200"]),
+        ({"gpus": ["H200"]}, 0, ["docs/install.md has the build with CUDA", "the driver lists H200"]),
         ({"torch": TORCH | {"cuda_kernels": True, "gpus": ["H200"]}}, 0, ["CPU and CUDA kernels; both", "H200"]),
         ({"torch": TORCH | {"cuda_kernels": True}}, 0, ["torch sees no GPU here"]),
         (
@@ -200,14 +202,32 @@ def test_doctor_examines_this_machine(capsys):
         (
             {"torch": ON_GPU | {"cuda_kernels": False}},
             ["this build has no CUDA half"],
-            "GNNACCEL_CUDA=ON pip install .",
+            "GNNACCEL_CUDA=ON ",
         ),
-        ({"gpus": ["H200"]}, ["the GPU: torch 2.13.0 sees none"], "python -m gnnaccel --profile train.py"),
+        (
+            {"gpus": ["H200"], "torch": TORCH | {"version": "2.8.0+cpu"}},
+            ["the GPU: torch 2.8.0+cpu is a build without CUDA"],
+            "pip install --force-reinstall torch==2.8.0",
+        ),
+        (
+            {"gpus": ["H200"], "torch": TORCH | {"cuda": "13.0"}},
+            ["the GPU: torch 2.13.0 sees none: often a driver older than CUDA 13.0"],
+            "python -m gnnaccel --profile train.py",
+        ),
         ({"torch": TORCH | {"isa": "baseline"}}, ["it has no AVX2"], "python -m gnnaccel"),
         ({"torch": TORCH | {"threads": 10**6}}, ["torch runs 1000000 threads on"], "python -m gnnaccel"),
-        ({"dgl": None, "torch_geometric": None}, [], "pip install torch_geometric==2.8.1"),
-        ({"torch": TORCH | {"version": "2.0.1"}}, [], "pip install torch==2.13.0"),
-        ({"torch": TORCH | {"binary_error": "build it"}}, ["everything: build it"], "pip install ."),
+        ({"dgl": None, "torch_geometric": None}, [], "pip install torch_geometric==2.8.1    # or dgl==2.1.0"),
+        (
+            {"torch": TORCH | {"version": "2.0.1"}},
+            [],
+            "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
+        ),
+        (
+            {"torch": TORCH | {"version": "2.0.1", "binary_error": "no name 'Tensor'"}, "gpus": ["H200"]},
+            ["everything: gnnaccel needs torch 2.4 or later"],
+            "pip install torch==2.13.0",
+        ),
+        ({"torch": TORCH | {"binary_error": "build it"}}, ["everything: build it"], f"pip install -e {ROOT}"),
         (
             {"dgl": None, "torch_geometric": PYG | {"accelerated": False, "messages": ["no such hook"]}},
             ["PyTorch Geometric: no such hook"],
@@ -270,6 +290,64 @@ def test_doctor_knows_the_versions_of_the_build_files():
     pins = re.findall(r'"(dgl|torch_geometric)==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     pins += re.findall(r"^TORCH \?= (torch)==([\d.]+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert dict(pins) == doctor.RUN_WITH
+
+
+@pytest.mark.parametrize(
+    "has, command",
+    [
+        ({"pip": "{bin}/pip"}, "pip install x"),
+        ({"pip": "/another/bin/pip"}, "{python} -m pip install x"),
+        ({"pip": None}, "{python} -m pip install x"),
+        ({"no pip": True, "uv": "/bin/uv"}, "uv pip install --python {python} x"),
+        ({"no pip": True, "uv": "/bin/uv", "VIRTUAL_ENV": "{prefix}"}, "uv pip install x"),
+        ({"no pip": True, "conda": True}, "conda install -y -p {prefix} pip && A=1 {python} -m pip install x"),
+        ({"no pip": True}, "{python} -m ensurepip && A=1 {python} -m pip install x"),
+    ],
+)
+def test_packages_are_installed_by_what_the_environment_has(has, command, monkeypatch, tmp_path):
+    (tmp_path / "my env" / "bin").mkdir(parents=True)
+    if "conda" in has:
+        (tmp_path / "my env" / "conda-meta").mkdir()
+    names = {"prefix": str(tmp_path / "my env"), "bin": str(tmp_path / "my env" / "bin")}
+    names["python"] = names["bin"] + "/python"
+    has = {key: value.format(**names) if isinstance(value, str) else value for key, value in has.items()}
+    monkeypatch.setattr(sys, "executable", names["python"])
+    monkeypatch.setattr(sys, "prefix", names["prefix"])
+    monkeypatch.setattr(installing.util, "find_spec", lambda name: None if "no pip" in has else name)
+    monkeypatch.setattr(installing.shutil, "which", has.get)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    if "VIRTUAL_ENV" in has:
+        monkeypatch.setenv("VIRTUAL_ENV", has["VIRTUAL_ENV"])
+    words = command.format(**{key: shlex.quote(name) for key, name in names.items()})
+    assert installing.install("x", "A=1 ") == (words if "A=1" in words else f"A=1 {words}")
+
+
+@pytest.mark.parametrize(
+    "gpu, nvcc, root, command",
+    [
+        (False, None, None, "pip install .    # in a clone of gnnaccel"),
+        (False, "/nvcc", None, "GNNACCEL_CUDA=OFF pip install .    # in a clone of gnnaccel"),
+        (True, "/nvcc", Path("/src"), "GNNACCEL_CUDA=ON pip install -e /src"),
+        (
+            True,
+            None,
+            None,
+            "GNNACCEL_CUDA=ON pip install .    # in a clone of gnnaccel, with nvcc (CUDA 12 or later) on the path",
+        ),
+    ],
+)
+def test_gnnaccel_is_installed_with_the_half_that_is_wanted(gpu, nvcc, root, command, monkeypatch):
+    pip = os.path.join(os.path.dirname(sys.executable), "pip")
+    monkeypatch.setattr(installing.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(installing.shutil, "which", {"pip": pip, "nvcc": nvcc}.get)
+    monkeypatch.setattr(installing, "clone", lambda: root)
+    assert installing.gnnaccel(gpu) == command
+
+
+def test_no_command_for_a_framework_without_a_build_for_this_python(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    assert installing.framework("dgl", "2.1.0") == "dgl 2.1.0 has no build for this Python, 3.12 is the last"
+    assert installing.framework("torch_geometric", "2.8.1").endswith("pip install torch_geometric==2.8.1")
 
 
 # how children are started

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnaccel import settings
-from gnnaccel.cli import doctor
+from gnnaccel.cli import doctor, installing
 
 _NEVER_A_NAME = 3  # shorter names are words: they are taken out of paths alone
 _PACKAGES = ("numpy", "scipy", "torchdata", "pandas", "matplotlib")
@@ -71,6 +71,9 @@ def anonymised(found: Any) -> Any:
 
 
 def _without_names(text: str) -> str:
+    text = text.replace(sys.executable, "python").replace(sys.prefix, "<environment>")  # in commands to type
+    if root := installing.clone():
+        text = text.replace(str(root), "<clone>")
     rest = r"[^\s'\":;,)\]]*"  # of a path
     homes = [
         re.escape(os.path.expanduser("~").rstrip("/")) or "(?!)",  # (?!): nothing

@@ -239,7 +239,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),
 ) -> None:
     """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
-    from gnnaccel.cli import compare
+    from gnnaccel.cli import compare, doctor, installing
     from gnnaccel.cli import suite as suites
     from gnnaccel.cli.request import installed
 
@@ -254,7 +254,8 @@ def compare(
             )
         frameworks = installed()
         if not frameworks:
-            print("gnnaccel compare: neither DGL nor PyG is installed: pip install torch_geometric", file=sys.stderr)
+            command = installing.framework("torch_geometric", doctor.RUN_WITH["torch_geometric"])
+            print(f"gnnaccel compare: neither DGL nor PyG is installed: {command}", file=sys.stderr)
             raise typer.Exit(1)
     options = dict(
         epochs=epochs,

@@ -11,7 +11,7 @@ import sys
 from importlib import metadata, util
 
 from gnnaccel import __version__, settings, switch
-from gnnaccel.cli import children, outlook
+from gnnaccel.cli import children, installing, outlook
 
 # The versions the tests, examples and comparisons are run with (pyproject.toml and Makefile).
 RUN_WITH = {"torch": "2.13.0", "dgl": "2.1.0", "torch_geometric": "2.8.1"}
@@ -61,20 +61,17 @@ def _build(torch: dict, gpus: list[str]) -> dict:
     if "error" in torch:
         return {"loads": False, "advice": f"torch cannot be imported: {torch['error']}"}
     if "binary_error" in torch:
-        return {"loads": False, "advice": torch["binary_error"]}
+        old = not _torch_serves(torch["version"])
+        return {"loads": False, "advice": "gnnaccel needs torch 2.4 or later" if old else torch["binary_error"]}
     cuda = torch["cuda_kernels"]
     if cuda and torch["gpus"]:
         advice = "CPU and CUDA kernels; both are used."
     elif cuda:
         advice = "CPU and CUDA kernels; torch sees no GPU here, so the CPU kernels are used."
     elif gpus:
-        advice = (
-            "CPU kernels alone: CUDA tensors stay with the framework. For the GPU, install nvcc (CUDA 12 or later) and "
-        )
-        advice += "reinstall gnnaccel with GNNACCEL_CUDA=ON."
+        advice = "CPU kernels alone: CUDA tensors stay with the framework (docs/install.md has the build with CUDA)."
     else:
-        advice = "CPU kernels alone, and no GPU to want more. With one: nvcc (CUDA 12 or later) on the path, and "
-        advice += "gnnaccel reinstalled with GNNACCEL_CUDA=ON."
+        advice = "CPU kernels alone; there is no GPU to want more."
     return {"loads": True, "cuda_kernels": cuda, "instruction_set": torch["isa"], "advice": advice}
 
 
@@ -90,7 +87,8 @@ def _on_cuda(name: str, gpu: bool) -> str:
 def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     installed = version(name)
     if installed is None and util.find_spec(name) is None:
-        advice = f"not installed (gnnaccel is run with {name}=={RUN_WITH[name]})"
+        builds = "" if installing.has_build(name) else ", which has no build for this Python"
+        advice = f"not installed (gnnaccel is run with {name}=={RUN_WITH[name]}{builds})"
         return {"version": None, "imports": False, "accelerated": False, "advice": advice}
     answer = children.ask(name)
     if "error" in answer:
@@ -143,6 +141,7 @@ def examine() -> dict:
             "cores": cores(),
             "threads": torch.get("threads"),
             "gpus": torch.get("gpus", []),
+            "torch_cuda": torch.get("cuda"),
             "gpus_of_the_machine": gpus,
         },
         "messages": torch.get("messages"),
@@ -171,10 +170,7 @@ def _torch_line(found: str | None) -> str:
 def _switch_line(installed: bool) -> str:
     if installed:
         return "installed: GNNACCEL=1 python script.py accelerates here"
-    return (
-        "not installed in this environment, so GNNACCEL=1 has no effect: pip install gnnaccel here, "
-        "or use `gnnaccel run` or `python -m gnnaccel`"
-    )
+    return "not in this environment, so GNNACCEL=1 has no effect: python -m gnnaccel train.py, or install gnnaccel here"
 
 
 def _kernels_line(picked: str) -> str:
@@ -188,11 +184,14 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     flag = found["switch"]["flag"]
     lines = [("gnnaccel", versions["gnnaccel"]), ("python", f"{versions['python']}  {found['python']}")]
     lines.append(("torch", _torch_line(versions["torch"])))
-    lines.append(("beside PyG", ", ".join(f"{name} {versions[name] or 'not installed'}" for name in _OPTIONAL)))
+    beside = [f"{name} {versions[name]}" for name in _OPTIONAL if versions[name]]
+    if beside:
+        lines.append(("beside PyG", ", ".join(beside)))
     lines.append(("build", build["advice"]))
     if build["loads"]:
         lines.append(("CPU kernels", _kernels_line(build["instruction_set"])))
-    lines.append(("CPU", f"{devices['cpu']}, {devices['cores']} cores, torch runs {devices['threads']} threads"))
+    threads = f", torch runs {devices['threads']} threads" if devices["threads"] else ""
+    lines.append(("CPU", f"{devices['cpu']}, {devices['cores']} cores{threads}"))
     unseen = f"none that torch sees; the driver lists {', '.join(devices['gpus_of_the_machine'])}"
     none = unseen if devices["gpus_of_the_machine"] else "none"
     lines.append(("GPU", ", ".join(devices["gpus"]) or none))
@@ -203,8 +202,8 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     for name, one in found["frameworks"].items():
         lines.append((switch.NAMES[name], " ".join(filter(None, (one["version"], one["advice"])))))
     lines.append(("flag's .pth file", _switch_line(found["switch"]["installed"])))
-    value = "not set" if flag["value"] is None else f"{flag['value']} ({flag['means']})"
-    lines.append(("GNNACCEL", value))
+    if flag["value"] is not None:
+        lines.append(("GNNACCEL", f"{flag['value']} ({flag['means']})"))
     lines += [("environment", complaint) for complaint in found["complaints"]]
     verdict = "ready" if found["usable"] else "nothing can be accelerated here; the lines above say why"
     lines.append(("verdict", verdict))
@@ -228,7 +227,9 @@ def show(as_json: bool) -> int:
         from gnnaccel.cli.output import console
 
         table = Table.grid(padding=(0, 2))
-        for name, text in _lines(found):
+        *lines, (_, command) = _lines(found)
+        for name, text in lines:
             table.add_row(name, text)
         console().print(table)
+        print(f"next: {command}")  # in one piece, to be copied
     return 0 if found["usable"] else 1

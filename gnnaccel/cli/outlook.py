@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+from gnnaccel.cli import installing
 
 # What gains, with the figures in docs/performance.md. Small: where products of matrices and Python take the time.
 _FAST = {
@@ -33,7 +36,7 @@ def slow(found: dict[str, Any]) -> list[tuple[str, str]]:
     if devices["gpus"] and not build["cuda_kernels"]:
         said.append(("tensors on the GPU", "this build has no CUDA half: they stay with the framework"))
     elif devices["gpus_of_the_machine"] and not devices["gpus"]:
-        said.append(("the GPU", f"torch {found['versions']['torch']} sees none: a build of torch with CUDA would"))
+        said.append(("the GPU", _unseen(found)))
     if _on_gpu(found):
         why = "a step waits for Python: GNNACCEL_CUDA_GRAPHS=1, or gnnaccel.captured (docs/capture.md)"
         said.append((_SMALL + " on the GPU", why))
@@ -53,19 +56,34 @@ def slow(found: dict[str, Any]) -> list[tuple[str, str]]:
 def next_command(found: dict[str, Any]) -> str:
     """The one command to type now."""
     build, devices, run_with = found["build"], found["devices"], found["run_with"]
+    gpu = bool(devices["gpus_of_the_machine"] or devices["gpus"])
     if not found["torch_serves"]:
-        return f"pip install torch=={run_with['torch']}"
+        return installing.torch(run_with["torch"], gpu)
     if not found["torch_imports"]:
         return 'python -c "import torch"    # to see why it cannot be imported'
     if not build["loads"]:
-        return "pip install .    # in a clone of gnnaccel: builds its kernels"
+        return installing.gnnaccel(bool(devices["gpus"]))
     if not any(one["version"] for one in found["frameworks"].values()):
-        return f"pip install torch_geometric=={run_with['torch_geometric']}    # or dgl=={run_with['dgl']}"
+        command = installing.framework("torch_geometric", run_with["torch_geometric"])
+        return command + (f"    # or dgl=={run_with['dgl']}" if installing.has_build("dgl") else "")
     if not found["usable"]:
         return "gnnaccel doctor --report report.json    # and open an issue with it"
+    if gpu and not devices["gpus"] and not devices["torch_cuda"]:
+        return installing.torch(found["versions"]["torch"].partition("+")[0], gpu, instead=True)
     if devices["gpus"] and not build["cuda_kernels"]:
-        return "GNNACCEL_CUDA=ON pip install .    # in a clone of gnnaccel, with nvcc (CUDA 12 or later) on the path"
+        return installing.gnnaccel(True)
     return PROFILE if found["switch"]["flag"]["means"] != "on" else "gnnaccel compare --suite"
+
+
+def _unseen(found: dict[str, Any]) -> str:
+    """Why torch sees no GPU where the driver lists one."""
+    torch, cuda = found["versions"]["torch"], found["devices"]["torch_cuda"]
+    if not cuda:
+        return f"torch {torch} is a build without CUDA: one with it sees the GPU"
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return f"torch {torch} sees none: CUDA_VISIBLE_DEVICES is {visible!r}"
+    why = f"often a driver older than CUDA {cuda}; python -c 'import torch; torch.zeros(1).cuda()' says it"
+    return f"torch {torch} sees none: {why}"
 
 
 def _on_gpu(found: dict[str, Any]) -> bool:

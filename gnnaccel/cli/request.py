@@ -9,7 +9,7 @@ import shutil
 from importlib import util
 from pathlib import Path
 
-from gnnaccel.cli import children, doctor
+from gnnaccel.cli import children, doctor, installing
 from gnnaccel.cli.children import Failed
 from gnnaccel.cli.results import SIDES, is_captured, is_compiled
 
@@ -85,7 +85,8 @@ def check_installed(request: Request) -> None:
     """
     package = PACKAGES[request.framework]
     if util.find_spec(package) is None:
-        raise Failed(f"{NAMES[request.framework]} is not installed: pip install {package}=={doctor.RUN_WITH[package]}")
+        command = installing.framework(package, doctor.RUN_WITH[package])
+        raise Failed(f"{NAMES[request.framework]} is not installed: {command}")
     if request.compile:
         _check_compiler(request.device)
     if request.device == "cpu":
@@ -112,4 +113,4 @@ def _check_compiler(device: str) -> None:
             "name it in CXX"
         )
     if device == "cuda" and util.find_spec("triton") is None:
-        raise Failed("--compile: torch.compile needs Triton on CUDA: pip install triton")
+        raise Failed("--compile: torch.compile needs Triton on CUDA: " + installing.install("triton"))
