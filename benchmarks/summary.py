@@ -129,6 +129,18 @@ def cpu_memory() -> list[str]:
     return markdown(["alone / gnnaccel, MiB", *graphs.values()], body) + source(name)
 
 
+def cpu_models() -> list[str]:
+    name = "epochs_medium_epyc.csv"
+    rows = read(name)[1]
+    body = []
+    for graph, model in dict.fromkeys((row["graph"], row["model"]) for row in rows):
+        of = {row["side"]: float(row["epoch_ms"]) for row in rows if (row["graph"], row["model"]) == (graph, model)}
+        size = edges(next(row for row in rows if row["graph"] == graph))
+        cells = (pair(of[alone], of[ours]) for alone, ours in (("pyg", "flag"), ("dgl", "dgl-flag")))
+        body.append([f"{model.upper()}, {graph}, {size}", *cells])
+    return markdown(["an epoch, alone / gnnaccel, ms", "PyG", "DGL"], body) + source(name, 2)
+
+
 def cpu_compiled() -> list[str]:
     name = "epochs_compiled_epyc.csv"
     rows = read(name)[1]
@@ -330,6 +342,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-layers-avx512": cpu_layers_avx512,
     "cpu-memory": cpu_memory,
     "cpu-small": cpu_small,
+    "cpu-models": cpu_models,
     "cpu-compiled": cpu_compiled,
     "cuda-compiled": cuda_compiled,
     "cuda-flag": cuda_flag,
