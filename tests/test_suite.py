@@ -176,6 +176,18 @@ def test_the_report_names_what_was_left_what_failed_and_what_it_is_told_from_els
     assert "MORE: pyg gcn on <x>, cpu, gnnaccel: epoch time 2 then, 5 ms now (2.50x)" in words
 
 
+def test_a_warning_of_many_comparisons_is_printed_once(capsys):
+    def warned(*cases):
+        suite.show(a_suite(*cases), None)
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+
+    pyg, dgl = a_case(), a_case("dgl")
+    assert warned(pyg) == ["WARNING: PyG gcn on <x>: it <scatters>"]
+    assert warned(pyg, dgl) == ["WARNING: all: it <scatters>"]
+    ended = "WARNING: DGL gat on <x>: it ended by SIGKILL"
+    assert warned(pyg, dgl, FAILED) == ["WARNING: PyG gcn on <x>, DGL gcn on <x>: it <scatters>", ended]
+
+
 def test_a_report_where_all_failed_is_still_a_page(tmp_path, capsys):
     found = a_suite(FAILED)
     assert "SIGKILL" in " ".join(Page(html.render(found)).text)

@@ -234,14 +234,23 @@ def show(suite: dict[str, Any], changes: baseline.Changes | None) -> None:
         else:
             table.add_row(label(case), *(_cell(case, side) for side in sides), *_of_gnnaccel(case))
     out.print(table)
-    for case in suite["cases"]:
-        for line in [*case.get("warnings", ()), *filter(None, [case["error"].partition("\n")[0]])]:
-            out.print(f"WARNING: {label(case)}: {line}", soft_wrap=True)
+    for line, labels in _warned(suite).items():
+        of = "all" if 1 < len(labels) == len(suite["cases"]) else ", ".join(labels)
+        out.print(f"WARNING: {of}: {line}", soft_wrap=True)
     for note in dict.fromkeys(note for case in suite["cases"] for note in case.get("notes", ())):
         if not note.startswith("speedup of each"):
             out.print(f"note: {note}", soft_wrap=True)
     for line in changes.lines() if changes else ():
         out.print(line, soft_wrap=True)
+
+
+def _warned(suite: dict[str, Any]) -> dict[str, list[str]]:
+    """Warnings and errors, each once, with the comparisons that have it."""
+    found: dict[str, list[str]] = {}
+    for case in suite["cases"]:
+        for line in [*case.get("warnings", ()), *filter(None, [case["error"].partition("\n")[0]])]:
+            found.setdefault(line, []).append(label(case))
+    return found
 
 
 def _cell(case: dict[str, Any], side: str) -> str:
