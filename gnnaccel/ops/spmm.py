@@ -12,6 +12,7 @@ from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first, sources_matter
+from gnnaccel.ops._both_gradients import both_gradients_op, fuses, width
 from gnnaccel.ops._edge_order import gather_edge_values, is_profitable, try_empty_like
 from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
@@ -156,7 +157,7 @@ def choose(
     adds = reduce in ("sum", "mean")
     plain = adds and not return_arg and empty_value == 0 and message != "add"
     if isinstance(x, CBSR):
-        one = weight is None or (weight.dim() == 2 and _width(weight) == 1)
+        one = weight is None or (weight.dim() == 2 and width(weight) == 1)
         if plain and kernel == "auto" and one and serves(x):
             return spgemm(graph, x, None if weight is None else weight.flatten(), reduce)
         x = x.to_dense()
@@ -297,9 +298,9 @@ def _backward_sum(ctx, grad):
         if needs_lhs and not needs_rhs and _divides(arrays, rhs, grad):
             return reduce_to(_mean_gradient_op(arrays.transposed(), grad, rhs), lhs_features), None
         grad = _divided(arrays, grad)
-    if needs_lhs and needs_rhs and _fuses(lhs, rhs, grad):
+    if needs_lhs and needs_rhs and fuses(lhs, rhs, grad):
         # Both gradients read the same rows of grad: one walk serves them.
-        return _spmm_backward_op(arrays.transposed(), lhs, rhs, grad)
+        return both_gradients_op(arrays.transposed(), lhs, rhs, grad)
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
         transposed = arrays.transposed()
@@ -320,23 +321,12 @@ def _divided(arrays: Structure, grad: Tensor) -> Tensor:
     return (grad / count.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
 
 
-def _fuses(lhs, rhs, grad) -> bool:
-    """True if the CPU kernel for both gradients applies: one weight per edge or head, no second derivative."""
-    if lhs is None or rhs is None or torch.is_grad_enabled() or grad.device.type != "cpu":
-        return False
-    if grad.dtype not in (torch.float32, torch.float64) or lhs.shape[1:] != grad.shape[1:] or grad[:1].numel() == 0:
-        return False
-    full = tuple(grad.shape[1:])
-    padded, split = kept(rhs.shape[1:], full)
-    return padded[:split] == full[:split] and math.prod(full[split:]) % 4 == 0
-
-
 def _divides(arrays: Structure, rhs, grad) -> bool:
     """True if the kernel of the sources' gradient divides by the row's count itself, which spares a read and a
     write of `grad`: no second derivative, at most one weight per edge."""
     return (
         not torch.is_grad_enabled()
-        and (rhs is None or _width(rhs) == 1)
+        and (rhs is None or width(rhs) == 1)
         and not scales_first(arrays.nnz, arrays.num_rows, grad)
     )
 
@@ -348,7 +338,7 @@ _FEW_FEATURES = 4  # of cuda/spmm_narrow.cu, which looks each weight up once, as
 def brings_in_order(arrays: Structure, weight: Tensor, num_feats: int) -> bool:
     """True if weights should be brought into the order of the nonzeros before a sum on CUDA."""
     row_bytes = num_feats * weight.element_size()
-    if _width(weight) == num_feats or num_feats <= _FEW_FEATURES:  # the first: a value of its own for each feature
+    if width(weight) == num_feats or num_feats <= _FEW_FEATURES:  # the first: a value of its own for each feature
         return False
     return is_profitable(
         arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2]
@@ -372,34 +362,6 @@ _mean_gradient_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor grad, Tensor? weight) -> Tensor",
     _mean_gradient_impl,
     _mean_gradient_fake,
-    structure=Structure,
-)
-
-
-def _width(x: Tensor) -> int:
-    return math.prod(x.shape[1:])
-
-
-def _spmm_backward_cpu(transposed, x, weight, grad):
-    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
-    grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
-    pointers = (lib.pointer(t) for t in (x, weight, grad, grad_x, grad_weight))
-    lib.launch(
-        "spmm_backward", x.device, transposed.matrix(), *pointers, _width(weight), _width(x), lib.DTYPES[x.dtype]
-    )
-    return grad_x, grad_weight
-
-
-def _spmm_backward_fake(_transposed, x, weight, _grad):
-    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
-
-
-_spmm_backward_op = _operators.register(
-    "spmm_backward",
-    f"({_arrays.SCHEMA}, Tensor x, Tensor weight, Tensor grad) -> (Tensor, Tensor)",
-    _spmm_backward_cpu,
-    _spmm_backward_fake,
-    devices=("cpu",),
     structure=Structure,
 )
 
@@ -463,8 +425,8 @@ FORMS = {
 
 def _weighted_gradient(arrays: Structure, x, weight, grad: Tensor, needed) -> tuple[Tensor | None, Tensor | None]:
     of_x, of_weight = needed
-    if of_x and of_weight and _fuses(x, weight.view(-1, 1), grad):
-        grad_x, grad_weight = _spmm_backward_op(arrays.transposed(), x, weight.view(-1, 1), grad)
+    if of_x and of_weight and fuses(x, weight.view(-1, 1), grad):
+        grad_x, grad_weight = both_gradients_op(arrays.transposed(), x, weight.view(-1, 1), grad)
         return grad_x, grad_weight.view(weight.shape)
     grad_x = spmm_op(arrays.transposed(), grad, weight.view(-1, 1), "mul", "sum", 0.0) if of_x else None
     grad_weight = weight_gradient(arrays, x, grad, (1,), "mul") if of_weight else None
