@@ -2,112 +2,25 @@
 for the CUDA graph (recorded.py), on a GPU with that."""
 
 import copy
-import functools
 import gc
-import importlib
 import pickle
-import random
 import sys
 import types
 import weakref
 from types import SimpleNamespace
 
-import numpy as np
+import captured_steps
 import pytest
-import recorded
 import torch
 import torch.nn.functional as F
+from captured_steps import CUDA, DEVICE, both, problem, site, to_other_memory, training
 from torch import nn
 
 import gnnaccel
 from gnnaccel import report
-from gnnaccel.capture import guard, steps, variant
 from gnnaccel.capture.device import Recording
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-
-
-@pytest.fixture(autouse=True)
-def device(monkeypatch):
-    report.reset()
-    if not CUDA:
-        for module in (guard, steps, variant):
-            monkeypatch.setattr(module, "Recording", recorded.Recording)
-        for name in ("adam", "adamw", "rmsprop"):
-            module = importlib.import_module(f"torch.optim.{name}")
-            monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *a, **k: ["cpu"], raising=False)
-
-
-class Net(nn.Module):
-    def __init__(self, dropout=0.0):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(5, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3)
-        self.dropout, self.scale, self.extra = dropout, 1.0, None
-
-    def forward(self, x):
-        h = F.dropout(self.norm(self.first(x)).relu(), self.dropout, self.training)
-        return self.last(h) * self.scale
-
-
-def problem(make=lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=5e-4), dropout=0.0):
-    torch.manual_seed(0)
-    model = Net(dropout).to(DEVICE)
-    data = SimpleNamespace(
-        x=torch.randn(20, 5, device=DEVICE),
-        y=torch.randint(0, 3, (20,), device=DEVICE),
-        mask=torch.rand(20, device=DEVICE) < 0.6,
-    )
-
-    def weigh(loss):
-        return loss * weigh.by
-
-    weigh.by = 1.0
-    return SimpleNamespace(
-        model=model, data=data, optimizer=make(model.parameters()), factor=1.0, names=set(), flags={"one": True},
-        array=np.ones(1, dtype=np.float32), weigh=weigh,
-    )  # fmt: skip
-
-
-def training(env):
-    def train():
-        env.model.train()
-        env.optimizer.zero_grad()
-        out = env.model(env.data.x)
-        loss = env.factor * F.cross_entropy(out[env.data.mask], env.data.y[env.data.mask])
-        if hasattr(env, "late"):
-            loss = loss * env.late
-        loss = env.weigh(loss) * (1 + len(env.names)) * (1.0 if "one" in env.flags else 0.5) * float(env.array[0])
-        loss.backward()
-        env.optimizer.step()
-        return loss
-
-    return train
-
-
-def both(make_env, between=lambda env, i: None, calls=14, make_step=training, **options):
-    """Losses, parameters and buffers of a step as it is and captured; `between` is called before call i."""
-    found = []
-    for wrap in (lambda step: step, lambda step: gnnaccel.captured(step, **options)):
-        env = make_env()
-        step = wrap(make_step(env))
-        torch.manual_seed(1)
-        losses = []
-        for i in range(calls):
-            between(env, i)
-            losses.append(step().detach().clone())
-        found.append((torch.stack(losses), [t.detach().clone() for t in env.model.state_dict().values()], step))
-    (want, want_state, _), (got, got_state, step) = found
-    slack = max(1, calls // 10)
-    slack *= 100 if CUDA else 1  # Adam that can be captured takes powers of beta in float32
-    torch.testing.assert_close(got, want, rtol=1e-5 * slack, atol=1e-6 * slack)
-    for ours, theirs in zip(got_state, want_state, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4 * slack, atol=1e-5 * slack)
-    return step
-
-
-def site():
-    return report.snapshot()["captured.train"]
+device = captured_steps.device  # a fixture for all that is here
 
 
 OPTIMIZERS = {
@@ -178,10 +91,6 @@ def _mask(env):
     env.data.mask.logical_not_()
 
 
-def _address(env):
-    env.model.last.weight.data = env.model.last.weight.data * 0.5
-
-
 def _cast(env):
     env.model.double()
     env.data.x = env.data.x.double()
@@ -220,7 +129,7 @@ CHANGES = {
     "a new attribute": (_set(lambda e: e.model, "more", lambda e: 1), 2),
     "an attribute that was not there": (_set(lambda e: e, "late", lambda e: 2.0), 2),
     "a layer": (_set(lambda e: e.model, "last", lambda e: copy.deepcopy(e.model.last)), 2),
-    "a parameter's memory": (_address, 2),
+    "a parameter's memory": (to_other_memory, 2),
     "frozen": (_freeze, 2),
     "a hook": (_hook, 2),
     "gradients dropped": (_drop_grads, 1),
@@ -447,214 +356,6 @@ def test_zeroed_and_clipped_gradients():
 
     both(problem, make_step=make_step)
     assert site().accelerated == 11
-
-
-REFUSED = {
-    "a value is read": (lambda env, loss: env.losses.__class__([loss.item()]), "waits for the GPU"),
-    "a list grows": (lambda env, loss: env.losses.append(1), "it changes env.losses"),
-    "a counter": (lambda env, loss: setattr(env, "count", env.count + 1), "it changes env.count"),
-    "memory is moved": (lambda env, loss: _address(env), "to other memory"),
-    "a generator": (lambda env, loss: env.dice.random(), "env.dice"),
-    "a random number": (lambda env, loss: random.random(), "on the host"),
-    "an iterator": (lambda env, loss: next(env.numbers), "env.numbers"),
-    "a tensor is kept": (lambda env, loss: setattr(env, "last", loss), "it changes env.last"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_replayed_runs_as_it_is(name):
-    does, words = REFUSED[name]
-
-    def make():
-        env = problem()
-        env.losses, env.count, env.last, env.numbers = [], 0, None, iter(range(100))
-        env.dice = random.Random(0)
-        return env
-
-    def make_step(env):
-        plain = training(env)
-
-        def train():
-            loss = plain()
-            does(env, loss)
-            return loss
-
-        return train
-
-    step = both(make, make_step=make_step)
-    (reason,) = site().reasons
-    assert words in reason and step.variants == 0 and site().left in (14, 12, 10)
-
-
-def test_a_loss_that_is_differentiated_outside():
-    env = problem()
-
-    @gnnaccel.captured
-    def train():
-        return F.cross_entropy(env.model(env.data.x), env.data.y)
-
-    for _ in range(6):
-        train().backward()
-    (reason,) = site().reasons
-    assert "differentiated" in reason
-
-
-def test_arguments():
-    env = problem()
-
-    def plain(x, y, *, smooth=0.0):
-        env.optimizer.zero_grad()
-        loss = F.cross_entropy(env.model(x), y, label_smoothing=smooth)
-        loss.backward()
-        env.optimizer.step()
-        return {"loss": loss, "outs": (loss * 2, 7)}
-
-    def run(step):
-        torch.manual_seed(3)
-        env.model.load_state_dict(state)
-        env.optimizer.state.clear()
-        found = []
-        for i in range(30):
-            rows = 8 if i % 15 < 10 else 9
-            x, y = torch.randn(rows, 5, device=DEVICE), torch.randint(0, 3, (rows,), device=DEVICE)
-            out = step(x, y, smooth=0.1 if i >= 20 else 0.0)
-            assert out["outs"][1] == 7
-            found.append(torch.stack([out["loss"].detach(), out["outs"][0].detach()]))
-            del x, y
-        return torch.stack(found)
-
-    state = copy.deepcopy(env.model.state_dict())
-    want = run(plain)
-    train = gnnaccel.captured(plain)
-    torch.testing.assert_close(run(train), want, rtol=1e-5, atol=1e-6)
-    assert train.variants >= 2 and not report.snapshot()["captured.plain"].reasons
-
-
-@pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
-def test_a_capture_that_fails():
-    """What only the capture meets: what it had changed is put back, and random numbers are drawn as before."""
-    env = problem(dropout=0.5)
-    env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
-    plain = training(env)
-
-    @gnnaccel.captured
-    def train():
-        loss = plain()
-        if torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize()
-        return loss
-
-    for _ in range(12):
-        grad, weight = env.model.last.weight.grad, env.model.last.weight.detach().clone()
-        assert train().isfinite() and not torch.equal(env.model.last.weight, weight)
-        assert env.model.last.weight.grad is not grad
-    assert site().accelerated == 0 and all("cannot be captured" in reason for reason in site().reasons)
-    both(problem)  # others can
-    assert site().accelerated == 11
-
-
-def _accelerated(make_model):
-    """`problem` with a graph, and an accelerated model on it."""
-    env = problem()
-    torch.manual_seed(4)
-    env.model = gnnaccel.accelerate(make_model().to(DEVICE))
-    # Not Adam, which makes of what rounding leaves of a gradient of zero a step of the learning rate.
-    env.optimizer = torch.optim.SGD(env.model.parameters(), lr=0.1)
-    env.edge_index = torch.randint(0, 20, (2, 60)).to(DEVICE)
-    return env
-
-
-GAIN = 1.0
-
-
-@pytest.mark.parametrize("kind", ["subclass", "own message", "own layer"])
-def test_layers_of_users(kind, monkeypatch):
-    """Of their own classes, accelerated: captured, and looked through as what the user wrote."""
-    pyg = pytest.importorskip("torch_geometric").nn
-
-    class Sub(pyg.SAGEConv):
-        pass
-
-    class OwnMessage(pyg.SAGEConv):
-        def message(self, x_j):
-            return torch.tanh(x_j) * GAIN
-
-    class Own(pyg.MessagePassing):
-        def __init__(self, i, o):
-            super().__init__(aggr="sum")
-            self.lin, self.gate = nn.Linear(i, o), nn.Linear(i, o)
-
-        def forward(self, x, edge_index):
-            return self.propagate(edge_index, x=self.lin(x), g=self.gate(x))
-
-        def message(self, x_j, g_i, g_j):
-            return torch.sigmoid(g_i + g_j) * x_j * GAIN
-
-    make_layer = {"subclass": Sub, "own message": OwnMessage, "own layer": Own}[kind]
-
-    make = functools.partial(_accelerated, lambda: nn.ModuleList([make_layer(5, 3)]))
-
-    def make_step(env):
-        def train():
-            env.optimizer.zero_grad()
-            loss = F.cross_entropy(env.model[0](env.data.x, env.edge_index), env.data.y)
-            loss.backward()
-            env.optimizer.step()
-            return loss
-
-        return train
-
-    def between(env, i):
-        monkeypatch.setitem(globals(), "GAIN", 1.0 if i < 7 else 3.0)
-
-    both(make, between, 12, make_step)
-    assert site().accelerated >= 4, site()
-
-
-PYG = ["GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "ResGatedGraphConv"]
-
-
-@pytest.mark.parametrize("name", PYG)
-def test_layers_of_pyg(name):
-    """Under watch, which looks at every function of torch's, and (CUDA) captured; the graph is another in the end."""
-    pyg = pytest.importorskip("torch_geometric").nn
-
-    class Layers(nn.Module):
-        def __init__(self):
-            super().__init__()
-            make = getattr(pyg, name)
-            wrap = (lambda i, o: make(nn.Linear(i, o))) if name == "GINConv" else make
-            self.convs = nn.ModuleList([wrap(5, 8), wrap(8, 3)])
-
-        def forward(self, x, edge_index):
-            return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
-
-    make = functools.partial(_accelerated, Layers)
-
-    def make_step(env):
-        def train():
-            env.optimizer.zero_grad()
-            out = env.model(env.data.x, env.edge_index)
-            loss = F.cross_entropy(out[env.data.mask], env.data.y[env.data.mask])
-            loss.backward()
-            env.optimizer.step()
-            return loss
-
-        return train
-
-    def between(env, i):
-        if i == 8:
-            env.edge_index[0, :30] = 1
-        elif i == 16:
-            env.edge_index = env.edge_index[:, :40].clone()
-
-    if CUDA:
-        step = both(make, between, calls=24, make_step=make_step)
-        assert step.variants == 3 and site().accelerated == 15, site()
-    else:  # our calls pass the dispatcher by, so that the stand-in cannot replay them
-        both(make, calls=3, make_step=make_step)
-    counted = report.snapshot()
-    assert not any(site.left for kind, site in counted.items() if CUDA or kind.startswith("pyg.")), counted
 
 
 def test_results_last():

@@ -7,8 +7,8 @@ import torch
 
 pyg = pytest.importorskip("torch_geometric")
 # ruff: noqa: E402
+from hetero_cases import NETS, RELATIONS, Net, data, train
 from pyg_compare import assert_equal, rand, same
-from test_pyg_hetero import NETS, RELATIONS, Net, data, train
 from torch_geometric import nn
 from torch_geometric.utils import dropout_edge
 
