@@ -196,9 +196,9 @@ def test_doctor_examines_this_machine(capsys):
 @pytest.mark.parametrize(
     "found, said, next_one",
     [
-        ({}, ["PyG: sums", "DGL: attention", "DGL's plain sums"], "python -m gnnaccel --profile train.py"),
-        ({"dgl": None}, ["PyG: sums", "expect 1 to 4 times"], "python -m gnnaccel --profile train.py"),
-        ({"torch": ON_GPU}, ["on the CPU and the GPU", "a step waits for Python"], "python -m gnnaccel --profile"),
+        ({}, ["PyG: sums", "DGL: attention", "DGL's plain sums"], "-m gnnaccel --profile train.py"),
+        ({"dgl": None}, ["PyG: sums", "expect 1 to 4 times"], "-m gnnaccel --profile train.py"),
+        ({"torch": ON_GPU}, ["on the CPU and the GPU", "a step waits for Python"], "-m gnnaccel --profile"),
         (
             {"torch": ON_GPU | {"cuda_kernels": False}},
             ["this build has no CUDA half"],
@@ -212,10 +212,10 @@ def test_doctor_examines_this_machine(capsys):
         (
             {"gpus": ["H200"], "torch": TORCH | {"cuda": "13.0"}},
             ["the GPU: torch 2.13.0 sees none: often a driver older than CUDA 13.0"],
-            "python -m gnnaccel --profile train.py",
+            "-m gnnaccel --profile train.py",
         ),
-        ({"torch": TORCH | {"isa": "baseline"}}, ["it has no AVX2"], "python -m gnnaccel"),
-        ({"torch": TORCH | {"threads": 10**6}}, ["torch runs 1000000 threads on"], "python -m gnnaccel"),
+        ({"torch": TORCH | {"isa": "baseline"}}, ["it has no AVX2"], "-m gnnaccel"),
+        ({"torch": TORCH | {"threads": 10**6}}, ["torch runs 1000000 threads on"], "-m gnnaccel"),
         ({"dgl": None, "torch_geometric": None}, [], "pip install torch_geometric==2.8.1    # or dgl==2.1.0"),
         (
             {"torch": TORCH | {"version": "2.0.1"}},
@@ -320,6 +320,13 @@ def test_packages_are_installed_by_what_the_environment_has(has, command, monkey
         monkeypatch.setenv("VIRTUAL_ENV", has["VIRTUAL_ENV"])
     words = command.format(**{key: shlex.quote(name) for key, name in names.items()})
     assert installing.install("x", "A=1 ") == (words if "A=1" in words else f"A=1 {words}")
+
+
+def test_python_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/my env/bin/python3")
+    for found, words in (("/my env/bin/python", "python"), ("/bin/python", "'/my env/bin/python3'")):
+        monkeypatch.setattr(installing.shutil, "which", {"python": found}.get)
+        assert installing.python() == words
 
 
 @pytest.mark.parametrize(

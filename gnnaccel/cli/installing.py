@@ -13,20 +13,30 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch for Linux bri
 _NEWEST_PYTHON = {"dgl": (3, 12)}  # that a framework's release has builds for
 
 
+def _is_ours(program: str) -> bool:
+    """True if the shell finds this environment's program by that name, and not another's."""
+    found = shutil.which(program)
+    return found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
+
+
+def python() -> str:
+    """How to start the Python of this environment."""
+    return "python" if _is_ours("python") else shlex.quote(sys.executable)
+
+
 def install(what: str, variables: str = "") -> str:
     """The command that installs `what` into this environment: a venv, conda's or uv's."""
-    python, prefix = shlex.quote(sys.executable), shlex.quote(sys.prefix)
-    first, words = "", f"{python} -m pip install"
+    this, prefix = shlex.quote(sys.executable), shlex.quote(sys.prefix)
+    first, words = "", f"{this} -m pip install"
     if util.find_spec("pip") is not None:
-        found = shutil.which("pip")
-        if found and os.path.dirname(found) == os.path.dirname(sys.executable):  # else it is another environment's
+        if _is_ours("pip"):
             words = "pip install"
     elif shutil.which("uv"):
-        words = "uv pip install" + ("" if os.environ.get("VIRTUAL_ENV") == sys.prefix else f" --python {python}")
+        words = "uv pip install" + ("" if os.environ.get("VIRTUAL_ENV") == sys.prefix else f" --python {this}")
     elif Path(sys.prefix, "conda-meta").is_dir():
         first = f"conda install -y -p {prefix} pip && "
     else:
-        first = f"{python} -m ensurepip && "
+        first = f"{this} -m ensurepip && "
     return f"{first}{variables}{words} {what}"
 
 

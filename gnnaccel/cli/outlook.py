@@ -13,7 +13,6 @@ _FAST = {
     "dgl": "DGL: attention, weighted sums, edge softmax, messages and reductions of your own",
 }
 _SMALL = "graphs of some ten thousand edges"
-PROFILE = "python -m gnnaccel --profile train.py"
 
 
 def fast(found: dict[str, Any]) -> list[str]:
@@ -60,7 +59,7 @@ def next_command(found: dict[str, Any]) -> str:
     if not found["torch_serves"]:
         return installing.torch(run_with["torch"], gpu)
     if not found["torch_imports"]:
-        return 'python -c "import torch"    # to see why it cannot be imported'
+        return f'{installing.python()} -c "import torch"    # to see why it cannot be imported'
     if not build["loads"]:
         return installing.gnnaccel(bool(devices["gpus"]))
     if not any(one["version"] for one in found["frameworks"].values()):
@@ -72,7 +71,8 @@ def next_command(found: dict[str, Any]) -> str:
         return installing.torch(found["versions"]["torch"].partition("+")[0], gpu, instead=True)
     if devices["gpus"] and not build["cuda_kernels"]:
         return installing.gnnaccel(True)
-    return PROFILE if found["switch"]["flag"]["means"] != "on" else "gnnaccel compare --suite"
+    is_on = found["switch"]["flag"]["means"] == "on"
+    return "gnnaccel compare --suite" if is_on else f"{installing.python()} -m gnnaccel --profile train.py"
 
 
 def _unseen(found: dict[str, Any]) -> str:
