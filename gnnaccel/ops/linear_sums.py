@@ -63,8 +63,19 @@ def sum_mapped(
     return _sum_mapped(x, *given) if narrow is None else _narrow_sum_mapped(x, x.to(narrow), *given)
 
 
+def narrow_dtype(x: Tensor) -> torch.dtype | None:
+    """Under autocast to bfloat16, of features that a linear map is to cast, or a result of it: that dtype, in which a
+    sum may read and write them too; else None. Not float16, in which gradients that a GradScaler has multiplied, and
+    sums, have no room."""
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    return torch.bfloat16 if torch.get_autocast_dtype(x.device.type) is torch.bfloat16 else None
+
+
 def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor | None:
-    """graph_conv(graph, linear(x, weight), source_scale=scale, row_scale=scale, bias=bias).
+    """graph_conv(graph, linear(x, weight), source_scale=scale, row_scale=scale, bias=bias), of the dtype of x.
+
+    Under autocast to bfloat16 the map is of that, and what is summed; sums are rounded to it before the bias.
 
     Parameters
     ----------
@@ -81,12 +92,18 @@ def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     """
     if not _are_maps(x, weight, bias) or graph.num_rows != graph.num_cols or x.shape[0] != graph.num_cols:
         return None
-    if x.device != graph.device or torch.is_autocast_enabled(x.device.type):
+    if x.device != graph.device:
         return None
+    narrow = None
+    if torch.is_autocast_enabled(x.device.type):
+        narrow = narrow_dtype(x) if x.dtype is torch.float32 else None
+        if narrow is None:
+            return None
     if _operators.watched() or forward_ad._current_level >= 0:
         return None
     both = (x.requires_grad or weight.requires_grad) and torch.is_grad_enabled()
-    return _mapped_sum(x, weight, bias, scale, graph, both and not torch.is_inference_mode_enabled())
+    given = (weight, bias, scale, graph, both and not torch.is_inference_mode_enabled())
+    return _mapped_sum(x, *given) if narrow is None else _narrow_mapped_sum(x, x.to(narrow), *given)
 
 
 def _are_maps(x: Tensor, weight: Any, bias: Any = None, narrow: torch.dtype | None = None) -> bool:
@@ -169,18 +186,19 @@ class _SumMapped(_operators.Function):
 
 
 class _NarrowSumMapped(_operators.Function):
-    """The same under autocast: sums in the dtype of x, maps in that which autocast casts to; `ends`: x cast to it.
+    """The same under autocast: maps in the dtype that autocast casts to, and in bfloat16 the sums, of x cast to it
+    (`ends`), which the second map reads anyway; else sums in the dtype of x.
     x itself is not kept, as a layer alone keeps casts. A second derivative has `ends` in its place."""
 
     @staticmethod
     def forward(ctx, x, ends, weight, bias, own_weight, graph, reduce, both):
-        (call, sums), narrow = sums_of(graph, x, reduce, both), ends.dtype
+        narrow, source = ends.dtype, _summed(x, ends)
+        call, sums = sums_of(graph, source, reduce, both)
         sums, maps, own_maps = sums.to(narrow), weight.to(narrow), own_weight.to(narrow)
-        # Rounded as often as by the layer alone.
-        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).add_(F.linear(ends, own_maps))
+        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).addmm_(ends, own_maps.t())
         of_x, _, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
-            ctx.call, ctx.graph, ctx.reduce, ctx.dtype = call, graph, reduce, x.dtype
+            ctx.call, ctx.graph, ctx.reduce, ctx.dtypes = call, graph, reduce, (x.dtype, source.dtype)
             narrow_maps = (maps, own_maps) if of_x else (None, None)
             ctx.save_for_backward(ends, weight, bias, own_weight, *narrow_maps, sums if of_weight else None)
         return out
@@ -190,11 +208,12 @@ class _NarrowSumMapped(_operators.Function):
         ends, weight, bias, own_weight, maps, own_maps, sums = ctx.saved_tensors
         of_x, _, of_weight, of_bias, _, *rest = ctx.needs_input_grad
         rest = [None] * len(rest)
+        wide, summed = ctx.dtypes
         if torch.is_grad_enabled():  # a second derivative is asked for
-            graph, reduce, dtype, narrow = ctx.graph, ctx.reduce, ctx.dtype, ends.dtype
+            graph, reduce, narrow = ctx.graph, ctx.reduce, ends.dtype
 
             def composed(ends, weight, bias, own_weight):
-                sums = spmm(graph, ends.to(dtype), reduce=reduce).to(narrow)
+                sums = spmm(graph, ends.to(summed), reduce=reduce).to(narrow)
                 out = F.linear(sums, weight.to(narrow)) + F.linear(ends, own_weight.to(narrow))
                 return out if bias is None else out + bias.to(narrow)
 
@@ -202,10 +221,19 @@ class _NarrowSumMapped(_operators.Function):
         grad = grad.contiguous()
         transposed, grad_x = grad.t(), None
         if of_x:
-            grad_x = ctx.call.gradient(grad.mm(maps).to(ctx.dtype)).add_(grad.mm(own_maps))
+            of_sums = ctx.call.gradient(grad.mm(maps).to(summed))
+            if summed is ends.dtype:
+                grad_x = torch.addmm(of_sums, grad, own_maps).to(wide)
+            else:
+                grad_x = of_sums.add_(grad.mm(own_maps))
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
-        grad_bias = grad.sum(0).to(bias.dtype) if of_bias else None
+        grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
+
+
+def _summed(x: Tensor, ends: Tensor) -> Tensor:
+    """Of x and what autocast makes of it that which is summed."""
+    return ends if ends.dtype is torch.bfloat16 else x
 
 
 class _MappedSum(_operators.Function):
@@ -239,8 +267,53 @@ class _MappedSum(_operators.Function):
         return grad_x, grad_weight, grad.sum(0) if of_bias else None, None, None, None
 
 
+class _NarrowMappedSum(_operators.Function):
+    """The same under autocast, of `ends`, as in `_NarrowSumMapped`."""
+
+    @staticmethod
+    def forward(ctx, x, ends, weight, bias, scale, graph, both):
+        maps = weight.to(ends.dtype)
+        mapped = F.linear(ends, maps)
+        call = ready.call_of(graph, mapped, SCALED, scale, scale, None, both)
+        if call is not None:
+            out = call.forward(mapped, None)
+        elif both:
+            call = Apart(lambda x: graph_conv(graph, x, source_scale=scale, row_scale=scale), mapped)
+            out = call.result()
+        else:
+            out = graph_conv(graph, mapped, source_scale=scale, row_scale=scale)
+        if any(ctx.needs_input_grad):
+            ctx.call, ctx.graph, ctx.dtype = call, graph, x.dtype
+            of_x, _, of_weight, *_ = ctx.needs_input_grad
+            ctx.save_for_backward(ends if of_weight else None, weight, maps if of_x else None, bias, scale)
+        return out.to(x.dtype) if bias is None else torch.add(out, bias)  # of the wider dtype
+
+    @staticmethod
+    def backward(ctx, grad):
+        ends, weight, maps, bias, scale = ctx.saved_tensors
+        of_x, _, of_weight, of_bias, *rest = ctx.needs_input_grad
+        rest = [None] * len(rest)
+        if torch.is_grad_enabled():  # a second derivative is asked for
+            graph, dtype, narrow = ctx.graph, ctx.dtype, torch.bfloat16
+            if ends is None:  # the gradient of a sum of x alone, which is linear in it
+                ends = weight.new_zeros(graph.num_cols, weight.shape[1], dtype=narrow)
+
+            def composed(ends, weight, bias):
+                mapped = F.linear(ends, weight.to(narrow))
+                out = graph_conv(graph, mapped, source_scale=scale, row_scale=scale)
+                return out.to(dtype) if bias is None else out + bias
+
+            return None, *gradients(composed, (ends, weight, bias), ctx.needs_input_grad[1:4], grad), *rest
+        grad_x = grad_weight = None
+        if of_x or of_weight:
+            mapped = ctx.call.gradient(grad.to(torch.bfloat16).contiguous())
+            grad_x = mapped.mm(maps).to(ctx.dtype) if of_x else None
+            grad_weight = mapped.t().mm(ends).to(weight.dtype) if of_weight else None
+        return grad_x, None, grad_weight, grad.sum(0) if of_bias else None, *rest
+
+
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
-_sum_mapped, _narrow_sum_mapped, _mapped_sum = (
+_sum_mapped, _narrow_sum_mapped, _mapped_sum, _narrow_mapped_sum = (
     super(torch.autograd.Function, f).apply  # type: ignore[misc]
-    for f in (_SumMapped, _NarrowSumMapped, _MappedSum)
+    for f in (_SumMapped, _NarrowSumMapped, _MappedSum, _NarrowMappedSum)
 )

@@ -46,7 +46,7 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         alike = x.device == edge_index.device and (maps is not None or short.are_linear(lin))
         # Under autocast the map is narrow, and products with weights that are as wide as x are as wide again.
         narrow = torch.is_autocast_enabled(x.device.type)
-        if not alike or (narrow and (cache is not None or x.dtype != torch.float32)):
+        if not alike or (narrow and x.dtype != torch.float32):
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
@@ -74,6 +74,8 @@ def _gcn(plain: Any, general: Callable) -> Callable:
         if scale is not None and maps is not None and maps[1] is None:
             out = linear_sums.mapped_sum(graph, x, maps[0], scale, bias)
         if out is None and cache is not None:
+            if narrow:
+                return general(self, x, edge_index, edge_weight)
             out = norms.weighted_sum(graph, lin(x), edges, weight, flow, bias)
         elif out is None:
             out = norms.scaled_sum(graph, lin(x).to(x.dtype), scale, bias)
