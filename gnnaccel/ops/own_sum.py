@@ -1,13 +1,77 @@
-"""A sum over neighbours and a node's own features, as one op: what a compiled GIN layer runs on the CPU."""
+"""A sum over neighbours and a node's own features, as one op (what a compiled GIN layer runs on the CPU), and as one
+node of autograd (what it runs else)."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gnnaccel import _operators
-from gnnaccel.ops import _arrays
+from gnnaccel.graph.csr import Graph
+from gnnaccel.ops import _arrays, linear_sums
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.spmm import spmm_op
+
+
+def own_sum(graph: Graph, x: Tensor, eps: Tensor) -> Tensor | None:
+    """spmm(graph, x) + (1 + eps) * x.
+
+    Parameters
+    ----------
+    graph : Graph
+        As many rows as columns.
+    x : Tensor [num_cols, F]
+    eps : Tensor of one number
+        Of float32, or of the dtype of x.
+
+    Returns
+    -------
+    Tensor [num_rows, F], or None where the ops are to be called one by one: nothing has been done then.
+    """
+    if not _operators.usual(x, eps) or x.dim() != 2 or x.shape[0] != graph.num_rows or eps.numel() != 1:
+        return None
+    if graph.num_rows != graph.num_cols or x.device != graph.device or eps.device != x.device:
+        return None
+    if not x.is_floating_point() or eps.dtype not in (torch.float32, x.dtype):
+        return None
+    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    return _record(x, eps, graph, recorded and x.requires_grad)
+
+
+class _OwnSum(_operators.Function):
+    @staticmethod
+    def forward(ctx, x, eps, graph, both):
+        call, sums = linear_sums.sums_of(graph, x, "sum", both)
+        of_x, of_eps, *_ = ctx.needs_input_grad
+        if of_x or of_eps:
+            ctx.call, ctx.graph = call, graph
+            ctx.save_for_backward(x if of_eps else None, eps)
+        return _added(sums, x, eps, not isinstance(call, linear_sums.Apart))
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, eps = ctx.saved_tensors
+        of_x, of_eps, *_ = ctx.needs_input_grad
+        again, grad = torch.is_grad_enabled(), grad.contiguous()
+        grad_x = None
+        if of_x:
+            here = not again and not isinstance(ctx.call, linear_sums.Apart)
+            grad_x = _added(ctx.call.gradient(grad), grad, eps, here)
+        grad_eps = (grad * x).sum(dtype=eps.dtype).view(eps.shape) if of_eps else None
+        return grad_x, grad_eps, None, None
+
+
+def _added(sums: Tensor, x: Tensor, eps: Tensor, here: bool) -> Tensor:
+    """sums + (1 + eps) * x; `here`: in their place. A factor of no dimensions leaves the dtype alone."""
+    factor = eps.view(()) + 1
+    if here:
+        return sums.addcmul_(x, factor)  # which autocast leaves alone too
+    return sums + factor * x
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
+_record = super(torch.autograd.Function, _OwnSum).apply  # type: ignore[misc]
 
 
 def _sum(arrays: Structure, x: Tensor, eps: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums, messages
 from gnnaccel.ops.joined_sums import GINE, joined_sum
+from gnnaccel.ops.own_sum import own_sum
 from gnnaccel.pyg_backend import joined_forwards, norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -181,12 +182,31 @@ def _gin(plain: Any, general: Callable) -> Callable:
             found = _neighbours(self, x, edge_index, looped)
         if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
             return general(self, x, edge_index, size)
-        start = time.perf_counter()
-        out = ops.spmm(*found)
+        start, (graph, source) = time.perf_counter(), found
+        if own is source:
+            source = own = _as_mapped(modules["nn"], source)
+        out = None if looped or own is not source else own_sum(graph, source, eps)
+        if out is None:
+            out = ops.spmm(graph, source)
+            out = out if looped else _with_own(out, own, eps)
         report.record(guard.kind, start)
-        return modules["nn"](out if looped else _with_own(out, own, eps))
+        return modules["nn"](out)
 
     return forward
+
+
+def _as_mapped(nn: Any, x: Tensor) -> Tensor:
+    """x whose sums `nn` is given: under autocast to bfloat16 cast to that, where `nn` would begin with such a cast of
+    the sums, as a linear map does."""
+    narrow = linear_sums.narrow_dtype(x)
+    if narrow is None or x.dtype is narrow:
+        return x
+    while type(nn) in (torch.nn.Sequential, pyg_nn.MLP) and not short.hooked(nn):
+        parts = nn if type(nn) is torch.nn.Sequential else nn.lins
+        if not len(parts):
+            return x
+        nn = parts[0]
+    return x.to(narrow) if short.are_linear(nn) else x
 
 
 def _is_one(eps: Any) -> bool:
