@@ -73,16 +73,23 @@ def gat(
     >>> gnnaccel.ops.gat(g, x, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))[0]
     tensor([[3.]])
     """
-    if x.dtype != att_src.dtype and torch.is_autocast_enabled(x.device.type):
-        dtype, wide = _mixed(x, att_src)
-        x, att_src, att_dst = (t.to(dtype) for t in (x, att_src, att_dst))
-        edge_scale = None if edge_scale is None else edge_scale.to(dtype)
-        return gat(graph, x, att_src, att_dst, negative_slope=negative_slope, edge_scale=edge_scale).to(wide)
-    composed = partial(_gat_composed, graph, negative_slope=negative_slope)
+    out = narrow_gat(graph, x, att_src, att_dst, negative_slope=negative_slope, edge_scale=edge_scale)
+    return out if out.dtype == att_src.dtype else out.to(_mixed(x, att_src)[1])
+
+
+def narrow_gat(
+    graph: Graph, x: Tensor, att_src: Tensor, att_dst: Tensor, *, negative_slope: float, edge_scale: Tensor | None
+) -> Tensor:
+    """`gat`, under autocast of the dtype of the kernels, for callers that make it wider themselves."""
+    narrow = x.dtype != att_src.dtype and torch.is_autocast_enabled(x.device.type)
+    if narrow:
+        dtype = _mixed(x, att_src)[0]
+        x, edge_scale = x.to(dtype), None if edge_scale is None else edge_scale.to(dtype)
+    composed = partial(_gat_composed, graph, negative_slope=negative_slope, narrow=narrow)
     inputs = (x, att_src, att_dst)
     fits = x.dim() == 3 and x.shape[0] == graph.num_rows == graph.num_cols
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
-    if not fits or not _usual(graph, inputs, edge_scale) or shorter_by_parts(graph, x):
+    if not fits or not _usual(graph, inputs, edge_scale, narrow) or shorter_by_parts(graph, x):
         return composed(*inputs, edge_scale=edge_scale)
     keep = _asks(inputs)
     return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
@@ -95,8 +102,9 @@ def _mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
     return x.dtype if x.is_cuda and x.element_size() == 2 else wide, wide
 
 
-def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale) -> Tensor:
-    scores = head_dots(x, torch.cat((att_src, att_dst))).unbind()
+def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale, narrow=False) -> Tensor:
+    vectors = torch.cat((att_src, att_dst))
+    scores = head_dots(x, vectors.to(x.dtype) if narrow else vectors).unbind()
     return attention(graph, x, *scores, negative_slope=negative_slope, edge_scale=edge_scale)
 
 
@@ -139,12 +147,19 @@ def gatv2(
     >>> gnnaccel.ops.gatv2(g, x, x, torch.zeros(1, 1))[0]
     tensor([[3.]])
     """
+    out = narrow_gatv2(graph, x, y, vectors, negative_slope=negative_slope, edge_scale=edge_scale)
+    return out if out.dtype == vectors.dtype else out.to(_mixed(x, vectors)[1])
+
+
+def narrow_gatv2(
+    graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negative_slope: float, edge_scale: Tensor | None
+) -> Tensor:
+    """`gatv2`, as `narrow_gat`."""
     if x.dtype != vectors.dtype and torch.is_autocast_enabled(x.device.type):
-        dtype, wide = _mixed(x, vectors)
+        dtype = _mixed(x, vectors)[0]
         same, x = y is x, x.to(dtype)
         y, vectors = x if same else y.to(dtype), vectors.to(dtype)
         edge_scale = None if edge_scale is None else edge_scale.to(dtype)
-        return gatv2(graph, x, y, vectors, negative_slope=negative_slope, edge_scale=edge_scale).to(wide)
     composed = partial(_gatv2_composed, graph, negative_slope=negative_slope)
     inputs = (x, y, vectors)
     fits = x.dim() == 3 and x.shape[0] == graph.num_cols and y.shape == (graph.num_rows, *x.shape[1:])
@@ -257,8 +272,9 @@ def _asks(inputs: tuple[Tensor, ...]) -> bool:
     return False
 
 
-def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) -> bool:
-    """True where the kernels of one node take plain tensors of one dtype that they serve, and nobody listens."""
+def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None, wider: bool = False) -> bool:
+    """True where the kernels of one node take plain tensors of one dtype that they serve, and nobody listens. `wider`:
+    inputs behind the first may be of float32 beside a narrower one."""
     x, *others = inputs if edge_scale is None else (*inputs, edge_scale)
     if not _operators.usual(x, *others) or x.device != graph.device or not graph.nnz:
         return False
@@ -266,8 +282,8 @@ def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None) 
         return False
     if edge_scale is not None and (edge_scale.requires_grad or edge_scale.shape != (graph.nnz, x.shape[1])):
         return False
-    for t in others:  # noqa: SIM110 - all() takes longer
-        if t.dtype != x.dtype or t.device != x.device:
+    for t in others:
+        if t.device != x.device or not (t.dtype is x.dtype or (wider and t.dtype is torch.float32)):
             return False
     return True
 
@@ -276,9 +292,11 @@ _NOTHING = (None,) * 5  # gradients of the arguments behind the first three
 
 
 class _Gat(_operators.Function):
+    """Of vectors of the dtype of x, or of float32."""
+
     @staticmethod
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
-        vectors = torch.cat((att_src, att_dst))
+        vectors = torch.cat((att_src, att_dst)).to(x.dtype)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if _layers_cpu.as_they_lie(x, edge_scale):
             scores, out, *kept = _layers_cpu.gat(arrays, x, vectors, edge_scale, slope, keep)
@@ -295,7 +313,7 @@ class _Gat(_operators.Function):
         x, att_src, att_dst, edge_scale, scores, out, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), *_NOTHING
-        vectors, grad = torch.cat((att_src, att_dst)), grad.contiguous()
+        vectors, grad = torch.cat((att_src, att_dst)).to(x.dtype), grad.contiguous()
         if _layers_cpu.as_they_lie(x, edge_scale, scores, out, *kept):
             saved = (scores, out, *kept)
             grad_x, grads = _layers_cpu.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
@@ -303,8 +321,8 @@ class _Gat(_operators.Function):
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.transposed(), *given)
         more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores))
-        grads = (grad_x.add_(more), *(g.unsqueeze(0) for g in grad_vectors))
-        return *grads, *_NOTHING
+        grad_x, grad_vectors = grad_x.add_(more), grad_vectors.to(att_src.dtype)
+        return grad_x, grad_vectors[:1], grad_vectors[1:], *_NOTHING
 
 
 class _Gatv2(_operators.Function):

@@ -21,7 +21,7 @@ from gnnaccel.lazy import reduce
 from gnnaccel.ops.dot_layers import DotLayer, Map
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
 from gnnaccel.ops.gatv2_layers import Gatv2Layer
-from gnnaccel.ops.layers import heads_attention
+from gnnaccel.ops.layers import heads_attention, narrow_gat, narrow_gatv2
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import attend, dropped
 from gnnaccel.pyg_backend.helpers import ours
@@ -51,9 +51,9 @@ def _gat(plain: Any, general: Callable) -> Callable:
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
         start = time.perf_counter()
         scale = dropped(self, vectors[0], graph.nnz)
-        out = ops.gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        out = narrow_gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)
-        return _finished(self, out, res)
+        return _finished(self, out, res, wide=x.dtype)
 
     return forward
 
@@ -131,9 +131,9 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         start = time.perf_counter()
         vectors = parameters["att"].view(shape[1:])
         scale = dropped(self, left, graph.nnz)
-        out = ops.gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        out = narrow_gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)
-        return _finished(self, out, res)
+        return _finished(self, out, res, wide=source.dtype)
 
     return forward
 
@@ -207,7 +207,8 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         joined = side_by_side(source, *maps, *skips) if source is target else None
         if joined is None:
             joined = maps[0](target), maps[1](source), maps[2](source)
-        query, key, value = (t.view(shape) for t in joined[:3])
+        # Columns of one matrix are copied here, once: kernels would copy them in both directions.
+        query, key, value = (t.contiguous().view(shape) for t in joined[:3])
         start = time.perf_counter()
         out = attend(self, graph, query, key, value)
         report.record(guard.kind, start)
@@ -264,9 +265,15 @@ def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: in
     return short.looped(edge_index, num_src, conv.flow, "one")
 
 
-def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True) -> Tensor:
-    """What the layer makes of its sums [N, H, C], which an op may have `kept`."""
+def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True, wide: torch.dtype | None = None) -> Tensor:
+    """What the layer makes of its sums [N, H, C], which an op may have `kept`, of the dtype `wide` (that of the
+    attention vectors) or, under autocast, of a narrower one."""
     bias = conv.bias  # in replicas of torch.nn.DataParallel no parameter
+    if wide is not None and out.dtype is not wide:
+        # A bias makes narrow sums wide in the pass that adds it.
+        if conv.concat and res is None and bias is not None and bias.dtype is wide:
+            return out.view(-1, conv.heads * conv.out_channels) + bias
+        out, kept = out.to(torch.promote_types(out.dtype, wide)), False
     if not conv.concat:
         out = out.mean(dim=1)
     elif kept and bias is None and res is None:
