@@ -24,6 +24,8 @@ PYBIND11_MODULE(_C, module) {
   add("sddmm", &sddmm);
   add("edge_softmax", &edge_softmax);
   add("edge_softmax_backward", &edge_softmax_backward);
+  add("segment_softmax", &segment_softmax);
+  add("segment_softmax_backward", &segment_softmax_backward);
   add("attention", &attention);
   add("attention_backward", &attention_backward);
   add("dot_attention", &dot_attention);

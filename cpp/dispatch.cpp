@@ -18,6 +18,7 @@ struct Set {
   void (*spmm_backward)(const SpmmBackwardArgs&);
   void (*sddmm)(const SddmmArgs&);
   void (*edge_softmax)(const EdgeSoftmaxArgs&);
+  void (*segment_softmax)(const SegmentSoftmaxArgs&);
   void (*attention)(const AttentionArgs&);
   void (*dot_attention)(const DotAttentionArgs&);
   void (*dot_attention_ends)(const DotAttentionEndsArgs&);
@@ -37,18 +38,18 @@ Set pick() {
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
-       avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2, avx512::head_dots,
-       avx512::maxk, avx512::spgemm, avx512::sspmm, avx512::message_walk},
-      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::attention,
-       avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots, avx2::maxk, avx2::spgemm,
-       avx2::sspmm, avx2::message_walk},
+       avx512::segment_softmax, avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2,
+       avx512::head_dots, avx512::maxk, avx512::spgemm, avx512::sspmm, avx512::message_walk},
+      {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::segment_softmax,
+       avx2::attention, avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots, avx2::maxk,
+       avx2::spgemm, avx2::sspmm, avx2::message_walk},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
-       baseline::attention, baseline::dot_attention, baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots,
-       baseline::maxk, baseline::spgemm, baseline::sspmm, baseline::message_walk},
+       baseline::segment_softmax, baseline::attention, baseline::dot_attention, baseline::dot_attention_ends,
+       baseline::gatv2, baseline::head_dots, baseline::maxk, baseline::spgemm, baseline::sspmm, baseline::message_walk},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
-                       baseline::edge_softmax, baseline::attention, baseline::dot_attention,
+                       baseline::edge_softmax, baseline::segment_softmax, baseline::attention, baseline::dot_attention,
                        baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots, baseline::maxk,
                        baseline::spgemm, baseline::sspmm, baseline::message_walk}};
 #endif
@@ -91,6 +92,19 @@ void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_h
 void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                            int64_t num_heads, DType dtype, int threads) {
   chosen.edge_softmax({graph, out, grad_out, grad_scores, num_heads, dtype, threads});
+}
+
+void segment_softmax(const Csr& segments, const void* x, const void* t, double scale, int64_t num_t, void* out,
+                     void* stats, int64_t width, DType dtype, int threads) {
+  chosen.segment_softmax(
+      {segments, x, t, scale, num_t, out, stats, nullptr, nullptr, nullptr, width, false, dtype, threads});
+}
+
+void segment_softmax_backward(const Csr& segments, const void* x, const void* t, double scale, int64_t num_t,
+                              const void* stats, const void* grad_out, void* grad_x, void* grad_t, int64_t width,
+                              bool constant, DType dtype, int threads) {
+  chosen.segment_softmax({segments, x, t, scale, num_t, nullptr, const_cast<void*>(stats), grad_out, grad_x, grad_t,
+                          width, constant, dtype, threads});
 }
 
 void attention(const Csr& graph, const void* x, const void* score_src, const void* score_dst, const EdgeFactor& factor,

@@ -60,6 +60,23 @@ struct EdgeSoftmaxArgs {
   int threads;
 };
 
+struct SegmentSoftmaxArgs {  // see kernels.h; what only the other direction uses is null
+  const Csr& segments;
+  const void* x;
+  const void* t;
+  double scale;
+  int64_t num_t;
+  void* out;
+  void* stats;
+  const void* grad_out;  // null in the forward
+  void* grad_x;
+  void* grad_t;
+  int64_t width;
+  bool constant;
+  DType dtype;
+  int threads;
+};
+
 struct AttentionArgs {    // see kernels.h; what only the other direction uses is null
   const Csr& graph;       // of the forward
   const Csr& transposed;  // of the backward
@@ -175,6 +192,7 @@ struct MessageWalkArgs {  // see kernels.h
   void spmm_backward(const SpmmBackwardArgs&);          \
   void sddmm(const SddmmArgs&);                         \
   void edge_softmax(const EdgeSoftmaxArgs&);            \
+  void segment_softmax(const SegmentSoftmaxArgs&);      \
   void attention(const AttentionArgs&);                 \
   void dot_attention(const DotAttentionArgs&);          \
   void dot_attention_ends(const DotAttentionEndsArgs&); \

@@ -48,6 +48,20 @@ void edge_softmax(const Csr& graph, const void* scores, void* out, int64_t num_h
 void edge_softmax_backward(const Csr& graph, const void* out, const void* grad_out, void* grad_scores,
                            int64_t num_heads, DType dtype, int threads);
 
+// Rows weighted by a softmax of each feature over their segment: out[s, d] = sum over the rows i of segment s, those of
+// indptr[s] .. indptr[s + 1], of p[i, d] * x[i, d], with p the softmax over these rows of t[d] * x[i, d]; 0 for none.
+//   x [nnz, width], out [num_rows, width]; segments.indices are not read. t: of the accumulators' type (f32 for bf16),
+//   [num_t], num_t = 1 or width; null for `scale`. stats [3, num_rows, width], of that type, receives the greatest t *
+//   x, the reciprocal of the sum of exp(t * x - greatest), and out. f32, f64, bf16; on CUDA also f16.
+void segment_softmax(const Csr& segments, const void* x, const void* t, double scale, int64_t num_t, void* out,
+                     void* stats, int64_t width, DType dtype, int threads);
+
+// Gradients of segment_softmax: grad_x like x, and each segment's part of that of t, grad_t [num_rows, width], of the
+// accumulators' type; null: not wanted. `constant`: p has no gradient.
+void segment_softmax_backward(const Csr& segments, const void* x, const void* t, double scale, int64_t num_t,
+                              const void* stats, const void* grad_out, void* grad_x, void* grad_t, int64_t width,
+                              bool constant, DType dtype, int threads);
+
 // Additive attention: out[v] = sum over nonzeros k = (v, u, e) of p[k] * factor[e] * x[u] per head, with
 // p = softmax over the row of leaky_relu(score_src[u] + score_dst[v], slope).
 //   x [num_cols, width], out [num_rows, width], width = num_heads * a multiple of 4; score_src

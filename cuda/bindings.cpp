@@ -92,6 +92,8 @@ void bind_cuda(pybind11::module_& module) {
   add("sddmm", &sddmm);
   add("edge_softmax", &edge_softmax);
   add("edge_softmax_backward", &edge_softmax_backward);
+  add("segment_softmax", &segment_softmax);
+  add("segment_softmax_backward", &segment_softmax_backward);
   add("attention", &attention);
   add("attention_backward", &attention_backward);
   add("dot_attention", &dot_attention);

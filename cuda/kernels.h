@@ -40,6 +40,14 @@ cudaError_t edge_softmax(Workspace& workspace, const Csr& graph, const void* sco
 cudaError_t edge_softmax_backward(Workspace& workspace, const Csr& graph, const void* out, const void* grad_out,
                                   void* grad_scores, int64_t num_heads, DType dtype, cudaStream_t stream);
 
+// At most some thousand rows to a segment: a block takes one.
+cudaError_t segment_softmax(const Csr& segments, const void* x, const void* t, double scale, int64_t num_t, void* out,
+                            void* stats, int64_t width, DType dtype, cudaStream_t stream);
+
+cudaError_t segment_softmax_backward(const Csr& segments, const void* x, const void* t, double scale, int64_t num_t,
+                                     const void* stats, const void* grad_out, void* grad_x, void* grad_t, int64_t width,
+                                     bool constant, DType dtype, cudaStream_t stream);
+
 // Features and outputs but lse and p_pos are 16-byte aligned.
 cudaError_t attention(Workspace& workspace, const Csr& graph, const WorkList& work, const void* x,
                       const void* score_src, const void* score_dst, const EdgeFactor& factor, void* out, void* lse,

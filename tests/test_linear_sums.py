@@ -183,6 +183,45 @@ def test_under_autocast(reduce, wide):
         out.sum().backward()
 
 
+@pytest.mark.parametrize("asks", ["x", "weight", "both"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_mapped_under_autocast(bias, asks):
+    """Near to float64, as near as float32 sums of what autocast maps; of the dtype of x; and a second derivative."""
+    graph = again("duplicates")
+    scale = rand(graph.num_rows, dtype=torch.float32).abs()
+    shapes = ((graph.num_cols, IN), (OUT, IN), *(((OUT,),) if bias else ()))
+    x, weight, shift = [rand(*shape, dtype=torch.float32) for shape in shapes] + ([] if bias else [None])
+    x.requires_grad_(asks != "weight")
+    weight.requires_grad_(asks != "x")
+    given = [t for t in (x, weight, shift.requires_grad_() if bias else None) if t is not None and t.requires_grad]
+
+    def exactly(x, weight, shift):
+        mapped = F.linear(x, weight)
+        return ops.graph_conv(graph, mapped, source_scale=scale.to(x), row_scale=scale.to(x), bias=shift)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        out = linear_sums.mapped_sum(graph, x, weight, scale, shift)
+    assert type(out.grad_fn).__name__ == "_NarrowMappedSumBackward" and out.dtype == torch.float32
+    exact = {id(t): t.detach().double().requires_grad_(t.requires_grad) for t in (x, weight, shift) if t is not None}
+    want = exactly(*(None if t is None else exact[id(t)] for t in (x, weight, shift)))
+    upstream = rand(*out.shape, dtype=torch.float32)
+    for create in (False, True):
+        grads = torch.autograd.grad(out, given, upstream, create_graph=create, retain_graph=True)
+        of_exact = [exact[id(t)] for t in given]
+        wants = torch.autograd.grad(want, of_exact, upstream.double(), create_graph=create, retain_graph=True)
+        for ours, theirs, like in zip([out, *grads], [want, *wants], [out, *given], strict=True):
+            assert ours.dtype == like.dtype
+            size = float(theirs.detach().abs().max())
+            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=2e-2 * size)
+    if asks == "both":
+        again_ = torch.autograd.grad(sum(g.square().sum() for g in grads), (x, weight))
+        wants = torch.autograd.grad(sum(g.square().sum() for g in wants), [exact[id(t)] for t in (x, weight)])
+        for ours, theirs in zip(again_, wants, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=3e-2 * float(theirs.abs().max()))
+    with torch.autocast("cpu", torch.float16):
+        assert linear_sums.mapped_sum(graph, x, weight, scale, shift) is None
+
+
 def test_a_scale_that_was_written_into():
     graph, scale = again(), rand(120).abs()
     x, weight = leaves([(120, IN), (OUT, IN)])

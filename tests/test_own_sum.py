@@ -1,0 +1,73 @@
+"""GIN's sum over neighbours and a node itself, as one node of autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnnaccel import Graph, _library
+from gnnaccel.ops.own_sum import own_sum
+
+N, E = 30, 120
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not (torch.cuda.is_available() and _library.has_cuda_kernels()):
+        pytest.skip("no CUDA GPU here, or no kernels for it in this build")
+    return request.param
+
+
+def given(device, dtype, graded):
+    torch.manual_seed(0)
+    rows, cols = torch.randint(N, (2, E)).to(device)
+    x = torch.randn(N, 8, dtype=torch.float64).to(device, dtype).requires_grad_()
+    eps = torch.tensor([0.3]).to(device, torch.float64 if dtype == torch.float64 else torch.float32)
+    return Graph.from_coo(rows, cols, num_rows=N, num_cols=N), x, eps.requires_grad_(graded)
+
+
+def expected(graph, x, eps):
+    rows = torch.repeat_interleave(torch.arange(N, device=x.device), graph.indptr.diff().long())
+    return torch.zeros_like(x).index_add(0, rows, x[graph.indices.long()]) + (1 + eps) * x
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_values_and_gradients(device, dtype, graded):
+    graph, x, eps = given(device, dtype, graded)
+    leaves = (x, eps) if graded else (x,)
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    exact = [t.detach().double().requires_grad_() for t in (x, eps)]
+    want = expected(graph, *exact)
+    upstream = torch.randn_like(want).to(dtype)
+    wants = [want, *torch.autograd.grad(want, exact[: len(leaves)], upstream.double())]
+    for autocast in (False, True):  # where one has cast x before, it stays as it is
+        for _ in range(5):  # a graph's calls become ready
+            with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                out = own_sum(graph, x, eps)
+            got = [out, *torch.autograd.grad(out, leaves, upstream)]
+            for ours, exactly, like in zip(got, wants, (x, *leaves), strict=True):
+                assert ours.dtype == like.dtype and ours.shape == exactly.shape
+                size = float(exactly.detach().abs().max())
+                assert float((ours.detach().double() - exactly.detach()).abs().max()) <= tolerance * size
+
+
+def test_second_derivatives(device):
+    graph, x, eps = given(device, torch.float64, True)
+    assert torch.autograd.gradgradcheck(lambda x, eps: own_sum(graph, x, eps), (x, eps))
+
+
+def test_x_may_be_written_into_where_eps_is_constant(device):
+    graph, x, eps = given(device, torch.float32, False)
+    out = own_sum(graph, x * 1, eps)
+    out.relu_().sum().backward()  # as PyG's sum may be
+    assert x.grad is not None
+
+
+def test_what_is_not_taken(device):
+    graph, x, eps = given(device, torch.float32, False)
+    for wrong in (x[:-1], x[:, 0], x.int(), x.as_subclass(type("Mine", (torch.Tensor,), {}))):
+        assert own_sum(graph, wrong, eps) is None
+    assert own_sum(graph, x, torch.zeros(2, device=device)) is None
+    assert own_sum(graph, x, eps.double()) is None
+    assert own_sum(graph, x, eps) is not None
