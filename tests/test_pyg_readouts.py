@@ -1,6 +1,8 @@
-"""global_max_pool over batches of graphs: by segments where nodes of a graph are kept together, else PyG's."""
+"""Readouts of batches of graphs: by segments where nodes of a graph are kept together, else PyG's."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -109,7 +111,71 @@ def test_scripts_and_compilers_call_it():
     assert torch.equal(torch.compile(Model(), backend="eager", fullgraph=True)(x, BATCH), want)
 
 
+# name -> (the module for features of a width, whether it is ours)
+SOFTMAXES = {
+    "learned": lambda width: nn.SoftmaxAggregation(learn=True),
+    "learned each": lambda width: nn.SoftmaxAggregation(learn=True, channels=width),
+    "fixed": lambda width: nn.SoftmaxAggregation(t=0.3),
+    "one": lambda width: nn.SoftmaxAggregation(),
+    "half a gradient": lambda width: nn.SoftmaxAggregation(t=2.0, semi_grad=True),
+    "Set2Set": lambda width: nn.Set2Set(width, 2),
+    "attention": lambda width: nn.AttentionalAggregation(torch.nn.Linear(width, 1)),
+}
+
+
+@pytest.mark.parametrize("batch", [BATCH, BATCH.flip(0)], ids=["in order", "not in order"])
+@pytest.mark.parametrize("size", [None, 5, 7])
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_softmaxes_are_near_to_float64(name, size, batch):
+    torch.manual_seed(0)
+    module = SOFTMAXES[name](6)
+    exact = copy.deepcopy(module).double()
+    x = torch.randn(10, 6, requires_grad=True)
+
+    def results(module, x):
+        out = module(x, batch, dim_size=size)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])]
+
+    got = results(module, x)
+    ours = served()
+    pyg_backend.disable()
+    for one, other in zip(got, results(exact, x.detach().double().requires_grad_()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+    assert ours == (batch is BATCH) * (2 if name == "Set2Set" else 1)
+
+
+def test_softmaxes_that_are_pyg_s():
+    x, module = torch.randn(10, 6), nn.SoftmaxAggregation(learn=True)
+    want = module(x, BATCH.flip(0)).flip(0)[:0].sum() + module(x, BATCH)
+    assert served() == 1
+    ptr = torch.tensor([0, 3, 5, 5, 9, 10])
+    for given in (dict(ptr=ptr), dict(index=BATCH.view(1, -1)[0])):  # as ends of edges, a view
+        torch.testing.assert_close(module(x, **given), want)
+    torch.testing.assert_close(module(x.T.contiguous(), BATCH, dim=1).T, want)
+    seen = []
+    hook = module.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(module(x, BATCH), want)
+    hook.remove()
+    module(x.bfloat16(), BATCH)
+    assert seen == [1] and served() == 1
+    with pytest.raises(ValueError, match="dim_size"):
+        module(x, BATCH, dim_size=3)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)(x, BATCH, dim_size=5)
+    torch.testing.assert_close(compiled, want)
+    attention = nn.AttentionalAggregation(torch.nn.Linear(6, 1))
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)(x, BATCH, dim_size=5)
+    torch.testing.assert_close(compiled, attention(x, BATCH, dim_size=5))
+
+
+def test_results_may_be_written_into():
+    x = torch.randn(10, 6, requires_grad=True)
+    nn.SoftmaxAggregation()(x, BATCH).relu_().sum().backward()
+    assert x.grad is not None and served() == 1
+
+
 def test_off_again():
     pyg_backend.disable()
     nn.global_max_pool(torch.randn(10, 3), BATCH)
+    nn.SoftmaxAggregation()(torch.randn(10, 3), BATCH)
+    nn.Set2Set(3, 1)(torch.randn(10, 3), BATCH)
     assert served() == 0

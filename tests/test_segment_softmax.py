@@ -81,8 +81,12 @@ def test_indices_of_32_bits(device):
 def test_second_derivatives(device, t):
     x, segments, t = given(device, "molecules", 3, torch.float64, t)
     leaves = [v for v in (x, t) if isinstance(v, torch.Tensor)]
-    assert torch.autograd.gradcheck(lambda x, *given: segment_softmax(x, segments, *(given or (t,))), leaves)
-    assert torch.autograd.gradgradcheck(lambda x, *given: segment_softmax(x, segments, *(given or (t,))), leaves)
+
+    def function(x, *given):
+        return segment_softmax(x, segments, *(given or (t,)))
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves, nondet_tol=1e-10)  # torch adds by atomics on CUDA
 
 
 def test_what_torch_s_softmax_makes_of_infinities(device):

@@ -173,9 +173,7 @@ class _SumMapped(_operators.Function):
         own, grad_x = x if rows == x.shape[0] else x[:rows], None
         if of_x:
             grad_x = ctx.call.gradient(grad.mm(weight))
-            if own is x:
-                grad_x = torch.addmm(grad_x, grad, own_weight)
-            elif torch.is_grad_enabled():
+            if torch.is_grad_enabled():
                 grad_x = grad_x + F.pad(grad.mm(own_weight), (0, 0, 0, x.shape[0] - rows))
             else:
                 grad_x[:rows].addmm_(grad, own_weight)
@@ -223,7 +221,7 @@ class _NarrowSumMapped(_operators.Function):
         if of_x:
             of_sums = ctx.call.gradient(grad.mm(maps).to(summed))
             if summed is ends.dtype:
-                grad_x = torch.addmm(of_sums, grad, own_maps).to(wide)
+                grad_x = of_sums.addmm_(grad, own_maps).to(wide)
             else:
                 grad_x = of_sums.add_(grad.mm(own_maps))
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None

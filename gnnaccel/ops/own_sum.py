@@ -44,27 +44,33 @@ class _OwnSum(_operators.Function):
     def forward(ctx, x, eps, graph, both):
         call, sums = linear_sums.sums_of(graph, x, "sum", both)
         of_x, of_eps, *_ = ctx.needs_input_grad
+        factor = _factor(x, eps)
         if of_x or of_eps:
-            ctx.call, ctx.graph = call, graph
-            ctx.save_for_backward(x if of_eps else None, eps)
-        return _added(sums, x, eps, not isinstance(call, linear_sums.Apart))
+            ctx.call = call
+            ctx.save_for_backward(x if of_eps else None, eps, factor)
+        return _added(sums, x, factor, not isinstance(call, linear_sums.Apart))
 
     @staticmethod
     def backward(ctx, grad):
-        x, eps = ctx.saved_tensors
+        x, eps, factor = ctx.saved_tensors
         of_x, of_eps, *_ = ctx.needs_input_grad
         again, grad = torch.is_grad_enabled(), grad.contiguous()
         grad_x = None
         if of_x:
             here = not again and not isinstance(ctx.call, linear_sums.Apart)
-            grad_x = _added(ctx.call.gradient(grad), grad, eps, here)
+            factor = _factor(grad, eps) if again else factor  # which depends on eps
+            grad_x = _added(ctx.call.gradient(grad), grad, factor, here)
         grad_eps = (grad * x).sum(dtype=eps.dtype).view(eps.shape) if of_eps else None
         return grad_x, grad_eps, None, None
 
 
-def _added(sums: Tensor, x: Tensor, eps: Tensor, here: bool) -> Tensor:
-    """sums + (1 + eps) * x; `here`: in their place. A factor of no dimensions leaves the dtype alone."""
-    factor = eps.view(()) + 1
+def _factor(x: Tensor, eps: Tensor) -> Tensor:
+    """1 + eps. Of no dimensions it leaves the dtype of x alone."""
+    return (eps if eps.dtype is x.dtype else eps.view(())) + 1
+
+
+def _added(sums: Tensor, x: Tensor, factor: Tensor, here: bool) -> Tensor:
+    """sums + factor * x; `here`: in their place."""
     if here:
         return sums.addcmul_(x, factor)  # which autocast leaves alone too
     return sums + factor * x
