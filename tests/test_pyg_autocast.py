@@ -1,5 +1,7 @@
 """Autocast: PyG's dtypes and values, whatever it widens on the device, with messages stored and made in blocks."""
 
+import copy
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _library
 from gnnaccel.lazy import blocks, reduce
+from gnnaccel.pyg_backend import accelerate
 
 pyg_cases.prepare_pyg()
 
@@ -202,3 +205,49 @@ def test_products_are_of_nodes(name, dtype):
     same(program, dtype=torch.float32)
     plain, *ours = found
     assert edges().shape[1] in plain and all(rows and max(rows) <= N for rows in ours)
+
+
+TRAINED = {
+    "GCN": lambda: nn.GCNConv(D, 8),
+    "GCN, cached": lambda: nn.GCNConv(D, 8, cached=True),
+    "SAGE": lambda: nn.SAGEConv(D, 8),
+    "GraphConv": lambda: nn.GraphConv(D, 8),
+    "GIN": lambda: nn.GINConv(torch.nn.Linear(D, 8), eps=0.3),
+    "GIN of an MLP": lambda: nn.GINConv(nn.MLP([D, 8, 8], act="tanh", norm=None), train_eps=True),
+    "GIN of a sequence": lambda: nn.GINConv(torch.nn.Sequential(torch.nn.Linear(D, 8), torch.nn.Tanh())),
+    "GIN of no map": lambda: nn.GINConv(torch.nn.ELU()),
+    "GAT": lambda: nn.GATConv(D, 4, heads=2),
+    "GAT without a bias": lambda: nn.GATConv(D, 4, heads=2, bias=False),
+    "GAT, averaged": lambda: nn.GATConv(D, 4, heads=2, concat=False),
+    "GAT, residual": lambda: nn.GATConv(D, 4, heads=2, residual=True),
+    "GATv2": lambda: nn.GATv2Conv(D, 4, heads=2),
+    "Transformer": lambda: nn.TransformerConv(D, 4, heads=2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_gradients_that_a_scaler_has_multiplied(name, dtype, place):
+    """As near to float64 as PyG's own, or within the digits of the narrow dtype."""
+    if place == "cpu" and dtype == torch.float16:
+        pytest.skip("PyG's own scatter, and our sums, take no float16 on the CPU")
+    torch.manual_seed(0)
+    plain = TRAINED[name]().to(place)
+    layers = [plain, accelerate(copy.deepcopy(plain)), copy.deepcopy(plain).double()]
+    x, ends, upstream = rand(N, D).float().to(place), edges().to(place), None
+    found = []
+    for layer in layers:
+        exact = layer is layers[-1]
+        scaler = torch.amp.GradScaler(place, init_scale=1.0 if exact else 256.0)
+        given = (x.double() if exact else x).clone().requires_grad_()
+        with torch.autocast(place, dtype, enabled=not exact):
+            out = layer(given, ends)
+        upstream = torch.randn(out.shape).to(place) if upstream is None else upstream
+        scaler.scale((out * upstream.to(out.dtype)).sum()).backward()
+        grads = [given.grad, *(p.grad for p in layer.parameters())]
+        found.append([out, *(g / scaler.get_scale() for g in grads)])
+    for theirs, ours, exact in zip(*found, strict=True):
+        errors = [float((t.detach().double() - exact.detach()).abs().max()) for t in (ours, theirs)]
+        assert ours.dtype == theirs.dtype
+        assert errors[0] <= max(1.5 * errors[1], 8 * torch.finfo(dtype).eps * float(exact.detach().abs().max()))

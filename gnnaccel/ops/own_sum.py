@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
