@@ -99,14 +99,17 @@ def _segments(src: Tensor, index: Tensor, dim: int, dim_size: int | None) -> _Fo
 
 def _found(index: Tensor, dim_size: int | None) -> _Found | None:
     with torch.inference_mode(False), torch.no_grad():
-        # On CUDA the host waits for each of these two lists of numbers.
-        ascends = (index[1:] >= index[:-1]).all()
-        first, last, ascends = torch.stack([index[0], index[-1], ascends.long()]).tolist()
-        count = last + 1 if dim_size is None else dim_size
-        if first < 0 or not ascends or last >= count:
+        count = int(index[-1]) + 1 if dim_size is None else dim_size
+        if count < 0:
             return None
         offsets = torch.searchsorted(index, torch.arange(count + 1, device=index.device))
-        return _Found(Segments(offsets, len(index)), int(offsets.diff().max()))
+        ascends = (index[1:] >= index[:-1]).all()
+        # On CUDA the host waits for the list of numbers.
+        numbers = [index[0], index[-1], ascends.long(), offsets.diff().amax() if count else ascends.long()]
+        first, last, ascending, longest = torch.stack(numbers).tolist()
+        if first < 0 or not ascending or last >= count:
+            return None
+        return _Found(Segments(offsets, len(index)), longest)
 
 
 def _softmax_of_readout(
