@@ -13,9 +13,9 @@ extra peak memory of a step: on CUDA of torch's allocator, on the CPU of the fir
 own (not of the compiled one). With --autocast all sides run under torch.autocast in bfloat16.
 With --epochs models of two such layers, a ReLU between them, are trained by Adam instead: times are of an epoch, of
 some one behind another, memory is the most that one adds, and the differences are the largest relative ones of a side's
-first losses from PyG's; queued_ms is an epoch of some whose kernels wait for each other alone, not for the host. A side
-that is too large for the GPU, or for --limit, is left out. Processes with the same --lock compile at the same time, and
-measure one after the other, when --among of them have compiled.
+first losses from PyG's; queued_ms (of steps with --queued) is an epoch of some whose kernels wait for each other alone,
+not for the host. A side that is too large for the GPU, or for --limit, is left out. Processes with the same --lock
+compile at the same time, and measure one after the other, when --among of them have compiled.
 """
 
 from __future__ import annotations
@@ -177,13 +177,13 @@ def checked(sides: dict, options) -> tuple[dict, dict[str, float]]:
     }
 
 
-def queued_ms(run, count: int = 3) -> float:
-    """Milliseconds of GPU time of an epoch: of some that lie in its queue when the first begins."""
+def queued_ms(run, autocast: bool, count: int = 3) -> float:
+    """Milliseconds of GPU time of a step or epoch: of some that lie in its queue when the first begins."""
     torch.cuda._sleep(200_000_000)  # 0.1 s, in which the host is ahead
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(count):
-        run(False)
+        run(autocast)
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / count
@@ -238,7 +238,8 @@ def timed(sides: dict, device: torch.device, options) -> list[dict[str, float]]:
             elif options.epochs:
                 counts[side] = max(1, round(BLOCK_MS / took))
     medians = {side: statistics.median(found) for side, found in times.items()}
-    queued = {side: queued_ms(run) for side, run in sides.items()} if on_cuda and options.epochs else {}
+    wanted = on_cuda and (options.epochs or options.queued)
+    queued = {side: queued_ms(run, autocast) for side, run in sides.items()} if wanted else {}
     return [medians, memory, queued, differences]
 
 
@@ -275,6 +276,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="also the extra peak memory of each side")
     parser.add_argument("--autocast", action="store_true", help="in bfloat16")
     parser.add_argument("--epochs", action="store_true", help="train models of two layers")
+    parser.add_argument("--queued", action="store_true", help="on CUDA also a step's GPU time, whatever the host's is")
     parser.add_argument("--limit", type=float, metavar="GIB", help="of the GPU's memory")
     parser.add_argument("--lock", metavar="FILE", help="measure while no other process with this file does")
     parser.add_argument("--among", type=int, default=1, metavar="N", help="processes with that file, a new one")
@@ -313,13 +315,13 @@ def main() -> None:
         cells = [found.get(side) for found in (times, memory if options.memory else {}) for side in SIDES]
         shape = (options.nodes, options.edges, options.width)
         rows.append([where, options.graph or "random", *shape, name, *map(short, cells)])
-        if options.epochs:
-            rows[-1] += [short(found.get(side)) for found in of_epochs for side in SIDES]
+        shown = of_epochs if options.epochs else of_epochs[:1] if options.queued else []
+        rows[-1] += [short(found.get(side)) for found in shown for side in SIDES]
         print(f"{name:24s}", *(f"{side} {took:.2f} ms {memory.get(side, 0):.0f} MiB" for side, took in times.items()),
               *(f"{took / times['gnnaccel']:.2f}x" for took in times.values()), flush=True)  # fmt: skip
     if options.csv:
         columns = ("device", "graph", "nodes", "edges", "width", "layer")
-        figures = ("ms", "mib", *(("queued_ms", "loss_diff") if options.epochs else ()))
+        figures = ["ms", "mib"] + ["queued_ms"] * (options.epochs or options.queued) + ["loss_diff"] * options.epochs
         columns += tuple(f"{side}_{figure}" for figure in figures for side in SIDES)
         save_table(options.csv, [f"# {versions()}", *provenance(options.commit)], columns, rows)
     return None
