@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chi2
 
 from gnnaccel import sampling
-from gnnaccel.sampling import _arrays, hetero_neighbor_sample, hgt_sample, induced_subgraph, neighbor_sample
+from gnnaccel.sampling import _arrays, by_torch, hetero_neighbor_sample, hgt_sample, induced_subgraph, neighbor_sample
 
 KINDS = {("a", "to", "a"): (40, 40), ("a", "of", "b"): (40, 30), ("b", "by", "a"): (30, 40), ("c", "in", "b"): (20, 30)}
 
@@ -355,9 +355,19 @@ def test_the_table_forgets_where_its_stamps_end(monkeypatch):
 # ---- Subgraphs, HGT. ----
 
 
+@pytest.fixture(params=["kernels", "torch's operations", "the same in pieces", "the same without a table"])
+def way(request, monkeypatch):
+    """Each way to make them, on the CPU; a GPU does it in torch's operations."""
+    monkeypatch.setattr(by_torch, "serves", lambda array: request.param != "kernels")
+    if request.param == "the same in pieces":
+        monkeypatch.setattr(by_torch, "MOST_AT_ONCE", 7)
+    if request.param == "the same without a table":
+        monkeypatch.setattr(_arrays, "LARGEST_TABLE", 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("batched", [False, True])
-def test_induced_subgraphs(dtype, batched):
+def test_induced_subgraphs(dtype, batched, way):
     indptr, indices = csc(60, 60, 900, dtype)
     nodes = torch.randperm(60)[:25].to(dtype)
     nodes[24] = nodes[3]
@@ -376,7 +386,7 @@ def test_induced_subgraphs(dtype, batched):
     assert torch.equal(out.indptr.diff(), torch.bincount(out.col, minlength=25).to(dtype))
 
 
-def test_induced_subgraph_between_two_types():
+def test_induced_subgraph_between_two_types(way):
     indptr, indices = csc(30, 40, 400)
     out = induced_subgraph(indptr, indices, torch.tensor([1, 7]), sources=torch.tensor([4, 2, 9]), num_sources=30)
     assert torch.equal(indices[out.edge], torch.tensor([4, 2, 9])[out.row])
@@ -384,7 +394,7 @@ def test_induced_subgraph_between_two_types():
     assert out.indptr[1] == full > 0
 
 
-def test_ego_subgraphs():
+def test_ego_subgraphs(way):
     indptr, indices = csc(40, 40, 200)
     node, ptr, root, edges = sampling.ego_subgraphs(indptr, indices, torch.tensor([1, 2, 1]), [-1, -1])
     assert torch.equal(node[root], torch.tensor([1, 2, 1]))
@@ -396,7 +406,7 @@ def test_ego_subgraphs():
         assert torch.equal(edges.row[mine] - ptr[i], alone.row) and torch.equal(edges.edge[mine], alone.edge)
 
 
-def test_hgt_takes_all_that_is_there_and_all_edges_between():
+def test_hgt_takes_all_that_is_there_and_all_edges_between(way):
     graph = hetero()
     out = hgt_sample(graph, {"a": torch.tensor([1, 2])}, {name: [100, 100] for name in "abc"})
     wanted = hetero_neighbor_sample(graph, {"a": torch.tensor([1, 2])}, [-1, -1])
@@ -411,7 +421,7 @@ def test_hgt_takes_all_that_is_there_and_all_edges_between():
                 assert torch.equal(torch.searchsorted(arrays[0], out.edge[kind], right=True) - 1, nodes)
 
 
-def test_hgt_draws_by_the_square_of_what_was_given():
+def test_hgt_draws_by_the_square_of_what_was_given(way):
     # 3 gets 1/2 + 1/2 of the two seeds, 4 and 5 get 1/2 each: 4 to 1 to 1.
     indptr, indices = torch.tensor([0, 2, 4, 4, 4, 4, 4]), torch.tensor([3, 4, 3, 5])
     graph, found = {("n", "to", "n"): (indptr, indices)}, torch.zeros(6)
@@ -420,7 +430,7 @@ def test_hgt_draws_by_the_square_of_what_was_given():
     assert p_value(found, torch.tensor([0, 0, 0, 2000.0, 500, 500])) > 0.01
 
 
-def test_hgt_samples_hubs_in_part_and_counts_by_hop():
+def test_hgt_samples_hubs_in_part_and_counts_by_hop(way):
     indptr, indices = torch.tensor([0, 200] + [200] * 199), torch.arange(200)
     graph = {("n", "to", "n"): (indptr, indices)}
     out = hgt_sample(graph, {"n": torch.tensor([0])}, {"n": [100, 3]}, seed=1)
@@ -488,7 +498,7 @@ def test_an_error_in_one_of_many_chunks_ends_the_call(threads):
             neighbor_sample(indptr, indices, torch.arange(20_000), [-1])
 
 
-def test_bad_input_of_others():
+def test_bad_input_of_others(way):
     graph = {("a", "to", "b"): (INDPTR, INDICES)}
     for call, error in (
         (lambda: hetero_neighbor_sample(graph, {"b": SEEDS}, {}), ValueError),
@@ -498,6 +508,9 @@ def test_bad_input_of_others():
         (lambda: induced_subgraph(INDPTR, INDICES, torch.tensor([3])), ValueError),
         (lambda: induced_subgraph(INDPTR, INDICES, SEEDS, batch=SEEDS[:1]), ValueError),
         (lambda: induced_subgraph(INDPTR, torch.tensor([1, 9, 2]), SEEDS), ValueError),
+        (lambda: induced_subgraph(torch.tensor([0, 2, 1, 3]), INDICES, SEEDS), ValueError),
+        (lambda: induced_subgraph(INDPTR, INDICES, SEEDS, sources=SEEDS - 1), ValueError),
+        (lambda: induced_subgraph(INDPTR, INDICES, SEEDS, sources=SEEDS, num_sources=2), ValueError),
         (lambda: hgt_sample(graph, {"b": SEEDS}, {"b": [1]}), ValueError),
         (lambda: hgt_sample(graph, {"b": SEEDS}, {"a": [1], "b": [-1]}), ValueError),
         (lambda: hgt_sample(graph, {"b": SEEDS + 7}, {"a": [1], "b": [1]}), ValueError),
@@ -507,13 +520,16 @@ def test_bad_input_of_others():
             call()
 
 
-def test_empty_seeds_and_graphs_without_edges():
+def test_empty_seeds_and_graphs_without_edges(way):
     none = torch.empty(0, dtype=torch.int64)
     out = neighbor_sample(INDPTR, INDICES, none, [2, 2])
     assert out.node.numel() == 0 and out.num_nodes_per_hop == [0, 0, 0] and out.num_edges_per_hop == [0, 0]
     out = neighbor_sample(torch.zeros(4).long(), none, SEEDS, [2])
     assert out.node.tolist() == [0, 1] and out.edge.numel() == 0
     assert induced_subgraph(INDPTR, INDICES, none).indptr.tolist() == [0]
+    assert induced_subgraph(INDPTR, INDICES, SEEDS, sources=none).indptr.tolist() == [0, 0, 0]
+    assert induced_subgraph(torch.zeros(4).long(), none, SEEDS).indptr.tolist() == [0, 0, 0]
+    assert hgt_sample({("a", "to", "a"): (INDPTR, INDICES)}, {}, {"a": [2]}).node["a"].numel() == 0
     assert neighbor_sample(INDPTR, INDICES, SEEDS, []).node.tolist() == [0, 1]
 
 

@@ -40,6 +40,11 @@ def _plain(op: str, name: str, value: Tensor, device: torch.device) -> Tensor:
     return value.detach().contiguous()
 
 
+def device_of(indptr) -> torch.device:
+    """Where to sample: that of the first tensor. Of what is no tensor, Relation says so."""
+    return indptr.device if isinstance(indptr, Tensor) else CPU
+
+
 def length(op: str, name: str, value: Tensor, expected: int, what: str) -> None:
     """ValueError unless `value` has as many elements."""
     if value.numel() != expected:

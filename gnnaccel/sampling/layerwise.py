@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import INDEX_TYPES, launch, pointer
-from gnnaccel.sampling import _arrays
+from gnnaccel.sampling import _arrays, by_torch
 from gnnaccel.sampling._arrays import CPU, Relation
 from gnnaccel.sampling.neighbors import EdgeType, HeteroNeighborSample
 from gnnaccel.sampling.subgraphs import induced_subgraph
@@ -43,15 +43,20 @@ def hgt_sample(
     Raises
     ------
     TypeError, ValueError
-        For tensors of wrong dtype or shape, nodes out of range, types without `num_samples`.
+        For tensors of wrong dtype or shape, nodes out of range, types without `num_samples`, tensors on different
+        devices.
 
     Notes
     -----
     Each node of the batch gives 1 / n to its n sources of an edge type, or 1 / 50 to 50 of them if there are more. Of
     what may be added, a node's probability is the square of what it was given.
+
+    Runs where the tensors are. On the GPU other nodes are drawn than on the CPU from the same seed, as likely; the host
+    waits for it a few times in each hop, and twice for each edge type.
     """
     op = "hgt_sample"
-    relations = {kind: Relation(op, *arrays, of=f"[{kind}]") for kind, arrays in graph.items()}
+    device = next((_arrays.device_of(indptr) for indptr, _ in graph.values()), CPU)
+    relations = {kind: Relation(op, *arrays, of=f"[{kind}]", device=device) for kind, arrays in graph.items()}
     dtypes = {relation.indptr.dtype for relation in relations.values()}
     if len(dtypes) != 1:
         raise TypeError(f"{op}: graph: expected edge types with one dtype of indices, got {sorted(map(str, dtypes))}")
@@ -64,18 +69,11 @@ def hgt_sample(
     counts = {name: _arrays.fanouts(op, num_samples[name], least=0, name="num_samples") for name in sizes}
     if len({len(of_type) for of_type in counts.values()}) > 1:
         raise ValueError(f"{op}: num_samples: expected as many hops for every node type, got {counts}")
-    seeds = {name: _arrays.index_array(op, f"seeds[{name!r}]", nodes, dtype) for name, nodes in seeds.items()}
-    names, none = list(sizes), torch.empty(0, dtype=dtype, device=CPU)
-    starts = {name: seeds.get(name, none) for name in names}
-    out = launch(
-        "layer_sample",
-        CPU,
-        [(pointer(starts[name]), 0, starts[name].numel(), sizes[name], 0, -1) for name in names],
-        [relation.tuple(names.index(kind[0]), names.index(kind[-1]), ()) for kind, relation in relations.items()],
-        list(counts.values()),
-        (0, 0, _arrays.random_seed(op, seed), 1, len(counts[names[0]]), INDEX_TYPES[dtype], *[False] * 4),
-    )
-    node = dict(zip(names, _arrays.tensors(out.nodes, dtype), strict=True))
+    seeds = {name: _arrays.index_array(op, f"seeds[{name!r}]", nodes, dtype, device) for name, nodes in seeds.items()}
+    none = torch.empty(0, dtype=dtype, device=device)
+    starts = {name: seeds.get(name, none) for name in sizes}
+    choose = by_torch.hgt_nodes if by_torch.serves(none) else _on_cpu
+    node, per_hop = choose(op, relations, starts, counts, sizes, _arrays.random_seed(op, seed))
     edges = {}
     for kind, relation in relations.items():
         size = sizes[kind[0]] if sizes[kind[0]] >= 0 else None
@@ -88,6 +86,21 @@ def hgt_sample(
         {kind: found.col for kind, found in edges.items()},
         {kind: found.edge for kind, found in edges.items()},
         None,
-        dict(zip(names, out.nodes_per_hop, strict=True)),
+        per_hop,
         {kind: [found.edge.numel()] for kind, found in edges.items()},
     )
+
+
+def _on_cpu(op, relations, starts, counts, sizes, seed) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+    names = list(sizes)
+    dtype = starts[names[0]].dtype
+    out = launch(
+        "layer_sample",
+        CPU,
+        [(pointer(starts[name]), 0, starts[name].numel(), sizes[name], 0, -1) for name in names],
+        [relation.tuple(names.index(kind[0]), names.index(kind[-1]), ()) for kind, relation in relations.items()],
+        list(counts.values()),
+        (0, 0, seed, 1, len(counts[names[0]]), INDEX_TYPES[dtype], *[False] * 4),
+    )
+    node = dict(zip(names, _arrays.tensors(out.nodes, dtype), strict=True))
+    return node, dict(zip(names, out.nodes_per_hop, strict=True))

@@ -136,7 +136,7 @@ def neighbor_sample(
     tensor([0, 1, 2])
     """
     op, kind = "neighbor_sample", ("node", "to", "node")
-    given = Relation(op, indptr, indices, edge_weight, edge_time, device=_device_of(indptr))
+    given = Relation(op, indptr, indices, edge_weight, edge_time, device=_arrays.device_of(indptr))
     out = _sample(
         op,
         {kind: given},
@@ -211,7 +211,7 @@ def hetero_neighbor_sample(
         for kind in value or ():
             if kind not in graph:
                 raise ValueError(f"{op}: {name}: {kind} is not an edge type of the graph: {list(graph)}")
-    device = next((_device_of(indptr) for indptr, _ in graph.values()), CPU)
+    device = next((_arrays.device_of(indptr) for indptr, _ in graph.values()), CPU)
     relations = {
         kind: Relation(op, *arrays, (edge_weight or {}).get(kind), (edge_time or {}).get(kind), f"[{kind}]", device)
         for kind, arrays in graph.items()
@@ -236,11 +236,6 @@ def hetero_neighbor_sample(
         known,
         (replace, resample, disjoint, temporal_strategy, seed),
     )
-
-
-def _device_of(indptr) -> torch.device:
-    """Where to sample: that of the first tensor. Of what is no tensor, Relation says so."""
-    return indptr.device if isinstance(indptr, Tensor) else CPU
 
 
 def _is_on_gpu(relations: Mapping[EdgeType, Relation]) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import INDEX_TYPES, launch, pointer
-from gnnaccel.sampling import _arrays
+from gnnaccel.sampling import _arrays, by_torch
 from gnnaccel.sampling._arrays import CPU, Relation
 from gnnaccel.sampling.neighbors import neighbor_sample
 
@@ -65,7 +65,12 @@ def induced_subgraph(
     Raises
     ------
     TypeError, ValueError
-        For tensors of wrong dtype or shape, nodes out of range.
+        For tensors of wrong dtype or shape, nodes out of range, tensors on different devices.
+
+    Notes
+    -----
+    Runs where the tensors are. A GPU's result is the CPU's; the host waits for its sizes, once for each 2^22 edges of
+    the nodes' rows, and once before.
 
     Examples
     --------
@@ -76,19 +81,22 @@ def induced_subgraph(
     tensor([1])
     """
     op = "induced_subgraph"
-    relation = Relation(op, indptr, indices)
+    device = _arrays.device_of(indptr)
+    relation = Relation(op, indptr, indices, device=device)
     dtype = relation.indptr.dtype
-    nodes = _arrays.index_array(op, "nodes", nodes, dtype)
+    nodes = _arrays.index_array(op, "nodes", nodes, dtype, device)
     if sources is None:
         sources, num_sources = nodes, relation.num_rows
     else:
-        sources = _arrays.index_array(op, "sources", sources, dtype)
+        sources = _arrays.index_array(op, "sources", sources, dtype, device)
         if batch is not None:
             raise ValueError(f"{op}: batch: expected none with sources of another type")
     if batch is not None:
-        batch = _arrays.index_array(op, "batch", batch, dtype)
+        batch = _arrays.index_array(op, "batch", batch, dtype, device)
         _arrays.length(op, "batch", batch, nodes.numel(), "nodes")
     num_nodes = -1 if num_sources is None else num_sources
+    if by_torch.serves(relation.indptr):
+        return Subgraph(*by_torch.induced(op, relation, nodes, sources, num_nodes, batch))
     address, stamp = 0, 1
     if batch is None and 0 < num_nodes <= _arrays.LARGEST_TABLE:
         address, stamp = _arrays.table(num_nodes)
@@ -144,9 +152,9 @@ def ego_subgraphs(
     by_node = out.node.argsort(stable=True)
     order = by_node[out.batch[by_node].argsort(stable=True)]
     node, batch = out.node[order], out.batch[order]
-    ptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64, device=CPU)
+    ptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64, device=node.device)
     torch.cumsum(torch.bincount(batch, minlength=seeds.numel()), 0, out=ptr[1:])
     place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel(), device=CPU)
+    place[order] = torch.arange(order.numel(), device=node.device)
     edges = induced_subgraph(indptr, indices, node, batch=batch)
     return node, ptr, place[: seeds.numel()], edges

@@ -74,7 +74,7 @@ def random_walk(
             [1, 2, 2]])
     """
     op = "random_walk"
-    device = indptr.device if isinstance(indptr, Tensor) else _arrays.CPU
+    device = _arrays.device_of(indptr)
     graph = Relation(op, indptr, indices, device=device)
     seeds = _arrays.index_array(op, "seeds", seeds, graph.indptr.dtype, device)
     if not isinstance(length, int):
