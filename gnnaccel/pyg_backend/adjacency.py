@@ -96,9 +96,15 @@ class Adjacency:
 
 
 def ego_k_hop_sample_adj(rowptr, col, seeds, depth, num_neighbors, replace):
-    """torch_sparse::ego_k_hop_sample_adj."""
+    """torch_sparse::ego_k_hop_sample_adj, where the rows are."""
+    seeds = seeds.to(rowptr.device)
     node, ptr, root, edges = sampling.ego_subgraphs(rowptr, col, seeds, [num_neighbors] * depth, replace=replace)
     return edges.indptr, edges.row, node, edges.edge, ptr, root
+
+
+def ego_on_host(*args):
+    """The same, brought to the host from where the rows are."""
+    return tuple(part.cpu() for part in ego_k_hop_sample_adj(*args))
 
 
 def ptr2ind(ptr: Tensor, size: int) -> Tensor:

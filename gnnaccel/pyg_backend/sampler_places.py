@@ -1,21 +1,23 @@
-"""Where PyG's NeighborSampler runs: on the GPU, with its arrays moved there, or on the CPU, for a reason it says."""
+"""Where PyG's samplers run: on the GPU, with their arrays moved there, or on the CPU, for a reason that is said."""
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NeighborSampler
+from torch_geometric.sampler import HGTSampler, NeighborSampler
 
 from gnnaccel import report
 from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling.choice import CHOICE, is_cuda
 
-KIND, WORKERS = "pyg.NeighborSampler", "num_workers > 0"
+WORKERS = "num_workers > 0"
 _HOST = "_gnnaccel_host"  # of a sampler on the GPU: Kept
 _THERE = "_gnnaccel_there"  # of one, too: weights and times, and their copies there; PyG reads its own on the host
 _ARRAYS, _BY = (("colptr", "row"), ("colptr_dict", "row_dict")), ("edge_weight", "node_time", "edge_time")
@@ -29,9 +31,16 @@ class Kept(NamedTuple):
     device: torch.device
 
 
-def kept_of(self: NeighborSampler) -> Kept | None:
-    """None for a sampler that is on the CPU."""
-    return self.__dict__.get(_HOST)
+def kept_of(self: NeighborSampler | HGTSampler, kind: str) -> Kept | None:
+    """None for a sampler that is on the CPU, as one is from then on that a worker has."""
+    kept = self.__dict__.get(_HOST)
+    worker = None if kept is None else torch.utils.data.get_worker_info()
+    if worker is None:
+        return kept
+    if worker.id == 0:
+        say(kind, WORKERS)
+    self._gnnaccel_left = to_host(self)  # not freed: a forked process must not touch CUDA
+    return None
 
 
 def at(device: torch.device, value: Any) -> Any:
@@ -41,7 +50,7 @@ def at(device: torch.device, value: Any) -> Any:
     return value if value is None else value.to(device)
 
 
-def _place_of(data: Any) -> tuple[torch.device | None, bool]:
+def place_of(data: Any) -> tuple[torch.device | None, bool]:
     """Where the edges of a Data or HeteroData are, None if not in one place, and for other graphs; and whether that is
     a GPU."""
     if not isinstance(data, (Data, HeteroData)):
@@ -57,46 +66,66 @@ def _place_of(data: Any) -> tuple[torch.device | None, bool]:
     return places[0]
 
 
-def _not_on_cuda(self: NeighborSampler, device: torch.device | None, share_memory: bool) -> str | None:
-    """Why the GPU cannot sample, or None."""
-    if device is None:
-        return "a graph store, or edges in several places"
-    if not has_cuda_kernels():
-        return "this gnnaccel has no CUDA half"
-    if share_memory:
-        return WORKERS
-    if self.subgraph_type.value == "induced":
-        return "an induced subgraph"
-    return None
-
-
-def say(reason: str) -> None:
+def say(kind: str, reason: str) -> None:
     level = logging.WARNING if is_cuda() else logging.INFO  # where the user asked for the GPU
-    report.note(KIND, f"sampled on the CPU: {reason}", level)
+    report.note(kind, f"sampled on the CPU: {reason}", level)
 
 
-def to_cuda(self: NeighborSampler, data: Any, share_memory: bool) -> None:
-    """Move to the GPU what the sampler samples from, if that is where it shall be; or say why not."""
-    device, there = _place_of(data)
+class Place(NamedTuple):
+    """A GPU to sample on; `is_asked`: of a graph elsewhere, where results belong, too."""
+
+    device: torch.device
+    is_asked: bool
+
+
+def of(kind: str, data: Any, has_workers: bool) -> Place | None:
+    """Where a sampler of this data is to sample; None for the CPU, and `say` why, if a GPU was to be expected."""
+    device, there = place_of(data)
     if not there and not is_cuda():
-        return
+        return None
     if not there and not torch.cuda.is_available():
-        raise RuntimeError(f"NeighborSampler: {CHOICE}=cuda, but torch finds no CUDA GPU here")
-    reason = _not_on_cuda(self, device, share_memory)
+        raise RuntimeError(f"{kind.removeprefix('pyg.')}: {CHOICE}=cuda, but torch finds no CUDA GPU here")
+    reason = None
+    if device is None:
+        reason = "a graph store, or edges in several places"
+    elif not has_cuda_kernels():
+        reason = "this gnnaccel has no CUDA half"
+    elif has_workers:
+        reason = WORKERS
     if reason is not None:
-        return say(reason)
+        return say(kind, reason)
+    assert device is not None
+    return Place(device if there else torch.device("cuda", torch.cuda.current_device()), not there)
+
+
+def to_cuda(self: NeighborSampler | HGTSampler, kind: str, data: Any, has_workers: bool) -> None:
+    """Move to the GPU what the sampler samples from, if that is where it shall be."""
+    place = of(kind, data, has_workers)
+    if place is None:
+        return
     names = (*_ARRAYS[isinstance(data, HeteroData)], "perm")
     kept = {name: getattr(self, name) for name in names}
-    target = device if there and device is not None else torch.device("cuda", torch.cuda.current_device())
-    for name in names[:2] if not there else names:  # else edges come back before they meet perm
-        setattr(self, name, at(target, kept[name]))
-    setattr(self, _HOST, Kept(kept, not there, target))
+    for name in names[:2] if place.is_asked else names:  # else edges come back before they meet perm
+        setattr(self, name, at(place.device, kept[name]))
+    setattr(self, _HOST, Kept(kept, place.is_asked, place.device))
     if by_what(self) is self:
-        torch.cuda.current_stream(target).synchronize()  # another stream will read them
+        torch.cuda.current_stream(place.device).synchronize()  # another stream will read them
 
 
-def to_host(self: NeighborSampler) -> Any:
-    """Undo _to_cuda; gives the arrays that were there."""
+def asked_for(original: Callable, kind: str, reason: str) -> Callable:
+    """A method that samples on the CPU in any case, for a reason that is said where the user asked for the GPU."""
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        if is_cuda():
+            say(kind, reason)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def to_host(self: NeighborSampler | HGTSampler) -> Any:
+    """Undo to_cuda; gives the arrays that were there."""
     kept, left = self.__dict__.pop(_HOST, None), [self.__dict__.pop(_THERE, None)]
     for name, array in () if kept is None else kept.arrays.items():
         left.append(getattr(self, name))
@@ -118,12 +147,12 @@ def _is_old(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> 
 
 def by_what(self: NeighborSampler) -> Any:
     """The sampler, with its weights and times where it samples, as they are by now."""
-    kept = kept_of(self)
+    kept = self.__dict__.get(_HOST)
     if kept is None:
         return self
     there, is_new = self.__dict__.setdefault(_THERE, {}), False
     for name in _BY:
-        now = _stamps(getattr(self, name))
+        now = _stamps(getattr(self, name, None))
         if name not in there or _is_old(there[name][0], now):
             there[name], is_new = (now, at(kept.device, getattr(self, name))), is_new or bool(now)
     if is_new:

@@ -4,9 +4,9 @@ What a sampler of PyG's does around the sampling itself (directions, subgraph ty
 edges) is PyG's own code, which finds our functions where it calls one of those packages. ``GNNACCEL_SAMPLER=framework``
 leaves the samplers to PyG.
 
-The GPU samples from a graph that is there, or for all that GNNACCEL_SAMPLER=cuda asks it to: NeighborSampler, in the
-process that made it. Workers cannot use the GPU that it uses, and sample on the CPU. Batches of NodeLoader that the GPU
-was asked for stay there (gpu_batches.py).
+The GPU samples from a graph that is there, or for all that GNNACCEL_SAMPLER=cuda asks it to, in the process that made
+the sampler. Workers cannot use the GPU that it uses, and sample on the CPU. Batches of NodeLoader that the GPU was asked
+for stay there (gpu_batches.py).
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ from gnnaccel.pyg_backend import (
     upcoming,
     walks,
 )
-from gnnaccel.pyg_backend.sampler_places import KIND, WORKERS, at, by_what, kept_of, say, to_cuda, to_host
+from gnnaccel.pyg_backend.sampler_places import Kept, asked_for, at, by_what, kept_of, to_cuda, to_host
+from gnnaccel.pyg_backend.subgraph_loaders import saint_init, saint_item, shadow_collate, shadow_init
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling.choice import CHOICE, is_frameworks
 
 _CPU = torch.device("cpu")
+KIND, _HGT = "pyg.NeighborSampler", "pyg.HGTSampler"
 
 # Numbers of nodes by type, of the sampler that is asked: PyG does not tell its packages, which then take any.
 _sizes: contextvars.ContextVar[dict[str, int]] = contextvars.ContextVar("gnnaccel_node_counts")
@@ -185,10 +187,10 @@ def _induced_hetero_neighbor_sample(
 ):
     """torch_sparse::hetero_neighbor_sample without `directed`."""
     graph = _graph(edge_types, colptr_dict, row_dict)
-    dtype = next((colptr.dtype for colptr, _ in graph.values()), torch.int64)
+    some = next((colptr for colptr, _ in graph.values()), torch.empty(0, dtype=torch.int64))
     node = sampling.hetero_neighbor_sample(
         graph,
-        {name: of_type.to(dtype) for name, of_type in at(_CPU, _plain(seed)).items()},
+        {name: of_type.to(some.device, some.dtype) for name, of_type in _plain(seed).items()},
         _by_edge_type(edge_types, num_neighbors),
         node_types=node_types,
         num_nodes=_sizes.get(),
@@ -218,6 +220,9 @@ _OPS = View(
     ),
 )
 _TORCH = View(torch, ops=_OPS)
+_HANDING = View(
+    torch, ops=View(_OPS, torch_sparse=View(_OPS.torch_sparse, ego_k_hop_sample_adj=adjacency.ego_on_host))
+)
 _HAS_ALL = dict.fromkeys(
     ("WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"), True
 )
@@ -227,15 +232,35 @@ _ROWS = dict(to_csc=compressed.to_csc, to_hetero_csc=compressed.to_hetero_csc)
 _SPARSE = {} if WITH_TORCH_SPARSE else {"SparseTensor": adjacency.Adjacency}
 
 
+def _hgt_init(original: Callable) -> Callable:
+    init = rebind(original, WITH_TORCH_SPARSE=True, **_ROWS)
+
+    def __init__(self, data, num_samples, is_sorted=False, share_memory=False):
+        init(self, data, num_samples, is_sorted, share_memory)
+        to_cuda(self, _HGT, data, share_memory)
+
+    return __init__
+
+
 def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
+    kept, some = kept_of(self, _HGT), next(iter(self.colptr_dict.values()))
     out = sampling.hgt_sample(
         _graph(self.edge_types, self.colptr_dict, self.row_dict),
-        {inputs.input_type: at(_CPU, inputs.node).to(next(iter(self.colptr_dict.values())).dtype)},
+        {inputs.input_type: inputs.node.to(some.device, some.dtype)},
         self.num_samples,
     )
-    return HeteroSamplerOutput(
+    made = HeteroSamplerOutput(
         node=out.node, row=out.row, col=out.col, edge=out.edge, batch=None, metadata=(inputs.input_id, inputs.time)
     )
+    _hand(made, kept)
+    return made
+
+
+def _hand(out: SamplerOutput | HeteroSamplerOutput, kept: Kept | None) -> None:
+    """Bring what was sampled to where it belongs."""
+    if kept is not None and kept.is_asked and not gpu_batches.are_wanted():
+        for name in ("node", "row", "col", "edge", "batch"):
+            setattr(out, name, at(_CPU, getattr(out, name)))
 
 
 def _convert(values, dtype: torch.dtype, unless: tuple[torch.dtype, ...]):
@@ -274,7 +299,7 @@ def _neighbor_init(original: Callable) -> Callable:
         init(self, *args, **kwargs)
         _check_attributes(self)
         given = parameters.bind(self, *args, **kwargs).arguments
-        to_cuda(self, given["data"], given.get("share_memory", False))
+        to_cuda(self, KIND, given["data"], given.get("share_memory", False))
 
     return __init__
 
@@ -294,13 +319,7 @@ def _neighbor_draw(original: Callable) -> Callable:
     sample = rebind(original, torch=_TORCH, torch_geometric=_PYG)
 
     def _sample(self, seed, seed_time=None, **kwargs):
-        kept = kept_of(self)
-        worker = None if kept is None else torch.utils.data.get_worker_info()
-        if worker is not None:
-            if worker.id == 0:
-                say(WORKERS)
-            self._gnnaccel_left = to_host(self)  # not freed: a forked process must not touch CUDA
-            kept = None
+        kept = kept_of(self, KIND)
         counts = self.num_nodes if isinstance(self.num_nodes, dict) else {}
         token = _sizes.set({name: count for name, count in counts.items() if count is not None})
         try:
@@ -312,13 +331,19 @@ def _neighbor_draw(original: Callable) -> Callable:
             )
         finally:
             _sizes.reset(token)
-        if kept is not None and kept.is_asked and not gpu_batches.are_wanted():
-            for name in ("node", "row", "col", "edge", "batch"):
-                setattr(out, name, at(_CPU, getattr(out, name)))
+        _hand(out, kept)
         sampled_batches.mark(self, out)
         return out
 
     return _sample
+
+
+def _shadow_init(original: Callable) -> Callable:
+    return shadow_init(rebind(original, WITH_TORCH_SPARSE=True, **_SPARSE))
+
+
+def _shadow_collate(original: Callable) -> Callable:
+    return shadow_collate(*(rebind(original, torch=of, **_SPARSE) for of in (_TORCH, _HANDING)))
 
 
 # Class, method, what makes ours of PyG's, and whether a call is one that report counts.
@@ -337,10 +362,10 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (PrefetchLoader, "non_blocking_transfer", gpu_batches.passing, False),
     (BidirectionalNeighborSampler, "__init__", _bidirectional_init, False),
     (SamplerOutput, "to_bidirectional", lambda f: rebind(f, to_bidirectional=sampled_batches.both_ways), False),
-    (HGTSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_ROWS), False),
+    (HGTSampler, "__init__", _hgt_init, False),
     (HGTSampler, "sample_from_nodes", lambda original: _hgt_sample, True),
-    (ShaDowKHopSampler, "__init__", lambda original: rebind(original, WITH_TORCH_SPARSE=True, **_SPARSE), False),
-    (ShaDowKHopSampler, "__collate__", lambda original: rebind(original, torch=_TORCH, **_SPARSE), True),
+    (ShaDowKHopSampler, "__init__", _shadow_init, False),
+    (ShaDowKHopSampler, "__collate__", _shadow_collate, True),
     (ClusterData, "_metis", clusters.parting, False),
     (Node2Vec, "__init__", lambda original: rebind(original, **_WALKS), False),
     (RootedRWSubgraph, "extract", lambda original: rebind(original, torch=_TORCH), False),
@@ -348,11 +373,17 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
 ]
 if not WITH_TORCH_SPARSE:  # which samples for these itself
     _METHODS += [
-        (GraphSAINTSampler, "__init__", lambda original: rebind(original, **_SPARSE), False),
-        (GraphSAINTSampler, "__getitem__", lambda original: original, True),
+        (GraphSAINTSampler, "__init__", lambda original: saint_init(rebind(original, **_SPARSE)), False),
+        (GraphSAINTSampler, "__getitem__", saint_item, True),
         (FirstNeighborSampler, "__init__", lambda original: rebind(original, **_SPARSE), False),
-        (FirstNeighborSampler, "sample", lambda original: original, True),
     ]
+_METHODS += [
+    (plain, name, functools.partial(asked_for, kind=f"pyg.{plain.__name__}", reason=reason), not WITH_TORCH_SPARSE)
+    for plain, name, reason in (
+        (FirstNeighborSampler, "sample", "torch_geometric.loader.NeighborSampler"),
+        *([(GraphSAINTSampler, "__getitem__", "torch-sparse is installed, and samples")] if WITH_TORCH_SPARSE else []),
+    )
+]
 _originals: list[tuple[type, str, Callable]] = []
 # What follows a batch: holder, name, what makes ours of it.
 _FOLLOWING: list[tuple[Any, str, Callable[[Callable], Callable]]] = [

@@ -8,16 +8,13 @@ to the host: there is nothing for a kernel of ours to win.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gnnaccel.sampling import _arrays
 from gnnaccel.sampling._arrays import Relation
-
-if TYPE_CHECKING:
-    from gnnaccel.sampling.neighbors import EdgeType, HeteroNeighborSample
+from gnnaccel.sampling.neighbors import EdgeType, hetero_neighbor_sample
 
 # Edges that are looked at in one go, at some 40 bytes each: enough of them that a GPU is busy.
 MOST_AT_ONCE = 1 << 22
@@ -145,8 +142,6 @@ def hgt_nodes(
     relations, seeds, counts, sizes
         Of one device and dtype; by all types of nodes what to start from, how many to add, how many there are or -1.
     """
-    from gnnaccel.sampling.neighbors import hetero_neighbor_sample
-
     device = next(iter(seeds.values())).device
     generator = torch.Generator(device).manual_seed(seed)
     graph = {kind: (relation.indptr, relation.indices) for kind, relation in relations.items()}
