@@ -12,7 +12,7 @@ from dgl_structure_cases import tensors_of
 
 from gnnaccel import dgl_backend
 from gnnaccel.dgl_backend import bridge, samplers
-from gnnaccel.dgl_backend.block_index import BlockIndex, block_index
+from gnnaccel.dgl_backend.block_index import BlockIndex, block_index, square_index
 from gnnaccel.graph.csr import Graph
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -135,6 +135,43 @@ def test_dgl_answers(name, idtype):
     assert check(name, MADE[name], idtype) or (name == "to the CPU" and DEVICE.type == "cpu")
 
 
+def square(idtype):
+    """Our graph of one type of nodes, and DGL's."""
+    torch.manual_seed(0)
+    targets, sources = torch.randint(SOURCES, (EDGES,)).sort().values, torch.randint(SOURCES, (EDGES,))
+    arrays = Graph.from_coo(targets, sources, num_rows=SOURCES, num_cols=SOURCES).to(DEVICE)
+    ours = dgl.DGLGraph(square_index(Graph(arrays.indptr, arrays.indices, None, SOURCES), idtype))
+    theirs = dgl.graph((sources, targets), num_nodes=SOURCES, idtype=idtype).to(DEVICE)
+    for g in (ours, theirs):
+        g.ndata["x"], g.edata["w"] = torch.eye(SOURCES, device=DEVICE), torch.arange(EDGES, device=DEVICE)[:, None].float()
+    return ours, theirs
+
+
+OF_GRAPHS = {
+    "sizes": lambda g: torch.tensor([g.num_nodes(), g.num_edges(), len(g.ntypes), g.is_block, g.is_homogeneous]),
+    "update_all": lambda g: summed(g),
+    "a layer": lambda g: dgl.nn.GraphConv(SOURCES, 2, allow_zero_in_degree=True).to(DEVICE)(g, g.ndata["x"]),
+    **{name: OWN[name] for name in ("edges", "edges by id", "all degrees", "to its device", "no such attribute")},
+    **{name: MADE[name] for name in ("some degrees", "find_edges", "csc", "pickle", "deepcopy", "edge_subgraph")},
+    "add_self_loop": lambda g: g.add_self_loop(),
+    "to a block": lambda g: in_order(*dgl.to_block(g).edges(form="all")),
+    "batch": lambda g: dgl.batch([g, g]),
+}
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", OF_GRAPHS)
+def test_graphs_of_one_type_of_nodes(name, idtype):
+    found = []
+    for g in square(idtype):
+        torch.manual_seed(0)
+        found.append(tensors_of(OF_GRAPHS[name](g)))
+    assert found[0] and len(found[0]) == len(found[1])
+    for one, other in zip(*found, strict=True):
+        assert one.device == other.device and one.dtype == other.dtype
+        torch.testing.assert_close(one, other)
+
+
 def test_another_kind_of_ids():
     ours, _ = pair(torch.int64)
     narrow = ours.int()
@@ -165,7 +202,7 @@ def test_a_samplers_blocks():
     seeds = torch.tensor([7, 3, 9], device=DEVICE)
     nodes = seeds
     for layer, fanout in zip(
-        samplers._layers(samplers._drawable(dgl_backend.to_graph(g), DEVICE, None), seeds, [4, 2, -1], False, DEVICE),
+        samplers.layers_of(samplers.drawable_of(dgl_backend.to_graph(g), DEVICE, None), seeds, [4, 2, -1], False, DEVICE),
         (4, 2, -1),
         strict=True,
     ):
@@ -223,6 +260,6 @@ def test_seeds_beyond_the_structures_numbers(seed):
     arrays = torch.tensor([0, 1, 2, 3, 4]).int(), torch.tensor([1, 2, 3, 0]).int()
     graph = Graph.from_csr(*arrays, num_cols=4).to(DEVICE)
     with pytest.raises(ValueError, match="seeds"):
-        samplers._layers(
-            samplers._drawable(graph, DEVICE, None), torch.tensor([seed], device=DEVICE), [2], False, DEVICE
+        samplers.layers_of(
+            samplers.drawable_of(graph, DEVICE, None), torch.tensor([seed], device=DEVICE), [2], False, DEVICE
         )

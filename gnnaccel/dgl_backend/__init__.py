@@ -77,6 +77,7 @@ def enable() -> None:
         short,
         stacked,
         structure,
+        subgraphs,
         typed,
     )
     from gnnaccel.dgl_backend import our_kernels as ours
@@ -146,6 +147,13 @@ def enable() -> None:
         _replace(HeteroGraphConv, "forward", hetero_conv.forward(HeteroGraphConv.forward))
     sampler = dgl.dataloading.NeighborSampler
     _replace(sampler, "sample_blocks", samplers.sample_blocks(sampler.sample_blocks))
+    makers = {"ShaDowKHopSampler": subgraphs.shadow_sample, "SAINTSampler": subgraphs.saint_sample}
+    for name, function in makers.items():
+        sampler = getattr(dgl.dataloading, name)
+        _replace(sampler, "sample", function(sampler.sample))
+    between = subgraphs.node_subgraph(dgl.node_subgraph)
+    for holder, name in ((dgl, "node_subgraph"), (dgl.subgraph, "node_subgraph"), (dgl.DGLGraph, "subgraph")):
+        _replace(holder, name, between)
     if ops.kernels is ours:
         originals = messages.Originals(*(getattr(core, name) for name in messages.Originals._fields))
         _replace(core, "invoke_edge_udf", messages.edge_function(originals))

@@ -1,4 +1,4 @@
-"""DGL's index of a block that a GPU has sampled: its structure is there alone, as our Graph.
+"""DGL's index of a block that a GPU has sampled, or of a subgraph: its structure is there alone, as our Graph.
 
 A DGL that was built for the CPU would want it in host memory at once: three copies per block that nobody reads, for
 message passing runs on the Graph. Here the index answers by itself what training asks, and is handed to DGL's C++ when
@@ -27,13 +27,16 @@ _unmade: dict[int, weakref.ref[BlockIndex]] = {}  # by id: DGL's C++ makes the h
 
 
 @functools.cache
-def _metagraph():
-    """Of one edge type from one node type to another."""
-    return graph_index.from_coo(2, [0], [1], True)
+def _metagraph(num_types: int):
+    """Of one edge type from one node type to another, or to itself."""
+    return graph_index.from_coo(num_types, [_SOURCES], [num_types - 1], True)
 
 
 class BlockIndex(HeteroGraphIndex):
-    """An index of one edge type, whose edge ids are the places of the edges in the Graph's rows."""
+    """An index of one edge type, whose edge ids are the places of the edges in the Graph's rows.
+
+    _num_types : of nodes: two in a block, one in a graph.
+    """
 
     def __reduce__(self):
         return _new_index, (HeteroGraphIndex,), self.__getstate__()
@@ -41,6 +44,7 @@ class BlockIndex(HeteroGraphIndex):
     _structure: Graph  # what DGL's caches have of it may be dropped
     _idtype: torch.dtype
     _made: bool
+    _num_types: int
 
     # That of DGL's base class asks C++ for what is not there, of a structure that may not be there either.
     __getattribute__ = object.__getattribute__
@@ -60,23 +64,24 @@ class BlockIndex(HeteroGraphIndex):
         """Have it in C++, in host memory; once."""
         if self._made:
             return
-        graph, sizes = self._structure, [self.num_nodes(_SOURCES), self.num_nodes(_DESTINATIONS)]
+        graph, types = self._structure, self._num_types
+        ends, sizes = (graph.num_cols, graph.num_rows), [self.num_nodes(t) for t in range(types)]
         indptr, indices = (array.to("cpu", self._idtype) for array in (graph.indptr, graph.indices))
         formats = ["coo", "csr", "csc"]
-        unit = heterograph_index.create_unitgraph_from_csr(2, *sizes, indptr, indices, indices[:0], formats, True)
+        unit = heterograph_index.create_unitgraph_from_csr(types, *ends, indptr, indices, indices[:0], formats, True)
         create = heterograph_index._CAPI_DGLHeteroCreateHeteroGraphWithNumNodes
-        self.__init_handle_by_constructor__(create, _metagraph(), [unit], backend.to_dgl_nd(torch.tensor(sizes)))
+        self.__init_handle_by_constructor__(create, _metagraph(types), [unit], backend.to_dgl_nd(torch.tensor(sizes)))
         self._made = True
         _unmade.pop(id(self), None)
 
-    metagraph = property(lambda self: _metagraph())
+    metagraph = property(lambda self: _metagraph(self._num_types))
     dtype = property(lambda self: _BITS[self._idtype])
 
     def is_metagraph_unibipartite(self):
-        return True
+        return self._num_types == 2
 
     def number_of_ntypes(self):
-        return 2
+        return self._num_types
 
     def number_of_etypes(self):
         return 1
@@ -88,7 +93,7 @@ class BlockIndex(HeteroGraphIndex):
         graph = self._structure
         if int(ntype) == _SOURCES:
             return graph.num_cols
-        return graph.num_rows if int(ntype) == _DESTINATIONS else super().num_nodes(ntype)
+        return graph.num_rows if int(ntype) < self._num_types else super().num_nodes(ntype)
 
     def num_edges(self, etype):
         return self._structure.nnz if int(etype) == 0 else super().num_edges(etype)
@@ -98,7 +103,7 @@ class BlockIndex(HeteroGraphIndex):
     def asbits(self, bits):
         if self._made or bits not in (32, 64):
             return super().asbits(bits)
-        return block_index(self._structure, torch.int32 if bits == 32 else torch.int64)
+        return _index(self._structure, torch.int32 if bits == 32 else torch.int64, self._num_types)
 
     def edges(self, etype, order=None):
         if int(etype) != 0 or order not in (None, "eid"):
@@ -114,10 +119,19 @@ def _new_index(cls):
 
 def block_index(graph: Graph, idtype: torch.dtype) -> BlockIndex:
     """The index of a block whose edges are those of `graph`, on a GPU, without edge ids; DGL's ids are `idtype`."""
+    return _index(graph, idtype, 2)
+
+
+def square_index(graph: Graph, idtype: torch.dtype) -> BlockIndex:
+    """The same of a graph of one type of nodes."""
+    return _index(graph, idtype, 1)
+
+
+def _index(graph: Graph, idtype: torch.dtype, num_types: int) -> BlockIndex:
     index = BlockIndex.__new__(BlockIndex)
-    index._structure, index._idtype, index._made = graph, idtype, False
+    index._structure, index._idtype, index._made, index._num_types = graph, idtype, False, num_types
     _unmade[id(index)] = weakref.ref(index, functools.partial(_forget, id(index)))
-    set_structure(index, graph, (_SOURCES, _DESTINATIONS))
+    set_structure(index, graph, (_SOURCES, num_types - 1))
     place(index, graph.device)
     return index
 

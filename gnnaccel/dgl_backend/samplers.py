@@ -32,7 +32,7 @@ _DRAWABLE = "dgl_drawable"
 _WEIGHTS, _MASKS = (torch.float32, torch.float64), (torch.bool, torch.int8, torch.uint8)
 
 
-def _reason(sampler, g, seeds, exclude_eids) -> str | None:
+def reason_against(sampler, g, seeds, exclude_eids) -> str | None:
     """Why a batch is left to DGL, or None."""
     if is_frameworks():
         return f"{CHOICE}=framework"
@@ -40,7 +40,7 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
         return "not a DGLGraph"
     if len(g.ntypes) > 1 or len(g.etypes) > 1 or g.is_block:
         return "a graph of several types"
-    if sampler.edge_dir != "in" or exclude_eids is not None:
+    if getattr(sampler, "edge_dir", "in") != "in" or exclude_eids is not None:
         return "out-edges or excluded edges"
     if sampler.prob is not None:
         given = g.edata.get(sampler.prob) if isinstance(sampler.prob, str) else None
@@ -59,7 +59,7 @@ def _reason(sampler, g, seeds, exclude_eids) -> str | None:
     return None
 
 
-def _repeats(seeds: Tensor) -> Tensor:
+def repeats(seeds: Tensor) -> Tensor:
     """Whether a seed is there twice."""
     ordered = seeds.sort().values
     return (ordered[1:] == ordered[:-1]).any()
@@ -70,19 +70,20 @@ def _seed() -> int:
     return int(dgl.random.choice(1 << 62, 1)[0])
 
 
-def _device() -> torch.device:
-    """Where to sample. RuntimeError for a GPU that there is not."""
+def place(kind: str) -> torch.device:
+    """Where samplers of this kind are to sample from what is in host memory. RuntimeError for a GPU that there is
+    not."""
     cpu = torch.device("cpu")
     if not is_cuda():
         return cpu
     worker = torch.utils.data.get_worker_info()
     if worker is None and not torch.cuda.is_available():
-        raise RuntimeError(f"NeighborSampler: {CHOICE}=cuda, but torch finds no CUDA GPU here")
+        raise RuntimeError(f"{kind.removeprefix('dgl.')}: {CHOICE}=cuda, but torch finds no CUDA GPU here")
     reason = "num_workers > 0" if worker else None if has_cuda_kernels() else "this gnnaccel has no CUDA half"
     if reason is None:
         return torch.device("cuda", torch.cuda.current_device())
     if worker is None or worker.id == 0:
-        report.note(_KIND, f"sampled on the CPU: {reason}", logging.WARNING)
+        report.note(kind, f"sampled on the CPU: {reason}", logging.WARNING)
     return cpu
 
 
@@ -96,7 +97,7 @@ class _Layer(NamedTuple):
     edge: Tensor
 
 
-class _Drawable(NamedTuple):
+class Drawable(NamedTuple):
     """The edges that may be drawn, as `arrays_on` has them, and their weights where these differ from each other."""
 
     indptr: Tensor
@@ -105,18 +106,18 @@ class _Drawable(NamedTuple):
     weight: Tensor | None = None
 
 
-def _drawable(graph: Graph, device: torch.device, prob: Tensor | None) -> _Drawable:
+def drawable_of(graph: Graph, device: torch.device, prob: Tensor | None) -> Drawable:
     """Those on `device` of a graph, by the probabilities, or the mask, of its edges. DGL draws none whose probability
     is zero, also where there are no others, and takes integers that are no mask for probabilities. Kept until somebody
     writes into them, or has others.
 
     ValueError for probabilities that are negative, infinite or NaN.
     """
-    plain = _Drawable(*arrays_on(graph, device))
+    plain = Drawable(*arrays_on(graph, device))
     if prob is None:
         return plain
     version = -1 if prob.is_inference() else prob._version
-    kept: dict[torch.device, tuple[Tensor, tuple, _Drawable]] = graph.slot(_DRAWABLE, dict)
+    kept: dict[torch.device, tuple[Tensor, tuple, Drawable]] = graph.slot(_DRAWABLE, dict)
     stamp = (prob.data_ptr(), prob.stride(), prob.device, prob.dtype, version)
     if version >= 0 and device in kept and kept[device][1] == stamp:
         return kept[device][2]
@@ -134,13 +135,13 @@ def _drawable(graph: Graph, device: torch.device, prob: Tensor | None) -> _Drawa
         places = some.nonzero().flatten()
         ids = places.to(plain.indptr.dtype) if plain.edge_ids is None else plain.edge_ids[places]
         indptr = before[plain.indptr.long()].to(plain.indptr.dtype)
-        found = _Drawable(indptr, plain.indices[places], ids, None if of_weight is None else of_weight[places])
+        found = Drawable(indptr, plain.indices[places], ids, None if of_weight is None else of_weight[places])
     kept[device] = prob, stamp, found  # with the tensor, whose address nobody else has as long as it is there
     return found
 
 
-def _layers(
-    drawable: _Drawable, seeds: Tensor, fanouts: list[int], replace: bool, device: torch.device
+def layers_of(
+    drawable: Drawable, seeds: Tensor, fanouts: list[int], replace: bool, device: torch.device
 ) -> list[_Layer]:
     """Of a batch that is sampled on `device` and is where the seeds are: from the seeds on, with the graph's edge ids,
     nodes and edge ids as the seeds' dtype."""
@@ -197,15 +198,15 @@ def sample_blocks(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def method(self, g, seed_nodes, exclude_eids=None):
-        reason, start = _reason(self, g, seed_nodes, exclude_eids), time.perf_counter()
+        reason, start = reason_against(self, g, seed_nodes, exclude_eids), time.perf_counter()
         if reason is None:
-            on_gpu, repeats = seed_nodes.is_cuda, _repeats(seed_nodes)
-            device, block = (seed_nodes.device, _gpu_block) if on_gpu else (_device(), _block)
+            on_gpu, again = seed_nodes.is_cuda, repeats(seed_nodes)
+            device, block = (seed_nodes.device, _gpu_block) if on_gpu else (place(_KIND), _block)
             # A GPU says whether seeds are there twice when the host has waited for the sizes of the batch anyway.
-            again = not on_gpu and bool(repeats)
-            drawable = _drawable(to_graph(g), device, None if self.prob is None else g.edata[self.prob])
-            layers = None if again else _layers(drawable, seed_nodes, self.fanouts[::-1], self.replace, device)
-            if layers is not None and not (on_gpu and bool(repeats)):
+            left = not on_gpu and bool(again)
+            drawable = drawable_of(to_graph(g), device, None if self.prob is None else g.edata[self.prob])
+            layers = None if left else layers_of(drawable, seed_nodes, self.fanouts[::-1], self.replace, device)
+            if layers is not None and not (on_gpu and bool(again)):
                 blocks = [block(g, layer) for layer in reversed(layers)]
                 report.record(_KIND, start)
                 return layers[-1].nodes if layers else seed_nodes, seed_nodes, blocks
