@@ -143,7 +143,10 @@ def square(idtype):
     ours = dgl.DGLGraph(square_index(Graph(arrays.indptr, arrays.indices, None, SOURCES), idtype))
     theirs = dgl.graph((sources, targets), num_nodes=SOURCES, idtype=idtype).to(DEVICE)
     for g in (ours, theirs):
-        g.ndata["x"], g.edata["w"] = torch.eye(SOURCES, device=DEVICE), torch.arange(EDGES, device=DEVICE)[:, None].float()
+        g.ndata["x"], g.edata["w"] = (
+            torch.eye(SOURCES, device=DEVICE),
+            torch.arange(EDGES, device=DEVICE)[:, None].float(),
+        )
     return ours, theirs
 
 
@@ -202,7 +205,9 @@ def test_a_samplers_blocks():
     seeds = torch.tensor([7, 3, 9], device=DEVICE)
     nodes = seeds
     for layer, fanout in zip(
-        samplers.layers_of(samplers.drawable_of(dgl_backend.to_graph(g), DEVICE, None), seeds, [4, 2, -1], False, DEVICE),
+        samplers.layers_of(
+            samplers.drawable_of(dgl_backend.to_graph(g), DEVICE, None), seeds, [4, 2, -1], False, DEVICE
+        ),
         (4, 2, -1),
         strict=True,
     ):

@@ -141,6 +141,8 @@ def test_workers_leave_the_gpu_alone(name, how, monkeypatch):
     monkeypatch.setenv("GNNACCEL_SAMPLER", "cuda")
     torch.zeros(1, device="cuda")
     g = graph()
-    for out in dgl.dataloading.DataLoader(g, torch.arange(6), getattr(dgl.dataloading, name)(*how), batch_size=3, num_workers=2):
+    for out in dgl.dataloading.DataLoader(
+        g, torch.arange(6), getattr(dgl.dataloading, name)(*how), batch_size=3, num_workers=2
+    ):
         found = out[2] if isinstance(out, (list, tuple)) else out
         check(g, found.ndata[dgl.NID], found)

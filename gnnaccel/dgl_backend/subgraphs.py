@@ -63,9 +63,7 @@ def node_subgraph(original: Callable) -> Callable:
 
     def function(graph, nodes, *, relabel_nodes=True, store_ids=True, output_device=None):
         if graph.device.type == "cpu":
-            return original(
-                graph, nodes, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
-            )
+            return original(graph, nodes, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device)
         start, reason = time.perf_counter(), _reason(graph)
         if reason is None and not relabel_nodes:
             reason = "relabel_nodes=False"

@@ -154,7 +154,7 @@ def by_what(self: NeighborSampler) -> Any:
     for name in _BY:
         now = _stamps(getattr(self, name, None))
         if name not in there or _is_old(there[name][0], now):
-            there[name], is_new = (now, at(kept.device, getattr(self, name))), is_new or bool(now)
+            there[name], is_new = (now, at(kept.device, getattr(self, name, None))), is_new or bool(now)
     if is_new:
         torch.cuda.current_stream(kept.device).synchronize()  # another stream will read them
     copies = {name: value for name, (stamps, value) in there.items() if stamps}

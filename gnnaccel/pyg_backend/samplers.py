@@ -5,8 +5,8 @@ edges) is PyG's own code, which finds our functions where it calls one of those 
 leaves the samplers to PyG.
 
 The GPU samples from a graph that is there, or for all that GNNACCEL_SAMPLER=cuda asks it to, in the process that made
-the sampler. Workers cannot use the GPU that it uses, and sample on the CPU. Batches of NodeLoader that the GPU was asked
-for stay there (gpu_batches.py).
+the sampler. Workers cannot use the GPU that it uses, and sample on the CPU. Batches of NodeLoader that the GPU was
+asked for stay there (gpu_batches.py).
 """
 
 from __future__ import annotations
@@ -220,9 +220,7 @@ _OPS = View(
     ),
 )
 _TORCH = View(torch, ops=_OPS)
-_HANDING = View(
-    torch, ops=View(_OPS, torch_sparse=View(_OPS.torch_sparse, ego_k_hop_sample_adj=adjacency.ego_on_host))
-)
+_HANDING = View(torch, ops=View(_OPS, torch_sparse=View(_OPS.torch_sparse, ego_k_hop_sample_adj=adjacency.ego_on_host)))
 _HAS_ALL = dict.fromkeys(
     ("WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"), True
 )

@@ -7,6 +7,7 @@ to the host: there is nothing for a kernel of ours to win.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -53,7 +54,7 @@ def induced(
 
 
 def _edges(op: str, relation: Relation, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of the edges in the rows of these nodes, in order, so many at a time: which of the nodes, and where in indices."""
+    """Of the edges in the rows of these nodes, in order, some at a time: which of the nodes, and where in indices."""
     if not nodes.numel():
         return
     inside = nodes.clamp(0, max(relation.num_rows - 1, 0))
@@ -78,7 +79,7 @@ def _edges(op: str, relation: Relation, nodes: Tensor) -> Iterator[tuple[Tensor,
         rows = torch.unique(torch.cat([torch.searchsorted(last, bounds, right=True), bounds.new_tensor([len(last)])]))
         before = torch.cat([last.new_zeros(1), last])[rows]
         rows, before = torch.stack([rows, before]).tolist()
-        sizes = [b - a for a, b in zip(before[:-1], before[1:], strict=True)]
+        sizes = [b - a for a, b in itertools.pairwise(before)]
         pieces = list(zip(rows[:-1], rows[1:], sizes, strict=True))
     for low, high, size in pieces:
         if size:
