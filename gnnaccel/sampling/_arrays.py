@@ -37,7 +37,9 @@ def _plain(op: str, name: str, value: Tensor, device: torch.device) -> Tensor:
     if value.device != device:
         wanted, move = ("the CPU", ".cpu()") if device == CPU else (f"{device}, as indptr is", f'.to("{device}")')
         raise ValueError(f"{op}: {name}: expected a tensor on {wanted}, got one on {value.device}; move it with {move}")
-    return value.detach().contiguous()
+    if value.requires_grad:
+        value = value.detach()
+    return value if value.is_contiguous() else value.contiguous()
 
 
 def device_of(indptr) -> torch.device:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnaccel.sampling import _arrays, ahead, on_cuda
 from gnnaccel.sampling._arrays import Relation
-from gnnaccel.sampling.neighbors import NeighborSample
+from gnnaccel.sampling.neighbors import NeighborSample, of_one
 
 _OP, _NODE = "neighbor_sample", "node"
 _KIND = (_NODE, "to", _NODE)
@@ -63,9 +63,7 @@ class Begun:
         fits = self.plan.fits(indptr, indices, seeds.numel(), num_neighbors, replace)
         if number != self._number or not fits or not torch.equal(seeds, self._seeds):
             return None
-        out = self._batch.result()
-        node, row, col, edge = (part[0] for part in (out.nodes, out.rows, out.cols, out.edges))
-        return NeighborSample(node, row, col, edge, None, out.nodes_per_hop[0], out.edges_per_hop[0])
+        return of_one(self._batch.result())
 
 
 def begin(

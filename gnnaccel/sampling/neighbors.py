@@ -137,7 +137,7 @@ def neighbor_sample(
     """
     op, kind = "neighbor_sample", ("node", "to", "node")
     given = Relation(op, indptr, indices, edge_weight, edge_time, device=_arrays.device_of(indptr))
-    out = _sample(
+    _, out = _sample(
         op,
         {kind: given},
         {kind: _arrays.fanouts(op, num_neighbors)},
@@ -147,16 +147,7 @@ def neighbor_sample(
         {},
         (replace, resample, disjoint, temporal_strategy, seed),
     )
-    batch = None if out.batch is None else out.batch["node"]
-    return NeighborSample(
-        out.node["node"],
-        out.row[kind],
-        out.col[kind],
-        out.edge[kind],
-        batch,
-        out.num_nodes_per_hop["node"],
-        out.num_edges_per_hop[kind],
-    )
+    return of_one(out)
 
 
 def hetero_neighbor_sample(
@@ -225,24 +216,47 @@ def hetero_neighbor_sample(
         fanouts = dict.fromkeys(graph, _arrays.fanouts(op, num_neighbors))
     if len({len(of_kind) for of_kind in fanouts.values()}) > 1:
         raise ValueError(f"{op}: num_neighbors: expected as many hops for every edge type, got {fanouts}")
-    known = dict.fromkeys(node_types, -1) | dict(num_nodes or {})
-    return _sample(
+    names, out = _sample(
         op,
         relations,
         fanouts,
         seeds,
         node_time,
         seed_time,
-        known,
+        dict.fromkeys(node_types, -1) | dict(num_nodes or {}),
         (replace, resample, disjoint, temporal_strategy, seed),
     )
+
+    def by_node(values):
+        return dict(zip(names, values, strict=True))
+
+    def by_edge(values):
+        return dict(zip(relations, values, strict=True))
+
+    return HeteroNeighborSample(
+        by_node(out.nodes),
+        by_edge(out.rows),
+        by_edge(out.cols),
+        by_edge(out.edges),
+        None if out.trees is None else by_node(out.trees),
+        by_node(out.nodes_per_hop),
+        by_edge(out.edges_per_hop),
+    )
+
+
+def of_one(out: on_cuda.Sample) -> NeighborSample:
+    """A sample of one type of nodes and one of edges."""
+    trees = None if out.trees is None else out.trees[0]
+    edges = out.rows[0], out.cols[0], out.edges[0]
+    return NeighborSample(out.nodes[0], *edges, trees, out.nodes_per_hop[0], out.edges_per_hop[0])
 
 
 def _is_on_gpu(relations: Mapping[EdgeType, Relation]) -> bool:
     return any(relation.indptr.is_cuda for relation in relations.values())
 
 
-def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> HeteroNeighborSample:
+def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how) -> tuple[list[str], on_cuda.Sample]:
+    """The types of nodes, and a sample of these and of the relations, in order."""
     replace, resample, disjoint, strategy, seed = how
     if strategy not in ("uniform", "last"):
         raise ValueError(f"{op}: temporal_strategy: expected 'uniform' or 'last', got {strategy!r}")
@@ -265,25 +279,8 @@ def _sample(op, relations, fanouts, seeds, node_time, seed_time, num_nodes, how)
     if _is_on_gpu(relations):
         node_times, seed_times = ({}, None) if times is None else times
         problem = on_cuda.Problem(sizes, relations, fanouts, node_times, *how)
-        out = on_cuda.begin(problem, seeds, seed_times, seed).result()
-    else:
-        out = _on_cpu(sizes, relations, fanouts, seeds, times, dtype, how, seed)
-
-    def by_node(values):
-        return dict(zip(sizes, values, strict=True))
-
-    def by_edge(values):
-        return dict(zip(relations, values, strict=True))
-
-    return HeteroNeighborSample(
-        by_node(out.nodes),
-        by_edge(out.rows),
-        by_edge(out.cols),
-        by_edge(out.edges),
-        None if out.trees is None else by_node(out.trees),
-        by_node(out.nodes_per_hop),
-        by_edge(out.edges_per_hop),
-    )
+        return problem.names, on_cuda.begin(problem, seeds, seed_times, seed).result()
+    return list(sizes), _on_cpu(sizes, relations, fanouts, seeds, times, dtype, how, seed)
 
 
 def _on_cpu(sizes, relations, fanouts, seeds, times, dtype, how, seed) -> on_cuda.Sample:

@@ -162,10 +162,11 @@ def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | Non
     batch = Batch(problem, seeds, seed_time)
     steps, starts, bounds, sizes = batch.plan
     bounded = len(bounds)
-    batch.reserve(steps[:bounded], [edges for _, edges in bounds], bounded=bounded == len(steps))
-    device = batch.state.device
+    first, most, device = steps[:bounded], [edges for _, edges in bounds], batch.state.device
+    batch.reserve_nodes(first, most, bounded=bounded == len(steps))
     for number, of_type in enumerate(batch.types):
         lib.launch("sample_seeds", device, of_type.described, number, batch.described)
+    batch.reserve_edges(first, most)  # while the GPU is at work
     for number, step in enumerate(steps):
         if number < bounded:
             max_rows, max_edges = bounds[number]
@@ -186,7 +187,10 @@ def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | Non
             sizes.take(step, max_edges)
             more, sizes = sizes.bounds(steps[number + 1 :])
             bounds, bounded = [*bounds[:number], (max_rows, max_edges), *more], number + 1 + len(more)
-            for which in batch.reserve(steps[number:bounded], [max_edges, *(edges for _, edges in more)]):
+            most = [max_edges, *(edges for _, edges in more)]
+            new = batch.reserve_nodes(steps[number:bounded], most)
+            batch.reserve_edges(steps[number:bounded], most)
+            for which in new:
                 lib.launch("sample_table", device, batch.types[which].described, which, batch.described, number)
         lib.launch("sample_edges", device, *batch.operands(step), (*where, max_edges, *how))
     return batch
@@ -312,27 +316,27 @@ def _grown(array: Tensor | None, like: Tensor, shape: tuple[int, ...], dtype: to
     return out
 
 
+def _unknown(dtype: torch.dtype, num_trees: int) -> int:
+    """Of a type whose number nobody says a node is any number that can be one with that of its tree."""
+    most = torch.iinfo(dtype).max
+    return most if dtype == torch.int32 else most // max(num_trees, 1)
+
+
 class Batch:
     """Arrays of a batch, and what the binary is told of them (cuda/kernels.h: SampleBatch)."""
 
     def __init__(self, problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | None):
         self.problem, some = problem, problem.relations[0].indptr
-        counts = tuple(seeds[name].numel() if name in seeds else 0 for name in problem.names)
-        self.plan = problem.plan(counts)
-        given = [nodes.numel() for nodes in seeds.values()]
-        first = dict(zip(seeds, itertools.accumulate(given[:-1], initial=0), strict=True)) if given else {}
-        # Of a type whose number nobody says a node is any number that can be one with that of its tree.
-        most = torch.iinfo(some.dtype).max
-        unknown = most if some.dtype == torch.int32 else most // max(sum(counts), 1)
-        none = None if len(seeds) == len(problem.names) else some.new_empty(0)
+        given, total = dict[str, tuple[Tensor, int]](), 0
+        for name, nodes in seeds.items():
+            given[name] = nodes, total
+            total += nodes.numel()
+        if len(given) < len(problem.names):
+            none = some.new_empty(0), 0
+            given |= {name: none for name in problem.names if name not in given}
+        self.plan = problem.plan(tuple([given[name][0].numel() for name in problem.names]))
         self.types = [
-            _Nodes(
-                problem,
-                t,
-                seeds[name] if none is None else seeds.get(name, none),
-                first.get(name, 0),
-                size if size >= 0 else unknown,
-            )
+            _Nodes(problem, t, *given[name], size if size >= 0 else _unknown(some.dtype, total))
             for t, (name, size) in enumerate(zip(problem.names, problem.sizes, strict=True))
         ]
         self.edges: list[Tensor | None] = [None] * len(problem.relations)
@@ -346,12 +350,10 @@ class Batch:
         self._told: list[tuple] = [()] * len(self.edges)
         self._sent: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def reserve(self, steps: Sequence[_Step], edges: Sequence[int], bounded: bool = False) -> list[int]:
-        """Room for the edges of these steps, and the nodes that they may add. The types whose table is a new one."""
-        problem, new = self.problem, list[int]()
-        of_relation, of_type = [0] * len(self.edges), [0] * len(self.types)
+    def reserve_nodes(self, steps: Sequence[_Step], edges: Sequence[int], bounded: bool = False) -> list[int]:
+        """Room for the nodes that these steps may add. The types whose table is a new one."""
+        new, of_type = list[int](), [0] * len(self.types)
         for step, count in zip(steps, edges, strict=True):
-            of_relation[step.relation] += count
             of_type[step.source] += count
         for t, more in enumerate(of_type):
             nodes = self.types[t]
@@ -359,6 +361,13 @@ class Batch:
                 self.plan.sizes.most_others(t, nodes.edges + more), more, bounded
             ):
                 new.append(t)
+        return new
+
+    def reserve_edges(self, steps: Sequence[_Step], edges: Sequence[int]) -> None:
+        """Room for the edges of these steps."""
+        problem, of_relation = self.problem, [0] * len(self.edges)
+        for step, count in zip(steps, edges, strict=True):
+            of_relation[step.relation] += count
         for r, more in enumerate(of_relation):
             if more or not self._told[r]:
                 relation, there = problem.relations[r], self.edges[r]
@@ -368,7 +377,6 @@ class Batch:
                 first, size = made.data_ptr(), room * made.element_size()
                 arrays = (_address(relation.weight), _address(relation.time), first, first + size, first + 2 * size)
                 self._told[r] = (*arrays, r, *problem.ends[r], weight_type)
-        return new
 
     def operands(self, step: _Step) -> tuple:
         """What the binary takes for a step."""
@@ -392,33 +400,32 @@ class Batch:
         if wrong != -1:
             _refuse(self, wrong >> 56, wrong >> 40 & (1 << 16) - 1, wrong & (1 << 40) - 1)
         num_types, width = len(self.types), 2 * len(self.types) + len(self.edges)
-        after = [counts[start * width : (start + 1) * width] for start in self.plan.starts or [0]]
-
-        def over_hops(column: int) -> list[int]:
-            return [row[column] for row in after]
-
-        def added(of_hops: list[int]) -> list[int]:
-            return [last - before for before, last in itertools.pairwise(of_hops)]
-
-        def cut(array: Tensor | None, size: int) -> list[Tensor]:
-            assert array is not None
-            # A batch that is kept shall not keep so much more.
-            parts = array[:, :size].unbind()
-            return [part.clone() for part in parts] if array.shape[-1] > 2 * size + 64 else list(parts)
-
-        nodes = [cut(of_type.nodes, after[-1][t]) for t, of_type in enumerate(self.types)]
-        edges = [cut(of_relation, after[-1][2 * num_types + r]) for r, of_relation in enumerate(self.edges)]
-        per_hop = [over_hops(t) for t in range(num_types)]
-        rows, cols, numbers = ([of_relation[part] for of_relation in edges] for part in range(3))
+        starts = [start * width for start in self.plan.starts or [0]]
+        after = [[counts[start + column] for start in starts] for column in range(width)]  # each hop
+        edges_after = after[2 * num_types :]
+        nodes = [_cut(of_type.nodes, hops[-1]) for of_type, hops in zip(self.types, after[:num_types], strict=True)]
+        edges = [_cut(of_relation, hops[-1]) for of_relation, hops in zip(self.edges, edges_after, strict=True)]
         return Sample(
             [of_type[0] for of_type in nodes],
             [of_type[1] for of_type in nodes] if self.problem.disjoint else None,
-            rows,
-            cols,
-            numbers,
-            [[of_type[0], *added(of_type)] for of_type in per_hop],
-            [added(over_hops(2 * num_types + r)) for r in range(len(edges))],
+            [of_relation[0] for of_relation in edges],
+            [of_relation[1] for of_relation in edges],
+            [of_relation[2] for of_relation in edges],
+            [[hops[0], *_added(hops)] for hops in after[:num_types]],
+            [_added(hops) for hops in edges_after],
         )
+
+
+def _added(of_hops: list[int]) -> list[int]:
+    return [last - before for before, last in itertools.pairwise(of_hops)]
+
+
+def _cut(array: Tensor | None, size: int) -> Sequence[Tensor]:
+    """The rows of an array, which have so many elements."""
+    assert array is not None
+    parts = array.narrow(-1, 0, size).unbind()
+    # A batch that is kept shall not keep so much more.
+    return [part.clone() for part in parts] if array.shape[-1] > 2 * size + 64 else parts
 
 
 def _refuse(batch: Batch, what: int, which: int, at: int) -> None:
