@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import SAGEConv
-from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 
 class SAGE(torch.nn.Module):
@@ -79,11 +78,14 @@ class PlainSampler:
 
 
 def make_loader(data, fanouts, batch_size, workers):
-    if WITH_PYG_LIB or WITH_TORCH_SPARSE:
-        return NeighborLoader(
+    try:
+        loader = NeighborLoader(
             data, fanouts, input_nodes=data.train_mask, batch_size=batch_size, shuffle=True, num_workers=workers
         )
-    print("NeighborLoader needs pyg_lib or torch_sparse, not installed: sampling in plain torch", file=sys.stderr)
+        loader([0])  # PyG asks for what it needs when it samples
+        return loader
+    except ImportError:
+        print("NeighborLoader needs pyg_lib or torch_sparse, not installed: sampling in plain torch", file=sys.stderr)
     nodes = data.train_mask.nonzero().flatten().tolist()
     sampler = PlainSampler(data, fanouts)
     return DataLoader(nodes, batch_size=batch_size, shuffle=True, num_workers=workers, collate_fn=sampler)
