@@ -365,6 +365,52 @@ def test_hooks_see_all_rows(name, batch, rows):
     assert seen and all(type(out) is torch.Tensor for out in seen) and not rows
 
 
+USES = {
+    "a sum": lambda out: out.sum(),
+    "a product": lambda out: (2 * out).sum(),
+    "a write": lambda out: out.mul_(3).sum(),
+    "a slice": lambda out: out[:5].sum() + out[3:].sum(),
+    "without gradients first": lambda out: (torch.no_grad()(torch.sum)(out), out.sum())[1],
+    "a function of one's own": lambda out: Doubled.apply(out.mul_(1)).sum() + Doubled.apply(out).sum(),
+    "a trip through NumPy": lambda out: out.sum() + float(out.detach().cpu().numpy().sum()),
+}
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@pytest.mark.parametrize("name", USES)
+def test_an_error_between_the_call_and_the_slice(name, batch):
+    """Who handles it has what the model has given: all rows, as an ordinary tensor once they are asked for."""
+    model = sage().double().to(DEVICE)
+
+    def left(end):
+        try:
+            out = model(batch.x, batch.edge_index)
+            out = out[: end.missing]
+        except AttributeError:
+            pass
+        return out
+
+    found = []
+    for make in (lambda: left(batch.x), lambda: model(batch.x, batch.edge_index)):
+        model.zero_grad()
+        out = make()
+        assert isinstance(out, FirstRows) == (not found)
+        used = USES[name](out)
+        assert type(out) is torch.Tensor and out.grad_fn is not None
+        used.backward()
+        found.append([used.detach(), out.detach(), *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(*found)
+
+
 def test_other_places(batch, rows):
     """Nobody slices at once, or it is not the model's result, or not a batch's edges."""
     model = sage().double().to(DEVICE)

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from gnnaccel.dgl_backend.structure import receivers
+from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import ELEMENTWISE
-from gnnaccel.lazy.tensor import METADATA, Lazy, Trip, lift
+from gnnaccel.lazy.tensor import Lazy, Trip, lift
 
 
 class Refused(BaseException):

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from gnnaccel.lazy.tensor import METADATA
+from gnnaccel.lazy.deferred import Deferred
 
 
 class Step:
@@ -201,9 +201,14 @@ class _State(threading.local):
 state = _State()
 
 
-class FirstRows(Tensor):
+# torch function -> rule(function, *args, **kwargs): the result, or None where all rows are needed
+RULES: dict[Any, Callable] = {}
+
+
+class FirstRows(Deferred):
     """A tensor [num_rows, width] that exists as steps; see the head of this file."""
 
+    RULES = RULES
     trip: Trip
     step: Step
 
@@ -216,33 +221,8 @@ class FirstRows(Tensor):
         if step.requires_grad:
             # Reached only where autograd took this object for an input of its own, so that its gradient would be lost.
             with torch._C.DisableTorchFunctionSubclass():
-                self.register_hook(_lost)
+                self.register_hook(cls.lost)
         return self
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        rule = RULES.get(func)
-        if rule is not None:
-            try:
-                out = rule(func, *args, **kwargs)
-            except TypeError:  # arguments by names that the rule does not know, as NumPy's, or none of torch's
-                out = None
-            if out is not None:
-                return out
-        reason = f"{getattr(func, '__name__', func)}()"
-        return func(*tree_map_only(FirstRows, lambda x: x.ordinary(reason), args),
-                    **tree_map_only(FirstRows, lambda x: x.ordinary(reason), kwargs))  # fmt: skip
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if torch.is_grad_enabled() and any(isinstance(a, FirstRows) and a.step.requires_grad for a in args):
-            _lost(None)
-        args, kwargs = tree_map_only(FirstRows, lambda x: x.ordinary(str(func)), (args, kwargs or {}))
-        return func(*args, **kwargs)
 
     def ordinary(self, reason: str) -> Tensor:
         """All rows, always in the same tensor; all steps so far are done then, before anything is written."""
@@ -250,32 +230,45 @@ class FirstRows(Tensor):
         self.step.handed = True
         return self.step.value  # type: ignore[return-value]
 
+    def given(self, reason):
+        """From here on it is an ordinary tensor itself if the call is over: an error before the slice has left it."""
+        if self.trip is state.trip or not self._is_alone():
+            return self.ordinary(reason)
+        self.ordinary(reason)
+        self.become_ordinary()
+        return self
+
+    def loses_gradient(self):
+        return self.step.requires_grad
+
+    @staticmethod
+    def lost(_grad=None):
+        raise RuntimeError(
+            "gnnaccel: the result of a layer on a sampled batch went into code that torch cannot see through, and its "
+            "gradient would be lost; call gnnaccel.uninstall(), and please report it"
+        )
+
+    def _is_alone(self) -> bool:
+        """True if nobody but Python has it, so that it can become another tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._use_count() == 1 and not weakref.getweakrefs(self)  # type: ignore[attr-defined]
+
     def become_ordinary(self) -> None:
         """Be the tensor of all rows, which have been computed: the one that autograd knows, unless others have it."""
         step = self.step
         assert step.value is not None
         is_alone = _references([step.value])[0] == _FREE + 1 and step.value._use_count() == 1  # type: ignore
-        value = step.value if is_alone else step.value.view_as(step.value)
+        with torch.inference_mode(False), torch.set_grad_enabled(step.grad):
+            value = step.value if is_alone else step.value.view_as(step.value)
         del self.trip, self.step
         with torch._C.DisableTorchFunctionSubclass():
-            self._backward_hooks = None  # `_lost`
+            self._backward_hooks = None  # `lost`
             torch.utils.swap_tensors(self, value)
         if is_alone:
             step.value = self
 
 
 FirstRows.__name__ = FirstRows.__qualname__ = "Tensor"  # errors name the operands' types
-
-
-def _lost(_grad):
-    raise RuntimeError(
-        "gnnaccel: the result of a layer on a sampled batch went into code that torch cannot see through, and its "
-        "gradient would be lost; call gnnaccel.uninstall(), and please report it"
-    )
-
-
-RULES: dict[Any, Callable] = {}
-"""torch function -> rule(function, *args, **kwargs): the result, or None where all rows are needed."""
 
 
 # What is an error where it is given is to be one there, and not where the result is used.
@@ -399,8 +392,7 @@ def _batch_norm(function, x, mean, var, weight=None, bias=None, training=False, 
 
 
 def _softmax(function, x, dim=None, dtype=None, _stacklevel=3):
-    usual = dtype is None
-    return _taken(function, (x, dim)) if usual and isinstance(x, FirstRows) and dim in (1, -1) else None
+    return _taken(function, (x, dim)) if dtype is None and isinstance(x, FirstRows) and dim in (1, -1) else None
 
 
 def _normalize(function, x, p=2.0, dim=1, eps=1e-12, out=None):
@@ -409,9 +401,8 @@ def _normalize(function, x, p=2.0, dim=1, eps=1e-12, out=None):
 
 
 def _cat(function, tensors, dim=0):
-    if dim not in (1, -1) or not isinstance(tensors, (tuple, list)):
-        return None
-    if any(not isinstance(t, Tensor) or t.dim() != 2 for t in tensors):
+    usual = dim in (1, -1) and isinstance(tensors, (tuple, list))
+    if not usual or any(not isinstance(t, Tensor) or t.dim() != 2 for t in tensors):
         return None
     if len({t.shape[0] for t in tensors}) > 1 or tensors[0].shape[0] == 1:
         return None

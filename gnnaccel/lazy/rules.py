@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gnnaccel import ops
 from gnnaccel.lazy import blocks
+from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
-from gnnaccel.lazy.tensor import ELEMENTWISE, METADATA, RULES, Lazy, Trip, lift
+from gnnaccel.lazy.tensor import ELEMENTWISE, RULES, Lazy, Trip, lift
 from gnnaccel.ops._features import broadcast
 
 TENSORS = (Tensor, torch.nn.Parameter)

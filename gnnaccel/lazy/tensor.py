@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy.deferred import Deferred
 from gnnaccel.lazy.expression import (
     NARROW,
     Expression,
@@ -39,7 +39,6 @@ from gnnaccel.lazy.expression import (
 # torch function -> rule(function, *args, **kwargs), filled by rules.py and linear_rules.py
 RULES: dict[Any, Callable] = {}
 ELEMENTWISE: set = set()  # those among them that work number by number, on what broadcasts
-METADATA: set = set()  # functions that ask for nothing but shape, type and place
 
 
 @dataclass
@@ -69,8 +68,13 @@ class Trip:
                 lazy.rows("message() or update() keeps a lifted feature")
 
 
-class Lazy(Tensor):
+class Lazy(Deferred):
     """A tensor [E, ...] that exists as an expression; see the head of this file."""
+
+    RULES = RULES
+    DECLINED = NotImplemented
+    # Arguments that the rule does not know, or that torch words an error for.
+    UNSUITED = (TypeError, RuntimeError, IndexError, ValueError)
 
     trip: Trip
     expression: Expression
@@ -101,33 +105,24 @@ class Lazy(Tensor):
         if grad:
             # Reached only where autograd took this object for an input of its own, so that its gradient would be lost.
             with torch._C.DisableTorchFunctionSubclass():
-                self.register_hook(_lost)
+                self.register_hook(cls.lost)
         return self
 
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        rule = RULES.get(func)
-        if rule is not None:
-            try:
-                out = rule(func, *args, **kwargs)
-            except (TypeError, RuntimeError, IndexError, ValueError):
-                out = NotImplemented  # arguments that the rule does not know, or that torch words an error for below
-            if out is not NotImplemented:
-                return out
-        reason = f"{getattr(func, '__name__', func)}() takes one row per edge"
-        args, kwargs = tree_map_only(Lazy, lambda x: x.rows(reason), (args, kwargs))
-        return func(*args, **kwargs)
+    def ordinary(self, reason):
+        return self.rows(reason)
 
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if torch.is_grad_enabled() and any(isinstance(a, Lazy) and a.traced for a in args):
-            _lost(None)
-        args, kwargs = tree_map_only(Lazy, lambda x: x.rows(str(func)), (args, kwargs or {}))
-        return func(*args, **kwargs)
+    def given(self, reason):
+        return self.rows(f"{reason} takes one row per edge")
+
+    def loses_gradient(self):
+        return self.traced
+
+    @staticmethod
+    def lost(_grad=None):
+        raise RuntimeError(
+            "gnnaccel: a lifted feature (such as x_j) went into code that torch cannot see through, and its gradient "
+            "would be lost; call gnnaccel.uninstall() or do not accelerate this layer, and please report it"
+        )
 
     @property
     def expression_dims(self) -> int:
@@ -167,13 +162,6 @@ def _as_made(grad: bool, inference: bool) -> Iterator[None]:
 
 
 Lazy.__name__ = Lazy.__qualname__ = "Tensor"  # errors name the operands' types
-
-
-def _lost(_grad):
-    raise RuntimeError(
-        "gnnaccel: a lifted feature (such as x_j) went into code that torch cannot see through, and its gradient "
-        "would be lost; call gnnaccel.uninstall() or do not accelerate this layer, and please report it"
-    )
 
 
 def lift(trip: Trip, side: str, value: Tensor, axis: int = 0, clean: bool = False) -> Lazy:

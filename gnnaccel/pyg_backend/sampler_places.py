@@ -92,9 +92,9 @@ def of(kind: str, data: Any, has_workers: bool) -> Place | None:
         reason = "this gnnaccel has no CUDA half"
     elif has_workers:
         reason = WORKERS
-    if reason is not None:
-        return say(kind, reason)
-    assert device is not None
+    if device is None or reason is not None:
+        say(kind, reason or "")
+        return None
     return Place(device if there else torch.device("cuda", torch.cuda.current_device()), not there)
 
 

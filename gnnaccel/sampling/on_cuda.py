@@ -162,11 +162,11 @@ def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | Non
     batch = Batch(problem, seeds, seed_time)
     steps, starts, bounds, sizes = batch.plan
     bounded = len(bounds)
-    first, most, device = steps[:bounded], [edges for _, edges in bounds], batch.state.device
-    batch.reserve_nodes(first, most, bounded=bounded == len(steps))
+    known, most, device = steps[:bounded], [edges for _, edges in bounds], batch.state.device
+    batch.reserve_nodes(known, most, bounded=bounded == len(steps))
     for number, of_type in enumerate(batch.types):
         lib.launch("sample_seeds", device, of_type.described, number, batch.described)
-    batch.reserve_edges(first, most)  # while the GPU is at work
+    batch.reserve_edges(known, most)  # while the GPU is at work
     for number, step in enumerate(steps):
         if number < bounded:
             max_rows, max_edges = bounds[number]
