@@ -124,4 +124,5 @@ void bind_cuda(pybind11::module_& module) {
   add("sample_table", &sample_table);
   add("sample_degrees", &sample_degrees);
   add("sample_edges", &sample_edges);
+  add("sample_steps", &sample_steps);
 }

@@ -10,6 +10,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "../cpp/types.h"
 
 namespace gnnaccel {
@@ -246,6 +248,12 @@ cudaError_t sample_degrees(Workspace& workspace, const Csr& graph, const SampleN
 // The step's edges, at most max_edges, and the nodes that they add.
 cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleNodes& source, const SampleNodes& target,
                          const SampleEdges& edges, const SampleBatch& batch, const SampleStep& step,
+                         cudaStream_t stream);
+
+// Steps whose max_edges are known, one after the other: of each its relation, by number, of `graphs` and `relations`.
+cudaError_t sample_steps(Workspace& workspace, const std::vector<Csr>& graphs, const std::vector<SampleNodes>& types,
+                         const std::vector<SampleEdges>& relations, const SampleBatch& batch,
+                         const std::vector<SampleStep>& steps, const std::vector<int64_t>& relation_of,
                          cudaStream_t stream);
 
 }  // namespace cuda

@@ -8,7 +8,9 @@
 //      entered in a table with the place of its edge;
 //   3. and the sources' places: an edge that has its source's least place adds a node, a scan tells which.
 // Numbers of rows and edges are on the device: kernels are launched for as many as there may be.
+#include <algorithm>
 #include <cub/device/device_scan.cuh>
+#include <vector>
 
 #include "sampling.cuh"
 #include "sort.cuh"
@@ -286,6 +288,18 @@ void draw_edges(const Step<I>& given, const Table& table, bool drawn, uint64_t s
   }
 }
 
+// Memory that calls on one stream take one after the other; more than there is comes from where that came from.
+class Reused final : public Workspace {
+ public:
+  Reused(Workspace& from, int64_t bytes) : from_(from), bytes_(bytes), block_(from.take(bytes)) {}
+  void* take(int64_t bytes) override { return bytes <= bytes_ ? block_ : from_.take(bytes); }
+
+ private:
+  Workspace& from_;
+  int64_t bytes_;
+  void* block_;
+};
+
 // True if a row has edges that are drawn by weight.
 bool is_weighted(const SampleEdges& edges, const SampleStep& step) { return edges.weight && step.fanout >= 0; }
 
@@ -371,6 +385,28 @@ cudaError_t sample_edges(Workspace& workspace, const Csr& graph, const SampleNod
       return cudaGetLastError();
     });
   });
+}
+
+cudaError_t sample_steps(Workspace& workspace, const std::vector<Csr>& graphs, const std::vector<SampleNodes>& types,
+                         const std::vector<SampleEdges>& relations, const SampleBatch& batch,
+                         const std::vector<SampleStep>& steps, const std::vector<int64_t>& relation_of,
+                         cudaStream_t stream) {
+  // What the largest step takes, which serves all: each is through with it on the stream when the next one begins.
+  constexpr int64_t scan = 1 << 16;
+  int64_t most = 0;
+  for (const SampleStep& step : steps) most = std::max(most, sort_impl::padded(4 * (step.max_edges + 1)) + scan);
+  Reused memory(workspace, most);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto relation = static_cast<size_t>(relation_of.at(i));
+    const SampleEdges& edges = relations.at(relation);
+    const SampleNodes& source = types.at(static_cast<size_t>(edges.source));
+    const SampleNodes& target = types.at(static_cast<size_t>(edges.target));
+    for (auto* const stage : {&sample_degrees, &sample_edges}) {
+      const cudaError_t status = stage(memory, graphs.at(relation), source, target, edges, batch, steps[i], stream);
+      if (status != cudaSuccess) return status;
+    }
+  }
+  return cudaSuccess;
 }
 
 }  // namespace cuda

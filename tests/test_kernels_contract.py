@@ -11,7 +11,7 @@ CUDA_ONLY = {"stream", "work", "workspace"}
 CPU_ONLY = {"threads", "out_rows"}
 # The CPU's coo_to_csr looks at its pairs itself, its neighbor_sample does all steps in one, and its matrix products are
 # torch's.
-ALONE = {"coo_in_order", "sample_seeds", "sample_table", "sample_degrees", "sample_edges"}
+ALONE = {"coo_in_order", "sample_seeds", "sample_table", "sample_degrees", "sample_edges", "sample_steps"}
 ALONE |= {"segment_matmul", "segment_matmul_weights"}
 
 

@@ -7,8 +7,6 @@ MOST_BOUNDED.
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,12 +16,12 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.sampling._arrays import Relation
+from gnnaccel.sampling.batch_plans import Plan, Shape, Step, plan
 
 # Edges of a step that room is made for unseen, at 32 bytes each and a thread that may find nothing to do. With more of
 # them it does not matter how long it takes to ask for their number. Of a batch, four times as many.
 MOST_BOUNDED = 1 << 22
 _MOST = 1 << 31  # seeds and edges of a type in a batch: what the table has of one is 32 bits
-_KEPT = 256  # plans: batches of a problem are of one size, or of two
 _SEEDS, _INDPTR, _NO_ROW, _INDICES, _WEIGHT, _WEIGHT_SUM, _TIME = range(7)  # cuda/kernels.h: SampleError
 
 
@@ -64,67 +62,16 @@ class Problem:
         self.replace, self.resample, self.disjoint, self.last = replace, resample, disjoint, last
         self.csrs = [lib.csr(r.indptr, r.indices, None, r.num_rows, r.nnz) for r in self.relations]
         counts = tuple(r.nnz for r in self.relations)
-        self._shape = _Shape(self.sizes, self.ends, counts, self.fanouts, replace, resample, disjoint)
+        self._shape = Shape(self.sizes, self.ends, counts, self.fanouts, replace, resample, disjoint)
 
     def waits_once(self, num_seeds: Mapping[str, int]) -> bool:
         """True if nothing but the sizes of the whole batch of so many seeds has to be waited for."""
         plan = self.plan(tuple(num_seeds.get(name, 0) for name in self.names))
         return len(plan.bounds) == len(plan.steps)
 
-    def plan(self, num_seeds: tuple[int, ...]) -> _Plan:
+    def plan(self, num_seeds: tuple[int, ...]) -> Plan:
         """What is known before of a batch of so many seeds of each type."""
-        return _plan(self._shape, num_seeds, MOST_BOUNDED)
-
-
-class _Shape(NamedTuple):
-    """The numbers of a problem, of which its plans are made: of nodes, ends and edges of relations, edges per hop."""
-
-    sizes: tuple[int, ...]
-    ends: tuple[tuple[int, int], ...]
-    counts: tuple[int, ...]
-    fanouts: tuple[tuple[int, ...], ...]
-    replace: bool
-    resample: bool
-    disjoint: bool
-
-    def steps(self, num_seeds: Sequence[int]) -> tuple[list[_Step], list[int]]:
-        """The steps of a batch that may find edges, and how many come before each hop, and before its end."""
-        rows, steps, starts = {t for t, count in enumerate(num_seeds) if count}, list[_Step](), list[int]()
-        for hop in range(max(map(len, self.fanouts), default=0)):
-            starts.append(len(steps))
-            new = set()
-            for number, ((source, target), fanouts) in enumerate(zip(self.ends, self.fanouts, strict=True)):
-                if fanouts[hop] and target in rows:
-                    steps.append(_Step(hop, number, source, target, fanouts[hop]))
-                    new.add(source)
-            rows = rows | new if self.resample else new
-        return steps, [*starts, len(steps)]
-
-
-class _Step(NamedTuple):
-    """The edges of a relation, by number, in a hop; numbers of the types of their nodes."""
-
-    hop: int
-    relation: int
-    source: int
-    target: int
-    fanout: int
-
-
-class _Plan(NamedTuple):
-    """Steps, how many come before each hop, the most rows and edges of the first, and what is known after these."""
-
-    steps: list[_Step]
-    starts: list[int]
-    bounds: list[tuple[int, int]]
-    sizes: _Sizes
-
-
-@functools.lru_cache(maxsize=_KEPT)  # plans hold no tensors
-def _plan(shape: _Shape, num_seeds: tuple[int, ...], most_bounded: int) -> _Plan:
-    steps, starts = shape.steps(num_seeds)
-    bounds, sizes = _Sizes(shape, num_seeds, most_bounded).bounds(steps)
-    return _Plan(steps, starts, bounds, sizes)
+        return plan(self._shape, num_seeds, MOST_BOUNDED)
 
 
 class Sample(NamedTuple):
@@ -160,106 +107,35 @@ def begin(problem: Problem, seeds: Mapping[str, Tensor], seed_time: Tensor | Non
         If this gnnaccel has no CUDA half.
     """
     batch = Batch(problem, seeds, seed_time)
-    steps, starts, bounds, sizes = batch.plan
-    bounded = len(bounds)
-    known, most, device = steps[:bounded], [edges for _, edges in bounds], batch.state.device
-    batch.reserve_nodes(known, most, bounded=bounded == len(steps))
+    steps, _, bounds, sizes = batch.plan
+    known, most, device = steps[: len(bounds)], [edges for _, edges in bounds], batch.state.device
+    batch.reserve_nodes(known, most, bounded=len(known) == len(steps))
     for number, of_type in enumerate(batch.types):
         lib.launch("sample_seeds", device, of_type.described, number, batch.described)
     batch.reserve_edges(known, most)  # while the GPU is at work
-    for number, step in enumerate(steps):
-        if number < bounded:
-            max_rows, max_edges = bounds[number]
-        else:
-            sizes = sizes.at(step.hop)
-            max_rows, max_edges = sizes.most[step.target], 0
-        relation = problem.relations[step.relation]
-        weighted = relation.weight is not None and step.fanout >= 0
-        rows = batch.state.new_empty((4 if weighted else 3) * max_rows + 1 + weighted)
-        first = -1 if problem.resample or step.hop == 0 else starts[step.hop - 1]
-        where = (number, first, starts[step.hop], max_rows)
-        # With resample a node would draw the same again.
-        hop_seed = (seed + step.hop) % 2**64 if problem.resample else seed
-        how = (step.fanout, hop_seed, problem.replace, problem.last, rows.data_ptr())
-        lib.launch("sample_degrees", device, *batch.operands(step), (*where, 0, *how))
-        if number >= bounded:
-            max_edges = int(rows[max_rows])
-            sizes.take(step, max_edges)
-            more, sizes = sizes.bounds(steps[number + 1 :])
-            bounds, bounded = [*bounds[:number], (max_rows, max_edges), *more], number + 1 + len(more)
-            most = [max_edges, *(edges for _, edges in more)]
-            new = batch.reserve_nodes(steps[number:bounded], most)
-            batch.reserve_edges(steps[number:bounded], most)
-            for which in new:
-                lib.launch("sample_table", device, batch.types[which].described, which, batch.described, number)
-        lib.launch("sample_edges", device, *batch.operands(step), (*where, max_edges, *how))
-    return batch
-
-
-class _Sizes:
-    """How many nodes the hops of a batch draw for, at most.
-
-    most : list of int
-        In the hop that was reached last, by type.
-    """
-
-    def __init__(self, shape: _Shape, num_seeds: Sequence[int], most_bounded: int):
-        self._shape, self._seeds, self._most_bounded = shape, num_seeds, most_bounded
-        self._hop, self.most = 0, list(num_seeds)
-        self._new = [0] * len(num_seeds)  # in this hop
-        self._others = [0] * len(num_seeds)  # nodes that are no seeds
-
-    def bounds(self, steps: Sequence[_Step]) -> tuple[list[tuple[int, int]], _Sizes]:
-        """How many rows and edges each of these can have, the next ones, up to one that may have many; and what there
-        is after them."""
-        then, bounds, together = self.at(self._hop), list[tuple[int, int]](), 0
-        for step in steps:
-            then._reach(step.hop)
-            bound = then._edges(step)
-            together += bound
-            if bound > self._most_bounded or together > 4 * self._most_bounded:
-                break
-            bounds.append((then.most[step.target], bound))
-            then.take(step, bound)
-        return bounds, then
-
-    def at(self, hop: int) -> _Sizes:
-        """A copy, gone on to a hop."""
-        then = copy.copy(self)
-        then._new, then._others = self._new[:], self._others[:]
-        then._reach(hop)
-        return then
-
-    def _reach(self, hop: int) -> None:
-        """All steps before the hop have been taken."""
-        while self._hop < hop:
-            self._hop += 1
-            pairs = enumerate(zip(self._others, self._new, strict=True))
-            others = [self.most_others(t, old + new) for t, (old, new) in pairs]
-            if self._shape.resample:
-                self.most = [a + b for a, b in zip(self._seeds, others, strict=True)]
-            else:
-                self.most = [self.most_others(t, new) for t, new in enumerate(self._new)]
-            self._others, self._new = others, [0] * len(others)
-
-    def most_others(self, which: int, edges: int) -> int:
-        """How many nodes of a type so many edges can add: all but seeds are there once, or once in a tree."""
-        size = self._shape.sizes[which]
-        return edges if self._shape.disjoint or size < 0 else min(edges, size)
-
-    def _edges(self, step: _Step) -> int:
-        most, nnz, shape = self.most[step.target], self._shape.counts[step.relation], self._shape
-        if step.fanout >= 0 and (shape.replace or shape.disjoint):
-            return most * step.fanout
-        # Among the seeds a node may be several times, each with edges of its own.
-        seeds = self._seeds[step.target] if shape.resample or self._hop == 0 else 0
-        if step.fanout < 0:
-            return self._most_bounded + 1 if seeds or shape.disjoint else nnz
-        return min(most * step.fanout, seeds * step.fanout + nnz)
-
-    def take(self, step: _Step, edges: int) -> None:
-        """The next step has at most so many edges."""
-        self._new[step.source] += edges
+    number = 0
+    while True:
+        batch.draw(steps[number : number + len(bounds)], bounds, number, seed)
+        number += len(bounds)
+        if number == len(steps):
+            return batch
+        # One that may have many edges: the host asks how many.
+        step, sizes = steps[number], sizes.at(steps[number].hop)
+        max_rows = sizes.most[step.target]
+        rows = batch.state.new_empty(batch.row_numbers(step, max_rows))
+        how = batch.described_step(step, number, max_rows, 0, seed, rows.data_ptr())
+        lib.launch("sample_degrees", device, *batch.operands(step), how)
+        max_edges = int(rows[max_rows])
+        sizes.take(step, max_edges)
+        bounds, sizes = sizes.bounds(steps[number + 1 :])
+        these, most = steps[number : number + 1 + len(bounds)], [max_edges, *(edges for _, edges in bounds)]
+        new = batch.reserve_nodes(these, most)
+        batch.reserve_edges(these, most)
+        for which in new:
+            lib.launch("sample_table", device, batch.types[which].described, which, batch.described, number)
+        how = batch.described_step(step, number, max_rows, max_edges, seed, rows.data_ptr())
+        lib.launch("sample_edges", device, *batch.operands(step), how)
+        number += 1
 
 
 class _Nodes:
@@ -350,7 +226,7 @@ class Batch:
         self._told: list[tuple] = [()] * len(self.edges)
         self._sent: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def reserve_nodes(self, steps: Sequence[_Step], edges: Sequence[int], bounded: bool = False) -> list[int]:
+    def reserve_nodes(self, steps: Sequence[Step], edges: Sequence[int], bounded: bool = False) -> list[int]:
         """Room for the nodes that these steps may add. The types whose table is a new one."""
         new, of_type = list[int](), [0] * len(self.types)
         for step, count in zip(steps, edges, strict=True):
@@ -363,7 +239,7 @@ class Batch:
                 new.append(t)
         return new
 
-    def reserve_edges(self, steps: Sequence[_Step], edges: Sequence[int]) -> None:
+    def reserve_edges(self, steps: Sequence[Step], edges: Sequence[int]) -> None:
         """Room for the edges of these steps."""
         problem, of_relation = self.problem, [0] * len(self.edges)
         for step, count in zip(steps, edges, strict=True):
@@ -378,7 +254,36 @@ class Batch:
                 arrays = (_address(relation.weight), _address(relation.time), first, first + size, first + 2 * size)
                 self._told[r] = (*arrays, r, *problem.ends[r], weight_type)
 
-    def operands(self, step: _Step) -> tuple:
+    def draw(self, steps: Sequence[Step], bounds: Sequence[tuple[int, int]], number: int, seed: int) -> None:
+        """Launch steps, from this number on, of which it is known how many rows and edges they may have."""
+        if not steps:
+            return
+        sizes = [self.row_numbers(step, rows) for step, (rows, _) in zip(steps, bounds, strict=True)]
+        rows = self.state.new_empty(sum(sizes))
+        address, described = rows.data_ptr(), []
+        for step, (max_rows, max_edges), size in zip(steps, bounds, sizes, strict=True):
+            described.append(self.described_step(step, number, max_rows, max_edges, seed, address))
+            address += 8 * size
+            number += 1
+        types, relations = [of_type.described for of_type in self.types], [step.relation for step in steps]
+        given = (self.problem.csrs, types, self._told, self.described, described, relations)
+        lib.launch("sample_steps", rows.device, *given)
+
+    def row_numbers(self, step: Step, max_rows: int) -> int:
+        """How many numbers a step keeps of its rows (cuda/kernels.h: SampleStep)."""
+        weighted = self.problem.relations[step.relation].weight is not None and step.fanout >= 0
+        return (4 if weighted else 3) * max_rows + 1 + weighted
+
+    def described_step(self, step: Step, number: int, max_rows: int, max_edges: int, seed: int, rows: int) -> tuple:
+        """What the binary is told of a step; rows: address of what it keeps of these."""
+        problem, starts = self.problem, self.plan.starts
+        first = -1 if problem.resample or step.hop == 0 else starts[step.hop - 1]
+        # With resample a node would draw the same again.
+        hop_seed = (seed + step.hop) % 2**64 if problem.resample else seed
+        where = (number, first, starts[step.hop], max_rows, max_edges)
+        return (*where, step.fanout, hop_seed, problem.replace, problem.last, rows)
+
+    def operands(self, step: Step) -> tuple:
         """What the binary takes for a step."""
         source, target = self.types[step.source].described, self.types[step.target].described
         return self.problem.csrs[step.relation], source, target, self._told[step.relation], self.described
