@@ -40,6 +40,7 @@ TESTS = (
     "tests/test_cuda_sampling_kinds.py",
     "tests/test_cuda_packed.py",
     "tests/test_cuda_pyg_sampling.py",
+    "tests/test_cuda_pyg_subgraphs.py",
     "tests/test_cuda_relations.py::test_layer_with_own_features",
     "tests/test_cuda_relations.py::test_segment_matmul_with_gradients",
     *(f"tests/test_cuda_runtime.py::test_{name}" for name in ON_ANY_DEVICE),
