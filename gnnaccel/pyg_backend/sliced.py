@@ -155,32 +155,36 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
             if type(edge_index) is Tensor and not torch.compiler.is_compiling():
                 _notice(x, edge_index)
             return general(self, x, edge_index, *args, **kwargs)
+        step: Step | str = "with more than features and edges"
         if all(value is None for value in (*args, *kwargs.values())):
             step = _step(kind, guard, general, self, trip, x, edge_index)
-            if step is not None:
+            if isinstance(step, Step):
                 return trip.take(step)
-        reason = f"{plain.__name__} with more than features and edges, or changed"
+        reason = f"{plain.__name__} {step}"
         given = tree_map_only(FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs))
         return general(self, *given[:2], *given[2], **given[3])
 
     return forward
 
 
-def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: Trip, x: Any, edges: Any) -> Step | None:
+def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: Trip, x: Any, edges: Any) -> Step | str:
+    """The layer's call, or why it has all rows."""
     if type(x) is FirstRows:
         if x.trip is not trip:
-            return None
+            return "on the result of another model's call"
         x = x.ordinary("") if x.step.handed else x.step  # which is asked for less
     elif not short.is_matrix(x):
-        return None
+        return "on features that are no matrix"
     if x.device != edges.device or not guard.allows(conv, edges) or not _is_usual(x):
-        return None
+        return "that was changed, or where somebody watches"
     sampled = hops_of(edges)
     if sampled is None or edges._base is not None or len(sampled.nodes) < 2 or sampled.nodes[-1] > x.shape[0]:
-        return None
+        return "on other edges than a batch's"
     width = kind.width(conv, x)
-    if width is None or x.shape[0] * x.shape[1] * width < sampled_sums.LEAST:
-        return None
+    if width is None:
+        return "with options or maps of which a row may need more"
+    if x.shape[0] * x.shape[1] * width < sampled_sums.LEAST:
+        return "of few products, where there is nothing to gain"
     return _Layer(kind, general, conv, x, edges, sampled, width)
 
 
