@@ -124,6 +124,8 @@ def main() -> None:
     def show(row: dict) -> None:
         if not args.kinds or row["kind"] in args.kinds:
             cells.append(shown(COLUMNS, row | {"vs_cpu": row["cpu_ms"] / row["cuda_ms"]}))
+            if args.csv:  # a run that is cut off leaves what it has
+                save_table(args.csv, head, COLUMNS, cells)
 
     def beside(row: dict, cuda: Callable, cpu: Callable, num_nodes: int, batch: int) -> None:
         count = min(args.count, num_nodes // batch - 2)  # as many as there are nodes for
@@ -153,8 +155,6 @@ def main() -> None:
     for name in ("types", "HGTLoader"):
         if not args.kinds or name in args.kinds:
             show(typed(args, same | {"kind": name}, name, data))
-    if args.csv:
-        save_table(args.csv, head, COLUMNS, cells)
 
 
 if __name__ == "__main__":
