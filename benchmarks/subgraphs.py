@@ -128,7 +128,7 @@ def main() -> None:
                 save_table(args.csv, head, COLUMNS, cells)
 
     def beside(row: dict, cuda: Callable, cpu: Callable, num_nodes: int, batch: int) -> None:
-        count = min(args.count, num_nodes // batch - 2)  # as many as there are nodes for
+        count = max(1, min(args.count, num_nodes // batch - 2))  # as many as there are nodes for
         row |= measure({"gnnaccel": until_done(cuda), "cpu": cpu}, num_nodes, batch, count)
         show(row | {"cuda_ms": row["gnnaccel_ms"], "cuda_least_ms": row["gnnaccel_least_ms"]})
 
