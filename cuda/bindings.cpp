@@ -105,6 +105,10 @@ void bind_cuda(pybind11::module_& module) {
   add("head_dots_backward", &head_dots_backward);
   add("segment_matmul", &segment_matmul);
   add("segment_matmul_weights", &segment_matmul_weights);
+  add("linear", &linear);
+  add("linear_weights", &linear_weights);
+  add("normed_layers", &normed_layers);
+  add("normed_layers_backward", &normed_layers_backward);
   add("scatter_arg", &scatter_arg);
   add("edge_order", &edge_order);
   add("coo_in_order", &coo_in_order);

@@ -216,5 +216,12 @@ cudaError_t with_types(DType dtype, IndexType index_type, F f) {
   return cudaErrorInvalidValue;
 }
 
+// Lets a kernel have more shared memory than a kernel gets unasked.
+template <typename K>
+cudaError_t allow_shared(K kernel, int64_t bytes) {
+  if (bytes <= 49152) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+}
+
 }  // namespace cuda
 }  // namespace gnnaccel

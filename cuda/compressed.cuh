@@ -55,13 +55,6 @@ inline Block block_of(Columns columns, int64_t element_bytes) {
   return {warps * 32, warps * warp_bytes};
 }
 
-// Lets a kernel have more shared memory than a kernel gets unasked.
-template <typename K>
-cudaError_t allow_shared(K kernel, int64_t bytes) {
-  if (bytes <= 49152) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-}
-
 template <typename A>
 __device__ __forceinline__ DenseRow<A> dense_row_of(void* shared, Columns columns) {
   const int warp = threadIdx.x / 32, worker = threadIdx.x % 32 / kLanes;

@@ -107,6 +107,34 @@ cudaError_t segment_matmul_weights(Workspace& workspace, const Csr* sums, const 
                                    void* out, int64_t num_rows, int64_t num_segments, int64_t num_heads, int64_t inner,
                                    int64_t outer, DType dtype, cudaStream_t stream);
 
+// Products of f32 matrices of many rows with small ones, on tensor cores: a float as two tf32, as near as f32 adds up.
+// An infinity among the operands gives NaN. Widths are multiples of 4; all is contiguous and 16-byte aligned. The CPU's
+// are products of torch's.
+//   x [num_rows, inner], weight [outer, inner], bias [outer] or null, out [num_rows, outer]; transposed: of weight
+//   [inner, outer].
+cudaError_t linear(const void* x, const void* weight, const void* bias, void* out, int64_t num_rows, int64_t inner,
+                   int64_t outer, bool transposed, cudaStream_t stream);
+
+// grad_weight [outer, inner] = grad.T @ x, and grad_bias the sum of grad's rows, or null.
+cudaError_t linear_weights(Workspace& workspace, const void* x, const void* grad, void* grad_weight, void* grad_bias,
+                           int64_t num_rows, int64_t inner, int64_t outer, cudaStream_t stream);
+
+// out = linear(relu(batch_norm(hidden))), hidden = linear(x), both products as above; hidden [num_rows, width] and norm
+// [4, width] are kept for the backward pass. The norm is by the statistics of these rows, at least two; running_mean
+// and running_var, both null or neither, move towards them. In f32 but for sums of tiles.
+cudaError_t normed_layers(Workspace& workspace, const void* x, const void* weight, const void* bias, const void* gamma,
+                          const void* beta, void* running_mean, void* running_var, const void* last_weight,
+                          const void* last_bias, void* hidden, void* norm, void* out, int64_t num_rows, int64_t inner,
+                          int64_t width, int64_t outer, double eps, double momentum, cudaStream_t stream);
+
+// Its gradients, without that to the first bias, which is 0. grad_x, grad_weight and, both or the second,
+// grad_last_weight and grad_last_bias may be null; weight without grad_x.
+cudaError_t normed_layers_backward(Workspace& workspace, const void* x, const void* weight, const void* last_weight,
+                                   const void* hidden, const void* norm, const void* grad, void* grad_x,
+                                   void* grad_weight, void* grad_gamma, void* grad_beta, void* grad_last_weight,
+                                   void* grad_last_bias, int64_t num_rows, int64_t inner, int64_t width, int64_t outer,
+                                   cudaStream_t stream);
+
 // rows_disjoint: every target element is owned by one thread, same bits on every run. Otherwise atomics add in
 // any order. f32 and f64 only, but for rows_disjoint with len == num_feats (where nothing is ever added twice):
 // a 16-bit target would be rounded after each addition. cudaErrorInvalidValue for the rest.

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
-from gnnaccel.ops import _arrays
+from gnnaccel.ops import _arrays, products
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.messages import Expression, c, e, generated, is_fused, message_reduce, relu, sigmoid, u, v
 from gnnaccel.ops.messages.joined import Forms, Walk, plan_of
@@ -201,7 +201,7 @@ class _Joined(_operators.Function):
     def forward(ctx, arrays: Structure, again, form: Parts, num_feats, keep, x, edge, eps, *parameters):
         weights, biases = parameters[::2], parameters[1::2]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights) if weights else None
-        joined = x if weight is None else F.linear(x, weight, _shift(x, weights, biases))
+        joined = x if weight is None else products.linear(x, weight, _shift(x, weights, biases))
         plan = plan_of(Forms(form.message, form.reduce, form.own, form.names), num_feats, keep)
         named = _operands(form, joined, num_feats, edge, eps)
         out = x.new_empty((x.shape[0], num_feats))
@@ -261,8 +261,7 @@ class _Joined(_operators.Function):
             torch.mul(*(tensors[factor] for factor in factors), out=found[:, at : at + num_feats])
         if not parameters:
             return *(None,) * 5, found, of_edges, None
-        of_weight = found.t().mm(x) if any(of_parameters[::2]) else None
-        of_bias = _column_sums(found) if any(of_parameters[1::2]) else None
+        of_weight, of_bias = _of_maps(x, found, any(of_parameters[::2]), any(of_parameters[1::2]))
         of_each: list[Tensor | None] = []
         at = 0
         for given, *wanted in zip(parameters[::2], of_parameters[::2], of_parameters[1::2], strict=True):
@@ -270,7 +269,15 @@ class _Joined(_operators.Function):
             for one, total in zip(wanted, (of_weight, of_bias), strict=True):
                 of_each.append(total[at:end] if one and total is not None else None)
             at = end
-        return *(None,) * 5, found.mm(weight) if of_x else None, of_edges, None, *of_each
+        return *(None,) * 5, products.back(found, weight) if of_x else None, of_edges, None, *of_each
+
+
+def _of_maps(x: Tensor, grad: Tensor, of_weight: bool, of_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients to weight and bias of a map of x."""
+    both = products.of_weight(x, grad, of_bias) if of_weight else None
+    if both is not None:
+        return both
+    return grad.t().mm(x) if of_weight else None, _column_sums(grad) if of_bias else None
 
 
 def versions(parameters: Sequence[Tensor | None]) -> list[int | None]:

@@ -39,6 +39,7 @@ TESTS = (
     "tests/test_cuda_sampling.py",
     "tests/test_cuda_sampling_kinds.py",
     "tests/test_cuda_packed.py",
+    "tests/test_cuda_products.py",
     "tests/test_cuda_pyg_sampling.py",
     "tests/test_cuda_pyg_subgraphs.py",
     "tests/test_cuda_relations.py::test_layer_with_own_features",
@@ -55,6 +56,8 @@ _MATRIX = re.compile(r'asm\("mma\.sync\.aligned\.m16n8k8\..*?\);', re.S)
 _MATRIX_16 = re.compile(r'asm\("mma\.sync\.aligned\.m16n8k16\..*?\);', re.S)
 _SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 _ROUND = re.compile(r'asm\("cvt\.rna\.tf32.*?\);', re.S)
+_COPY_AHEAD = re.compile(r'asm volatile\(\s*"cp\.async\.cg\..*?\);', re.S)
+_COPIES = re.compile(r'asm volatile\(\s*"cp\.async\.(?:commit|wait)_.*?\);', re.S)
 _PLAIN_MULTIPLY_ADD = "address = base + static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(len);"
 
 
@@ -73,6 +76,8 @@ def convert(source: str) -> str:
     source = _MATRIX.sub("emulation::multiply_add(d, a, b0, b1);", source)
     source = _MATRIX_16.sub("emulation::multiply_add_16<T>(d, a, b0, b1);", source)
     source = _SHARED.sub(r"__shared__ \1 \2[131072 / sizeof(\1)];", source)  # the most that a kernel asks for
+    source = _COPY_AHEAD.sub("emulation::copy_ahead(to, from, bytes);", source)
+    source = _COPIES.sub(";", source)
     source = _ROUND.sub("rounded = emulation::to_tf32(value);", source)
     return _MULTIPLY_ADD.sub(_PLAIN_MULTIPLY_ADD, source)
 

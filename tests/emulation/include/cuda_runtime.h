@@ -355,6 +355,12 @@ inline uint32_t to_tf32(float value) {
   return std::isfinite(value) ? (bits + 0x1000u) & 0xFFFFE000u : bits;
 }
 
+// cp.async of 16 bytes, of which so many are there.
+inline void copy_ahead(void* to, const void* from, int bytes) {
+  std::memset(to, 0, 16);
+  std::memcpy(to, from, bytes);
+}
+
 // mma.m16n8k8 in tf32; cuda/mma.cuh says who holds what.
 inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const int lane = current->thread % kWarp, group = lane / 4, member = lane % 4;
