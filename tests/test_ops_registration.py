@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel import _operators, ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import ready
+from gnnaccel.ops import ready, relu_sum  # noqa: F401 - registers its op
 from gnnaccel.ops._arrays import arrays_of
 
 STRICT = {"test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"}
@@ -444,3 +444,56 @@ def test_what_is_kept_with_a_graph_compiles_nothing_anew():
     graph.slot("of somebody", dict)
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert torch.equal(summed(x), want)
+
+
+def raw_calls():
+    """name -> (op, the graph, its arguments by name)."""
+    g = small()
+    forward, both = arrays_of(g, False).flat(), arrays_of(g, True).flat()
+    x, y, w = (torch.randn(n, 4) for n in (g.num_cols, g.num_rows, g.nnz))
+    scales = {"source_scale": torch.rand(g.num_cols), "row_scale": torch.rand(g.num_rows), "bias": torch.rand(4)}
+    backwards = arrays_of(g.transposed, False).flat()
+    return {
+        "spmm": (OPS.spmm, both, {"lhs": x, "rhs": w, "message": "mul", "reduce": "sum", "empty_value": 0.0}),
+        "copy": (OPS.spmm, both, {"lhs": x, "rhs": None, "message": "copy_lhs", "reduce": "mean", "empty_value": 0.0}),
+        "edges": (OPS.spmm, both, {"lhs": None, "rhs": w, "message": "copy_rhs", "reduce": "sum", "empty_value": 0.0}),
+        "max": (
+            OPS.spmm_max_min,
+            both,
+            {"lhs": x, "rhs": w, "message": "mul", "reduce": "max", "empty_value": 0.0, "hub": False},
+        ),
+        "backward": (OPS.spmm_backward, backwards, {"x": x, "weight": w, "grad": y}),
+        "mean gradient": (OPS.spmm_mean_gradient, arrays_of(g.transposed, True).flat(), {"grad": y, "weight": w}),
+        "graph_conv": (OPS.graph_conv, both, {"x": x, "weight": w[:, 0].clone(), **scales, "relu": True}),
+        "dot": (OPS.sddmm, forward, {"lhs": x, "rhs": y, "op": "dot", "lhs_target": "u", "rhs_target": "v"}),
+        "sub": (OPS.sddmm, forward, {"lhs": y, "rhs": w, "op": "sub", "lhs_target": "v", "rhs_target": "e"}),
+        "relu_sum": (OPS.relu_sum, both, {"x": x, "edge": w}),
+    }
+
+
+@pytest.mark.parametrize("name", raw_calls())
+def test_what_registered_names_refuse(name):
+    """Past the public functions, where kernels would read beyond what is there."""
+    op, arrays, given = raw_calls()[name]
+
+    def call(**changes):
+        arguments = (given | changes).values()
+        return op.default(*arrays, *arguments), op(*arrays, *arguments)  # the first is what compiled programs call
+
+    call()
+    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+    for key, value in tensors.items():
+        for wrong in (value[:-1], value[:0], value.new_empty(())):
+            for form in (op.default, op):
+                with pytest.raises(ValueError, match=f"{key}: expected|edge or grad: expected"):
+                    form(*arrays, *(given | {key: wrong}).values())
+        with pytest.raises((TypeError, ValueError), match="expected"):
+            call(**{key: value.double() if len(tensors) > 1 else value.int()})
+    for graded in (False, True):
+        with pytest.raises(TypeError, match="float16"):
+            call(**{key: value.half().requires_grad_(graded) for key, value in tensors.items()})
+    if "lhs" in given:
+        for missing in ("lhs", "rhs"):
+            if given[missing] is not None:
+                with pytest.raises(ValueError, match="reads it, got None"):
+                    call(**{missing: None})

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-from gnnaccel.ops import _arrays
+from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._weight_gradient import kept
 
@@ -38,6 +38,12 @@ def _spmm_backward_cpu(transposed, x, weight, grad):
     return grad_x, grad_weight
 
 
+def _check_widths(_arrays, x, weight, grad):
+    _check.features_of("spmm_backward", "grad", grad, x.shape[1:])
+    if weight.numel() and width(x) % width(weight):
+        raise ValueError(f"spmm_backward: weight: expected features that divide x's, got {tuple(weight.shape)}")
+
+
 def _spmm_backward_fake(_transposed, x, weight, _grad):
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight))
 
@@ -48,5 +54,6 @@ both_gradients_op = _operators.register(
     _spmm_backward_cpu,
     _spmm_backward_fake,
     devices=("cpu",),
+    check=_check.reads("spmm_backward", ("x", "rows"), ("weight", "edges"), ("grad", "cols"), also=_check_widths),
     structure=Structure,
 )

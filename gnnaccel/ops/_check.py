@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -47,6 +48,73 @@ def feature(op: str, name: str, value, rows: int, rows_name: str, device: torch.
         raise TypeError(f"{op}: {name}: expected a dense tensor, got layout {value.layout}; use .to_dense()")
     if value.dim() < 1 or value.shape[0] != rows:
         raise ValueError(f"{op}: {name}: expected {rows} rows ({rows_name}), got shape {tuple(value.shape)}")
+
+
+def reads(op: str, *operands: tuple[str, str] | None, also: Callable | None = None, half: bool = False) -> Callable:
+    """The check of an op that is called by its registered name, whose kernels read rows of these operands.
+
+    Parameters
+    ----------
+    operands
+        Name and rows, "rows", "cols" or "edges" of the graph, of each tensor behind the graph; None for those that are
+        not looked at. All are of one dtype.
+    also : callable
+        Of the graph and the other arguments; for what else there is to refuse.
+    half : bool
+        It takes float16 on the CPU.
+    """
+
+    looked_at = [(i, f"num_{of}" if of != "edges" else "nnz") for i, (_, of) in _by_place(operands)]
+
+    def check(graph, *args) -> None:
+        dtype = value = None
+        try:
+            for i, rows in looked_at:
+                value = args[i]
+                if value is not None:
+                    if dtype is None:
+                        dtype = value.dtype
+                    if value.size(0) != getattr(graph, rows) or value.dtype is not dtype:
+                        break
+            else:
+                # One by one: to look for a dtype in a set takes longer.
+                known = dtype is torch.float32 or dtype is torch.bfloat16 or dtype is torch.float64 or dtype is None
+                if known or (dtype is torch.float16 and (half or graph.device.type != "cpu")):
+                    if also is not None:
+                        also(graph, *args)
+                    return
+        except IndexError:  # no dimension
+            pass
+        _refuse(op, operands, graph, args, half)
+
+    return check
+
+
+def _refuse(op: str, operands, graph, args, half: bool) -> None:
+    """Say what `reads` has found."""
+    dtype = None
+    for i, (name, of) in _by_place(operands):
+        value = args[i]
+        if value is None:
+            continue
+        dtype = value.dtype if dtype is None else dtype
+        rows = graph.num_rows if of == "rows" else graph.num_cols if of == "cols" else graph.nnz
+        feature(op, name, value.float() if half else value, rows, f"the graph's {of}", value.device)
+        if value.dtype is not dtype:
+            raise TypeError(f"{op}: {name}: expected the dtype of the others ({dtype}), got {value.dtype}")
+
+
+def _by_place(operands) -> list:
+    """Those that are not None, by place."""
+    return [(i, operand) for i, operand in enumerate(operands) if operand is not None]
+
+
+def operands_of(op: str, name: str, lhs: Tensor | None, rhs: Tensor | None) -> None:
+    """ValueError where a message or edge op lacks what it reads."""
+    if lhs is None and name != "copy_rhs":
+        raise ValueError(f"{op}: lhs: {name!r} reads it, got None")
+    if rhs is None and name != "copy_lhs":
+        raise ValueError(f"{op}: rhs: {name!r} reads it, got None")
 
 
 def same_dtype(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) -> tuple[Tensor, Tensor]:

@@ -144,6 +144,20 @@ def _impl(arrays, x, weight, source_scale, row_scale, bias, relu):
     return out
 
 
+def _check_scales(arrays, x, weight, source_scale, row_scale, bias, _):
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    scales = (("source_scale", source_scale, arrays.num_cols), ("row_scale", row_scale, arrays.num_rows))
+    for name, scale, count in scales:
+        if scale is not None and (scale.shape != (count,) or scale.dtype != dtype):
+            raise ValueError(f"graph_conv: {name}: expected {dtype} [{count}], got {scale.dtype} {tuple(scale.shape)}")
+    if weight is not None and weight.dim() != 1:
+        raise ValueError(f"graph_conv: weight: expected shape [{arrays.nnz}], got {tuple(weight.shape)}")
+    if bias is not None and (bias.shape != x.shape[1:] or bias.dtype != x.dtype):
+        raise ValueError(
+            f"graph_conv: bias: expected {x.dtype} {tuple(x.shape[1:])}, got {bias.dtype} {tuple(bias.shape)}"
+        )
+
+
 def _fake(arrays, x, *_):
     return x.new_empty(arrays.num_rows, *x.shape[1:])
 
@@ -184,6 +198,7 @@ graph_conv_op = _operators.register(
     "-> Tensor",
     _impl,
     _fake,
+    check=_check.reads("graph_conv", ("x", "cols"), ("weight", "edges"), also=_check_scales),
     structure=Structure,
     backward=_backward,
     setup_context=_setup_context,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays, linear_sums
+from gnnaccel.ops import _arrays, _check, linear_sums
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.spmm import spmm_op
 
@@ -111,6 +111,7 @@ _backward_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor grad, Tensor x, Tensor eps) -> Tensor",
     lambda transposed, grad, _x, eps: _sum(transposed, grad, eps),
     _fake,
+    check=_check.reads("own_sum_backward", ("grad", "cols"), ("x", "cols")),
     devices=("cpu",),
     structure=Structure,
     backward=lambda ctx, grad: _double_backward(ctx, grad),
@@ -131,6 +132,7 @@ own_sum_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor x, Tensor eps) -> Tensor",
     _sum,
     _fake,
+    check=_check.reads("own_sum", ("x", "cols")),
     devices=("cpu",),
     structure=Structure,
     backward=_backward,

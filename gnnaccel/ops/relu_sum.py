@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _operators
-from gnnaccel.ops import _arrays, messages
+from gnnaccel.ops import _arrays, _check, messages
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.messages.program import Program, program_of
 from gnnaccel.ops.messages.reduce import gradients_of, walk
@@ -44,6 +44,12 @@ def _backward_fake(_arrays, x: Tensor, edge: Tensor, _grad: Tensor, *wanted: boo
     return tuple(t.new_empty(t.shape if w else (0,)) for t, w in zip((x, edge), wanted, strict=True))
 
 
+def _check_features(_arrays, x: Tensor, *others) -> None:
+    for other in others:
+        if isinstance(other, Tensor):
+            _check.features_of("relu_sum", "edge or grad", other, x.shape[1:])
+
+
 def _composed(arrays, x: Tensor, edge: Tensor) -> Tensor:
     return spmm_op(arrays, None, sddmm_op(arrays, x, edge, "add", "u", "e").relu(), "copy_rhs", "sum", 0.0)
 
@@ -68,6 +74,7 @@ _backward_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor x, Tensor edge, Tensor grad, bool of_x, bool of_edge) -> (Tensor, Tensor)",
     _backward_impl,
     _backward_fake,
+    check=_check.reads("relu_sum_backward", ("x", "cols"), ("edge", "edges"), ("grad", "rows"), also=_check_features),
     devices=("cpu",),
     structure=Structure,
 )
@@ -77,6 +84,7 @@ relu_sum_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor x, Tensor edge) -> Tensor",
     _impl,
     lambda arrays, x, _edge: x.new_empty(arrays.num_rows, *x.shape[1:]),
+    check=_check.reads("relu_sum", ("x", "cols"), ("edge", "edges"), also=_check_features),
     devices=("cpu",),
     structure=Structure,
     backward=_backward,

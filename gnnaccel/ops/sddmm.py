@@ -210,11 +210,26 @@ def _pad(x: Tensor, like: Tensor) -> Tensor:
     return x.reshape(x.shape[0], *(1,) * (like.dim() - x.dim()), *x.shape[1:])
 
 
+_ROWS = {"u": "cols", "v": "rows", "e": "edges"}
+
+
+def _check_operands(arrays, lhs, rhs, op, lhs_target, rhs_target):
+    for name, value, known in (
+        ("op", op, lib.EDGE_OPS),
+        ("lhs_target", lhs_target, _ROWS),
+        ("rhs_target", rhs_target, _ROWS),
+    ):
+        _check.one_of("sddmm", name, value, known)
+    _check.reads("sddmm", ("lhs", _ROWS[lhs_target]), ("rhs", _ROWS[rhs_target]))(arrays, lhs, rhs)
+    _check.operands_of("sddmm", op, lhs, rhs)
+
+
 sddmm_op = _operators.register(
     "sddmm",
     f"({_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str op, str lhs_target, str rhs_target) -> Tensor",
     _sddmm_impl,
     _sddmm_fake,
+    check=_check_operands,
     structure=Structure,
     backward=_backward,
     setup_context=_setup_context,

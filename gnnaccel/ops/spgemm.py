@@ -13,7 +13,7 @@ from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
-from gnnaccel.ops.expand import aligned, description, expand
+from gnnaccel.ops.expand import aligned, description, expand, places_dtype
 
 _MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
 # Mean degree up to which the gradient goes by source on CUDA. H200, yeast-like (2.1), k = 16, 32, 64: 0.50, 0.65 and
@@ -203,11 +203,31 @@ def _sspmm_backward(ctx, grad_values):
     return grad_grad, None, grad_weight, None, None
 
 
+def _check_places(op: str, arrays, places: Tensor, num_feats: int, row_scale: Tensor | None) -> None:
+    rows, dtype = arrays.num_cols, places_dtype(num_feats)
+    if places.dim() != 2 or places.shape[0] != rows or places.dtype != dtype:
+        raise ValueError(f"{op}: places: expected {dtype} [{rows}, k], got {places.dtype} {tuple(places.shape)}")
+    if row_scale is not None and row_scale.shape != (arrays.num_rows,):
+        raise ValueError(f"{op}: row_scale: expected shape [{arrays.num_rows}], got {tuple(row_scale.shape)}")
+
+
+def _check_sspmm(arrays, grad, places, _weight, row_scale, _by_source) -> None:
+    _check_places("sspmm", arrays, places, grad.shape[1], row_scale)
+
+
+def _check_spgemm(arrays, values, places, num_feats, _weight, row_scale, bias, *_) -> None:
+    _check_places("spgemm", arrays, places, num_feats, row_scale)
+    _check.features_of("spgemm", "values", values, places.shape[1:])
+    if bias is not None and bias.shape != (num_feats,):
+        raise ValueError(f"spgemm: bias: expected shape [{num_feats}], got {tuple(bias.shape)}")
+
+
 _sspmm_op = _operators.register(
     "sspmm",
     f"({_arrays.SCHEMA}, Tensor grad, Tensor places, Tensor? weight, Tensor? row_scale, bool by_source) -> Tensor",
     _sspmm_impl,
     _sspmm_fake,
+    check=_check.reads("sspmm", ("grad", "rows"), None, ("weight", "edges"), half=True, also=_check_sspmm),
     structure=Structure,
     backward=_sspmm_backward,
     setup_context=_sspmm_context,
@@ -218,6 +238,7 @@ _spgemm_op = _operators.register(
     "Tensor? bias, bool relu, bool by_source) -> Tensor",
     _spgemm_impl,
     _spgemm_fake,
+    check=_check.reads("spgemm", ("values", "cols"), None, None, ("weight", "edges"), half=True, also=_check_spgemm),
     structure=Structure,
     backward=_spgemm_backward,
     setup_context=_spgemm_context,

@@ -362,6 +362,7 @@ _mean_gradient_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor grad, Tensor? weight) -> Tensor",
     _mean_gradient_impl,
     _mean_gradient_fake,
+    check=_check.reads("spmm_mean_gradient", ("grad", "cols"), ("weight", "edges")),
     structure=Structure,
 )
 
@@ -392,12 +393,21 @@ degrees_op = _operators.register(
     lambda arrays: arrays.new_index((arrays.num_rows,)),
     structure=Structure,
 )
+
+
+def _check_message(_arrays, lhs, rhs, message, *_):
+    if lhs is None or rhs is None:
+        _check.operands_of("spmm", message, lhs, rhs)
+
+
+_READS = (("lhs", "cols"), ("rhs", "edges"))
 _INPUTS = f"{_arrays.SCHEMA}, Tensor? lhs, Tensor? rhs, str message, str reduce, float empty_value"
 spmm_op = _operators.register(
     "spmm",
     f"({_INPUTS}) -> Tensor",
     _spmm_impl,
     _spmm_fake,
+    check=_check.reads("spmm", *_READS, also=_check_message),
     structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
@@ -407,6 +417,7 @@ max_min_op = _operators.register(
     f"({_INPUTS}, bool hub) -> (Tensor, Tensor, Tensor)",
     _max_min_impl,
     _max_min_fake,
+    check=_check.reads("spmm_max_min", *_READS, also=_check_message),
     structure=Structure,
     backward=_max_min_backward,
     setup_context=_setup_context,

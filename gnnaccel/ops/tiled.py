@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators, _precision, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays
+from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import aligned_heads, result_features, unpadded
 from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, description
@@ -43,6 +43,18 @@ class Tiled:
     def is_plain(self) -> bool:
         """True if it is of nothing but plain tensors."""
         return self.graph.is_plain and all(t is None or type(t) is Tensor for t in (*self.own[0], *self.other[0]))
+
+    @property
+    def num_rows(self) -> int:
+        return self.graph.num_rows
+
+    @property
+    def num_cols(self) -> int:
+        return self.graph.num_cols
+
+    @property
+    def nnz(self) -> int:
+        return self.graph.nnz
 
     def transposed(self) -> Tiled:
         """The same edges reversed."""
@@ -238,11 +250,23 @@ def _sddmm_backward(ctx, grad):
     return grad_lhs, grad_rhs, None, None
 
 
+def _check_weight(_graph, _x, weight, *_):
+    if weight is not None and weight.shape[1:].numel() != 1:
+        raise ValueError(f"spmm_tiled: weight: expected one number per edge, got shape {tuple(weight.shape)}")
+
+
+def _check_ends(tiled, lhs, rhs, flipped, _):
+    targets = ("rows", "cols") if flipped else ("cols", "rows")
+    _check.reads("sddmm_tiled", ("lhs", targets[0]), ("rhs", targets[1]))(tiled, lhs, rhs)
+    _check.features_of("sddmm_tiled", "rhs", rhs, lhs.shape[1:])
+
+
 _spmm_op = _operators.register(
     "spmm_tiled",
     f"({_arrays.SCHEMA}, Tensor x, Tensor? weight, bool mean, bool fast) -> Tensor",
     _spmm_impl,
     _spmm_fake,
+    check=_check.reads("spmm_tiled", ("x", "cols"), ("weight", "edges"), also=_check_weight),
     structure=Tiled,
     backward=_spmm_backward,
     setup_context=_spmm_setup,
@@ -252,6 +276,7 @@ _sddmm_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor lhs, Tensor rhs, bool flipped, bool fast) -> Tensor",
     _sddmm_impl,
     _sddmm_fake,
+    check=_check_ends,
     structure=Tiled,
     backward=_sddmm_backward,
     setup_context=_sddmm_setup,
