@@ -13,7 +13,8 @@ from gnnaccel.ops import mapped_sums
 from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE
 from gnnaccel.ops.mapped_sums import mapped_sum
 
-FORMS = {"gated": GATED, "gated with skip": GATED_SKIP, "film": FILM, "differences": LE}
+DIFFERENCES = {"differences": LE, "mean of differences": LE._replace(reduce="mean")}
+FORMS = {"gated": GATED, "gated with skip": GATED_SKIP, "film": FILM, **DIFFERENCES}
 N, F = 40, 6
 
 
@@ -37,7 +38,7 @@ def defined(graph, x, maps, width, form):
     u, v = ({name: value[index] for name, value in part.items()} for index in (graph.indices.long(), rows))
     if form is FILM:
         each = (v["gamma"] * u["x"] + v["beta"]).relu()
-    elif form is LE:
+    elif form in DIFFERENCES.values():
         each = u["a"] - v["b"]
     else:
         each = torch.sigmoid(u["q"] + v["k"]) * u["x"]
@@ -51,7 +52,8 @@ def defined(graph, x, maps, width, form):
 def test_values_and_gradients(form, monkeypatch):
     monkeypatch.setattr(mapped_sums, "_ROWS", 7)  # several blocks
     graph = graph_of(N, N, 300)
-    for width, dtype, bound in ((8, torch.float64, 1e-9), (5, torch.float32, 1e-4), (8, torch.bfloat16, 0.1)):
+    cases = ((8, torch.float64, 1e-9), (F, torch.float64, 1e-9), (5, torch.float32, 1e-4), (8, torch.bfloat16, 0.1))
+    for width, dtype, bound in cases:
         *given, ends = layer_of(form, width, torch.float64)
         if dtype == torch.bfloat16:  # the same rounded values
             for end in ends:

@@ -1,7 +1,8 @@
 """Layers whose messages are elementwise functions of linear maps, as one node of autograd on the CPU.
 
 Maps that messages read are made one by one, and the gradients to them go into those to features and weights one by one.
-What a node has of its own is made in blocks of rows, forward and backward again, so that it is never there as a whole.
+What a node has of its own is made in blocks of rows, forward and backward again, so that it is never there as a whole;
+nor is a gradient that is the result's times the degrees.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.joined_sums import DTYPES, WRITTEN, Parts, are_maps, composed, degrees, fits, versions, wide
 from gnnaccel.ops.messages import is_fused
-from gnnaccel.ops.messages.derivatives import Ahead, ahead, gradients
+from gnnaccel.ops.messages.derivatives import Ahead, ahead, constant_factors, gradients
 from gnnaccel.ops.messages.program import Program, program_of
 from gnnaccel.ops.messages.reduce import gradients_of, walk
 
@@ -93,8 +94,10 @@ def _of_part(parameters: Sequence[Tensor | None], place: tuple[int, slice]) -> t
     return weight[rows], None if bias is None else bias[rows]
 
 
-def _blocks(num_rows: int) -> Iterator[slice]:
-    return (slice(start, start + _ROWS) for start in range(0, num_rows, _ROWS))
+def _blocks(num_rows: int, times: int = 1) -> Iterator[slice]:
+    """`times` : larger blocks, for what needs little room: threads meet less often."""
+    size = times * _ROWS
+    return (slice(start, start + size) for start in range(0, num_rows, size))
 
 
 class _Sums:
@@ -110,8 +113,8 @@ class _Sums:
             for p, asked in zip(parameters, of_parameters, strict=True)
         ]
 
-    def add(self, place: tuple[int, slice], grad: Tensor, rows: slice | None = None) -> None:
-        """With the gradient to a part, or to some rows of it."""
+    def add(self, place: tuple[int, slice], grad: Tensor, rows: slice | None = None, own: bool = False) -> None:
+        """With the gradient to a part, or to some rows of it. own : nobody else reads it."""
         number, columns = place
         x = self.x if rows is None else self.x[rows]
         of_weight, of_bias = self.of_parameters[number : number + 2]
@@ -122,6 +125,11 @@ class _Sums:
         if not self.of_x_wanted:
             return
         weight = self.values[number][columns]
+        if self.of_x is None and rows is None and own and self.room is None and grad.shape == self.x.shape:
+            for block in _blocks(len(grad), 2):
+                grad[block] = grad[block].mm(weight)
+            self.of_x = grad
+            return
         if self.of_x is None and rows is None:
             self.of_x = grad.mm(weight) if self.room is None else torch.mm(grad, weight, out=self.room)
             return
@@ -149,10 +157,12 @@ class _Mapped(_operators.Function):
                 own = {name: F.linear(x[rows], *_of_part(parameters, places[name])) for name in maps.own}
                 out[rows] += form.own_of(own)
         if keep:
-            left = _left(wanted, early)
+            numbers = {i: n for i, n in constant_factors(maps.program).items() if wanted[i]}
+            left = _left(wanted, early, numbers)
             halves = [half for half in gradients(maps.program, left, (True,)) if half is not None]
             read = {i for half in halves for i in half.operands}
             ctx.arrays, ctx.again, ctx.maps, ctx.early, ctx.wanted = arrays, again, maps, early, left
+            ctx.numbers = numbers if early is None else {}
             # Parameters that no first derivative reads may be written into.
             ctx.parameters, ctx.versions, ctx.hooked = parameters, versions(parameters), are_hooked()
             recomputed = [] if _is_part(form) else [places[name][0] for name in maps.own]
@@ -194,20 +204,25 @@ class _Mapped(_operators.Function):
                 sums.room = next((t for t in operands if t.shape == x.shape and t.is_contiguous()), None)
             for i in reversed(range(len(of_leaves))):
                 if asked[i]:
-                    sums.add(places[maps.leaves[i]], of_leaves[i])
+                    sums.add(places[maps.leaves[i]], of_leaves[i], own=True)
                 of_leaves[i] = None
         for (leaf, *_), factor in zip(() if early is None else early.targets, kept, strict=True):
             own = factor.dtype == x.dtype and is_last
             part = torch.mul(scaled, factor, out=factor) if own else (scaled * factor).to(x.dtype)
             sums.add(places[maps.leaves[leaf]], part)
+        for leaf, number in ctx.numbers.items():
+            counts = degrees(ctx.arrays, grad, least=0)
+            for rows in _blocks(len(grad), 2):
+                part = (scaled[rows] * (number * counts[rows])).to(x.dtype)
+                sums.add(places[maps.leaves[leaf]], part, rows)
         if form.own_of is not None:
             _add_own(sums, maps, places, grad)
         return *(None,) * 4, *sums.found()
 
 
-def _left(wanted: tuple[bool, ...], early: Ahead | None) -> tuple[bool, ...]:
+def _left(wanted: tuple[bool, ...], early: Ahead | None, numbers: dict[int, float]) -> tuple[bool, ...]:
     """The leaves whose gradients the backward pass walks for."""
-    done = () if early is None else [leaf for leaf, *_ in early.targets]
+    done = [*numbers] if early is None else [leaf for leaf, *_ in early.targets]
     return tuple(asked and i not in done for i, asked in enumerate(wanted))
 
 

@@ -195,6 +195,23 @@ def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
     return Ahead(made, targets)
 
 
+@functools.lru_cache(maxsize=1024)
+def constant_factors(program: Program) -> dict[int, float]:
+    """The leaves of destinations to which each edge gives the gradient of its row's output times one number, and that
+    number: their gradients are the rows' times the degrees. Of a program of one output."""
+    b, ((value, seed, gradient),) = seeded(program, (True,))
+    if program.outputs[0].reduce not in ("sum", "mean"):
+        return {}
+    numbers = {}
+    for leaf, each in adjoints(b, [(value, seed)]).items():
+        factor, sign = factor_over(b, each, gradient) if program.leaves[leaf].kind == "v" else None, 1.0
+        while factor is not None and factor.op == "neg":
+            factor, sign = factor.args[0], -sign
+        if factor is not None and factor.op == "fill" and factor.features == program.leaves[leaf].features:
+            numbers[leaf] = sign * factor.numbers[0]
+    return numbers
+
+
 def differs_by_edge(program: Program) -> Callable[[Value], bool]:
     """Whether a value differs from edge to edge of a row."""
 
