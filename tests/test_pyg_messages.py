@@ -47,6 +47,7 @@ MESSAGES = {
     "no bound": lambda self, x_i, x_j: (x_i + x_j).clamp(min=float("-inf"), max=1.0) * x_j,
     "map of a difference": lambda self, x_i, x_j: self.lin(x_j - x_i).relu(),
     "map of both ends": lambda self, x_i, x_j: self.joined(torch.cat([x_i, x_j - x_i], -1)).relu(),
+    "map of one end twice": lambda self, x_i, x_j: self.joined(torch.cat([x_j, x_i + x_j], -1)).relu(),
     "map of a map": lambda self, x_i, x_j: self.lin(self.joined(torch.cat([x_i, x_j], -1)).relu()),
     "root of what is not negative": lambda self, x_i, x_j: torch.sqrt(torch.relu(x_i - x_j)),
     "kinks": lambda self, x_i, x_j: F.logsigmoid((x_i + x_j).relu()) + F.hardtanh(x_i + x_j),
@@ -84,6 +85,30 @@ def test_a_map_of_a_difference_keeps_its_digits():
     ours = pyg_backend.accelerate(copy.deepcopy(plain))
     want = plain.double()(x.double(), INDEX)
     torch.testing.assert_close(ours(x, INDEX).double(), want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["map of both ends", "map of one end twice"])
+def test_a_map_of_an_end_that_occurs_twice(name, monkeypatch):
+    """Is one map of it; the errors to float64, of gradients too, are no larger than PyG's own."""
+    monkeypatch.setattr(blocks, "STORED_BYTES", {})
+    torch.manual_seed(0)
+    layer, data = Layer(MESSAGES[name], "sum"), torch.randn(N, D) + 3
+    seed = torch.randn(N, D)
+
+    def run(layer, x):
+        x = x.clone().requires_grad_()
+        out = layer(x, INDEX)
+        grads = torch.autograd.grad(out, [x, layer.joined.weight, layer.joined.bias], seed.to(x.dtype))
+        return [out.detach(), *grads]
+
+    exact = run(copy.deepcopy(layer).double(), data.double())
+    for plain, ours, want in zip(
+        run(layer, data), run(pyg_backend.accelerate(copy.deepcopy(layer)), data), exact, strict=True
+    ):
+        bound = 3 * (plain - want).abs().max() + 1e-6 * want.abs().max()
+        assert (ours - want).abs().max() <= bound
+    wide = run(pyg_backend.accelerate(copy.deepcopy(layer)).double(), data.double())
+    torch.testing.assert_close(wide, exact)
 
 
 def test_a_bound_that_changes():

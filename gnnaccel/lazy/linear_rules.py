@@ -129,6 +129,8 @@ def _mapped(graph: Graph, expression, matrix: Tensor, beside: tuple = ()):
     if not isinstance(expression, Apply) or expression.kwargs:
         return None
     function, args = expression.function, expression.args
+    if function is joined and (whole := _merged(graph, expression, matrix)) is not None:
+        return whole
     if function is joined:
         widths = [a.features[-1] if isinstance(a, (Leaf, Apply)) else a.shape[-1] for a in args]
         parts = [_mapped(graph, a, m, args) for a, m in zip(args, matrix.split(widths), strict=True)]
@@ -146,6 +148,46 @@ def _mapped(graph: Graph, expression, matrix: Tensor, beside: tuple = ()):
     for part in parts[1:]:
         out = Apply(function, (out, part), {}, features, matrix.dtype)
     return out
+
+
+def _terms(expression, matrix: Tensor, beside: tuple = ()) -> list[tuple[Leaf, Tensor]] | None:
+    """Leaves and the matrices whose products with them add up to what `_mapped` gives; None where there are others."""
+    if isinstance(expression, Leaf):
+        return [(expression, matrix)]
+    if not isinstance(expression, Apply) or expression.kwargs:
+        return None
+    function, args = expression.function, expression.args
+    if function is joined:
+        if not all(isinstance(a, (Leaf, Apply)) for a in args):
+            return None
+        matrices = matrix.split([a.features[-1] for a in args])
+        found = [_terms(a, m, args) for a, m in zip(args, matrices, strict=True)]
+    elif function is torch.add:
+        found = [_terms(a, matrix, beside) for a in args]
+    elif function is torch.sub and len(args) == 2 and _shares(args, beside):
+        found = [_terms(args[0], matrix, beside), _terms(args[1], -matrix, beside)]
+    else:
+        return None
+    return None if any(terms is None for terms in found) else [term for terms in found for term in terms or ()]
+
+
+def _merged(graph: Graph, expression: Apply, matrix: Tensor) -> Apply | None:
+    """`_mapped` where an end occurs more than once, as in [x_i, x_j - x_i]: by one product of it, with the sum of its
+    matrices; None elsewhere."""
+    terms = _terms(expression, matrix)
+    if terms is None:
+        return None
+    ends: dict[tuple[int, str], tuple[Leaf, Tensor]] = {}
+    for leaf, part in terms:
+        before = ends.get((id(leaf.value), leaf.side))
+        ends[id(leaf.value), leaf.side] = (leaf, part if before is None else before[1] + part)
+    if not 1 < len(ends) < len(terms):
+        return None
+    features = (*expression.features[:-1], matrix.shape[1])
+    first, *others = (_mapped(graph, leaf, part) for leaf, part in ends.values())
+    for other in others:
+        first = Apply(torch.add, (first, other), {}, features, matrix.dtype)
+    return first
 
 
 def _stack(func, tensors, dim=0):
