@@ -11,8 +11,10 @@ import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order, messages
+from gnnaccel.ops import _edge_order, messages, products
 from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
+from gnnaccel.ops.normed_layers import normed_layers
+from gnnaccel.ops.segment_softmax import Segments, segment_softmax
 from gnnaccel.schedule import work
 from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
 from gnnaccel.tiles.translate import Tiles
@@ -146,6 +148,34 @@ def run_joined(graph: Graph, width: int) -> None:
     total.backward()
 
 
+def run_products() -> None:
+    """On tensor cores, of rows and widths that fill no tile; and with a batch norm and a ReLU between two of them."""
+    products._MIN_ROWS = 2
+    for rows, inner, width, outer in ((300, 64, 132, 12), (129, 8, 20, 64)):
+        sizes = ((rows, inner), (width, inner), (width,), (width,), (width,), (outer, width), (outer,))
+        given = [torch.randn(size, device="cuda", requires_grad=True) for size in sizes]
+        x, weight, bias, gamma, beta, last, last_bias = given
+        running = (torch.zeros(width, device="cuda"), torch.ones(width, device="cuda"))
+        out = normed_layers(x, (weight, bias), (gamma, beta), running, (last, last_bias), 1e-5, 0.1)
+        assert out is not None
+        out.square().sum().backward()
+        with torch.no_grad():
+            hidden = products.linear(x, weight, bias)
+            products.back(hidden, weight)
+            assert products.of_weight(x, hidden, True) is not None
+
+
+def run_segment_softmax() -> None:
+    sizes = [0, 3, 1, 700, 0, 4096, 9]
+    offsets = torch.tensor([0, *sizes], device="cuda").cumsum(0)
+    for width, dtype in ((1, torch.float64), (33, torch.float32), (64, torch.bfloat16)):
+        x = torch.randn(sum(sizes), width, device="cuda", dtype=dtype, requires_grad=True)
+        t = torch.rand(width, device="cuda", dtype=dtype, requires_grad=True)
+        out = segment_softmax(x, Segments(offsets, sum(sizes)), t)
+        assert out is not None
+        out.square().sum().backward()
+
+
 def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
@@ -195,6 +225,8 @@ def main() -> None:
         made = Graph.from_coo(*(t.to(index) for t in pairs), num_rows=50, num_cols=40).transposed
         assert made.nnz == 700
     run_sampling()
+    run_products()
+    run_segment_softmax()
     torch.cuda.synchronize()
     print("all kernels ran")
 
