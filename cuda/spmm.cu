@@ -94,8 +94,8 @@ Choice choose(const SpmmCall& call) {
   // A plan with narrow slices counts on lines that no other slice asks for. H100, 100 features: amazon0505-like 0.99
   // ms, 0.85 so; proteins-like 5.1 and 4.2.
   const int64_t stride = call.lhs.len * size_of(call.dtype);
-  if (meant && lanes < kMaxLanes && kernel != Kernel::groups && stride > 16 * lanes && stride % kHalfLine != 0 &&
-      stride % 16 == 0) {
+  const bool slices = kernel == Kernel::rows || kernel == Kernel::balanced;
+  if (slices && meant && lanes < kMaxLanes && stride > 16 * lanes && stride % kHalfLine != 0 && stride % 16 == 0) {
     kernel = Kernel::rows;
     lanes = kMaxLanes;
   }

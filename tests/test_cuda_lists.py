@@ -13,7 +13,7 @@ import gnnaccel
 from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _edge_order, reference
-from gnnaccel.ops._arrays import Matrix, Structure
+from gnnaccel.ops._arrays import Matrix, Structure, arrays_of
 from gnnaccel.schedule import worklist
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
 
@@ -182,6 +182,16 @@ def test_sums_by_plan(kernel, lanes, dtype):
         assert_close(ops.spmm(graph, x, w), want, dtype, f"{kernel} {lanes} {width}", scale)
         top = reference.spmm(graph, *args, "mul", "max")
         assert_close(ops.spmm(graph, x, w, reduce="max"), top, dtype, f"max {kernel} {lanes} {width}", top.abs())
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_maxima_do_not_read_groups(lanes):
+    """Of rows that are no whole number of half lines, for which sums leave narrow slices."""
+    graph = fixed(mixed(INDEX[0]), Plan(32, Arrangement.LENGTH, Kernel.GROUPS, lanes, 256))
+    x = rand(graph.num_cols, 100)
+    arrays = arrays_of(graph, False, x, sums=True)
+    out = SPMM.max_min_op(arrays, x, None, "copy_lhs", "max", 0.0, False)[0]
+    assert_close(out, reference.spmm(graph, x.double(), None, "copy_lhs", "max"), x.dtype, f"{lanes} lanes")
 
 
 @pytest.fixture
