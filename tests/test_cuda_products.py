@@ -201,3 +201,9 @@ def test_gen_conv(monkeypatch):
     ours.train()(x, edge_index, edge)
     assert calls == [1, 1, "seen"]
     hooked.remove()
+    for taken in (("running_mean", "running_var"), ("num_batches_tracked",)):  # torch's norm does without
+        layers = [copy.deepcopy(layer).train() for layer in (plain, ours)]
+        for layer in layers:
+            for name in taken:
+                setattr(layer.mlp[1], name, None)
+        close(layers[1](x, edge_index, edge), layers[0](x, edge_index, edge), 1e-5)

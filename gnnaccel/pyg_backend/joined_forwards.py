@@ -202,6 +202,8 @@ def _mapped(mlp: Any, x: Tensor) -> Tensor:
         usual = usual and not any(map(short.hooked, (norm, relu, dropout))) and type(norm.momentum) is float
         if maps is not None and last_maps is not None and usual and norm.training and norm.affine:
             running = (norm.running_mean, norm.running_var) if norm.track_running_stats else None
+            if running is not None and (None in running or norm.num_batches_tracked is None):
+                return mlp(x)  # somebody has taken them away
             weights = (norm.weight, norm.bias)
             out = normed_layers(x, maps, weights, running, last_maps, norm.eps, norm.momentum)
             if out is not None:
