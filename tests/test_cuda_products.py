@@ -165,6 +165,16 @@ def test_second_derivatives_and_writes():
         torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
+def test_hooks_may_give_back_other_strides():
+    parameters = layers_of(8, 16, 4, True, torch.float32)
+    x = rand(40, 8).requires_grad_()
+    given = (parameters[:2], parameters[2:4], None, parameters[4:], 1e-5, 0.1)
+    want = torch.autograd.grad(normed_layers(x, *given).square().sum(), x)[0]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().contiguous().t(), lambda t: t):
+        out = normed_layers(x, *given)
+    close(torch.autograd.grad(out.square().sum(), x)[0], want)
+
+
 def test_widths_that_do_not_fit():
     weight, _, gamma, beta, last, _ = layers_of(8, 16, 4, False, torch.float32)
     x = rand(40, 8)

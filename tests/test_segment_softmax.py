@@ -72,6 +72,16 @@ def test_values_and_gradients(device, name, width, dtype, t):
         assert out.dtype == x.dtype and all(g.dtype == dtype for g in grads)
 
 
+@pytest.mark.parametrize("t", ["one", "each"])
+def test_constant_weights_give_no_gradient_to_t(device, t):
+    x, segments, t = given(device, "molecules", 5, torch.float32, t)
+    out = segment_softmax(x, segments, t, True)
+    found = torch.autograd.grad(out.square().sum(), (x, t), allow_unused=True)
+    want = expected(x, SIZES["molecules"], t.detach(), True)
+    compare(found[:1], torch.autograd.grad(want.square().sum(), x), 1e-5)
+    assert found[1] is None
+
+
 def test_indices_of_32_bits(device):
     x, segments, t = given(device, "molecules", 8, torch.float32, "one", torch.int32)
     compare([segment_softmax(x, segments, t)], [expected(x.double(), SIZES["molecules"], t.double(), False)], 1e-5)
@@ -95,6 +105,17 @@ def test_what_torch_s_softmax_makes_of_infinities(device):
     x[:3, 0], x[3, 1], x[5, 2], x[6, 3], x[8, 4] = -torch.inf, torch.inf, torch.nan, -torch.inf, 1e30
     out = segment_softmax(x, segments, 1.0)
     torch.testing.assert_close(out, expected(x, SIZES["molecules"], 1.0, False), equal_nan=True)
+
+
+def test_hooks_may_give_back_other_strides(device):
+    def across(t):
+        return t.transpose(0, -1).contiguous().transpose(0, -1)
+
+    x, segments, t = given(device, "molecules", 5, torch.float32, "each")
+    want = torch.autograd.grad(segment_softmax(x, segments, t).square().sum(), (x, t))
+    with torch.autograd.graph.saved_tensors_hooks(across, lambda t: t):
+        out = segment_softmax(x, segments, t)
+    compare(torch.autograd.grad(out.square().sum(), (x, t)), want, 1e-6)
 
 
 def test_results_may_be_written_into(device):

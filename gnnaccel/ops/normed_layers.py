@@ -76,6 +76,12 @@ def _composed(eps: float, x, weight, bias, gamma, beta, last_weight, last_bias) 
     return F.linear(hidden.relu(), last_weight, last_bias)
 
 
+def _aligned(x: Tensor) -> Tensor:
+    """x as kernels read it: contiguous, at an address of 16 bytes."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
 class _Normed(_operators.Function):
     @staticmethod
     def forward(ctx, again, keep, running, eps, momentum, x, *parameters):
@@ -103,9 +109,9 @@ class _Normed(_operators.Function):
                 raise RuntimeError(WRITTEN)
             found = _arrays.gradients(ctx.again, (x, *parameters), (of_x, *of_parameters), grad)
             return *(None,) * 5, *found
-        grad = grad.contiguous()
-        if grad.data_ptr() % 16:
-            grad = grad.clone()
+        # What hooks on saved tensors give back may lie otherwise.
+        read = (x, weight, last_weight, hidden, norm, grad)
+        x, weight, last_weight, hidden, norm, grad = (None if t is None else _aligned(t) for t in read)
         of_weight, of_bias, _, _, of_last, of_last_bias = of_parameters
         width, outer = norm.shape[1], grad.shape[1]
         grads = (

@@ -66,7 +66,9 @@ def segment_softmax(x: Tensor, segments: Segments, t: Tensor | float, constant: 
         return _record(x, None, float(t), segments, constant)
     if given.dim() != 1 or given.shape[0] not in (1, x.shape[1]) or given.dtype is not x.dtype:
         return None
-    return _record(x, given, 1.0, segments, constant) if given.device == x.device else None
+    if given.device != x.device:
+        return None
+    return _record(x, given.detach() if constant else given, 1.0, segments, constant)  # what makes a constant is one
 
 
 class _SegmentSoftmax(_operators.Function):
@@ -93,7 +95,9 @@ class _SegmentSoftmax(_operators.Function):
                 return _composed(x, ctx.scale if t is None else t, segments, constant)
 
             return *gradients(composed, (x, t), (of_x, of_t), grad), None, None, None
-        grad, width = grad.contiguous(), x.shape[1]
+        # What hooks on saved tensors give back may lie otherwise.
+        x, grad, stats, width = x.contiguous(), grad.contiguous(), stats.contiguous(), x.shape[1]
+        factor = None if factor is None else factor.contiguous()
         grad_x = torch.empty_like(x)
         grad_t = stats.new_empty(len(segments), width) if of_t else None
         given = (segments.csr, x.data_ptr(), *_factor(factor, ctx.scale), stats.data_ptr(), grad.data_ptr())
