@@ -250,3 +250,19 @@ def test_what_takes_less_by_itself(kinds, made, monkeypatch):
     kept, _ = keeper()
     results = [relation_layers(targets, kept) for _ in range(2)]
     assert [out is not None for out in results] == [False] * (2 - made) + [True] * made
+
+
+@pytest.mark.parametrize("name", ["sum", "both"])
+def test_types_without_nodes(name, monkeypatch):
+    """Those of a product of their own, and beside others; and own features without numbers."""
+    monkeypatch.setattr(sys.modules[__name__], "SIZES", (5, 7, 0, 0))
+    relations = ((0, 1, 9), (1, 1, 8), (2, 1, 0), (0, 3, 0), (3, 3, 0), (1, 2, 0))
+    targets, leaves = case(name, relations, owns=(1, 2))
+    want, got = wanted(targets), relation_layers(targets, keeper()[0])
+    torch.testing.assert_close(got, want)
+    expected, found = (torch.autograd.grad([out.square().sum() for out in outs], leaves) for outs in (want, got))
+    torch.testing.assert_close(found, expected)
+    none = values(7, 0, seed=5)
+    own = Own(none, [values(2, 0, seed=6)])
+    (out,) = relation_layers([targets[0]._replace(own=own)], keeper()[0])
+    torch.testing.assert_close(out, wanted([targets[0]._replace(own=Own(leaves[1], []))])[0])

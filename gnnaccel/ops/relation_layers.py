@@ -140,7 +140,7 @@ def _alike(targets: Sequence[Target]) -> bool:
     first = targets[0].terms[0].x
     dtype, device = first.dtype, first.device
     for terms, _, _, own in targets:
-        if (own is not None and not own.weights) or not terms[0].outputs:
+        if (own is not None and not (own.weights and own.x.shape[1])) or not terms[0].outputs:
             return False
         for _, x, _, _, _, edge_weight in terms:
             if not x.shape[1] or x.dtype != dtype or x.device != device:
@@ -263,7 +263,7 @@ def _gradients(plan: Plan, calls: Sequence, saved: Sequence[Tensor], grads: Sequ
     for (at, first, last, group), whole in zip(plan.products, maps, strict=True):
         grad = below([grads[number] for number in group.targets], group.sizes, like, whole.shape[1])
         if calls[at] is not None:
-            rows[at].append(of_sums(group, grad, whole).view(last - first, -1))
+            rows[at].append(of_sums(group, grad, whole).view(last - first, whole.shape[2] // group.wide))
         if all_needed or any(needs[each.place] for each in group.maps):
             parts = of_maps(group, grad, sums[at][first:last].view(-1, whole.shape[2]))
             for place, transposed, slot in group.maps:
@@ -291,7 +291,7 @@ def _add_biases(plan: Plan, group: Group, made: Tensor, given: Sequence[Any]) ->
     parameters = [given[place] for number in group.targets for place in plan.biases[number]]
     total = added(plan.adding, torch.cat(parameters).view(len(parameters), -1))  # type: ignore[arg-type]
     if group.rows_alike:
-        made.view(len(group.sizes), -1, made.shape[1]).add_(total.unsqueeze(1))
+        made.view(len(group.sizes), group.sizes[0], made.shape[1]).add_(total.unsqueeze(1))
         return
     for part, bias in zip(made.split(group.sizes), total.unbind(), strict=True):
         part.add_(bias)

@@ -104,14 +104,14 @@ _FEW_ROWS = 1024
 def products(group: Group, sums: Tensor, maps: Tensor) -> Tensor:
     """[rows of all types, D] of their sums [rows of all types, wide * F]."""
     if group.rows_alike:
-        return torch.bmm(_by_type(group, sums), maps.transpose(1, 2)).view(sums.shape[0], -1)
+        return torch.bmm(_by_type(group, sums), maps.transpose(1, 2)).view(sums.shape[0], maps.shape[1])
     return _matmul(sums, group.ptr, maps.transpose(1, 2))
 
 
 def of_sums(group: Group, grad: Tensor, maps: Tensor) -> Tensor:
     """The gradient of the sums of `products`, of that of its result."""
     if group.rows_alike:
-        return torch.bmm(_by_type(group, grad), maps).view(grad.shape[0], -1)
+        return torch.bmm(_by_type(group, grad), maps).view(grad.shape[0], maps.shape[2])
     return _matmul(grad, group.ptr, maps)
 
 
@@ -127,13 +127,13 @@ def of_maps(group: Group, grad: Tensor, sums: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_type(group: Group, rows: Tensor) -> Tensor:
-    return rows.view(len(group.sizes), -1, rows.shape[1])
+    return rows.view(len(group.sizes), group.sizes[0], rows.shape[1])
 
 
 def columns(sizes: list[int], grad: Tensor) -> Sequence[Tensor]:
     """The sum over the rows of each type, [D], of which there are `sizes`."""
     if len(set(sizes)) == 1:
-        return grad.view(len(sizes), -1, grad.shape[1]).sum(1).unbind()
+        return grad.view(len(sizes), sizes[0], grad.shape[1]).sum(1).unbind()
     return [part.sum(0) for part in grad.split(sizes)]
 
 
