@@ -189,6 +189,22 @@ def usual(*tensors: Tensor) -> bool:
     return True
 
 
+def waited_for(tensors: Iterable[Any]) -> bool:
+    """True if one of them has hooks. Torch calls these with None where a node with several results has no gradient, as
+    nothing was made of a result, and not at all where each result has its own node."""
+    return any(isinstance(x, Tensor) and bool(x._backward_hooks) for x in tensors)
+
+
+def nodes_of(results: dict[Any, Any], tensors: Callable[[Any], Iterable[Any]]) -> list[dict[Any, Any]]:
+    """Which results are to be of one node of autograd: all of them; or each of its own, where one of the `tensors` that
+    they are made of is `waited_for`."""
+    if len(results) < 2:
+        return [results] if results else []
+    if any(waited_for(tensors(each)) for each in results.values()):
+        return [{name: each} for name, each in results.items()]
+    return [results]
+
+
 def dense(tensor: Tensor) -> bool:
     """`usual` of one tensor, where it is known that nobody listens."""
     if type(tensor) not in _TENSORS:

@@ -431,3 +431,25 @@ def test_checkpointing_what_a_second_call_does_another_way(name):
     for _ in range(2):
         outs = torch.utils.checkpoint.checkpoint(call, *nodes, use_reentrant=False)
         torch.testing.assert_close(torch.autograd.grad([out.square().sum() for out in outs], nodes), want)
+
+
+@pytest.mark.parametrize("name", ["GraphConv", "GATConv"])
+def test_hooks_are_not_called_without_a_gradient(name):
+    g, found = build("ring"), []
+    nodes = features(g)[0]
+    make = {"GraphConv": lambda n: dgl.nn.GraphConv(4, 4), "GATConv": lambda n: dgl.nn.GATConv(4, 4, 1)}[name]
+    conv = dgl.nn.HeteroGraphConv({e: make(n) for n, e in enumerate(g.etypes)}).double()
+    for parameter in conv.parameters():
+        parameter.register_hook(lambda grad: grad * 2)
+    for enable in (dgl_backend.disable, dgl_backend.enable):
+        enable()
+        found.append([])
+        for _ in range(4):
+            for target in {e[2] for e in g.canonical_etypes}:
+                conv.zero_grad()
+                conv(g, dict(zip(g.ntypes, nodes, strict=True)))[target].square().sum().backward()
+                found[-1] += [parameter.grad for parameter in conv.parameters()]
+    assert [grad is None for grad in found[0]] == [grad is None for grad in found[1]]
+    for want, got in zip(*found, strict=True):
+        if want is not None:
+            torch.testing.assert_close(got, want)

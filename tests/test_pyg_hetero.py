@@ -507,3 +507,26 @@ def test_loops_between_two_kinds_of_nodes_are_refused(make):
         return wrap(nn.HeteroConv({r: make(channels, 8) for r in RELATIONS}))
 
     same(program, raises=True, accelerated=None)
+
+
+def test_hooks_are_not_called_without_a_gradient(lasting):
+    def program(wrap):
+        found = []
+        for make in (PLAIN["Graph"], lambda n: nn.GATConv((-1, -1), 8, add_self_loops=False), PLAIN["Transformer"]):
+            graph = data(8)
+            model = wrap(nn.HeteroConv({r: make(n) for n, r in enumerate(RELATIONS)}))
+            for _ in range(3):
+                model(graph.x_dict, graph.edge_index_dict)
+            for parameter in model.parameters():
+                if not torch.nn.parameter.is_lazy(parameter):
+                    parameter.register_hook(lambda grad: grad * 2)
+            for name in graph.x_dict:
+                model.zero_grad()
+                out = model(graph.x_dict, graph.edge_index_dict)
+                out[name].square().sum().backward()
+                used = {n: p.grad for n, p in model.named_parameters() if not torch.nn.parameter.is_lazy(p)}
+                found.append((out, used))
+        return found
+
+    same(program, accelerated=None)
+    assert report.snapshot()["pyg.HeteroConv"].accelerated

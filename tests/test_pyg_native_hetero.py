@@ -260,3 +260,21 @@ def test_hgt_and_han_in_checkpoints(cls, reentrant):
         return found
 
     same(program)
+
+
+@pytest.mark.parametrize("cls", [nn.HGTConv, nn.HANConv])
+@pytest.mark.parametrize("on", ["parameters", "features"])
+def test_hooks_are_not_called_without_a_gradient(cls, on):
+    def program(wrap):
+        graph, found = data(8), []
+        model = wrap(cls(8, 8, graph.metadata(), heads=2))
+        x = {name: each * 2 for name, each in graph.x_dict.items()}
+        for each in model.parameters() if on == "parameters" else x.values():
+            each.register_hook(lambda grad: grad * 2)
+        for name in COUNTS:
+            model.zero_grad()
+            model(x, graph.edge_index_dict)[name].square().sum().backward(retain_graph=True)
+            found.append(grads(model, graph.x_dict))
+        return found
+
+    same(program)

@@ -17,6 +17,7 @@ from dgl.nn.pytorch import GraphConv, SAGEConv, hetero
 from torch import Tensor
 
 from gnnaccel import report
+from gnnaccel._operators import nodes_of
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.hetero_layers import found_of
 from gnnaccel.dgl_backend.short import autocasting, is_plain
@@ -97,11 +98,12 @@ def _results(g, found: Found) -> tuple[dict[str, list], dict[str, int]]:
     for name, result in _one_after_another(g, found):
         results[name].append(result)
     walked = {name: parts for name, parts in found.sums.items() if parts}
-    groups = [(walked, _together(g, list(walked.values())))]
-    for (slope, *shape, _), by_type in found.attending.items():
-        layers = [[part.does for part in parts] for parts in by_type.values()]
-        kept = _keeper(g, [part for parts in by_type.values() for part in parts])
-        groups.append((by_type, [out.view(-1, *shape) for out in gat_layers(layers, How(slope, True), kept)]))
+    groups = [(by_type, _together(g, list(by_type.values()))) for by_type in nodes_of(walked, _tensors)]
+    for (slope, *shape, _), of_form in found.attending.items():
+        for by_type in nodes_of(of_form, _tensors):
+            layers = [[part.does for part in parts] for parts in by_type.values()]
+            kept = _keeper(g, [part for parts in by_type.values() for part in parts])
+            groups.append((by_type, [out.view(-1, *shape) for out in gat_layers(layers, How(slope, True), kept)]))
     for by_type, outs in groups:
         for (name, parts), out in zip(by_type.items(), outs, strict=True):
             results[name].append(out)
@@ -109,12 +111,21 @@ def _results(g, found: Found) -> tuple[dict[str, list], dict[str, int]]:
     return results, counts
 
 
+def _tensors(parts: list[Part]) -> list[Any]:
+    """What is given to these layers, among other things."""
+    found: list[Any] = []
+    for part in parts:
+        found += (*part.does, *part.call.pair, *part.call.layer.parameters())
+    return found
+
+
 def _one_after_another(g, found: Found) -> list[tuple[str, Any]]:
     """(destination type, result) of the calls to be made, in the order of the edge types: some draw random numbers."""
     ready: dict[int, Tensor] = {}
-    for parts in found.summing.values():
-        sums = own_sums([part.does for part in parts], _keeper(g, parts))
-        ready.update(zip([part.call.number for part in parts], sums, strict=True))
+    for of_width in found.summing.values():
+        for by_number in nodes_of({part.call.number: [part] for part in of_width}, _tensors):
+            parts = [part for (part,) in by_number.values()]
+            ready.update(zip(by_number, own_sums([part.does for part in parts], _keeper(g, parts)), strict=True))
     results = []
     calls = [call for of_type in found.others.values() for call in of_type]
     for number, etype, layer, pair in sorted(calls, key=lambda call: call.number):

@@ -130,6 +130,8 @@ def takes(plan: Plan, maps: Maps, negative_slope: float) -> bool:
     given = [*maps.x, *maps.weights, *maps.biases, *maps.sources, *maps.targets]
     if not plan.graph.nnz or negative_slope < 0 or not _operators.usual(*given):
         return False
+    if len(plan.targets) > 1 and _operators.waited_for(given):
+        return False
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     # The maps alone keep no features where these ask for no gradient: they may be written into then.
     return not recorded or all(t.requires_grad for t in given[len(maps.x) :])

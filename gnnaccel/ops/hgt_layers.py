@@ -190,7 +190,8 @@ def hgt_layer(plan: Plan, features: Features, relations: Relations, ends: Ends) 
         maps = maps_of
     query, key, value = [t.view(-1, heads, width) for t in maps(plan, *given)]
     attended = heads_attention(plan.graph, query, key, value).view(-1, heads * width)
-    return list((ends_of if short else composed_ends)(plan, skipping, attended, *after))
+    apart = not short or (len(ends.x) > 1 and _operators.waited_for(after))
+    return list((composed_ends if apart else ends_of)(plan, skipping, attended, *after))
 
 
 def _records(given: Sequence[Tensor], x: Sequence[Tensor]) -> bool:

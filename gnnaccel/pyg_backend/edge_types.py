@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel._operators import nodes_of
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
@@ -163,29 +164,30 @@ def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -
     parts: dict[Hashable, list[Tensor]] = {target: [] for target in found.others}
     counts = dict.fromkeys(found.others, 0)
     groups: list[tuple[dict, list[Tensor]]] = []
-    sums = {target: together for target, together in found.sums.items() if together}
-    if sums:
+    for sums in nodes_of({target: some for target, some in found.sums.items() if some}, _tensors):
         made = relation_layers([_target(together) for together in sums.values()], _keeper(sums))
         if made is None:
             return None
         groups.append((sums, made))
-    for (form, slope, _, heads, channels, concat, _), by_target in found.attending.items():
-        targets: Any = [[each.layer for each in together] for together in by_target.values()]
-        kept = _keeper(by_target)
-        if form is DotLayer:
-            outs = dot_layers(targets, heads, channels, concat, kept)
-        else:
-            attend = gat_layers if form is GatLayer else gatv2_layers
-            outs = attend(targets, How(slope, concat), kept)
-        groups.append((by_target, outs))
+    for (form, slope, _, heads, channels, concat, _), of_form in found.attending.items():
+        for by_target in nodes_of(of_form, _tensors):
+            targets: Any = [[each.layer for each in together] for together in by_target.values()]
+            kept = _keeper(by_target)
+            if form is DotLayer:
+                outs = dot_layers(targets, heads, channels, concat, kept)
+            else:
+                attend = gat_layers if form is GatLayer else gatv2_layers
+                outs = attend(targets, How(slope, concat), kept)
+            groups.append((by_target, outs))
     for group, outs in groups:
         for (target, together), out in zip(group.items(), outs, strict=True):
             parts[target].append(out)
             counts[target] += len(together)
     ready: dict[int, Tensor] = {}
-    for by_number in found.summing.values():
-        made = own_sums([each.layer for each in by_number.values()], _keeper({"": list(by_number.values())}))
-        ready.update(zip(by_number, made, strict=True))
+    for of_width in found.summing.values():
+        for by_number in nodes_of({number: [each] for number, each in of_width.items()}, _tensors):
+            some = [each for (each,) in by_number.values()]
+            ready.update(zip(by_number, own_sums([each.layer for each in some], _keeper(by_number)), strict=True))
     called = {}
     for number in sorted(itertools.chain(*found.others.values())):  # PyG's order, in which they draw random numbers
         called[number] = calls[number].module.nn(ready.pop(number)) if number in ready else run(number)
@@ -193,6 +195,14 @@ def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -
         target: Results(parts[target], counts[target], [called[number] for number in sorted(others)])
         for target, others in found.others.items()
     }
+
+
+def _tensors(layers: Sequence[Layer | Attending | Summing]) -> list[Any]:
+    """What is given to these layers, among other things."""
+    found: list[Any] = []
+    for layer in layers:
+        found += (*layer, *(layer.term if isinstance(layer, Layer) else layer.layer))
+    return found
 
 
 def _attend_together(layers: list) -> bool:
