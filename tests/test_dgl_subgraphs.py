@@ -146,3 +146,9 @@ def test_workers_leave_the_gpu_alone(name, how, monkeypatch):
     ):
         found = out[2] if isinstance(out, (list, tuple)) else out
         check(g, found.ndata[dgl.NID], found)
+
+
+def test_help_is_dgls():
+    ours = [f.__doc__ for f in (dgl.node_subgraph, dgl.subgraph.node_subgraph, dgl.DGLGraph.subgraph)]
+    dgl_backend.disable()
+    assert ours == [f.__doc__ for f in (dgl.node_subgraph, dgl.subgraph.node_subgraph, dgl.DGLGraph.subgraph)]

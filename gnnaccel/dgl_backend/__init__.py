@@ -152,8 +152,9 @@ def enable() -> None:
         sampler = getattr(dgl.dataloading, name)
         _replace(sampler, "sample", function(sampler.sample))
     between = subgraphs.node_subgraph(dgl.node_subgraph)
-    for holder, name in ((dgl, "node_subgraph"), (dgl.subgraph, "node_subgraph"), (dgl.DGLGraph, "subgraph")):
-        _replace(holder, name, between)
+    for holder in (dgl, dgl.subgraph):
+        _replace(holder, "node_subgraph", between)
+    _replace(dgl.DGLGraph, "subgraph", subgraphs.node_subgraph(dgl.DGLGraph.subgraph))  # which has its own help()
     if ops.kernels is ours:
         originals = messages.Originals(*(getattr(core, name) for name in messages.Originals._fields))
         _replace(core, "invoke_edge_udf", messages.edge_function(originals))
