@@ -21,7 +21,7 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE  # noqa: E402
 from torch_geometric.utils import coalesce, is_undirected, to_undirected  # noqa: E402
 
 from gnnaccel import pyg_backend, report  # noqa: E402
-from gnnaccel.pyg_backend import samplers  # noqa: E402
+from gnnaccel.pyg_backend import sampler_places, samplers, subgraph_loaders  # noqa: E402
 
 NODES = 120
 without_torch_sparse = pytest.mark.skipif(WITH_TORCH_SPARSE, reason="torch_sparse samples")
@@ -71,6 +71,25 @@ def test_graph_saint(name, workers):
         seen += 1
     assert seen == len(loader) == 4
     assert workers or report.snapshot()["pyg.GraphSAINTSampler"].accelerated
+
+
+@without_torch_sparse
+def test_workers_of_another_loader_leave_a_gpu_alone(monkeypatch):
+    """Those that PyG's loader, which has none, knows nothing of."""
+    place = sampler_places.Place(torch.device("cpu"), True)  # as if it were a GPU
+    monkeypatch.setattr(sampler_places, "of", lambda kind, data, workers: place)
+    data = graph()
+    loader = SAINT["nodes"](data, num_steps=2)
+    for batch in loader:
+        is_induced(batch, data)
+
+    def refuse(*_):
+        raise AssertionError("a GPU was used")
+
+    monkeypatch.setattr(subgraph_loaders.Rows, "saint_subgraph", refuse)
+    around = torch.utils.data.DataLoader(loader, batch_size=1, collate_fn=loader._collate, num_workers=1)
+    for batch in around:
+        is_induced(batch, data)
 
 
 @without_torch_sparse

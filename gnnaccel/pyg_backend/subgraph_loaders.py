@@ -56,9 +56,11 @@ def _nothing() -> None:
 def _rows(loader: Any, kind: str, name: str) -> Rows | None:
     """The rows of the loader's matrix, called so, on a GPU; None where the CPU samples."""
     kept = loader.__dict__.get(_KEPT)
+    if (worker := torch.utils.data.get_worker_info()) is not None:  # of whatever loader: it cannot use this GPU
+        if kept and worker.id == 0:
+            sampler_places.say(kind, sampler_places.WORKERS)
+        return None
     if kept is None:
-        if torch.utils.data.get_worker_info() is not None:
-            return None
         place = sampler_places.of(kind, loader.data, loader.num_workers > 0)
         kept = loader.__dict__[_KEPT] = False if place is None else Rows(getattr(loader, name), place)
     return kept or None
