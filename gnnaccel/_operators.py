@@ -192,7 +192,10 @@ def usual(*tensors: Tensor) -> bool:
 def waited_for(tensors: Iterable[Any]) -> bool:
     """True if one of them has hooks. Torch calls these with None where a node with several results has no gradient, as
     nothing was made of a result, and not at all where each result has its own node."""
-    return any(isinstance(x, Tensor) and bool(x._backward_hooks) for x in tensors)
+    for x in tensors:  # noqa: SIM110 - any() takes longer
+        if type(x) in _TENSORS and x._backward_hooks:
+            return True
+    return False
 
 
 def nodes_of(results: dict[Any, Any], tensors: Callable[[Any], Iterable[Any]]) -> list[dict[Any, Any]]:
@@ -200,7 +203,7 @@ def nodes_of(results: dict[Any, Any], tensors: Callable[[Any], Iterable[Any]]) -
     they are made of is `waited_for`."""
     if len(results) < 2:
         return [results] if results else []
-    if any(waited_for(tensors(each)) for each in results.values()):
+    if torch.is_grad_enabled() and any(waited_for(tensors(each)) for each in results.values()):
         return [{name: each} for name, each in results.items()]
     return [results]
 
