@@ -51,7 +51,11 @@ def is_added_up(ctx: Any) -> bool:
 
 def _unread(backward: Callable) -> Callable:
     """`backward` of an autograd.Function, which compiled autograd calls instead of reading what is in it: kernels that
-    are started by addresses, and calls that differentiate."""
+    are started by addresses, and calls that differentiate.
+
+    Nor does it see the autocast of who calls it: kernels read gradients in the dtype of what they are gradients of, and
+    a product of matrices within would be of another.
+    """
 
     def unread(ctx, *grads):
         before = torch._C._dynamo.eval_frame.set_eval_frame(None)
@@ -67,7 +71,12 @@ def _unread(backward: Callable) -> Callable:
 
     @functools.wraps(backward)
     def either(ctx, *grads):
-        return called[0](ctx, *grads) if torch.compiler.is_dynamo_compiling() else backward(ctx, *grads)
+        if torch.compiler.is_dynamo_compiling():
+            return called[0](ctx, *grads)
+        if torch._C._is_any_autocast_enabled():
+            with torch._C._DisableAutocast():
+                return backward(ctx, *grads)
+        return backward(ctx, *grads)
 
     return either
 

@@ -222,6 +222,24 @@ def test_mapped_under_autocast(bias, asks):
         assert linear_sums.mapped_sum(graph, x, weight, scale, shift) is None
 
 
+@pytest.mark.parametrize("form", ["behind", "before"])
+def test_parameters_under_autocast_may_be_written_into(form):
+    """Before a first derivative, as torch's maps keep what autocast has cast."""
+    graph = again("duplicates")
+    ours, _, shapes = behind(graph) if form == "behind" else before(graph)
+    given = [rand(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(*given)
+    assert type(out.grad_fn).__name__.startswith("_Narrow")
+    grads = torch.autograd.grad(out.sum(), given, retain_graph=True)
+    with torch.no_grad():
+        for parameter in given[1:]:
+            parameter.add_(1)
+    assert all(map(torch.equal, torch.autograd.grad(out.sum(), given, retain_graph=True), grads))
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(out.sum(), given, create_graph=True)
+
+
 def test_a_scale_that_was_written_into():
     graph, scale = again(), rand(120).abs()
     x, weight = leaves([(120, IN), (OUT, IN)])

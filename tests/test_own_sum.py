@@ -64,6 +64,19 @@ def test_x_may_be_written_into_where_eps_is_constant(device):
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_eps_may_be_written_into_before_a_first_derivative(device, autocast):
+    graph, x, eps = given(device, torch.float32, True)
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        out = own_sum(graph, x.bfloat16() if autocast else x, eps)
+    before = torch.autograd.grad(out.sum(), (x, eps), retain_graph=True)
+    with torch.no_grad():
+        eps.add_(1)  # as an optimizer's step: torch's own sum keeps 1 + eps
+    assert all(map(torch.equal, torch.autograd.grad(out.sum(), (x, eps), retain_graph=True), before))
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(out.sum(), (x, eps), create_graph=True)
+
+
 def test_what_is_not_taken(device):
     graph, x, eps = given(device, torch.float32, False)
     for wrong in (x[:-1], x[:, 0], x.int(), x.as_subclass(type("Mine", (torch.Tensor,), {}))):

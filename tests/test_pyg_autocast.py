@@ -251,3 +251,30 @@ def test_gradients_that_a_scaler_has_multiplied(name, dtype, place):
         errors = [float((t.detach().double() - exact.detach()).abs().max()) for t in (ours, theirs)]
         assert ours.dtype == theirs.dtype
         assert errors[0] <= max(1.5 * errors[1], 8 * torch.finfo(dtype).eps * float(exact.detach().abs().max()))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_backward_pass_within_autocast(name, place):
+    """Of a forward pass without: the gradients are of float32, in whatever dtype autocast would multiply."""
+    torch.manual_seed(0)
+    layer, x, ends = accelerate(TRAINED[name]().to(place)), rand(N, D).float().to(place).requires_grad_(), edges()
+    given = [x, *layer.parameters()]
+    for _ in range(5):  # a graph's calls become ready
+        out = layer(x, ends.to(place)).square().sum()
+        wants = torch.autograd.grad(out, given, retain_graph=True)
+        with torch.autocast(place, torch.bfloat16):
+            grads = torch.autograd.grad(out, given)
+        for ours, want in zip(grads, wants, strict=True):
+            torch.testing.assert_close(ours, want, rtol=0, atol=5e-2 * float(want.abs().max() + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_transformer_under_autocast_to_float16_on_the_cpu(dtype):
+    def program(wrap):
+        torch.manual_seed(0)
+        layer, x = wrap(nn.TransformerConv(D, 4, heads=2)), rand(N, D).to(dtype)
+        with torch.autocast("cpu", torch.float16):
+            return layer(x, edges())
+
+    same(program, dtype=torch.float16, accelerated=False)

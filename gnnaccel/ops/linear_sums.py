@@ -21,6 +21,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, sampled_sums
 from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
+from gnnaccel.ops.joined_sums import WRITTEN, versions
 from gnnaccel.ops.spmm import FORMS, spmm
 
 
@@ -186,7 +187,8 @@ class _SumMapped(_operators.Function):
 class _NarrowSumMapped(_operators.Function):
     """The same under autocast: maps in the dtype that autocast casts to, and in bfloat16 the sums, of x cast to it
     (`ends`), which the second map reads anyway; else sums in the dtype of x.
-    x itself is not kept, as a layer alone keeps casts. A second derivative has `ends` in its place."""
+    x itself is not kept, as a layer alone keeps casts. A second derivative has `ends` in its place. Nor are parameters,
+    which may be written into before a first one."""
 
     @staticmethod
     def forward(ctx, x, ends, weight, bias, own_weight, graph, reduce, both):
@@ -197,17 +199,20 @@ class _NarrowSumMapped(_operators.Function):
         of_x, _, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
             ctx.call, ctx.graph, ctx.reduce, ctx.dtypes = call, graph, reduce, (x.dtype, source.dtype)
+            _keep(ctx, weight, bias, own_weight)
             narrow_maps = (maps, own_maps) if of_x else (None, None)
-            ctx.save_for_backward(ends, weight, bias, own_weight, *narrow_maps, sums if of_weight else None)
+            ctx.save_for_backward(ends, *narrow_maps, sums if of_weight else None)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        ends, weight, bias, own_weight, maps, own_maps, sums = ctx.saved_tensors
+        ends, maps, own_maps, sums = ctx.saved_tensors
+        weight, bias, own_weight = ctx.parameters
         of_x, _, of_weight, of_bias, _, *rest = ctx.needs_input_grad
         rest = [None] * len(rest)
         wide, summed = ctx.dtypes
         if torch.is_grad_enabled():  # a second derivative is asked for
+            _are_as_kept(ctx)
             graph, reduce, narrow = ctx.graph, ctx.reduce, ends.dtype
 
             def composed(ends, weight, bias, own_weight):
@@ -227,6 +232,16 @@ class _NarrowSumMapped(_operators.Function):
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
         grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
+
+
+def _keep(ctx: Any, *parameters: Tensor | None) -> None:
+    """For a second derivative alone."""
+    ctx.parameters, ctx.versions = parameters, versions(parameters)
+
+
+def _are_as_kept(ctx: Any) -> None:
+    if versions(ctx.parameters) != ctx.versions:
+        raise RuntimeError(WRITTEN)
 
 
 def _summed(x: Tensor, ends: Tensor) -> Tensor:
@@ -283,15 +298,17 @@ class _NarrowMappedSum(_operators.Function):
         if any(ctx.needs_input_grad):
             ctx.call, ctx.graph, ctx.dtype = call, graph, x.dtype
             of_x, _, of_weight, *_ = ctx.needs_input_grad
-            ctx.save_for_backward(ends if of_weight else None, weight, maps if of_x else None, bias, scale)
+            _keep(ctx, weight, bias)
+            ctx.save_for_backward(ends if of_weight else None, maps if of_x else None, scale)
         return out.to(x.dtype) if bias is None else torch.add(out, bias)  # of the wider dtype
 
     @staticmethod
     def backward(ctx, grad):
-        ends, weight, maps, bias, scale = ctx.saved_tensors
+        (ends, maps, scale), (weight, bias) = ctx.saved_tensors, ctx.parameters
         of_x, _, of_weight, of_bias, *rest = ctx.needs_input_grad
         rest = [None] * len(rest)
         if torch.is_grad_enabled():  # a second derivative is asked for
+            _are_as_kept(ctx)
             graph, dtype, narrow = ctx.graph, ctx.dtype, torch.bfloat16
             if ends is None:  # the gradient of a sum of x alone, which is linear in it
                 ends = weight.new_zeros(graph.num_cols, weight.shape[1], dtype=narrow)

@@ -10,6 +10,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, linear_sums
 from gnnaccel.ops._arrays import Structure
+from gnnaccel.ops.joined_sums import WRITTEN, versions
 from gnnaccel.ops.spmm import spmm_op
 
 
@@ -45,14 +46,17 @@ class _OwnSum(_operators.Function):
         of_x, of_eps, *_ = ctx.needs_input_grad
         factor = _factor(x, eps)
         if of_x or of_eps:
-            ctx.call = call
-            ctx.save_for_backward(x if of_eps else None, eps, factor)
+            # eps is for a second derivative alone: it may be written into before a first one.
+            ctx.call, ctx.eps, ctx.versions = call, eps, versions((eps,))
+            ctx.save_for_backward(x if of_eps else None, factor)
         return _added(sums, x, factor, not isinstance(call, linear_sums.Apart))
 
     @staticmethod
     def backward(ctx, grad):
-        x, eps, factor = ctx.saved_tensors
+        (x, factor), eps = ctx.saved_tensors, ctx.eps
         of_x, of_eps, *_ = ctx.needs_input_grad
+        if torch.is_grad_enabled() and versions((eps,)) != ctx.versions:
+            raise RuntimeError(WRITTEN)
         again, grad = torch.is_grad_enabled(), grad.contiguous()
         grad_x = None
         if of_x:

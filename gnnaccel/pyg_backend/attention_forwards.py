@@ -191,7 +191,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
             and return_attention_weights is None
             and modules.get("lin_edge") is None
         )
-        usual = usual and _are_plain(pair, edge_index)
+        usual = usual and _are_plain(pair, edge_index) and not _is_half_on_cpu(pair[0])
         maps = [modules.get(name) for name in ("lin_query", "lin_key", "lin_value")]
         if usual and guard.allows(self, edge_index) and short.are_linear(*maps):
             graph = (
@@ -241,6 +241,11 @@ def _agnn(plain: Any, general: Callable) -> Callable:
         return out
 
     return forward
+
+
+def _is_half_on_cpu(x: Tensor) -> bool:
+    """True where autocast makes maps of x float16 that no op takes."""
+    return x.is_cpu and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.float16
 
 
 def _flows(conv: Any, source: Tensor, target: Tensor) -> bool:
