@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel import _operators, ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import ready, relu_sum  # noqa: F401 - registers its op
+from gnnaccel.ops import _check, ready, relu_sum  # noqa: F401 - registers its op
 from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops.graph_conv import _check_scales
 
 STRICT = {"test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"}
 OPS = torch.ops.gnnaccel
@@ -468,6 +469,8 @@ def raw_calls():
         "dot": (OPS.sddmm, forward, {"lhs": x, "rhs": y, "op": "dot", "lhs_target": "u", "rhs_target": "v"}),
         "sub": (OPS.sddmm, forward, {"lhs": y, "rhs": w, "op": "sub", "lhs_target": "v", "rhs_target": "e"}),
         "relu_sum": (OPS.relu_sum, both, {"x": x, "edge": w}),
+        "edge_softmax": (OPS.edge_softmax, forward, {"scores": w}),
+        "edge_softmax backward": (OPS.edge_softmax_backward, forward, {"out": w, "grad_out": w + 1}),
     }
 
 
@@ -497,3 +500,15 @@ def test_what_registered_names_refuse(name):
             if given[missing] is not None:
                 with pytest.raises(ValueError, match="reads it, got None"):
                     call(**{missing: None})
+
+
+def test_what_is_read_lies_where_the_graph_does():
+    """Else the dispatcher takes the kernels of either device. Here tensors of no memory stand for another one."""
+    arrays = arrays_of(small(), False)
+    elsewhere = torch.randn(arrays.num_cols, 4, device="meta")
+    with pytest.raises(ValueError, match="x: expected device cpu"):
+        _check.reads("op", ("x", "cols"))(arrays, elsewhere)
+    given = {"weight": None, "source_scale": None, "row_scale": None, "bias": None, "relu": False}
+    scale = torch.rand(arrays.num_cols, device="meta")
+    with pytest.raises(ValueError, match="source_scale: expected device cpu"):
+        _check_scales(arrays, torch.randn(arrays.num_cols, 4), *(given | {"source_scale": scale}).values())

@@ -68,18 +68,19 @@ def reads(op: str, *operands: tuple[str, str] | None, also: Callable | None = No
 
     def check(graph, *args) -> None:
         dtype = value = None
+        device = graph.device
         try:
             for i, rows in looked_at:
                 value = args[i]
                 if value is not None:
                     if dtype is None:
                         dtype = value.dtype
-                    if value.size(0) != getattr(graph, rows) or value.dtype is not dtype:
+                    if value.size(0) != getattr(graph, rows) or value.dtype is not dtype or value.device != device:
                         break
             else:
                 # One by one: to look for a dtype in a set takes longer.
                 known = dtype is torch.float32 or dtype is torch.bfloat16 or dtype is torch.float64 or dtype is None
-                if known or (dtype is torch.float16 and (half or graph.device.type != "cpu")):
+                if known or (dtype is torch.float16 and (half or device.type != "cpu")):
                     if also is not None:
                         also(graph, *args)
                     return
@@ -99,7 +100,7 @@ def _refuse(op: str, operands, graph, args, half: bool) -> None:
             continue
         dtype = value.dtype if dtype is None else dtype
         rows = graph.num_rows if of == "rows" else graph.num_cols if of == "cols" else graph.nnz
-        feature(op, name, value.float() if half else value, rows, f"the graph's {of}", value.device)
+        feature(op, name, value.float() if half else value, rows, f"the graph's {of}", graph.device)
         if value.dtype is not dtype:
             raise TypeError(f"{op}: {name}: expected the dtype of the others ({dtype}), got {value.dtype}")
 

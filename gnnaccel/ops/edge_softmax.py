@@ -121,6 +121,7 @@ edge_softmax_op = _operators.register(
     f"({_arrays.SCHEMA}, Tensor scores) -> Tensor",
     _impl,
     _fake,
+    check=_check.reads("edge_softmax", ("scores", "edges")),
     structure=Structure,
     backward=_backward,
     setup_context=_setup,
@@ -147,11 +148,16 @@ def _double_backward(ctx, cotangent):
     return grad_a, edge_softmax_backward_op(arrays, a, cotangent)
 
 
+def _check_shapes(_graph, out, grad_out):
+    _check.features_of("edge_softmax_backward", "grad_out", grad_out, out.shape[1:])
+
+
 edge_softmax_backward_op = _operators.register(
     "edge_softmax_backward",
     f"({_arrays.SCHEMA}, Tensor out, Tensor grad_out) -> Tensor",
     _backward_impl,
     _backward_fake,
+    check=_check.reads("edge_softmax_backward", ("out", "edges"), ("grad_out", "edges"), also=_check_shapes),
     structure=Structure,
     backward=_double_backward,
     setup_context=_double_setup,

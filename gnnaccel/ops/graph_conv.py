@@ -150,6 +150,9 @@ def _check_scales(arrays, x, weight, source_scale, row_scale, bias, _):
     for name, scale, count in scales:
         if scale is not None and (scale.shape != (count,) or scale.dtype != dtype):
             raise ValueError(f"graph_conv: {name}: expected {dtype} [{count}], got {scale.dtype} {tuple(scale.shape)}")
+    for name, value in (("source_scale", source_scale), ("row_scale", row_scale), ("bias", bias)):
+        if value is not None and value.device != x.device:
+            raise ValueError(f"graph_conv: {name}: expected device {x.device} (the graph's), got {value.device}")
     if weight is not None and weight.dim() != 1:
         raise ValueError(f"graph_conv: weight: expected shape [{arrays.nnz}], got {tuple(weight.shape)}")
     if bias is not None and (bias.shape != x.shape[1:] or bias.dtype != x.dtype):
