@@ -121,7 +121,6 @@ def machine(monkeypatch):
         monkeypatch.setattr(children, "ask", lambda question: answers[question])
         monkeypatch.setattr(children, "switch_is_installed", lambda: switch)
         monkeypatch.setattr(doctor, "version", versions.get)
-        answers["pip"] = {}
         monkeypatch.setattr(doctor.util, "find_spec", lambda name: (answers.get(name) is not None and name) or None)
         monkeypatch.setattr(doctor, "gpus_of_the_machine", lambda: list(gpus))
 
@@ -313,7 +312,7 @@ def test_packages_are_installed_by_what_the_environment_has(has, command, monkey
     has = {key: value.format(**names) if isinstance(value, str) else value for key, value in has.items()}
     monkeypatch.setattr(sys, "executable", names["python"])
     monkeypatch.setattr(sys, "prefix", names["prefix"])
-    monkeypatch.setattr(installing.util, "find_spec", lambda name: None if "no pip" in has else name)
+    monkeypatch.setattr(installing, "_has_pip", lambda: "no pip" not in has)
     monkeypatch.setattr(installing.shutil, "which", has.get)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     if "VIRTUAL_ENV" in has:
@@ -345,7 +344,7 @@ def test_python_is_that_of_the_environment(monkeypatch):
 )
 def test_gnnaccel_is_installed_with_the_half_that_is_wanted(gpu, nvcc, root, command, monkeypatch):
     pip = os.path.join(os.path.dirname(sys.executable), "pip")
-    monkeypatch.setattr(installing.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(installing, "_has_pip", lambda: True)
     monkeypatch.setattr(installing.shutil, "which", {"pip": pip, "nvcc": nvcc}.get)
     monkeypatch.setattr(installing, "clone", lambda: root)
     assert installing.gnnaccel(gpu) == command

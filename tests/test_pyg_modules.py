@@ -19,6 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 import gnnaccel
 from gnnaccel import ops, pyg_backend, report
+from gnnaccel.pyg_backend import attention_forwards
 
 LAZY = ["GCN", "SAGE", "GraphConv", "GAT", "GATv2", "Transformer", "ResGated"]
 
@@ -225,13 +226,13 @@ def test_changed_linear(name, change):
 def test_gat_scores_of_nodes(monkeypatch):
     """In one op for both ends, but for vectors of another shape."""
     calls = []
-    original = ops.gat
+    original = attention_forwards.narrow_gat
 
     def gat(graph, x, *vectors, **options):
         calls.extend(vector.shape for vector in vectors)
         return original(graph, x, *vectors, **options)
 
-    monkeypatch.setattr(ops, "gat", gat)
+    monkeypatch.setattr(attention_forwards, "narrow_gat", gat)
 
     def program(wrap):
         layer, x = wrap(nn.GATConv(D, 4, 2)), rand(N, D)

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from importlib import util
+from importlib import metadata
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch for Linux brings gigabytes of CUDA libraries
@@ -24,11 +24,16 @@ def python() -> str:
     return "python" if _is_ours("python") else shlex.quote(sys.executable)
 
 
+def _has_pip() -> bool:
+    """Not by importlib's search: while it looks for pip, setuptools takes its own distutils away."""
+    return next(iter(metadata.distributions(name="pip")), None) is not None
+
+
 def install(what: str, variables: str = "") -> str:
     """The command that installs `what` into this environment: a venv, conda's or uv's."""
     this, prefix = shlex.quote(sys.executable), shlex.quote(sys.prefix)
     first, words = "", f"{this} -m pip install"
-    if util.find_spec("pip") is not None:
+    if _has_pip():
         if _is_ours("pip"):
             words = "pip install"
     elif shutil.which("uv"):

@@ -195,7 +195,8 @@ class _NarrowSumMapped(_operators.Function):
         narrow, source = ends.dtype, _summed(x, ends)
         call, sums = sums_of(graph, source, reduce, both)
         sums, maps, own_maps = sums.to(narrow), weight.to(narrow), own_weight.to(narrow)
-        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).addmm_(ends, own_maps.t())
+        # Rounded as often as by the layer alone.
+        out = F.linear(sums, maps, None if bias is None else bias.to(narrow)).add_(F.linear(ends, own_maps))
         of_x, _, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
             ctx.call, ctx.graph, ctx.reduce, ctx.dtypes = call, graph, reduce, (x.dtype, source.dtype)
@@ -225,12 +226,9 @@ class _NarrowSumMapped(_operators.Function):
         transposed, grad_x = grad.t(), None
         if of_x:
             of_sums = ctx.call.gradient(grad.mm(maps).to(summed))
-            if summed is ends.dtype:
-                grad_x = of_sums.addmm_(grad, own_maps).to(wide)
-            else:
-                grad_x = of_sums.add_(grad.mm(own_maps))
+            grad_x = of_sums.add_(grad.mm(own_maps)).to(wide)
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
-        grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
+        grad_bias = grad.sum(0).to(bias.dtype) if of_bias else None
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
 
 

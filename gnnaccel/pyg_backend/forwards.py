@@ -139,6 +139,9 @@ def _sum_mapped(
             out = linear_sums.sum_mapped(graph, x, reduce, *maps, others[0])
             if out is not None:
                 return out
+            narrow = linear_sums.narrow_dtype(x)
+            if narrow is not None:  # rounded where that op rounds
+                x = own = x.to(narrow)
     out = lin(ops.spmm(graph, x, edge_weight, reduce=reduce))
     if behind is None:
         return out
@@ -217,7 +220,9 @@ def _is_one(eps: Any) -> bool:
 def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
     """out + (1 + eps) * own."""
     value = short.number(eps)
-    return torch.addcmul(out, own, 1 + eps) if value is None else torch.add(out, own, alpha=1 + value)
+    if value is not None:
+        return torch.add(out, own, alpha=1 + value)
+    return torch.addcmul(out, own, 1 + (eps if eps.dtype is out.dtype else eps.view(())))  # of the dtype of the sums
 
 
 def _of_few(edge_attr: Tensor, own: Tensor, lin: Any) -> bool:
