@@ -183,6 +183,7 @@ def test_widths_that_do_not_fit():
         assert normed_layers(wrong[0], (wrong[1], None), (wrong[2], beta), None, (wrong[3], None), 1e-5, 0.1) is None
 
 
+@pytest.mark.skipif(bool(EMULATED), reason="the layer has its edges sorted by the GPU's own sort")
 def test_gen_conv(monkeypatch):
     """The layer as PyG has it, in training and in evaluation, with its statistics."""
     nn = pytest.importorskip("torch_geometric.nn")
