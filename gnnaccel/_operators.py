@@ -20,7 +20,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from gnnaccel import report
+from gnnaccel import _timed
 
 _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
 _calls: dict[str, Callable] = {}  # what `register` returned, by the op's name
@@ -81,63 +81,13 @@ def _unread(backward: Callable) -> Callable:
     return either
 
 
-_functions: list[Any] = []  # torch.autograd.Functions whose derivatives are timed under --profile
-
-
-def timed(function: Any) -> Any:
-    """Have the derivatives of a torch.autograd.Function timed while `report.timing` is on: it is wrapped then, and
-    costs nothing otherwise."""
-    _functions.append(function)
-    if report.timing:
-        _wrap(function)
-    return function
-
-
-def _wrap(function: Any) -> None:
-    # Where setup_context() is defined, it gets the context that forward() gets else.
-    name = "setup_context" if "setup_context" in vars(function) else "forward"
-    begin, backward = getattr(function, name), function.backward
-
-    @functools.wraps(begin)
-    def noted(ctx, *args):
-        if not torch.compiler.is_compiling():
-            ctx.derivative = report.Derivative()
-        return begin(ctx, *args)
-
-    @functools.wraps(backward)
-    def measured(ctx, *grads):
-        derivative = None if torch.compiler.is_compiling() else getattr(ctx, "derivative", None)
-        if derivative is None or torch._C._len_torch_dispatch_stack():  # nothing runs: it is traced
-            return backward(ctx, *grads)
-        with derivative:
-            return backward(ctx, *grads)
-
-    function.unwrapped = {name: begin, "backward": backward}
-    setattr(function, name, staticmethod(noted))
-    function.backward = staticmethod(measured)
-
-
-def _follow(timing: bool) -> None:
-    for function in _functions:
-        wrapped = "unwrapped" in vars(function)
-        if timing and not wrapped:
-            _wrap(function)
-        elif wrapped and not timing:
-            for name, original in function.unwrapped.items():
-                setattr(function, name, staticmethod(original))
-            del function.unwrapped
-
-
-report.on_timing.append(_follow)
-
-
 class Function(torch.autograd.Function):
     """torch's, with a `backward` that compiled autograd may meet."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         cls.backward = staticmethod(_unread(cls.backward))  # type: ignore[method-assign]
-        timed(cls)
+        _timed.timed(cls)
 
 
 def watched() -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel import _operators, ops
+from gnnaccel import _operators, _timed, ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import programs
@@ -116,7 +116,7 @@ def _evaluate(program: Program, values: list[Tensor]) -> Tensor:
     return _run(program.root, values, {})
 
 
-@_operators.timed
+@_timed.timed
 class _Unread(torch.autograd.Function):
     """torch.nn.functional.linear for its gradients alone: its result, which nobody reads, is not made."""
 

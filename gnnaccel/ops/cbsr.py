@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _timed
 from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
 
 aten = torch.ops.aten
@@ -313,7 +313,7 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 # Not _operators.Function: torch.compile reads these, and torch 2.11 nothing that it is told to leave unread.
-@_operators.timed
+@_timed.timed
 class _Compress(torch.autograd.Function):
     """A CBSR of its parts. The gradient that arrives is one to the dense tensor."""
 
@@ -327,7 +327,7 @@ class _Compress(torch.autograd.Function):
         return collect(grad, ctx.saved_tensors[0]), None, None
 
 
-@_operators.timed
+@_timed.timed
 class _Values(torch.autograd.Function):
     """The entries of a CBSR. Their gradient is one to the CBSR of the same places."""
 
@@ -343,7 +343,7 @@ class _Values(torch.autograd.Function):
         return compressed(grad, ctx.saved_tensors[0], ctx.num_feats)
 
 
-@_operators.timed
+@_timed.timed
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -355,7 +355,7 @@ class _Dense(torch.autograd.Function):
         return grad
 
 
-@_operators.timed
+@_timed.timed
 class _Linear(torch.autograd.Function):
     """torch.nn.functional.linear of a CBSR tensor, whose gradient is one to its entries: a dense one would have to be
     added in full to those of sums, for the entries alone to be read in the end."""
