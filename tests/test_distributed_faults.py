@@ -108,17 +108,17 @@ def test_outside_torchrun(small):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
 def test_two_ranks_train_what_does_not_fit_one(tmp_path):
     generator = torch.Generator().manual_seed(0)
-    nodes, half = 60_000, 30_000
-    inside = torch.randint(0, half, (2, 400_000), generator=generator)
-    inside += half * torch.randint(0, 2, (400_000,), generator=generator)
+    nodes, half = 120_000, 60_000
+    inside = torch.randint(0, half, (2, 800_000), generator=generator)
+    inside += half * torch.randint(0, 2, (800_000,), generator=generator)
     edges = torch.cat([inside, torch.randint(0, nodes, (2, 2000), generator=generator)], 1)
     labels = torch.randint(0, 8, (nodes,), generator=generator)
     arrays = {"x": torch.randn(nodes, 128, generator=generator), "y": labels, "train_mask": labels >= 0}
     for parts in (1, 2):
         distributed.partition(edges, parts, tmp_path / str(parts), "range", nodes=arrays, num_nodes=nodes)
-    ((code, output),) = ranks(1, "limited", tmp_path / "1", 250, script=FAULTS)
+    ((code, output),) = ranks(1, "limited", tmp_path / "1", 440, script=FAULTS)
     assert code != 0 and "can't allocate memory" in output, output
-    agree(ranks(2, "limited", tmp_path / "2", 250, script=FAULTS))
+    agree(ranks(2, "limited", tmp_path / "2", 440, script=FAULTS))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
