@@ -454,6 +454,15 @@ def raw_calls():
     x, y, w = (torch.randn(n, 4) for n in (g.num_cols, g.num_rows, g.nnz))
     scales = {"source_scale": torch.rand(g.num_cols), "row_scale": torch.rand(g.num_rows), "bias": torch.rand(4)}
     backwards = arrays_of(g.transposed, False).flat()
+    heads, nodes, edges = (torch.randn(n, 2, 3) for n in (g.num_cols, g.num_rows, g.nnz))
+    ends = {"score_src": torch.randn(g.num_cols, 2), "score_dst": torch.randn(g.num_rows, 2)}
+    factor = {"edge_scale": torch.rand(g.nnz, 2), "seed": torch.tensor([7]), "dropout": 0.5}
+    stats = torch.rand(g.num_rows, 2, 2)
+    kept = {"out": nodes, "lse": stats[..., 0], "out_pos": nodes, "p_pos": stats[..., 1], "grad_out": nodes}
+    dots = {"query": nodes, "key": heads, "value": heads, "edge_bias": edges[..., 0], **factor}
+    wanted = {"of_query": True, "of_sources": True, "of_bias": True}
+    projected = {"x": heads, "y": nodes, "vectors": torch.randn(2, 3)}
+    scored = projected | {"weights": edges[..., 0], "negative_slope": 0.2}
     return {
         "spmm": (OPS.spmm, both, {"lhs": x, "rhs": w, "message": "mul", "reduce": "sum", "empty_value": 0.0}),
         "copy": (OPS.spmm, both, {"lhs": x, "rhs": None, "message": "copy_lhs", "reduce": "mean", "empty_value": 0.0}),
@@ -471,6 +480,25 @@ def raw_calls():
         "relu_sum": (OPS.relu_sum, both, {"x": x, "edge": w}),
         "edge_softmax": (OPS.edge_softmax, forward, {"scores": w}),
         "edge_softmax backward": (OPS.edge_softmax_backward, forward, {"out": w, "grad_out": w + 1}),
+        "attention": (OPS.attention, both, {"x": heads, **ends, **factor, "negative_slope": 0.2, "keep": True}),
+        "attention backward": (
+            OPS.attention_backward,
+            backwards,
+            {"x": heads, **ends, **factor, **kept, "negative_slope": 0.2},
+        ),
+        "dot_attention": (OPS.dot_attention, both, {**dots, "scale": 1.0}),
+        "dot_attention backward": (
+            OPS.dot_attention_backward,
+            both,
+            {**dots, "out": nodes, "stats": stats, "grad_out": nodes, "scale": 1.0, **wanted},
+        ),
+        "gatv2_scores": (OPS.gatv2_scores, both, {**projected, "negative_slope": 0.2}),
+        "gatv2_sums": (OPS.gatv2_sums, both, {**scored, "products": True}),
+        "gatv2 backward": (
+            OPS.gatv2_scores_backward,
+            both,
+            {**scored, "of_x": True, "of_y": True, "of_vectors": True},
+        ),
     }
 
 
@@ -486,7 +514,7 @@ def test_what_registered_names_refuse(name):
     call()
     tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
     for key, value in tensors.items():
-        for wrong in (value[:-1], value[:0], value.new_empty(())):
+        for wrong in (value[:-1], value[:0], value.new_empty(() if key != "seed" else (2,))):
             for form in (op.default, op):
                 with pytest.raises(ValueError, match=f"{key}: expected|edge or grad: expected"):
                     form(*arrays, *(given | {key: wrong}).values())

@@ -110,6 +110,34 @@ def _by_place(operands) -> list:
     return [(i, operand) for i, operand in enumerate(operands) if operand is not None]
 
 
+def exactly(
+    op: str, name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """TypeError or ValueError unless `value`, of an op that is called by its registered name, is of this shape, dtype
+    and device."""
+    if value.shape == shape and value.dtype is dtype and value.device == device:
+        return
+    if value.dtype.is_floating_point:
+        feature(op, name, value, shape[0], "as the graph has them", device)
+        features_of(op, name, value, shape[1:])
+    if value.shape != shape:
+        raise ValueError(f"{op}: {name}: expected shape {list(shape)}, got {tuple(value.shape)}")
+    if value.device != device:
+        raise ValueError(f"{op}: {name}: expected device {device} (the graph's), got {value.device}")
+    raise TypeError(f"{op}: {name}: expected {dtype}, got {value.dtype}")
+
+
+def heads_of(op: str, name: str, value: Tensor, rows: int, device: torch.device, dtypes) -> tuple[int, int]:
+    """Heads and features of the tensor that the others of an op by its registered name are measured by."""
+    if value.dim() != 3:
+        raise ValueError(f"{op}: {name}: expected shape [{rows}, heads, features], got {tuple(value.shape)}")
+    if value.dtype not in dtypes:
+        feature(op, name, value, rows, "as the graph has them", device)
+        raise TypeError(f"{op}: {name}: expected one of {list(map(str, dtypes))} on {device.type}, got {value.dtype}")
+    exactly(op, name, value, (rows, *value.shape[1:]), value.dtype, device)
+    return value.shape[1], value.shape[2]
+
+
 def operands_of(op: str, name: str, lhs: Tensor | None, rhs: Tensor | None) -> None:
     """ValueError where a message or edge op lacks what it reads."""
     if lhs is None and name != "copy_rhs":

@@ -72,6 +72,24 @@ def edge_factor(
     return EdgeFactor(edge_scale, seed, float(dropout))
 
 
+def check_factor(op: str, graph, x: Tensor, scale: Tensor | None, seed: Tensor | None) -> None:
+    """Of an op that is called by its registered name, with features x [rows, H, F]."""
+    if scale is not None:
+        _check.exactly(op, "edge_scale", scale, (graph.nnz, x.shape[1]), x.dtype, graph.device)
+    _check_seed(op, seed, graph.device)
+
+
+def _check_seed(op: str, seed: Tensor | None, device: torch.device) -> None:
+    if seed is not None and (seed.numel() != 1 or seed.dtype is not torch.int64 or seed.device != device):
+        raise ValueError(f"{op}: seed: expected one int64 on {device}, got {seed.dtype} {tuple(seed.shape)}")
+
+
+def _check_like(like, scale, seed, _dropout):
+    if scale is not None:
+        _check.exactly("edge_factor", "edge_scale", scale, like.shape, scale.dtype, like.device)
+    _check_seed("edge_factor", seed, like.device)
+
+
 def _impl(like, *factor):
     dtype = like.dtype if like.is_cuda or like.dtype == torch.float64 else torch.float32
     out = torch.empty(like.shape, dtype=dtype, device=like.device)
@@ -85,4 +103,6 @@ def _fake(like, *_):
 
 
 # The factor of each weight of `like` [nnz, H].
-_edge_factor_op = _operators.register("edge_factor", f"(Tensor like, {SCHEMA}) -> Tensor", _impl, _fake)
+_edge_factor_op = _operators.register(
+    "edge_factor", f"(Tensor like, {SCHEMA}) -> Tensor", _impl, _fake, check=_check_like
+)

@@ -211,12 +211,35 @@ def _backward(ctx, grad_out, *_):
     return *grads, None, None, None, None, None
 
 
+def _check_inputs(graph, x, score_src, score_dst, edge_scale, seed, *_rest):
+    op = "attention"
+    heads, _ = _check.heads_of(op, "x", x, graph.num_cols, graph.device, FUSED_DTYPES[graph.device.type])
+    dtype = score_dtype(x)
+    _check.exactly(op, "score_src", score_src, (graph.num_cols, heads), dtype, graph.device)
+    _check.exactly(op, "score_dst", score_dst, (graph.num_rows, heads), dtype, graph.device)
+    _edge_factor.check_factor(op, graph, x, edge_scale, seed)
+
+
+def _check_saved(transposed, x, score_src, score_dst, edge_scale, seed, _dropout, *saved):
+    out, lse, out_pos, p_pos, grad_out, _slope = saved
+    op, device, rows = "attention_backward", transposed.device, transposed.num_cols
+    heads, feats = _check.heads_of(op, "x", x, transposed.num_rows, device, FUSED_DTYPES[device.type])
+    dtype = score_dtype(x)
+    _check.exactly(op, "score_src", score_src, (transposed.num_rows, heads), dtype, device)
+    for name, value in {"score_dst": score_dst, "lse": lse, "p_pos": p_pos}.items():
+        _check.exactly(op, name, value, (rows, heads), dtype, device)
+    for name, value in {"out": out, "out_pos": out_pos, "grad_out": grad_out}.items():
+        _check.exactly(op, name, value, (rows, heads, feats), x.dtype, device)
+    _edge_factor.check_factor(op, transposed, x, edge_scale, seed)
+
+
 attention_backward_op = _operators.register(
     "attention_backward",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor lse, Tensor out_pos, Tensor p_pos, Tensor grad_out, "
     "float negative_slope) -> (Tensor, Tensor, Tensor)",
     _attention_backward_impl,
     _attention_backward_fake,
+    check=_check_saved,
     structure=Structure,
 )
 # Scores are of `score_dtype`. out, and what the backward reads beside it: lse [num_rows, H], and where they are kept
@@ -227,6 +250,7 @@ attention_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
     _attention_impl,
     _attention_fake,
+    check=_check_inputs,
     structure=Structure,
     backward=_backward,
     setup_context=_setup_context,

@@ -16,7 +16,7 @@ from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, try_empty_like
 from gnnaccel.ops._features import aligned_heads, unpadded
-from gnnaccel.ops.attention import FUSED_DTYPES, shorter_by_parts, weighted_sum
+from gnnaccel.ops.attention import FUSED_DTYPES, score_dtype, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -170,7 +170,7 @@ def _launch(arrays: Structure, scale: float, *, value: Tensor, factor: EdgeFacto
 
 
 def _scalars(x: Tensor, *shape: int) -> Tensor:
-    return x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.new_empty(shape, dtype=score_dtype(x))
 
 
 def _contiguous(query, key, value, edge_bias, *factor) -> tuple[dict[str, Tensor | None], EdgeFactor]:
@@ -276,12 +276,37 @@ def _backward(ctx, grad_out, _):
     return *grads, None, None, None, None
 
 
+def _check_inputs(graph, query, key, value, edge_bias, edge_scale, seed, *_rest, op="dot_attention"):
+    device, dtypes = graph.device, FUSED_DTYPES[graph.device.type]
+    heads, feats = _check.heads_of(op, "value", value, graph.num_cols, device, dtypes)
+    if (query is None) != (key is None) or (query is None and edge_bias is None):
+        raise ValueError(f"{op}: expected query and key, or edge_bias without both")
+    if query is not None:
+        _check.exactly(op, "query", query, (graph.num_rows, heads, feats), value.dtype, device)
+        _check.exactly(op, "key", key, (graph.num_cols, heads, feats), value.dtype, device)
+        if value.is_cuda and feats * value.element_size() > MAX_CUDA_HEAD_BYTES:
+            raise ValueError(f"{op}: expected heads of at most {MAX_CUDA_HEAD_BYTES} bytes, got {feats} {value.dtype}")
+    if edge_bias is not None:
+        _check.exactly(op, "edge_bias", edge_bias, (graph.nnz, heads), value.dtype, device)
+    _edge_factor.check_factor(op, graph, value, edge_scale, seed)
+
+
+def _check_saved(graph, query, key, value, edge_bias, edge_scale, seed, dropout, *saved):
+    op, (out, stats, grad_out, *_) = "dot_attention_backward", saved
+    _check_inputs(graph, query, key, value, edge_bias, edge_scale, seed, dropout, op=op)
+    shape = (graph.num_rows, *value.shape[1:])
+    _check.exactly(op, "out", out, shape, value.dtype, graph.device)
+    _check.exactly(op, "grad_out", grad_out, shape, value.dtype, graph.device)
+    _check.exactly(op, "stats", stats, (*shape[:2], 2), score_dtype(value), graph.device)
+
+
 dot_attention_backward_op = _operators.register(
     "dot_attention_backward",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor out, Tensor stats, Tensor grad_out, float scale, bool of_query, "
     "bool of_sources, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_impl,
     _backward_fake,
+    check=_check_saved,
     structure=Structure,
 )
 # out, and what the backward reads beside it: stats [num_rows, H, 2], the row's maximum and one over its sum.
@@ -290,6 +315,7 @@ dot_attention_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, float scale) -> (Tensor, Tensor)",
     _impl,
     _fake,
+    check=_check_inputs,
     structure=Structure,
     backward=_backward,
     setup_context=_setup_context,

@@ -16,6 +16,7 @@ from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, scatter_edge_values, try_empty_like
 from gnnaccel.ops._features import aligned_heads
+from gnnaccel.ops.attention import FUSED_DTYPES
 from gnnaccel.ops.sddmm import sddmm
 
 _INPUTS = "Tensor x, Tensor y, Tensor vectors"
@@ -129,12 +130,24 @@ def _sums_fake(_arrays, _x, y, *rest):
     return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,), dtype=_accumulators(y))
 
 
+def _check_ends(graph, x, y, vectors, *_rest, op="gatv2_scores"):
+    heads, feats = _check.heads_of(op, "x", x, graph.num_cols, graph.device, FUSED_DTYPES[graph.device.type])
+    _check.exactly(op, "y", y, (graph.num_rows, heads, feats), x.dtype, graph.device)
+    _check.exactly(op, "vectors", vectors, (heads, feats), x.dtype, graph.device)
+
+
+def _check_weights(graph, x, y, vectors, weights, *_rest, op="gatv2_sums"):
+    _check_ends(graph, x, y, vectors, op=op)
+    _check.exactly(op, "weights", weights, (graph.nnz, x.shape[1]), x.dtype, graph.device)
+
+
 # The gradients that gatv2_sums of kernels.h describes: of y, and for the vectors a term per row, or nothing.
 sums_op = _operators.register(
     "gatv2_sums",
     f"({_arrays.SCHEMA}, {_INPUTS}, Tensor weights, float negative_slope, bool products) -> (Tensor, Tensor)",
     _sums_impl,
     _sums_fake,
+    check=_check_weights,
     structure=Structure,
 )
 
@@ -183,6 +196,7 @@ _gradients_op = _operators.register(
     "(Tensor, Tensor, Tensor)",
     _gradients_impl,
     _gradients_fake,
+    check=partial(_check_weights, op="gatv2_scores_backward"),
     structure=Structure,
 )
 
@@ -192,6 +206,7 @@ scores_op = _operators.register(
     f"({_arrays.SCHEMA}, {_INPUTS}, float negative_slope) -> Tensor",
     _scores_impl,
     _scores_fake,
+    check=_check_ends,
     structure=Structure,
     backward=_backward,
     setup_context=_setup_context,
