@@ -13,6 +13,8 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import needs_grad
 
+# Of features, that the kernels of attention take.
+FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 SCHEMA = "Tensor? edge_scale, Tensor? seed, float dropout"
 
 

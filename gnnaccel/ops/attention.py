@@ -12,7 +12,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
-from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
+from gnnaccel.ops._edge_factor import FUSED_DTYPES, EdgeFactor, edge_factor
 from gnnaccel.ops._features import aligned_heads, unpadded
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
@@ -20,7 +20,6 @@ from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = f"Tensor x, Tensor score_src, Tensor score_dst, {_edge_factor.SCHEMA}"
 
-FUSED_DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": tuple(lib.DTYPES)}
 _NARROW = (torch.bfloat16, torch.float16)
 
 

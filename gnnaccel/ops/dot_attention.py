@@ -13,10 +13,10 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
-from gnnaccel.ops._edge_factor import EdgeFactor, edge_factor
+from gnnaccel.ops._edge_factor import FUSED_DTYPES, EdgeFactor, edge_factor
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, try_empty_like
 from gnnaccel.ops._features import aligned_heads, unpadded
-from gnnaccel.ops.attention import FUSED_DTYPES, score_dtype, shorter_by_parts, weighted_sum
+from gnnaccel.ops.attention import score_dtype, shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 

@@ -14,9 +14,9 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._described import Described
+from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, scatter_edge_values, try_empty_like
 from gnnaccel.ops._features import aligned_heads
-from gnnaccel.ops.attention import FUSED_DTYPES
 from gnnaccel.ops.sddmm import sddmm
 
 _INPUTS = "Tensor x, Tensor y, Tensor vectors"

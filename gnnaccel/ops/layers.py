@@ -16,9 +16,9 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _layers_cpu, messages
 from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
-    FUSED_DTYPES,
     attention,
     attention_backward_op,
     attention_op,

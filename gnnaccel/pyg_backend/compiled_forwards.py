@@ -19,7 +19,8 @@ from torch_geometric.nn.aggr import SumAggregation
 
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
-from gnnaccel.ops.attention import FUSED_DTYPES, attention_op
+from gnnaccel.ops._edge_factor import FUSED_DTYPES
+from gnnaccel.ops.attention import attention_op
 from gnnaccel.ops.gatv2 import scores_op
 from gnnaccel.ops.graph_conv import graph_conv_op
 from gnnaccel.ops.head_dots import head_dots_op

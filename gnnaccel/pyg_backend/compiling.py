@@ -24,7 +24,7 @@ from gnnaccel.lazy.reduce import FEATURE_DTYPES
 from gnnaccel.ops import _packed
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
-from gnnaccel.ops.attention import FUSED_DTYPES
+from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops.dot_attention import MAX_CUDA_HEAD_BYTES, dot_attention_op
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
