@@ -270,6 +270,51 @@ def seeds_behind_it(model, batch):
     return out
 
 
+def evaluated(model, batch):
+    model.eval()
+    return model(batch.x, batch.edge_index)[: batch.batch_size]
+
+
+def by_eval(model, batch):
+    return model(batch.x, batch.edge_index)[: eval("batch.batch_size")]
+
+
+def beside_eval(model, batch):
+    end = eval("batch.batch_size")
+    return model(batch.x, batch.edge_index)[:end]
+
+
+def beside_locals(model, batch):
+    held = locals()
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    assert_held(held, batch)
+    return out
+
+
+def assert_held(held, batch):
+    assert held["batch"] is batch
+
+
+# Where somebody may look at the locals, all rows: not of model.eval(), as evaluating functions and scripts have it.
+@pytest.mark.parametrize(
+    ("caller", "leaves_out"), [(evaluated, True), (by_eval, False), (beside_eval, False), (beside_locals, False)]
+)
+def test_who_looks_at_locals(caller, leaves_out, batch, rows):
+    model = sage().double().to(DEVICE)
+    got = caller(model, batch)
+    assert len(got) == batch.batch_size and (min(rows, default=batch.num_nodes) < batch.num_nodes) == leaves_out
+
+
+def test_a_script(batch, rows):
+    """Its loop is no function, where names are looked up otherwise, and it evaluates further below."""
+    model = sage().double().to(DEVICE)
+    program = "for batch in batches:\n    out = model(batch.x, batch.edge_index)[:batch.batch_size]\nmodel.eval()\n"
+    scope = {"batches": [batch], "model": model}
+    exec(compile(program, "train.py", "exec"), scope)
+    assert rows[-1] == len(scope["out"]) == batch.batch_size
+    torch.testing.assert_close(scope["out"], seeds_of(model, batch, False))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, batch, rows):
     make, leaves_out = MODELS[name]

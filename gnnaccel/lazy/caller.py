@@ -20,6 +20,9 @@ import torch
 _NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _MORE = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ATTR")
 _CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_METHOD", "CALL_FUNCTION_EX")
+# Functions that have them get their dict of locals to look at. By name: model.eval() is none of them.
+_LOCALS = {"locals", "vars", "eval", "exec", "dir", "builtins", "__builtins__"}
+_FRAMES = {"_getframe", "currentframe"}
 _BETWEEN = ("CACHE", "EXTENDED_ARG", "NOP")
 
 
@@ -56,10 +59,11 @@ def _variable(frame: types.FrameType, name: str) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _called(code: types.CodeType, place: int) -> tuple[str, tuple[str, ...]] | None:
     """What the call at this offset calls, a name and attributes of it, if its result is sliced so; else None."""
-    # Whose dict of locals is their own to look at.
-    if {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe"}.intersection(code.co_names):
-        return None
     steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
+    if _FRAMES.intersection(code.co_names) or any(
+        step.argval in _LOCALS and step.opname.startswith(("LOAD_NAME", "LOAD_GLOBAL")) for step in steps
+    ):
+        return None
     at = next((i for i, step in enumerate(steps) if step.offset == place), None)
     if at is None or steps[at].opname not in _CALLS or not _is_sliced(steps, at + 1):
         return None
