@@ -222,7 +222,7 @@ def table() -> str:
     if not rows:
         return "gnnaccel: no message passing was seen"
     total = sum(s.accelerated + s.left for s in _passing())
-    title = f"gnnaccel: {share():.1%} of {total} message-passing calls accelerated"
+    title = f"gnnaccel: {share():.1%} of {total} calls accelerated"
     widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or any(r[1:])))) for i in range(5)]
     lines = []
     for row in (header, *rows):

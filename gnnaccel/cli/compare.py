@@ -27,6 +27,8 @@ from gnnaccel.cli.results import Results, Run, evaluate, is_accelerated, is_capt
 from gnnaccel.data import Dataset
 
 _TRAINER = Path(__file__).parent / "train" / "trainer.py"
+_LONG = 20.0  # seconds that a run may take in a pipe before it is said what makes it shorter
+_SECOND = 2  # the epoch that tells: the first builds what the others use
 _TRAINED = ("framework", "model", "device", "threads", "epochs", "seed", "hidden", "heads", "layers", "lr", "dropout")
 
 
@@ -215,19 +217,36 @@ def _progress(request: Request) -> Iterator[tuple[Callable[[int, str], None], Ca
         what = "pair" if len(request.sides) == 2 else "round"
         return f"{what} {pair + 1} of {request.repeats}: {_side(request, side)}"
 
-    if not sys.stdout.isatty():
-        yield lambda pair, side: print(describe(pair, side), file=sys.stderr, flush=True), lambda line: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[loss]}"), console=output.console(), transient=True) as progress:
-        task = progress.add_task("", total=len(request.sides) * request.repeats * request.epochs, loss="")
-
+    def of_epoch(show: Callable[[dict], None]) -> Callable[[str], None]:
         def on_line(line: str) -> None:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # frameworks print things of their own
-                progress.update(task, advance=1, loss=f"loss {json.loads(line)['loss']:.4f}")
+                show(json.loads(line))
 
+        return on_line
+
+    if not sys.stdout.isatty():
+
+        def hint(epoch: dict) -> None:
+            if epoch["epoch"] == _SECOND and (seconds := epoch["time_ms"] / 1e3) * request.epochs > _LONG:
+                words = f"{seconds:.1f} s an epoch, {request.epochs} epochs (--epochs, --repeats: fewer)"
+                print(f"  {words}", file=sys.stderr, flush=True)
+
+        yield lambda pair, side: print(describe(pair, side), file=sys.stderr, flush=True), of_epoch(hint)
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    text = TextColumn("{task.fields[loss]}")
+    with Progress(*columns, TimeRemainingColumn(), text, console=output.console(), transient=True) as progress:
+        task = progress.add_task("", total=len(request.sides) * request.repeats * request.epochs, loss="")
+        on_line = of_epoch(lambda epoch: progress.update(task, advance=1, loss=f"loss {epoch['loss']:.4f}"))
         yield lambda pair, side: progress.update(task, description=describe(pair, side), loss=""), on_line
 
 

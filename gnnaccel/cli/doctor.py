@@ -139,6 +139,7 @@ def examine() -> dict:
         "devices": {
             "cpu": cpu_name(),
             "cores": cores(),
+            "load": round(os.getloadavg()[0], 1),
             "threads": torch.get("threads"),
             "gpus": torch.get("gpus", []),
             "torch_cuda": torch.get("cuda"),
@@ -187,6 +188,10 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     beside = [f"{name} {versions[name]}" for name in _OPTIONAL if versions[name]]
     if beside:
         lines.append(("beside PyG", ", ".join(beside)))
+    if found["frameworks"]["torch_geometric"]["accelerated"] and not (versions["pyg_lib"] or versions["torch_sparse"]):
+        lines.append(
+            ("PyG's loaders", "neither pyg-lib nor torch-sparse is here: they run with gnnaccel, and not without")
+        )
     lines.append(("build", build["advice"]))
     if build["loads"]:
         lines.append(("CPU kernels", _kernels_line(build["instruction_set"])))

@@ -12,6 +12,7 @@ _FAST = {
     "torch_geometric": "PyG: sums, means, extremes and attention over edges, in the layers of PyG and in yours",
     "dgl": "DGL: attention, weighted sums, edge softmax, messages and reductions of your own",
 }
+_BUSY = 1.5  # processes that want a core, for each that there is
 _SMALL = "graphs of some ten thousand edges"
 
 
@@ -49,6 +50,9 @@ def slow(found: dict[str, Any]) -> list[tuple[str, str]]:
     if threads > cores:
         why = f"torch runs {threads} threads on {cores} cores, which get in each other's way: OMP_NUM_THREADS={cores}"
         said.append(("all on the CPU", why))
+    elif devices["load"] > _BUSY * cores:
+        why = f"the machine is busy, with a load of {devices['load']} on {cores} cores: times tell little, and "
+        said.append(("all on the CPU", why + "threads wait for each other (fewer: OMP_NUM_THREADS=1)"))
     return said
 
 
