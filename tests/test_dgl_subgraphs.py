@@ -148,6 +148,35 @@ def test_workers_leave_the_gpu_alone(name, how, monkeypatch):
         check(g, found.ndata[dgl.NID], found)
 
 
+LOADERS = {
+    "dgl.ShaDowKHopSampler": lambda: dgl.dataloading.ShaDowKHopSampler([3]),
+    "dgl.SAINTSampler": lambda: dgl.dataloading.SAINTSampler("node", 9),
+    "dgl.LaborSampler": lambda: dgl.dataloading.LaborSampler([3]),
+}
+
+
+@pytest.mark.parametrize("choice", ["", "framework"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_dgl_samples_in_host_memory_is_counted(kind, choice, monkeypatch):
+    monkeypatch.setenv("GNNACCEL_SAMPLER", choice)
+    for _ in dgl.dataloading.DataLoader(graph(), torch.arange(6), LOADERS[kind](), batch_size=3):
+        pass
+    site = report.snapshot()[kind]
+    assert (site.accelerated, site.left) == (0, 2)
+    (reason,) = site.reasons
+    assert "DGL's own library samples" in reason or reason == f"GNNACCEL_SAMPLER={choice}"
+
+
+def test_subgraphs_of_a_pinned_graph_are_counted(monkeypatch):
+    g, nodes = graph(), torch.tensor([3, 1])
+    check(g, nodes, g.subgraph(nodes))
+    assert "dgl.node_subgraph" not in report.snapshot()
+    monkeypatch.setattr(dgl.DGLGraph, "is_pinned", lambda self: True)  # a CPU alone cannot pin
+    check(g, nodes, dgl.node_subgraph(g, nodes))
+    site = report.snapshot()["dgl.node_subgraph"]
+    assert site.left == 1 and list(site.reasons) == ["a pinned graph: DGL finds the edges on the CPU"]
+
+
 def test_help_is_dgls():
     ours = [f.__doc__ for f in (dgl.node_subgraph, dgl.subgraph.node_subgraph, dgl.DGLGraph.subgraph)]
     dgl_backend.disable()

@@ -264,6 +264,21 @@ def test_directions():
     assert sorted(zip(both.node[both.row].tolist(), both.node[both.col].tolist(), strict=True)) == [(0, 2), (2, 3)]
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_both_directions_on_the_cpu_are_named(asked, monkeypatch):
+    def to_cuda(self, *_):  # as of a graph on a GPU
+        arrays = {"colptr": self.colptr, "row": self.row}
+        setattr(self, sampler_places._HOST, sampler_places.Kept(arrays, False, torch.device("cpu")))
+
+    if asked:
+        monkeypatch.setattr(samplers, "to_cuda", to_cuda)
+    sampler = BidirectionalNeighborSampler(homogeneous(), [2])
+    assert sampler_places._HOST not in vars(sampler.forward_sampler)
+    sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.tensor([2])))
+    site = report.snapshot()[samplers.KIND]
+    assert site.accelerated == 2 and list(site.reasons) == ["sampled on the CPU: BidirectionalNeighborSampler"] * asked
+
+
 def test_an_edge_index_of_pygs_class():
     data = homogeneous()
     order = data.edge_index[1].argsort(stable=True)

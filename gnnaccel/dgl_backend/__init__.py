@@ -147,6 +147,8 @@ def enable() -> None:
         _replace(HeteroGraphConv, "forward", hetero_conv.forward(HeteroGraphConv.forward))
     sampler = dgl.dataloading.NeighborSampler
     _replace(sampler, "sample_blocks", samplers.sample_blocks(sampler.sample_blocks))
+    sampler = dgl.dataloading.LaborSampler
+    _replace(sampler, "sample_blocks", samplers.leave_to_dgl(sampler.sample_blocks, "dgl.LaborSampler"))
     makers = {"ShaDowKHopSampler": subgraphs.shadow_sample, "SAINTSampler": subgraphs.saint_sample}
     for name, function in makers.items():
         sampler = getattr(dgl.dataloading, name)

@@ -28,6 +28,7 @@ from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
 
 _KIND = "dgl.NeighborSampler"
+IN_HOST_MEMORY = "in host memory: DGL's own library samples"
 _DRAWABLE = "dgl_drawable"
 _WEIGHTS, _MASKS = (torch.float32, torch.float64), (torch.bool, torch.int8, torch.uint8)
 
@@ -213,5 +214,16 @@ def sample_blocks(original: Callable) -> Callable:
             reason = "a seed that is there twice"
         report.fallback(_KIND, reason)
         return original(self, g, seed_nodes, exclude_eids)
+
+    return method
+
+
+def leave_to_dgl(original: Callable, kind: str) -> Callable:
+    """A sampler's method of which nothing is ours, counted."""
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        report.fallback(kind, "DGL's own library samples")
+        return original(self, *args, **kwargs)
 
     return method

@@ -2,7 +2,8 @@
 
 Of a graph that is on a GPU, the GPU finds the edges, and the subgraph stays there (block_index.py); its edges are in
 order of their destinations, where DGL's order depends on the formats that the graph has. With GNNACCEL_SAMPLER=cuda the
-samplers' subgraphs of graphs in host memory are found there, too, and handed back. Everything else is left to DGL.
+samplers' subgraphs of graphs in host memory are found there, too, and handed back. Everything else is left to DGL, and
+counted, but subgraphs of a graph in host memory that nobody pinned, of which nothing was promised.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gnnaccel import report, sampling
 from gnnaccel.dgl_backend.block_index import square_index
-from gnnaccel.dgl_backend.samplers import drawable_of, layers_of, place, reason_against, repeats
+from gnnaccel.dgl_backend.samplers import IN_HOST_MEMORY, drawable_of, layers_of, place, reason_against, repeats
 from gnnaccel.dgl_backend.structure import arrays_on, to_graph
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
@@ -63,6 +64,8 @@ def node_subgraph(original: Callable) -> Callable:
 
     def function(graph, nodes, *, relabel_nodes=True, store_ids=True, output_device=None):
         if graph.device.type == "cpu":
+            if graph.is_pinned():
+                report.fallback(_PLAIN, "a pinned graph: DGL finds the edges on the CPU")
             return original(graph, nodes, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device)
         start, reason = time.perf_counter(), _reason(graph)
         if reason is None and not relabel_nodes:
@@ -92,16 +95,17 @@ def shadow_sample(original: Callable) -> Callable:
     """ShaDowKHopSampler.sample() on a GPU: the nodes that our sampler finds, and all edges between these."""
 
     def sample(self, g, seed_nodes, exclude_eids=None):
+        reason: str | None
         seeds_there = isinstance(seed_nodes, Tensor) and seed_nodes.is_cuda
-        if not seeds_there and not is_cuda():
-            return original(self, g, seed_nodes, exclude_eids)
-        start, reason = time.perf_counter(), reason_against(self, g, seed_nodes, exclude_eids)
-        device = None
+        start, reason, device = time.perf_counter(), IN_HOST_MEMORY, None
+        if seeds_there or is_cuda() or is_frameworks():
+            reason = reason_against(self, g, seed_nodes, exclude_eids)
         if reason is None:
             device = seed_nodes.device if seeds_there else place(_SHADOW)
-            if device.type == "cpu":  # as `place` has said
-                return original(self, g, seed_nodes, exclude_eids)
-            reason = "a seed that is there twice" if bool(repeats(seed_nodes)) else None
+            if device.type == "cpu":  # `place` has said why
+                reason = IN_HOST_MEMORY
+            elif bool(repeats(seed_nodes)):
+                reason = "a seed that is there twice"
         if device is None or reason is not None:
             report.fallback(_SHADOW, reason or "")
             return original(self, g, seed_nodes, exclude_eids)
@@ -122,14 +126,12 @@ def saint_sample(original: Callable) -> Callable:
     GPU, `node_subgraph` makes them."""
 
     def sample(self, g, indices):
-        if not is_cuda() or g.device.type != "cpu":
+        if g.device.type != "cpu":
             return original(self, g, indices)
-        start, reason = time.perf_counter(), _reason(g)
-        if reason is not None:
-            report.fallback(_SAINT, reason)
-            return original(self, g, indices)
-        device = place(_SAINT)
-        if device.type == "cpu":
+        start, reason = time.perf_counter(), _reason(g) if is_cuda() or is_frameworks() else IN_HOST_MEMORY
+        device = place(_SAINT) if reason is None else g.device
+        if device.type == "cpu":  # `place` has said why
+            report.fallback(_SAINT, reason or IN_HOST_MEMORY)
             return original(self, g, indices)
         subgraph = _induced(g, self.sampler(g), device)
         if self.output_device is not None:

@@ -50,7 +50,7 @@ from gnnaccel.pyg_backend import (
     upcoming,
     walks,
 )
-from gnnaccel.pyg_backend.sampler_places import Kept, asked_for, at, by_what, kept_of, to_cuda, to_host
+from gnnaccel.pyg_backend.sampler_places import Kept, asked_for, at, by_what, kept_of, say, to_cuda, to_host
 from gnnaccel.pyg_backend.subgraph_loaders import saint_init, saint_item, shadow_collate, shadow_init
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
@@ -307,8 +307,11 @@ def _bidirectional_init(original: Callable) -> Callable:
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        for sampler in (self.forward_sampler, self.backward_sampler):
-            to_host(sampler)
+        halves = (self.forward_sampler, self.backward_sampler)
+        if any(kept_of(half, KIND) is not None for half in halves):
+            say(KIND, "BidirectionalNeighborSampler")
+        for half in halves:
+            to_host(half)
 
     return __init__
 
