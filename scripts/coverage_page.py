@@ -55,6 +55,10 @@ them decides. `GNNACCEL_PROFILE=1` prints the reason for each layer that stores 
 Inside torch.compile, layers of copied and weighted messages and of attention run on the same ops, and PyG's code of the
 others is traced whole: [compile.md](compile.md).
 
+`HeteroLinear` runs on gnnaccel's products of sorted rows. `HeteroDictLinear` outside HGTConv and HANConv is PyG's own
+code: its rows lie by type already, and a product of torch's BLAS for each type is all that it does. On the CPU one node
+of autograd for all types, and all rows put together for `ops.grouped_matmul`, were no faster at the sizes that count.
+
 Left to PyG, and counted, whatever the layer: explain mode, decomposed layers, hooks on message passing, replaced
 methods, TorchScript, torch.export, torch.func and forward-mode differentiation, own propagate() methods, features that
 are not floating point. Layers whose code writes in place, uses autograd functions
