@@ -5,7 +5,7 @@
 
 A step is forward and backward on a batch that nobody has seen: edges (PyG) or blocks (DGL) as a sampler hands them on,
 so that all that is built from them is in the time; sampling is not. 30,000 nodes in 3 types and 600,000 edges of 12
-edge types (of 45 relations where one graph has them), 1,024 seeds, fan-outs 10 and 5, 64 features, two layers.
+edge types (of 45 relations where one graph has them), 1,024 seeds (--seeds), fan-outs 10 and 5, 64 features, two layers.
 Milliseconds a step, the medians of --batches batches, which both sides take in turns. error: largest difference of the
 two sides' outputs over the largest output.
 """
@@ -80,6 +80,9 @@ def pyg_sides(what: str, count: int) -> tuple[list, dict]:
         "HGTConv": lambda: nn.HGTConv(WIDTH, WIDTH, (list(NAMES), KINDS), heads=4),
         "HANConv": lambda: nn.HANConv(WIDTH, WIDTH, (list(NAMES), KINDS), heads=4),
         "SAGEConv": lambda: nn.HeteroConv({kind: nn.SAGEConv((WIDTH, WIDTH), WIDTH) for kind in KINDS}),
+        "GATConv": lambda: nn.HeteroConv(
+            {kind: nn.GATConv((WIDTH, WIDTH), WIDTH // 4, heads=4, add_self_loops=False) for kind in KINDS}
+        ),
     }
     plain = Layers(makes[what]).to(DEVICE)
 
@@ -156,6 +159,7 @@ ROWS = {
     "PyG RGCNConv, 8 bases": (pyg_sides, "RGCNConv"),
     "PyG RGATConv, 8 bases": (pyg_sides, "RGATConv"),
     "PyG HeteroConv of 12 SAGEConv": (pyg_sides, "SAGEConv"),
+    "PyG HeteroConv of 12 GATConv": (pyg_sides, "GATConv"),
     "PyG HGTConv": (pyg_sides, "HGTConv"),
     "PyG HANConv": (pyg_sides, "HANConv"),
     "DGL RelGraphConv, 8 bases": (dgl_sides, "RelGraphConv"),
@@ -199,12 +203,13 @@ def main(argv=None) -> int:
     )
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of a batch")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: of PyG's rows")
     parser.add_argument("--commit", help="to name in the table, where git is not at hand")
     parser.add_argument("--csv", metavar="OUT")
     options = parser.parse_args(argv)
-    global DEVICE
-    DEVICE = options.device
+    global DEVICE, SEEDS
+    DEVICE, SEEDS = options.device, options.seeds
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     cells, wrong = [], 0

@@ -150,6 +150,49 @@ def test_empty_and_missing_relations():
     same(program)
 
 
+@pytest.mark.parametrize("heads, concat, bias", [(1, True, True), (2, True, False), (2, False, True)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_attention_without_edges_or_nodes(heads, concat, bias, residual):
+    """The types of a sampled batch that nothing led to: zero gradients, and results of their own."""
+    none, some = torch.empty(2, 0, dtype=torch.long), edges(7, N, 30)
+
+    def program(wrap):
+        conv = nn.GATConv((6, 5), 4, heads, concat, bias=bias, residual=residual, add_self_loops=False)
+        layer, out = wrap(conv.double()), []
+        for source, target, index in ((7, N, some), (7, N, none), (0, N, none), (7, 0, none), (0, 0, none)):
+            x, y = (rand(*size).double().requires_grad_() for size in ((source, 6), (target, 5)))
+            result = layer((x, y), index)
+            given = [x, y, *layer.parameters()]
+            loss = result.sin().sum()
+            found = torch.autograd.grad(loss, given, create_graph=True)
+            total = result.sum() + sum(each.sin().sum() for each in found)
+            again = torch.autograd.grad(total, given, allow_unused=True)
+            out += [t.detach().clone() for t in (result, *found)]
+            out += [each for each in again if each is not None and each.any()]
+            result.detach().zero_()
+        return out
+
+    report.reset()
+    same(program)
+    assert report.snapshot()["pyg.GATConv"].accelerated == 5
+    assert "pyg.GATConv edge_update" not in report.snapshot()
+
+
+def test_attention_on_new_edges_is_not_joined(monkeypatch, always):
+    """On the CPU; its edges may be gone after one step."""
+    from gnnaccel.pyg_backend import edge_types
+
+    graph = data(8)
+    model = pyg_backend.accelerate(nn.HeteroConv({r: PLAIN["GAT averaged"](n) for n, r in enumerate(RELATIONS)}))
+    report.reset()
+    for once, walks in ((3, 0), (-1, 1)):
+        monkeypatch.setattr(edge_types, "ONCE", once)
+        for _ in range(2):
+            model(graph.x_dict, graph.edge_index_dict)
+        site = report.snapshot().get("pyg.HeteroConv")
+        assert (site.accelerated - sum(site.reasons.values()) if site else 0) == 2 * walks
+
+
 def test_transformed_graph_and_batches():
     def program(wrap):
         graphs = []
@@ -240,7 +283,8 @@ def always(monkeypatch):
     from gnnaccel.ops import relation_layers
     from gnnaccel.pyg_backend import edge_type_layers, edge_types
 
-    monkeypatch.setattr(edge_types, "_TINY", 0)
+    for name, value in (("_TINY", 0), ("_SMALL_NEW", 0), ("ONCE", -1)):
+        monkeypatch.setattr(edge_types, name, value)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
     monkeypatch.setattr(edge_type_layers, "_DEVICES", {})
 
@@ -251,7 +295,7 @@ def lasting(request, monkeypatch, always):
     from gnnaccel.pyg_backend import edge_types
 
     if request.param == "new":
-        monkeypatch.setattr(edge_types, "_TINY", 1 << 18)
+        monkeypatch.setattr(edge_types, "_SMALL_NEW", 1 << 18)
         monkeypatch.setattr(edge_types, "ONCE", 1000)
         monkeypatch.setattr(edge_types, "_SORTED_ON", ("cpu", "cuda"))
     return request.param

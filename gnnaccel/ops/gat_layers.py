@@ -60,6 +60,10 @@ class How(NamedTuple):
 
 def takes(layers: Sequence[GatLayer]) -> bool:
     """True if `gat_layers` serves these."""
+    return all(layer.x.numel() and layer.y.numel() for layer in layers) and _fit(layers)
+
+
+def _fit(layers: Sequence[GatLayer]) -> bool:
     first = layers[0]
     heads, outputs = first.att_src.shape[1:] if first.att_src.dim() == 3 else (0, 0)
     if first.x.device.type not in _DEVICES or not heads * outputs:
@@ -84,13 +88,40 @@ def are_ends(
     for t in given:  # any() takes longer
         if t.dtype != dtype or t.device != device:
             return False
-    if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows or not x.numel() or not y.numel():
+    if x.shape[0] != graph.num_cols or y.shape[0] != graph.num_rows:
         return False
     if weight_src.shape != (wide, x.shape[1]) or weight_dst.shape != (wide, y.shape[1]):
         return False
     # The maps alone keep no features where these ask for no gradient: they may be written into then.
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     return not recorded or (weight_src.requires_grad and weight_dst.requires_grad)
+
+
+def is_edgeless(layer: GatLayer) -> bool:
+    """True if `without_edges` serves this."""
+    return not layer.graph.nnz and _fit((layer,))
+
+
+def without_edges(layer: GatLayer, how: How) -> Tensor:
+    """What a layer gives [num_rows, H * C], or [num_rows, C], whose graph has no edges: its bias. Nothing is mapped;
+    gradients of all else are zeros, as PyG's are."""
+    _, x, y, *parameters, bias = layer
+    outputs = layer.att_src.shape[2] * (layer.att_src.shape[1] if how.concat else 1)
+    return _Edgeless.apply(outputs, bias, y, x, *parameters)
+
+
+class _Edgeless(_operators.Function):
+    @staticmethod
+    def forward(ctx, outputs, bias, y, *others):
+        ctx.shapes = [t.shape for t in (y, *others)]
+        out = y.new_zeros(y.shape[0], outputs)
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, of_bias, *needs = ctx.needs_input_grad
+        zeros = [grad.new_zeros(shape) if need else None for shape, need in zip(ctx.shapes, needs, strict=True)]
+        return None, grad.sum(0) if of_bias else None, *zeros
 
 
 # Multiplications of the maps, from which on, on the CPU, rows that are copied cost more than calls (EPYC, one thread).

@@ -60,7 +60,7 @@ def takes(layers: Sequence[Gatv2Layer]) -> bool:
     if not wide:
         return False
     for graph, x, y, weight_src, bias_src, weight_dst, bias_dst, vectors, bias in layers:
-        if vectors.shape != (1, heads, outputs) or not graph.nnz:
+        if vectors.shape != (1, heads, outputs) or not graph.nnz or not x.numel() or not y.numel():
             return False
         if any(t is not None and t.shape != (wide,) for t in (bias_src, bias_dst)):
             return False

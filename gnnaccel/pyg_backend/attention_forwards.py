@@ -19,7 +19,7 @@ from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import reduce
 from gnnaccel.ops.dot_layers import DotLayer, Map
-from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, takes
+from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, is_edgeless, takes, without_edges
 from gnnaccel.ops.gatv2_layers import Gatv2Layer
 from gnnaccel.ops.layers import heads_attention, narrow_gat, narrow_gatv2
 from gnnaccel.pyg_backend import short
@@ -65,10 +65,13 @@ def _between(conv: Any, guard: short.Guard, x: Any, edge_index: Any) -> Tensor |
         return None
     start = time.perf_counter()
     layer = gat_layer(conv, guard, *pair, edge_index, _graph_between)
-    if layer is None or not takes((layer,)):
+    if layer is None:
+        return None
+    edgeless, how = is_edgeless(layer), How(conv.negative_slope, conv.concat)
+    if not (edgeless or takes((layer,))):
         return None
     res = None if conv._modules.get("res") is None else conv._modules["res"](pair[1])
-    (out,) = gat_layers([[layer]], How(conv.negative_slope, conv.concat), _made)
+    out = without_edges(layer, how) if edgeless else gat_layers([[layer]], how, _made)[0]
     report.record(guard.kind, start)
     return out if res is None else out + res
 

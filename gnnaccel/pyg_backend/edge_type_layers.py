@@ -80,6 +80,10 @@ def is_known(cls: Any, edges: Tensor) -> bool:
     return kind is not None and _is_served(kind[0], edges)
 
 
+def is_attention(known: Any) -> bool:
+    return known in _ATTEND
+
+
 def _is_served(known: Any, some: Tensor) -> bool:
     return known not in _DEVICES or some.device.type in _DEVICES[known]
 
@@ -166,6 +170,8 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
     graph = derived.get((edge_index,), key)
     if graph is None or own.device != x.device or not _is_served(known, x):
         return None
+    if known is pyg_nn.GATConv and not graph.nnz and x.is_cpu:
+        return None  # by itself it maps nothing
     if known is pyg_nn.GATv2Conv:
         layer = gatv2_layer(conv, guard, x, own, edge_index, graph)
     elif known is pyg_nn.GATConv:

@@ -33,6 +33,7 @@ from gnnaccel.pyg_backend.edge_type_layers import (
     Layer,
     Refused,
     Summing,
+    is_attention,
     is_known,
     layer_of,
     standing_kind,
@@ -104,11 +105,11 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         return Refused("layers that cannot be taken together")
     if sum([call.operands is not None and is_known(type(call.module), some) for call in calls]) < 2:
         return Refused("layers that cannot be taken together")
-    tiny = on_cpu and _are_tiny(calls)
-    if tiny and _trains_weights(calls):
+    size = _size(calls) if on_cpu else 0
+    if on_cpu and size <= _TINY and _trains_weights(calls):
         return Refused(None)  # sums whose edges have such weights take less one by one
-    anew = False
-    if (tiny or not on_cpu) and _may_be_gone(some):
+    fresh, anew = _may_be_gone(some), False
+    if fresh and (size <= _SMALL_NEW or not on_cpu):
         if not _are_sorted_together(calls, some):
             return Refused(None)  # to join new graphs takes longer than it spares
         anew = True
@@ -120,6 +121,8 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         layer = None
         if operands is not None and _is_plain(operands.x, plain) and _is_plain(operands.own, plain):
             kind = standing_kind(type(module), classes)
+            if kind is not None and fresh and on_cpu and is_attention(kind[0]):
+                kind = None  # to join new graphs for one walk takes longer than it spares, at every size
             layer = None if kind is None else layer_of(module, kind, *operands, anew)
         if isinstance(layer, Refused):
             return layer
@@ -155,8 +158,9 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     for key, by_number in list(found.summing.items()):
         if not sums_profit([each.layer for each in by_number.values()]):
             found.summing.pop(key)
-    some = found.attending or found.summing or any(found.sums.values())
-    return found if some else Refused("layers that cannot be taken together")
+    if found.attending or found.summing or any(found.sums.values()):
+        return found
+    return Refused(None if fresh and on_cpu else "layers that cannot be taken together")
 
 
 def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -> dict[Hashable, Results] | None:
@@ -226,12 +230,14 @@ def _copied(layers: list[DotLayer]) -> int:
 # Multiplications of TransformerConv's maps of values, from which on rows that are copied cost more than calls (EPYC,
 # one thread).
 _MAPPED = 1 << 24
-_TINY = 1 << 18  # features times layers, up to which to join new graphs on the CPU takes longer than it spares (EPYC)
+# Features times layers on the CPU (EPYC, one thread), up to which sums whose edges have weights that are trained take
+# longer together; and up to which it takes longer than it spares to join new graphs.
+_TINY, _SMALL_NEW = 1 << 18, 1 << 21
 
 
-def _are_tiny(calls: Sequence[Call]) -> bool:
+def _size(calls: Sequence[Call]) -> int:
     features = {id(x): x for call in calls if call.operands is not None for x in call.operands[:2]}
-    return len(calls) * sum([x.numel() for x in features.values() if isinstance(x, Tensor)]) <= _TINY
+    return len(calls) * sum([x.numel() for x in features.values() if isinstance(x, Tensor)])
 
 
 def _trains_weights(calls: Sequence[Call]) -> bool:
