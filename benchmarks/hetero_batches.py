@@ -5,8 +5,8 @@
 
 A step is forward and backward on a batch that nobody has seen: edges (PyG) or blocks (DGL) as a sampler hands them on,
 so that all that is built from them is in the time; sampling is not. 30,000 nodes in 3 types and 600,000 edges of 12
-edge types (of 45 relations where one graph has them), 1,024 seeds (--seeds), fan-outs 10 and 5, 64 features, two layers.
-Milliseconds a step, the medians of --batches batches, which both sides take in turns. error: largest difference of the
+edge types (of 45 relations where one graph has them), 1,024 seeds (or --seeds), fan-outs 10 and 5, 64 features, two
+layers. Milliseconds a step, the medians of --batches batches, which both sides take in turns. error: largest difference of the
 two sides' outputs over the largest output.
 """
 
@@ -197,6 +197,7 @@ def measure(row: str, count: int) -> dict:
 
 
 def main(argv=None) -> int:
+    global DEVICE, SEEDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--rows", nargs="+", default=[""], metavar="TEXT", help="only rows with one of these in the name"
@@ -208,7 +209,6 @@ def main(argv=None) -> int:
     parser.add_argument("--commit", help="to name in the table, where git is not at hand")
     parser.add_argument("--csv", metavar="OUT")
     options = parser.parse_args(argv)
-    global DEVICE, SEEDS
     DEVICE, SEEDS = options.device, options.seeds
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
