@@ -6,8 +6,8 @@
 A step is forward and backward on a batch that nobody has seen: edges (PyG) or blocks (DGL) as a sampler hands them on,
 so that all that is built from them is in the time; sampling is not. 30,000 nodes in 3 types and 600,000 edges of 12
 edge types (of 45 relations where one graph has them), 1,024 seeds (or --seeds), fan-outs 10 and 5, 64 features, two
-layers. Milliseconds a step, the medians of --batches batches, which both sides take in turns. error: largest difference of the
-two sides' outputs over the largest output.
+layers. Milliseconds a step, the medians of --batches batches, which both sides take in turns. error: largest difference
+of the two sides' outputs over the largest output.
 """
 
 from __future__ import annotations
