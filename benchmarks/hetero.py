@@ -285,8 +285,8 @@ def measure(row: str, size: tuple, repeat: int) -> dict:
     del exact
     sides = build(what, *size, torch.float32)
     again = size[0] <= 100 or DEVICE == "cuda"
-    # Tiny graphs, and all on CUDA, have to last before anything is made for them.
-    results = checked(sides, 12 if again else 1)
+    # Graphs have to last before anything is made for them, tiny ones and all on CUDA the longest.
+    results = checked(sides, 12 if again else 6)
     error, alone_error = (distance(results[name], reference) for name in ("gnnaccel", "alone"))
     del results, reference
     times = dict.fromkeys(sides, float("inf"))
