@@ -360,12 +360,14 @@ void general_row(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, co
 
 template <class T, class I>
 void empty_row(const Problem<T, I>& p, int64_t row) {
+  constexpr int N = kLanes<T>;
   const int64_t at = row * p.num_feats;
-  for (int64_t d = 0; d < p.num_feats; ++d) {
-    write(p, row, d, static_cast<Acc<T>>(p.empty_value));
-    if (p.arg_lhs) p.arg_lhs[at + d] = -1;
-    if (p.arg_rhs) p.arg_rhs[at + d] = -1;
-  }
+  const auto value = static_cast<Acc<T>>(p.empty_value);
+  int64_t d = 0;
+  for (; d + N <= p.num_feats; d += N) store<N>(p.out + at + d, epilogue<N, T>(p.fused, splat<N>(value), row, d));
+  for (; d < p.num_feats; ++d) write(p, row, d, value);
+  if (p.arg_lhs) std::fill_n(p.arg_lhs + at, p.num_feats, I(-1));
+  if (p.arg_rhs) std::fill_n(p.arg_rhs + at, p.num_feats, I(-1));
 }
 
 template <class T, class I>
