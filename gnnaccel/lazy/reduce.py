@@ -51,6 +51,15 @@ def takes(x) -> bool:
     )
 
 
+def refusal(x) -> str:
+    """Why our ops do not take `x` as a feature, of which `takes` is False."""
+    if not isinstance(x, Tensor):
+        return f"features of type {type(x).__name__}"
+    if x.layout is not torch.strided:
+        return f"features of layout {x.layout}"
+    return unserved(x.device) or f"features of {x.dtype} on {x.device.type}"
+
+
 def exponent(x: Tensor) -> Tensor:
     """`x` in the dtype that exp() has: a wider one under autocast on CUDA, and so in PyG's softmax."""
     return x.to(exponent_dtype(x))
@@ -81,12 +90,14 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
     Unsupported
         If these are not the messages of `graph`, of a dtype that our ops take.
     """
-    reduce = _REDUCES.get(reduce, "")
-    if not reduce or not -messages.dim() <= dim < messages.dim():
-        raise Unsupported("another reduction")
+    if reduce not in _REDUCES or not -messages.dim() <= dim < messages.dim():
+        raise Unsupported(f"reduction {reduce!r} of dimension {dim}")
+    reduce = _REDUCES[reduce]
     dim %= messages.dim()
-    if not takes(messages) or messages.shape[dim] != graph.nnz or messages.device != graph.device:
-        raise Unsupported("messages of another number or dtype")
+    if not takes(messages):
+        raise Unsupported(refusal(messages))
+    if messages.shape[dim] != graph.nnz or messages.device != graph.device:
+        raise Unsupported("messages that are not one to each edge")
     if isinstance(messages, Lazy) and messages.waiting and dim == messages.axis:
         out = _of_several(graph, messages, reduce) if reduce in messages.together else None
         if out is None:

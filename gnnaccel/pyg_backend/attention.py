@@ -25,7 +25,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.expression import Apply, Leaf, reshaped
-from gnnaccel.lazy.reduce import exponent, exponent_dtype, takes
+from gnnaccel.lazy.reduce import exponent, exponent_dtype, refusal, takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops.layers import heads_attention
 from gnnaccel.pyg_backend.call import current
@@ -34,8 +34,10 @@ from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
     feature = edges.node_feature(value, suffix)
-    if feature is None or not takes(feature):
-        raise Unsupported(f"{what} is missing or of an unsupported dtype")
+    if feature is None:
+        raise Unsupported(f"{what} is missing")
+    if not takes(feature):
+        raise Unsupported(refusal(feature))
     return feature
 
 
@@ -53,7 +55,7 @@ def _edge_attr(edges: Edges, value):
     if value is None:
         return None
     if not takes(value):
-        raise Unsupported("edge_attr of an unsupported dtype")
+        raise Unsupported(refusal(value))
     return value.view(-1, 1) if value.dim() == 1 else value
 
 

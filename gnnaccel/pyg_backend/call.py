@@ -62,15 +62,17 @@ class Call:
 
     lazily : hand message() features that are not gathered (see lazy.py).
     destinations : the index tensor of destinations that PyG handed to the layer's code.
+    refused : why one of them could not, if so.
     used : one of our reductions ran.
     """
 
-    __slots__ = ("_ends", "_graph", "_outer", "_trip", "destinations", "edges", "lazily", "used")
+    __slots__ = ("_ends", "_graph", "_outer", "_trip", "destinations", "edges", "lazily", "refused", "used")
 
     def __init__(self, edges: Edges, lazily: bool):
         self.edges = edges
         self.lazily = lazily
         self.used = False
+        self.refused: str | None = None
         self.destinations: Tensor | None = None
         self._ends: tuple[Tensor, Tensor] | None = None
         self._graph: Graph | None = None
@@ -141,7 +143,8 @@ class Call:
         try:
             graph = self.graph(index, dim_size)
             out = None if graph is None else reduced(graph, x, reduce, dim)
-        except Unsupported:
+        except Unsupported as error:
+            self.refused = str(error)
             return None
         self.used |= out is not None
         return out
@@ -151,7 +154,8 @@ class Call:
         try:
             graph = self.graph(index, dim_size) if isinstance(index, Tensor) else None
             out = None if graph is None else softmax_sum(graph, scores, values)
-        except Unsupported:
+        except Unsupported as error:
+            self.refused = str(error)
             return None
         self.used |= out is not None
         return out

@@ -23,8 +23,8 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 from gnnaccel import ops
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
+from gnnaccel.lazy.reduce import refusal, takes
 from gnnaccel.lazy.reduce import softmax as softmax_of_edges
-from gnnaccel.lazy.reduce import takes
 from gnnaccel.pyg_backend import norms
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of
@@ -201,21 +201,24 @@ def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
 
 def spmm(src, other, reduce: str = "sum"):
     """torch_geometric.utils.spmm on our kernel: `src` a torch.sparse or SparseTensor adjacency."""
+    out = refused = None
     try:
         out = _spmm(src, other, reduce)
-    except Unsupported:
-        return utils.spmm(src, other, reduce)
+    except Unsupported as error:
+        refused = str(error)
     if current.call is not None:
-        current.call.used = True
-    return out
+        current.call.used |= out is not None
+        current.call.refused = refused
+    return utils.spmm(src, other, reduce) if out is None else out
 
 
 def _spmm(src, other, reduce):
     reduce = "sum" if reduce == "add" else reduce
-    if isinstance(src, EdgeIndex) or reduce not in ("sum", "mean", "max", "min") or not takes(other):
-        raise Unsupported("operands")
-    if not isinstance(src, SparseTensor) and not utils.is_torch_sparse_tensor(src):
-        raise Unsupported("operands")
+    if not takes(other):
+        raise Unsupported(refusal(other))
+    matrix = isinstance(src, SparseTensor) or utils.is_torch_sparse_tensor(src)
+    if isinstance(src, EdgeIndex) or not matrix or reduce not in ("sum", "mean", "max", "min"):
+        raise Unsupported(f"spmm() of {type(src).__name__} with reduce={reduce!r}")
     values = values_of(src)
     if isinstance(src, SparseTensor):
         if src.nnz() == 0:
@@ -225,11 +228,11 @@ def _spmm(src, other, reduce):
         if values is not None and not values.is_complex():
             values = values.to(other.dtype)  # as PyG and torch_sparse do
     if values is not None and (values.dim() != 1 or values.dtype != other.dtype):
-        raise Unsupported("values")
+        raise Unsupported("a matrix of several values per edge, or of another dtype than the features")
     if values is not None and values.requires_grad and not isinstance(src, SparseTensor):
-        raise Unsupported("values")  # a gradient to a sparse matrix is a sparse matrix: PyG's
+        raise Unsupported("a gradient to a torch.sparse matrix")  # it is one too: PyG's
     if other.dim() != 2 or other.shape[0] != src.size(1):
-        raise Unsupported("operands")
+        raise Unsupported(f"features of shape {tuple(other.shape)}")
     graph, values = from_sparse(src), _unless_ones(src, values)
     if values is not None and reduce == "sum":
         return norms.weighted_sum(graph, other, src, values)

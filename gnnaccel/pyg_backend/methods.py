@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -108,10 +109,9 @@ def _make_matmul(plain: Any) -> Callable:
         usual = usual and None not in edge_index.sparse_size()
         if call is None or is_compiling() or not usual:
             return original(self, edge_index, x, edge_weight)
-        try:
+        with contextlib.suppress(Unsupported):
             return call.spmm(x[0], edge_weight, self.aggr)
-        except Unsupported:
-            return original(self, edge_index, x, edge_weight)
+        return original(self, edge_index, x, edge_weight)
 
     return message_and_aggregate
 

@@ -208,6 +208,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     start = time.perf_counter()
     function = getattr(plain, name)
     updating = name == "edge_updater"
+    call = None
     try:
         edges = _edges(conv, plain, name, edge_index, size)
         _note_sizes(edges, conv._edge_user_args if updating else conv._user_args, kwargs)
@@ -215,6 +216,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
         call = Call(edges, lazily=doubt is None)
     except Unsupported as error:
         report.fallback(kind, str(error))
+    if call is None:  # out of the handler: an error that PyG raises has none of ours behind it
         return alone(function, conv, edge_index, **kwargs)
     with call:
         out = function(conv, edge_index, **kwargs)
@@ -222,7 +224,8 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
         out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
     call.settle()
     if not (call.used or (updating and call.lifted)):
-        report.fallback(kind, reason or doubt or call.gathered or "its aggregation is none of sums, means and extrema")
+        reason = reason or call.refused or doubt or call.gathered
+        report.fallback(kind, reason or "its aggregation is none of sums, means and extrema")
     elif call.gathered or doubt not in (None, _FUSED):
         report.record(kind + " segment", start, call.gathered or doubt)
     else:
