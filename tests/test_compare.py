@@ -121,6 +121,46 @@ def test_compare_has_a_compiled_side_of_each(graph, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("framework", "model"), [("pyg", "sage"), ("pyg", "agnn"), ("dgl", "gcn"), ("dgl", "gat"), ("dgl", "agnn")]
+)
+def test_compare_on_sampled_batches(framework, model, graph, tmp_path, monkeypatch):
+    if util.find_spec(PACKAGES[framework]) is None:
+        pytest.skip(f"{framework} is not installed")
+    words = [f"--framework={framework}", f"--model={model}", f"--dataset={graph}", "--epochs=3", "--repeats=1"]
+    words += ["--sample=3,-1,2", "--batch-size=5", "--threads=1", "--hidden=4", f"--out={tmp_path / 'runs'}"]
+    assert main(["compare", *words]) == 0
+    (where,) = (tmp_path / "runs").iterdir()
+    about, rows = json.loads((where / "run.json").read_text()), table(where)
+    sites = about["calls"]["gnnaccel"]
+    with np.load(graph) as file:
+        batches = -(-int(file["train_mask"].sum()) // 5)
+    sampled = next(site for kind, site in sites.items() if "NeighborSampler" in kind)
+    assert sampled["accelerated"] == 3 * batches and about["options"]["layers"] == 3
+    assert float(rows["share_accelerated"]["gnnaccel"]) == 1 and not about["warnings"][1:]  # few epochs: the first
+    ours = framework == "pyg" and not (util.find_spec("pyg_lib") or util.find_spec("torch_sparse"))
+    assert any("gnnaccel's sampler" in note for note in about["notes"]) == ours
+    if ours:  # the same batches
+        assert float(rows["max_loss_difference"]["gnnaccel"]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sample=3,x"], "expected numbers from 1"),
+        (["--sample=3,0"], "expected numbers from 1"),
+        (["--sample=3,-2"], "expected numbers from 1"),
+        (["--sample=3,3", "--layers=3"], "for each of 3 layers, got 2"),
+        (["--sample=3,3", "--compile"], "leave out --compile"),
+        (["--sample=3,3", "--batch-size=0"], "--batch-size"),
+    ],
+)
+def test_compare_refuses_batches(options, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "--framework=pyg", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
     "options, code, said",
     [
         (["--cuda-graphs"], 2, "captured on a GPU alone; add --device cuda"),

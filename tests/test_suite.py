@@ -221,6 +221,9 @@ def test_other_trainings_and_machines_are_said():
     new = a_suite(a_case(hidden=32), a_case("dgl"), a_case(model="gin", times=(10.0, 50.0)), FAILED)
     new["versions"] = {"gnnaccel": "0.2.0", "torch": "2.13.0", "dgl": "2.1.0"}
     text = "\n".join(baseline.compare(old | {"file": "old.json"}, new).lines())
+    batches = a_suite(a_case(sample=(15, 10), batch_size=64))  # earlier reports know of none
+    sampled = "\n".join(baseline.compare(a_suite(a_case()), batches).lines())
+    assert "not compared: pyg gcn on <x>, cpu: sampled neighbours none then, 15,10 in batches of 64 now" in sampled
     assert "not compared: pyg gcn on <x>, cpu: hidden 1 then, 32 now" in text
     assert "not compared: dgl gcn on <x>, cpu: not in the earlier report" in text
     assert "not compared: pyg gat on <x>, cpu: only in the earlier report" in text

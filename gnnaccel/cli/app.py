@@ -216,13 +216,22 @@ def compare(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="results.json of an earlier suite: say what got slower since."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Training steps on the whole graph, per run.")] = 50,
+    sample: Annotated[
+        str, typer.Option(help="Train on sampled batches, with so many neighbours a layer: 15,10,5; -1: all.")
+    ] = "",
+    batch_size: Annotated[int, typer.Option(min=1, help="Of --sample: training nodes of a batch.")] = 1024,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Per run: training steps on the whole graph, or passes over all batches.")
+    ] = 50,
     device: Annotated[Device, typer.Option(help="Where both sides train.")] = Device.cpu,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as torch takes.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights and dropout, for both sides.")] = 0,
     hidden: Annotated[int, typer.Option(min=1, help="Width of hidden layers; of each head for gat.")] = 16,
     heads: Annotated[int, typer.Option(min=1, help="Heads of gat.")] = 4,
-    layers: Annotated[int, typer.Option(min=1, help="Convolutions.")] = 2,
+    layers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Convolutions; if not given 2, or as many as --sample has numbers."),
+    ] = None,
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of Adam.")] = 0.01,
     dropout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Between layers.")] = 0.5,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs, one alone and one with gnnaccel.")] = 2,
@@ -257,14 +266,17 @@ def compare(
             command = installing.framework("torch_geometric", doctor.RUN_WITH["torch_geometric"])
             print(f"gnnaccel compare: neither DGL nor PyG is installed: {command}", file=sys.stderr)
             raise typer.Exit(1)
+    fanouts = _fanouts(sample)
     options = dict(
+        sample=fanouts,
+        batch_size=batch_size,
         epochs=epochs,
         device=device.value,
         threads=threads,
         seed=seed,
         hidden=hidden,
         heads=heads,
-        layers=layers,
+        layers=layers or len(fanouts) or 2,
         lr=lr,
         dropout=dropout,
         repeats=repeats,
@@ -280,6 +292,19 @@ def compare(
         raise typer.Exit(suites.run(requests, out, baseline))
     (request,) = suites.requests_of(frameworks, models or MODELS[:1], datasets or ("cora",), **options)
     raise typer.Exit(compare.run(request))
+
+
+def _fanouts(text: str) -> tuple[int, ...]:
+    """The numbers of --sample."""
+    try:
+        numbers = tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        numbers = (0,)
+    if not all(number > 0 or number == -1 for number in numbers):
+        raise typer.BadParameter(
+            f"expected numbers from 1, or -1 for all, between commas, got {text!r}", None, None, "--sample"
+        )
+    return numbers
 
 
 def _several(option: str, text: str, allowed: Sequence[str] = ()) -> Sequence[str]:

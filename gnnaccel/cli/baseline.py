@@ -13,6 +13,7 @@ from gnnaccel.cli.children import Failed
 
 # Options that make another training of it: of such comparisons no times are compared.
 OPTIONS = ("hidden", "heads", "layers", "dropout", "maxk", "threads")
+OF_BATCHES = ("sample", "batch_size")  # which earlier reports may lack
 _WHERE = ("cpu", "cores", "gpu", "threads")
 _MORE = 1.1  # times: less than that is not told from the scatter of a machine
 
@@ -138,8 +139,14 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> Changes:
     return Changes(old.get("file", ""), tuple(worse), tuple(better), same, tuple(left), tuple(differs))
 
 
+def _batches(options: dict) -> str:
+    fanouts = options.get("sample")
+    return f"{','.join(map(str, fanouts))} in batches of {options['batch_size']}" if fanouts else "none"
+
+
 def _other_training(old: dict, new: dict) -> str:
     pairs = [(key, old["options"][key], new["options"][key]) for key in OPTIONS]
+    pairs.append(("sampled neighbours", _batches(old["options"]), _batches(new["options"])))
     pairs += [(key, old["dataset"].get(key), new["dataset"].get(key)) for key in ("num_nodes", "num_edges")]
     return "; ".join(f"{key} {then} then, {now} now" for key, then, now in pairs if then != now)
 

@@ -27,6 +27,7 @@ from gnnaccel.cli.results import Results, Run, evaluate, is_accelerated, is_capt
 from gnnaccel.data import Dataset
 
 _TRAINER = Path(__file__).parent / "train" / "trainer.py"
+_OVER_BATCHES = 1e-2  # of losses after many steps each, in which rounding grows
 _LONG = 20.0  # seconds that a run may take in a pipe before it is said what makes it shorter
 _SECOND = 2  # the epoch that tells: the first builds what the others use
 _TRAINED = ("framework", "model", "device", "threads", "epochs", "seed", "hidden", "heads", "layers", "lr", "dropout")
@@ -127,14 +128,17 @@ def measure(request: Request, work: Path, graph: Dataset | None = None) -> Compa
     data = work / "graph-to-train.npz"
     datasets.save(graph, data)
     runs, said = _train(request, data, work)
-    prepared = children.ask(
-        "prepare", request.framework, str(data), request.model, request.device, str(request.threads), timeout=600
-    )
-    tolerance = math.inf if request.maxk else request.tolerance
+    words = (request.framework, str(data), request.model, request.device, str(request.threads))
+    prepared = {} if request.sample else children.ask("prepare", *words, timeout=600)
+    draws = bool(request.sample) and not request.is_sampled_by_us  # batches of its own on each side
+    tolerance = math.inf if request.maxk or draws else request.tolerance
+    tolerance = max(tolerance, _OVER_BATCHES) if request.sample else tolerance
     results = evaluate(runs, prepared.get("time_ms"), tolerance, request.dropout > 0)
     threads = runs[0].measured["threads"]
     title = f"{NAMES[request.framework]} {request.model} on {graph.name}: {request.epochs} epochs, "
     title += f"{request.device}, {threads} thread{'s' if threads != 1 else ''}"
+    if request.sample:
+        title += f", batches of {request.batch_size}, {','.join(map(str, request.sample))} neighbours"
     title += f", MaxK of {request.maxk} with gnnaccel" if request.maxk else ""
     notes = [*(f"{graph.name}: {note}" for note in graph.notes), *said]
     if "error" in prepared:
@@ -191,6 +195,10 @@ def _train_once(
     if request.threads:
         env |= {"OMP_NUM_THREADS": str(request.threads), "MKL_NUM_THREADS": str(request.threads)}
     options = [f"--{name}={getattr(request, name)}" for name in _TRAINED]
+    if request.sample:
+        options += [f"--sample={','.join(map(str, request.sample))}", f"--batch-size={request.batch_size}"]
+    if request.is_sampled_by_us and not is_accelerated(side):
+        options.append("--gnnaccel-sampler")
     if request.maxk and is_accelerated(side):
         options.append(f"--maxk={request.maxk}")
     if is_compiled(side):
@@ -259,6 +267,11 @@ def _reading(results: Results, request: Request, runs: list[Run]) -> list[str]:
         notes = ["epoch time: the only epoch is counted, warm-up included"]
     if request.maxk:
         notes.insert(0, f"with gnnaccel another model: MaxK keeps {request.maxk} of {request.hidden} features for ReLU")
+    if request.is_sampled_by_us:
+        notes.append("neither pyg-lib nor torch-sparse is installed, without which PyG alone cannot sample: both sides "
+                     "draw the same batches with gnnaccel's sampler, and their layers are compared")  # fmt: skip
+    elif request.sample:
+        notes.append("each side draws its batches with its own sampler: losses differ by that, which is no fault")
     for side, speedups in results.speedups.items() if request.repeats > 1 else ():
         of = "" if len(results.sides) == 2 else f", {_side(request, side)}"
         what = "pair" if len(results.sides) == 2 else "round"

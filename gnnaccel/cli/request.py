@@ -15,6 +15,7 @@ from gnnaccel.cli.results import SIDES, is_captured, is_compiled
 
 PACKAGES = {"dgl": "dgl", "pyg": "torch_geometric"}
 NAMES = {"dgl": "DGL", "pyg": "PyG"}
+_SAMPLERS = ("pyg_lib", "torch_sparse")  # one of which PyG's loaders need
 _CAPTURED_EPOCHS = 8  # at least: four are warm-up
 
 
@@ -40,6 +41,8 @@ class Request:
     out: Path
     compile: bool = False
     cuda_graphs: bool = False
+    sample: tuple[int, ...] = ()
+    batch_size: int = 1024
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -47,6 +50,11 @@ class Request:
         left_out = {side for side in SIDES if is_compiled(side) and not self.compile}
         left_out |= {side for side in SIDES if is_captured(side) and not self.cuda_graphs}
         return tuple(side for side in SIDES if side not in left_out)
+
+    @property
+    def is_sampled_by_us(self) -> bool:
+        """True where PyG alone could not sample: both sides draw their batches with gnnaccel's sampler then."""
+        return bool(self.sample) and self.framework == "pyg" and not any(map(util.find_spec, _SAMPLERS))
 
 
 def installed() -> list[str]:
@@ -67,6 +75,13 @@ def check_options(request: Request) -> None:
         )
     if request.maxk >= request.hidden:
         raise Failed(f"--maxk: expected less than --hidden, {request.hidden}, got {request.maxk}", code=2)
+    if request.sample and len(request.sample) != request.layers:
+        raise Failed(
+            f"--sample: expected a number for each of {request.layers} layers, got {len(request.sample)}", code=2
+        )
+    if request.sample and (request.compile or request.cuda_graphs):
+        raise Failed("--sample: batches differ in size, for which nothing is compiled or captured; leave out "
+                     "--compile and --cuda-graphs", code=2)  # fmt: skip
     if request.cuda_graphs and request.device == "cpu":
         raise Failed("--cuda-graphs: a step is captured on a GPU alone; add --device cuda, or leave it out", code=2)
     if request.cuda_graphs and request.epochs < _CAPTURED_EPOCHS:

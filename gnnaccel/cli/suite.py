@@ -127,7 +127,7 @@ def _case(request: Request, done: Comparison | Failed) -> dict[str, Any]:
         "model": request.model,
         "dataset": {"name": Path(request.dataset).stem},
         "device": request.device,
-        "options": {key: getattr(request, key) for key in baseline.OPTIONS},
+        "options": {key: getattr(request, key) for key in (*baseline.OPTIONS, *baseline.OF_BATCHES)},
     }
     if isinstance(done, Failed):
         return case | {"error": str(done)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dgl
 import torch
+from dgl.dataloading import DataLoader, NeighborSampler
 from dgl.nn import AGNNConv, GATConv, GINConv, GraphConv, SAGEConv
 from models import mlp
 from torch import nn
@@ -28,6 +29,19 @@ def make_conv(model: str, inputs: int, outputs: int, heads: int) -> nn.Module:
         "gat": lambda: GATConv(inputs, outputs, heads),
         "agnn": AGNNConv,
     }[model]()
+
+
+class Batches:
+    """Batches of the training nodes and neighbours of theirs: blocks, features, labels of the training nodes."""
+
+    def __init__(self, graph, x, y, nodes, fanouts: list[int], batch_size: int, device: torch.device) -> None:
+        graph.ndata["x"], graph.ndata["y"] = x, y
+        sampler = NeighborSampler(fanouts, prefetch_node_feats=["x"], prefetch_labels=["y"])
+        self.loader = DataLoader(graph, nodes, sampler, device=device, batch_size=batch_size, shuffle=True)
+
+    def __iter__(self):
+        for _, _, blocks in self.loader:
+            yield list(blocks), blocks[0].srcdata["x"], blocks[-1].dstdata["y"]
 
 
 def call(conv: nn.Module, graph: dgl.DGLGraph, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Five models of a framework's own layers. What differs between frameworks comes as a module: dgl_layers, pyg_layers.
 
-Such a module makes the graph that its layers take (make_graph), makes a layer (make_conv) and calls it (call).
+Such a module makes the graph that its layers take (make_graph), makes a layer (make_conv) and calls it (call), and
+draws batches (Batches).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Convolutions(nn.Module):
         self.dropout = dropout
 
     def forward(self, graph, x: torch.Tensor) -> torch.Tensor:
-        for conv in self.convs[:-1]:
-            x = F.dropout(self.activation(self.call(conv, graph, x)), self.dropout, self.training)
-        return self.call(self.convs[-1], graph, x)
+        *graphs, last = of_layers(graph, len(self.convs))
+        for conv, own in zip(self.convs, graphs, strict=False):
+            x = F.dropout(self.activation(self.call(conv, own, x)), self.dropout, self.training)
+        return self.call(self.convs[-1], last, x)
 
 
 class AGNN(nn.Module):
@@ -50,9 +52,14 @@ class AGNN(nn.Module):
 
     def forward(self, graph, x: torch.Tensor) -> torch.Tensor:
         x = F.dropout(F.relu(self.first(x)), self.dropout, self.training)
-        for conv in self.convs:
-            x = self.call(conv, graph, x)
+        for conv, own in zip(self.convs, of_layers(graph, len(self.convs)), strict=True):
+            x = self.call(conv, own, x)
         return self.last(x)
+
+
+def of_layers(graph, count: int) -> list:
+    """A graph for each layer: a list has one for each, as DGL's samplers draw them."""
+    return graph if isinstance(graph, list) else [graph] * count
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:

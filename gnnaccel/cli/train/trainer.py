@@ -29,6 +29,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--capture", action="store_true", help="gnnaccel.captured around the training step")
+    parser.add_argument(
+        "--sample", help="neighbours of each layer: 15,10,5; trains on batches, an epoch is all of them"
+    )
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--gnnaccel-sampler", action="store_true", help="draw PyG's batches with gnnaccel, and no more")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     for name, default in (("epochs", 50), ("seed", 0), ("hidden", 16), ("heads", 4), ("layers", 2), ("maxk", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -122,6 +127,30 @@ def train(step, epochs: int, device: torch.device) -> tuple[list[float], list[fl
     return times, losses, captures
 
 
+def sampled_epoch(given, layers, model, optimizer, on_host, device: torch.device):
+    """A function that trains on all batches once, and gives the mean loss of their nodes."""
+    edge_index, x, y, train_mask = on_host
+    graph = layers.make_graph(edge_index, len(x), given.model, torch.device("cpu"))
+    fanouts = [int(word) for word in given.sample.split(",")]
+    batches = layers.Batches(graph, x, y, train_mask.nonzero().flatten(), fanouts, given.batch_size, device)
+
+    def epoch() -> torch.Tensor:
+        model.train()
+        total, nodes = torch.zeros((), device=device), 0
+        for sampled, features, labels in batches:
+            count = len(labels)
+            optimizer.zero_grad()
+            out = model(sampled, features)[:count]
+            loss = F.cross_entropy(out, labels)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * count
+            nodes += count
+        return total / max(nodes, 1)
+
+    return epoch
+
+
 def main() -> None:
     given = options()
     if given.threads:
@@ -133,6 +162,11 @@ def main() -> None:
             torch.from_numpy(file[key]) for key in ("edge_index", "x", "y", "train_mask", "test_mask")
         )
         classes = int(file["num_classes"])
+    if given.gnnaccel_sampler:
+        from gnnaccel.pyg_backend import samplers
+
+        samplers.enable()
+    on_host = (edge_index, x, y, train_mask)
     graph = layers.make_graph(edge_index, len(x), given.model, device)
     x, y, train_mask, test_mask = (tensor.to(device) for tensor in (x, y, train_mask, test_mask))
 
@@ -158,6 +192,8 @@ def main() -> None:
         optimizer.step()
         return loss.detach()
 
+    if given.sample:
+        step = sampled_epoch(given, layers, model, optimizer, on_host, device)
     if given.capture:
         import gnnaccel
 
