@@ -244,6 +244,26 @@ def test_doctor_says_what_will_be_fast_what_not_and_what_to_do(found, said, next
     assert len(lines) <= 24, "one screen"
 
 
+@pytest.mark.parametrize(
+    ("average", "all_cores", "said"), [(7.0, 2, "a load of 3.5 on each core"), (7.0, 64, None), (OSError, 2, None)]
+)
+def test_doctor_says_that_the_machine_is_busy(average, all_cores, said, machine, monkeypatch, capsys):
+    """Of all its cores: a process in a container, or kept to some of them, sees the load of the others."""
+
+    def getloadavg():
+        if average is OSError:
+            raise OSError("Load averages are unobtainable")
+        return average, 0.0, 0.0
+
+    machine()
+    monkeypatch.setattr(doctor, "cores", lambda: TORCH["threads"])
+    monkeypatch.setattr(doctor.os, "getloadavg", getloadavg)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: all_cores)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert ("the machine is busy" in shown) == (said is not None) and (said or "") in shown
+
+
 def test_doctor_says_what_is_wrong_with_the_environment(machine, monkeypatch, capsys):
     machine()
     monkeypatch.setenv("GNNACCEL_BACKWARD", "thread")

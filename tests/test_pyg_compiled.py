@@ -152,6 +152,33 @@ def test_bipartite(name):
     assert counts() == {(True, False)}
 
 
+class Wider(nn.TransformerConv):
+    """Values of other sizes than queries, or one key for all heads: its message() is PyG's."""
+
+    def __init__(self, width=4, keys=2):
+        super().__init__(D, 4, heads=2)
+        self.keys, self.lin_value = keys, Linear(D, 2 * width)
+
+    def forward(self, x, edge_index):
+        query, key, value = (lin(x).view(N, 2, -1) for lin in (self.lin_query, self.lin_key, self.lin_value))
+        return self.propagate(edge_index, query=query, key=key[:, : self.keys], value=value, edge_attr=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (nn.AGNNConv, torch.float32),
+        (lambda: nn.AGNNConv(requires_grad=False), torch.float32),
+        (lambda: Wider(width=6), torch.float64),
+        (lambda: Wider(keys=1), torch.float64),
+    ],
+)
+def test_what_attention_has_no_kernel_for(make, dtype):
+    """A parameter of another dtype than the features, heads of several sizes."""
+    plain, model = pair_of(make)
+    agree(plain, model, torch.compile(model, backend="aot_eager"), rand(N, D).to(dtype), edges())
+
+
 @pytest.mark.parametrize("made_again", [False, True])
 @pytest.mark.parametrize("name", ["GATv2", "GATv2 shared"])
 def test_projections_are_made_again(name, made_again, monkeypatch):

@@ -178,6 +178,20 @@ def test_attention_without_edges_or_nodes(heads, concat, bias, residual):
     assert "pyg.GATConv edge_update" not in report.snapshot()
 
 
+def test_attention_without_edges_has_second_derivatives():
+    """All zero: a penalty on the gradients of such a type's features is no error."""
+
+    def program(wrap):
+        layer = wrap(nn.GATConv((6, 5), 4, 2, add_self_loops=False).double())
+        x, y = rand(7, 6).double().requires_grad_(), rand(N, 5).double().requires_grad_()
+        out = layer((x, y), torch.empty(2, 0, dtype=torch.long))
+        found = torch.autograd.grad(out.sum(), (x, y), create_graph=True)
+        sum(t.square().sum() for t in found).backward()
+        return [t.requires_grad for t in found], [x.grad, y.grad, *grads(layer)]
+
+    same(program)
+
+
 def test_attention_on_new_edges_is_not_joined(monkeypatch, always):
     """On the CPU; its edges may be gone after one step."""
     from gnnaccel.pyg_backend import edge_types

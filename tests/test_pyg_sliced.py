@@ -291,13 +291,45 @@ def beside_locals(model, batch):
     return out
 
 
+def beside_a_module(model, batch):
+    import builtins as names
+
+    held = names.locals()
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    assert_held(held, batch)
+    return out
+
+
+def beside_another_name(model, batch):
+    from builtins import locals as names
+
+    held = names()
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    assert_held(held, batch)
+    return out
+
+
+def beside_a_frame(model, batch):
+    import inspect
+
+    held = inspect.stack()[0].frame.f_locals
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    assert_held(held, batch)
+    return out
+
+
 def assert_held(held, batch):
     assert held["batch"] is batch
 
 
 # Where somebody may look at the locals, all rows: not of model.eval(), as evaluating functions and scripts have it.
 @pytest.mark.parametrize(
-    ("caller", "leaves_out"), [(evaluated, True), (by_eval, False), (beside_eval, False), (beside_locals, False)]
+    ("caller", "leaves_out"),
+    [
+        (evaluated, True),
+        *[(by_eval, False), (beside_eval, False), (beside_locals, False)],
+        *[(beside_a_module, False), (beside_another_name, False), (beside_a_frame, False)],
+    ],
 )
 def test_who_looks_at_locals(caller, leaves_out, batch, rows):
     model = sage().double().to(DEVICE)

@@ -45,6 +45,15 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
+def load() -> float | None:
+    """How many processes wanted a core of the machine in the last minute, for each core that it has; None where the
+    system does not say. Of all its cores, also those that this process may not use."""
+    try:
+        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+    except (AttributeError, OSError):
+        return None
+
+
 def gpus_of_the_machine() -> list[str]:
     """The GPUs that the driver lists, whatever torch sees."""
     if not shutil.which("nvidia-smi"):
@@ -139,7 +148,7 @@ def examine() -> dict:
         "devices": {
             "cpu": cpu_name(),
             "cores": cores(),
-            "load": round(os.getloadavg()[0], 1),
+            "load_of_a_core": load(),
             "threads": torch.get("threads"),
             "gpus": torch.get("gpus", []),
             "torch_cuda": torch.get("cuda"),
@@ -189,9 +198,7 @@ def _lines(found: dict) -> list[tuple[str, str]]:
     if beside:
         lines.append(("beside PyG", ", ".join(beside)))
     if found["frameworks"]["torch_geometric"]["accelerated"] and not (versions["pyg_lib"] or versions["torch_sparse"]):
-        lines.append(
-            ("PyG's loaders", "neither pyg-lib nor torch-sparse is here: they run with gnnaccel, and not without")
-        )
+        lines.append(("PyG's loaders", "neither pyg-lib nor torch-sparse is here: those that sample need gnnaccel"))
     lines.append(("build", build["advice"]))
     if build["loads"]:
         lines.append(("CPU kernels", _kernels_line(build["instruction_set"])))

@@ -50,8 +50,8 @@ def slow(found: dict[str, Any]) -> list[tuple[str, str]]:
     if threads > cores:
         why = f"torch runs {threads} threads on {cores} cores, which get in each other's way: OMP_NUM_THREADS={cores}"
         said.append(("all on the CPU", why))
-    elif devices["load"] > _BUSY * cores:
-        why = f"the machine is busy, with a load of {devices['load']} on {cores} cores: times tell little, and "
+    elif (devices["load_of_a_core"] or 0) > _BUSY:
+        why = f"the machine is busy, with a load of {devices['load_of_a_core']} on each core: times tell little, and "
         said.append(("all on the CPU", why + "threads wait for each other (fewer: OMP_NUM_THREADS=1)"))
     return said
 

@@ -20,9 +20,10 @@ import torch
 _NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _MORE = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ATTR")
 _CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_METHOD", "CALL_FUNCTION_EX")
-# Functions that have them get their dict of locals to look at. By name: model.eval() is none of them.
-_LOCALS = {"locals", "vars", "eval", "exec", "dir", "builtins", "__builtins__"}
-_FRAMES = {"_getframe", "currentframe"}
+# Functions that have them get their dict of locals to look at, by name or from a module of any name; eval() by name
+# alone, as model.eval() is none of them.
+_LOCALS = {"locals", "vars", "exec", "dir", "builtins", "__builtins__", "_getframe", "currentframe", "f_locals"}
+_EVAL = ("LOAD_NAME", "LOAD_GLOBAL", "IMPORT_FROM")
 _BETWEEN = ("CACHE", "EXTENDED_ARG", "NOP")
 
 
@@ -60,9 +61,9 @@ def _variable(frame: types.FrameType, name: str) -> Any:
 def _called(code: types.CodeType, place: int) -> tuple[str, tuple[str, ...]] | None:
     """What the call at this offset calls, a name and attributes of it, if its result is sliced so; else None."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
-    if _FRAMES.intersection(code.co_names) or any(
-        step.argval in _LOCALS and step.opname.startswith(("LOAD_NAME", "LOAD_GLOBAL")) for step in steps
-    ):
+    if not _LOCALS.isdisjoint((*code.co_names, *code.co_freevars)):
+        return None
+    if "eval" in code.co_names and any(step.argval == "eval" and step.opname.startswith(_EVAL) for step in steps):
         return None
     at = next((i for i, step in enumerate(steps) if step.offset == place), None)
     if at is None or steps[at].opname not in _CALLS or not _is_sliced(steps, at + 1):

@@ -114,6 +114,11 @@ class _Edgeless(_operators.Function):
     @staticmethod
     def forward(ctx, outputs, bias, y, *others):
         ctx.shapes = [t.shape for t in (y, *others)]
+        # What gradients with derivatives of their own depend on, by zeros; a map only where PyG's product keeps it, as
+        # its weight may be written into else.
+        of_y, of_x, of_src, of_dst, *of_vectors = ctx.needs_input_grad[2:]
+        kept = (of_y, of_x, of_src and of_x, of_dst and of_y, *of_vectors)
+        ctx.save_for_backward(*[t for t, keep in zip((y, *others), kept, strict=True) if keep])
         out = y.new_zeros(y.shape[0], outputs)
         return out if bias is None else out.add_(bias)
 
@@ -121,6 +126,9 @@ class _Edgeless(_operators.Function):
     def backward(ctx, grad):
         _, of_bias, *needs = ctx.needs_input_grad
         zeros = [grad.new_zeros(shape) if need else None for shape, need in zip(ctx.shapes, needs, strict=True)]
+        if torch.is_grad_enabled():
+            nothing = sum([t[:0].sum() for t in ctx.saved_tensors], start=grad[:0].sum())
+            zeros = [None if zero is None else zero + nothing for zero in zeros]
         return None, grad.sum(0) if of_bias else None, *zeros
 
 

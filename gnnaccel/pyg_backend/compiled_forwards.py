@@ -298,6 +298,8 @@ def _agnn(layer: _Layer) -> Callable:
             return None
         if conv.flow != "source_to_target" or x.dtype not in FUSED_DTYPES[x.device.type]:
             return None
+        if conv.beta.dtype != x.dtype:
+            return None
         counted(layer.kind)
         graph = graph_of(edge_index, x.shape[0], x.shape[0], "one" if conv.add_self_loops else "none")
         ends = F.normalize(x, p=2.0, dim=-1)

@@ -267,6 +267,8 @@ def _transformer(conv, kind, edge_index, query=None, key=None, value=None, edge_
     for x in heads:
         if type(x) is not Tensor or x.dim() != 3 or x.dtype is not value.dtype or x.device != edge_index.device:
             return None
+    if query.shape[1:] != value.shape[1:] or key.shape != value.shape:  # of a layer of somebody's own
+        return None
     if value.dtype not in FUSED_DTYPES[value.device.type] or torch.is_autocast_enabled(value.device.type):
         return None
     counted(kind)
