@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -165,6 +167,15 @@ def test_what_dgl_samples_in_host_memory_is_counted(kind, choice, monkeypatch):
     assert (site.accelerated, site.left) == (0, 2)
     (reason,) = site.reasons
     assert "DGL's own library samples" in reason or reason == f"GNNACCEL_SAMPLER={choice}"
+
+
+@pytest.mark.parametrize("seeds", [[1, 2], {"a": torch.tensor([1])}])
+def test_what_dgl_samples_on_a_gpu_is_not_said_to_be_in_host_memory(seeds):
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    sample = subgraphs.shadow_sample(lambda *_: "DGL's")
+    assert sample(dgl.dataloading.ShaDowKHopSampler([3]), on_gpu, seeds) == "DGL's"
+    (reason,) = report.snapshot()["dgl.ShaDowKHopSampler"].reasons
+    assert "host memory" not in reason
 
 
 def test_subgraphs_of_a_pinned_graph_are_counted(monkeypatch):

@@ -98,7 +98,7 @@ def shadow_sample(original: Callable) -> Callable:
         reason: str | None
         seeds_there = isinstance(seed_nodes, Tensor) and seed_nodes.is_cuda
         start, reason, device = time.perf_counter(), IN_HOST_MEMORY, None
-        if seeds_there or is_cuda() or is_frameworks():
+        if seeds_there or g.device.type != "cpu" or is_cuda() or is_frameworks():
             reason = reason_against(self, g, seed_nodes, exclude_eids)
         if reason is None:
             device = seed_nodes.device if seeds_there else place(_SHADOW)
