@@ -114,6 +114,13 @@ def new_folder(out: Path) -> Iterator[Callable[[str], Path]]:
                 out.rmdir()
 
 
+def _tolerance(request: Request) -> float:
+    """How far losses of the two sides may be apart without a warning."""
+    if request.maxk or (request.sample and not request.is_sampled_by_us):  # another model, or other batches
+        return math.inf
+    return max(request.tolerance, _OVER_BATCHES) if request.sample else request.tolerance
+
+
 def measure(request: Request, work: Path, graph: Dataset | None = None) -> Comparison:
     """Run all sides and evaluate them; `work` is a folder for what is needed on the way.
 
@@ -130,10 +137,7 @@ def measure(request: Request, work: Path, graph: Dataset | None = None) -> Compa
     runs, said = _train(request, data, work)
     words = (request.framework, str(data), request.model, request.device, str(request.threads))
     prepared = {} if request.sample else children.ask("prepare", *words, timeout=600)
-    draws = bool(request.sample) and not request.is_sampled_by_us  # batches of its own on each side
-    tolerance = math.inf if request.maxk or draws else request.tolerance
-    tolerance = max(tolerance, _OVER_BATCHES) if request.sample else tolerance
-    results = evaluate(runs, prepared.get("time_ms"), tolerance, request.dropout > 0)
+    results = evaluate(runs, prepared.get("time_ms"), _tolerance(request), request.dropout > 0)
     threads = runs[0].measured["threads"]
     title = f"{NAMES[request.framework]} {request.model} on {graph.name}: {request.epochs} epochs, "
     title += f"{request.device}, {threads} thread{'s' if threads != 1 else ''}"
