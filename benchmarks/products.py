@@ -4,12 +4,13 @@ a batch norm and a ReLU between them (gnnaccel.ops.normed_layers), beside torch'
     python benchmarks/products.py --csv products.csv
 
 Device times in microseconds: x @ weight.T + bias, the gradient to x, those to weight and bias; of the layers forward
-and backward. error: the largest of ours to float64, by the largest value.
+and backward. error: the largest of ours to float64, by the largest value; of layers, that of any gradient.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 
 import torch
 from cpu_layers import versions
@@ -70,6 +71,7 @@ def of_layers(rows: int) -> list[list]:
         nn.Linear(64, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 64, bias=False)
     )
     first, norm, _, last = layers.cuda()
+    exactly = copy.deepcopy(layers).double()
     running = (norm.running_mean.clone(), norm.running_var.clone())
 
     def ours() -> torch.Tensor:
@@ -83,8 +85,11 @@ def of_layers(rows: int) -> list[list]:
     outs = [run() for run in sides]
     seed = torch.randn_like(outs[0])
     grads = [torch.autograd.grad(out, wanted, seed, retain_graph=True) for out in outs]
-    error = max(error_of(one, other.double()) for one, other in zip(grads[1], grads[0], strict=True))
-    assert error < 1e-3, f"gradients differ by {error}"
+    x64 = x.detach().double().requires_grad_()
+    exact = torch.autograd.grad(exactly(x64), [x64, *exactly.parameters()], seed.double())
+    # Of what comes within rounding of the ReLU's zero, either side may pass a gradient that float64 does not.
+    theirs, error = (max(map(error_of, found, exact)) for found in grads)
+    assert error < max(3 * theirs, 1e-5), f"gradients are off by {error}, torch's by {theirs}"
     table = []
     for what, runs in (
         ("layers forward", sides),
