@@ -2,25 +2,28 @@
 tests compare.
 
 What they do is a pass over the rows of the nodes of a batch, which on a GPU takes less than their sizes take to come
-to the host: there is nothing for a kernel of ours to win.
+to the host: there is nothing for a kernel of ours to win. What counts is how much the host launches and how often it
+waits, so all relations go through each pass together: their rows lie one after the other, and nodes of all types have
+one numbering.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnaccel.sampling import _arrays
+from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling._arrays import Relation
-from gnnaccel.sampling.neighbors import EdgeType, hetero_neighbor_sample
 
 # Edges that are looked at in one go, at some 40 bytes each: enough of them that a GPU is busy.
 MOST_AT_ONCE = 1 << 22
 _SHARED = 50  # sources that a node gives something to, of one relation (cpp/layer_sample.cpp)
 _SHARE_BITS = 40  # of what a node gives away: whole numbers, whose sum is the same in any order
+_INFINITE = 0x7FF << 52  # the bits of a double
 
 
 def serves(array: Tensor) -> bool:
@@ -28,152 +31,373 @@ def serves(array: Tensor) -> bool:
     return array.is_cuda
 
 
-def induced(
-    op: str, relation: Relation, nodes: Tensor, sources: Tensor, num_nodes: int, batch: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`subgraphs.induced_subgraph` of checked tensors of one device; num_nodes: of the sources' type, -1 if unknown.
-
-    Returns
-    -------
-    indptr, row, col, edge : Tensor
-        As of `Subgraph`.
-    """
-    dtype, device = relation.indptr.dtype, relation.indptr.device
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    places = _Places(op, sources, num_nodes, batch)
-    for owner, at in _edges(op, relation, nodes):
-        ends = relation.indices[at]
-        place, is_there = places.of(ends, owner)
-        kept = is_there.nonzero().view(-1)
-        _check(op, "indices", ends, num_nodes)  # the GPU has come so far by now
-        found.append((place[kept].to(dtype), owner[kept].to(dtype), at[kept].to(dtype)))
-    none = relation.indptr.new_empty(0)
-    row, col, edge = (torch.cat(parts) for parts in zip(*found, strict=True)) if found else (none, none, none)
-    starts = torch.arange(nodes.numel() + 1, dtype=dtype, device=device)
-    return torch.searchsorted(col, starts).to(dtype), row, col, edge
-
-
-def _edges(op: str, relation: Relation, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of the edges in the rows of these nodes, in order, some at a time: which of the nodes, and where in indices."""
-    if not nodes.numel():
-        return
-    inside = nodes.clamp(0, max(relation.num_rows - 1, 0))
-    if relation.num_rows:
-        first, end = relation.indptr[inside].long(), relation.indptr[inside + 1].long()
-    else:
-        first = end = torch.zeros_like(nodes, dtype=torch.int64)
-    ascending = (first >= 0) & (first <= end) & (end <= relation.nnz)
-    last = (end - first).cumsum(0)
-    missing, falling, total = torch.stack([(nodes != inside).any(), ~ascending.all(), last[-1]]).tolist()
-    if missing or not relation.num_rows:
-        wrong = nodes[(nodes < 0) | (nodes >= relation.num_rows)][0]
-        raise ValueError(f"{op}: nodes: expected nodes in [0, {relation.num_rows}), got {int(wrong)}")
-    if falling:
-        which = int((~ascending).nonzero()[0])
-        what = f"got {int(first[which])} and {int(end[which])} for node {int(nodes[which])}"
-        raise ValueError(f"{op}: indptr: expected ascending places in indices, {what}")
-    start = last - (end - first)  # of each row, among these edges
-    pieces = [(0, nodes.numel(), total)]
-    if total > MOST_AT_ONCE:
-        bounds = torch.arange(0, total, MOST_AT_ONCE, device=last.device)
-        rows = torch.unique(torch.cat([torch.searchsorted(last, bounds, right=True), bounds.new_tensor([len(last)])]))
-        before = torch.cat([last.new_zeros(1), last])[rows]
-        rows, before = torch.stack([rows, before]).tolist()
-        sizes = [b - a for a, b in itertools.pairwise(before)]
-        pieces = list(zip(rows[:-1], rows[1:], sizes, strict=True))
-    for low, high, size in pieces:
-        if size:
-            some = torch.arange(low, high, device=last.device)
-            owner = torch.repeat_interleave(some, (end - first)[low:high], output_size=size)
-            offset = torch.arange(size, device=last.device) + start[low]
-            yield owner, offset + (first - start)[owner]
-
-
-def _check(op: str, name: str, nodes: Tensor, num_nodes: int) -> None:
-    """ValueError for nodes that there are not."""
-    wrong = (nodes < 0) if num_nodes < 0 else (nodes < 0) | (nodes >= num_nodes)
-    if bool(wrong.any()):
-        raise ValueError(f"{op}: {name}: expected nodes in [0, {num_nodes}), got {int(nodes[wrong][0])}")
-
-
-class _Places:
-    """Where nodes are among given ones, the first time: by a table of all nodes, or by bisection where there are too
-    many, nobody says how many, or each batch has its own."""
-
-    def __init__(self, op: str, given: Tensor, num_nodes: int, batch: Tensor | None):
-        self._batch, self._num_nodes, self._count = batch, num_nodes, given.numel()
-        self._table = self._keys = None
-        _check(op, "nodes", given, num_nodes)
-        if batch is None and 0 <= num_nodes <= _arrays.LARGEST_TABLE:
-            places = torch.arange(self._count, device=given.device)
-            self._table = places.new_full((num_nodes,), self._count)
-            self._table.scatter_reduce_(0, given.long(), places, "amin")
-        else:
-            self._keys, self._order = torch.sort(self._key(given.long(), batch), stable=True)
-
-    def _key(self, nodes: Tensor, batch: Tensor | None) -> Tensor:
-        return nodes if batch is None else batch.long() * max(self._num_nodes, 1) + nodes
-
-    def of(self, nodes: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        """The place of each, and whether it has one. `owner`: the given node of whose batch it must be."""
-        if not self._count:
-            return owner, torch.zeros_like(owner, dtype=torch.bool)
-        if self._table is not None:
-            place = self._table[nodes.long().clamp(0, self._num_nodes - 1)]
-            return place, place < self._count
-        assert self._keys is not None
-        wanted = self._key(nodes.long(), None if self._batch is None else self._batch[owner])
-        at = torch.searchsorted(self._keys, wanted).clamp_(max=self._count - 1)
-        return self._order[at], self._keys[at] == wanted
-
-
-def hgt_nodes(
-    op: str,
-    relations: Mapping[EdgeType, Relation],
-    seeds: Mapping[str, Tensor],
-    counts: Mapping[str, Sequence[int]],
-    sizes: Mapping[str, int],
-    seed: int,
-) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """The nodes of `layerwise.hgt_sample`, and how many each hop added: drawn as likely as the CPU draws them, but
-    others.
+class Problem:
+    """Relations of one device and dtype of indices between types of nodes.
 
     Parameters
     ----------
-    relations, seeds, counts, sizes
-        Of one device and dtype; by all types of nodes what to start from, how many to add, how many there are or -1.
+    op : str
+        In whose name errors are.
+    relations : list of Relation
+    ends : list of (int, int)
+        Type of the sources, and of the destinations, of each relation.
+    sizes : list of int
+        How many nodes there are of each type, -1 where nobody says it.
     """
-    device = next(iter(seeds.values())).device
-    generator = torch.Generator(device).manual_seed(seed)
-    graph = {kind: (relation.indptr, relation.indices) for kind, relation in relations.items()}
-    known = {name: size for name, size in sizes.items() if size >= 0}
-    node, fresh = dict(seeds), dict(seeds)
-    per_hop = {name: [nodes.numel()] for name, nodes in seeds.items()}
-    given: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in seeds}  # to which nodes, how much
-    hops = max(map(len, counts.values()), default=0)
-    for hop in range(hops):
-        drawn = hetero_neighbor_sample(graph, fresh, [_SHARED], num_nodes=known, seed=(seed + 1 + hop) % 2**63)
-        for kind, edges in drawn.edge.items():
-            # Edges are in order of the nodes that give.
-            degree = torch.bincount(drawn.col[kind], minlength=fresh[kind[-1]].numel())
-            share = ((1 << _SHARE_BITS) // degree.clamp(min=1))[drawn.col[kind].long()]
-            given[kind[0]].append((relations[kind].indices[edges], share))
-        for name in seeds:
-            fresh[name] = _chosen(given[name], node[name], counts[name][hop], generator)
-            node[name] = torch.cat([node[name], fresh[name]])
-            per_hop[name].append(fresh[name].numel())
-    return node, per_hop
+
+    def __init__(
+        self, op: str, relations: Sequence[Relation], ends: Sequence[tuple[int, int]], sizes: Sequence[int]
+    ) -> None:
+        self.op, self.relations, self.ends, self.sizes = op, list(relations), list(ends), list(sizes)
+        self.dtype, self.device = relations[0].indptr.dtype, relations[0].indptr.device
+        # Numbers of all types are below 2^62. Of a type whose number nobody says, any that is left is one.
+        unknown = min(1 << 31 if self.dtype == torch.int32 else 1 << 62, (1 << 61) // len(sizes))
+        self.spans = [unknown if size < 0 else size for size in sizes]
+        self.bases = [0, *itertools.accumulate(self.spans)]
+        self._known = [
+            (relation.num_rows - 1, relation.nnz, self.bases[source], self.spans[source])
+            for relation, (source, _) in zip(relations, ends, strict=True)
+        ]
+        self._of_rows: dict[tuple[int, ...], tuple[int | Tensor, ...]] = {}
+        self._columns = [column[:, None] for column in self.sent(self._known)] if len(relations) > 1 else []
+
+    def sent(self, numbers: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+        """These as tensors of the device, for which nobody waits."""
+        there = torch.tensor([number for some in numbers for number in some], dtype=torch.int64, device="cpu")
+        there = there if self.device.type == "cpu" else ahead.to_device(there, self.device)
+        return there.split([len(some) for some in numbers])
+
+    def of_rows(self, counts: tuple[int, ...]) -> tuple[int | Tensor, ...]:
+        """Of each of so many rows of each relation: the last row, how many edges there are, the first number of a
+        source, and how many sources there are. Of one relation alone they are the same for all."""
+        if len(counts) == 1:
+            return self._known[0]
+        if counts not in self._of_rows:
+            parts = [column.expand(-1, count) for column, count in zip(self._columns, counts, strict=True)]
+            self._of_rows[counts] = torch.cat(parts, 1).unbind()
+        return self._of_rows[counts]
+
+    def numbers(self, nodes: Sequence[Tensor]) -> Tensor:
+        """Those of the nodes of each type, one after the other."""
+        parts = [some.long() for some in nodes]
+        return _joined([some + base if base else some for some, base in zip(parts, self.bases, strict=False)])
+
+    def check(self, name: str, nodes: Tensor, of_type: int) -> None:
+        """ValueError for nodes that there are not."""
+        nodes = nodes.long()
+        wrong = (nodes < 0) | (nodes >= self.spans[of_type])
+        if bool(wrong.any()):
+            self.refuse(name, nodes[wrong][0], self.sizes[of_type])
+
+    def refuse(self, name: str, node: Tensor, size: int) -> None:
+        raise ValueError(f"{self.op}: {name}: expected nodes in [0, {size}), got {int(node)}")
+
+    def sources(self, at: Tensor, bounds: Sequence[int]) -> Tensor:
+        """Sources, as int64, of the edges at these places, of which each relation has those between two of `bounds`; of
+        one edge at least."""
+        parts = [
+            relation.indices.index_select(0, at[low:high])
+            for relation, (low, high) in zip(self.relations, itertools.pairwise(bounds), strict=True)
+            if low < high
+        ]
+        return _joined(parts).long()
+
+    def check_sources(self, ends: Tensor, bounds: Sequence[int]) -> None:
+        """ValueError for the first source that there is not, of what `sources` gives."""
+        for (source, _), (low, high) in zip(self.ends, itertools.pairwise(bounds), strict=True):
+            self.check("indices", ends[low:high], source)
 
 
-def _chosen(given: list[tuple[Tensor, Tensor]], node: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """So many nodes that are not among `node` yet, each with the square of what it was given: those whose exponential
-    keys are the smallest (Efraimidis and Spirakis)."""
-    if not given or not count:
-        return node[:0]
-    ends, shares = (torch.cat(parts) for parts in zip(*given, strict=True))
-    candidates, of_end = torch.unique(ends, return_inverse=True)
-    budget = shares.new_zeros(candidates.numel()).index_add_(0, of_end, shares)
-    others = torch.isin(candidates, node, invert=True).nonzero().view(-1)
-    share = budget[others].double()
-    key = torch.empty_like(share).exponential_(generator=generator) / (share * share)
-    return candidates[others[key.topk(min(count, len(others)), largest=False).indices]]
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _of(values: int | Tensor, which: Tensor) -> int | Tensor:
+    return values if isinstance(values, int) else values[which]
+
+
+class _Rows(NamedTuple):
+    """Rows of nodes, relation by relation: where each begins, how many edges it has, up to how many of them, and where
+    those of each relation begin and end (one more than there are relations); the same of rows."""
+
+    first: Tensor
+    size: Tensor
+    count: Tensor
+    last: Tensor
+    bounds: list[int]
+    rows: list[int]
+
+
+def _rows(problem: Problem, nodes: Sequence[Tensor], most: int | None = None) -> _Rows:
+    """The rows of these nodes in each relation, up to `most` edges of each. The host waits once.
+
+    There is a node at least.
+    """
+    op, relations = problem.op, problem.relations
+    counts = tuple(of_relation.numel() for of_relation in nodes)
+    for relation, of_relation in zip(relations, nodes, strict=True):
+        if of_relation.numel() and not relation.num_rows:
+            problem.refuse("nodes", of_relation[0], 0)
+    flat = _joined(nodes)
+    last_row, nnz, *_ = problem.of_rows(counts)
+    inside = flat.clamp(min=0).clamp(max=last_row)
+    places = (inside[:, None] + torch.arange(2, device=flat.device)).view(-1).split([2 * count for count in counts])
+    parts = [relation.indptr.index_select(0, at) for relation, at in zip(relations, places, strict=True)]
+    first, end = _joined(parts).long().view(-1, 2).unbind(1)
+    size = end - first
+    wrong = (torch.minimum(torch.minimum(first, nnz - end), size) < 0) | (inside != flat)
+    count = size if most is None else size.clamp(max=most)
+    last = count.cumsum(0)
+    rows = [0, *itertools.accumulate(counts)]
+    *bounds, is_wrong = torch.stack([*(last[row - 1] for row in rows[1:] if row), wrong.any()]).tolist()
+    if is_wrong:
+        for relation, of_relation in zip(relations, nodes, strict=True):
+            _refuse_rows(op, relation, of_relation)
+    return _Rows(first, size, count, last, [0] * (len(rows) - len(bounds)) + bounds, rows)
+
+
+def _refuse_rows(op: str, relation: Relation, nodes: Tensor) -> None:
+    """ValueError for the first of these nodes that has no row, or none whose places ascend, if there is one."""
+    missing = nodes[(nodes < 0) | (nodes >= relation.num_rows)]
+    if missing.numel():
+        raise ValueError(f"{op}: nodes: expected nodes in [0, {relation.num_rows}), got {int(missing[0])}")
+    first, end = relation.indptr[nodes], relation.indptr[nodes + 1]
+    wrong = ((first < 0) | (first > end) | (end > relation.nnz)).nonzero().view(-1)[:1]
+    for which in wrong.tolist():
+        what = f"got {int(first[which])} and {int(end[which])} for node {int(nodes[which])}"
+        raise ValueError(f"{op}: indptr: expected ascending places in indices, {what}")
+
+
+class Edges(NamedTuple):
+    """Edges of a relation: places of their ends among the given nodes, and in the indices."""
+
+    row: Tensor
+    col: Tensor
+    edge: Tensor
+
+
+def induced(
+    problem: Problem, targets: Sequence[Tensor], sources: Sequence[Tensor], batch: Tensor | None = None
+) -> list[Edges]:
+    """All edges between given nodes, of each relation, in order of their destinations.
+
+    The host waits twice, and once more for each further MOST_AT_ONCE edges of the rows.
+
+    Parameters
+    ----------
+    targets : list of Tensor
+        Of each relation where its edges may end.
+    sources : list of Tensor
+        Of each type where edges may start: nodes that there are.
+    batch : Tensor, optional
+        Of one relation, whose targets are its sources: edges between nodes of different numbers do not count.
+    """
+    places = _Places(problem, sources, batch)
+    found: list[list[Edges]] = [[] for _ in problem.relations]
+    if any(some.numel() for some in targets):
+        rows = _rows(problem, targets)
+        *_, base, span = problem.of_rows(tuple(map(len, targets)))
+        for owner, at, bounds in _edges(rows):
+            ends = problem.sources(at, bounds)
+            place, is_there = places.of(ends, _of(base, owner), owner)
+            before = is_there.cumsum(0)
+            wrong = (ends < 0) | (ends >= _of(span, owner))
+            *kept, is_wrong = torch.stack([*(before[bound - 1] for bound in bounds if bound), wrong.any()]).tolist()
+            if is_wrong:
+                problem.check_sources(ends, bounds)
+            kept = [0] * (len(bounds) - len(kept)) + kept
+            which = torch.searchsorted(before, torch.arange(1, kept[-1] + 1, device=before.device))
+            parts = [values[which].to(problem.dtype) for values in (place, owner, at)]
+            for number, (low, high) in enumerate(itertools.pairwise(kept)):
+                if low < high:
+                    row, col, edge = (part[low:high] for part in parts)
+                    found[number].append(Edges(row, col - rows.rows[number] if number else col, edge))
+    none = problem.relations[0].indptr.new_empty(0)
+    return [Edges(*map(_joined, zip(*some, strict=True))) if some else Edges(none, none, none) for some in found]
+
+
+def _edges(rows: _Rows) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    """Of the edges of rows, in order, some at a time: whose row it is, where in indices they are, and where those of
+    each relation begin and end among these."""
+    last, total = rows.last, rows.bounds[-1]
+    start = last - rows.size  # of each row, among these edges
+    before = [0, total]
+    of_rows = [0, last.numel()]
+    if total > MOST_AT_ONCE:
+        pieces = torch.arange(0, total, MOST_AT_ONCE, device=last.device)
+        cuts = torch.unique(torch.cat([torch.searchsorted(last, pieces, right=True), pieces.new_tensor([len(last)])]))
+        of_rows, before = torch.stack([cuts, torch.cat([last.new_zeros(1), last])[cuts]]).tolist()
+    shift = rows.first - start
+    for (low, high), (begin, end) in zip(itertools.pairwise(of_rows), itertools.pairwise(before), strict=True):
+        if begin == end:
+            continue
+        whole = low == 0 and high == last.numel()
+        owner = torch.repeat_interleave(rows.size if whole else rows.size[low:high], output_size=end - begin)
+        owner = owner if low == 0 else owner + low
+        at = torch.arange(begin, end, device=last.device) + shift[owner]
+        yield owner, at, [min(max(bound - begin, 0), end - begin) for bound in rows.bounds]
+
+
+class _Places:
+    """Where nodes are among given ones of their type, the first time: by a table of all nodes, or by bisection where
+    there are too many, nobody says how many, or each batch has its own."""
+
+    def __init__(self, problem: Problem, given: Sequence[Tensor], batch: Tensor | None):
+        self._batch, self._span = batch, problem.spans[0]
+        counts = [nodes.numel() for nodes in given]
+        self._count = most = max(counts)  # no place
+        all_places = torch.arange(most, device=problem.device)
+        places = _joined([all_places[:count] for count in counts])
+        numbers = problem.numbers(given)
+        self._table = self._numbers = None
+        total = problem.bases[-1]
+        if batch is None and min(problem.sizes) >= 0 and total <= _arrays.LARGEST_TABLE:
+            self._table, self._total = places.new_full((total,), most), total
+            self._table.scatter_reduce_(0, numbers, places, "amin")
+        else:
+            numbers = numbers if batch is None else batch.long() * self._span + numbers
+            self._numbers, order = torch.sort(numbers, stable=True)
+            self._places = places[order]
+
+    def of(self, nodes: Tensor, base: int | Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """The place of each, whose type's first number is `base`, and whether it has one. `owner`: the given node of
+        whose batch it must be."""
+        if not self._count:
+            return owner, torch.zeros_like(owner, dtype=torch.bool)
+        numbers = nodes if isinstance(base, int) and base == 0 else nodes + base
+        if self._table is not None:
+            place = self._table[numbers.clamp(0, self._total - 1)]
+            return place, place < self._count
+        assert self._numbers is not None
+        if self._batch is not None:
+            numbers = self._batch[owner].long() * self._span + numbers
+        at = torch.searchsorted(self._numbers, numbers).clamp_(max=self._numbers.numel() - 1)
+        return self._places[at], self._numbers[at] == numbers
+
+
+def hgt_nodes(
+    problem: Problem, seeds: Sequence[Tensor], counts: Sequence[Sequence[int]], seed: int
+) -> tuple[list[Tensor], list[list[int]]]:
+    """The nodes of `layerwise.hgt_sample`, and how many each hop added: drawn as likely as the CPU draws them, but
+    others. The host waits once for each type that has seeds, and twice in each hop.
+
+    Parameters
+    ----------
+    seeds : list of Tensor
+        Of each type what to start from.
+    counts : list of list of int
+        Of each type how many to add in each hop.
+    """
+    generator = torch.Generator(problem.device).manual_seed(seed)
+    for which, nodes in enumerate(seeds):
+        if nodes.numel():
+            problem.check("seeds", nodes, which)
+    budget = _Budget(problem, generator)
+    found = [[nodes] for nodes in seeds]
+    budget.enter(problem.numbers(seeds))
+    for of_types in zip(*counts, strict=True):
+        given = budget.give([nodes[-1] for nodes in found])
+        for nodes, more in zip(found, budget.take(of_types, given), strict=True):
+            nodes.append(more)
+    return [_joined(nodes) for nodes in found], [[some.numel() for some in nodes] for nodes in found]
+
+
+class _Budget:
+    """What nodes of all types were given, as whole numbers, and which of them are in the batch.
+
+    Each gift has a key, twice the number of its node and one more; a node in the batch has one without it, so that it
+    comes before its gifts when all are sorted.
+    """
+
+    def __init__(self, problem: Problem, generator: torch.Generator):
+        self._problem, self._generator = problem, generator
+        self._keys: list[Tensor] = []
+        self._shares: list[Tensor] = []
+        # A key for each type and each positive double, but for as many of its last bits as types take.
+        num_types = len(problem.sizes)
+        self._bits = max(num_types - 1, 1).bit_length()
+        first = [which << (63 - self._bits) for which in range(num_types)]
+        limits = [key + more for key in first for more in (0, _INFINITE >> self._bits)]
+        self._bases, self._first, self._limits, self._before = problem.sent([problem.bases[:-1], first, limits, [-2]])
+
+    def enter(self, numbers: Tensor) -> None:
+        """Nodes that are in the batch from now on."""
+        self._keys.append(numbers * 2)
+        self._shares.append(torch.zeros_like(numbers))
+
+    def give(self, nodes: Sequence[Tensor]) -> _Given | None:
+        """Each of these nodes, of each type, gives to its sources."""
+        problem = self._problem
+        of_relation = [nodes[target] for _, target in problem.ends]
+        if not any(some.numel() for some in of_relation):
+            return None
+        rows = _rows(problem, of_relation, most=_SHARED)
+        if not rows.bounds[-1]:
+            return None
+        *_, base, span = problem.of_rows(tuple(map(len, of_relation)))
+        drawn = rows.first[:, None] + self._picked(rows.size)
+        has = torch.arange(_SHARED, device=drawn.device) < rows.count[:, None]
+        which = torch.searchsorted(has.view(-1).cumsum(0), torch.arange(1, rows.bounds[-1] + 1, device=drawn.device))
+        owner = which // _SHARED
+        ends = problem.sources(drawn.view(-1)[which], rows.bounds)
+        self._keys.append(torch.add(1, ends + _of(base, owner), alpha=2))
+        share = torch.div(1 << _SHARE_BITS, rows.count.clamp(min=1), rounding_mode="floor")
+        self._shares.append(share[owner])
+        return _Given(ends, rows.bounds, ((ends < 0) | (ends >= _of(span, owner))).any())
+
+    def _picked(self, size: Tensor) -> Tensor:
+        """Places [rows, _SHARED] in rows of these sizes that are different, ascending and any as likely; all of a row,
+        and others, if it has no more.
+
+        An urn has a ball of each of n - k + 1 colours. A ball is drawn, and put back with another of its colour, k
+        times: any multiset of colours is as likely (Polya). Sorted, and 0, 1, 2, ... added to them, the colours are k
+        of n.
+        """
+        order = torch.arange(_SHARED, device=size.device)
+        parts = []
+        for some in size.split(max(MOST_AT_ONCE // _SHARED, 1)):
+            colours = (some - (_SHARED - 1)).clamp_(min=1)[:, None]
+            # Of 2^63 numbers, which differ in how likely they are by the number of balls over that.
+            ball = torch.empty((some.numel(), _SHARED), dtype=torch.int64, device=size.device)
+            ball.random_(generator=self._generator).remainder_(colours + order)
+            copied = ball - colours  # which draw's ball had this one put into the urn; none if negative
+            source = torch.where(copied < 0, order, copied)
+            for _ in range((_SHARED - 1).bit_length()):
+                source = source.gather(1, source)
+            parts.append(ball.gather(1, source).sort(1).values + order)
+        return _joined(parts)
+
+    def take(self, counts: Sequence[int], given: _Given | None) -> list[Tensor]:
+        """So many nodes of each type that are not in the batch yet, each with the square of what it was given: those
+        whose exponential keys are the smallest (Efraimidis and Spirakis). They are in the batch from now on."""
+        problem = self._problem
+        all_keys, all_shares = _joined(self._keys), _joined(self._shares)
+        self._keys, self._shares = [all_keys], [all_shares]
+        keys, order = all_keys.sort()
+        numbers, share = keys >> 1, all_shares[order]
+        # The first gift to each node has the sum of all.
+        until = share.cumsum(0)
+        last = torch.searchsorted(numbers, numbers, right=True) - 1
+        budget = (until[last] - until + share).double()
+        weight = torch.empty_like(budget).exponential_(generator=self._generator) / (budget * budget)
+        weight.masked_fill_((keys & 1 == 0) | (keys.diff(prepend=self._before) < 2), torch.inf)
+        of_type = torch.searchsorted(self._bases, numbers, right=True) - 1
+        ordered, order = ((weight.view(torch.int64) >> self._bits) + self._first[of_type]).sort()
+        told = [torch.searchsorted(ordered, self._limits)]
+        limits = torch.cat(told if given is None else [*told, given.wrong[None]]).tolist()
+        if given is not None and limits.pop():
+            problem.check_sources(given.ends, given.bounds)
+        starts, ends = limits[::2], limits[1::2]
+        taken = [order[low : min(low + n, high)] for low, high, n in zip(starts, ends, counts, strict=True)]
+        fresh = numbers[torch.cat(taken)]
+        self.enter(fresh)
+        parts = fresh.split([some.numel() for some in taken])
+        return [(some - base).to(problem.dtype) for some, base in zip(parts, problem.bases, strict=False)]
+
+
+class _Given(NamedTuple):
+    """Who was given something, relation by relation between bounds, and whether somebody is wrong."""
+
+    ends: Tensor
+    bounds: list[int]
+    wrong: Tensor

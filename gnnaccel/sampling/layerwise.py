@@ -11,7 +11,7 @@ from gnnaccel._library import INDEX_TYPES, launch, pointer
 from gnnaccel.sampling import _arrays, by_torch
 from gnnaccel.sampling._arrays import CPU, Relation
 from gnnaccel.sampling.neighbors import EdgeType, HeteroNeighborSample
-from gnnaccel.sampling.subgraphs import induced_subgraph
+from gnnaccel.sampling.subgraphs import Subgraph, induced_subgraph
 
 
 def hgt_sample(
@@ -72,14 +72,8 @@ def hgt_sample(
     seeds = {name: _arrays.index_array(op, f"seeds[{name!r}]", nodes, dtype, device) for name, nodes in seeds.items()}
     none = torch.empty(0, dtype=dtype, device=device)
     starts = {name: seeds.get(name, none) for name in sizes}
-    choose = by_torch.hgt_nodes if by_torch.serves(none) else _on_cpu
-    node, per_hop = choose(op, relations, starts, counts, sizes, _arrays.random_seed(op, seed))
-    edges = {}
-    for kind, relation in relations.items():
-        size = sizes[kind[0]] if sizes[kind[0]] >= 0 else None
-        edges[kind] = induced_subgraph(
-            relation.indptr, relation.indices, node[kind[-1]], sources=node[kind[0]], num_sources=size
-        )
+    ways = _in_torch if by_torch.serves(none) else _on_cpu
+    node, per_hop, edges = ways(op, relations, starts, counts, sizes, _arrays.random_seed(op, seed))
     return HeteroNeighborSample(
         node,
         {kind: found.row for kind, found in edges.items()},
@@ -91,7 +85,20 @@ def hgt_sample(
     )
 
 
-def _on_cpu(op, relations, starts, counts, sizes, seed) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+_Sampled = tuple[dict[str, Tensor], dict[str, list[int]], Mapping[EdgeType, by_torch.Edges | Subgraph]]
+
+
+def _in_torch(op, relations, starts, counts, sizes, seed) -> _Sampled:
+    names = list(sizes)
+    ends = [(names.index(kind[0]), names.index(kind[-1])) for kind in relations]
+    problem = by_torch.Problem(op, list(relations.values()), ends, list(sizes.values()))
+    node, per_hop = by_torch.hgt_nodes(problem, list(starts.values()), list(counts.values()), seed)
+    edges = by_torch.induced(problem, [node[target] for _, target in ends], node)
+    of_type = dict(zip(names, node, strict=True)), dict(zip(names, per_hop, strict=True))
+    return *of_type, dict(zip(relations, edges, strict=True))
+
+
+def _on_cpu(op, relations, starts, counts, sizes, seed) -> _Sampled:
     names = list(sizes)
     dtype = starts[names[0]].dtype
     out = launch(
@@ -103,4 +110,10 @@ def _on_cpu(op, relations, starts, counts, sizes, seed) -> tuple[dict[str, Tenso
         (0, 0, seed, 1, len(counts[names[0]]), INDEX_TYPES[dtype], *[False] * 4),
     )
     node = dict(zip(names, _arrays.tensors(out.nodes, dtype), strict=True))
-    return node, dict(zip(names, out.nodes_per_hop, strict=True))
+    edges = {}
+    for kind, relation in relations.items():
+        size = sizes[kind[0]] if sizes[kind[0]] >= 0 else None
+        edges[kind] = induced_subgraph(
+            relation.indptr, relation.indices, node[kind[-1]], sources=node[kind[0]], num_sources=size
+        )
+    return node, dict(zip(names, out.nodes_per_hop, strict=True)), edges

@@ -96,7 +96,11 @@ def induced_subgraph(
         _arrays.length(op, "batch", batch, nodes.numel(), "nodes")
     num_nodes = -1 if num_sources is None else num_sources
     if by_torch.serves(relation.indptr):
-        return Subgraph(*by_torch.induced(op, relation, nodes, sources, num_nodes, batch))
+        problem = by_torch.Problem(op, [relation], [(0, 0)], [num_nodes])
+        problem.check("nodes", sources, 0)
+        (edges,) = by_torch.induced(problem, [nodes], [sources], batch)
+        starts = torch.arange(nodes.numel() + 1, dtype=dtype, device=device)
+        return Subgraph(torch.searchsorted(edges.col, starts).to(dtype), *edges)
     address, stamp = 0, 1
     if batch is None and 0 < num_nodes <= _arrays.LARGEST_TABLE:
         address, stamp = _arrays.table(num_nodes)
