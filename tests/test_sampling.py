@@ -1,5 +1,6 @@
 """Sampling: batches against plain Python, probabilities by chi-square, bad input, threads, memory of the table."""
 
+import collections
 import itertools
 import threading
 
@@ -430,6 +431,47 @@ def test_hgt_draws_by_the_square_of_what_was_given(way):
     assert p_value(found, torch.tensor([0, 0, 0, 2000.0, 500, 500])) > 0.01
 
 
+def test_hgt_adds_up_what_was_given_through_several_edge_types(way):
+    # Of "b" node 2 gets 1/2 of each of three rows, 0 and 1 get 1/2 of one, 3 gets 1/2 too: 9 to 1 to 1 to 1.
+    graph = {
+        ("b", "to", "a"): (torch.tensor([0, 2, 4]), torch.tensor([2, 0, 1, 2])),
+        ("b", "of", "a"): (torch.tensor([0, 2, 2]), torch.tensor([2, 3])),
+        ("c", "of", "a"): (torch.tensor([0, 1, 1]), torch.tensor([5])),
+    }
+    found = torch.zeros(4)
+    for seed in range(2000):
+        out = hgt_sample(graph, {"a": torch.tensor([0, 1])}, {"a": [1], "b": [1], "c": [2]}, seed=seed)
+        found[out.node["b"][0]] += 1
+        assert out.node["a"].tolist() == [0, 1] and out.node["c"].tolist() == [5]
+    assert p_value(found, torch.tensor([1, 1, 9, 1]) * 2000 / 12) > 0.01
+
+
+@pytest.mark.parametrize("degree", [1, 3, 4, 7])
+def test_what_a_hub_gives_to_is_any_set_as_likely(degree, monkeypatch):
+    monkeypatch.setattr(by_torch, "_SHARED", 3)
+    monkeypatch.setattr(by_torch, "MOST_AT_ONCE", 20_000)
+    places = by_torch.picked(torch.full((10_000,), degree), torch.Generator().manual_seed(1))[:, :degree]
+    sets = list(itertools.combinations(range(degree), min(degree, 3)))
+    found = torch.zeros(len(sets))
+    for drawn, count in collections.Counter(map(tuple, places.tolist())).items():
+        found[sets.index(drawn)] = count
+    assert len(sets) == 1 or p_value(found, torch.full((len(sets),), 10_000 / len(sets))) > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_hgt_repeats_a_seed_and_its_edges_are_of_the_graph(dtype, way):
+    graph = hetero(dtype)
+    given = {"b": torch.tensor([3, 3, 1], dtype=dtype)}, {"a": [3, 0, 4], "b": [0, 2, 2], "c": [1, 1, 1]}
+    out = hgt_sample(graph, *given, seed=5)
+    assert plain(hgt_sample(graph, *given, seed=5)) == plain(out)
+    for (source, _, target), edges in out.edge.items():
+        assert edges.dtype == out.node[source].dtype == dtype
+        assert len(out.node[target]) == sum(out.num_nodes_per_hop[target])
+    for name, seeds in (("a", 0), ("b", 3), ("c", 0)):
+        assert out.node[name][seeds:].unique().numel() == out.node[name].numel() - seeds
+    assert out.node["b"][:3].tolist() == [3, 3, 1] and not {1, 3} & set(out.node["b"][3:].tolist())
+
+
 def test_hgt_samples_hubs_in_part_and_counts_by_hop(way):
     indptr, indices = torch.tensor([0, 200] + [200] * 199), torch.arange(200)
     graph = {("n", "to", "n"): (indptr, indices)}
@@ -500,6 +542,7 @@ def test_an_error_in_one_of_many_chunks_ends_the_call(threads):
 
 def test_bad_input_of_others(way):
     graph = {("a", "to", "b"): (INDPTR, INDICES)}
+    both = dict(seeds={"a": SEEDS, "b": SEEDS}, num_samples={"a": [2, 2], "b": [2, 2]})
     for call, error in (
         (lambda: hetero_neighbor_sample(graph, {"b": SEEDS}, {}), ValueError),
         (lambda: hetero_neighbor_sample(graph, {"b": SEEDS}, [1], edge_weight={("x", "y", "z"): SEEDS}), ValueError),
@@ -515,6 +558,12 @@ def test_bad_input_of_others(way):
         (lambda: hgt_sample(graph, {"b": SEEDS}, {"a": [1], "b": [-1]}), ValueError),
         (lambda: hgt_sample(graph, {"b": SEEDS + 7}, {"a": [1], "b": [1]}), ValueError),
         (lambda: hgt_sample({}, {"b": SEEDS}, {"b": [1]}), TypeError),
+        (lambda: hgt_sample(graph, {"a": SEEDS - 1}, {"a": [1], "b": [1]}), ValueError),
+        (lambda: hgt_sample({**graph, ("b", "to", "a"): (INDPTR, INDICES + 1)}, **both), ValueError),
+        (lambda: hgt_sample({**graph, ("b", "to", "a"): (INDPTR, INDICES - 2)}, **both), ValueError),
+        (lambda: hgt_sample({**graph, ("b", "to", "a"): (INDPTR + 1, INDICES)}, **both), ValueError),
+        (lambda: hgt_sample({**graph, ("b", "to", "a"): (INDPTR[:1], INDICES)}, **both), ValueError),
+        (lambda: hgt_sample({**graph, ("b", "of", "a"): (INDPTR[:2], INDICES)}, **both), ValueError),
     ):
         with pytest.raises(error, match=r"sample: |subgraph: "):
             call()

@@ -242,11 +242,14 @@ def _hgt_init(original: Callable) -> Callable:
 
 def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
     kept, some = kept_of(self, _HGT), next(iter(self.colptr_dict.values()))
-    out = sampling.hgt_sample(
-        _graph(self.edge_types, self.colptr_dict, self.row_dict),
-        {inputs.input_type: inputs.node.to(some.device, some.dtype)},
-        self.num_samples,
-    )
+    graph = _graph(self.edge_types, self.colptr_dict, self.row_dict)
+    nodes = inputs.node.to(some.dtype)
+    if some.is_cuda and not nodes.is_cuda:
+        with ahead.beside(some.device) as made:
+            out = sampling.hgt_sample(graph, {inputs.input_type: _sent(some.device, nodes)}, self.num_samples)
+            made += [array for part in (out.node, out.row, out.col, out.edge) for array in part.values()]
+    else:
+        out = sampling.hgt_sample(graph, {inputs.input_type: nodes.to(some.device)}, self.num_samples)
     made = HeteroSamplerOutput(
         node=out.node, row=out.row, col=out.col, edge=out.edge, batch=None, metadata=(inputs.input_id, inputs.time)
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling._arrays import Relation
 
-# Edges that are looked at in one go, at some 40 bytes each: enough of them that a GPU is busy.
+# Edges that are looked at in one go, at some 70 bytes each: enough of them that a GPU is busy.
 MOST_AT_ONCE = 1 << 22
 _SHARED = 50  # sources that a node gives something to, of one relation (cpp/layer_sample.cpp)
 _SHARE_BITS = 40  # of what a node gives away: whole numbers, whose sum is the same in any order
@@ -55,8 +55,8 @@ class Problem:
         self.spans = [unknown if size < 0 else size for size in sizes]
         self.bases = [0, *itertools.accumulate(self.spans)]
         self._known = [
-            (relation.num_rows - 1, relation.nnz, self.bases[source], self.spans[source])
-            for relation, (source, _) in zip(relations, ends, strict=True)
+            (self.bases[target], relation.num_rows - 1, relation.nnz, self.bases[source], self.spans[source])
+            for relation, (source, target) in zip(relations, ends, strict=True)
         ]
         self._of_rows: dict[tuple[int, ...], tuple[int | Tensor, ...]] = {}
         self._columns = [column[:, None] for column in self.sent(self._known)] if len(relations) > 1 else []
@@ -68,8 +68,9 @@ class Problem:
         return there.split([len(some) for some in numbers])
 
     def of_rows(self, counts: tuple[int, ...]) -> tuple[int | Tensor, ...]:
-        """Of each of so many rows of each relation: the last row, how many edges there are, the first number of a
-        source, and how many sources there are. Of one relation alone they are the same for all."""
+        """Of each of so many rows of each relation: the first number of a destination, the last row, how many edges
+        there are, the first number of a source, and how many sources there are. Of one relation alone they are the same
+        for all."""
         if len(counts) == 1:
             return self._known[0]
         if counts not in self._of_rows:
@@ -95,12 +96,8 @@ class Problem:
     def sources(self, at: Tensor, bounds: Sequence[int]) -> Tensor:
         """Sources, as int64, of the edges at these places, of which each relation has those between two of `bounds`; of
         one edge at least."""
-        parts = [
-            relation.indices.index_select(0, at[low:high])
-            for relation, (low, high) in zip(self.relations, itertools.pairwise(bounds), strict=True)
-            if low < high
-        ]
-        return _joined(parts).long()
+        parts = zip(self.relations, at.split(_sizes(bounds)), strict=True)
+        return _joined([relation.indices.index_select(0, some) for relation, some in parts]).long()
 
     def check_sources(self, ends: Tensor, bounds: Sequence[int]) -> None:
         """ValueError for the first source that there is not, of what `sources` gives."""
@@ -112,48 +109,50 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+def _sizes(bounds: Sequence[int]) -> list[int]:
+    return [high - low for low, high in itertools.pairwise(bounds)]
+
+
 def _of(values: int | Tensor, which: Tensor) -> int | Tensor:
-    return values if isinstance(values, int) else values[which]
+    return values if isinstance(values, int) else values.index_select(0, which)
 
 
 class _Rows(NamedTuple):
-    """Rows of nodes, relation by relation: where each begins, how many edges it has, up to how many of them, and where
-    those of each relation begin and end (one more than there are relations); the same of rows."""
+    """Rows of nodes, relation by relation: where each begins, how many edges it has, how many of these count and how
+    many do up to its end; between which of those edges, and between which rows, each relation's are."""
 
     first: Tensor
     size: Tensor
-    count: Tensor
+    edges: Tensor
     last: Tensor
     bounds: list[int]
     rows: list[int]
 
 
-def _rows(problem: Problem, nodes: Sequence[Tensor], most: int | None = None) -> _Rows:
-    """The rows of these nodes in each relation, up to `most` edges of each. The host waits once.
+def _rows(problem: Problem, nodes: Tensor, counts: tuple[int, ...], most: int | None = None) -> _Rows:
+    """The rows of so many of these nodes in each relation, up to `most` edges of each. The host waits once.
 
     There is a node at least.
     """
-    op, relations = problem.op, problem.relations
-    counts = tuple(of_relation.numel() for of_relation in nodes)
-    for relation, of_relation in zip(relations, nodes, strict=True):
-        if of_relation.numel() and not relation.num_rows:
-            problem.refuse("nodes", of_relation[0], 0)
-    flat = _joined(nodes)
-    last_row, nnz, *_ = problem.of_rows(counts)
-    inside = flat.clamp(min=0).clamp(max=last_row)
-    places = (inside[:, None] + torch.arange(2, device=flat.device)).view(-1).split([2 * count for count in counts])
+    relations = problem.relations
+    for relation, count, some in zip(relations, counts, nodes.split(counts), strict=True):
+        if count and not relation.num_rows:
+            problem.refuse("nodes", some[0], 0)
+    _, last_row, nnz, *_ = problem.of_rows(counts)
+    inside = nodes.clamp(min=0).clamp(max=last_row)
+    places = (inside[:, None] + torch.arange(2, device=nodes.device)).view(-1).split([2 * count for count in counts])
     parts = [relation.indptr.index_select(0, at) for relation, at in zip(relations, places, strict=True)]
     first, end = _joined(parts).long().view(-1, 2).unbind(1)
     size = end - first
-    wrong = (torch.minimum(torch.minimum(first, nnz - end), size) < 0) | (inside != flat)
-    count = size if most is None else size.clamp(max=most)
-    last = count.cumsum(0)
+    wrong = (torch.minimum(torch.minimum(first, nnz - end), size) < 0) | (inside != nodes)
+    edges = size if most is None else size.clamp(max=most)
+    last = edges.cumsum(0)
     rows = [0, *itertools.accumulate(counts)]
     *bounds, is_wrong = torch.stack([*(last[row - 1] for row in rows[1:] if row), wrong.any()]).tolist()
     if is_wrong:
-        for relation, of_relation in zip(relations, nodes, strict=True):
-            _refuse_rows(op, relation, of_relation)
-    return _Rows(first, size, count, last, [0] * (len(rows) - len(bounds)) + bounds, rows)
+        for relation, some in zip(relations, nodes.split(counts), strict=True):
+            _refuse_rows(problem.op, relation, some)
+    return _Rows(first, size, edges, last, [0] * (len(rows) - len(bounds)) + bounds, rows)
 
 
 def _refuse_rows(op: str, relation: Relation, nodes: Tensor) -> None:
@@ -194,9 +193,10 @@ def induced(
     """
     places = _Places(problem, sources, batch)
     found: list[list[Edges]] = [[] for _ in problem.relations]
-    if any(some.numel() for some in targets):
-        rows = _rows(problem, targets)
-        *_, base, span = problem.of_rows(tuple(map(len, targets)))
+    counts = tuple(some.numel() for some in targets)
+    if any(counts):
+        rows = _rows(problem, _joined(targets), counts)
+        *_, base, span = problem.of_rows(counts)
         for owner, at, bounds in _edges(rows):
             ends = problem.sources(at, bounds)
             place, is_there = places.of(ends, _of(base, owner), owner)
@@ -207,7 +207,7 @@ def induced(
                 problem.check_sources(ends, bounds)
             kept = [0] * (len(bounds) - len(kept)) + kept
             which = torch.searchsorted(before, torch.arange(1, kept[-1] + 1, device=before.device))
-            parts = [values[which].to(problem.dtype) for values in (place, owner, at)]
+            parts = [values.index_select(0, which).to(problem.dtype) for values in (place, owner, at)]
             for number, (low, high) in enumerate(itertools.pairwise(kept)):
                 if low < high:
                     row, col, edge = (part[low:high] for part in parts)
@@ -234,7 +234,7 @@ def _edges(rows: _Rows) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         whole = low == 0 and high == last.numel()
         owner = torch.repeat_interleave(rows.size if whole else rows.size[low:high], output_size=end - begin)
         owner = owner if low == 0 else owner + low
-        at = torch.arange(begin, end, device=last.device) + shift[owner]
+        at = torch.arange(begin, end, device=last.device) + shift.index_select(0, owner)
         yield owner, at, [min(max(bound - begin, 0), end - begin) for bound in rows.bounds]
 
 
@@ -266,20 +266,22 @@ class _Places:
             return owner, torch.zeros_like(owner, dtype=torch.bool)
         numbers = nodes if isinstance(base, int) and base == 0 else nodes + base
         if self._table is not None:
-            place = self._table[numbers.clamp(0, self._total - 1)]
+            place = self._table.index_select(0, numbers.clamp(0, self._total - 1))
             return place, place < self._count
         assert self._numbers is not None
         if self._batch is not None:
-            numbers = self._batch[owner].long() * self._span + numbers
+            numbers = self._batch.index_select(0, owner).long() * self._span + numbers
         at = torch.searchsorted(self._numbers, numbers).clamp_(max=self._numbers.numel() - 1)
-        return self._places[at], self._numbers[at] == numbers
+        return self._places.index_select(0, at), self._numbers.index_select(0, at) == numbers
 
 
-def hgt_nodes(
+def hgt(
     problem: Problem, seeds: Sequence[Tensor], counts: Sequence[Sequence[int]], seed: int
-) -> tuple[list[Tensor], list[list[int]]]:
-    """The nodes of `layerwise.hgt_sample`, and how many each hop added: drawn as likely as the CPU draws them, but
-    others. The host waits once for each type that has seeds, and twice in each hop.
+) -> tuple[list[Tensor], list[list[int]], list[Edges]]:
+    """`layerwise.hgt_sample`: the nodes of each type, how many each hop added, and the edges of each relation. Other
+    nodes than the CPU draws, as likely.
+
+    The host waits once for each type that has seeds, twice in each hop, and for the edges as `induced`.
 
     Parameters
     ----------
@@ -288,18 +290,21 @@ def hgt_nodes(
     counts : list of list of int
         Of each type how many to add in each hop.
     """
-    generator = torch.Generator(problem.device).manual_seed(seed)
-    for which, nodes in enumerate(seeds):
-        if nodes.numel():
-            problem.check("seeds", nodes, which)
-    budget = _Budget(problem, generator)
-    found = [[nodes] for nodes in seeds]
-    budget.enter(problem.numbers(seeds))
+    for which, some in enumerate(seeds):
+        if some.numel():
+            problem.check("seeds", some, which)
+    budget = _Budget(problem, torch.Generator(problem.device).manual_seed(seed))
+    numbers = problem.numbers(seeds)
+    added = [numbers.split([some.numel() for some in seeds])]
+    budget.enter(numbers)
     for of_types in zip(*counts, strict=True):
-        given = budget.give([nodes[-1] for nodes in found])
-        for nodes, more in zip(found, budget.take(of_types, given), strict=True):
-            nodes.append(more)
-    return [_joined(nodes) for nodes in found], [[some.numel() for some in nodes] for nodes in found]
+        given = budget.give(added[-1])
+        added.append(budget.take(of_types, given))
+    nodes, per_hop = [], []
+    for of_hops, base in zip(zip(*added, strict=True), problem.bases, strict=False):
+        nodes.append((_joined(of_hops) - base).to(problem.dtype))
+        per_hop.append([some.numel() for some in of_hops])
+    return nodes, per_hop, induced(problem, [nodes[target] for _, target in problem.ends], nodes)
 
 
 class _Budget:
@@ -318,81 +323,58 @@ class _Budget:
         self._bits = max(num_types - 1, 1).bit_length()
         first = [which << (63 - self._bits) for which in range(num_types)]
         limits = [key + more for key in first for more in (0, _INFINITE >> self._bits)]
-        self._bases, self._first, self._limits, self._before = problem.sent([problem.bases[:-1], first, limits, [-2]])
+        self._bases, self._first, self._limits, self._before = problem.sent([problem.bases[1:-1], first, limits, [-2]])
 
     def enter(self, numbers: Tensor) -> None:
         """Nodes that are in the batch from now on."""
         self._keys.append(numbers * 2)
         self._shares.append(torch.zeros_like(numbers))
 
-    def give(self, nodes: Sequence[Tensor]) -> _Given | None:
-        """Each of these nodes, of each type, gives to its sources."""
+    def give(self, numbers: Sequence[Tensor]) -> _Given | None:
+        """The nodes of each type that have these numbers give to their sources."""
         problem = self._problem
-        of_relation = [nodes[target] for _, target in problem.ends]
-        if not any(some.numel() for some in of_relation):
+        targets = [numbers[target] for _, target in problem.ends]
+        counts = tuple(some.numel() for some in targets)
+        if not any(counts):
             return None
-        rows = _rows(problem, of_relation, most=_SHARED)
+        first_target, _, _, first_source, num_sources = problem.of_rows(counts)
+        rows = _rows(problem, _joined(targets) - first_target, counts, most=_SHARED)
         if not rows.bounds[-1]:
             return None
-        *_, base, span = problem.of_rows(tuple(map(len, of_relation)))
-        drawn = rows.first[:, None] + self._picked(rows.size)
-        has = torch.arange(_SHARED, device=drawn.device) < rows.count[:, None]
+        drawn = rows.first[:, None] + picked(rows.size, self._generator)
+        has = torch.arange(_SHARED, device=drawn.device) < rows.edges[:, None]
         which = torch.searchsorted(has.view(-1).cumsum(0), torch.arange(1, rows.bounds[-1] + 1, device=drawn.device))
         owner = which // _SHARED
-        ends = problem.sources(drawn.view(-1)[which], rows.bounds)
-        self._keys.append(torch.add(1, ends + _of(base, owner), alpha=2))
-        share = torch.div(1 << _SHARE_BITS, rows.count.clamp(min=1), rounding_mode="floor")
-        self._shares.append(share[owner])
-        return _Given(ends, rows.bounds, ((ends < 0) | (ends >= _of(span, owner))).any())
+        ends = problem.sources(drawn.view(-1).index_select(0, which), rows.bounds)
+        self._keys.append(torch.add(1, ends + _of(first_source, owner), alpha=2))
+        self._shares.append(torch.div(1 << _SHARE_BITS, rows.edges.index_select(0, owner), rounding_mode="floor"))
+        return _Given(ends, rows.bounds, ((ends < 0) | (ends >= _of(num_sources, owner))).any())
 
-    def _picked(self, size: Tensor) -> Tensor:
-        """Places [rows, _SHARED] in rows of these sizes that are different, ascending and any as likely; all of a row,
-        and others, if it has no more.
-
-        An urn has a ball of each of n - k + 1 colours. A ball is drawn, and put back with another of its colour, k
-        times: any multiset of colours is as likely (Polya). Sorted, and 0, 1, 2, ... added to them, the colours are k
-        of n.
-        """
-        order = torch.arange(_SHARED, device=size.device)
-        parts = []
-        for some in size.split(max(MOST_AT_ONCE // _SHARED, 1)):
-            colours = (some - (_SHARED - 1)).clamp_(min=1)[:, None]
-            # Of 2^63 numbers, which differ in how likely they are by the number of balls over that.
-            ball = torch.empty((some.numel(), _SHARED), dtype=torch.int64, device=size.device)
-            ball.random_(generator=self._generator).remainder_(colours + order)
-            copied = ball - colours  # which draw's ball had this one put into the urn; none if negative
-            source = torch.where(copied < 0, order, copied)
-            for _ in range((_SHARED - 1).bit_length()):
-                source = source.gather(1, source)
-            parts.append(ball.gather(1, source).sort(1).values + order)
-        return _joined(parts)
-
-    def take(self, counts: Sequence[int], given: _Given | None) -> list[Tensor]:
-        """So many nodes of each type that are not in the batch yet, each with the square of what it was given: those
-        whose exponential keys are the smallest (Efraimidis and Spirakis). They are in the batch from now on."""
-        problem = self._problem
+    def take(self, counts: Sequence[int], given: _Given | None) -> Sequence[Tensor]:
+        """The numbers of so many nodes of each type that are not in the batch yet, each with the square of what it was
+        given: those whose exponential keys are the smallest (Efraimidis and Spirakis). They are in the batch from now
+        on."""
         all_keys, all_shares = _joined(self._keys), _joined(self._shares)
         self._keys, self._shares = [all_keys], [all_shares]
         keys, order = all_keys.sort()
-        numbers, share = keys >> 1, all_shares[order]
+        numbers, share = keys >> 1, all_shares.index_select(0, order)
         # The first gift to each node has the sum of all.
         until = share.cumsum(0)
         last = torch.searchsorted(numbers, numbers, right=True) - 1
-        budget = (until[last] - until + share).double()
+        budget = (until.index_select(0, last) - until + share).double()
         weight = torch.empty_like(budget).exponential_(generator=self._generator) / (budget * budget)
         weight.masked_fill_((keys & 1 == 0) | (keys.diff(prepend=self._before) < 2), torch.inf)
-        of_type = torch.searchsorted(self._bases, numbers, right=True) - 1
-        ordered, order = ((weight.view(torch.int64) >> self._bits) + self._first[of_type]).sort()
+        of_type = torch.searchsorted(self._bases, numbers, right=True)
+        ordered, order = ((weight.view(torch.int64) >> self._bits) + self._first.index_select(0, of_type)).sort()
         told = [torch.searchsorted(ordered, self._limits)]
         limits = torch.cat(told if given is None else [*told, given.wrong[None]]).tolist()
         if given is not None and limits.pop():
-            problem.check_sources(given.ends, given.bounds)
+            self._problem.check_sources(given.ends, given.bounds)
         starts, ends = limits[::2], limits[1::2]
         taken = [order[low : min(low + n, high)] for low, high, n in zip(starts, ends, counts, strict=True)]
-        fresh = numbers[torch.cat(taken)]
+        fresh = numbers.index_select(0, _joined(taken))
         self.enter(fresh)
-        parts = fresh.split([some.numel() for some in taken])
-        return [(some - base).to(problem.dtype) for some, base in zip(parts, problem.bases, strict=False)]
+        return fresh.split([some.numel() for some in taken])
 
 
 class _Given(NamedTuple):
@@ -401,3 +383,25 @@ class _Given(NamedTuple):
     ends: Tensor
     bounds: list[int]
     wrong: Tensor
+
+
+def picked(size: Tensor, generator: torch.Generator) -> Tensor:
+    """Places [rows, _SHARED] in rows of these sizes that are different, ascending and any as likely; all of a row, and
+    others, if it has no more.
+
+    An urn has a ball of each of n - k + 1 colours. A ball is drawn, and put back with another of its colour, k times:
+    any multiset of colours is as likely (Polya). Sorted, and 0, 1, 2, ... added to them, the colours are k of n.
+    """
+    order = torch.arange(_SHARED, device=size.device)
+    parts = []
+    for some in size.split(max(MOST_AT_ONCE // _SHARED, 1)):
+        colours = (some - (_SHARED - 1)).clamp_(min=1)[:, None]
+        # Of 2^63 numbers: of n balls some are likelier by n / 2^63 than others.
+        ball = torch.empty((some.numel(), _SHARED), dtype=torch.int64, device=size.device)
+        ball.random_(generator=generator).remainder_(colours + order)
+        added = ball - colours  # by which draw this one came into the urn; before all if negative
+        source = torch.where(added < 0, order, added)
+        for _ in range((_SHARED - 1).bit_length()):
+            source = source.gather(1, source)
+        parts.append(ball.gather(1, source).sort(1).values + order)
+    return _joined(parts)

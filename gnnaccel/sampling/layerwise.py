@@ -52,7 +52,8 @@ def hgt_sample(
     what may be added, a node's probability is the square of what it was given.
 
     Runs where the tensors are. On the GPU other nodes are drawn than on the CPU from the same seed, as likely; the host
-    waits for it a few times in each hop, and twice for each edge type.
+    waits for it once for each type of the seeds, twice in each hop, twice for the edges, and once more for each further
+    2^22 edges of the nodes' rows.
     """
     op = "hgt_sample"
     device = next((_arrays.device_of(indptr) for indptr, _ in graph.values()), CPU)
@@ -92,8 +93,7 @@ def _in_torch(op, relations, starts, counts, sizes, seed) -> _Sampled:
     names = list(sizes)
     ends = [(names.index(kind[0]), names.index(kind[-1])) for kind in relations]
     problem = by_torch.Problem(op, list(relations.values()), ends, list(sizes.values()))
-    node, per_hop = by_torch.hgt_nodes(problem, list(starts.values()), list(counts.values()), seed)
-    edges = by_torch.induced(problem, [node[target] for _, target in ends], node)
+    node, per_hop, edges = by_torch.hgt(problem, list(starts.values()), list(counts.values()), seed)
     of_type = dict(zip(names, node, strict=True)), dict(zip(names, per_hop, strict=True))
     return *of_type, dict(zip(relations, edges, strict=True))
 
