@@ -295,19 +295,32 @@ def test_a_side_stream():
         assert torch.equal(getattr(out, name).cpu(), want), name
 
 
-@pytest.mark.skipif(bool(EMULATED), reason="has nothing to wait for")
-@pytest.mark.parametrize(("fanouts", "waits"), [([15, 10, 5], 1), ([40, 3], 1), ([-1, 5], 2), ([5, -1], 1)])
-def test_the_host_waits_once_and_for_unbounded_hops(fanouts, waits):
-    arrays = moved(*uneven(), torch.arange(50))
-    neighbor_sample(*arrays, fanouts, seed=1)
+def waited(call) -> int:
+    """How often the host waits in a second call."""
+    call()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            neighbor_sample(*arrays, fanouts, seed=1)
+            call()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert sum("synchronizing CUDA operation" in str(warning.message) for warning in seen) == waits
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in seen)
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="has nothing to wait for")
+@pytest.mark.parametrize(("fanouts", "waits"), [([15, 10, 5], 1), ([40, 3], 1), ([-1, 5], 2), ([5, -1], 1)])
+def test_the_host_waits_once_and_for_unbounded_hops(fanouts, waits):
+    arrays = moved(*uneven(), torch.arange(50))
+    assert waited(lambda: neighbor_sample(*arrays, fanouts, seed=1)) == waits
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="has nothing to wait for")
+@pytest.mark.parametrize("hops", [0, 1, 3])
+def test_the_host_waits_twice_in_each_hop_of_hgt(hops):
+    indptr, indices, seeds = moved(*uneven(), torch.arange(9))
+    graph = {("n", name, "n"): (indptr, indices) for name in ("to", "of", "by")}
+    assert waited(lambda: sampling.hgt_sample(graph, {"n": seeds}, {"n": [6] * hops})) == 1 + 2 * hops + 2
 
 
 # ---- Walks, which are torch's operations on either device. ----
