@@ -69,8 +69,8 @@ def induced_subgraph(
 
     Notes
     -----
-    Runs where the tensors are. A GPU's result is the CPU's; the host waits for its sizes, once for each 2^22 edges of
-    the nodes' rows, and once before.
+    Runs where the tensors are. A GPU's result is the CPU's; the host waits three times, for whether the nodes are there
+    and for sizes, and once more for each further 2^22 edges of the nodes' rows.
 
     Examples
     --------
