@@ -27,7 +27,6 @@ class Kept {
 #endif
   }
   __device__ __forceinline__ void start(int position) { to_ = row_ + position * kStep; }
-  __device__ __forceinline__ bool ends_at(int position) const { return to_ == row_ + position * kStep; }
   __device__ __forceinline__ uint32_t get(int position) const {
 #if defined(__CUDA_ARCH__)
     uint32_t feature;
@@ -91,22 +90,19 @@ __global__ void __launch_bounds__(kThreads, OWN <= 8 ? kBlocks : 2)
     if (!found || !(fabsf(cut) <= 1e12f)) guess = {};  // a row like no other says nothing of the next
     if (wrong != 0) move_cut(own, wrong, cut, edge, above);
     const int end = sum_up_to(above);
-    found = found && __shfl_sync(~0u, end, 31) == k;
-    if (found) {
-      // What does not hold (see below) may have counted wrongly, and must not write past the list.
-      const int from = end - above;
-      list.start(from < 0 ? 0 : from < 31 * OWN ? from : 31 * OWN);
+    uint32_t taken = 0;
 #pragma unroll
-      for (int i = 0; i < OWN; ++i) list.put(!(own[i] <= cut), lane * OWN + i);
-      found = __all_sync(~0u, list.ends_at(end));  // not so with NaN, with some ties, with differences below 2^-80
+    for (int i = 0; i < OWN; ++i) taken |= static_cast<uint32_t>(!(own[i] <= cut)) << i;
+    // Lanes have counted wrongly with NaN, some ties and differences below 2^-80.
+    found = found && __shfl_sync(~0u, end, 31) == k && __popc(taken) == above;
+    int from = end - above;
+    if (!__all_sync(~0u, found)) {
+      taken = taken_with_ties<T, OWN, FULL>(x + lane * OWN, there, k, edge);
+      from = sum_up_to(__popc(taken)) - __popc(taken);
     }
-    if (!found) {
-      const uint32_t taken = taken_with_ties<T, OWN, FULL>(x + lane * OWN, there, k, edge);
-      list.start(sum_up_to(__popc(taken)) - __popc(taken));
-      __syncwarp();
+    list.start(from);
 #pragma unroll
-      for (int i = 0; i < OWN; ++i) list.put(taken >> i & 1, lane * OWN + i);
-    }
+    for (int i = 0; i < OWN; ++i) list.put(taken >> i & 1, lane * OWN + i);
     __syncwarp();
     auto write = [&](int i) {
       if (lane + i >= k) return;

@@ -19,15 +19,18 @@ namespace {
 struct Config {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
-  // Nonzeros of a lane, in the mean; of a graph of fewer than `few_nonzeros`, whose rows leave threads without work.
-  static constexpr int lane_run = 4, few_run = 2;
+  // Nonzeros of a lane, in the mean: less than six, which meshes and the like have in each row. Of a graph of fewer
+  // than `few_nonzeros`, whose rows leave threads without work, two; and of one that leaves most of them without work,
+  // as few as its longest row needs.
+  static constexpr double lane_run = 5.9, few_run = 2;
+  static constexpr int64_t few_threads = 1 << 17, short_run = 8;
   static constexpr int longest_run = 16;  // a row of more for each of its lanes is left to a warp or a block
-  static constexpr int in_flight = 4;     // gathers of a lane
+  static constexpr int in_flight = 4;     // neighbouring nonzeros of a lane: their indices come in one load
   // Rows of more nonzeros are cut, into pieces between multiples of `piece`.
   static constexpr int64_t longest = 8192, piece = 4096;
-  // Which graphs are for this kernel (`pays`): nonzeros, and mean degrees.
-  static constexpr int64_t few_nonzeros = 400000, some_nonzeros = 1000000, many_nonzeros = 1200000;
-  static constexpr int64_t few_degree = 16, short_degree = 8, long_degree = 30, weighed_degree = 256;
+  // Which graphs are for this kernel (`pays`): nonzeros, rows, mean degrees, and the longest row of an even graph.
+  static constexpr int64_t few_nonzeros = 400000, many_nonzeros = 1200000, few_rows = 4096;
+  static constexpr int64_t few_degree = 16, even_degree = 64;
   static_assert(longest >= piece, "a row that is cut holds a multiple");
 };
 
@@ -44,6 +47,7 @@ struct Params {
   T* out;
   int64_t num_feats;
   bool mean;
+  bool in_runs;  // indices, edge_ids and weights lie so that four of them are one load, or two
   double empty_value;
   Epilogue<T> epilogue;
   int lanes;            // of a row, a power of two
@@ -98,46 +102,91 @@ struct Row {
   }
 };
 
-// What lane `member` of `step` has of the nonzeros begin .. end - 1.
+// Values `at` .. at + 3 of an array, `at` a multiple of four.
+template <typename T>
+struct Run {
+  static constexpr int size = Config::in_flight, n = sizeof(T) <= 4 ? size : 2;
+  Pack<T, n> parts[size / n];
+  template <typename I>
+  __device__ __forceinline__ void load(const T* base, I at) {
+#pragma unroll
+    for (int i = 0; i < size / n; ++i) cuda::load(base + at + i * n, parts[i]);
+  }
+  __device__ __forceinline__ T operator[](int u) const { return parts[u / n].values[u % n]; }
+};
+
+// Four nonzeros that lie together, from place `at` on; which of them are a row's, the caller says.
+template <Weight WEIGHT, typename T, typename I>
+struct Nonzeros {
+  static constexpr int size = Config::in_flight;
+  I source[size];
+  Acc<T> scale[size];
+
+  template <typename F>
+  __device__ __forceinline__ void read(const Params<T, I>& p, I at, F inside) {
+    constexpr bool weighs = WEIGHT != Weight::none;
+    const T* weights = static_cast<const T*>(p.rhs.data);
+    if (p.in_runs && at <= p.nnz - size) {
+      Run<I> run;
+      run.load(p.indices, at);
+#pragma unroll
+      for (int u = 0; u < size; ++u) source[u] = run[u];
+      if constexpr (weighs) {
+        if (!weights) {
+#pragma unroll
+          for (int u = 0; u < size; ++u) scale[u] = 1;
+        } else if (p.edge_ids) {
+          run.load(p.edge_ids, at);
+#pragma unroll
+          for (int u = 0; u < size; ++u) scale[u] = inside(u) ? load_one(weights + run[u]) : 0;
+        } else {
+          Run<T> values;
+          values.load(weights, at);
+#pragma unroll
+          for (int u = 0; u < size; ++u) scale[u] = widen(values[u]);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int u = 0; u < size; ++u) {
+      if (!inside(u)) continue;
+      source[u] = __ldg(p.indices + at + u);
+      if constexpr (weighs) {
+        const I edge = p.edge_ids ? __ldg(p.edge_ids + at + u) : static_cast<I>(at + u);
+        scale[u] = weights ? load_one(weights + edge) : 1;
+      }
+    }
+  }
+};
+
+// What lane `member` of `step` has of the nonzeros begin .. end - 1: every step-th four of them that lie together.
 template <int D, Weight WEIGHT, typename T, typename I>
 __device__ __forceinline__ Row<T, I, D> gather(const Params<T, I>& p, I begin, I end, int member, int step) {
-  constexpr int N = vector_of<T, D>, batch = Config::in_flight;
-  constexpr bool weighs = WEIGHT != Weight::none;
+  constexpr int N = vector_of<T, D>, size = Config::in_flight;
+  using Place = std::make_unsigned_t<I>;  // beyond the last nonzero, too
+  const Place first = begin, last = end;
   Row<T, I, D> sum;
   sum.clear();
 #pragma unroll 1
-  for (I left = end - begin - member; left > 0; left -= batch * step) {
-    const I first = end - left;
-    I source[batch], edge[batch];
-    Acc<T> scale[batch];
-    Pack<T, N> x[batch][D / N];
+  for (Place at = first / size * size + size * member; at < last; at += size * step) {
+    const auto inside = [=](int u) { return at + u >= first && at + u < last; };
+    Nonzeros<WEIGHT, T, I> nonzeros;
+    Pack<T, N> x[size][D / N];
+    nonzeros.read(p, static_cast<I>(at), inside);
 #pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      edge[u] = first + u * step;
-      if (u * step >= left) continue;
-      source[u] = __ldg(p.indices + first + u * step);
-      if (weighs && p.edge_ids) edge[u] = __ldg(p.edge_ids + edge[u]);
-    }
-    if constexpr (weighs) {
-#pragma unroll
-      for (int u = 0; u < batch; ++u) {
-        scale[u] = 1;
-        if (u * step < left && p.rhs.data) scale[u] = load_one(static_cast<const T*>(p.rhs.data) + edge[u]);
-      }
+    for (int u = 0; u < size; ++u) {
+      if (!inside(u)) continue;
+      load_row<D>(p.x, nonzeros.source[u], x[u]);
+      if constexpr (WEIGHT == Weight::fused) nonzeros.scale[u] *= p.source_scale[nonzeros.source[u]];
     }
 #pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      if (u * step >= left) continue;
-      load_row<D>(p.x, source[u], x[u]);
-      if constexpr (WEIGHT == Weight::fused) scale[u] *= p.source_scale[source[u]];
-    }
-#pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      if (u * step >= left) continue;
+    for (int u = 0; u < size; ++u) {
+      if (!inside(u)) continue;
 #pragma unroll
       for (int d = 0; d < D; ++d) {
         const Acc<T> value = widen(x[u][d / N].values[d % N]);
-        sum[d] += weighs ? scale[u] * value : value;
+        sum[d] += WEIGHT != Weight::none ? nonzeros.scale[u] * value : value;
       }
     }
   }
@@ -171,8 +220,15 @@ __device__ __forceinline__ void take_pieces(const Params<T, I>& p) {
   }
 }
 
+// Blocks of a multiprocessor: gathers wait for memory, and more threads do more for that than more registers.
 template <typename T, typename I, int D, Weight WEIGHT>
-__global__ void __launch_bounds__(Config::threads) narrow_kernel(const Params<T, I> p) {
+constexpr int blocks_of = sizeof(T) > 4 || sizeof(I) > 4     ? 1
+                          : D == 1 && WEIGHT != Weight::none ? 8
+                          : D <= 2                           ? 6
+                                                             : 5;
+
+template <typename T, typename I, int D, Weight WEIGHT>
+__global__ void __launch_bounds__(Config::threads, blocks_of<T, I, D, WEIGHT>) narrow_kernel(const Params<T, I> p) {
   constexpr bool fused = WEIGHT == Weight::fused;
   if (blockIdx.x < p.cut_blocks) return take_pieces<D, WEIGHT>(p);
   __shared__ int num_long;
@@ -245,25 +301,51 @@ int64_t pieces_of(const SpmmCall& call) {
   return none ? 0 : ceil_div(call.graph.nnz, Config::piece);
 }
 
-int lanes_of(const Csr& graph) {
-  const int run = graph.nnz < Config::few_nonzeros ? Config::few_run : Config::lane_run;
+int lanes_of(const SpmmCall& call) {
+  const int64_t rows = call.graph.num_rows, nnz = call.graph.nnz;
+  const double run = nnz < Config::few_nonzeros ? Config::few_run : Config::lane_run;
   int lanes = 1;
-  while (lanes < 32 && lanes * run * graph.num_rows < graph.nnz) lanes *= 2;
+  while (lanes < 32 && lanes * run * static_cast<double>(rows) < static_cast<double>(nnz)) lanes *= 2;
+  const int64_t longest = call.work.items ? call.work.longest : 0;
+  while (lanes < 32 && lanes * rows < Config::few_threads && longest > lanes * Config::short_run) lanes *= 2;
   return lanes;
 }
 
-// H100, times as fast as along a list: sums of 1, 2, 3 and 4 features of yeast-like (degree 2.1) 5.4, 3.6, 2.8, 2.7;
-// road-like (2.7) 5.1, 4.4, 2.6, 2.5; dd (5.0) 2.2, 2.1, 1.6, 1.6; mesh-like (6.0) 1.3, 1.4, 1.2, 1.2; amazon0505-like
-// (11.9) 1.1, 1.2, 0.9, 1.0; gowalla_rec (29) 1.1, 1.0, 0.8, 1.1; artist-like (32) 0.9, 1.0, 0.7, 0.9; proteins-like
-// (597) 0.9, 0.9, 0.7, 0.8, but 1.1 of one with weights. Of smaller graphs amazon_computers (36,
-// 0.49M) 1.4, 1.3, 1.1, 1.2, fb15k237 (21, 0.31M) 1.2, 1.3, 1.0, 1.2; email_enron (10, 0.37M), whose hubs lie side by
-// side, 0.9, 0.9, 0.7, 0.8; cora (3.9) 0.9.
+// H100, times as fast as along a list, sums and weighted sums of 1, 2, 3 and 4 features:
+//   yeast-like (degree 2.1)          4.9 3.9, 3.5 3.4, 2.9 2.8, 2.9 2.7
+//   road-like (2.7)                  4.0 4.3, 3.8 3.1, 2.5 2.4, 2.5 2.2
+//   dd (5.0)                         2.4 2.3, 2.2 2.2, 1.8 1.8, 1.9 1.9
+//   mesh-like (6.0)                  1.2 1.3, 1.2 1.3, 1.1 1.2, 1.2 1.3
+//   amazon0505-like (12)             1.1 1.2, 1.2 1.2, 1.0 1.1, 1.1 1.2
+//   arxiv-like (14)                  1.0 1.1, 1.0 1.1, 0.9 1.0, 1.0 1.1
+//   blogcatalog-like (24)            1.2 1.2, 1.1 1.2, 0.9 1.0, 1.1 1.2
+//   gowalla_rec (29)                 1.1 1.2, 1.1 1.2, 0.9 1.0, 1.0 1.1
+//   recommendation-like (31)         1.0 1.2, 1.1 1.2, 0.9 1.0, 1.0 1.1
+//   artist-like (32)                 1.0 1.1, 1.0 1.0, 0.8 0.9, 0.9 1.0
+//   proteins-like (597)              0.9 1.1, 0.8 1.0, 0.6 0.8, 0.8 1.0
+// and of smaller ones
+//   tolokers (88, 1.04M)             1.3 1.4, 1.6 1.6, 1.2 1.3, 1.1 1.1
+//   amazon_computers (36, 0.49M)     1.5 1.5, 1.5 1.4, 1.3 1.3, 1.3 1.3
+//   fb15k237 (21, 0.31M)             1.3 1.3, 1.3 1.3, 1.1 1.1, 1.2 1.2
+//   email_enron (10, 0.37M)          0.9 0.9, 0.9 0.9, 0.8 0.8, 0.8 0.8 (its hubs lie side by side)
+//   proteins (3.7, 0.16M, even)      1.2 1.2, 1.2 1.2, 1.1 1.1, 1.1 1.1
+//   cora (3.9, 10,556)               1.1 1.1, 1.1 1.1, 1.1 1.1, 1.1 1.0
 bool pays(const SpmmCall& call) {
-  const int64_t nnz = call.graph.nnz, degree = nnz / call.graph.num_rows;
-  if (call.num_feats > 2) return nnz >= Config::some_nonzeros && degree < Config::short_degree;
-  if (nnz < Config::few_nonzeros) return nnz > 0 && degree >= Config::few_degree;
-  const bool weighed = call.message == Message::mul && call.num_feats == 1 && degree >= Config::weighed_degree;
-  return nnz < Config::many_nonzeros || degree < Config::long_degree || weighed;
+  const int64_t nnz = call.graph.nnz, rows = call.graph.num_rows, degree = nnz / rows;
+  if (nnz < Config::few_nonzeros) {
+    const bool even = rows <= Config::few_rows || call.work.longest <= Config::even_degree;
+    return nnz > 0 && (degree >= Config::few_degree || (call.work.items && even));
+  }
+  if (nnz < Config::many_nonzeros) return true;
+  const bool weighs = weight_of(call) != Weight::none;
+  switch (call.num_feats) {
+    case 3:
+      return degree < (weighs ? 30 : 8);
+    case 4:
+      return degree < 32;
+    default:
+      return weighs || degree < 40;
+  }
 }
 
 // Calls f with the number of features as an integral constant.
@@ -326,7 +408,12 @@ cudaError_t spmm_narrow(const SpmmCall& call, cudaStream_t stream) {
     p.num_feats = call.num_feats;
     p.mean = call.reduce == Reduce::mean;
     p.empty_value = call.empty_value;
-    p.lanes = lanes_of(call.graph);
+    p.lanes = lanes_of(call);
+    const auto places = reinterpret_cast<uintptr_t>(p.indices) | reinterpret_cast<uintptr_t>(p.edge_ids);
+    const auto bytes = [](int64_t size) {
+      return static_cast<uintptr_t>(std::min<int64_t>(16, Config::in_flight * size));
+    };
+    p.in_runs = places % bytes(sizeof(I)) == 0 && reinterpret_cast<uintptr_t>(p.rhs.data) % bytes(sizeof(T)) == 0;
     p.cut_blocks = static_cast<unsigned>(ceil_div(pieces_of(call), Config::warps));
     p.cut = static_cast<I*>(call.workspace);
     p.parts.values = reinterpret_cast<Acc<T>*>(static_cast<char*>(call.workspace) + pieces_of(call) * 8);
