@@ -150,7 +150,7 @@ def run_joined(graph: Graph, width: int) -> None:
 
 def run_products() -> None:
     """On tensor cores, of rows and widths that fill no tile; and with a batch norm and a ReLU between two of them."""
-    products._MIN_ROWS = 2
+    products._MIN_ROWS = products._MIN_ROWS_BACK = 2
     for rows, inner, width, outer in ((300, 64, 132, 12), (129, 8, 20, 64)):
         sizes = ((rows, inner), (width, inner), (width,), (width,), (width,), (outer, width), (outer,))
         given = [torch.randn(size, device="cuda", requires_grad=True) for size in sizes]

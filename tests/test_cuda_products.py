@@ -18,6 +18,7 @@ BOUND = 2e-6  # of the largest value
 def few_rows(monkeypatch):
     """Outputs and workspaces are filled with NaN."""
     monkeypatch.setattr(products, "_MIN_ROWS", 2)
+    monkeypatch.setattr(products, "_MIN_ROWS_BACK", 2)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     yield

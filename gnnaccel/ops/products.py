@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from gnnaccel import _library as lib
 from gnnaccel import _precision
 
-# What pays (H100, microseconds, torch's for ours): 169,343 x 64 to 256 columns 191 for 132, its gradients 147 for 117
-# and 199 for 131; 10,000 rows 16 for 13, 17 for 17 and 33 for 27; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
-_MIN_ROWS = 1 << 14
+# What pays (H100, microseconds, torch's for ours): 169,343 x 64 to 256 columns 192 for 128, its gradients 148 for 116
+# and 296 for 130; 20,000 rows 29 for 22, 26 for 27 and 55 for 35; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
+_MIN_ROWS, _MIN_ROWS_BACK = 1 << 14, 1 << 15
 _MAX_WIDTH = 512
 # A weight's gradient of so few tiles that the rows are read once or twice: 256 x 256 takes 1.3 of torch's time.
 _MAX_WEIGHT = 1 << 14
@@ -73,7 +73,7 @@ def back(grad: Tensor, weight: Tensor) -> Tensor:
     grad : Tensor [N, D]
     weight : Tensor [D, F]
     """
-    if not serves(grad, weight):
+    if grad.shape[0] < _MIN_ROWS_BACK or not serves(grad, weight):
         return grad.mm(weight)
     out = grad.new_empty((grad.shape[0], weight.shape[1]))
     _product(grad, weight, None, out, True)
