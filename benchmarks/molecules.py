@@ -3,12 +3,15 @@
     python benchmarks/molecules.py --csv out.csv
     python benchmarks/molecules.py --frameworks pyg --rows GIN GAT --batches fresh --sizes 1 8 128
     python benchmarks/molecules.py --rows readout
+    python benchmarks/molecules.py --device cuda --rows GIN GCN GAT
 
 Each side is a process of its own, one started with GNNACCEL=1. They take turns, an epoch each, so that other work on
 the machine meets both; times are CPU time, the least of the rounds, in ms a batch: forward, backward and the step of
 the optimiser, of a model of four layers and a readout. "fresh": the framework's own loader makes every batch anew, in
 the order given, and that is in the time; "kept": the same batches in every epoch. Rows of readouts: one readout on a
 kept batch, forward and backward. The first epoch's losses (or a readout's result) of both sides must agree.
+With --device cuda kept batches lie on the GPU, fresh ones are moved there, and times are wall times; DGL "alone" is DGL
+on torch's own kernels (GNNACCEL_DGL_KERNELS=torch), as its CPU wheel has none.
 
 Molecules: random trees of 10 to 35 atoms, each bound to at most 4, with a ring or two. Superpixels: 60 to 90 points in
 the plane, each with edges from its 8 nearest.
@@ -102,6 +105,9 @@ class PyG:
     def sizes(self, batch) -> tuple[int, int]:
         return batch.num_nodes, batch.num_edges
 
+    def moved(self, batch, device: str):
+        return batch.to(device)
+
     def target(self, batch) -> Tensor:
         return batch.y
 
@@ -163,6 +169,9 @@ class DGL:
 
     def sizes(self, batch) -> tuple[int, int]:
         return batch[0].num_nodes(), batch[0].num_edges()
+
+    def moved(self, batch, device: str):
+        return [part.to(device) for part in batch]
 
     def target(self, batch) -> Tensor:
         return batch[1].squeeze(1)
@@ -233,45 +242,52 @@ def serve(options) -> None:
     number = int(size)
     side = {"pyg": PyG, "dgl": DGL}[framework](graphs_of(name, number * int(count)), number)
     torch.manual_seed(0)
-    kept = list(side.loader) if batches == "kept" else None
+    kept = [side.moved(batch, options.device) for batch in side.loader] if batches == "kept" else None
     nodes, edges = side.sizes(kept[0] if kept else next(iter(side.loader)))
-    epoch = readouts(side, row.split()[1], kept) if row.startswith("readout") else training(side, row, kept)
+    if row.startswith("readout"):
+        epoch = readouts(side, row.split()[1], kept, options.device)
+    else:
+        epoch = training(side, row, kept, options.device)
     print(json.dumps([nodes, edges]), flush=True)
+    clock = time.process_time if options.device == "cpu" else time.perf_counter  # epochs end with a number on the host
     for _ in sys.stdin:
-        start = time.process_time()
+        start = clock()
         result = epoch()
-        print(json.dumps([(time.process_time() - start) * 1e3 / int(count), result]), flush=True)
+        print(json.dumps([(clock() - start) * 1e3 / int(count), result]), flush=True)
 
 
-def training(side, row: str, kept: list | None) -> Callable[[], float]:
+def training(side, row: str, kept: list | None, device: str) -> Callable[[], float]:
     model, forward = side.model(row)
+    model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=True)
 
     def epoch() -> float:
-        total = 0.0
+        total = torch.zeros((), device=device)
         for batch in side.loader if kept is None else kept:
+            batch = batch if kept else side.moved(batch, device)
             optimizer.zero_grad()
             loss = (forward(batch) - side.target(batch)).square().mean()
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        return total
+            total += loss.detach()
+        return float(total)
 
     return epoch
 
 
-def readouts(side, name: str, kept: list) -> Callable[[], float]:
-    call = side.readout(name)[1]
+def readouts(side, name: str, kept: list, device: str) -> Callable[[], float]:
+    module, call = side.readout(name)
+    module.to(device)
     features = [side.x(batch).clone().requires_grad_() for batch in kept]
 
     def epoch() -> float:
-        total = 0.0
+        total = torch.zeros((), device=device)
         for batch, x in zip(kept, features, strict=True):
             out = call(batch, x)
             x.grad = None
             out.square().sum().backward()
-            total += float(x.grad.abs().mean())
-        return total
+            total += x.grad.abs().mean()
+        return float(total)
 
     return epoch
 
@@ -282,9 +298,9 @@ def readouts(side, name: str, kept: list) -> Callable[[], float]:
 class Process:
     """One side."""
 
-    def __init__(self, command: list[str], flag: str):
+    def __init__(self, command: list[str], **settings: str):
         self.child = subprocess.Popen(
-            command, env={**os.environ, "GNNACCEL": flag}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env={**os.environ, **settings}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.sizes = self._answer()
 
@@ -307,9 +323,12 @@ class Process:
 def measure(options, framework: str, name: str, row: str, batches: str, size: int) -> dict:
     """One row of the table."""
     count = max(options.graphs // size, 2) if size > 8 else 16
-    command = [sys.executable, __file__, "--threads", str(options.threads), "--side", framework, name, row, batches]
-    command += [str(size), str(count)]
-    sides = [Process(command, "compat" if framework == "dgl" else "0"), Process(command, "1")]
+    command = [sys.executable, __file__, "--threads", str(options.threads), "--device", options.device]
+    command += ["--side", framework, name, row, batches, str(size), str(count)]
+    alone = {"GNNACCEL": "compat" if framework == "dgl" else "0"}
+    if framework == "dgl" and options.device == "cuda":
+        alone = {"GNNACCEL": "1", "GNNACCEL_DGL_KERNELS": "torch"}
+    sides = [Process(command, **alone), Process(command, GNNACCEL="1")]
     first = [side.epoch()[1] for side in sides]
     error = abs(first[0] - first[1]) / max(abs(first[0]), 1e-9)
     if not error < TOLERANCE:
@@ -335,13 +354,15 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, default=512, help="graphs in an epoch, of batches of more than 8")
     parser.add_argument("--rounds", type=int, default=15, help="epochs of each side")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--commit", help="named in the table's head; by default what git says")
     parser.add_argument("--csv", metavar="OUT", help="also write the figures there")
     parser.add_argument("--side", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         return serve(options)
-    note = f"float32, {options.threads} thread(s); CPU time, least of {options.rounds} epochs in turns, ms a batch"
+    clock = "CPU time" if options.device == "cpu" else "wall time"
+    note = f"float32, {options.threads} thread(s); {clock}, least of {options.rounds} epochs in turns, ms a batch"
     head = provenance(options.commit, note)
     print(*head, sep="\n", flush=True)
     table = []
