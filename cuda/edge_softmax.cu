@@ -236,8 +236,14 @@ __device__ __forceinline__ void solve_pieces(const Params<T, I>& p, int groups) 
 
 // The first blocks take pieces. The next ones look for other long rows: one longer than long_row holds a multiple of
 // long_row, and the block that looks at the first such one takes the row. The other blocks take short rows.
+// Blocks of a multiprocessor in the forward: what pieces and hubs need is not to take registers from short rows.
 template <typename T, typename I, int V, bool BACKWARD>
-__global__ void __launch_bounds__(Config::threads) rows_kernel(const Params<T, I> p) {
+constexpr int blocks_of = BACKWARD || sizeof(T) > 4 || sizeof(I) > 4 ? 1
+                          : V == 1                                   ? 5
+                                                                     : 4;
+
+template <typename T, typename I, int V, bool BACKWARD>
+__global__ void __launch_bounds__(Config::threads, blocks_of<T, I, V, BACKWARD>) rows_kernel(const Params<T, I> p) {
   constexpr int warps = Config::threads / 32;
   const int groups = groups_of_team(p.groups);
   if (blockIdx.x < p.cut_blocks) {
