@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
+from gnnaccel.graph import hops, scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks
@@ -149,18 +150,39 @@ def _sum_mapped(
     return out + behind(x[: graph.num_rows] if is_part else own)
 
 
-def sage_rows(conv: Any, graph: Graph, x: Tensor) -> Tensor:
-    """What a SAGEConv without `project` says of the rows of `graph`, which are the first of the rows of x."""
+def sage_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
+    """What a SAGEConv without `project` says of the nodes before a hop of a sampled batch, of the features that it
+    reads."""
     modules = conv._modules
     behind = modules["lin_r"] if conv.root_weight else None
-    out = _sum_mapped(graph, x, REDUCES[type(modules["aggr_module"])], modules["lin_l"], x, behind)
+    out = _sum_mapped(hops.head(graph, hop), x, REDUCES[type(modules["aggr_module"])], modules["lin_l"], x, behind)
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
-def graph_conv_rows(conv: Any, graph: Graph, x: Tensor) -> Tensor:
+def graph_conv_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
     """The same of a GraphConv without edge weights."""
-    modules = conv._modules
-    return _sum_mapped(graph, x, REDUCES[type(modules["aggr_module"])], modules["lin_rel"], x, modules["lin_root"])
+    modules, head = conv._modules, hops.head(graph, hop)
+    return _sum_mapped(head, x, REDUCES[type(modules["aggr_module"])], modules["lin_rel"], x, modules["lin_root"])
+
+
+def has_rows(conv: Any, x: Tensor) -> bool:
+    """True for a GCNConv that `gcn_rows` knows."""
+    bias = conv._parameters.get("bias")
+    fits = bias is None or (bias.dtype == x.dtype and bias.device == x.device)
+    return fits and x.dtype in norms.DTYPES and conv.normalize and not (conv.cached or conv.improved)
+
+
+def gcn_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
+    """The same of a GCNConv, whose degrees are those of the whole batch. Sums first: few of the nodes have edges."""
+    head = hops.head(graph, hop)
+    if conv.add_self_loops:
+        scale, own = scales.looped_norm(graph, x.dtype)
+    else:
+        scale, own = scales.norm_scale(graph, x.dtype), None
+    sums = ops.graph_conv(head, x, source_scale=scale[: head.num_cols], row_scale=scale[: head.num_rows])
+    if own is not None:
+        sums = torch.addcmul(sums, x[: head.num_rows], own[: head.num_rows].unsqueeze(1))
+    return F.linear(sums, conv._modules["lin"]._parameters["weight"], conv._parameters["bias"])
 
 
 def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:

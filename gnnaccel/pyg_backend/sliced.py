@@ -38,7 +38,7 @@ from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
 _KIND = "pyg.first rows"
-_MODELS = (pyg_nn.GraphSAGE, pyg_nn.GAT)
+_MODELS = (pyg_nn.GraphSAGE, pyg_nn.GCN, pyg_nn.GAT)
 # Of these nothing is done to a feature but by functions of torch; what mixes rows gets all of them.
 _KNOWN = {
     *(nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Embedding),
@@ -57,7 +57,8 @@ class _Kind(NamedTuple):
 
     maps : names of linear maps of x, as wide as the layer's result or, together, its heads.
     aggregations : of its guard.
-    rows : (conv, graph of the first rows, x) -> these rows; None where the layer itself gets the first edges.
+    rows : (conv, graph of the batch, hop, x) -> the rows before that hop, of the features that they read; None where
+        the layer itself gets the first edges.
     """
 
     layer: Any
@@ -70,6 +71,8 @@ class _Kind(NamedTuple):
         if ALLOWED in conv.__dict__ or conv.flow != "source_to_target":
             return None
         if self.layer is pyg_nn.SAGEConv and conv.project:
+            return None
+        if self.layer is pyg_nn.GCNConv and not forwards.has_rows(conv, x):
             return None
         if self.rows is None and conv.dropout and conv.training:  # of as many random numbers as there are edges
             return None
@@ -92,6 +95,7 @@ _LAYERS = {
     for kind in (
         _Kind(pyg_nn.SAGEConv, ("lin_l", "lin_r"), tuple(REDUCES), forwards.sage_rows),
         _Kind(pyg_nn.GraphConv, ("lin_rel", "lin_root"), tuple(REDUCES), forwards.graph_conv_rows),
+        _Kind(pyg_nn.GCNConv, ("lin",), (pyg_nn.SumAggregation,), forwards.gcn_rows),
         _Kind(pyg_nn.GATConv, ("lin",), (pyg_nn.SumAggregation,), None),
         _Kind(pyg_nn.GATv2Conv, ("lin_l", "lin_r"), (pyg_nn.SumAggregation,), None),
     )
@@ -138,7 +142,7 @@ class _Layer(Step):
         graph = short.graph_of(self._edge_index, self.shape[0], self.shape[0], self._conv.flow)
         if graph is None or hops.of(graph) is None:  # written into, in a way that torch does not count
             return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
-        return self._kind.rows(self._conv, hops.head(graph, hop), x)
+        return self._kind.rows(self._conv, graph, hop, x)
 
 
 def of_layers(plain: Any, general: Callable | None) -> Callable | None:
