@@ -11,7 +11,7 @@ from torch.nn import functional as F
 pyg = pytest.importorskip("torch_geometric")
 from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader import NeighborLoader  # noqa: E402
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SAGEConv  # noqa: E402
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv  # noqa: E402
 
 from gnnaccel import ops, pyg_backend, report  # noqa: E402
 from gnnaccel.lazy import caller, first_rows  # noqa: E402
@@ -207,6 +207,14 @@ def gat(**options):
     return pyg.nn.GAT(IN, 8, 3, OUT, heads=2, **options)
 
 
+def of_map(size, width):
+    return GINConv(nn.Linear(size, width), eps=0.3, train_eps=True)
+
+
+def of_norms(size, width):
+    return GINConv(nn.Sequential(nn.Linear(size, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, width)))
+
+
 MODELS = {  # how to make it; True if rows are left out by all layers, False by none, None by some
     "GraphSAGE": (sage, True),
     "GraphSAGE with dropout": (lambda: sage(dropout=0.5), True),
@@ -231,7 +239,12 @@ MODELS = {  # how to make it; True if rows are left out by all layers, False by 
     "GCN, improved": (lambda: pyg.nn.GCN(IN, 8, 3, OUT, improved=True), False),
     "GCN without a norm": (lambda: pyg.nn.GCN(IN, 8, 3, OUT, normalize=False), False),
     "GCN without biases": (lambda: pyg.nn.GCN(IN, 8, 3, OUT, bias=False), True),
-    "GIN": (lambda: pyg.nn.GIN(IN, 8, 3, OUT), False),
+    "GIN": (lambda: pyg.nn.GIN(IN, 8, 3, OUT), True),
+    "GIN, trained eps": (lambda: pyg.nn.GIN(IN, 8, 3, OUT, train_eps=True), True),
+    "GIN with batch norm": (lambda: pyg.nn.GIN(IN, 8, 3, OUT, norm="batch_norm"), False),
+    "a script's, of GINConv": (lambda: Net(of_map), True),
+    "a script's, of GINConv and norms": (lambda: Net(of_norms), False),
+    "a script's, of GINConv and norms, evaluating": (lambda: Net(of_norms).eval(), True),
     "a script's": (Net, True),
     "a script's, of GraphConv": (lambda: Net(GraphConv), True),
     "a script's, of GATConv": (lambda: Net(GATConv, concat=False), True),
@@ -386,6 +399,39 @@ def test_what_is_left_out(batch, rows):
     one, two, three, _ = batch.num_sampled_nodes
     assert rows == [one + two + three, one + two, one]
     assert report.snapshot()[KIND].accelerated == 1 and not report.snapshot()[KIND].reasons
+
+
+def with_loops():
+    """A batch of nodes with loops, some of them several, and parallel edges."""
+    torch.manual_seed(2)
+    own = torch.arange(NODES)[torch.rand(NODES) < 0.5].repeat(2)
+    ends = torch.cat(
+        [torch.randint(NODES, (2, EDGES)), own.expand(2, -1), torch.randint(NODES // 2, (1, 99)).expand(2, -1)], 1
+    )
+    data = Data(x=torch.rand(NODES, IN, dtype=torch.float64), edge_index=ends)
+    return next(iter(NeighborLoader(data.to(DEVICE), [-1, 4, 2], batch_size=8)))
+
+
+@pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"bias": False}], ids=str)
+def test_a_gcn_with_loops(options, rows):
+    """PyG has one loop for those that a node has, and degrees are of the whole batch."""
+    batch = with_loops()
+    assert (batch.edge_index[0] == batch.edge_index[1]).any()
+    model = pyg.nn.GCN(IN, 8, 3, OUT, **options).double().to(DEVICE)
+    found = []
+    for end in (None, batch.batch_size):
+        model.zero_grad()
+        out = first_rows_of(model, batch, end)[: batch.batch_size]
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad for p in model.parameters())])
+    pyg_backend.disable()
+    model.zero_grad()
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    out.square().sum().backward()
+    want = [out.detach(), *(p.grad for p in model.parameters())]
+    assert rows[-1] == batch.batch_size
+    for results in found:
+        torch.testing.assert_close(results, want)
 
 
 def test_a_statement_of_its_own(batch, rows):

@@ -46,8 +46,8 @@ def norm_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 
 def looped_norm(graph: Graph, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(scale, own), both [num_rows]: GCN's matrix of a square graph without edge ids, each of whose nodes has one loop in
-    place of those that it has, is that of the graph with `scale` for rows and sources, and `own` on the diagonal."""
+    """(scale, own), both [num_rows], kept: GCN's matrix of a square graph each of whose nodes has one loop, in place of
+    those that it has, is that of the graph with `scale` for rows and sources, and `own` more on the diagonal."""
     scale = _kept(graph, dtype, "looped", lambda wide: (_others(graph, wide) + 1).pow_(-0.5))
     return scale, _kept(graph, dtype, "own", lambda wide: (1 + _others(graph, wide) - _degrees(graph, wide)) * scale**2)
 
@@ -58,7 +58,9 @@ def _degrees(graph: Graph, wide: torch.dtype) -> Tensor:
 
 def _others(graph: Graph, wide: torch.dtype) -> Tensor:
     """How many edges of each row are no loops."""
-    rows = torch.arange(graph.num_rows, device=graph.device).repeat_interleave(graph.indptr.diff(), output_size=graph.nnz)
+    rows = torch.arange(graph.num_rows, device=graph.device).repeat_interleave(
+        graph.indptr.diff(), output_size=graph.nnz
+    )
     return rows.new_zeros(graph.num_rows, dtype=wide).index_add_(0, rows, (graph.indices != rows).to(wide))
 
 

@@ -185,6 +185,23 @@ def gcn_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
     return F.linear(sums, conv._modules["lin"]._parameters["weight"], conv._parameters["bias"])
 
 
+def has_sums(conv: Any, x: Tensor) -> bool:
+    """True for a GINConv that `gin_rows` knows."""
+    eps = conv._buffers.get("eps", conv._parameters.get("eps"))
+    return "nn" in conv._modules and _is_one(eps) and eps.dtype == x.dtype and eps.device == x.device
+
+
+def gin_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
+    """What a GINConv maps of the nodes before a hop of a sampled batch, of the features that it reads."""
+    head = hops.head(graph, hop)
+    return ops.spmm(head, x) + (1 + conv.eps) * x[: head.num_rows]
+
+
+def gin_sums(conv: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    """The same of all nodes."""
+    return conv.propagate(edge_index, x=(x, x), size=None) + (1 + conv.eps) * x
+
+
 def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:
     if edge_weight is None:
         return True

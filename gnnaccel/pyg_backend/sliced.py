@@ -38,7 +38,7 @@ from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
 _KIND = "pyg.first rows"
-_MODELS = (pyg_nn.GraphSAGE, pyg_nn.GCN, pyg_nn.GAT)
+_MODELS = (pyg_nn.GraphSAGE, pyg_nn.GCN, pyg_nn.GIN, pyg_nn.GAT)
 # Of these nothing is done to a feature but by functions of torch; what mixes rows gets all of them.
 _KNOWN = {
     *(nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Embedding),
@@ -59,12 +59,14 @@ class _Kind(NamedTuple):
     aggregations : of its guard.
     rows : (conv, graph of the batch, hop, x) -> the rows before that hop, of the features that they read; None where
         the layer itself gets the first edges.
+    behind : name of a module that maps each of the rows, and is called with them; `rows` knows all rows, too.
     """
 
     layer: Any
     maps: tuple[str, ...]
     aggregations: tuple[type, ...]
     rows: Callable | None
+    behind: str = ""
 
     def width(self, conv: Any, x: Any) -> int | None:
         """Of the result; None where the layer is to be called with all rows."""
@@ -76,6 +78,8 @@ class _Kind(NamedTuple):
             return None
         if self.rows is None and conv.dropout and conv.training:  # of as many random numbers as there are edges
             return None
+        if self.layer is pyg_nn.GINConv:
+            return x.shape[1] if forwards.has_sums(conv, x) else None
         width = None
         for lin in map(conv._modules.get, self.maps):
             if lin is not None:
@@ -96,6 +100,7 @@ _LAYERS = {
         _Kind(pyg_nn.SAGEConv, ("lin_l", "lin_r"), tuple(REDUCES), forwards.sage_rows),
         _Kind(pyg_nn.GraphConv, ("lin_rel", "lin_root"), tuple(REDUCES), forwards.graph_conv_rows),
         _Kind(pyg_nn.GCNConv, ("lin",), (pyg_nn.SumAggregation,), forwards.gcn_rows),
+        _Kind(pyg_nn.GINConv, (), (pyg_nn.SumAggregation,), forwards.gin_rows, "nn"),
         _Kind(pyg_nn.GATConv, ("lin",), (pyg_nn.SumAggregation,), None),
         _Kind(pyg_nn.GATv2Conv, ("lin_l", "lin_r"), (pyg_nn.SumAggregation,), None),
     )
@@ -109,7 +114,8 @@ class _Layer(Step):
         self, kind: _Kind, general: Callable, conv: Any, x: Any, edge_index: Tensor, sampled: Hops, width: int
     ) -> None:
         inputs = (x,) if isinstance(x, Step) else ()
-        held = [conv._parameters, *(part._parameters for part in conv._modules.values() if part is not None)]
+        parts = conv._modules.values() if not kind.behind else ()
+        held = [conv._parameters, conv._buffers, *(part._parameters for part in parts if part is not None)]
         parameters = [value for values in held for value in values.values() if value is not None]
         grad = x.requires_grad or any(parameter.requires_grad for parameter in parameters)
         super().__init__(inputs, (x.shape[0], width), x, grad)
@@ -135,14 +141,19 @@ class _Layer(Step):
         hop, sampled = self._hop(rows), self._sampled
         x = values[0] if values else self._x
         if hop >= len(sampled.nodes) - 1:
-            return self._general(self._conv, x, self._edge_index)
+            return self._whole(x, self._edge_index)
         x = x[: sampled.nodes[hop + 1]] if x.shape[0] > sampled.nodes[hop + 1] else x
         if self._kind.rows is None:
             return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
         graph = short.graph_of(self._edge_index, self.shape[0], self.shape[0], self._conv.flow)
         if graph is None or hops.of(graph) is None:  # written into, in a way that torch does not count
-            return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
+            return self._whole(x, self._edge_index[:, : sampled.edges[hop + 1]])
         return self._kind.rows(self._conv, graph, hop, x)
+
+    def _whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self._kind.behind:
+            return forwards.gin_sums(self._conv, x, edge_index)
+        return self._general(self._conv, x, edge_index)
 
 
 def of_layers(plain: Any, general: Callable | None) -> Callable | None:
@@ -163,7 +174,8 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
         if all(value is None for value in (*args, *kwargs.values())):
             step = _step(kind, guard, general, self, trip, x, edge_index)
             if isinstance(step, Step):
-                return trip.take(step)
+                rows = trip.take(step)
+                return self._modules[kind.behind](rows) if kind.behind else rows
         reason = f"{plain.__name__} {step}"
         given = tree_map_only(FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs))
         return general(self, *given[:2], *given[2], **given[3])
