@@ -3,11 +3,14 @@
 import collections
 import itertools
 import threading
+import weakref
 
 import pytest
 import sampling_reference as reference
 import torch
 from scipy.stats import chi2
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gnnaccel import sampling
 from gnnaccel.sampling import _arrays, by_torch, hetero_neighbor_sample, hgt_sample, induced_subgraph, neighbor_sample
@@ -456,6 +459,40 @@ def test_what_a_hub_gives_to_is_any_set_as_likely(degree, monkeypatch):
     for drawn, count in collections.Counter(map(tuple, places.tolist())).items():
         found[sets.index(drawn)] = count
     assert len(sets) == 1 or p_value(found, torch.full((len(sets),), 10_000 / len(sets))) > 0.01
+
+
+class Living(TorchDispatchMode):
+    """Counts the bytes of tensors made inside, and the most at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.now, self.peak = {}, 0, 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self.bytes:
+                self.bytes[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.forget, storage._cdata)
+        return out
+
+    def forget(self, key):
+        self.now -= self.bytes.pop(key)
+
+
+@pytest.mark.parametrize("hops", [1, 3])
+def test_memory_of_what_hubs_give_to(hops, monkeypatch):
+    monkeypatch.setattr(by_torch, "serves", lambda array: True)
+    monkeypatch.setattr(by_torch, "MOST_AT_ONCE", 10_000)
+    num_nodes, batch, degree = 30_000, 2000, 60
+    relation = torch.arange(num_nodes + 1) * degree, torch.randint(num_nodes, (num_nodes * degree,))
+    graph = {("n", "to", "n"): relation, ("n", "of", "n"): relation}
+    with Living() as living:
+        hgt_sample(graph, {"n": torch.arange(batch)}, {"n": [batch] * hops}, seed=1)
+    assert living.peak < 2 * batch * 3300 * hops, living.peak / (2 * batch * hops)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

@@ -290,6 +290,17 @@ def hgt(
     counts : list of list of int
         Of each type how many to add in each hop.
     """
+    nodes, per_hop = [], []
+    for of_hops, base in zip(zip(*_hops(problem, seeds, counts, seed), strict=True), problem.bases, strict=False):
+        nodes.append((_joined(of_hops) - base).to(problem.dtype))
+        per_hop.append([some.numel() for some in of_hops])
+    return nodes, per_hop, induced(problem, [nodes[target] for _, target in problem.ends], nodes)
+
+
+def _hops(
+    problem: Problem, seeds: Sequence[Tensor], counts: Sequence[Sequence[int]], seed: int
+) -> list[Sequence[Tensor]]:
+    """The numbers of the nodes of each type in each hop, the seeds first."""
     for which, some in enumerate(seeds):
         if some.numel():
             problem.check("seeds", some, which)
@@ -300,11 +311,7 @@ def hgt(
     for of_types in zip(*counts, strict=True):
         given = budget.give(added[-1])
         added.append(budget.take(of_types, given))
-    nodes, per_hop = [], []
-    for of_hops, base in zip(zip(*added, strict=True), problem.bases, strict=False):
-        nodes.append((_joined(of_hops) - base).to(problem.dtype))
-        per_hop.append([some.numel() for some in of_hops])
-    return nodes, per_hop, induced(problem, [nodes[target] for _, target in problem.ends], nodes)
+    return added
 
 
 class _Budget:
@@ -323,7 +330,9 @@ class _Budget:
         self._bits = max(num_types - 1, 1).bit_length()
         first = [which << (63 - self._bits) for which in range(num_types)]
         limits = [key + more for key in first for more in (0, _INFINITE >> self._bits)]
-        self._bases, self._first, self._limits, self._before = problem.sent([problem.bases[1:-1], first, limits, [-2]])
+        self._bases, self._first, self._limits, self._before = problem.sent(
+            [[2 * base for base in problem.bases[1:-1]], first, limits, [-2]]
+        )
 
     def enter(self, numbers: Tensor) -> None:
         """Nodes that are in the batch from now on."""
@@ -341,7 +350,7 @@ class _Budget:
         rows = _rows(problem, _joined(targets) - first_target, counts, most=_SHARED)
         if not rows.bounds[-1]:
             return None
-        drawn = rows.first[:, None] + picked(rows.size, self._generator)
+        drawn = picked(rows.size, self._generator).add_(rows.first[:, None])
         has = torch.arange(_SHARED, device=drawn.device) < rows.edges[:, None]
         which = torch.searchsorted(has.view(-1).cumsum(0), torch.arange(1, rows.bounds[-1] + 1, device=drawn.device))
         owner = which // _SHARED
@@ -354,25 +363,30 @@ class _Budget:
         """The numbers of so many nodes of each type that are not in the batch yet, each with the square of what it was
         given: those whose exponential keys are the smallest (Efraimidis and Spirakis). They are in the batch from now
         on."""
-        all_keys, all_shares = _joined(self._keys), _joined(self._shares)
-        self._keys, self._shares = [all_keys], [all_shares]
-        keys, order = all_keys.sort()
-        numbers, share = keys >> 1, all_shares.index_select(0, order)
+        # A hop of many hubs has millions of gifts, so that what has been used of these goes at once.
+        keys, order = _joined(self._keys).sort()
+        self._keys = [keys]
+        share = _joined(self._shares).index_select(0, order)
+        del order
+        self._shares = [share]
         # The first gift to each node has the sum of all.
         until = share.cumsum(0)
-        last = torch.searchsorted(numbers, numbers, right=True) - 1
-        budget = (until.index_select(0, last) - until + share).double()
-        weight = torch.empty_like(budget).exponential_(generator=self._generator) / (budget * budget)
+        last = torch.searchsorted(keys, keys | 1, right=True).sub_(1)
+        weight = until.index_select(0, last).sub_(until).add_(share).double()
+        del until, last
+        weight = torch.empty_like(weight).exponential_(generator=self._generator).div_(weight).div_(weight)
         weight.masked_fill_((keys & 1 == 0) | (keys.diff(prepend=self._before) < 2), torch.inf)
-        of_type = torch.searchsorted(self._bases, numbers, right=True)
-        ordered, order = ((weight.view(torch.int64) >> self._bits) + self._first.index_select(0, of_type)).sort()
+        of_type = torch.searchsorted(self._bases, keys, right=True)
+        sorted_keys = (weight.view(torch.int64) >> self._bits).add_(self._first.index_select(0, of_type))
+        del weight, of_type
+        ordered, order = sorted_keys.sort()
         told = [torch.searchsorted(ordered, self._limits)]
         limits = torch.cat(told if given is None else [*told, given.wrong[None]]).tolist()
         if given is not None and limits.pop():
             self._problem.check_sources(given.ends, given.bounds)
         starts, ends = limits[::2], limits[1::2]
         taken = [order[low : min(low + n, high)] for low, high, n in zip(starts, ends, counts, strict=True)]
-        fresh = numbers.index_select(0, _joined(taken))
+        fresh = keys.index_select(0, _joined(taken)) >> 1
         self.enter(fresh)
         return fresh.split([some.numel() for some in taken])
 
