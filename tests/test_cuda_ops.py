@@ -203,15 +203,17 @@ def test_few_features_of_arrays_at_odd_addresses(name, index, dtype):
     """Four indices and weights that lie together are one load where they are aligned to that: the same bits."""
     given = build(FEW[name], 5_000, index)
     weight = rand(given.nnz, dtype=dtype)
-    shifted = [torch.cat([t[:1], t])[1:] for t in (given.indices, weight)]
-    graphs = [Graph(given.indptr, indices, None, given.num_cols) for indices in (given.indices, shifted[0])]
-    for width in (1, 2, 3, 4):
-        x = rand(given.num_cols, width, dtype=dtype)
-        size = reference.spmm(graphs[0], x.double().abs(), weight.double().abs().unsqueeze(1), "mul", "sum")
-        want = reference.spmm(graphs[0], x.double(), weight.double().unsqueeze(1), "mul", "sum")
-        sums = [ops.spmm(g, x, w) for g, w in zip(graphs, (weight, shifted[1]), strict=True)]
-        assert_close(sums[0], want, dtype, "sum", size)
-        assert torch.equal(*sums) and torch.equal(*(ops.spmm(g, x) for g in graphs))
+    indices, ids, w = (torch.cat([t[:1], t])[1:] for t in (given.indices, given.edge_ids, weight))
+    for kind in ((given.indices, None, indices, None), (given.indices, given.edge_ids, given.indices, ids)):
+        graphs = [Graph(given.indptr, *arrays, given.num_cols) for arrays in (kind[:2], kind[2:])]
+        for width in (1, 2, 3, 4):
+            x = rand(given.num_cols, width, dtype=dtype)
+            size = reference.spmm(graphs[0], x.double().abs(), weight.double().abs().unsqueeze(1), "mul", "sum")
+            want = reference.spmm(graphs[0], x.double(), weight.double().unsqueeze(1), "mul", "sum")
+            sums = [ops.spmm(g, x, t) for g, t in ((graphs[0], weight), (graphs[1], weight), (graphs[0], w))]
+            assert_close(sums[0], want, dtype, "sum", size)
+            assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+            assert torch.equal(*(ops.spmm(g, x) for g in graphs))
 
 
 @pytest.mark.parametrize("width,shift", [(2, 1), (3, 1), (4, 1), (4, 2), (8, 2)])
