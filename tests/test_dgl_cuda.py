@@ -85,12 +85,13 @@ INDUCED = ("khop", "node_subgraph", "remove_nodes")
 
 def by_source(g):
     """Tensors of a graph, its edges and their data in an order that does not depend on that of the graph."""
-    rows = zip(*(x.tolist() for x in (*g.edges(), g.edata["w"])), strict=True)
+    rows = [*zip(*(x.tolist() for x in (*g.edges(), g.edata["w"])), strict=True)]
     order = torch.tensor(
         [i for _, i in sorted((row, i) for i, row in enumerate(rows))], dtype=torch.long, device=g.device
     )
-    edges = [*g.edges(), *(g.edata[k] for k in g.edata)]
-    return [*(g.ndata[k] for k in g.ndata), *(x[order] for x in edges)]
+    assert rows, "there are edges to compare"
+    edges = [*g.edges(), *(g.edata[k] for k in sorted(g.edata))]
+    return [*(g.ndata[k] for k in sorted(g.ndata)), *(x[order] for x in edges)]
 
 
 @pytest.mark.parametrize("name", STRUCTURE)
