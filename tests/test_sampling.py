@@ -396,6 +396,9 @@ def test_induced_subgraph_between_two_types(way):
     assert torch.equal(indices[out.edge], torch.tensor([4, 2, 9])[out.row])
     full = torch.isin(indices[indptr[1] : indptr[2]], torch.tensor([4, 2, 9])).sum()
     assert out.indptr[1] == full > 0
+    far = (1 << 62) + 1  # of a type of which nobody says how many there are
+    named = induced_subgraph(indptr, indices + far, torch.tensor([1, 7]), sources=torch.tensor([4, 2, 9]) + far)
+    assert all(map(torch.equal, named, out))
 
 
 def test_ego_subgraphs(way):

@@ -50,8 +50,9 @@ class Problem:
     ) -> None:
         self.op, self.relations, self.ends, self.sizes = op, list(relations), list(ends), list(sizes)
         self.dtype, self.device = relations[0].indptr.dtype, relations[0].indptr.device
-        # Numbers of all types are below 2^62. Of a type whose number nobody says, any that is left is one.
-        unknown = min(1 << 31 if self.dtype == torch.int32 else 1 << 62, (1 << 61) // len(sizes))
+        # Numbers of several types are below 2^62. Of a type whose number nobody says, any that is left is one.
+        most = (1 << 61) // len(sizes) if len(sizes) > 1 else (1 << 63) - 1
+        unknown = min(1 << 31, most) if self.dtype == torch.int32 else most
         self.spans = [unknown if size < 0 else size for size in sizes]
         self.bases = [0, *itertools.accumulate(self.spans)]
         self._known = [
