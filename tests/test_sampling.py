@@ -498,6 +498,26 @@ def test_memory_of_what_hubs_give_to(hops, monkeypatch):
     assert living.peak < 2 * batch * 3300 * hops, living.peak / (2 * batch * hops)
 
 
+class Noting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = collections.Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.names[op._opname] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("at_once", [7, 1 << 22])
+def test_no_operation_makes_the_host_wait_for_a_size(at_once, monkeypatch):
+    monkeypatch.setattr(by_torch, "serves", lambda array: True)
+    monkeypatch.setattr(by_torch, "MOST_AT_ONCE", at_once)
+    with Noting() as seen:
+        hgt_sample(hetero(), {"a": torch.tensor([1, 2])}, {name: [9, 9] for name in "abc"}, seed=1)
+    assert not {"_unique2", "unique_dim", "nonzero", "masked_select"} & set(seen.names)
+    assert seen.names["_local_scalar_dense"] == 1  # whether the seeds are there
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_hgt_repeats_a_seed_and_its_edges_are_of_the_graph(dtype, way):
     graph = hetero(dtype)

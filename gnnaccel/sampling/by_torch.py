@@ -181,7 +181,7 @@ def induced(
 ) -> list[Edges]:
     """All edges between given nodes, of each relation, in order of their destinations.
 
-    The host waits twice, and once more for each further MOST_AT_ONCE edges of the rows.
+    The host waits twice, and where the rows have more edges, once more for each MOST_AT_ONCE of them.
 
     Parameters
     ----------
@@ -222,14 +222,13 @@ def _edges(rows: _Rows) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     each relation begin and end among these."""
     last, total = rows.last, rows.bounds[-1]
     start = last - rows.size  # of each row, among these edges
-    before = [0, total]
-    of_rows = [0, last.numel()]
+    cuts = {0: 0}  # rows with which some begin, and the edges before these
     if total > MOST_AT_ONCE:
-        pieces = torch.arange(0, total, MOST_AT_ONCE, device=last.device)
-        cuts = torch.unique(torch.cat([torch.searchsorted(last, pieces, right=True), pieces.new_tensor([len(last)])]))
-        of_rows, before = torch.stack([cuts, torch.cat([last.new_zeros(1), last])[cuts]]).tolist()
+        at_once = torch.searchsorted(last, torch.arange(0, total, MOST_AT_ONCE, device=last.device), right=True)
+        cuts = dict(torch.stack([at_once, start.index_select(0, at_once)], 1).tolist())
+    cuts[last.numel()] = total
     shift = rows.first - start
-    for (low, high), (begin, end) in zip(itertools.pairwise(of_rows), itertools.pairwise(before), strict=True):
+    for (low, begin), (high, end) in itertools.pairwise(cuts.items()):
         if begin == end:
             continue
         whole = low == 0 and high == last.numel()

@@ -52,8 +52,8 @@ def hgt_sample(
     what may be added, a node's probability is the square of what it was given.
 
     Runs where the tensors are. On the GPU other nodes are drawn than on the CPU from the same seed, as likely; the host
-    waits for it once for each type of the seeds, twice in each hop, twice for the edges, and once more for each further
-    2^22 edges of the nodes' rows.
+    waits for it once for each type of the seeds, twice in each hop, twice for the edges, and where the nodes' rows have
+    more than 2^22 of these, once more for each 2^22.
     """
     op = "hgt_sample"
     device = next((_arrays.device_of(indptr) for indptr, _ in graph.values()), CPU)

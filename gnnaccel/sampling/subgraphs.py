@@ -70,7 +70,7 @@ def induced_subgraph(
     Notes
     -----
     Runs where the tensors are. A GPU's result is the CPU's; the host waits three times, for whether the nodes are there
-    and for sizes, and once more for each further 2^22 edges of the nodes' rows.
+    and for sizes, and where the nodes' rows have more than 2^22 edges, once more for each 2^22.
 
     Examples
     --------
