@@ -48,20 +48,17 @@ def norm_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
 def looped_norm(graph: Graph, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(scale, own), both [num_rows], kept: GCN's matrix of a square graph each of whose nodes has one loop, in place of
     those that it has, is that of the graph with `scale` for rows and sources, and `own` more on the diagonal."""
-    scale = _kept(graph, dtype, "looped", lambda wide: (_others(graph, wide) + 1).pow_(-0.5))
-    return scale, _kept(graph, dtype, "own", lambda wide: (1 + _others(graph, wide) - _degrees(graph, wide)) * scale**2)
+    scale, own = _kept(graph, dtype, "looped", lambda wide: _looped(graph, wide)).unbind()
+    return scale, own
 
 
-def _degrees(graph: Graph, wide: torch.dtype) -> Tensor:
-    return graph.indptr.diff().to(wide)
-
-
-def _others(graph: Graph, wide: torch.dtype) -> Tensor:
-    """How many edges of each row are no loops."""
-    rows = torch.arange(graph.num_rows, device=graph.device).repeat_interleave(
-        graph.indptr.diff(), output_size=graph.nnz
-    )
-    return rows.new_zeros(graph.num_rows, dtype=wide).index_add_(0, rows, (graph.indices != rows).to(wide))
+def _looped(graph: Graph, wide: torch.dtype) -> Tensor:
+    degrees = graph.indptr.diff()
+    rows = torch.arange(graph.num_rows, device=graph.device).repeat_interleave(degrees, output_size=graph.nnz)
+    others = torch.zeros(graph.num_rows, dtype=wide, device=graph.device)
+    others.index_add_(0, rows, (graph.indices != rows).to(wide))  # edges that are no loops
+    scale = (others + 1).pow_(-0.5)
+    return torch.stack([scale, (others - degrees + 1) * scale * scale])
 
 
 def _power(graph: Graph, dtype: torch.dtype, power: float) -> Tensor:
