@@ -223,6 +223,30 @@ def test_degrees_and_reverses_are_remembered_but_not_shared():
     assert torch.equal(dgl.reverse(g).in_degrees(), g.out_degrees())
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize(
+    "formats", ["coo", "csr", "csc", ["coo", "csr"], ["coo", "csc"], ["csr", "csc"], ["coo", "csr", "csc"]], ids=str
+)
+def test_degrees_are_refused_where_dgl_refuses_them(formats, prepared):
+    """Those into nodes of a graph that may have its edges by source alone, and the other way round."""
+
+    def of(g, name):
+        try:
+            return getattr(g, name)().tolist()
+        except dgl.DGLError:
+            return "refused"
+
+    g = graph()
+    expected = [of(g.formats(formats), name) for name in ("in_degrees", "out_degrees")]
+    assert ("refused" in expected) == (formats in ("csr", "csc"))
+    dgl_backend.enable()
+    g = g.formats(formats)
+    if prepared:
+        dgl_backend.to_graph(g)
+    for _ in range(2):
+        assert [of(g, name) for name in ("in_degrees", "out_degrees")] == expected
+
+
 def test_structures_die_with_their_graph():
     dgl_backend.enable()
     g = graph(loops=True)

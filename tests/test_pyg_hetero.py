@@ -297,20 +297,21 @@ def always(monkeypatch):
     from gnnaccel.ops import relation_layers
     from gnnaccel.pyg_backend import edge_type_layers, edge_types
 
-    for name, value in (("_TINY", 0), ("_SMALL_NEW", 0), ("ONCE", -1)):
+    for name, value in (("_TINY", 0), ("ONCE", -1)):
         monkeypatch.setattr(edge_types, name, value)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
     monkeypatch.setattr(edge_type_layers, "_DEVICES", {})
 
 
-@pytest.fixture(params=["seen before", "new"])
+@pytest.fixture(params=["seen before", "new", "each"])
 def lasting(request, monkeypatch, always):
-    """`always`; and of edges that are new in each call, as those of sampled batches, all sorted at once, as on CUDA."""
+    """`always`; and of edges that are new in each call, as those of sampled batches: all sorted at once, as on CUDA, or
+    layer by layer."""
     from gnnaccel.pyg_backend import edge_types
 
-    if request.param == "new":
-        monkeypatch.setattr(edge_types, "_SMALL_NEW", 1 << 18)
+    if request.param != "seen before":
         monkeypatch.setattr(edge_types, "ONCE", 1000)
+    if request.param == "new":
         monkeypatch.setattr(edge_types, "_SORTED_ON", ("cpu", "cuda"))
     return request.param
 
@@ -370,8 +371,54 @@ def test_tiny_graphs_are_joined_once_they_last():
         return [train(model, graph) for _ in range(7)]
 
     same(program)
-    # The first call makes the graphs, three are of graphs that may soon be gone; bfloat16 goes layer by layer.
-    assert _walks().accelerated - sum(_walks().reasons.values()) == 3
+    # The first call finds the widths, three are of graphs that may soon be gone; bfloat16 goes layer by layer.
+    assert _walks().accelerated - sum(_walks().reasons.values()) == 6
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("name", ["Graph", "SAGE", "no root", "GIN"])
+@pytest.mark.parametrize("frozen", ["", "weight", "features"])
+def test_layers_of_sampled_batches_are_one_node(name, aggr, frozen):
+    """New edges in each call, of some types none, into a type without nodes, and a loss of one type alone: values and
+    derivatives as PyG's, and gradients where PyG has them."""
+    relations = [("a", "r", "a"), ("b", "s", "a"), ("a", "t", "b"), ("b", "u", "b"), ("c", "v", "a"), ("a", "w", "c")]
+    sizes, eps = {"a": 9, "b": 5, "c": 0}, 0.25
+    torch.manual_seed(0)
+    makes = {
+        "Graph": lambda: nn.GraphConv((4, 4), 3),
+        "SAGE": lambda: nn.SAGEConv((4, 4), 3),
+        "no root": lambda: nn.SAGEConv((4, 4), 3, root_weight=False),
+        "GIN": lambda: nn.GINConv(torch.nn.Linear(4, 3), eps=eps),
+    }
+    plain = nn.HeteroConv({relation: makes[name]() for relation in relations}, aggr=aggr).double()
+    if frozen == "weight":
+        for convs in list(plain.convs.values())[:2]:
+            next(convs.parameters()).requires_grad_(False)
+    ours = pyg_backend.accelerate(copy.deepcopy(plain))
+    report.reset()
+    for count in (7, 0, 3):
+        found = []
+        for model in (plain, ours):
+            x = {kind: rand(size, 4, seed=size).double() for kind, size in sizes.items()}
+            for each in x.values():
+                each.requires_grad_(frozen != "features")
+            index = {}
+            for number, (source, _, target) in enumerate(relations):
+                some = count if sizes[source] and sizes[target] and number != 3 else 0
+                index[relations[number]] = edges(max(sizes[source], 1), max(sizes[target], 1), some, seed=number)
+            out = model(x, index)
+            given = [t for t in (*x.values(), *model.parameters()) if t.requires_grad]
+            first = torch.autograd.grad(out["a"].square().sum(), given, create_graph=True, allow_unused=True)
+            some = sum(t.square().sum() for t in first if t is not None)
+            second = torch.autograd.grad(some, given, allow_unused=True)
+            model.zero_grad()
+            out = model(x, {kind: each.clone() for kind, each in index.items()})
+            sum(t.square().sum() for t in out.values()).backward()
+            found.append([*out.values(), *first, *[t.grad for t in given], *[t for t in second if t is not None]])
+        assert [t is None for t in found[1]] == [t is None for t in found[0]]
+        assert_equal(*[[t.detach() for t in some if t is not None] for some in reversed(found)])
+    site = report.snapshot()["pyg.HeteroConv"]
+    assert site.accelerated == 6 and not site.reasons
 
 
 @pytest.mark.parametrize("widths", [None, 8])
@@ -463,7 +510,7 @@ def test_relations_that_leave_and_plain_models(always):
     assert not report.snapshot()
     for _ in range(2):
         assert_equal(model(x, graph.edge_index_dict), want)
-    assert _walks().accelerated == 1
+    assert _walks().accelerated == 2
     pyg_backend.disable()
     report.reset()
     assert_equal(model(x, graph.edge_index_dict), want)

@@ -22,7 +22,7 @@ torch.fx.wrap("dropout_edge")
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
-    for name, value in (("_TINY", 0), ("_SMALL_NEW", 0), ("ONCE", -1)):
+    for name, value in (("_TINY", 0), ("ONCE", -1)):
         monkeypatch.setattr(edge_types, name, value)
     monkeypatch.setattr(relation_layers, "_TINY", 0)
     monkeypatch.setattr(edge_type_layers, "_DEVICES", {})

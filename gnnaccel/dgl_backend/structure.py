@@ -19,7 +19,7 @@ from gnnaccel.graph.stack import Stack
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS, _ENDS = "gnnaccel.reverse", "gnnaccel.all_rows", "gnnaccel.ends"
-_COPIES = "sampled_on"
+_COPIES, _SOLE_FORMAT = "sampled_on", "sole_format"
 _RECEIVERS, _ALL_ENDS, _STACK = "gnnaccel.receivers", "gnnaccel.all_ends", "gnnaccel.stack"
 
 
@@ -106,9 +106,17 @@ def _cell(gidx) -> list[Graph]:
 
 
 def _build(gidx) -> Graph:
-    if (device := device_of(gidx)) is not None:
-        return _build_on(host(gidx), device)
-    created = gidx.formats()["created"]
+    device = device_of(gidx)
+    held = gidx if device is None else host(gidx)
+    formats = held.formats()
+    created = formats["created"]
+    graph = _build_here(held, created) if device is None else _build_on(held, device, created)
+    if len(created) == 1 and not formats["not created"]:
+        graph.slot(_SOLE_FORMAT, lambda: created[0])
+    return graph
+
+
+def _build_here(gidx, created: list[str]) -> Graph:
     if "csc" in created:
         graph = _from_csr(gidx, by_destination=True)
         if "csr" in created:
@@ -121,9 +129,8 @@ def _build(gidx) -> Graph:
     return Graph.from_coo(dst, src, num_rows=num_dst, num_cols=num_src)
 
 
-def _build_on(gidx, device: torch.device) -> Graph:
+def _build_on(gidx, device: torch.device, created: list[str]) -> Graph:
     """The Graph on a GPU of an index in host memory: what the index has is copied, what it has not is made there."""
-    created = gidx.formats()["created"]
     sizes = (gidx.num_edges(0), *(gidx.num_nodes(t) for t in gidx.metagraph.find_edge(0)))
     index = torch.int32 if max(sizes) < 2**31 else torch.int64
 
@@ -208,10 +215,13 @@ def reversed_index(original, gidx):
 
 
 def degrees(original, name: str):
-    """`DGLGraph.in_degrees` or `out_degrees` that counts all nodes of an edge type once; layers ask at every call."""
+    """`DGLGraph.in_degrees` or `out_degrees` that counts all nodes of an edge type once; layers ask at every call.
+
+    A graph that may have its edges by the other end alone is DGL's to refuse.
+    """
     from dgl.base import ALL, is_all
 
-    nodes = {"in_degrees": "v", "out_degrees": "u"}[name]
+    nodes, refused = {"in_degrees": ("v", "csr"), "out_degrees": ("u", "csc")}[name]
 
     def method(self, *args, **kwargs):
         given = dict(zip((nodes, "etype"), args, strict=False)) | kwargs
@@ -223,7 +233,7 @@ def degrees(original, name: str):
             graph = known_structure(self._graph)
             if graph is None and device_of(self._graph) is None and self._graph.number_of_etypes() == 1:
                 graph = structure(self._graph)  # DGL's C++ would sort the edges for itself
-            if graph is not None:
+            if graph is not None and graph.slot(_SOLE_FORMAT, str) != refused:
                 degree = (graph if nodes == "v" else graph.transposed).indptr.diff().to(self.idtype)
             else:
                 degree = original(self, *args, **kwargs)

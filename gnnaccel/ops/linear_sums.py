@@ -26,18 +26,27 @@ from gnnaccel.ops.spmm import FORMS, spmm
 
 
 def sum_mapped(
-    graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor
+    graph: Graph,
+    x: Tensor,
+    reduce: str,
+    weight: Tensor,
+    bias: Tensor | None,
+    own_weight: Tensor,
+    own: Tensor | None = None,
 ) -> Tensor | None:
-    """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(x[:num_rows], own_weight).
+    """linear(spmm(graph, x, reduce=reduce), weight, bias) + linear(own, own_weight).
 
     Parameters
     ----------
     graph : Graph
-        Its rows are the first of its columns, or all.
+        Without `own`: its rows are the first of its columns, or all.
     x : Tensor [num_cols, F]
     reduce : {"sum", "mean"}
-    weight, own_weight : Tensor [D, F]
+    weight : Tensor [D, F]
     bias : Tensor [D] or None
+    own_weight : Tensor [D, F of own]
+    own : Tensor [num_rows, F of own], optional
+        x[:num_rows] where it is not given.
 
     Returns
     -------
@@ -46,11 +55,13 @@ def sum_mapped(
     narrow = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
     if reduce not in FORMS or not _are_maps(x, weight, bias, narrow):
         return None
-    if not _are_maps(x, own_weight, None, narrow) or own_weight.shape != weight.shape:
+    if not _are_maps(x if own is None else own, own_weight, None, narrow) or own_weight.shape[0] != weight.shape[0]:
         return None
-    if graph.num_rows > graph.num_cols or x.shape[0] != graph.num_cols:
+    if x.shape[0] != graph.num_cols or graph.num_rows > (graph.num_cols if own is None else own.shape[0]):
         return None
-    if narrow is not None and graph.num_rows != graph.num_cols:
+    if narrow is not None and (graph.num_rows != graph.num_cols or own is not None):
+        return None
+    if own is not None and (own.shape[0] != graph.num_rows or own.dtype != x.dtype or own.device != x.device):
         return None
     if _operators.watched() or forward_ad._current_level >= 0:
         return None
@@ -58,10 +69,10 @@ def sum_mapped(
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
     if recorded and not own_weight.requires_grad:
         return None
-    if narrow is None and sampled_sums.is_profitable(graph, x, weight):
+    if narrow is None and own is None and sampled_sums.is_profitable(graph, x, weight):
         return sampled_sums.sum_mapped(graph, x, reduce, weight, bias, own_weight)
     given = (weight, bias, own_weight, graph, reduce, recorded and x.requires_grad)
-    return _sum_mapped(x, *given) if narrow is None else _narrow_sum_mapped(x, x.to(narrow), *given)
+    return _sum_mapped(x, own, *given) if narrow is None else _narrow_sum_mapped(x, x.to(narrow), *given)
 
 
 def narrow_dtype(x: Tensor) -> torch.dtype | None:
@@ -140,9 +151,21 @@ class Apart:
         return torch.autograd.grad(self._sums, self._x, grad, retain_graph=True, create_graph=again)[0]
 
 
+class _OfNone:
+    """The sum over no edges at all."""
+
+    def __init__(self, graph: Graph):
+        self._rows = graph.num_cols
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        return grad.new_zeros(self._rows, grad.shape[1])
+
+
 def sums_of(graph: Graph, x: Tensor, reduce: str, both: bool) -> tuple[Any, Tensor]:
     """spmm(graph, x, reduce=reduce) within a function of autograd, and behind what has its gradient(grad), if a call of
     `both` directions is wanted."""
+    if not graph.nnz and x.dim() == 2 and x.shape[0] == graph.num_cols:
+        return _OfNone(graph), x.new_zeros(graph.num_rows, x.shape[1])
     call: Any = ready.call_of(graph, x, FORMS[reduce], None, None, None, both)
     if call is not None:
         return call, call.forward(x, None)
@@ -154,34 +177,39 @@ def sums_of(graph: Graph, x: Tensor, reduce: str, both: bool) -> tuple[Any, Tens
 
 class _SumMapped(_operators.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, own_weight, graph, reduce, both):
-        of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
+    def forward(ctx, x, own, weight, bias, own_weight, graph, reduce, both):
+        of_x, of_own, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         call, sums = sums_of(graph, x, reduce, both)
-        own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
+        apart = own is not None
+        if not apart:
+            own = x if graph.num_rows == graph.num_cols else x[: graph.num_rows]
         out = F.linear(sums, weight, bias).addmm_(own, own_weight.t())
         if of_own_weight:
-            ctx.call, ctx.graph, ctx.reduce = call, graph, reduce
-            maps = (weight, own_weight) if of_x else (None, None)
-            ctx.save_for_backward(x, *maps, sums if of_weight else None)
+            ctx.call, ctx.graph, ctx.reduce, ctx.apart = call, graph, reduce, apart
+            given = (x if of_weight else None, own) if apart else (x, None)
+            maps = (weight if of_x else None, own_weight if of_x or of_own else None)
+            ctx.save_for_backward(*given, *maps, sums if of_weight else None)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, own_weight, sums = ctx.saved_tensors
-        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
-        grad = grad.contiguous()
+        x, own, weight, own_weight, sums = ctx.saved_tensors
+        of_x, of_own, of_weight, of_bias, *_ = ctx.needs_input_grad
+        grad, again = grad.contiguous(), torch.is_grad_enabled()
         transposed, rows = grad.t(), grad.shape[0]
-        own, grad_x = x if rows == x.shape[0] else x[:rows], None
-        if of_x:
-            grad_x = ctx.call.gradient(grad.mm(weight))
-            if torch.is_grad_enabled():
+        grad_x = ctx.call.gradient(grad.mm(weight)) if of_x else None
+        grad_own = grad.mm(own_weight) if of_own else None
+        if not ctx.apart:
+            own = x if rows == x.shape[0] else x[:rows]
+            if of_x and again:
                 grad_x = grad_x + F.pad(grad.mm(own_weight), (0, 0, 0, x.shape[0] - rows))
-            else:
+            elif of_x:
                 grad_x[:rows].addmm_(grad, own_weight)
-        if of_weight and torch.is_grad_enabled():  # a second derivative is asked for
+        if of_weight and again:  # a second derivative is asked for
             sums = spmm(ctx.graph, x, reduce=ctx.reduce)
         grad_weight = transposed.mm(sums) if of_weight else None
-        return grad_x, grad_weight, grad.sum(0) if of_bias else None, transposed.mm(own), None, None, None
+        grad_bias = grad.sum(0) if of_bias else None
+        return grad_x, grad_own, grad_weight, grad_bias, transposed.mm(own), None, None, None
 
 
 class _NarrowSumMapped(_operators.Function):

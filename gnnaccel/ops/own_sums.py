@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.ops.linear_sums import sums_of
 from gnnaccel.ops.spmm import spmm
 
 _INT32_MAX = 2**31 - 1
@@ -25,6 +26,7 @@ class OwnSum(NamedTuple):
     """spmm(graph, x) + (1 + eps) * own.
 
     graph : Graph
+        Where layers are taken one after the other, of no edges, an EdgeList too.
     x : Tensor [num_cols, F]
     own : Tensor [num_rows, F]
     eps : Tensor of one number
@@ -55,7 +57,7 @@ def is_profitable(layers: Sequence[OwnSum]) -> bool:
     return len(layers) > 1 and copied <= SPARED * len(layers)
 
 
-def own_sums(layers: Sequence[OwnSum], kept: Callable) -> list[Tensor]:
+def own_sums(layers: Sequence[OwnSum], kept: Callable, each: bool = False) -> list[Tensor]:
     """What each layer is.
 
     Parameters
@@ -64,6 +66,8 @@ def own_sums(layers: Sequence[OwnSum], kept: Callable) -> list[Tensor]:
         Of one width, floating dtype and device.
     kept : callable
         kept(key, make) returns what make() has made for these graphs and this key before, or makes it.
+    each : bool
+        For graphs that may be gone after this call: one after the other, in one node of autograd.
 
     Returns
     -------
@@ -72,9 +76,12 @@ def own_sums(layers: Sequence[OwnSum], kept: Callable) -> list[Tensor]:
     features: dict[int, Tensor] = {}
     for _, x, own, _ in layers:
         features[id(x)], features[id(own)] = x, own
-    places = {each: number for number, each in enumerate(features)}
+    places = {number: place for place, number in enumerate(features)}
     sizes = [x.shape[0] for x in features.values()]
     ends = [(places[id(x)], places[id(own)]) for _, x, own, _ in layers]
+    if each:
+        constants = [1 + float(layer.eps) for layer in layers]
+        return list(_each([layer.graph for layer in layers], ends, constants, *features.values()))
     plan = kept(("own", tuple(ends), tuple(sizes)), partial(_planned, [layer.graph for layer in layers], ends, sizes))
     with torch.no_grad():
         scales = torch.cat([layers[0].eps.new_zeros(1), *[layer.eps.view(1) for layer in layers]]).add_(1)
@@ -134,3 +141,53 @@ class _OwnSums(_operators.Function):
         led = {place for used, grad in pairs if grad is not None for place in used}
         found = [part if need and n in led else None for n, (part, need) in enumerate(zip(parts, needs, strict=True))]
         return None, None, *found
+
+
+class _OwnEach(_operators.Function):
+    """Gradients as of `_OwnSums`."""
+
+    @staticmethod
+    def forward(ctx, graphs, ends, constants, *features):
+        needs, calls, outs = ctx.needs_input_grad[3:], [], []
+        for graph, (source, own), constant in zip(graphs, ends, constants, strict=True):
+            if not graph.nnz:
+                outs.append(features[own] * constant)
+                calls.append(None)
+                continue
+            call, sums = sums_of(graph, features[source], "sum", needs[source])
+            outs.append(sums.add_(features[own], alpha=constant))
+            calls.append(call)
+        if True in needs:
+            ctx.set_materialize_grads(False)
+            if False in needs:
+                pairs = zip(outs, ends, strict=True)
+                ctx.mark_non_differentiable(*[out for out, both in pairs if not any(needs[place] for place in both)])
+            ctx.calls, ctx.ends, ctx.constants, ctx.sizes = calls, ends, constants, [x.shape for x in features]
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        needs = ctx.needs_input_grad[3:]
+        found: list[Tensor | None] = [None] * len(needs)
+        without = set()  # sources of no edge of some layer
+        for call, (source, own), constant, grad in zip(ctx.calls, ctx.ends, ctx.constants, grads, strict=True):
+            if grad is None:
+                continue
+            grad = grad.contiguous()
+            if needs[own]:
+                part = grad if constant == 1 else grad * constant
+                found[own] = part if found[own] is None else found[own] + part
+            if needs[source] and call is None:
+                without.add(source)
+            elif needs[source]:
+                part = call.gradient(grad)
+                found[source] = part if found[source] is None else found[source] + part
+        for place in without:
+            if found[place] is None:
+                like = next(grad for grad in grads if grad is not None)
+                found[place] = like.new_zeros(ctx.sizes[place])
+        return None, None, None, *found
+
+
+# Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
+_each = super(torch.autograd.Function, _OwnEach).apply  # type: ignore[misc]

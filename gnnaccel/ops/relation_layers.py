@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from gnnaccel import _operators
 from gnnaccel.graph.stack import EdgeList, graph_of
-from gnnaccel.ops import _arrays, ready, relation_rows
+from gnnaccel.ops import _arrays, ready, relation_each, relation_rows
 from gnnaccel.ops.linear_sums import Apart
 from gnnaccel.ops.own_sums import SPARED
 from gnnaccel.ops.relation_plans import Plan, Walk, planned
@@ -57,7 +57,7 @@ def target_of(
     return Target(terms, kept, [bias for bias in biases if bias is not None], Own(x, some) if some else None)
 
 
-def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | None:
+def relation_layers(targets: Sequence[Target], kept: Kept, each: bool = False) -> list[Tensor] | None:
     """`relation_sums` of each target: on small graphs together, else one after the other. None where the layers that
     these targets stand for take less one by one: nothing has been done then.
 
@@ -67,11 +67,18 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
         Of graphs, or all of edge lists: graphs that are new and may be gone after this call.
     kept : callable
         As of `relation_sums`, for the graphs of all targets.
+    each : bool
+        For graphs that may be gone after this call, and weights [D, F]: term by term (relation_each.py), of terms that
+        are sums and means of edges without weights.
 
     Returns
     -------
     list of Tensor [num_rows of a target, D], or None
     """
+    if each:
+        if not _alike(targets) or _operators.watched() or forward_ad._current_level >= 0:
+            return None
+        return list(_layers(*_each(targets)))
     on_cpu, new = targets[0].terms[0].x.is_cpu, _are_new(targets)
     work = _work(targets) if on_cpu else 0
     few = (
@@ -109,6 +116,11 @@ def relation_layers(targets: Sequence[Target], kept: Kept) -> list[Tensor] | Non
     if plan is None:
         return None  # for an index out of range
     return list(_layers(plan, targets, *features.values(), *given))
+
+
+def _each(targets: Sequence[Target]) -> tuple:
+    plan, given = relation_each.planned(targets)
+    return plan, targets, *given
 
 
 def _are_new(targets: Sequence[Target]) -> bool:
@@ -183,8 +195,12 @@ class _Layers(_operators.Function):
     @staticmethod
     def forward(ctx, plan, targets, *given):
         needs = ctx.needs_input_grad[2:]
-        by_rows = type(plan) is relation_rows.RowsPlan
-        outs, kept, calls = relation_rows.results(plan, given) if by_rows else _results(plan, targets, given, needs)
+        if type(plan) is relation_each.EachPlan:
+            outs, kept, calls = relation_each.results(plan, given, needs)
+        elif type(plan) is relation_rows.RowsPlan:
+            outs, kept, calls = relation_rows.results(plan, given)
+        else:
+            outs, kept, calls = _results(plan, targets, given, needs)
         if True in needs:
             ctx.set_materialize_grads(False)
             if False in needs:
@@ -206,7 +222,9 @@ class _Layers(_operators.Function):
             return None, None, *_second(ctx, grads)
         if all(grad is None for grad in grads):
             return (None,) * (len(needs) + 2)
-        if type(plan) is relation_rows.RowsPlan:
+        if type(plan) is relation_each.EachPlan:
+            found = relation_each.gradients(plan, ctx.calls, saved, ctx.given, grads, needs)
+        elif type(plan) is relation_rows.RowsPlan:
             found = relation_rows.gradients(plan, saved, grads, needs)
         else:
             found = _gradients(plan, ctx.calls, saved, grads, needs)
@@ -250,7 +268,7 @@ def _results(plan: Plan, targets: Sequence[Target], given: Sequence[Any], needs:
     if plan.adding is None:
         for out, biases in zip(outs, plan.biases, strict=True):
             if biases:
-                out.add_(_added([given[place] for place in biases]))
+                out.add_(relation_each.added([given[place] for place in biases]))
     return outs, (*sums, *maps), calls
 
 
@@ -353,9 +371,3 @@ def _with(targets: Sequence[Target], given: Sequence[Tensor], count: int) -> lis
         own = None if own is None else Own(new(own.x), [next(rest) for _ in own.weights])
         found.append(Target(terms, kept, [next(rest) for _ in biases], own))
     return found
-
-
-def _added(parameters: list[Tensor]) -> Tensor | Any:
-    if len(parameters) < 2:
-        return parameters[0] if parameters else None
-    return parameters[0] + parameters[1] if len(parameters) == 2 else torch.stack(parameters).sum(0)

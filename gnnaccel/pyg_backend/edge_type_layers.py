@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel.graph.cache import derived
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import EdgeList
 from gnnaccel.ops.dot_layers import DotLayer
 from gnnaccel.ops.gat_layers import GatLayer
@@ -58,6 +59,7 @@ class Summing(NamedTuple):
 
 _ATTEND = (pyg_nn.GATConv, pyg_nn.GATv2Conv, pyg_nn.TransformerConv)
 _PLAIN_SUMS = (pyg_nn.SAGEConv, pyg_nn.GraphConv)
+_MADE = (*_PLAIN_SUMS, pyg_nn.GINConv)
 _LAYERS = (*_PLAIN_SUMS, pyg_nn.GCNConv, pyg_nn.GINConv, *_ATTEND)
 # Layers that are taken together on these devices alone: on the CPU the sums of GINConv take as long (EPYC), and
 # GATv2Conv by itself has passes that this has not.
@@ -75,9 +77,8 @@ def _kind(cls: Any) -> tuple[Any, short.Guard] | None:
     return known, short.Guard(plain, known, node_dims=(0,)) if known in _ATTEND else short.Guard(plain, known, _SUMS)
 
 
-def is_known(cls: Any, edges: Tensor) -> bool:
-    kind = _kind(cls)
-    return kind is not None and _is_served(kind[0], edges)
+def is_known(cls: Any) -> bool:
+    return _kind(cls) is not None
 
 
 def is_attention(known: Any) -> bool:
@@ -107,19 +108,22 @@ def layer_of(
     edge_index: Any,
     square: bool,
     edge_weight: Any,
-    anew: bool,
+    new: str | None,
 ) -> Layer | Attending | Summing | Refused | None:
-    """What a layer does, if it does no more; None if it does. Refused: its edges are new. anew: no layer's edges are
-    looked for among those that were had before."""
+    """What a layer does, if it does no more; None if it does. Refused: its edges are new.
+
+    new : for edges that may be new "listed" or "made": a list of them, or a graph, in place of a graph that was made of
+    them before.
+    """
     (known, guard), state = standing, conv.__dict__
-    if anew and (known not in _PLAIN_SUMS or edge_weight is not None):
+    if new and (edge_weight is not None or known not in (_PLAIN_SUMS if new == "listed" else _MADE)):
         return None
     if known in _ATTEND:
         return None if edge_weight is not None else _attending(conv, known, guard, x, own, edge_index)
     if not guard.allows_layer(conv, edge_index) or short.hooked(conv) or ALLOWED in state:
         return None
     if known is pyg_nn.GINConv:
-        return None if edge_weight is not None else _summing(conv, x, own, edge_index)
+        return None if edge_weight is not None else _summing(conv, x, own, edge_index, new)
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
@@ -150,10 +154,13 @@ def layer_of(
         bias = conv._parameters["bias"]
         if bias is not None and bias.dtype != x.dtype:
             return None
-    graph: Any = EdgeList(edge_index, own.shape[0], x.shape[0]) if anew else derived.get((edge_index,), key)
+    if new == "listed":
+        graph: Any = EdgeList(edge_index, own.shape[0], x.shape[0])
+    else:
+        graph = _made(edge_index, key) if new else derived.get((edge_index,), key)
     if graph is None:
-        return Refused(None)
-    term, form = Term(graph, x, weight, kind, True, edge_weight), "new" if anew else key[0]
+        return None if new else Refused(None)
+    term, form = Term(graph, x, weight, kind, True, edge_weight), "new" if new == "listed" else key[0]
     return Layer(term, bias, own, own_weight, edge_index, form)
 
 
@@ -181,19 +188,28 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
     return None if layer is None else Attending(layer, edge_index, key[0])
 
 
-def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor) -> Summing | None:
-    """What a GINConv does before its `nn`, on edges that it has had before."""
+def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor, new: str | None) -> Summing | None:
+    """What a GINConv does before its `nn`, on edges that it has had before, or that are `new`."""
     eps = conv._buffers.get("eps", conv._parameters.get("eps"))
-    if not _is_served(pyg_nn.GINConv, x) or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
+    if not (new or _is_served(pyg_nn.GINConv, x)) or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
         return None
     if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in conv._modules:
         return None
     alike = x.dtype == own.dtype == eps.dtype and x.device == own.device == edge_index.device == eps.device
     if not alike or x.shape[1] != own.shape[1] or not x.shape[1] or conv.flow != "source_to_target":
         return None
-    graph = derived.get((edge_index,), ("graph", x.shape[0], own.shape[0], conv.flow))
+    key = ("graph", x.shape[0], own.shape[0], conv.flow)
+    graph: Any = _made(edge_index, key) if new else derived.get((edge_index,), key)
     usual = graph is not None and not conv.__dict__.get("_compiled_call_impl")
     return Summing(OwnSum(graph, x, own, eps), edge_index, "graph") if usual else None
+
+
+def _made(edge_index: Tensor, key: tuple) -> Graph | EdgeList | None:
+    """The graph of edges that may be new; None for an index out of range. Of no edges none is made."""
+    _, num_src, num_dst, flow = key
+    if edge_index.shape[1]:
+        return short.graph_of(edge_index, num_src, num_dst, flow)
+    return EdgeList(edge_index, num_dst, num_src)
 
 
 def _are_weights(edge_weight: Any, x: Tensor, edge_index: Tensor) -> bool:

@@ -67,13 +67,14 @@ class Found(NamedTuple):
 
     sums : layers that are summed and mapped together. others : numbers of the calls that are to be made. attending : of
     GATConv, of GATv2Conv, and of TransformerConv into one type, by what these have in common. summing : of GINConv,
-    those of the others, by number, whose sums are found together.
+    those of the others, by number, whose sums are found together. each : on graphs that may be gone after this call.
     """
 
     sums: dict[Hashable, list[Layer]]
     others: dict[Hashable, list[int]]
     attending: dict[tuple, dict[Hashable, list[Attending]]]
     summing: dict[tuple, dict[int, Summing]]
+    each: bool = False
 
 
 class Results(NamedTuple):
@@ -95,7 +96,6 @@ def unusual() -> str | None:
 
 def found_in(calls: Sequence[Call]) -> Found | Refused:
     """Which of the calls are to be taken together."""
-    found = Found({}, {}, {}, {})
     some = next((call.operands.edges for call in calls if call.operands is not None), None)
     targets = [call.target for call in calls]
     on_cpu = type(some) is not Tensor or some.is_cpu
@@ -103,16 +103,19 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         return Refused(None)  # nothing to be taken together
     if type(some) is not Tensor:
         return Refused("layers that cannot be taken together")
-    if sum([call.operands is not None and is_known(type(call.module), some) for call in calls]) < 2:
+    if sum([call.operands is not None and is_known(type(call.module)) for call in calls]) < 2:
         return Refused("layers that cannot be taken together")
-    size = _size(calls) if on_cpu else 0
-    if on_cpu and size <= _TINY and _trains_weights(calls):
+    if on_cpu and _trains_weights(calls) and _size(calls) <= _TINY:
         return Refused(None)  # sums whose edges have such weights take less one by one
-    fresh, anew = _may_be_gone(some), False
-    if fresh and (size <= _SMALL_NEW or not on_cpu):
-        if not _are_sorted_together(calls, some):
+    fresh, new = _may_be_gone(some), None
+    if fresh:
+        if _are_sorted_together(calls, some):
+            new = "listed"
+        elif on_cpu:
+            new = "made"
+        else:
             return Refused(None)  # to join new graphs takes longer than it spares
-        anew = True
+    found = Found({}, {}, {}, {}, new == "made")
     plain: dict[int, bool] = {}
     classes: dict[Any, tuple[Any, short.Guard] | None] = {}
     numbers: dict[int, int] = {}
@@ -123,7 +126,7 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
             kind = standing_kind(type(module), classes)
             if kind is not None and fresh and on_cpu and is_attention(kind[0]):
                 kind = None  # to join new graphs for one walk takes longer than it spares, at every size
-            layer = None if kind is None else layer_of(module, kind, *operands, anew)
+            layer = None if kind is None else layer_of(module, kind, *operands, new)
         if isinstance(layer, Refused):
             return layer
         if isinstance(layer, Attending):
@@ -142,9 +145,12 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
             others.append(number)
             continue
         numbers[id(layer)] = number
-    if anew and sum(map(len, found.sums.values())) < _LEAST_NEW:
+    count = sum(map(len, found.sums.values()))
+    if found.each:
+        return found if count + sum(map(len, found.summing.values())) > 1 else Refused(None)
+    if new and count < _LEAST_NEW:
         return Refused(None)
-    least = 2 if on_cpu or sum(map(len, found.sums.values())) < 2 else 1  # layers of a target
+    least = 2 if on_cpu or count < 2 else 1  # layers of a target
     for target, together in found.sums.items():
         profits = len(together) >= least and (not on_cpu or is_profitable([layer.term for layer in together]))
         if together and not profits:
@@ -169,7 +175,7 @@ def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -
     counts = dict.fromkeys(found.others, 0)
     groups: list[tuple[dict, list[Tensor]]] = []
     for sums in nodes_of({target: some for target, some in found.sums.items() if some}, _tensors):
-        made = relation_layers([_target(together) for together in sums.values()], _keeper(sums))
+        made = relation_layers([_target(together) for together in sums.values()], _keeper(sums), found.each)
         if made is None:
             return None
         groups.append((sums, made))
@@ -191,7 +197,8 @@ def results_of(calls: Sequence[Call], found: Found, run: Callable[[int], Any]) -
     for of_width in found.summing.values():
         for by_number in nodes_of({number: [each] for number, each in of_width.items()}, _tensors):
             some = [each for (each,) in by_number.values()]
-            ready.update(zip(by_number, own_sums([each.layer for each in some], _keeper(by_number)), strict=True))
+            made = own_sums([one.layer for one in some], _keeper(by_number), found.each)
+            ready.update(zip(by_number, made, strict=True))
     called = {}
     for number in sorted(itertools.chain(*found.others.values())):  # PyG's order, in which they draw random numbers
         called[number] = calls[number].module.nn(ready.pop(number)) if number in ready else run(number)
@@ -231,8 +238,8 @@ def _copied(layers: list[DotLayer]) -> int:
 # one thread).
 _MAPPED = 1 << 24
 # Features times layers on the CPU (EPYC, one thread), up to which sums whose edges have weights that are trained take
-# longer together; and up to which it takes longer than it spares to join new graphs.
-_TINY, _SMALL_NEW = 1 << 18, 1 << 21
+# longer together.
+_TINY = 1 << 18
 
 
 def _size(calls: Sequence[Call]) -> int:

@@ -134,13 +134,13 @@ def _sum_mapped(
 ) -> Tensor:
     """lin(sums of x over neighbours) + behind(own), without what is None."""
     behind = None if own is None else behind
-    if edge_weight is None and own is x and behind is not None:
+    if edge_weight is None and behind is not None:
         maps, others = short.parameters_of(lin), short.parameters_of(behind)
         if maps is not None and others is not None and others[1] is None:
-            out = linear_sums.sum_mapped(graph, x, reduce, *maps, others[0])
+            out = linear_sums.sum_mapped(graph, x, reduce, *maps, others[0], None if own is x else own)
             if out is not None:
                 return out
-            narrow = linear_sums.narrow_dtype(x)
+            narrow = linear_sums.narrow_dtype(x) if own is x else None
             if narrow is not None:  # rounded where that op rounds
                 x = own = x.to(narrow)
     out = lin(ops.spmm(graph, x, edge_weight, reduce=reduce))
