@@ -198,7 +198,7 @@ def test_sums_of_few_features(index, dtype, name, prepared):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("index", INDEX, ids=str)
-@pytest.mark.parametrize("name", ["some lanes", "one lane"])
+@pytest.mark.parametrize("name", ["some lanes", "a warp"])
 def test_few_features_of_arrays_at_odd_addresses(name, index, dtype):
     """Four indices and weights that lie together are one load where they are aligned to that: the same bits."""
     given = build(FEW[name], 5_000, index)
