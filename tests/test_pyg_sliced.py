@@ -434,6 +434,79 @@ def test_a_gcn_with_loops(options, rows):
         torch.testing.assert_close(results, want)
 
 
+def results_of(model, batch):
+    """Of ten rows of a model's result, and its gradients: the second time, and by plain PyG."""
+    found = []
+    for accelerated in (True, True, False):
+        if not accelerated:
+            pyg_backend.disable()
+        model.zero_grad()
+        out = model(batch.x, batch.edge_index)[:10]
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad for p in model.parameters())])
+    return found[1:]
+
+
+def with_map(conv):
+    conv.lin = nn.Linear(conv.in_channels, conv.out_channels)
+
+
+def with_bias(conv):
+    bias = conv.bias.detach().double() + 1
+    del conv.bias
+    conv.bias = bias.to(DEVICE)
+
+
+def with_biases(conv):
+    conv.bias = nn.Parameter(torch.rand(sampled().num_nodes, conv.out_channels))
+
+
+def with_graph(conv):
+    conv._cached_edge_index = (torch.arange(6, device=DEVICE).view(2, 3), torch.rand(3).double().to(DEVICE))
+
+
+@pytest.mark.parametrize("change", [with_map, with_bias, with_biases, with_graph])
+def test_a_gcn_of_other_parts(change, batch, rows):
+    """A map with a bias of its own, a bias that is no parameter, one for each node, a graph of another call."""
+    model = Net(GCNConv).double().to(DEVICE)
+    for conv in model.convs:
+        change(conv)
+    got, want = results_of(model.double().to(DEVICE), batch)
+    torch.testing.assert_close(got, want)
+    assert not rows
+
+
+def test_infinite_features_of_a_node_with_a_loop(rows):
+    batch = with_loops()
+    ends, counts = batch.edge_index[0, batch.edge_index[0] == batch.edge_index[1]].unique(return_counts=True)
+    node = int(ends[counts == 1][0])
+    assert node < 20
+    batch.x[node, 0] = float("inf")
+    model = pyg.nn.GCN(IN, 8, 1, OUT).double().to(DEVICE)
+    seeds_of(model, batch)
+    got = first_rows_of(model, batch, 20)
+    assert rows
+    pyg_backend.disable()
+    torch.testing.assert_close(got, model(batch.x, batch.edge_index)[:20])
+
+
+def test_a_function_that_an_mlp_holds(batch):
+    """torch cannot see through it, and so it has all rows."""
+    mlp = lambda size, width: GINConv(pyg.nn.MLP([size, 8, width], norm=None, act=lambda x: Twice.apply(x)))  # noqa: E731
+    got, want = results_of(Net(mlp).double().to(DEVICE), batch)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="what a GPU holds is not read again")
+@pytest.mark.parametrize("layer", [SAGEConv, GraphConv, GCNConv, GINConv, GATConv])
+def test_edges_written_in_a_way_that_torch_does_not_count(layer, batch, rows):
+    batch.edge_index.numpy()[:, -1] = (9, 0)  # an edge of the last hop goes into a seed now
+    model = Net(of_map if layer is GINConv else layer).double()
+    got, want = results_of(model, batch)
+    torch.testing.assert_close(got, want)
+    assert not rows
+
+
 def test_a_statement_of_its_own(batch, rows):
     model = sage().double().to(DEVICE)
     torch.testing.assert_close(seeds_behind_it(model, batch), seeds_of(model, batch, False))

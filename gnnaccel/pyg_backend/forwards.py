@@ -167,8 +167,11 @@ def graph_conv_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
 
 def has_rows(conv: Any, x: Tensor) -> bool:
     """True for a GCNConv that `gcn_rows` knows."""
-    bias = conv._parameters.get("bias")
-    fits = bias is None or (bias.dtype == x.dtype and bias.device == x.device)
+    parameters, maps = conv._parameters, short.parameters_of(conv._modules.get("lin"))
+    if maps is None or maps[1] is not None or "bias" not in parameters or conv._cached_edge_index is not None:
+        return False  # or somebody has put another map, bias or graph in the place of its own
+    bias = parameters["bias"]
+    fits = bias is None or (bias.dtype == x.dtype and bias.device == x.device and bias.shape == maps[0].shape[:1])
     return fits and x.dtype in norms.DTYPES and conv.normalize and not (conv.cached or conv.improved)
 
 
@@ -181,25 +184,45 @@ def gcn_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
         scale, own = scales.norm_scale(graph, x.dtype), None
     sums = ops.graph_conv(head, x, source_scale=scale[: head.num_cols], row_scale=scale[: head.num_rows])
     if own is not None:
-        sums = torch.addcmul(sums, x[: head.num_rows], own[: head.num_rows].unsqueeze(1))
+        own = own[: head.num_rows].unsqueeze(1)
+        # Of a node with a loop nothing is added: zero times infinity is not zero.
+        sums = torch.addcmul(sums, x[: head.num_rows].masked_fill(own == 0, 0), own)
     return F.linear(sums, conv._modules["lin"]._parameters["weight"], conv._parameters["bias"])
 
 
 def has_sums(conv: Any, x: Tensor) -> bool:
     """True for a GINConv that `gin_rows` knows."""
-    eps = conv._buffers.get("eps", conv._parameters.get("eps"))
+    eps = _eps_of(conv)
     return "nn" in conv._modules and _is_one(eps) and eps.dtype == x.dtype and eps.device == x.device
 
 
 def gin_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
     """What a GINConv maps of the nodes before a hop of a sampled batch, of the features that it reads."""
     head = hops.head(graph, hop)
-    return ops.spmm(head, x) + (1 + conv.eps) * x[: head.num_rows]
+    return _with_own(ops.spmm(head, x), x[: head.num_rows], _eps_of(conv))
 
 
 def gin_sums(conv: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """The same of all nodes."""
-    return conv.propagate(edge_index, x=(x, x), size=None) + (1 + conv.eps) * x
+    eps = _eps_of(conv)
+    looped = short.number(eps) == 0
+    found = _neighbours(conv, x, edge_index, looped)
+    if found is None:
+        return conv.propagate(edge_index, x=(x, x), size=None) + (1 + eps) * x
+    return _gin_sum(*found, x, eps, looped)
+
+
+def _eps_of(conv: Any) -> Any:
+    return conv._buffers.get("eps", conv._parameters.get("eps"))
+
+
+def _gin_sum(graph: Graph, source: Tensor, own: Tensor, eps: Tensor, looped: bool) -> Tensor:
+    """Sums of `source` over neighbours, and (1 + eps) * own, which is in the graph if that is `looped`."""
+    out = None if looped or own is not source else own_sum(graph, source, eps)
+    if out is None:
+        out = ops.spmm(graph, source)
+        out = out if looped else _with_own(out, own, eps)
+    return out
 
 
 def _fits(edge_weight: Tensor | None, graph: Graph, x: Tensor) -> bool:
@@ -215,22 +238,17 @@ def _gin(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         modules, found = self._modules, None
-        eps = self._buffers.get("eps", self._parameters.get("eps"))
-        value, looped = None, False
+        eps, looped = _eps_of(self), False
         if size is None and guard.allows(self, edge_index) and "nn" in modules and _is_one(eps):
-            value = short.number(eps)
             # A layer's own feature that counts as much as a neighbour's is one more of these.
-            looped = value == 0 and own is x
+            looped = own is x and short.number(eps) == 0
             found = _neighbours(self, x, edge_index, looped)
         if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
             return general(self, x, edge_index, size)
         start, (graph, source) = time.perf_counter(), found
         if own is source:
             source = own = _as_mapped(modules["nn"], source)
-        out = None if looped or own is not source else own_sum(graph, source, eps)
-        if out is None:
-            out = ops.spmm(graph, source)
-            out = out if looped else _with_own(out, own, eps)
+        out = _gin_sum(graph, source, own, eps, looped)
         report.record(guard.kind, start)
         return modules["nn"](out)
 
@@ -277,7 +295,7 @@ def _gine(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_attr=None, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
         modules, found = self._modules, None
-        eps = self._buffers.get("eps", self._parameters.get("eps"))
+        eps = _eps_of(self)
         usual = size is None and short.is_matrix(edge_attr) and guard.allows(self, edge_index)
         lin = modules.get("lin")
         usual = usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin))

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _operators, report, settings
 from gnnaccel.graph import hops
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
 from gnnaccel.lazy import caller, in_place
 from gnnaccel.lazy.first_rows import FirstRows, Given, Step, Trip, state
@@ -39,6 +40,7 @@ from gnnaccel.pyg_backend.update_order import ALLOWED
 
 _KIND = "pyg.first rows"
 _MODELS = (pyg_nn.GraphSAGE, pyg_nn.GCN, pyg_nn.GIN, pyg_nn.GAT)
+_HAVE_ACT = (*_MODELS, pyg_nn.MLP)  # of whose forward() it is known all but what their `act` does
 # Of these nothing is done to a feature but by functions of torch; what mixes rows gets all of them.
 _KNOWN = {
     *(nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Embedding),
@@ -111,7 +113,15 @@ class _Layer(Step):
     """A layer's call; `general`: its forward() on all rows."""
 
     def __init__(
-        self, kind: _Kind, general: Callable, conv: Any, x: Any, edge_index: Tensor, sampled: Hops, width: int
+        self,
+        kind: _Kind,
+        general: Callable,
+        conv: Any,
+        x: Any,
+        edge_index: Tensor,
+        graph: Graph | None,
+        sampled: Hops,
+        width: int,
     ) -> None:
         inputs = (x,) if isinstance(x, Step) else ()
         parts = conv._modules.values() if not kind.behind else ()
@@ -121,12 +131,12 @@ class _Layer(Step):
         super().__init__(inputs, (x.shape[0], width), x, grad)
         self._kind, self._general, self._conv, self._sampled = kind, general, conv, sampled
         self._x = None if inputs else x
-        self._edge_index = edge_index
+        self._edge_index, self._graph = edge_index, graph
         self._given = Given((edge_index, *parameters, self._x))
 
     def forget(self):
         super().forget()
-        self._x = self._given = None
+        self._x = self._given = self._graph = None
 
     def _hop(self, rows: int) -> int:
         return sampled_sums.hop_of(rows, self._sampled)
@@ -145,10 +155,7 @@ class _Layer(Step):
         x = x[: sampled.nodes[hop + 1]] if x.shape[0] > sampled.nodes[hop + 1] else x
         if self._kind.rows is None:
             return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
-        graph = short.graph_of(self._edge_index, self.shape[0], self.shape[0], self._conv.flow)
-        if graph is None or hops.of(graph) is None:  # written into, in a way that torch does not count
-            return self._whole(x, self._edge_index[:, : sampled.edges[hop + 1]])
-        return self._kind.rows(self._conv, graph, hop, x)
+        return self._kind.rows(self._conv, self._graph, hop, x)
 
     def _whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
         if self._kind.behind:
@@ -201,7 +208,12 @@ def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: T
         return "with options or maps of which a row may need more"
     if x.shape[0] * x.shape[1] * width < sampled_sums.LEAST:
         return "of few products, where there is nothing to gain"
-    return _Layer(kind, general, conv, x, edges, sampled, width)
+    graph = None
+    if kind.rows is not None or edges.is_cpu:
+        graph = short.graph_of(edges, x.shape[0], x.shape[0], conv.flow)
+        if graph is None or hops.of(graph) is None:  # a write that torch does not count, through .data or NumPy
+            return "on edges that were written into"
+    return _Layer(kind, general, conv, x, edges, graph, sampled, width)
 
 
 def _is_usual(x: Any) -> bool:
@@ -256,7 +268,9 @@ def distrust(model: nn.Module) -> str | None:
         part = waiting.pop()
         if short.hooked(part) or part.__dict__.get("_compiled_call_impl") is not None:
             return f"somebody watches or replaces calls of {type(part).__name__}"
-        if type(part) not in _KNOWN:
+        if type(part) is pyg_nn.MLP:
+            own.append((pyg_nn.MLP, part))  # which holds a function of somebody's, perhaps
+        elif type(part) not in _KNOWN:
             kind = vars(type(part)).get("_gnnaccel_plain", type(part))
             if (reason := _of_kind(kind, kind is not type(part))) is not None:
                 return reason
@@ -323,8 +337,8 @@ class _ModelWalk(Walk):
 @functools.lru_cache(maxsize=256)
 def _of_classes(kinds: tuple) -> tuple[str | None, frozenset[str], tuple[types.CodeType, ...]]:
     walk = _ModelWalk(*kinds)
-    reason = walk.follow("a method", [kind.forward for kind in kinds if kind not in _MODELS])
-    if any(kind in _MODELS for kind in kinds):
+    reason = walk.follow("a method", [kind.forward for kind in kinds if kind not in _HAVE_ACT])
+    if any(kind in _HAVE_ACT for kind in kinds):
         walk.names.add("act")
     return reason or _of_walk(walk), frozenset(walk.names), tuple(walk.codes)
 
