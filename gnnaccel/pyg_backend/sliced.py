@@ -54,35 +54,43 @@ _KNOWN = {
 _CHANGES = {"train", "load_state_dict", "reset_parameters", "retain_grad"}  # methods of modules, and of tensors
 
 
+def _always(_conv: Any, _x: Any) -> bool:
+    return True
+
+
+def _maps_no_sources(conv: Any, _x: Any) -> bool:
+    return not conv.project
+
+
+def _draws_nothing(conv: Any, _x: Any) -> bool:
+    return not (conv.dropout and conv.training)  # of as many random numbers as there are edges
+
+
 class _Kind(NamedTuple):
     """What is to be known of a class of layers whose rows need the edges into them alone.
 
-    maps : names of linear maps of x, as wide as the layer's result or, together, its heads.
+    maps : names of linear maps of x, as wide as the layer's result or, together, its heads; none: as wide as x.
     aggregations : of its guard.
+    serves : (conv, x) -> whether a layer's options are known.
     rows : (conv, graph of the batch, hop, x) -> the rows before that hop, of the features that they read; None where
         the layer itself gets the first edges.
-    behind : name of a module that maps each of the rows, and is called with them; `rows` knows all rows, too.
+    behind : name of a module that maps each of the rows, and is called with them.
+    whole : (conv, x, edges) -> all rows before that module; None: the layer's own forward().
     """
 
     layer: Any
     maps: tuple[str, ...]
     aggregations: tuple[type, ...]
+    serves: Callable[[Any, Any], bool]
     rows: Callable | None
     behind: str = ""
+    whole: Callable | None = None
 
     def width(self, conv: Any, x: Any) -> int | None:
         """Of the result; None where the layer is to be called with all rows."""
-        if ALLOWED in conv.__dict__ or conv.flow != "source_to_target":
+        if ALLOWED in conv.__dict__ or conv.flow != "source_to_target" or not self.serves(conv, x):
             return None
-        if self.layer is pyg_nn.SAGEConv and conv.project:
-            return None
-        if self.layer is pyg_nn.GCNConv and not forwards.has_rows(conv, x):
-            return None
-        if self.rows is None and conv.dropout and conv.training:  # of as many random numbers as there are edges
-            return None
-        if self.layer is pyg_nn.GINConv:
-            return x.shape[1] if forwards.has_sums(conv, x) else None
-        width = None
+        width = None if self.maps else x.shape[1]
         for lin in map(conv._modules.get, self.maps):
             if lin is not None:
                 found = short.parameters_of(lin)
@@ -96,15 +104,16 @@ class _Kind(NamedTuple):
         return width
 
 
+_SUM = (pyg_nn.SumAggregation,)
 _LAYERS = {
     kind.layer.forward: kind
     for kind in (
-        _Kind(pyg_nn.SAGEConv, ("lin_l", "lin_r"), tuple(REDUCES), forwards.sage_rows),
-        _Kind(pyg_nn.GraphConv, ("lin_rel", "lin_root"), tuple(REDUCES), forwards.graph_conv_rows),
-        _Kind(pyg_nn.GCNConv, ("lin",), (pyg_nn.SumAggregation,), forwards.gcn_rows),
-        _Kind(pyg_nn.GINConv, (), (pyg_nn.SumAggregation,), forwards.gin_rows, "nn"),
-        _Kind(pyg_nn.GATConv, ("lin",), (pyg_nn.SumAggregation,), None),
-        _Kind(pyg_nn.GATv2Conv, ("lin_l", "lin_r"), (pyg_nn.SumAggregation,), None),
+        _Kind(pyg_nn.SAGEConv, ("lin_l", "lin_r"), tuple(REDUCES), _maps_no_sources, forwards.sage_rows),
+        _Kind(pyg_nn.GraphConv, ("lin_rel", "lin_root"), tuple(REDUCES), _always, forwards.graph_conv_rows),
+        _Kind(pyg_nn.GCNConv, ("lin",), _SUM, forwards.has_rows, forwards.gcn_rows),
+        _Kind(pyg_nn.GINConv, (), _SUM, forwards.has_sums, forwards.gin_rows, "nn", forwards.gin_sums),
+        _Kind(pyg_nn.GATConv, ("lin",), _SUM, _draws_nothing, None),
+        _Kind(pyg_nn.GATv2Conv, ("lin_l", "lin_r"), _SUM, _draws_nothing, None),
     )
 }
 
@@ -151,16 +160,11 @@ class _Layer(Step):
         hop, sampled = self._hop(rows), self._sampled
         x = values[0] if values else self._x
         if hop >= len(sampled.nodes) - 1:
-            return self._whole(x, self._edge_index)
+            return (self._kind.whole or self._general)(self._conv, x, self._edge_index)
         x = x[: sampled.nodes[hop + 1]] if x.shape[0] > sampled.nodes[hop + 1] else x
         if self._kind.rows is None:
             return self._general(self._conv, x, self._edge_index[:, : sampled.edges[hop + 1]])
         return self._kind.rows(self._conv, self._graph, hop, x)
-
-    def _whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        if self._kind.behind:
-            return forwards.gin_sums(self._conv, x, edge_index)
-        return self._general(self._conv, x, edge_index)
 
 
 def of_layers(plain: Any, general: Callable | None) -> Callable | None:
