@@ -245,9 +245,9 @@ def _hgt_sample(self: HGTSampler, inputs) -> HeteroSamplerOutput:
     graph = _graph(self.edge_types, self.colptr_dict, self.row_dict)
     nodes = inputs.node.to(some.dtype)
     if some.is_cuda and not nodes.is_cuda:
-        with ahead.beside(some.device) as made:
+        with ahead.beside(some.device) as arrays:
             out = sampling.hgt_sample(graph, {inputs.input_type: _sent(some.device, nodes)}, self.num_samples)
-            made += [array for part in (out.node, out.row, out.col, out.edge) for array in part.values()]
+            arrays += [array for part in (out.node, out.row, out.col, out.edge) for array in part.values()]
     else:
         out = sampling.hgt_sample(graph, {inputs.input_type: nodes.to(some.device)}, self.num_samples)
     made = HeteroSamplerOutput(
