@@ -12,7 +12,7 @@ void bind_cuda(pybind11::module_& module);
 PYBIND11_MODULE(_C, module) {
   using namespace gnnaccel;
   const auto add = [&](const char* name, auto* launcher) { bind(module, name, launcher); };
-  bind_class<Csr, const void*, const void*, const void*, int64_t, int64_t, int64_t, IndexType>(module, "Csr");
+  bind_class<Csr, const void*, const void*, const void*, int64_t, int64_t, int64_t, IndexType, int64_t>(module, "Csr");
   bind_class<WorkList, const void*, const void*, const void*, int64_t, int64_t, int64_t, bool, SpmmKernel, int, int,
              int64_t>(module, "WorkList");
   bind_class<MessageProgram, const MessageStep*, const MessageLeaf*, const MessageOutput*, int64_t, int64_t, int64_t,

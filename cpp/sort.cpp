@@ -303,8 +303,8 @@ void spmm_transposed(const Csr& graph, const void* x, const void* weight, void* 
   char* indices = indptr + bytes * (graph.num_cols + 1);
   char* edge_ids = indices + bytes * graph.nnz;
   transpose(graph, indptr, indices, edge_ids, threads);
-  const Csr transposed{indptr,    indices,         weight ? edge_ids : nullptr, graph.num_cols, graph.num_rows,
-                       graph.nnz, graph.index_type};
+  const Csr transposed{
+      indptr, indices, weight ? edge_ids : nullptr, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type, 0};
   spmm(transposed, nullptr, {x, num_feats, 1}, {weight, 1, 1}, out, nullptr, nullptr, num_feats,
        weight ? Message::mul : Message::copy_lhs, Reduce::sum, dtype, 0.0, fused, threads);
 }

@@ -35,6 +35,7 @@ struct Csr {
   int64_t num_cols;
   int64_t nnz;
   IndexType index_type;
+  int64_t longest;  // nonzeros of the longest row, or 0: not known; on CUDA
 };
 
 // The rows of a graph in the order in which they are to be worked on, long ones in pieces:

@@ -232,7 +232,7 @@ cudaError_t spmm_transposed(Workspace& workspace, const Csr& graph, const void* 
   char *indices = pieces.take<char>(edges), *edge_ids = pieces.take<char>(edges);
   const cudaError_t status = transpose(workspace, graph, indptr, indices, edge_ids, stream);
   if (status != cudaSuccess) return status;
-  const Csr transposed{indptr, indices, edge_ids, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type};
+  const Csr transposed{indptr, indices, edge_ids, graph.num_cols, graph.num_rows, graph.nnz, graph.index_type, 0};
   return spmm(workspace, transposed, {}, {x, num_feats, 1}, {weight, 1, 1}, out, nullptr, nullptr, num_feats,
               weight ? Message::mul : Message::copy_lhs, Reduce::sum, dtype, 0.0, fused, stream);
 }

@@ -104,10 +104,11 @@ def pointer(tensor: Tensor | None) -> int:
     return address
 
 
-def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int):
-    """The binary's object of a CSR matrix (types.h: Csr); whoever has it keeps the tensors alive."""
+def csr(indptr: Tensor, indices: Tensor | None, edge_ids: Tensor | None, num_cols: int, nnz: int, longest: int = 0):
+    """The binary's object of a CSR matrix (types.h: Csr); whoever has it keeps the tensors alive. longest: nonzeros of
+    the longest row, where that is known."""
     arrays = (pointer(indptr), pointer(indices), pointer(edge_ids))
-    return _C.Csr(*arrays, indptr.shape[0] - 1, num_cols, nnz, INDEX_TYPES[indptr.dtype])
+    return _C.Csr(*arrays, indptr.shape[0] - 1, num_cols, nnz, INDEX_TYPES[indptr.dtype], longest)
 
 
 def work_list(items: Tensor, steps: Tensor, splits: Tensor, *told: int):

@@ -208,8 +208,12 @@ def main() -> None:
             ops.spmm(big, x)
             ops.spmm(big, x, torch.rand(big.nnz, device="cuda"), reduce="mean")
             ops.graph_conv(big, x, bias=x[0].clone(), relu=True)
-        if lists:  # whose long rows a softmax cuts
-            ops.edge_softmax(big, torch.randn(big.nnz, 3, device="cuda", requires_grad=True)).sum().backward()
+        # A softmax's rows by teams, its queue with pieces and without, and a block for each row.
+        dense = build([*[40] * 300, 5_000, 1], 40, torch.int32)
+        for graph, heads in ((big, 3), (square, 64), (build([*[2] * 6000, 200], 40, torch.int32), 64), (dense, 64)):
+            if lists:
+                assert graph.longest_row
+            ops.edge_softmax(graph, torch.randn(graph.nnz, heads, device="cuda", requires_grad=True)).sum().backward()
         run(short, (128,), torch.float32)
         run(cut, (33,), torch.float32)
         run(cut, (131,), torch.float32)  # padded along a list

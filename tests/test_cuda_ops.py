@@ -245,6 +245,29 @@ def test_softmax_of_rows_in_pieces(heads, dtype):
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-30, equal_nan=True)
 
 
+# Lengths of rows by how a softmax takes them; of 64 heads all but the last are enough to have a queue.
+SOFTMAX_ROWS = {
+    "cut": [3, 63, 64, 65, 3000, 0, 127, 128, 129, 256, 257, *[2] * 6000, 5000, 1],
+    "queued whole": [*[2] * 6000, 100, 130, 256, 65, 64, *[1] * 200],
+    "a block each, cut": [*[40] * 300, 0, 1, 128, 129, 2000, 5000],
+    "a block each": [70, 0, 1, 3] * 10 + [500],
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SOFTMAX_ROWS)
+def test_softmax_by_lengths_of_rows(name, dtype, known):
+    """With the longest row `known` or not: the results are the same bits."""
+    graph = build(SOFTMAX_ROWS[name], 70)
+    scores = 4 * rand(graph.nnz, 64, dtype=dtype)
+    unknown = ops.edge_softmax(graph, scores)
+    if known:
+        assert graph.longest_row == max(SOFTMAX_ROWS[name])
+        assert torch.equal(ops.edge_softmax(graph, scores), unknown) or name == "queued whole"  # one piece or several
+    check(lambda s: ops.edge_softmax(graph, s), lambda s: reference.edge_softmax(graph, s), scores)
+
+
 @pytest.mark.parametrize("degree", [1, 127, 128, 129, 255, 256, 257, 384, 511, 512, 513, 1025])
 def test_rows_at_chunk_borders(degree):
     for lead in (0, 1, 127, 128):

@@ -185,6 +185,11 @@ class Graph:
         """The most nonzeros of a row. As `no_empty_rows`."""
         return int(self.indptr.diff().max()) if self.num_rows else 0
 
+    @property
+    def longest_known(self) -> int:
+        """`longest_row` where it has been found, else 0."""
+        return self.__dict__.get("longest_row", 0)
+
     @functools.cached_property
     def busiest_source(self) -> int:
         """The most nonzeros of a column. As `no_empty_rows`."""

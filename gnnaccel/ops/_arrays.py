@@ -20,7 +20,7 @@ from gnnaccel.schedule import worklist
 
 SCHEMA = "Tensor?[] structure, SymInt[] sizes"  # what the dispatcher is given in place of a Structure
 _HALF = 6  # tensors of a Matrix
-_CSR = "csr"
+_CSR, _NO_CSR = "csr", (None, 0)  # with the longest row that it was told
 _NO_LIST = id(None)
 
 
@@ -34,7 +34,7 @@ class Matrix:
     order : WorkList, Ordered or their three tensors, optional
         On CUDA items, steps and splits of a work list; on the CPU rows, indptr and edges of `worklist.Ordered`.
     plan : int
-        `worklist.Plan.code` of the order.
+        `worklist.WorkList.code` of the order, or `worklist.code_of_longest`.
     """
 
     __slots__ = ("_csr", "_listed", "_walked", "edge_ids", "indices", "indptr", "nnz", "num_cols", "order", "plan")
@@ -60,8 +60,10 @@ class Matrix:
     def of(cls, graph: Graph, order: worklist.WorkList | worklist.Ordered | None) -> Matrix:
         plan = 0 if order is None else order.code
         made = cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0], order, plan)
-        if not torch.compiler.is_compiling():  # which would watch the slot from then on
-            made._csr = getattr(graph.slots, _CSR, None)
+        if not torch.compiler.is_compiling():  # which would watch what it is asked for from then on
+            made._csr, _ = getattr(graph.slots, _CSR, _NO_CSR)
+            if order is None and graph.indptr.is_cuda:
+                made.plan = worklist.code_of_longest(graph.longest_known)
         return made
 
     def tensors(self) -> list[Tensor | None]:
@@ -70,7 +72,8 @@ class Matrix:
     def csr(self):
         """The binary's object of the matrix (types.h: Csr)."""
         if self._csr is None:
-            self._csr = lib.csr(self.indptr, self.indices, self.edge_ids, self.num_cols, self.nnz)
+            arrays = self.indptr, self.indices, self.edge_ids
+            self._csr = lib.csr(*arrays, self.num_cols, self.nnz, worklist.decode(self.plan)[-1])
         return self._csr
 
     def listed(self) -> tuple:
@@ -242,10 +245,11 @@ class Structure:
 
 def csr_of(graph: Graph):
     """The binary's object of a graph's matrix, kept with it: for callers that know that its tensors have memory."""
-    found = getattr(graph.slots, _CSR, None)
-    if found is None:
-        found = lib.csr(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0])
-        setattr(graph.slots, _CSR, found)
+    longest = graph.longest_known
+    found, told = getattr(graph.slots, _CSR, _NO_CSR)
+    if found is None or told != longest:
+        found = lib.csr(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0], longest)
+        setattr(graph.slots, _CSR, (found, longest))
     return found
 
 

@@ -83,6 +83,11 @@ def decode(code: int) -> tuple[bool, int, int, int, int]:
     return bool(code & 1), code >> 1 & 3, code >> 3 & 63, code >> 9 & 255, code >> 17
 
 
+def code_of_longest(nonzeros: int) -> int:
+    """What `decode` takes the longest row from."""
+    return nonzeros << 17
+
+
 class WorkList(NamedTuple):
     """Rows, or groups of neighbours, in the order in which they are to be worked on; see WorkList in cuda/kernels.h.
 
@@ -112,7 +117,7 @@ class WorkList(NamedTuple):
     @property
     def code(self) -> int:
         """That of the plan, and the longest row."""
-        return self.plan.code | self.longest << 17
+        return self.plan.code | code_of_longest(self.longest)
 
 
 class Ordered(NamedTuple):
