@@ -3,9 +3,9 @@
 // Copied or scaled sources are what training spends its time on. They go to spmm_rows where the graph has a work list;
 // else their sums and means go to spmm_balanced, which needs nothing. Both gather 16 bytes at a time. Sources whose
 // rows are no whole number of these (41 classes) are gathered value by value along a list, with one weight for all
-// features, where copies would be a large part of the whole; else they are padded first, in the workspace, where the
-// graph reads enough of them. The rest (max and min without a list, edge features, other broadcasts) goes to
-// spmm_general.
+// features, where a copy of the sources would be a large part of the whole; else they are padded first, in the
+// workspace, where the graph reads enough of them. The rest (max and min without a list, edge features, other
+// broadcasts) goes to spmm_general.
 //
 // How wide a slice of the features a worker takes, in 16-byte lanes: what the list says; else as wide as the features
 // up to 16 (256 bytes), up to 32 where rows are short. The plan that comes with a list (gnnaccel/schedule/rules.py:
@@ -22,7 +22,6 @@ constexpr int kMaxLanes = kMaxSpreadLanes;
 constexpr int kWideLanes = 32;
 constexpr int64_t kHalfLine = 64;    // bytes
 constexpr int64_t kShortDegree = 8;  // rows that leave a worker waiting, unless it streams on
-constexpr int64_t kReadOften = 32;   // nonzeros for each row and column, from which on copies of both cost little
 
 bool scales_sources(Message message) { return message == Message::copy_lhs || message == Message::mul; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -48,12 +47,13 @@ Slice cut(int64_t vectors, int max_lanes, bool spread) {
 Slice slice_of(const SpmmCall& call, int max_lanes) {
   const int n = 16 / size_of(call.dtype);
   const bool whole = call.lhs.data && call.lhs.div == 1 && call.lhs.len % n == 0 && aligned(call.lhs.data);
-  if (!scales_sources(call.message) || !whole || call.num_feats % n || !aligned(call.out)) return {0, 0, false};
+  if (!scales_sources(call.message) || !whole) return {0, 0, false};
+  if (!call.has_padded_sources() && (call.num_feats % n || !aligned(call.out))) return {0, 0, false};
   // One weight for all features of a lane; one for all features of the source where anything is fused.
   if (call.message == Message::mul && call.rhs.len != 1 && (call.rhs.div % n || !call.fused.empty())) {
     return {0, 0, false};
   }
-  return cut(call.num_feats / n, max_lanes, false);
+  return cut(ceil_div(call.num_feats, n), max_lanes, false);
 }
 
 // Rows of any width and address whose features share a weight, along a list.
@@ -91,17 +91,19 @@ Choice choose(const SpmmCall& call) {
   const bool meant =
       call.work.lanes && (kernel == Kernel::rows) == (wanted == SpmmKernel::rows);  // for the kernel that serves
   int lanes = std::min(meant ? call.work.lanes : usual, most);
-  // A plan with narrow slices counts on lines that no other slice asks for. H100, 100 features: amazon0505-like 0.99
-  // ms, 0.85 so; proteins-like 5.1 and 4.2.
-  const int64_t stride = call.lhs.len * size_of(call.dtype);
-  const bool slices = kernel == Kernel::rows || kernel == Kernel::balanced;
-  if (slices && meant && lanes < kMaxLanes && stride > 16 * lanes && stride % kHalfLine != 0 && stride % 16 == 0) {
-    kernel = Kernel::rows;
-    lanes = kMaxLanes;
-  }
-  Choice choice{call, kernel, slice_of(call, lanes), 0};
+  Choice choice{call, kernel, {0, 0, false}, 0};
   const Choice any{call, Kernel::general, {0, 0, false}, 0};
   if (kernel == Kernel::general || call.graph.nnz == 0) return any;
+  if (kernel != Kernel::balanced) choice.call = with_padded_sources(call, choice.padded_bytes);
+  // A plan with narrow slices counts on lines that no other slice asks for. H100, 100 features: amazon0505-like 0.99
+  // ms, 0.85 so; proteins-like 5.1 and 4.2.
+  const int64_t stride = choice.call.lhs.len * size_of(call.dtype);
+  const bool slices = kernel == Kernel::rows || kernel == Kernel::balanced;
+  if (slices && meant && lanes < kMaxLanes && stride > 16 * lanes && stride % kHalfLine != 0 && stride % 16 == 0) {
+    choice.kernel = kernel = Kernel::rows;
+    lanes = kMaxLanes;
+  }
+  choice.slice = slice_of(choice.call, lanes);
   if (choice.slice.lanes) return choice;
   const Choice spread{call, kernel == Kernel::groups ? kernel : Kernel::rows, spread_of(call), 0};
   const bool often = call.graph.nnz >= kReadOften * (call.graph.num_rows + call.graph.num_cols);

@@ -24,6 +24,12 @@ struct SpmmCall {
   void* workspace;
 
   bool extreme() const { return reduce == Reduce::max || reduce == Reduce::min; }
+  // Of padded sources, with results that are not (with_padded_sources).
+  bool has_padded_sources() const { return lhs.len > num_feats; }
+  bool ragged() const {
+    const auto address = reinterpret_cast<uintptr_t>(out);
+    return has_padded_sources() && (num_feats % (16 / size_of(dtype)) || address % 16);
+  }
   // Of one feature of a part of a row, in the workspace; positions have `position_bytes`.
   int64_t part_bytes(int position_bytes) const { return accumulator_size(dtype) + (extreme() ? position_bytes : 0); }
 };
@@ -35,6 +41,7 @@ enum class Weight { none, scalar, heads, fused };
 template <Weight WEIGHT>
 constexpr bool one_for_all_features = WEIGHT == Weight::scalar || WEIGHT == Weight::fused;
 
+constexpr int64_t kReadOften = 32;   // nonzeros for each row and column, from which on copies of both cost little
 constexpr int kMaxSpreadLanes = 16;  // of a slice whose lanes' values lie apart
 
 // A slice of features for one group of lanes, 16 bytes a lane, in the kernels of the common messages.
@@ -67,11 +74,13 @@ bool spmm_narrow_serves(const SpmmCall& call);
 int64_t spmm_narrow_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_narrow(const SpmmCall& call, cudaStream_t stream);
 
-// A call as the kernels above are to have it whose features are no whole number of vectors for each weight
-// (spmm_pad.cu): padded, with the sources and results at the head of its workspace, where they take `bytes`; 0, and the
-// call as it is, if that would not pay. listed: by a work list. spmm_pad writes what the kernel reads, spmm_unpad takes
-// out what it wrote.
+// A call as the kernels above are to have it whose features are no whole number of vectors for each weight, or of lines
+// (spmm_pad.cu): padded, with copies at the head of its workspace, where they take `bytes`; 0, and the call as it is,
+// if that would not pay. listed: by a work list. spmm_pad writes what the kernel reads, spmm_unpad takes out what it
+// wrote.
 SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes);
+// The same with copies of the sources alone, for kernels along a list, which write rows of any width.
+SpmmCall with_padded_sources(const SpmmCall& given, int64_t& bytes);
 cudaError_t spmm_pad(const SpmmCall& given, const SpmmCall& call, cudaStream_t stream);
 cudaError_t spmm_unpad(const SpmmCall& given, const SpmmCall& call, cudaStream_t stream);
 
@@ -139,10 +148,22 @@ struct Parts {
   K* where;        // the same for max and min: position of the winner
 };
 
-// Writes a lane's values of one row: of features d, d + STRIDE .., one by one where they are no neighbours.
-template <int STRIDE, typename T, int N>
-__device__ __forceinline__ void store_values(T* row, int64_t d, int64_t num_feats, const Pack<T, N>& from) {
-  if constexpr (STRIDE == 1) {
+// Whether all that lanes write are whole vectors. Kernels that gather from padded sources (ListParams) may have others.
+template <typename P>
+__device__ __forceinline__ auto in_vectors(const P& p, int) -> decltype(!p.ragged) {
+  return !p.ragged;
+}
+template <typename P>
+__device__ __forceinline__ bool in_vectors(const P&, long) {
+  return true;
+}
+
+// Writes a lane's values of one row: of features d, d + STRIDE .., one by one where they are no neighbours or no
+// vector.
+template <int STRIDE, typename T, int N, typename P>
+__device__ __forceinline__ void store_values(const P& p, T* row, int64_t d, const Pack<T, N>& from) {
+  const int64_t num_feats = p.num_feats;
+  if (STRIDE == 1 && in_vectors(p, 0)) {
     store(row + d, from);
   } else {
 #pragma unroll
@@ -183,16 +204,16 @@ struct Sums {
     for (int i = 0; i < N; ++i) {
       Acc<T> x = degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i];
       if (p.mean && degree > 1) x /= static_cast<Acc<T>>(degree);
-      const bool there = STRIDE == 1 || d + i * STRIDE < p.num_feats;
+      const bool there = (STRIDE == 1 && in_vectors(p, 0)) || d + i * STRIDE < p.num_feats;
       out.values[i] = narrow<T>(EPILOGUE && there ? p.epilogue(x, row, d + i * STRIDE) : x);
     }
-    store_values<STRIDE>(p.out + row * p.num_feats, d, p.num_feats, out);
+    store_values<STRIDE>(p, p.out + row * p.num_feats, d, out);
   }
   // Feature d of a part of a row of `num_feats`.
   __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t part, int64_t d, int64_t num_feats) const {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (STRIDE == 1 || d + i * STRIDE < num_feats) to.values[part * num_feats + d + i * STRIDE] = value[i];
+      if (N == 1 || d + i * STRIDE < num_feats) to.values[part * num_feats + d + i * STRIDE] = value[i];
     }
   }
 };
@@ -213,10 +234,12 @@ __device__ __forceinline__ void write_winners(const P& p, int64_t row, int64_t d
     Pack<I, n> argmax;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      argmax.values[i % n] = degree == 0 ? I{-1} : names ? __ldg(names + where[i]) : static_cast<I>(where[i]);
       const int64_t last = d + i * STRIDE;
-      if (i % n == n - 1 && (STRIDE == 1 || last < p.num_feats)) {
-        store(to + row * p.num_feats + last - (n - 1), argmax);
+      argmax.values[i % n] = degree == 0 ? I{-1} : names ? __ldg(names + where[i]) : static_cast<I>(where[i]);
+      if (STRIDE == 1 && in_vectors(p, 0)) {
+        if (i % n == n - 1) store(to + row * p.num_feats + last - (n - 1), argmax);
+      } else if (last < p.num_feats) {
+        to[row * p.num_feats + last] = argmax.values[i % n];
       }
     }
   };
@@ -256,13 +279,13 @@ struct Extremes {
     for (int i = 0; i < N; ++i) {
       out.values[i] = narrow<T>(degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i] * p.sign);
     }
-    store_values<STRIDE>(p.out + row * p.num_feats, d, p.num_feats, out);
+    store_values<STRIDE>(p, p.out + row * p.num_feats, d, out);
     write_winners<STRIDE>(p, row, d, where, degree);
   }
   __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t part, int64_t d, int64_t num_feats) const {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (STRIDE > 1 && d + i * STRIDE >= num_feats) continue;
+      if (d + i * STRIDE >= num_feats) continue;
       to.values[part * num_feats + d + i * STRIDE] = value[i];
       to.where[part * num_feats + d + i * STRIDE] = where[i];
     }

@@ -103,9 +103,10 @@ __global__ void __launch_bounds__(Config::threads, min_blocks<T, I, WEIGHT>) bal
   __shared__ I head_rows[workers];
   __shared__ int states[workers];
   const int lane = threadIdx.x % L, worker = threadIdx.x / L;
-  const int64_t feature = (static_cast<int64_t>(blockIdx.y) * L + lane) * N;
+  const int64_t slice = static_cast<int64_t>(blockIdx.y) * L;
+  const int64_t feature = (slice + lane) * N;
   const bool writes = feature < p.num_feats;
-  const int64_t d = writes ? feature : 0;  // lanes past the end repeat the first, and write nothing
+  const int64_t d = writes ? feature : slice * N;  // lanes past the end repeat the slice's first, and write nothing
   const int64_t first_of_all = (static_cast<int64_t>(blockIdx.x) * workers + worker) * p.piece;
   const I begin = static_cast<I>(first_of_all < p.nnz ? first_of_all : p.nnz);
   I left = static_cast<I>(p.nnz - begin < p.piece ? p.nnz - begin : p.piece);  // nonzeros from k on

@@ -39,6 +39,7 @@ struct ListParams {
   I* arg_rhs;
   Parts<T, Position> parts;
   int64_t num_feats;
+  bool ragged;  // rows of out are no whole number of vectors, though those of the sources are
   bool mean;
   Acc<T> sign;
   double empty_value;
@@ -212,6 +213,7 @@ ListParams<T, I> list_params_of(const SpmmCall& call) {
   p.arg_lhs = static_cast<I*>(call.arg_lhs);
   p.arg_rhs = static_cast<I*>(call.arg_rhs);
   p.num_feats = call.num_feats;
+  p.ragged = call.ragged();
   p.parts.values = static_cast<Acc<T>*>(call.workspace);
   p.parts.where = reinterpret_cast<Position*>(p.parts.values + call.work.num_parts * p.num_feats);
   p.mean = call.reduce == Reduce::mean;

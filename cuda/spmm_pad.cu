@@ -1,6 +1,7 @@
 // Sums of features that are no whole number of 16-byte vectors (41 classes), or lie at other addresses, for kernels
-// that gather nothing else: each head of the sources is padded to one in the workspace, the sum is taken there, and
-// what is no padding goes to out.
+// that gather nothing else: each head of the sources is padded to one in the workspace. Along a list the sum goes to
+// out from there; else, and where heads have weights of their own, it is taken in the workspace too, and what is no
+// padding goes to out.
 #include "spmm.cuh"
 
 namespace gnnaccel {
@@ -10,6 +11,12 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kMostBytes = int64_t{8} << 30;  // of copies, which a sum of less memory should not fail for
+// Nonzeros for each source from which on copies of the sources pay: in rows of a line and so few bytes in all that they
+// stay in L2 beside the sources and the results, and in others. H100, along a list as given and with a copy, 10
+// features: gowalla_rec (29) 34 and 31 us, artist-like (32) 28 and 25, arxiv-like (14) 45 and 48; 31: artist-like 47
+// and 39, recommendation-like (31, 20 MB) weighted 163 and 176; 41: proteins-like (597) 2.37 and 1.77 ms; 47:
+// products-like (50) 10.7 and 8.6.
+constexpr int64_t kNarrowDegree = 20, kWideDegree = 45, kCachedBytes = 12 << 20;
 
 int64_t round_up(int64_t count, int64_t multiple) { return ceil_div(count, multiple) * multiple; }
 
@@ -112,7 +119,41 @@ cudaError_t unpad(const void* x, void* to, int64_t heads, uint32_t kept, uint32_
   });
 }
 
+// Bytes that a row of `bytes` takes where it is copied anyway: whole lines, or halves of them, where these are not much
+// more than whole vectors, and no row of less than a line lies in two.
+int64_t padded_row(int64_t bytes) {
+  const int64_t vectors = round_up(bytes, 16), halves = round_up(bytes, 64), lines = round_up(bytes, 128);
+  if (bytes <= 64) return next_power_of_two(vectors);
+  if (16 * lines <= 17 * vectors) return lines;
+  return 8 * halves <= 9 * vectors ? halves : vectors;
+}
+
 }  // namespace
+
+SpmmCall with_padded_sources(const SpmmCall& given, int64_t& bytes) {
+  constexpr int64_t least_nonzeros = 1000000;  // with fewer one launch more is much
+  constexpr int64_t most_new_bytes = int64_t{2} << 30;
+  const Csr& graph = given.graph;
+  const int64_t size = size_of(given.dtype), kept = given.lhs.len, wide = padded_row(kept * size) / size;
+  const bool fits = kept * size % 16 == 0 && reinterpret_cast<uintptr_t>(given.lhs.data) % 16 == 0;
+  const bool whole = given.lhs.data && given.lhs.div == 1 && kept == given.num_feats && !weighs_heads(given);
+  bytes = 0;
+  if (fits || !whole || wide == kept || !given.work.items) return given;
+  if (given.message != Message::copy_lhs && given.message != Message::mul) return given;
+  const int64_t taken = round_up(graph.num_cols * wide * size, kAlignment);
+  const bool often = graph.nnz >= kReadOften * (graph.num_rows + graph.num_cols) && is_profitable(given, true);
+  const int64_t degree = graph.nnz / graph.num_cols;
+  const bool narrow = wide * size <= 128 && taken <= kCachedBytes;
+  const bool pays = graph.nnz >= least_nonzeros && degree >= (narrow ? kNarrowDegree : kWideDegree);
+  if (taken > (often ? kMostBytes : most_new_bytes) || !(often || pays)) return given;
+  SpmmCall call = given;
+  call.lhs.len = wide;
+  call.lhs.data = given.workspace;
+  call.workspace = static_cast<char*>(given.workspace) + taken;
+  if (scales_of(given).scales_sources()) call.fused.source_scale = call.fused.source_indptr = nullptr;
+  bytes = taken;
+  return call;
+}
 
 SpmmCall padded(const SpmmCall& given, bool listed, int64_t& bytes) {
   const Csr& graph = given.graph;
@@ -159,12 +200,13 @@ cudaError_t spmm_pad(const SpmmCall& given, const SpmmCall& call, cudaStream_t s
     };
     const int64_t heads = call.graph.num_cols * (call.lhs.len / wide);
     const cudaError_t status = pad(given.lhs.data, call.lhs.data, heads, scales_of(given));
-    if (status != cudaSuccess || !given.fused.bias) return status;
+    if (status != cudaSuccess || call.fused.bias == given.fused.bias) return status;
     return pad(given.fused.bias, call.fused.bias, call.num_feats / wide, {});
   });
 }
 
 cudaError_t spmm_unpad(const SpmmCall& given, const SpmmCall& call, cudaStream_t stream) {
+  if (call.out == given.out) return cudaSuccess;
   const uint32_t kept = static_cast<uint32_t>(head_of(given)), wide = static_cast<uint32_t>(head_of(call));
   const int64_t heads = given.graph.num_rows * (given.num_feats / kept);
   auto take = [&](const void* x, void* to, int64_t size) {

@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kMaxListThreads, min_blocks<T, I, L, WEIGHT, E
   const int64_t i = static_cast<int64_t>(blockIdx.x) * (blockDim.x / L) + threadIdx.x / L;
   const int64_t slice = static_cast<int64_t>(blockIdx.y) * L;
   const int64_t feature = SPREAD ? slice * N + lane : (slice + lane) * N;
-  // Lanes past the end repeat the first, and write nothing.
-  const int64_t d = SPREAD || feature < p.num_feats ? feature : 0;
+  // Lanes past the end repeat the slice's first, whose line others read too, and write nothing.
+  const int64_t d = SPREAD || feature < p.num_feats ? feature : slice * N;
   I begin = 0, end = 0, skip = 0;  // skip: nonzeros of the row's other pieces between two runs of this one
   if (i < p.num_items) {
     const Item<I> item = load_item(p.items + i);
