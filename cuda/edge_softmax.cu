@@ -34,8 +34,8 @@ struct Config {
   static constexpr int64_t piece = 1024, least_piece = 32;
   static constexpr int64_t whole_pieces = 4;   // as long a row may be and not be cut, if no other is longer
   static constexpr int64_t most_pieces = 512;  // of a row, about
-  // From so many scores on long rows are worth the launches of a queue.
-  static constexpr int64_t queue_values = 600000;
+  // From so many scores on, or a row known to have so many loads, long rows are worth the launches of a queue.
+  static constexpr int64_t queue_values = 600000, queue_row = 32768;
   static constexpr int64_t queue_blocks = 1024;
   // Rows of so many scores in the mean, in loads, are a block's; and a thread's share of them.
   static constexpr int64_t dense_row = 256, dense_share = 8, dense_threads = 64;
@@ -392,14 +392,15 @@ struct Shares {
     piece_log = log_of(piece);
     dense = next_power_of_two(mean * each) >= Config::dense_row;
     if (dense) {
-      long_row = std::max(next_power_of_two(2 * mean), piece);
+      long_row = std::min(std::max(next_power_of_two(2 * mean), piece), Config::most_long_row);
     } else {
       const int64_t of_rows = next_power_of_two(graph.nnz / Config::target_rows);
       const int64_t least = std::max(Config::long_row / each, Config::least_long_row);
       long_row = std::min(std::max(of_rows, least), Config::most_long_row);
     }
     whole_row = longest <= Config::whole_pieces * piece ? longest : std::max(piece, long_row);
-    const bool queues = longest > long_row && graph.nnz * num_heads >= Config::queue_values;
+    const bool is_worth = graph.nnz * num_heads >= Config::queue_values || graph.longest * each >= Config::queue_row;
+    const bool queues = longest > long_row && is_worth;
     is_long = longest > long_row && !queues;
     cuts = longest > whole_row;
     most_pieces = queues ? graph.nnz / piece + graph.nnz / long_row : 0;
