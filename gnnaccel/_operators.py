@@ -223,7 +223,7 @@ def register(
     looks_up: bool = False,
     found: Callable | None = None,
     check: Callable | None = None,
-) -> Callable:
+) -> Any:
     """Define op gnnaccel::`name`; returns the function to call it by.
 
     Parameters

@@ -8,7 +8,7 @@ from oracle import check, rand
 from test_attention import GRAPHS, random_graph
 
 from gnnaccel import ops
-from gnnaccel.ops import _layers_cpu, layers, reference
+from gnnaccel.ops import _layers_short, layers, reference
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and ops.has_cuda_kernels() else [])]
 
@@ -123,7 +123,7 @@ def test_wrong_arguments_are_refused_as_by_the_parts():
         ops.gated_sum(graph, x[:, 0], x[:, 0].double(), x[:, 0])
 
 
-@pytest.mark.parametrize(("place", "name", "feats"), [(layers.attention_op, "impl", 7), (_layers_cpu, "gat", 8)])
+@pytest.mark.parametrize(("place", "name", "feats"), [(layers.attention_op, "impl", 7), (_layers_short, "gat", 8)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_nothing_is_made_for_a_backward_that_will_not_be(mode, place, name, feats, monkeypatch):
     kept, attend = [], getattr(place, name)
@@ -149,7 +149,7 @@ def test_the_shortest_way_gives_the_same_bits(op, rows, scaled, monkeypatch):
     results = []
     for short in (True, False):
         if not short:
-            monkeypatch.setattr(_layers_cpu, "as_they_lie", lambda *_: False)
+            monkeypatch.setattr(_layers_short, "as_they_lie", lambda *_: False)
         out = ours(*leaves)
         results.append((out.detach(), *torch.autograd.grad(out.square().sum(), leaves)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnaccel import Graph, _library
-from gnnaccel.ops.own_sum import own_sum
+from gnnaccel.ops.own_sum import own_sum, own_sum_mapped
 
 N, E = 30, 120
 
@@ -50,6 +50,52 @@ def test_values_and_gradients(device, dtype, graded):
                 assert ours.dtype == like.dtype and ours.shape == exactly.shape
                 size = float(exactly.detach().abs().max())
                 assert float((ours.detach().double() - exactly.detach()).abs().max()) <= tolerance * size
+
+
+@pytest.mark.parametrize("own", ["none", "constant", "trained"])
+def test_with_a_map_behind(device, own):
+    """Values, and derivatives of both orders: of float64 as by definition, and near that of bfloat16."""
+    graph, x, eps = given(device, torch.float64, own == "trained")
+    maps = [torch.randn(*shape, dtype=torch.float64).to(device).requires_grad_() for shape in ((4, 8), (4,))]
+    leaves = [x, *maps, *([eps] if own == "trained" else [])]
+
+    def ours(x, weight, bias, eps=eps, narrow=torch.float64):
+        return own_sum_mapped(graph, x, None if own == "none" else eps, weight, bias, narrow)
+
+    def definition(x, weight, bias, eps=eps):
+        sums = expected(graph, x, eps if own != "none" else eps.detach() * 0 - 1)
+        return torch.nn.functional.linear(sums, weight, bias)
+
+    def results(function, leaves, **how):
+        out = function(*leaves, **how)
+        upstream = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+        grads = torch.autograd.grad(out, leaves, upstream, create_graph=True)
+        again = torch.autograd.grad(sum(g.double().square().sum() for g in grads), leaves, materialize_grads=True)
+        return [out, *grads, *again]
+
+    for _ in range(5):  # a graph's calls become ready
+        torch.testing.assert_close(results(ours, leaves), results(definition, leaves))
+    assert torch.autograd.gradgradcheck(ours, leaves)
+    wants = results(definition, leaves)
+    for dtype in (torch.float32, torch.bfloat16):
+        narrow = [t.detach().to(torch.float32 if k else dtype).requires_grad_() for k, t in enumerate(leaves)]
+        got = results(ours, narrow, narrow=torch.bfloat16)
+        assert [t.dtype for t in got] == [torch.bfloat16, *[t.dtype for t in narrow] * 2]
+        for one, want in zip(got, wants, strict=True):
+            error = (one.detach().double() - want.detach()).abs().max()
+            assert float(error) <= 4e-2 * float(want.detach().abs().max())
+
+
+def test_parameters_written_into_before_a_second_derivative(device):
+    graph, x, eps = given(device, torch.float32, True)
+    weight = torch.randn(4, 8, device=device, requires_grad=True)
+    out = own_sum_mapped(graph, x, eps, weight, None, torch.bfloat16).float().sum()
+    with torch.no_grad():
+        weight.mul_(2)
+    first = torch.autograd.grad(out, x, retain_graph=True)[0]
+    assert torch.isfinite(first).all()
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(out, x, create_graph=True)
 
 
 def test_second_derivatives(device):

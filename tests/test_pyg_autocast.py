@@ -223,14 +223,18 @@ TRAINED = {
     "GAT, averaged": lambda: nn.GATConv(D, 4, heads=2, concat=False, **FLAT),
     "GAT, residual": lambda: nn.GATConv(D, 4, heads=2, residual=True, **FLAT),
     "GATv2": lambda: nn.GATv2Conv(D, 4, heads=2, **FLAT),
+    "GATv2 of one map, averaged": lambda: nn.GATv2Conv(D, 4, heads=2, concat=False, share_weights=True, **FLAT),
+    "SuperGAT": lambda: nn.SuperGATConv(D, 4, heads=2, **FLAT).eval(),
+    "SuperGAT of inner products": lambda: nn.SuperGATConv(D, 4, heads=2, attention_type="SD", **FLAT).eval(),
     "Transformer": lambda: nn.TransformerConv(D, 4, heads=2),
 }
 
 
+@pytest.mark.parametrize("given_dtype", ["float32", "narrow"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_gradients_that_a_scaler_has_multiplied(name, dtype, place):
+def test_gradients_that_a_scaler_has_multiplied(name, dtype, given_dtype, place):
     """As near to float64 as PyG's own, or within the digits of the narrow dtype."""
     if place == "cpu" and dtype == torch.float16:
         pytest.skip("PyG's own scatter, and our sums, take no float16 on the CPU")
@@ -238,6 +242,7 @@ def test_gradients_that_a_scaler_has_multiplied(name, dtype, place):
     plain = TRAINED[name]().to(place)
     layers = [plain, accelerate(copy.deepcopy(plain)), copy.deepcopy(plain).double()]
     x, ends, upstream = rand(N, D).float().to(place), edges().to(place), None
+    x = x.to(dtype) if given_dtype == "narrow" else x  # as a map before leaves it
     found = []
     for layer in layers:
         exact = layer is layers[-1]

@@ -18,8 +18,8 @@ from torch_geometric import nn
 from torch_geometric.nn.conv import MessagePassing
 
 import gnnaccel
-from gnnaccel import ops, pyg_backend, report
-from gnnaccel.pyg_backend import attention_forwards
+from gnnaccel import pyg_backend, report
+from gnnaccel.pyg_backend import attention, attention_forwards
 
 LAZY = ["GCN", "SAGE", "GraphConv", "GAT", "GATv2", "Transformer", "ResGated"]
 
@@ -245,19 +245,20 @@ def test_gat_scores_of_nodes(monkeypatch):
     assert set(calls) == {(1, 2, 4)}
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", ["MX", "SD"])
-def test_super_gat_in_one_op(kind, monkeypatch):
+def test_super_gat_in_one_op(kind, training, monkeypatch):
     """Scores, softmax and sum; not where get_attention() is somebody's own."""
-    calls = []
-    original = ops.edge_attention
-    monkeypatch.setattr(ops, "edge_attention", lambda *a, **k: calls.append(1) or original(*a, **k))
+    calls, original = [], attention_forwards.super_gat
+    for module, name in ((attention_forwards, "super_gat"), (attention, "super_gat_op")):
+        monkeypatch.setattr(module, name, lambda *a, **k: calls.append(1) or original(*a, **k))
 
     class Own(nn.SuperGATConv):
         def get_attention(self, *args, **kwargs):
             return 2 * super().get_attention(*args, **kwargs)
 
     def program(layer, wrap):
-        conv = wrap(layer(D, 4, 2, attention_type=kind).eval())
+        conv = wrap(layer(D, 4, 2, attention_type=kind).train(training))
         return train(conv, rand(N, D, grad=True), edges())
 
     same(lambda wrap: program(nn.SuperGATConv, wrap))

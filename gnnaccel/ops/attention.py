@@ -105,7 +105,9 @@ def attention(
     factor = factor.to(x.dtype)
     keep = needs_grad(x, score_src, score_dst)
     arrays = arrays_of(graph, keep, x)
-    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(graph, x):
+    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(
+        graph, x.shape[2] * x.element_size()
+    ):
         return _composed(arrays, x, score_src.to(wide), score_dst.to(wide), factor, negative_slope).to(wide)
     scores = (score.to(score_dtype(x)) for score in (score_src, score_dst))
     return attention_op(arrays, x, *scores, *factor, negative_slope, keep)[0].to(wide)
@@ -117,12 +119,12 @@ def score_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def shorter_by_parts(graph: Graph, x: Tensor) -> bool:
+def shorter_by_parts(graph: Graph, head_bytes: int) -> bool:
     """True where the three ops take less time than one: rows so short that a wide head's sum is most of the work, and
     has a faster kernel (H200, yeast-like, of degree 2: 0.6 of the time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16).
     """
     short = 1_000_000 <= graph.nnz < 8 * graph.num_rows
-    return x.is_cuda and short and x.shape[2] * x.element_size() >= 256
+    return short and head_bytes >= 256 and graph.indptr.is_cuda
 
 
 def _composed(arrays: Structure, x, score_src, score_dst, factor: EdgeFactor, negative_slope) -> Tensor:

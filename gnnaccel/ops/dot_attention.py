@@ -143,7 +143,8 @@ def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor 
         # A backward in one pass over the columns reads scores and writes their gradients at random: H200,
         # reddit-like:sorted, 10.2 and 14.5 ms at 1x32 and 1x128; by the ops, which walk the rows, 4.8 and 11.9. The
         # ops with weights made again, instead of kept, took 5 to 10 % longer than these.
-        return not (value.is_cuda and (needs_grad(value, edge_bias) or shorter_by_parts(graph, value)))
+        head_bytes = value.shape[2] * value.element_size()
+        return not (value.is_cuda and (needs_grad(value, edge_bias) or shorter_by_parts(graph, head_bytes)))
     return not value.is_cuda or value.shape[2] * value.element_size() <= MAX_CUDA_HEAD_BYTES
 
 

@@ -14,17 +14,23 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays, _layers_cpu, messages
+from gnnaccel.ops import _layers_short, messages
 from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._cores import DOT, attended, second
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
-from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.attention import (
     attention,
     attention_backward_op,
     attention_op,
     shorter_by_parts,
 )
-from gnnaccel.ops.dot_attention import FEW, dot_attention, dot_attention_backward_op, dot_attention_op
+from gnnaccel.ops.dot_attention import (
+    FEW,
+    MAX_CUDA_HEAD_BYTES,
+    dot_attention,
+    dot_attention_backward_op,
+    dot_attention_op,
+)
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.gatv2 import gatv2_scores, scores_op, sums_op
@@ -74,7 +80,7 @@ def gat(
     tensor([[3.]])
     """
     out = narrow_gat(graph, x, att_src, att_dst, negative_slope=negative_slope, edge_scale=edge_scale)
-    return out if out.dtype == att_src.dtype else out.to(_mixed(x, att_src)[1])
+    return out if out.dtype == att_src.dtype else out.to(mixed(x, att_src)[1])
 
 
 def narrow_gat(
@@ -83,19 +89,23 @@ def narrow_gat(
     """`gat`, under autocast of the dtype of the kernels, for callers that make it wider themselves."""
     narrow = x.dtype != att_src.dtype and torch.is_autocast_enabled(x.device.type)
     if narrow:
-        dtype = _mixed(x, att_src)[0]
+        dtype = mixed(x, att_src)[0]
         x, edge_scale = x.to(dtype), None if edge_scale is None else edge_scale.to(dtype)
     composed = partial(_gat_composed, graph, negative_slope=negative_slope, narrow=narrow)
     inputs = (x, att_src, att_dst)
     fits = x.dim() == 3 and x.shape[0] == graph.num_rows == graph.num_cols
     fits = fits and att_src.shape == att_dst.shape == (1, *x.shape[1:]) and x.shape[1:].numel() > 0
-    if not fits or not _usual(graph, inputs, edge_scale, narrow) or shorter_by_parts(graph, x):
+    if (
+        not fits
+        or not is_usual(graph, inputs, edge_scale, narrow)
+        or shorter_by_parts(graph, x.shape[2] * x.element_size())
+    ):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = _asks(inputs)
+    keep = asks(inputs)
     return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
-def _mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
+def mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """Under autocast, of features beside wider vectors: the dtype of the kernels, which gather 16-bit features as they
     are on CUDA, and of the result."""
     wide = torch.promote_types(x.dtype, vectors.dtype)
@@ -148,7 +158,7 @@ def gatv2(
     tensor([[3.]])
     """
     out = narrow_gatv2(graph, x, y, vectors, negative_slope=negative_slope, edge_scale=edge_scale)
-    return out if out.dtype == vectors.dtype else out.to(_mixed(x, vectors)[1])
+    return out if out.dtype == vectors.dtype else out.to(mixed(x, vectors)[1])
 
 
 def narrow_gatv2(
@@ -156,7 +166,7 @@ def narrow_gatv2(
 ) -> Tensor:
     """`gatv2`, as `narrow_gat`."""
     if x.dtype != vectors.dtype and torch.is_autocast_enabled(x.device.type):
-        dtype = _mixed(x, vectors)[0]
+        dtype = mixed(x, vectors)[0]
         same, x = y is x, x.to(dtype)
         y, vectors = x if same else y.to(dtype), vectors.to(dtype)
         edge_scale = None if edge_scale is None else edge_scale.to(dtype)
@@ -164,9 +174,9 @@ def narrow_gatv2(
     inputs = (x, y, vectors)
     fits = x.dim() == 3 and x.shape[0] == graph.num_cols and y.shape == (graph.num_rows, *x.shape[1:])
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
-    if not fits or not _usual(graph, inputs, edge_scale):
+    if not fits or not is_usual(graph, inputs, edge_scale):
         return composed(*inputs, edge_scale=edge_scale)
-    keep = _asks(inputs)
+    keep = asks(inputs)
     return _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
 
 
@@ -183,7 +193,7 @@ def heads_attention(
     edge_scale: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """`dot_attention` of features without a bias of the edges or a dropout, on the CPU by the shortest way.
+    """`dot_attention` of features without a bias of the edges or a dropout, by the shortest way.
 
     Parameters
     ----------
@@ -206,10 +216,15 @@ def heads_attention(
     composed, inputs = partial(dot_attention, graph, scale=scale), (query, key, value)
     fits = query.dim() == 3 and query.shape[0] == graph.num_rows and query.shape[1:].numel() > 0
     fits = fits and key.shape == value.shape == (graph.num_cols, *query.shape[1:])
-    if not fits or not _usual(graph, inputs, edge_scale) or not _layers_cpu.as_they_lie(query, key, value, edge_scale):
+    if not fits or not is_usual(graph, inputs, edge_scale, dtypes=BY_PARTS):
         return composed(*inputs, edge_scale=edge_scale)
-    keep, factor = _asks(inputs), query.shape[2] ** -0.5 if scale is None else scale
-    return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
+    keep, factor = asks(inputs), query.shape[2] ** -0.5 if scale is None else scale
+    if _layers_short.as_they_lie(query, key, value, edge_scale):
+        if not query.is_cuda or query.shape[2] * query.element_size() <= MAX_CUDA_HEAD_BYTES:
+            return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
+    elif value.dtype not in FUSED_DTYPES["cuda" if value.is_cuda else "cpu"]:
+        return attended(DOT, arrays_of(graph, keep, value), composed, edge_scale, factor, keep, len(inputs), *inputs)
+    return composed(*inputs, edge_scale=edge_scale)
 
 
 def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Tensor:
@@ -250,9 +265,9 @@ def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Te
     fused = messages.is_fused(graph) and x.dtype != torch.float16
     if fits and fused and gate_src.dtype == gate_dst.dtype == x.dtype:
         return messages.message_reduce(graph, _GATED, {"src": gate_src, "dst": gate_dst, "x": x})
-    if not fits or not _usual(graph, inputs, None):
+    if not fits or not is_usual(graph, inputs, None):
         return composed(*inputs)
-    return _gated(*inputs, arrays_of(graph, _asks(inputs), x), composed)
+    return _gated(*inputs, arrays_of(graph, asks(inputs), x), composed)
 
 
 _GATED = messages.sigmoid(messages.u("src") + messages.v("dst")) * messages.u("x")
@@ -262,8 +277,8 @@ def _gated_composed(graph, gate_src, gate_dst, x) -> Tensor:
     return spmm(graph, x, sddmm(graph, gate_src, gate_dst, "add").sigmoid())
 
 
-def _asks(inputs: tuple[Tensor, ...]) -> bool:
-    """`needs_grad` of tensors that are `_usual`."""
+def asks(inputs: tuple[Tensor, ...]) -> bool:
+    """`needs_grad` of tensors that are `is_usual`."""
     if not torch.is_grad_enabled():
         return False
     for t in inputs:  # noqa: SIM110 - any() takes longer
@@ -272,13 +287,23 @@ def _asks(inputs: tuple[Tensor, ...]) -> bool:
     return False
 
 
-def _usual(graph: Graph, inputs: tuple[Tensor, ...], edge_scale: Tensor | None, wider: bool = False) -> bool:
+# Of what is made of sums, softmax and inner products.
+BY_PARTS = {"cpu": (*FUSED_DTYPES["cpu"], torch.bfloat16), "cuda": FUSED_DTYPES["cuda"]}
+
+
+def is_usual(
+    graph: Graph,
+    inputs: tuple[Tensor, ...],
+    edge_scale: Tensor | None,
+    wider: bool = False,
+    dtypes: dict[str, tuple[torch.dtype, ...]] = FUSED_DTYPES,
+) -> bool:
     """True where the kernels of one node take plain tensors of one dtype that they serve, and nobody listens. `wider`:
     inputs behind the first may be of float32 beside a narrower one."""
     x, *others = inputs if edge_scale is None else (*inputs, edge_scale)
     if not _operators.usual(x, *others) or x.device != graph.device or not graph.nnz:
         return False
-    if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"]:
+    if x.dtype not in dtypes["cuda" if x.is_cuda else "cpu"]:
         return False
     if edge_scale is not None and (edge_scale.requires_grad or edge_scale.shape != (graph.nnz, x.shape[1])):
         return False
@@ -298,25 +323,26 @@ class _Gat(_operators.Function):
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
         vectors = torch.cat((att_src, att_dst)).to(x.dtype)
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
-        if _layers_cpu.as_they_lie(x, edge_scale):
-            scores, out, *kept = _layers_cpu.gat(arrays, x, vectors, edge_scale, slope, keep)
+        if _layers_short.as_they_lie(x, edge_scale):
+            scores, out, *kept = _layers_short.gat(arrays, x, vectors, edge_scale, slope, keep)
         else:
             scores = head_dots_op.impl(x, vectors)
             factor = (edge_scale, None, 0.0)
             out, *kept = attention_op.impl(arrays, x, *scores, *factor, slope, keep)
         if keep:
-            ctx.save_for_backward(x, att_src, att_dst, edge_scale, scores, out, *kept)
+            ctx.save_for_backward(x, att_src, att_dst, vectors, edge_scale, scores, out, *kept)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, att_src, att_dst, edge_scale, scores, out, *kept = ctx.saved_tensors
+        x, att_src, att_dst, vectors, edge_scale, scores, out, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, att_src, att_dst), grad, edge_scale=edge_scale), *_NOTHING
-        vectors, grad = torch.cat((att_src, att_dst)).to(x.dtype), grad.contiguous()
-        if _layers_cpu.as_they_lie(x, edge_scale, scores, out, *kept):
+            return *second(ctx, (x, att_src, att_dst), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
+        grad = grad.contiguous()
+        if _layers_short.as_they_lie(x, vectors, edge_scale, scores, out, *kept, grad):
             saved = (scores, out, *kept)
-            grad_x, grads = _layers_cpu.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
+            grad_x, grads = _layers_short.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
+            grads = grads if grads.dtype is att_src.dtype else grads.to(att_src.dtype)
             return grad_x, grads[:1], grads[1:], *_NOTHING
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.transposed(), *given)
@@ -330,8 +356,8 @@ class _Gatv2(_operators.Function):
     def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep):
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
-        if _layers_cpu.as_they_lie(x, y, vectors, edge_scale):
-            kept = _, out, _ = _layers_cpu.gatv2(arrays, x, y, vectors, edge_scale, slope)
+        if not x.is_cuda and _layers_short.as_they_lie(x, y, vectors, edge_scale):
+            kept = _, out, _ = _layers_short.gatv2(arrays, x, y, vectors, edge_scale, slope)
             if keep:
                 ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
             return out
@@ -352,16 +378,15 @@ class _Gatv2(_operators.Function):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
         arrays, needed = ctx.arrays, ctx.needs_input_grad
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (x, y, vectors), grad, edge_scale=edge_scale), *_NOTHING
+            return *second(ctx, (x, y, vectors), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
         # What hooks on saved tensors give back may lie otherwise.
         grad = grad.contiguous()
-        if not ctx.parts and _layers_cpu.as_they_lie(x, y, vectors, edge_scale, *kept):
+        if not x.is_cuda and _layers_short.as_they_lie(x, y, vectors, edge_scale, *kept):
             given = (x, y, vectors, edge_scale)
-            return *_layers_cpu.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
+            return *_layers_short.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
         if ctx.parts:
             (weight,) = kept
-            grad_weight = weight_gradient(arrays, x, grad, (x.shape[1], 1), "mul").squeeze(-1)
-            grad_weight = _times(grad_weight, edge_scale)
+            grad_weight = _times(sddmm_op.impl(arrays, x, grad, "dot", "u", "v").squeeze(-1), edge_scale)
             grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight)
             whole = _times(weight, edge_scale).unsqueeze(-1)
             grad_x = spmm_op.impl(arrays.transposed(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
@@ -381,7 +406,7 @@ class _Gatv2(_operators.Function):
 class _Dot(_operators.Function):
     @staticmethod
     def forward(ctx, query, key, value, arrays, composed, edge_scale, keep, factor):
-        out, stats = _layers_cpu.dot(arrays, query, key, value, edge_scale, factor)
+        out, stats = _layers_short.dot(arrays, query, key, value, edge_scale, factor)
         ctx.arrays, ctx.composed, ctx.factor = arrays, composed, factor
         if keep:
             ctx.save_for_backward(query, key, value, edge_scale, out, stats)
@@ -392,9 +417,9 @@ class _Dot(_operators.Function):
         query, key, value, edge_scale, *kept = ctx.saved_tensors
         inputs, grad = (query, key, value), grad.contiguous()
         usual = not torch.is_grad_enabled() and _operators.usual(grad, query)
-        if not usual or not _layers_cpu.as_they_lie(query, key, value, edge_scale, *kept):
-            return *_second(ctx, inputs, grad, edge_scale=edge_scale), *_NOTHING
-        found = _layers_cpu.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
+        if not usual or not _layers_short.as_they_lie(query, key, value, edge_scale, *kept, grad):
+            return *second(ctx, inputs, grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
+        found = _layers_short.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
         return *found, *_NOTHING
 
 
@@ -412,7 +437,7 @@ class _Gated(_operators.Function):
     def backward(ctx, grad):
         gate_src, gate_dst, x, gates = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *_second(ctx, (gate_src, gate_dst, x), grad), None, None
+            return *second(ctx, (gate_src, gate_dst, x), grad, ctx.needs_input_grad[:3]), None, None
         arrays, (of_src, of_dst, of_x, *_) = ctx.arrays, ctx.needs_input_grad
         grad_src = grad_dst = None
         if of_src or of_dst:
@@ -426,12 +451,6 @@ class _Gated(_operators.Function):
 
 def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
     return weights if edge_scale is None else weights * edge_scale
-
-
-def _second(ctx, inputs: tuple[Tensor, ...], grad: Tensor, **constants: Tensor | None) -> tuple:
-    """Gradients that can be differentiated again: those of the composition, which ctx holds without the tensors that
-    it saves, as those are freed after the backward pass."""
-    return _arrays.gradients(partial(ctx.composed, **constants), inputs, ctx.needs_input_grad[:3], grad)
 
 
 # `keep`: whether there will be a backward pass; ctx.needs_input_grad says so under torch.no_grad too.

@@ -53,9 +53,9 @@ def sum_mapped(
     Tensor [num_rows, D], or None where the ops are to be called one by one: nothing has been done then.
     """
     narrow = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
-    if reduce not in FORMS or not _are_maps(x, weight, bias, narrow):
+    if reduce not in FORMS or not are_maps(x, weight, bias, narrow):
         return None
-    if not _are_maps(x if own is None else own, own_weight, None, narrow) or own_weight.shape[0] != weight.shape[0]:
+    if not are_maps(x if own is None else own, own_weight, None, narrow) or own_weight.shape[0] != weight.shape[0]:
         return None
     if x.shape[0] != graph.num_cols or graph.num_rows > (graph.num_cols if own is None else own.shape[0]):
         return None
@@ -65,7 +65,7 @@ def sum_mapped(
         return None
     if _operators.watched() or forward_ad._current_level >= 0:
         return None
-    recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    recorded = is_recorded()
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
     if recorded and not own_weight.requires_grad:
         return None
@@ -102,7 +102,7 @@ def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     -------
     Tensor [num_rows, D], or None, as of `sum_mapped`.
     """
-    if not _are_maps(x, weight, bias) or graph.num_rows != graph.num_cols or x.shape[0] != graph.num_cols:
+    if not are_maps(x, weight, bias) or graph.num_rows != graph.num_cols or x.shape[0] != graph.num_cols:
         return None
     if x.device != graph.device:
         return None
@@ -118,7 +118,12 @@ def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     return _mapped_sum(x, *given) if narrow is None else _narrow_mapped_sum(x, x.to(narrow), *given)
 
 
-def _are_maps(x: Tensor, weight: Any, bias: Any = None, narrow: torch.dtype | None = None) -> bool:
+def is_recorded() -> bool:
+    """True where autograd records."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def are_maps(x: Tensor, weight: Any, bias: Any = None, narrow: torch.dtype | None = None) -> bool:
     """True for a matrix and a bias that map x, of its dtype and device, none of them of a class of somebody's own; with
     the dtype that autocast makes `narrow`, of dtypes that it casts to that."""
     if not _operators.dense(x) or not _operators.dense(weight) or weight.dim() != 2 or x.dim() != 2:
@@ -228,7 +233,7 @@ class _NarrowSumMapped(_operators.Function):
         of_x, _, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
             ctx.call, ctx.graph, ctx.reduce, ctx.dtypes = call, graph, reduce, (x.dtype, source.dtype)
-            _keep(ctx, weight, bias, own_weight)
+            ctx.kept = Kept((weight, bias, own_weight))
             narrow_maps = (maps, own_maps) if of_x else (None, None)
             ctx.save_for_backward(ends, *narrow_maps, sums if of_weight else None)
         return out
@@ -236,12 +241,12 @@ class _NarrowSumMapped(_operators.Function):
     @staticmethod
     def backward(ctx, grad):
         ends, maps, own_maps, sums = ctx.saved_tensors
-        weight, bias, own_weight = ctx.parameters
+        weight, bias, own_weight = ctx.kept.parameters
         of_x, _, of_weight, of_bias, _, *rest = ctx.needs_input_grad
         rest = [None] * len(rest)
         wide, summed = ctx.dtypes
         if torch.is_grad_enabled():  # a second derivative is asked for
-            _are_as_kept(ctx)
+            ctx.kept.check()
             graph, reduce, narrow = ctx.graph, ctx.reduce, ends.dtype
 
             def composed(ends, weight, bias, own_weight):
@@ -260,14 +265,17 @@ class _NarrowSumMapped(_operators.Function):
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
 
 
-def _keep(ctx: Any, *parameters: Tensor | None) -> None:
-    """For a second derivative alone."""
-    ctx.parameters, ctx.versions = parameters, versions(parameters)
+class Kept:
+    """Parameters for a second derivative alone: they may be written into before a first one."""
 
+    __slots__ = ("_versions", "parameters")
 
-def _are_as_kept(ctx: Any) -> None:
-    if versions(ctx.parameters) != ctx.versions:
-        raise RuntimeError(WRITTEN)
+    def __init__(self, parameters: tuple[Tensor | None, ...]):
+        self.parameters, self._versions = parameters, versions(parameters)
+
+    def check(self) -> None:
+        if versions(self.parameters) != self._versions:
+            raise RuntimeError(WRITTEN)
 
 
 def _summed(x: Tensor, ends: Tensor) -> Tensor:
@@ -324,17 +332,17 @@ class _NarrowMappedSum(_operators.Function):
         if any(ctx.needs_input_grad):
             ctx.call, ctx.graph, ctx.dtype = call, graph, x.dtype
             of_x, _, of_weight, *_ = ctx.needs_input_grad
-            _keep(ctx, weight, bias)
+            ctx.kept = Kept((weight, bias))
             ctx.save_for_backward(ends if of_weight else None, maps if of_x else None, scale)
         return out.to(x.dtype) if bias is None else torch.add(out, bias)  # of the wider dtype
 
     @staticmethod
     def backward(ctx, grad):
-        (ends, maps, scale), (weight, bias) = ctx.saved_tensors, ctx.parameters
+        (ends, maps, scale), (weight, bias) = ctx.saved_tensors, ctx.kept.parameters
         of_x, _, of_weight, of_bias, *rest = ctx.needs_input_grad
         rest = [None] * len(rest)
         if torch.is_grad_enabled():  # a second derivative is asked for
-            _are_as_kept(ctx)
+            ctx.kept.check()
             graph, dtype, narrow = ctx.graph, ctx.dtype, torch.bfloat16
             if ends is None:  # the gradient of a sum of x alone, which is linear in it
                 ends = weight.new_zeros(graph.num_cols, weight.shape[1], dtype=narrow)

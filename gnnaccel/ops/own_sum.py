@@ -1,10 +1,12 @@
 """A sum over neighbours and a node's own features, as one op (what a compiled GIN layer runs on the CPU), and as one
-node of autograd (what it runs else)."""
+node of autograd (what it runs else), by itself and with a linear map behind it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
@@ -67,6 +69,79 @@ class _OwnSum(_operators.Function):
         return grad_x, grad_eps, None, None
 
 
+def own_sum_mapped(
+    graph: Graph, x: Tensor, eps: Tensor | None, weight: Tensor, bias: Tensor | None, narrow: torch.dtype
+) -> Tensor | None:
+    """linear(spmm(graph, x) + (1 + eps) * x, weight, bias) under autocast.
+
+    Parameters
+    ----------
+    graph, x, eps
+        As of `own_sum`; without eps a node's own features are left out.
+    weight : Tensor [D, F]
+    bias : Tensor [D] or None
+    narrow : torch.dtype
+        What autocast makes of the map; the sums are of that too.
+
+    Returns
+    -------
+    Tensor [num_rows, D], or None, as of `own_sum`.
+    """
+    if not linear_sums.are_maps(x, weight, bias, narrow) or not (eps is None or _operators.dense(eps)):
+        return None
+    if x.shape[0] != graph.num_rows or graph.num_rows != graph.num_cols or x.device != graph.device:
+        return None
+    if _operators.watched() or forward_ad._current_level >= 0:
+        return None
+    both = linear_sums.is_recorded() and x.requires_grad
+    return _record_mapped(x, eps, weight, bias, graph, narrow, both)[0]
+
+
+class _OwnSumMapped(_operators.Function):
+    """Its second result is the sums: what a backward pass makes of them leads back here, and so no x is kept."""
+
+    @staticmethod
+    def forward(ctx, x, eps, weight, bias, graph, narrow, both):
+        of_x, of_eps, of_weight, of_bias, *_ = ctx.needs_input_grad
+        source, maps, shift = x.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)
+        call, sums = linear_sums.sums_of(graph, source, "sum", both)
+        factor = None
+        if eps is not None:
+            factor = _factor(source, eps)
+            sums = _added(sums, source, factor, not isinstance(call, linear_sums.Apart))
+        if of_x or of_eps or of_weight or of_bias:
+            ctx.set_materialize_grads(False)
+            ctx.call, ctx.kept, ctx.narrow, ctx.dtype = call, linear_sums.Kept((eps, weight, bias)), narrow, x.dtype
+            ctx.save_for_backward(x if of_eps else None, factor, maps if of_x or of_eps else None, sums)
+        return F.linear(sums, maps, shift), sums
+
+    @staticmethod
+    def backward(ctx, grad, grad_sums):
+        (x, factor, maps, sums), (eps, weight, bias) = ctx.saved_tensors, ctx.kept.parameters
+        of_x, of_eps, of_weight, of_bias, *_ = ctx.needs_input_grad
+        again = torch.is_grad_enabled()
+        grad_x = grad_eps = grad_weight = grad_bias = None
+        if again:  # by what parameters are now
+            ctx.kept.check()
+            maps = weight.to(ctx.narrow)
+            factor = None if eps is None else _factor(sums, eps)
+        of_sums = None if grad_sums is None else grad_sums.contiguous()
+        if grad is not None:
+            grad = grad.contiguous()
+            grad_weight = grad.t().mm(sums).to(weight.dtype) if of_weight else None
+            grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
+            if of_x or of_eps:
+                of_sums = grad.mm(maps) if of_sums is None else of_sums + grad.mm(maps)
+        if of_x and of_sums is not None:
+            grad_x = ctx.call.gradient(of_sums)
+            if factor is not None:
+                grad_x = _added(grad_x, of_sums, factor, not again and not isinstance(ctx.call, linear_sums.Apart))
+            grad_x = grad_x.to(ctx.dtype)
+        if of_eps and of_sums is not None:
+            grad_eps = (of_sums * x).sum(dtype=eps.dtype).view(eps.shape)
+        return grad_x, grad_eps, grad_weight, grad_bias, None, None, None
+
+
 def _factor(x: Tensor, eps: Tensor) -> Tensor:
     """1 + eps. Of no dimensions it leaves the dtype of x alone."""
     return (eps if eps.dtype is x.dtype else eps.view(())) + 1
@@ -80,7 +155,7 @@ def _added(sums: Tensor, x: Tensor, factor: Tensor, here: bool) -> Tensor:
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
-_record = super(torch.autograd.Function, _OwnSum).apply  # type: ignore[misc]
+_record, _record_mapped = (super(torch.autograd.Function, f).apply for f in (_OwnSum, _OwnSumMapped))  # type: ignore[misc]
 
 
 def _sum(arrays: Structure, x: Tensor, eps: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from gnnaccel.lazy.expression import Apply, Leaf, reshaped
 from gnnaccel.lazy.reduce import exponent, exponent_dtype, refusal, takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops.layers import heads_attention
+from gnnaccel.ops.super_gat import super_gat as super_gat_op
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
 
@@ -264,18 +265,41 @@ def gatv2_scores(conv, edges: Edges, x, edge_attr=None) -> Tensor | Deferred:
 def super_gat(conv, edges: Edges, x) -> Tensor:
     """SuperGATConv: message() and aggregation; scores are inner products, or additive ones gated by these."""
     source, target = _node(edges, x, "_j", "x"), _node(edges, x, "_i", "x")
-    _same(source, target, conv.att_l, conv.att_r)
-    if torch.is_autocast_enabled(source.device.type):
-        raise Unsupported("autocast")  # as in gatv2_scores()
+    if is_half(source):
+        raise Unsupported("autocast to float16")
+    vectors = super_gat_vectors(conv, source)
     graph = edges.graph()
-    scores = ops.sddmm(graph, source, target, "dot", "u", "v").squeeze(-1)
-    if conv.attention_type == "MX":
-        to_source, to_target = ops.head_dots(source, conv.att_l)[0], ops.head_dots(target, conv.att_r)[0]
-        scores = ops.sddmm(graph, to_source, to_target, "add", "u", "v") * scores.sigmoid()
-    else:
-        scores = scores / math.sqrt(conv.out_channels)
-    scores = F.leaky_relu(scores, conv.negative_slope)
-    return _given(conv, ops.edge_attention(graph, scores, source, edge_scale=dropped(conv, scores, graph.nnz)))
+    if source is not target or vectors is None:
+        raise Unsupported("features of two kinds, or vectors that are not one for each head")
+    wide = summed_dtype(source, vectors)
+    scale = dropped(conv, source.new_empty(0, dtype=wide), graph.nnz)
+    out = super_gat_op(graph, source, vectors, negative_slope=conv.negative_slope, edge_scale=scale)
+    return _given(conv, out.to(wide))
+
+
+def is_half(x: Tensor) -> bool:
+    """True where autocast makes maps of x float16, in which inner products of two features have no room."""
+    kind = x.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16
+
+
+def super_gat_vectors(conv, x: Tensor) -> tuple[Tensor, ...] | None:
+    """The vectors of a SuperGATConv beside mapped features x, or features that are to be mapped; None where they are
+    not PyG's own."""
+    if conv.attention_type != "MX":
+        return ()
+    autocast = torch.is_autocast_enabled(x.device.type)
+    for vector in (conv.att_l, conv.att_r):
+        if not isinstance(vector, Tensor) or vector.shape != (1, conv.heads, conv.out_channels):
+            return None
+        if vector.device != x.device or not (vector.dtype == x.dtype or (autocast and vector.dtype == torch.float32)):
+            return None
+    return conv.att_l, conv.att_r
+
+
+def summed_dtype(x: Tensor, vectors: tuple[Tensor, ...]) -> torch.dtype:
+    """Of what PyG sums, of mapped features like x."""
+    return torch.promote_types(x.dtype, vectors[0].dtype if vectors else exponent_dtype(x))
 
 
 def _gatv2_in_blocks(conv, graph: Graph, source: Tensor, target: Tensor, edge_attr: Tensor | None) -> Tensor:

@@ -22,8 +22,9 @@ from gnnaccel.ops.dot_layers import DotLayer, Map
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, is_edgeless, takes, without_edges
 from gnnaccel.ops.gatv2_layers import Gatv2Layer
 from gnnaccel.ops.layers import heads_attention, narrow_gat, narrow_gatv2
+from gnnaccel.ops.super_gat import super_gat
 from gnnaccel.pyg_backend import short
-from gnnaccel.pyg_backend.attention import attend, dropped
+from gnnaccel.pyg_backend.attention import attend, dropped, is_half, summed_dtype, super_gat_vectors
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.joined_forwards import side_by_side
 from gnnaccel.pyg_backend.propagate import obstacle
@@ -53,7 +54,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
         scale = dropped(self, vectors[0], graph.nnz)
         out = narrow_gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)
-        return _finished(self, out, res, wide=x.dtype)
+        return _finished(self, out, res, wide=vectors[0].dtype)
 
     return forward
 
@@ -133,10 +134,37 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         right = left if self.share_weights else modules["lin_r"](target).view(shape)
         start = time.perf_counter()
         vectors = parameters["att"].view(shape[1:])
-        scale = dropped(self, left, graph.nnz)
+        scale = dropped(self, vectors, graph.nnz)
         out = narrow_gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
         report.record(guard.kind, start)
-        return _finished(self, out, res, wide=source.dtype)
+        return _finished(self, out, res, wide=vectors.dtype)
+
+    return forward
+
+
+_GET_ATTENTION = pyg_nn.SuperGATConv.get_attention
+
+
+def _super_gat(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.SuperGATConv, node_dims=_NODE_DIMS)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, neg_edge_index=None, batch=None):
+        graph, modules, parameters = None, self._modules, self._parameters
+        # While it trains it attends to other edges as well, beside these.
+        usual = not self.training and not torch.compiler.is_compiling() and _is_plain_pair(x, edge_index)
+        usual = usual and plain.get_attention is _GET_ATTENTION and "get_attention" not in self.__dict__
+        usual = usual and short.are_linear(modules.get("lin")) and not is_half(x)
+        vectors = super_gat_vectors(self, x) if usual and parameters.keys() >= {"att_l", "att_r", "bias"} else None
+        if vectors is not None:
+            graph = _looped(self, guard, edge_index, x.shape[0], x.shape[0])
+        if graph is None:
+            return general(self, x, edge_index, neg_edge_index, batch)
+        h = modules["lin"](x).view(-1, self.heads, self.out_channels)
+        start = time.perf_counter()
+        out = super_gat(graph, h, vectors, negative_slope=self.negative_slope)
+        report.record(guard.kind, start)
+        return _finished(self, out, None, wide=summed_dtype(h, vectors))
 
     return forward
 
@@ -210,8 +238,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         joined = side_by_side(source, *maps, *skips) if source is target else None
         if joined is None:
             joined = maps[0](target), maps[1](source), maps[2](source)
-        # Columns of one matrix are copied here, once: kernels would copy them in both directions.
-        query, key, value = (t.contiguous().view(shape) for t in joined[:3])
+        query, key, value = (t.view(shape) for t in joined[:3])
         start = time.perf_counter()
         out = attend(self, graph, query, key, value)
         report.record(guard.kind, start)
@@ -256,8 +283,15 @@ def _flows(conv: Any, source: Tensor, target: Tensor) -> bool:
 
 
 def _is_vector(conv: Any, vector: Tensor | None, x: Tensor) -> bool:
-    """True for a parameter with a number for each feature of each head, of the dtype of x."""
-    return vector is not None and vector.shape == (1, conv.heads, conv.out_channels) and vector.dtype == x.dtype
+    """True for a parameter with a number for each feature of each head, of the dtype of x, or of float32 beside an x
+    that autocast has made narrow."""
+    if vector is None or vector.shape != (1, conv.heads, conv.out_channels):
+        return False
+    if vector.dtype == x.dtype:
+        return True
+    kind = x.device.type
+    narrow = torch.is_autocast_enabled(kind) and x.dtype is torch.get_autocast_dtype(kind)
+    return narrow and vector.dtype is torch.float32
 
 
 def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: int) -> Graph | None:
@@ -354,6 +388,7 @@ def _scores(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
 _MAKERS = (
     (pyg_nn.GATConv, _gat),
     (pyg_nn.GATv2Conv, _gatv2),
+    (pyg_nn.SuperGATConv, _super_gat),
     (pyg_nn.TransformerConv, _transformer),
     (pyg_nn.AGNNConv, _agnn),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums, messages
 from gnnaccel.ops.joined_sums import GINE, joined_sum
-from gnnaccel.ops.own_sum import own_sum
+from gnnaccel.ops.own_sum import own_sum, own_sum_mapped
 from gnnaccel.pyg_backend import joined_forwards, norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -243,11 +243,17 @@ def _gin(plain: Any, general: Callable) -> Callable:
             # A layer's own feature that counts as much as a neighbour's is one more of these.
             looped = own is x and short.number(eps) == 0
             found = _neighbours(self, x, edge_index, looped)
-        if found is None or own is None or eps.dtype != own.dtype or eps.device != own.device:
+        if found is None or own is None or eps.device != own.device:
             return general(self, x, edge_index, size)
-        start, (graph, source) = time.perf_counter(), found
-        if own is source:
-            source = own = _as_mapped(modules["nn"], source)
+        start, (graph, source), narrow = time.perf_counter(), found, _narrow(modules["nn"], own)
+        if eps.dtype != own.dtype and not (eps.dtype is torch.float32 and own.dtype is source.dtype is narrow):
+            return general(self, x, edge_index, size)
+        if own is source and narrow is not None:
+            out = _mapped_sum(modules["nn"], graph, source, None if looped else eps, narrow)
+            if out is not None:
+                report.record(guard.kind, start)
+                return out
+            source = own = own.to(narrow)
         out = _gin_sum(graph, source, own, eps, looped)
         report.record(guard.kind, start)
         return modules["nn"](out)
@@ -255,18 +261,32 @@ def _gin(plain: Any, general: Callable) -> Callable:
     return forward
 
 
-def _as_mapped(nn: Any, x: Tensor) -> Tensor:
-    """x whose sums `nn` is given: under autocast to bfloat16 cast to that, where `nn` would begin with such a cast of
-    the sums, as a linear map does."""
+def _narrow(nn: Any, x: Tensor) -> torch.dtype | None:
+    """Under autocast to bfloat16 that, where `nn`, which is given sums of x, would begin with a cast of these to it, as
+    a linear map does; else None."""
     narrow = linear_sums.narrow_dtype(x)
-    if narrow is None or x.dtype is narrow:
-        return x
+    if narrow is None:
+        return None
     while type(nn) in (torch.nn.Sequential, pyg_nn.MLP) and not short.hooked(nn):
         parts = nn if type(nn) is torch.nn.Sequential else nn.lins
         if not len(parts):
-            return x
+            return None
         nn = parts[0]
-    return x.to(narrow) if short.are_linear(nn) else x
+    return narrow if short.are_linear(nn) else None
+
+
+def _mapped_sum(nn: Any, graph: Graph, x: Tensor, eps: Tensor | None, narrow: torch.dtype) -> Tensor | None:
+    """nn(sums of x, and its own features unless without eps) under autocast, where `nn` is a linear map, or begins with
+    one; else None. Without casts of maps torch's own function takes less."""
+    rest: Sequence[Any] = ()
+    if type(nn) is torch.nn.Sequential:
+        nn, *rest = nn
+    maps = short.parameters_of(nn)
+    out = None if maps is None else own_sum_mapped(graph, x, eps, *maps, narrow)
+    if out is not None:
+        for part in rest:
+            out = part(out)
+    return out
 
 
 def _is_one(eps: Any) -> bool:

@@ -1,5 +1,5 @@
-"""Attention and its gradients by the shortest way to the CPU's kernels: features that need no copy, no dropout
-of an op's own. The registered ops (attention.py, gatv2.py, dot_attention.py) give the same bits.
+"""Attention and its gradients by the shortest way to the kernels: features that need no copy, no dropout of an op's
+own. The registered ops (attention.py, gatv2.py, dot_attention.py) give the same bits.
 
 What is called `scale` here is an edge_scale, or None. `saved` is what a forward returns.
 """
@@ -11,19 +11,31 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.ops._arrays import Structure
+from gnnaccel.ops.spmm import spmm_op
 
 _CPU = torch.device("cpu")
 _DTYPES = (torch.float32, torch.float64)  # whose sums are of their own dtype
 
 
 def as_they_lie(x: Tensor, *others: Tensor | None) -> bool:
-    """True of features x [.., H, F] on the CPU that kernels read where they are, and others beside them."""
-    if x.shape[-1] % 4 or x.is_cuda or x.dtype not in _DTYPES or not x.is_contiguous():
+    """True of features x [.., H, F] that kernels read where they are, and others beside them."""
+    if x.is_cuda:  # in vectors of 16 bytes
+        if x.shape[-1] * x.element_size() % 16:
+            return False
+        return all(t is None or (t.is_contiguous() and not t.data_ptr() % 16) for t in (x, *others))
+    if x.shape[-1] % 4 or x.dtype not in _DTYPES or not x.is_contiguous():
         return False
     for t in others:  # noqa: SIM110 - all() takes longer
         if t is not None and not t.is_contiguous():
             return False
     return True
+
+
+def _place(x: Tensor) -> tuple[torch.device, Tensor]:
+    """The device, and a tensor of the dtype of sums."""
+    if not x.is_cuda:
+        return _CPU, x
+    return x.device, x if x.dtype in _DTYPES else x.new_empty(0, dtype=torch.float32)
 
 
 def _address(x: Tensor | None) -> int:
@@ -34,14 +46,14 @@ def gat(arrays: Structure, x: Tensor, vectors: Tensor, scale: Tensor | None, slo
     """scores of sources and destinations, out, lse, and out_pos and p_pos, empty unless they are to be kept; `vectors`
     are those of both scores, [2, H, F]."""
     (rows, heads, feats), dtype = x.shape, lib.DTYPES[x.dtype]
-    kept, sizes = rows if keep else 0, (heads, heads * feats, dtype)
-    scores, lse, p_pos = x.new_empty(2, rows, heads), x.new_empty(rows, heads), x.new_empty(kept, heads)
+    kept, sizes, (device, like) = rows if keep else 0, (heads, heads * feats, dtype), _place(x)
+    scores, lse, p_pos = like.new_empty(2, rows, heads), like.new_empty(rows, heads), like.new_empty(kept, heads)
     out, out_pos = torch.empty_like(x), x.new_empty(kept, heads, feats)
     at, scores_at = x.data_ptr(), scores.data_ptr()
-    lib.launch("head_dots", _CPU, at, vectors.data_ptr(), scores_at, rows, 2, *sizes)
-    given = (at, scores_at, scores_at + rows * heads * x.element_size(), (_address(scale), 0, 0.0))
+    lib.launch("head_dots", device, at, vectors.data_ptr(), scores_at, rows, 2, *sizes)
+    given = (at, scores_at, scores_at + rows * heads * scores.element_size(), (_address(scale), 0, 0.0))
     made = (out.data_ptr(), lse.data_ptr(), out_pos.data_ptr() if keep else 0, p_pos.data_ptr() if keep else 0)
-    lib.launch("attention", _CPU, arrays.matrix(), *given, *made, slope, *sizes)
+    lib.launch("attention", device, *arrays.listed(), *given, *made, slope, *sizes)
     return scores, out, lse, out_pos, p_pos
 
 
@@ -51,24 +63,27 @@ def gat_gradients(
     """Gradients of x and of the vectors."""
     scores, *kept = saved
     (rows, heads, feats), dtype = x.shape, lib.DTYPES[x.dtype]
-    sizes, step = (heads, heads * feats, dtype), rows * heads * x.element_size()
+    sizes, step = (heads, heads * feats, dtype), rows * heads * scores.element_size()
+    device = x.device if x.is_cuda else _CPU
     grad_x, more, grad_scores, grad_vectors = map(torch.empty_like, (x, x, scores, vectors))
     at, scores_at, grads_at = x.data_ptr(), scores.data_ptr(), grad_scores.data_ptr()
     given = (at, scores_at, scores_at + step, (_address(scale), 0, 0.0), *[t.data_ptr() for t in kept], grad.data_ptr())
     made = (grad_x.data_ptr(), grads_at, grads_at + step)
-    lib.launch("attention_backward", _CPU, arrays.transposed().matrix(), *given, *made, slope, *sizes)
+    lib.launch("attention_backward", device, *arrays.transposed().listed(), *given, *made, slope, *sizes)
     sums = (more.data_ptr(), grad_vectors.data_ptr())
-    lib.launch("head_dots_backward", _CPU, at, vectors.data_ptr(), grads_at, *sums, rows, 2, *sizes)
+    lib.launch("head_dots_backward", device, at, vectors.data_ptr(), grads_at, *sums, rows, 2, *sizes)
     return grad_x.add_(more), grad_vectors
 
 
 def dot(arrays: Structure, query: Tensor, key: Tensor, value: Tensor, scale: Tensor | None, factor: float) -> tuple:
     """out and stats of `dot_attention`, whose dot products are multiplied with `factor`."""
     (rows, heads, feats), dtype = query.shape, lib.DTYPES[query.dtype]
-    out, stats = torch.empty_like(query), query.new_empty(rows, heads, 2)
+    device, like = _place(query)
+    out, stats = torch.empty_like(query), like.new_empty(rows, heads, 2)
     before = (query.data_ptr(), key.data_ptr(), value.data_ptr(), 0, (_address(scale), 0, 0.0))
     after = (out.data_ptr(), stats.data_ptr(), 0, 0, 0, 0, 0, 0)
-    lib.launch("dot_attention", _CPU, arrays.matrix(), (*before, *after, factor, heads, heads * feats, dtype))
+    given = (*before, *after, factor, heads, heads * feats, dtype)
+    lib.launch("dot_attention", device, *arrays.listed(), given)
     return out, stats
 
 
@@ -77,22 +92,25 @@ def dot_gradients(arrays: Structure, inputs: tuple, saved: tuple, grad: Tensor, 
     query, key, value, scale = inputs
     out, stats = saved
     (rows, heads, feats), dtype = query.shape, lib.DTYPES[query.dtype]
-    graph, transposed, sizes = arrays.matrix(), arrays.transposed().matrix(), (heads, heads * feats, dtype)
-    ends, stats_at, grad_at = query.new_empty(rows, heads, 4), stats.data_ptr(), grad.data_ptr()
+    (device, like), sizes = _place(query), (heads, heads * feats, dtype)
+    ends, stats_at, grad_at = like.new_empty(rows, heads, 4), stats.data_ptr(), grad.data_ptr()
     ends_at, key_at = ends.data_ptr(), key.data_ptr()
-    lib.launch("dot_attention_ends", _CPU, out.data_ptr(), stats_at, grad_at, ends_at, rows, *sizes)
-    grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
+    lib.launch("dot_attention_ends", device, out.data_ptr(), stats_at, grad_at, ends_at, rows, *sizes)
+    grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
     scores = query.new_empty(arrays.nnz, heads) if arrays.nnz <= few * rows * feats else None
     before = (query.data_ptr(), key_at, value.data_ptr(), 0, (_address(scale), 0, 0.0), 0, 0, ends_at, grad_at)
     after = (0, grad_key.data_ptr(), grad_value.data_ptr(), _address(scores))
-    lib.launch("dot_attention", _CPU, transposed, (*before, *after, factor, *sizes))
+    lib.launch("dot_attention", device, *arrays.transposed().listed(), (*before, *after, factor, *sizes))
+    if scores is not None and query.is_cuda:  # with an eye to the order of edges
+        return spmm_op.impl(arrays, key, scores.unsqueeze(-1), "mul", "sum", 0.0), grad_key, grad_value
+    grad_query = torch.empty_like(query)
     query_at = grad_query.data_ptr()
     if scores is None:
-        lib.launch("dot_attention", _CPU, graph, (*before, query_at, 0, 0, 0, factor, *sizes))
+        lib.launch("dot_attention", device, *arrays.listed(), (*before, query_at, 0, 0, 0, factor, *sizes))
         return grad_query, grad_key, grad_value
     operands = (key_at, heads * feats, 1), (scores.data_ptr(), heads, feats)
     codes = (lib.MESSAGES["mul"], lib.REDUCES["sum"], dtype)
-    lib.launch("spmm", _CPU, graph, 0, *operands, query_at, 0, 0, heads * feats, *codes, 0.0, ())
+    lib.launch("spmm", _CPU, arrays.matrix(), 0, *operands, query_at, 0, 0, heads * feats, *codes, 0.0, ())
     return grad_query, grad_key, grad_value
 
 
