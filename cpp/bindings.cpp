@@ -35,6 +35,8 @@ PYBIND11_MODULE(_C, module) {
   add("gatv2_sums", &gatv2_sums);
   add("head_dots", &head_dots);
   add("head_dots_backward", &head_dots_backward);
+  add("normed_layers", &normed_layers);
+  add("normed_layers_backward", &normed_layers_backward);
   add("maxk", &maxk);
   add("spgemm", &spgemm);
   add("sspmm", &sspmm);

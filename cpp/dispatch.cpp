@@ -24,6 +24,7 @@ struct Set {
   void (*dot_attention_ends)(const DotAttentionEndsArgs&);
   void (*gatv2)(const Gatv2Args&);
   void (*head_dots)(const HeadDotsArgs&);
+  void (*normed_layers)(const NormedLayersArgs&);
   void (*maxk)(const MaxkArgs&);
   void (*spgemm)(const SpgemmArgs&);
   void (*sspmm)(const SspmmArgs&);
@@ -39,19 +40,20 @@ Set pick() {
   const Set sets[] = {
       {"avx512", has_avx512, avx512::spmm, avx512::spmm_backward, avx512::sddmm, avx512::edge_softmax,
        avx512::segment_softmax, avx512::attention, avx512::dot_attention, avx512::dot_attention_ends, avx512::gatv2,
-       avx512::head_dots, avx512::maxk, avx512::spgemm, avx512::sspmm, avx512::message_walk},
+       avx512::head_dots, avx512::normed_layers, avx512::maxk, avx512::spgemm, avx512::sspmm, avx512::message_walk},
       {"avx2", has_avx2, avx2::spmm, avx2::spmm_backward, avx2::sddmm, avx2::edge_softmax, avx2::segment_softmax,
-       avx2::attention, avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots, avx2::maxk,
-       avx2::spgemm, avx2::sspmm, avx2::message_walk},
+       avx2::attention, avx2::dot_attention, avx2::dot_attention_ends, avx2::gatv2, avx2::head_dots,
+       avx2::normed_layers, avx2::maxk, avx2::spgemm, avx2::sspmm, avx2::message_walk},
       {"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm, baseline::edge_softmax,
        baseline::segment_softmax, baseline::attention, baseline::dot_attention, baseline::dot_attention_ends,
-       baseline::gatv2, baseline::head_dots, baseline::maxk, baseline::spgemm, baseline::sspmm, baseline::message_walk},
+       baseline::gatv2, baseline::head_dots, baseline::normed_layers, baseline::maxk, baseline::spgemm, baseline::sspmm,
+       baseline::message_walk},
   };
 #else
   const Set sets[] = {{"baseline", true, baseline::spmm, baseline::spmm_backward, baseline::sddmm,
                        baseline::edge_softmax, baseline::segment_softmax, baseline::attention, baseline::dot_attention,
-                       baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots, baseline::maxk,
-                       baseline::spgemm, baseline::sspmm, baseline::message_walk}};
+                       baseline::dot_attention_ends, baseline::gatv2, baseline::head_dots, baseline::normed_layers,
+                       baseline::maxk, baseline::spgemm, baseline::sspmm, baseline::message_walk}};
 #endif
   const char* wanted = std::getenv("GNNACCEL_ISA");
   if (wanted)
@@ -155,6 +157,25 @@ void head_dots_backward(const void* x, const void* vectors, const void* grad_out
                         int threads) {
   chosen.head_dots(
       {x, vectors, nullptr, grad_out, grad_x, grad_vectors, num_rows, num_vectors, num_heads, width, dtype, threads});
+}
+
+void normed_layers(const void* x, const void* weight, const void* bias, const void* gamma, const void* beta,
+                   void* running_mean, void* running_var, const void* last_weight, const void* last_bias, void* hidden,
+                   void* norm, void* out, int64_t num_rows, int64_t inner, int64_t width, int64_t outer, double eps,
+                   double momentum, int threads) {
+  chosen.normed_layers({x,       weight,   bias,  gamma,   beta,    running_mean, running_var, last_weight, last_bias,
+                        hidden,  norm,     out,   nullptr, nullptr, nullptr,      nullptr,     nullptr,     nullptr,
+                        nullptr, num_rows, inner, width,   outer,   eps,          momentum,    threads});
+}
+
+void normed_layers_backward(const void* x, const void* weight, const void* last_weight, const void* hidden,
+                            const void* norm, const void* grad, void* grad_x, void* grad_weight, void* grad_gamma,
+                            void* grad_beta, void* grad_last_weight, void* grad_last_bias, int64_t num_rows,
+                            int64_t inner, int64_t width, int64_t outer, int threads) {
+  chosen.normed_layers(
+      {x,     weight,  nullptr, nullptr, nullptr,     nullptr,    nullptr,   last_weight,      nullptr,        hidden,
+       norm,  nullptr, grad,    grad_x,  grad_weight, grad_gamma, grad_beta, grad_last_weight, grad_last_bias, num_rows,
+       inner, width,   outer,   0.0,     0.0,         threads});
 }
 
 void maxk(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, int threads) {

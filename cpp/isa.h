@@ -148,6 +148,35 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   int threads;
 };
 
+struct NormedLayersArgs {  // see kernels.h; what only the other direction uses is null
+  const void* x;
+  const void* weight;
+  const void* bias;
+  const void* gamma;
+  const void* beta;
+  void* running_mean;
+  void* running_var;
+  const void* last_weight;
+  const void* last_bias;
+  const void* hidden;  // these two: written by the forward, read by the backward
+  const void* norm;
+  void* out;
+  const void* grad;  // null in the forward
+  void* grad_x;
+  void* grad_weight;
+  void* grad_gamma;
+  void* grad_beta;
+  void* grad_last_weight;
+  void* grad_last_bias;
+  int64_t num_rows;
+  int64_t inner;
+  int64_t width;
+  int64_t outer;
+  double eps;
+  double momentum;
+  int threads;
+};
+
 struct MaxkArgs {  // see kernels.h
   const void* x;
   int64_t num_rows;
@@ -198,6 +227,7 @@ struct MessageWalkArgs {  // see kernels.h
   void dot_attention_ends(const DotAttentionEndsArgs&); \
   void gatv2(const Gatv2Args&);                         \
   void head_dots(const HeadDotsArgs&);                  \
+  void normed_layers(const NormedLayersArgs&);          \
   void maxk(const MaxkArgs&);                           \
   void spgemm(const SpgemmArgs&);                       \
   void sspmm(const SspmmArgs&);                         \

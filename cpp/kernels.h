@@ -132,6 +132,24 @@ void head_dots_backward(const void* x, const void* vectors, const void* grad_out
 void message_walk(const Csr& graph, const MessageProgram& program, const void* const* operands, void* const* results,
                   int threads);
 
+// out = linear(relu(batch_norm(hidden))), hidden = linear(x), of f32 x [num_rows, inner], weight [width, inner] and
+// last_weight [outer, width]; biases may be null. hidden [num_rows, width] and norm [4, width] are kept for the
+// backward pass. The norm is by the statistics of these rows, at least two; running_mean and running_var, both null or
+// neither, move towards them. In f32 but for sums over many rows. On CUDA widths are multiples of 4. On the CPU gamma,
+// beta and norm may be null, for layers without a norm: hidden is then what the ReLU gave.
+void normed_layers(const void* x, const void* weight, const void* bias, const void* gamma, const void* beta,
+                   void* running_mean, void* running_var, const void* last_weight, const void* last_bias, void* hidden,
+                   void* norm, void* out, int64_t num_rows, int64_t inner, int64_t width, int64_t outer, double eps,
+                   double momentum, int threads);
+
+// Its gradients, without that to the first bias, which is 0. grad_x, grad_weight and, both or the second,
+// grad_last_weight and grad_last_bias may be null; weight without grad_x. Without a norm grad_gamma is null, and
+// grad_beta, or null, receives that to the first bias; grad_last_weight may be null alone.
+void normed_layers_backward(const void* x, const void* weight, const void* last_weight, const void* hidden,
+                            const void* norm, const void* grad, void* grad_x, void* grad_weight, void* grad_gamma,
+                            void* grad_beta, void* grad_last_weight, void* grad_last_bias, int64_t num_rows,
+                            int64_t inner, int64_t width, int64_t outer, int threads);
+
 // Of each row of x [num_rows, kept.num_feats] the k largest, into values and places of kept, which are written through.
 // NaN counts as larger than all numbers, -0 as 0; of equal ones those with the lowest feature are kept.
 void maxk(const void* x, int64_t num_rows, const Compressed& kept, DType dtype, int threads);

@@ -1,7 +1,13 @@
-"""Backward passes on the thread that asks for them, where there is one GPU.
+"""What the process is told once, when acceleration is switched on.
 
-torch runs the backward of CUDA tensors on a thread of its own for each GPU. With one GPU nothing runs beside it: the
-calling thread waits, and both change places twice in each step, with cold caches on another core.
+Backward passes on the thread that asks for them, where there is one GPU: torch runs the backward of CUDA tensors on a
+thread of its own for each GPU. With one GPU nothing runs beside it: the calling thread waits, and both change places
+twice in each step, with cold caches on another core.
+
+Memory of host tensors that is kept from step to step: glibc gives freed memory back to the system when there are twice
+as many bytes at the end of the heap as the greatest block had that was ever freed, up to one of 32 MB. Tensors of small
+graphs are blocks of less than 1 MB, so a step's activations go back and come again, page by page: of four GINConv of
+64 on 128 molecules up to 1,100 pages a step, 2 of 12 ms (an EPYC).
 """
 
 from __future__ import annotations
@@ -10,7 +16,19 @@ from gnnaccel import settings
 
 CHOICE = "GNNACCEL_BACKWARD"
 
+# The greatest block that glibc heeds, as it lies on whole pages with what malloc and torch put before it.
+_BLOCK_BYTES = (32 << 20) - (8 << 10)
+
 _settled = False
+
+
+def keep_memory() -> None:
+    """Have glibc keep up to 64 MB of freed memory, as it does in any program that has freed a tensor of 32 MB: by
+    freeing one, which nobody has written to. Where MALLOC_TRIM_THRESHOLD_ or MALLOC_MMAP_THRESHOLD_ is set it stays as
+    that says, and so does another malloc."""
+    import torch  # not at the top: a Python start that only carries the flag does without
+
+    torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def settle() -> str | None:
@@ -18,7 +36,7 @@ def settle() -> str | None:
 
     GNNACCEL_BACKWARD=threads leaves them as torch has them. Threads that the program starts keep torch's way.
     """
-    import torch  # not at the top: a Python start that only carries the flag does without
+    import torch
 
     global _settled
     if _settled or settings.value(CHOICE) == "threads" or not torch.version.cuda:

@@ -136,7 +136,9 @@ def _after_import(name: str) -> None:
             _log().info("models on a GPU are captured in CUDA graphs")
         except Exception as error:
             _log().warning("gnnaccel: models are not captured in CUDA graphs: %s", error)
-    if (said := importlib.import_module("gnnaccel.engine").settle()) is not None:
+    engine = importlib.import_module("gnnaccel.engine")
+    engine.keep_memory()
+    if (said := engine.settle()) is not None:
         _log().info(said)
     _log().info("%s %s is accelerated", NAMES[name], getattr(sys.modules[name], "__version__", ""))
 

@@ -189,10 +189,10 @@ def test_gen_conv(monkeypatch):
     """The layer as PyG has it, in training and in evaluation, with its statistics."""
     nn = pytest.importorskip("torch_geometric.nn")
     from gnnaccel import pyg_backend
-    from gnnaccel.pyg_backend import joined_forwards
+    from gnnaccel.ops import normed_layers as module
 
     calls = []
-    monkeypatch.setattr(joined_forwards, "normed_layers", lambda *given: calls.append(1) or normed_layers(*given))
+    monkeypatch.setattr(module, "normed_layers", lambda *given: calls.append(1) or normed_layers(*given))
     plain = nn.GENConv(16, 16, aggr="add").to(DEVICE)
     edge_index = torch.randint(0, 60, (2, 500), device=DEVICE)
     x, edge = rand(60, 16), rand(500, 16)

@@ -7,7 +7,8 @@ import torch
 from dgl_cases import CASES
 from dgl_compare import assert_same, both, compare, dgl, graph, rand, status
 
-from gnnaccel import dgl_backend
+from gnnaccel import _library, dgl_backend
+from gnnaccel.ops import normed_layers
 
 import dgl.nn as dglnn  # isort: skip  (after the shim)
 
@@ -49,6 +50,31 @@ def test_dot_attention_layers(kind):
     else:
         counted = compare(lambda m, x: m(g, x, get_attention=True), [rand(40, 6)], layer)
     assert f"dgl.{kind}" not in counted
+
+
+@pytest.mark.skipif(_library.isa() == "baseline", reason="torch's products are the faster there")
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_gin_s_maps_are_one_op(hooked, norm, monkeypatch):
+    nn, calls = torch.nn, []
+    torch.manual_seed(3)
+    between = [nn.BatchNorm1d(9), nn.ReLU()][0 if norm else 1 :]
+    layer = dglnn.GINConv(nn.Sequential(nn.Linear(6, 9), *between, nn.Linear(9, 4), nn.ReLU()))
+    if hooked:
+        layer.apply_func[1].register_forward_hook(lambda *_: None)
+    exact, g, x = copy.deepcopy(layer).double(), graph(loops=True), torch.randn(40, 6)
+    made = normed_layers.normed_layers
+    monkeypatch.setattr(normed_layers, "normed_layers", lambda *given: calls.append(1) or made(*given))
+    want = exact(g, x.double())
+    dgl_backend.enable()
+    try:
+        got = layer(g, x)
+    finally:
+        dgl_backend.disable()
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    for one, other in zip(layer.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype), rtol=1e-5, atol=1e-5)
+    assert len(calls) == (0 if hooked else 1)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # What a CUDA entry has in place of the thread count and of the CPU's order of the rows, and its scratch memory.
 CUDA_ONLY = {"stream", "work", "workspace"}
 CPU_ONLY = {"threads", "out_rows"}
-# The CPU's coo_to_csr looks at its pairs itself, its neighbor_sample does all steps in one, and its matrix products are
+# The CPU's coo_to_csr looks at its pairs itself, its neighbor_sample does all steps in one, and its products alone are
 # torch's.
 ALONE = {"coo_in_order", "sample_seeds", "sample_table", "sample_degrees", "sample_edges", "sample_steps"}
 ALONE |= {"segment_matmul", "segment_matmul_weights", "linear", "linear_weights"}
-ALONE |= {"normed_layers", "normed_layers_backward"}
 
 
 def entries(header: str) -> dict[str, list[tuple[str, str]]]:

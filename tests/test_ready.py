@@ -285,3 +285,24 @@ def test_what_is_ready_dies_with_its_graph():
         assert call[0]() is None and call[1].backward is not None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_first_sums_of_a_graph_that_lasts_go_back_by_its_own_calls(case, monkeypatch):
+    """With the bits that they have else; and a graph that is not asked again has none."""
+    source, row = scales(make("power_law"), torch.float64)
+    width, seeds, turned = 8, [], []
+    plain = ready.Once.transposed
+    monkeypatch.setattr(ready.Once, "transposed", lambda *given, **more: turned.append(1) or plain(*given, **more))
+    found = []
+    for uses in (ready.ONCE, ready.ONCE + 1):
+        graph = again(make("power_law"))
+        op = op_of(case, graph, source, row)
+        torch.manual_seed(0)
+        xs = [rand(graph.num_cols, width).requires_grad_() for _ in range(uses)]
+        outs = [op(x) for x in xs]
+        seeds = seeds or [rand(*out.shape) for out in outs]
+        grads = zip(xs, outs, [*seeds, seeds[0]], strict=False)
+        found.append([torch.autograd.grad(out, x, seed)[0] for x, out, seed in grads])
+    assert len(turned) == ready.ONCE
+    assert all(map(torch.equal, found[0], found[1]))

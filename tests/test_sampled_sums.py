@@ -248,3 +248,17 @@ def test_graphs_of_too_many_nodes_are_left_after_a_few():
             return ((Node(), 0),)  # without an end
 
     assert gradient_rows._consumers_first([Node()]) == {} and Node.asked <= gradient_rows._MOST + 1
+
+
+def test_nothing_is_looked_for_before_a_node_was_recorded(monkeypatch):
+    asked, ever = [], []
+    monkeypatch.setattr(gradient_rows, "_ever", ever)
+    monkeypatch.setattr(gradient_rows, "_consumers_first", lambda roots: asked.append(1) or {})
+    for _ in range(2):
+        torch.autograd.backward(torch.ones(2, requires_grad=True).sum())
+    assert not asked
+    graph = sampled()
+    weights = [rand(OUT, IN).requires_grad_() for _ in range(2)]
+    out = sampled_sums.sum_mapped(graph, rand(graph.num_cols, IN), "sum", weights[0], None, weights[1])
+    torch.autograd.backward(out.sum())
+    assert asked and ever

@@ -17,6 +17,7 @@ from gnnaccel.dgl_backend.structure import degrees_and_one, known_structure, nor
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums
+from gnnaccel.ops.normed_layers import normed_by
 
 
 def plain(layer, graph, features) -> bool:
@@ -197,6 +198,25 @@ def _sage(layer, graph, structure_: Graph, feat):
     return out if layer.norm is None else layer.norm(out)
 
 
+def _mapped(function, x: torch.Tensor) -> torch.Tensor:
+    """function(x), of two linear maps with a ReLU, and perhaps a batch norm, between them one op."""
+    modules = [*function] if type(function) is nn.Sequential and not is_watched(function) else []
+    if len(modules) > 2 and type(modules[1]) is nn.ReLU:
+        modules.insert(1, None)
+    if len(modules) < 4 or type(modules[2]) is not nn.ReLU or is_watched(modules[2]):
+        return function(x)
+    first, norm, _, last, *others = modules
+    maps, last_maps, out = _map_of(first), _map_of(last), None
+    alike = norm is None or (type(norm) is nn.BatchNorm1d and not is_watched(norm))
+    if alike and maps is not None and last_maps is not None:
+        out = normed_by(x, maps, norm, last_maps)
+    if out is None:
+        return function(x)
+    for module in others:
+        out = module(out)
+    return out
+
+
 def gin_forward(original):
     """GINConv.forward without frames."""
 
@@ -209,7 +229,7 @@ def gin_forward(original):
         if graph.is_block and not isinstance(feat, tuple):
             target = feat[: structure_.num_rows]
         out = torch.addcmul(copied(graph, structure_, source, self._aggregator_type), target, 1 + self.eps)
-        out = out if self.apply_func is None else self.apply_func(out)
+        out = out if self.apply_func is None else _mapped(self.apply_func, out)
         return out if self.activation is None else self.activation(out)
 
     return forward

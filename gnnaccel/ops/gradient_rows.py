@@ -37,12 +37,17 @@ _nodes: dict[type, Callable[[Any, int], int]] = {}
 
 def register(kind: type, reach: Callable[[Any, int], int]) -> None:
     """Tell nodes of this class, in their attribute `rows`; reach(node, rows): how many rows of its first input these
-    have a gradient for. Their attribute `hooks` is what `hooks_ever` was when they were recorded."""
+    have a gradient for. Their attribute `hooks` is what `recorded` gave when they were recorded."""
     _nodes[kind] = reach
 
 
-def hooks_ever() -> int:
-    """A number that grows with each hook that is registered."""
+_ever: list[bool] = []  # not empty once a node has been recorded: before, no backward pass looks for any
+
+
+def recorded() -> int:
+    """A number that grows with each hook that is registered, for a node that is being recorded."""
+    if not _ever:
+        _ever.append(True)
     return RemovableHandle.next_id
 
 
@@ -52,7 +57,7 @@ def telling(original: Callable) -> Callable:
     @functools.wraps(original)
     def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, *args, **kwargs):
         told: list = []
-        if not create_graph:
+        if _ever and not create_graph:
             if not isinstance(tensors, (Tensor, GradientEdge)):
                 tensors = tuple(tensors)
             roots = tensors if isinstance(tensors, tuple) and not isinstance(tensors, GradientEdge) else (tensors,)
@@ -70,7 +75,7 @@ def telling(original: Callable) -> Callable:
 def _tell(roots: Sequence[Tensor]) -> list:
     """The nodes that were told."""
     order = _consumers_first([root.grad_fn for root in roots if root.grad_fn is not None])
-    now, any_ours = hooks_ever(), False
+    now, any_ours = RemovableHandle.next_id, False
     for node in order:
         if type(node) in _nodes:
             any_ours = True

@@ -97,11 +97,13 @@ def call_of(
                 if x.is_cuda:
                     schedule.of(graph).note_use()
                 return once
-        calls.pop(key, None)
+        once = calls.pop(key, None)
         ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
         if tiles.are_profitable(graph):  # which the graph has found out just now, with its lists
             return None
         calls[key] = ready
+        if both and type(once) is Once and once.is_of(source_scale, row_scale):
+            once.later = ready
     if not ready.forward.may_read(x) or not (bias is None or ready.forward.takes(bias)):
         return None
     if both and ready.backward is None and not ready.add_backward(graph, x):
@@ -250,11 +252,12 @@ class Once:
     """A sum over a small graph that is new, and may be gone soon: nothing is made for calls to come.
 
     forward(x, bias, weight), gradient(grad), reads, structure, scales : as of `Ready`.
+    later : of a graph that has lasted, its calls of both directions.
     """
 
     __slots__ = (
         *("_csr", "_device", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors"),
-        *("scales", "uses"),
+        *("later", "scales", "uses"),
     )
 
     def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
@@ -262,6 +265,7 @@ class Once:
         self._num_rows, self._num_cols, self._device = graph.num_rows, graph.num_cols, x.device
         self._form, self.scales, self._keys, self._dtype = form, scales, _keys(x), lib.DTYPES[x.dtype]
         self.uses = 0
+        self.later: Ready | None = None
 
     def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
         """As of `Ready`."""
@@ -286,6 +290,8 @@ class Once:
 
     def gradient(self, grad: Tensor, into: Tensor | None = None) -> Tensor:
         """That of x of any kind of gradient. `into`: where it may be put, contiguous, of its shape and dtype."""
+        if self.later is not None and into is None:
+            return self.later.gradient(grad)
         if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
             found = self.transposed(grad.contiguous(), into=into)
             if found is not None:

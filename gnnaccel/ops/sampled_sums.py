@@ -73,7 +73,7 @@ class _SumMapped(_operators.Function):
         of_x, of_weight, _, of_own_weight, *_ = ctx.needs_input_grad
         if of_own_weight:
             ctx.graph, ctx.reduce, ctx.rows, ctx.num_nodes = graph, reduce, None, x.shape[0]
-            ctx.hooks = gradient_rows.hooks_ever()
+            ctx.hooks = gradient_rows.recorded()
             maps = (weight, own_weight) if of_x else (None, None)
             ctx.save_for_backward(x, *maps, sums if of_weight else None)
         return out

@@ -26,7 +26,7 @@ from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums, messages
 from gnnaccel.ops.joined_sums import GINE, joined_sum
 from gnnaccel.ops.own_sum import own_sum, own_sum_mapped
-from gnnaccel.pyg_backend import joined_forwards, norms, short
+from gnnaccel.pyg_backend import joined_forwards, mlps, norms, short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -256,7 +256,7 @@ def _gin(plain: Any, general: Callable) -> Callable:
             source = own = own.to(narrow)
         out = _gin_sum(graph, source, own, eps, looped)
         report.record(guard.kind, start)
-        return modules["nn"](out)
+        return mlps.mapped(modules["nn"], out)
 
     return forward
 
@@ -319,7 +319,11 @@ def _gine(plain: Any, general: Callable) -> Callable:
         usual = size is None and short.is_matrix(edge_attr) and guard.allows(self, edge_index)
         lin = modules.get("lin")
         usual = usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin))
-        if usual and not (short.is_matrix(own) and edge_attr.is_cpu and _of_few(edge_attr, own, lin)):
+        few = usual and short.is_matrix(own) and edge_attr.is_cpu and _of_few(edge_attr, own, lin)
+        if few and type(x) is not tuple and own.is_cpu and eps.is_cpu and eps.dtype == own.dtype:
+            out = self.propagate(edge_index, x=(x, x), edge_attr=edge_attr, size=None)
+            return mlps.mapped(modules["nn"], _with_own(out, own, eps))
+        if usual and not few:
             found = _neighbours(self, x, edge_index)
         unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
         if not unusual and edge_attr.is_cuda:
@@ -335,10 +339,10 @@ def _gine(plain: Any, general: Callable) -> Callable:
             out = joined_sum(graph, source, (), source.shape[1], GINE, edge, eps)
             if out is not None:
                 report.record(guard.kind, start)
-                return modules["nn"](out)
+                return mlps.mapped(modules["nn"], out)
         with report.accelerated(guard.kind):
             out = ops.message_reduce(graph, GINE.message, {"x": source, "edge": edge})
-        return modules["nn"](_with_own(out, own, eps))
+        return mlps.mapped(modules["nn"], _with_own(out, own, eps))
 
     return forward
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import MeanAggregation, SoftmaxAggregation, SumAggregation
-from torch_geometric.nn.conv.gen_conv import MLP
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
@@ -25,8 +24,7 @@ from gnnaccel.ops import messages
 from gnnaccel.ops.joined_maps import joined_maps
 from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, Parts, gen, joined_sum
 from gnnaccel.ops.mapped_sums import mapped_sum
-from gnnaccel.ops.normed_layers import normed_layers
-from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend import mlps, short
 
 
 def _maps(
@@ -167,7 +165,7 @@ def _gen(plain: Any, general: Callable) -> Callable:
             out = joined_sum(graph, x, (), x.shape[1], form, edge_attr)
             if out is not None:
                 report.record(guard.kind, start)
-                return _mapped(modules["mlp"], out)
+                return mlps.mapped(modules["mlp"], out)
         if edge_attr is not None:
             operands["edge"] = edge_attr
         message = form.message
@@ -184,32 +182,9 @@ def _gen(plain: Any, general: Callable) -> Callable:
                 score = message * float(t)
             with report.accelerated(guard.kind):
                 out = messages.softmax_sum(graph, message, score, operands)
-        return _mapped(modules["mlp"], out + x)
+        return mlps.mapped(modules["mlp"], out + x)
 
     return forward
-
-
-_LAYERS = (torch.nn.BatchNorm1d, torch.nn.ReLU, torch.nn.Dropout)
-
-
-def _mapped(mlp: Any, x: Tensor) -> Tensor:
-    """mlp(x), of GENConv's two linear maps with a batch norm and a ReLU between them one op in training."""
-    if x.is_cuda and type(mlp) is MLP and not short.hooked(mlp) and len(mlp) == 5:
-        first, norm, relu, dropout, last = mlp._modules.values()
-        maps, last_maps = short.parameters_of(first), short.parameters_of(last)
-        usual = (type(norm), type(relu), type(dropout)) == _LAYERS and not (dropout.training and dropout.p)
-        usual = usual and not any(map(short.hooked, (norm, relu, dropout))) and type(norm.momentum) is float
-        if maps is not None and last_maps is not None and usual and norm.training and norm.affine:
-            running = (norm.running_mean, norm.running_var) if norm.track_running_stats else None
-            if running is not None and (None in running or norm.num_batches_tracked is None):
-                return mlp(x)  # somebody has taken them away
-            weights = (norm.weight, norm.bias)
-            out = normed_layers(x, maps, weights, running, last_maps, norm.eps, norm.momentum)
-            if out is not None:
-                if running is not None:
-                    norm.num_batches_tracked.add_(1)
-                return out
-    return mlp(x)
 
 
 _MAKERS = ((pyg_nn.LEConv, _le), (pyg_nn.FiLMConv, _film), (pyg_nn.GENConv, _gen))
