@@ -18,6 +18,7 @@ PYBIND11_MODULE(_C, module) {
   bind_class<MessageProgram, const MessageStep*, const MessageLeaf*, const MessageOutput*, int64_t, int64_t, int64_t,
              int64_t, int64_t, DType>(module, "MessageProgram");
   add("isa", &isa);
+  add("is_amd", &is_amd);
   add("use_openmp", &use_openmp);
   add("spmm", &spmm);
   add("spmm_backward", &spmm_backward);

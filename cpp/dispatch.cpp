@@ -70,6 +70,15 @@ const Set chosen = pick();
 
 const char* isa() { return chosen.name; }
 
+bool is_amd() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 void spmm(const Csr& graph, const void* out_rows, const Operand& lhs, const Operand& rhs, void* out, void* arg_lhs,
           void* arg_rhs, int64_t num_feats, Message message, Reduce reduce, DType dtype, double empty_value,
           const Fused& fused, int threads) {

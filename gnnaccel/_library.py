@@ -54,6 +54,11 @@ def isa() -> str:
     return _C.isa()
 
 
+def is_amd() -> bool:
+    """Whether the CPU is AMD's, of whose vectors MKL uses half."""
+    return _C.is_amd()
+
+
 @functools.cache
 def _share_torch_threads() -> None:
     """Run CPU kernels on the OpenMP pool torch already has; a second pool would fight it for the cores.

@@ -162,7 +162,8 @@ def test_what_is_padded(degree, x_shape, w_shape, kernel, times):
     size = x.numel() * x.element_size()
     parts = size * -(-degree // 32) if kernel and degree > 32 else 0
     assert times * size <= taken - parts
-    assert taken - parts < (times + 0.9) * size or times > 2
+    # A copy has up to 1.6 times the width; two of them, and the results, take 3.3 sizes.
+    assert times == 3 or taken - parts < {1: 1.9, 2: 3.2}[times] * size
 
 
 def test_sums_of_features_at_an_odd_address():

@@ -108,7 +108,7 @@ def test_layers_with_a_norm_between(rows, inner, width, outer, biases):
     close(got, want)
     for one, other, version in zip(running, exact, versions, strict=True):
         close(one, other)
-        assert one._version > version
+        assert one._version == version  # as with torch's, whose backward pass holds them
     grads = torch.autograd.grad(want, ends, seed.double())
     found = torch.autograd.grad(got, ends, seed, retain_graph=True)
     for end, one, other in zip(ends, found, grads, strict=True):

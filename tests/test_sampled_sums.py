@@ -259,6 +259,7 @@ def test_nothing_is_looked_for_before_a_node_was_recorded(monkeypatch):
     assert not asked
     graph = sampled()
     weights = [rand(OUT, IN).requires_grad_() for _ in range(2)]
-    out = sampled_sums.sum_mapped(graph, rand(graph.num_cols, IN), "sum", weights[0], None, weights[1])
+    x, *weights = (t.to(DEVICE) for t in (rand(graph.num_cols, IN), *weights))
+    out = sampled_sums.sum_mapped(graph, x, "sum", weights[0], None, weights[1])
     torch.autograd.backward(out.sum())
     assert asked and ever
