@@ -98,6 +98,30 @@ def test_parameters_written_into_before_a_second_derivative(device):
         torch.autograd.grad(out, x, create_graph=True)
 
 
+def test_what_frozen_features_and_maps_leave(device):
+    """Of frozen features nothing to differentiate again, of a frozen map no sums."""
+    graph, x, eps = given(device, torch.float32, False)
+    x = x.detach()
+    weight = torch.randn(4, 8, device=device, requires_grad=True)
+    out = own_sum_mapped(graph, x, eps, weight, None, torch.bfloat16)
+    assert not torch.autograd.grad(out.sum(), weight, create_graph=True)[0].requires_grad
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        own_sum_mapped(graph, x.requires_grad_(), eps, weight.detach(), None, torch.bfloat16)
+    assert x.shape not in kept
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_gradient_of_eps_beside_narrow_features(device, mapped):
+    """Of products that nearly cancel out."""
+    graph, x, eps = given(device, torch.bfloat16, True)
+    weight = torch.eye(8, dtype=torch.bfloat16, device=device)
+    out = own_sum_mapped(graph, x, eps, weight, None, torch.bfloat16) if mapped else own_sum(graph, x, eps)
+    upstream = torch.randn(out.shape, device=device).to(out.dtype)
+    want = (upstream.double() * x.detach().double()).sum().float().view(eps.shape)
+    torch.testing.assert_close(torch.autograd.grad(out, eps, upstream)[0], want, rtol=1e-5, atol=0)
+
+
 def test_second_derivatives(device):
     graph, x, eps = given(device, torch.float64, True)
     assert torch.autograd.gradgradcheck(lambda x, eps: own_sum(graph, x, eps), (x, eps))

@@ -65,8 +65,7 @@ class _OwnSum(_operators.Function):
             here = not again and not isinstance(ctx.call, linear_sums.Apart)
             factor = _factor(grad, eps) if again else factor  # which depends on eps
             grad_x = _added(ctx.call.gradient(grad), grad, factor, here)
-        grad_eps = (grad * x).sum(dtype=eps.dtype).view(eps.shape) if of_eps else None
-        return grad_x, grad_eps, None, None
+        return grad_x, _of_eps(grad, x, eps) if of_eps else None, None, None
 
 
 def own_sum_mapped(
@@ -112,7 +111,10 @@ class _OwnSumMapped(_operators.Function):
         if of_x or of_eps or of_weight or of_bias:
             ctx.set_materialize_grads(False)
             ctx.call, ctx.kept, ctx.narrow, ctx.dtype = call, linear_sums.Kept((eps, weight, bias)), narrow, x.dtype
-            ctx.save_for_backward(x if of_eps else None, factor, maps if of_x or of_eps else None, sums)
+            given = (x if of_eps else None, factor, maps if of_x or of_eps else None)
+            ctx.save_for_backward(*given, sums if of_weight else None)
+        if not (of_x or of_eps):
+            ctx.mark_non_differentiable(sums)
         return F.linear(sums, maps, shift), sums
 
     @staticmethod
@@ -124,7 +126,6 @@ class _OwnSumMapped(_operators.Function):
         if again:  # by what parameters are now
             ctx.kept.check()
             maps = weight.to(ctx.narrow)
-            factor = None if eps is None else _factor(sums, eps)
         of_sums = None if grad_sums is None else grad_sums.contiguous()
         if grad is not None:
             grad = grad.contiguous()
@@ -134,17 +135,23 @@ class _OwnSumMapped(_operators.Function):
                 of_sums = grad.mm(maps) if of_sums is None else of_sums + grad.mm(maps)
         if of_x and of_sums is not None:
             grad_x = ctx.call.gradient(of_sums)
+            factor = _factor(of_sums, eps) if again and eps is not None else factor
             if factor is not None:
                 grad_x = _added(grad_x, of_sums, factor, not again and not isinstance(ctx.call, linear_sums.Apart))
             grad_x = grad_x.to(ctx.dtype)
         if of_eps and of_sums is not None:
-            grad_eps = (of_sums * x).sum(dtype=eps.dtype).view(eps.shape)
+            grad_eps = _of_eps(of_sums, x, eps)
         return grad_x, grad_eps, grad_weight, grad_bias, None, None, None
 
 
 def _factor(x: Tensor, eps: Tensor) -> Tensor:
     """1 + eps. Of no dimensions it leaves the dtype of x alone."""
     return (eps if eps.dtype is x.dtype else eps.view(())) + 1
+
+
+def _of_eps(grad: Tensor, x: Tensor, eps: Tensor) -> Tensor:
+    """The gradient of eps, of products of its dtype: of fewer digits they leave little of a small sum."""
+    return ((grad if x.dtype is eps.dtype else grad.to(eps.dtype)) * x).sum(dtype=eps.dtype).view(eps.shape)
 
 
 def _added(sums: Tensor, x: Tensor, factor: Tensor, here: bool) -> Tensor:
