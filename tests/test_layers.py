@@ -166,3 +166,19 @@ def test_edge_scales_are_freed_by_the_backward_pass(op):
     assert alive() is not None
     out.sum().backward()
     assert alive() is None
+
+
+@pytest.mark.parametrize("feats", [7, 8])
+@pytest.mark.parametrize("op", ["gat", "gatv2"])
+def test_vectors_of_frozen_features_may_be_written_into_before_the_backward_pass(op, feats):
+    graph, x = random_graph(20, 20, 60, 0), rand(20, 2, feats)
+    vectors = [rand(1, 2, feats).requires_grad_() for _ in range(2 if op == "gat" else 1)]
+    ours = (lambda: ops.gat(graph, x, *vectors)) if op == "gat" else (lambda: ops.gatv2(graph, x, x, vectors[0][0]))
+    want = torch.autograd.grad(ours().square().sum(), vectors)
+    out = ours()
+    with torch.no_grad():
+        for vector in vectors:
+            vector.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), vectors, retain_graph=True), want)
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(out.sum(), vectors, create_graph=True)

@@ -81,3 +81,19 @@ def test_under_autocast(kind):
         assert got.dtype == leaf.dtype
         torch.testing.assert_close(got.double(), one, rtol=0, atol=0.03 * size)
     torch.testing.assert_close(out.double(), want, rtol=0, atol=0.03 * float(want.detach().abs().max()))
+
+
+def test_what_is_written_into_before_the_backward_pass():
+    graph, (x, *vectors) = given("MX")
+    x = x.detach()
+    want = torch.autograd.grad(super_gat(graph, x, tuple(vectors)).square().sum(), vectors)
+    out, again = (super_gat(graph, x, tuple(vectors)) for _ in range(2))
+    with torch.no_grad():
+        for vector in vectors:
+            vector.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), vectors), want)
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(again.sum(), vectors, create_graph=True)
+    with pytest.raises(RuntimeError, match="written into"):
+        torch.autograd.grad(again, vectors, torch.ones(2, *again.shape, dtype=again.dtype), is_grads_batched=True)
+    super_gat(graph, x, tuple(vectors)).mul_(2).sum().backward()  # the result is not kept

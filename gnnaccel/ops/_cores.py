@@ -19,6 +19,7 @@ from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.head_dots import head_dots, head_dots_backward_op, head_dots_op
+from gnnaccel.ops.linear_sums import Kept
 from gnnaccel.ops.sddmm import sddmm, sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -32,7 +33,7 @@ class Core(NamedTuple):
         forward(arrays, ends, vectors, how, keep) -> out [N, H, F], and what the backward pass reads beside it.
         vectors: [V, H, F], of the dtype of the features.
     gradients : callable
-        gradients(arrays, ends, vectors, how, out, kept, grad, needed) -> list of those of ends, and that of vectors;
+        gradients(arrays, ends, vectors, how, kept, grad, needed) -> list of those of ends, and that of vectors;
         needed: of each of the ends, and of the vectors.
     composed : callable
         composed(graph, ends, vectors, how) -> out, with derivatives of any order; vectors: a tuple of [1, H, F].
@@ -69,7 +70,7 @@ def _super_gat(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How,
     return out, (weight, sums) if gate is None else (weight, sums, gate)
 
 
-def _super_gat_gradients(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How, _out, kept, grad, _needed):
+def _super_gat_gradients(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How, kept, grad, _needed):
     (x,), (slope, edge_scale), (weight, sums, *gates) = ends, how, kept
     transposed = arrays.transposed()
     grad_weight = _times(_dots(arrays, x, grad), edge_scale)
@@ -111,7 +112,7 @@ def _dot(arrays: Structure, ends: tuple, _vectors, how: How, _keep: bool) -> tup
     return spmm_op.impl(arrays, value, _times(weight, edge_scale).unsqueeze(-1), "mul", "sum", 0.0), (weight,)
 
 
-def _dot_gradients(arrays: Structure, ends: tuple, _vectors, how: How, _out, kept, grad, _needed):
+def _dot_gradients(arrays: Structure, ends: tuple, _vectors, how: How, kept, grad, _needed):
     (query, key, value), (factor, edge_scale), (weight,) = ends, how, kept
     transposed = arrays.transposed()
     grad_weight = _times(_dots(arrays, value, grad), edge_scale)
@@ -151,20 +152,34 @@ class _Attended(_operators.Function):
         if keep:
             ctx.core, ctx.arrays, ctx.composed, ctx.slope = core, arrays, composed, slope
             ctx.counts = len(inputs), count
-            ctx.save_for_backward(*inputs, edge_scale, vectors, out, *kept)
+            given = kept_vectors(ctx, ctx.needs_input_grad[7 : 7 + count], *inputs[count:])
+            ctx.save_for_backward(*ends, *given, edge_scale, vectors, *kept)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         (number, count), saved = ctx.counts, ctx.saved_tensors
-        inputs, (edge_scale, vectors, out, *kept) = saved[:number], saved[number:]
+        inputs, (edge_scale, vectors, *kept) = saved[:number], saved[number:]
+        inputs = *inputs[:count], *vectors_of(ctx, *inputs[count:])
         nothing, needed = (None,) * 7, ctx.needs_input_grad[7:]
         if torch.is_grad_enabled() or not _operators.usual(grad, inputs[0]):
             return *nothing, *second(ctx, inputs, grad, needed, edge_scale=edge_scale)
         needs, how = (*needed[:count], True in needed[count:]), How(ctx.slope, edge_scale)
-        given = (ctx.arrays, inputs[:count], vectors, how, out, kept, grad.contiguous(), needs)
+        given = (ctx.arrays, inputs[:count], vectors, how, kept, grad.contiguous(), needs)
         grads, grad_vectors = ctx.core.gradients(*given)
         return *nothing, *grads, *(() if vectors is None else grad_vectors.to(inputs[count].dtype).split(1))
+
+
+def kept_vectors(ctx: Any, features: Sequence[bool], *vectors: Tensor) -> tuple[Tensor | None, ...]:
+    """What ctx is to save of the vectors. Where none of the features asks for a gradient, their values are for a second
+    derivative alone: they may be written into before a first one."""
+    ctx.unsaved = None if True in features else Kept(vectors)
+    return vectors if ctx.unsaved is None else (None,) * len(vectors)
+
+
+def vectors_of(ctx: Any, *saved: Tensor) -> tuple[Any, ...]:
+    """The vectors, of what was saved of them."""
+    return saved if ctx.unsaved is None else ctx.unsaved.parameters
 
 
 def second(
@@ -172,6 +187,8 @@ def second(
 ) -> tuple:
     """Gradients that can be differentiated again: those of the composition, which ctx holds without the tensors that
     it saves, as those are freed after the backward pass."""
+    if getattr(ctx, "unsaved", None) is not None:
+        ctx.unsaved.check()
     return _arrays.gradients(partial(ctx.composed, **constants), inputs, needed, grad)
 
 

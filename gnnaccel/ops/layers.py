@@ -16,7 +16,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _layers_short, messages
 from gnnaccel.ops._arrays import arrays_of
-from gnnaccel.ops._cores import DOT, attended, second
+from gnnaccel.ops._cores import DOT, attended, kept_vectors, second, vectors_of
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops.attention import (
     attention,
@@ -330,12 +330,14 @@ class _Gat(_operators.Function):
             factor = (edge_scale, None, 0.0)
             out, *kept = attention_op.impl(arrays, x, *scores, *factor, slope, keep)
         if keep:
-            ctx.save_for_backward(x, att_src, att_dst, vectors, edge_scale, scores, out, *kept)
+            given = kept_vectors(ctx, ctx.needs_input_grad[:1], att_src, att_dst)
+            ctx.save_for_backward(x, *given, vectors, edge_scale, scores, out, *kept)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         x, att_src, att_dst, vectors, edge_scale, scores, out, *kept = ctx.saved_tensors
+        att_src, att_dst = vectors_of(ctx, att_src, att_dst)
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *second(ctx, (x, att_src, att_dst), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
         grad = grad.contiguous()
@@ -359,7 +361,7 @@ class _Gatv2(_operators.Function):
         if not x.is_cuda and _layers_short.as_they_lie(x, y, vectors, edge_scale):
             kept = _, out, _ = _layers_short.gatv2(arrays, x, y, vectors, edge_scale, slope)
             if keep:
-                ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
+                ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
             return out
         scores = scores_op.impl(arrays, x, y, vectors, slope)
         if ctx.parts:
@@ -370,12 +372,13 @@ class _Gatv2(_operators.Function):
             out, stats = dot_attention_op.impl(arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
             kept = [scores, out, stats]
         if keep:
-            ctx.save_for_backward(x, y, vectors, edge_scale, *kept)
+            ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
+        (vectors,) = vectors_of(ctx, vectors)
         arrays, needed = ctx.arrays, ctx.needs_input_grad
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *second(ctx, (x, y, vectors), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
