@@ -6,6 +6,7 @@ from oracle import check, rand
 from test_attention import random_graph
 from torch.nn import functional as F
 
+from gnnaccel import Graph
 from gnnaccel.ops import reference
 from gnnaccel.ops.super_gat import super_gat
 
@@ -97,3 +98,12 @@ def test_what_is_written_into_before_the_backward_pass():
     with pytest.raises(RuntimeError, match="written into"):
         torch.autograd.grad(again, vectors, torch.ones(2, *again.shape, dtype=again.dtype), is_grads_batched=True)
     super_gat(graph, x, tuple(vectors)).mul_(2).sum().backward()  # the result is not kept
+
+
+def test_a_gate_that_is_zero_leaves_finite_gradients():
+    """Of its score, 0, the slope comes in before the product with a large sum, as in the layer alone."""
+    graph = Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]), num_rows=2, num_cols=2)
+    x = torch.tensor([[[100.0, 0.0, 0.0, 0.0]], [[-100.0, 1e20, 0.0, 0.0]]]).requires_grad_()
+    vectors = torch.tensor([[[0.0, 1.0, 0.0, 0.0]]]), torch.zeros(1, 1, 4)
+    out = super_gat(graph, x, vectors, negative_slope=0.01)
+    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()

@@ -58,36 +58,34 @@ class How(NamedTuple):
 
 def _super_gat(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How, keep: bool) -> tuple[Tensor, tuple]:
     (x,), (slope, edge_scale) = ends, how
-    products = _dots(arrays, x, x)
+    products, more = _dots(arrays, x, x), []
     if vectors is None:
-        sums, gate = products.mul_(x.shape[2] ** -0.5), None
-        scores = sums
+        scores = products.mul_(x.shape[2] ** -0.5)
     else:
         sums, gate = sddmm_op.impl(arrays, *head_dots_op.impl(x, vectors), "add", "u", "v"), products.sigmoid_()
-        scores = sums * gate
+        scores, more = sums * gate, [sums, gate]
     weight = edge_softmax_op.impl(arrays, F.leaky_relu(scores, slope))
     out = spmm_op.impl(arrays, x, _times(weight, edge_scale).to(x.dtype).unsqueeze(-1), "mul", "sum", 0.0)
-    return out, (weight, sums) if gate is None else (weight, sums, gate)
+    return out, (weight, scores, *more)
 
 
 def _super_gat_gradients(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How, kept, grad, _needed):
-    (x,), (slope, edge_scale), (weight, sums, *gates) = ends, how, kept
+    (x,), (slope, edge_scale), (weight, scores, *more) = ends, how, kept
     transposed = arrays.transposed()
     grad_weight = _times(_dots(arrays, x, grad), edge_scale)
     of_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype))
-    # A gate is positive, or leaves nothing of the gradient: the sign of a score is that of its sum.
-    of_scores = torch.ops.aten.leaky_relu_backward(of_scores, sums, slope, False)
+    of_scores = torch.ops.aten.leaky_relu_backward(of_scores, scores, slope, False)
     whole = _times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
     grad_x = spmm_op.impl(transposed, grad, whole, "mul", "sum", 0.0)
     if vectors is None:
         of_products, grad_vectors = of_scores.mul_(x.shape[2] ** -0.5), None
     else:
-        (gate,) = gates
+        sums, gate = more
         of_products = torch.ops.aten.sigmoid_backward(sums.mul(of_scores), gate)
         of_sums = of_scores.mul_(gate)
         of_ends = [spmm_op.impl(each, None, of_sums, "copy_rhs", "sum", 0.0) for each in (transposed, arrays)]
-        more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(of_ends))
-        grad_x = grad_x.add_(more)
+        of_x, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(of_ends))
+        grad_x = grad_x.add_(of_x)
     of_products = of_products.to(x.dtype).unsqueeze(-1)
     for each in (transposed, arrays):
         grad_x = grad_x.add_(spmm_op.impl(each, x, of_products, "mul", "sum", 0.0))
