@@ -213,7 +213,8 @@ def main() -> int:
         # The second beside the first, which else finds nobody to hand exceptions on to.
         found = (subprocess.check_output(["g++", f"-print-file-name={name}"], text=True) for name in _PRELOADED)
         env["LD_PRELOAD"] = " ".join(path.strip() for path in found)
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *tests], env=env, cwd=ROOT).returncode
+    parallel = ("-n", "2", "--dist", "worksteal") if tests is TESTS else ()
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *parallel, *tests], env=env, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
