@@ -78,6 +78,18 @@ def test_gin_s_maps_are_one_op(hooked, norm, monkeypatch):
     assert len(calls) == (0 if hooked else 1)
 
 
+def test_gin_with_a_place_left_empty_raises_as_dgl_s():
+    nn = torch.nn
+    layer = dglnn.GINConv(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 4)))
+    layer.apply_func[1] = None
+    dgl_backend.enable()
+    try:
+        with pytest.raises(TypeError, match="not callable"):
+            layer(graph(loops=True), torch.randn(40, 6))
+    finally:
+        dgl_backend.disable()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"residual": False, "bias": False}, {"attn_drop": 0.5, "activation": torch.relu}]
 )

@@ -201,6 +201,8 @@ def _sage(layer, graph, structure_: Graph, feat):
 def _mapped(function, x: torch.Tensor) -> torch.Tensor:
     """function(x), of two linear maps with a ReLU, and perhaps a batch norm, between them one op."""
     modules = [*function] if type(function) is nn.Sequential and not is_watched(function) else []
+    if None in modules:
+        return function(x)
     if len(modules) > 2 and type(modules[1]) is nn.ReLU:
         modules.insert(1, None)
     if len(modules) < 4 or type(modules[2]) is not nn.ReLU or is_watched(modules[2]):

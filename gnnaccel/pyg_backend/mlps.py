@@ -50,6 +50,8 @@ def _parts(nn: Any) -> tuple[Any, Any, Any, Sequence[Any]] | None:
             norm = None
     else:
         modules = list(nn._modules.values())
+        if None in modules:
+            return None
         if len(modules) > 1 and type(modules[1]) is torch.nn.ReLU:
             modules.insert(1, None)
         if len(modules) < 4:
