@@ -21,6 +21,7 @@ BOUND = 2e-6  # of the largest value
 def on_any_cpu(monkeypatch):
     monkeypatch.setattr(module, "_PAYS", True)
 
+
 # rows, inner, width, outer: tiles and blocks of rows that are not full, widths of no whole vector
 SIZES = [(96, 16, 16, 16), (5, 2, 3, 1), (300, 64, 128, 64), (129, 9, 20, 13), (1500, 33, 65, 47), (97, 70, 300, 100)]
 
@@ -133,6 +134,39 @@ def test_second_derivatives_and_writes(norm):
         torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_map_that_alone_is_trained_may_be_written_into(norm):
+    """No gradient reads it, as with torch."""
+    torch.manual_seed(0)
+    parameters, x = parameters_of(8, 16, 4, True, norm), torch.randn(40, 8)
+    for t in parameters[:4]:
+        if t is not None:
+            t.requires_grad_(False)
+    want = torch.autograd.grad(called(x, parameters).square().sum(), parameters[4:])
+    out = called(x, parameters)
+    loss = out.square().sum()
+    with torch.no_grad():
+        parameters[4].fill_(float("nan"))
+    assert all(map(torch.equal, torch.autograd.grad(loss, parameters[4:]), want))
+
+
+@pytest.mark.parametrize("data", [torch.randn(16, 8).double(), torch.randn(16, 8).half(), torch.randn(2, 2)])
+@pytest.mark.parametrize("norm", [False, True])
+def test_data_of_another_kind_put_in_place_is_torch_s_error(norm, data):
+    parameters, x = parameters_of(8, 16, 4, True, norm), torch.randn(40, 8, requires_grad=True)
+    out = called(x, parameters)
+    parameters[0].data = data
+    with pytest.raises(RuntimeError, match=r"dtype|shape"):
+        out.sum().backward()
+
+
+def test_the_gradient_of_a_bias_that_a_norm_takes_away_is_no_number_where_torch_s_is_none():
+    parameters, x = parameters_of(8, 16, 4, True), torch.randn(40, 8)
+    x[3, 0] = float("inf")
+    grads = [torch.autograd.grad(f(x, parameters).sum(), parameters[1])[0] for f in (called, defined)]
+    assert torch.equal(grads[0].isnan(), grads[1].isnan()) and grads[0].isnan().any()
+
+
 def test_what_is_not_taken():
     weight, _, gamma, beta, last, _ = parameters_of(8, 16, 4, False)
     x = torch.randn(40, 8)
@@ -223,6 +257,39 @@ def test_layers(layer, name, monkeypatch):
     for one, other in pairs:  # that of a bias before a norm is what rounding leaves
         assert float((one - other).abs().max()) <= 1e-5 * most
     assert len(calls) == (2 if is_one else 0)
+
+
+def test_a_checkpoint_counts_as_torch_s():
+    """It ends its second run at the last saved tensor."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    from torch.utils.checkpoint import checkpoint
+
+    from gnnaccel import pyg_backend
+
+    plain, edge_index, counts = pyg.GINConv(sequence()), torch.randint(0, 60, (2, 500)), []
+    for layer in (plain, pyg_backend.accelerate(copy.deepcopy(plain))):
+        x = torch.randn(60, 6, requires_grad=True)
+        checkpoint(layer, x, edge_index, use_reentrant=False).sum().backward()
+        counts.append(int(layer.nn[1].num_batches_tracked))
+    assert counts == [2, 2]
+
+
+@pytest.mark.parametrize("change", ["eps", "a place left empty"])
+def test_changed_modules_raise_as_torch_s(change):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    from gnnaccel import pyg_backend
+
+    plain, edge_index, errors = pyg.GINConv(sequence()), torch.zeros(2, 3, dtype=torch.long), []
+    if change == "eps":
+        plain.nn[1].eps = 0.0
+    else:
+        plain.nn[1] = None
+    for layer in (plain, pyg_backend.accelerate(copy.deepcopy(plain))):
+        try:
+            errors.append(layer(torch.randn(4, 6), edge_index).shape)  # older torch takes an eps of 0
+        except (TypeError, ValueError) as error:
+            errors.append((type(error), str(error)))
+    assert errors[0] == errors[1]
 
 
 def test_errors_are_torch_s():

@@ -21,8 +21,8 @@ from gnnaccel.ops import _arrays, products
 from gnnaccel.ops.joined_sums import WRITTEN, versions
 
 # Columns on the CPU. Both passes take from 0.36 to 0.49 of torch's time with AVX-512 on an EPYC of Zen 5, and 0.60 to
-# 0.87 with AVX2: 32 to 600 columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and on
-# an Intel with AVX-512 up to 1.9 of it, of 300 rows.
+# 0.87 with AVX2: 32 to 600 columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and
+# on an Intel with AVX-512 up to 1.9 of it, of 300 rows.
 _MAX_WIDTH = 1024
 _PAYS = lib.isa() != "baseline" and lib.is_amd()
 
@@ -35,6 +35,7 @@ def normed_layers(
     last: tuple[Tensor, Tensor | None],
     eps: float,
     momentum: float,
+    tracked: Tensor | None = None,
 ) -> Tensor | None:
     """out = linear(relu(batch_norm(linear(x)))), the norm by the statistics of these rows.
 
@@ -49,6 +50,8 @@ def normed_layers(
         Moved towards the statistics by `momentum`.
     last : (weight [D, W], bias [D] or None)
     eps, momentum : float
+    tracked : Tensor, optional
+        Counts the calls.
 
     Returns
     -------
@@ -63,6 +66,8 @@ def normed_layers(
     if any(t.device != x.device for t in given) or not _fit(x.shape[1], *parameters, *(running or ())):
         return None
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if tracked is not None:
+        tracked.add_(1)  # before what a hook on saved tensors may end, as torch's norm does
     # The versions of running statistics stay, as with torch's batch norm, whose backward pass holds them.
     return _normed(partial(_composed, eps), keep, running, eps, momentum, x, *parameters)
 
@@ -79,7 +84,7 @@ def normed_by(
         return None
     if norm is None:
         return normed_layers(x, first, None, None, last, 0.0, 0.0)
-    if not norm.training or type(norm.momentum) is not float:
+    if not norm.training or type(norm.momentum) is not float or not norm.eps > 0:
         return None
     parameters, buffers = norm._parameters, norm._buffers
     gamma, beta, running, tracked = parameters.get("weight"), parameters.get("bias"), None, None
@@ -90,10 +95,7 @@ def normed_by(
         if mean is None or variance is None or tracked is None:
             return None  # somebody has taken them away
         running = mean, variance
-    out = normed_layers(x, first, (gamma, beta), running, last, norm.eps, norm.momentum)
-    if out is not None and tracked is not None:
-        tracked.add_(1)
-    return out
+    return normed_layers(x, first, (gamma, beta), running, last, norm.eps, norm.momentum, tracked)
 
 
 def _serves(x: Tensor, *others: Tensor) -> bool:
@@ -134,6 +136,18 @@ def _aligned(x: Tensor) -> Tensor:
     return x.clone() if x.data_ptr() % 16 else x
 
 
+def _as_saved(x, weight, last_weight, hidden, norm, grad) -> bool:
+    """False where a parameter's `.data` or what a hook gives back has another dtype, place or shape."""
+    for t in (x, weight, last_weight, hidden, norm):
+        if t is not None and (t.dtype is not torch.float32 or t.device != grad.device):
+            return False
+    (rows, outer), width = grad.shape, hidden.shape[-1]
+    if x.shape[:-1] != (rows,) or hidden.shape != (rows, width) or not (norm is None or norm.shape == (4, width)):
+        return False
+    shapes = ((weight, (width, x.shape[-1])), (last_weight, (outer, width)))
+    return all(t is None or t.shape == shape for t, shape in shapes)
+
+
 class _Normed(_operators.Function):
     @staticmethod
     def forward(ctx, again, keep, running, eps, momentum, x, *parameters):
@@ -148,19 +162,22 @@ class _Normed(_operators.Function):
             ctx.again = again
             # Parameters that no first derivative reads may be written into.
             ctx.parameters, ctx.versions = parameters, versions(parameters)
-            ctx.save_for_backward(x, weight if ctx.needs_input_grad[5] else None, last_weight, hidden, norm)
+            maps = weight if ctx.needs_input_grad[5] else None, last_weight if any(ctx.needs_input_grad[5:10]) else None
+            ctx.save_for_backward(x, *maps, hidden, norm)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         of_x, *of_parameters = ctx.needs_input_grad[5:]
         parameters = ctx.parameters
-        x, weight, last_weight, hidden, norm = ctx.saved_tensors
-        if torch.is_grad_enabled() or not _operators.usual(grad):
+        x, weight, last_weight, hidden, norm = saved = ctx.saved_tensors
+        if torch.is_grad_enabled() or not _operators.usual(grad) or not _as_saved(*saved, grad):
             if versions(parameters) != ctx.versions:
                 raise RuntimeError(WRITTEN)
             found = _arrays.gradients(ctx.again, (x, *parameters), (of_x, *of_parameters), grad)
             return *(None,) * 5, *found
+        if last_weight is None:  # gradients that nobody needs are made of it
+            last_weight = x.new_zeros(grad.shape[1], hidden.shape[1])
         # What hooks on saved tensors give back may lie otherwise.
         read = (x, weight, last_weight, hidden, norm, grad)
         x, weight, last_weight, hidden, norm, grad = (None if t is None else _aligned(t) for t in read)
@@ -177,8 +194,8 @@ class _Normed(_operators.Function):
         given = (x, weight, last_weight, hidden, norm, grad, *grads)
         sizes = (x.shape[0], x.shape[1], width, outer)
         lib.launch("normed_layers_backward", x.device, *map(lib.pointer, given), *sizes)
-        if normed:  # which takes a bias away
-            found = (*grads[:2], x.new_zeros(width) if of_bias else None, *grads[2:])
+        if normed:  # which takes a bias away, but for numbers that are none
+            found = (*grads[:2], grads[2] * 0 if of_bias else None, *grads[2:])
         else:
             found = (*grads[:2], grads[3], None, None, *grads[4:])
         return *(None,) * 5, *(g if w else None for g, w in zip(found, (of_x, *of_parameters), strict=True))
