@@ -78,6 +78,18 @@ def test_gin_s_maps_are_one_op(hooked, norm, monkeypatch):
     assert len(calls) == (0 if hooked else 1)
 
 
+@pytest.mark.parametrize("kind", ["Sequential", "Linear", "BatchNorm1d", "ReLU"])
+def test_gin_calls_classes_whose_forward_was_replaced(kind, monkeypatch):
+    nn = torch.nn
+    layer = dglnn.GINConv(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 4)))
+    dgl_backend.enable()
+    cls, calls = getattr(nn, kind), []
+    forward = cls.forward
+    monkeypatch.setattr(cls, "forward", lambda self, x: calls.append(1) or forward(self, x))
+    layer(graph(loops=True), torch.randn(40, 6))
+    assert calls
+
+
 def test_gin_with_a_place_left_empty_raises_as_dgl_s():
     nn = torch.nn
     layer = dglnn.GINConv(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 4)))

@@ -6,6 +6,7 @@ GraphConv: norms, sum, bias and ReLU in one pass. SAGEConv and GINConv: their su
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -142,9 +143,20 @@ def _in_one_frame(graph, feat) -> bool:
     return isinstance(feat, tuple) and not graph.is_block and len(graph.ntypes) == 1
 
 
+_FORWARDS: dict[type, Callable] = {cls: cls.forward for cls in (nn.Sequential, nn.Linear, nn.BatchNorm1d, nn.ReLU)}
+
+
+def _is_unchanged(module) -> bool:
+    """True for a module of these classes that nobody watches, compiles or has changed."""
+    forward = _FORWARDS.get(type(module))
+    if forward is None or type(module).forward is not forward or is_watched(module):
+        return False
+    return not vars(module).get("_compiled_call_impl")
+
+
 def _map_of(layer) -> tuple | None:
-    """Weight and bias of a linear map that nobody watches or has changed."""
-    if type(layer) is not nn.Linear or is_watched(layer) or type(layer.weight) is not nn.Parameter:
+    """Weight and bias of a linear map that nobody watches, compiles or has changed."""
+    if type(layer) is not nn.Linear or not _is_unchanged(layer) or type(layer.weight) is not nn.Parameter:
         return None
     return layer.weight, layer.bias
 
@@ -200,16 +212,16 @@ def _sage(layer, graph, structure_: Graph, feat):
 
 def _mapped(function, x: torch.Tensor) -> torch.Tensor:
     """function(x), of two linear maps with a ReLU, and perhaps a batch norm, between them one op."""
-    modules = [*function] if type(function) is nn.Sequential and not is_watched(function) else []
+    modules = [*function] if type(function) is nn.Sequential and _is_unchanged(function) else []
     if None in modules:
         return function(x)
     if len(modules) > 2 and type(modules[1]) is nn.ReLU:
         modules.insert(1, None)
-    if len(modules) < 4 or type(modules[2]) is not nn.ReLU or is_watched(modules[2]):
+    if len(modules) < 4 or type(modules[2]) is not nn.ReLU or not _is_unchanged(modules[2]):
         return function(x)
     first, norm, _, last, *others = modules
     maps, last_maps, out = _map_of(first), _map_of(last), None
-    alike = norm is None or (type(norm) is nn.BatchNorm1d and not is_watched(norm))
+    alike = norm is None or (type(norm) is nn.BatchNorm1d and _is_unchanged(norm))
     if alike and maps is not None and last_maps is not None:
         out = normed_by(x, maps, norm, last_maps)
     if out is None:
