@@ -274,20 +274,22 @@ def test_a_checkpoint_counts_as_torch_s():
     assert counts == [2, 2]
 
 
-@pytest.mark.parametrize("change", ["eps", "a place left empty"])
+@pytest.mark.parametrize("change", ["eps", "no eps", "statistics", "a place left empty"])
 def test_changed_modules_raise_as_torch_s(change):
     pyg = pytest.importorskip("torch_geometric.nn")
     from gnnaccel import pyg_backend
 
     plain, edge_index, errors = pyg.GINConv(sequence()), torch.zeros(2, 3, dtype=torch.long), []
-    if change == "eps":
-        plain.nn[1].eps = 0.0
+    if change.endswith("eps"):
+        plain.nn[1].eps = 0.0 if change == "eps" else None
+    elif change == "statistics":
+        plain.nn[1].running_mean.requires_grad_()
     else:
         plain.nn[1] = None
     for layer in (plain, pyg_backend.accelerate(copy.deepcopy(plain))):
         try:
             errors.append(layer(torch.randn(4, 6), edge_index).shape)  # older torch takes an eps of 0
-        except (TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             errors.append((type(error), str(error)))
     assert errors[0] == errors[1]
 

@@ -66,6 +66,8 @@ def normed_layers(
     if any(t.device != x.device for t in given) or not _fit(x.shape[1], *parameters, *(running or ())):
         return None
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if keep and running is not None and (running[0].requires_grad or running[1].requires_grad):
+        return None  # which torch refuses
     if tracked is not None:
         tracked.add_(1)  # before what a hook on saved tensors may end, as torch's norm does
     # The versions of running statistics stay, as with torch's batch norm, whose backward pass holds them.
@@ -84,7 +86,7 @@ def normed_by(
         return None
     if norm is None:
         return normed_layers(x, first, None, None, last, 0.0, 0.0)
-    if not norm.training or type(norm.momentum) is not float or not norm.eps > 0:
+    if not norm.training or type(norm.momentum) is not float or type(norm.eps) is not float or not norm.eps > 0:
         return None
     parameters, buffers = norm._parameters, norm._buffers
     gamma, beta, running, tracked = parameters.get("weight"), parameters.get("bias"), None, None
