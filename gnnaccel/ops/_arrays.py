@@ -61,7 +61,8 @@ class Matrix:
         plan = 0 if order is None else order.code
         made = cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols, graph.indices.shape[0], order, plan)
         if not torch.compiler.is_compiling():  # which would watch what it is asked for from then on
-            made._csr, _ = getattr(graph.slots, _CSR, _NO_CSR)
+            found, told = getattr(graph.slots, _CSR, _NO_CSR)
+            made._csr = found if told == graph.longest_known else None
             if order is None and graph.indptr.is_cuda:
                 made.plan = worklist.code_of_longest(graph.longest_known)
         return made
