@@ -16,7 +16,7 @@ from gnnaccel.dgl_backend.ops import unsupported
 from gnnaccel.dgl_backend.short import autocasting, copied, is_plain
 from gnnaccel.dgl_backend.structure import degrees_and_one, known_structure, norm, structure
 from gnnaccel.graph.csr import Graph
-from gnnaccel.modules import is_watched
+from gnnaccel.modules import is_as_made, is_watched
 from gnnaccel.ops import linear_sums
 from gnnaccel.ops.normed_layers import normed_by
 
@@ -148,10 +148,7 @@ _FORWARDS: dict[type, Callable] = {cls: cls.forward for cls in (nn.Sequential, n
 
 def _is_unchanged(module) -> bool:
     """True for a module of these classes that nobody watches, compiles or has changed."""
-    forward = _FORWARDS.get(type(module))
-    if forward is None or type(module).forward is not forward or is_watched(module):
-        return False
-    return not vars(module).get("_compiled_call_impl")
+    return is_as_made(module, _FORWARDS) and not is_watched(module)
 
 
 def _map_of(layer) -> tuple | None:

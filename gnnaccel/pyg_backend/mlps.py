@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv.gen_conv import MLP
 
+from gnnaccel.modules import is_as_made
 from gnnaccel.ops.normed_layers import normed_by
 from gnnaccel.pyg_backend import short
 
@@ -69,7 +70,4 @@ def _parts(nn: Any) -> tuple[Any, Any, Any, Sequence[Any]] | None:
 
 def _is_plain(module: Any) -> bool:
     """True for a module of these classes that nobody watches, compiles or has changed."""
-    forward = _FORWARDS.get(type(module))
-    if forward is None or type(module).forward is not forward or short.hooked(module):
-        return False
-    return not module.__dict__.get("_compiled_call_impl")
+    return is_as_made(module, _FORWARDS) and not short.hooked(module)
