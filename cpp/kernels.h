@@ -116,11 +116,11 @@ void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vect
 
 // out[v, r, h] = <x[r], vectors[v]> in head h.
 //   x [num_rows, width], vectors [num_vectors, width], out [num_vectors, num_rows, num_heads]; width = num_heads *
-//   features per head. f32 and f64. On CUDA also bf16 and f16, with out in f32, and one or two vectors.
+//   features per head. f32 and f64. On CUDA also bf16 and f16, with vectors and out in f32, and one or two vectors.
 void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
                int64_t width, DType dtype, int threads);
 
-// Gradients of head_dots; grad_out is shaped like out.
+// Gradients of head_dots; grad_out is like out, grad_vectors like vectors.
 void head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x, void* grad_vectors,
                         int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
                         int threads);

@@ -21,13 +21,13 @@ struct Config {
 
 template <typename T>
 struct Params {
-  const T* x;          // [rows, width]
-  const T* vectors;    // [V, width]
-  const Acc<T>* grad;  // [V, rows, heads]
-  Acc<T>* out;         // [V, rows, heads]
-  T* grad_x;           // [rows, width]
-  T* grad_vectors;     // [V, width]
-  Acc<T>* shares;      // [blocks, V, width]
+  const T* x;             // [rows, width]
+  const Acc<T>* vectors;  // [V, width]
+  const Acc<T>* grad;     // [V, rows, heads]
+  Acc<T>* out;            // [V, rows, heads]
+  T* grad_x;              // [rows, width]
+  Acc<T>* grad_vectors;   // [V, width]
+  Acc<T>* shares;         // [blocks, V, width]
   int64_t num_rows;
   int64_t rows_of_block;
   int heads;
@@ -36,6 +36,19 @@ struct Params {
   int columns;  // threads of a block side by side, backward
 };
 
+// N values, by loads of 16 bytes at most.
+template <typename A, int N>
+__device__ __forceinline__ void load_all(const A* from, A (&to)[N]) {
+  constexpr int few = N * sizeof(A) > 16 ? 16 / static_cast<int>(sizeof(A)) : N;
+#pragma unroll
+  for (int i = 0; i < N; i += few) {
+    Pack<A, few> pack;
+    load(from + i, pack);
+#pragma unroll
+    for (int j = 0; j < few; ++j) to[i + j] = pack.values[j];
+  }
+}
+
 template <typename T, int N, int V>
 __global__ void __launch_bounds__(Config::threads) forward_kernel(const Params<T> p, int lanes) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * (Config::threads / lanes) + threadIdx.x / lanes;
@@ -43,13 +56,14 @@ __global__ void __launch_bounds__(Config::threads) forward_kernel(const Params<T
   const int head = static_cast<int>(i % p.heads) * p.per_head;
   Acc<T> sum[V] = {};
   for (int d = threadIdx.x % lanes * N; i < count && d < p.per_head; d += lanes * N) {
-    Pack<T, N> x, vector;
+    Pack<T, N> x;
+    Acc<T> vector[N];
     load(p.x + i * p.per_head + d, x);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      load(p.vectors + v * p.width + head + d, vector);
+      load_all(p.vectors + v * p.width + head + d, vector);
 #pragma unroll
-      for (int n = 0; n < N; ++n) sum[v] += widen(x.values[n]) * widen(vector.values[n]);
+      for (int n = 0; n < N; ++n) sum[v] += widen(x.values[n]) * vector[n];
     }
   }
   for (int step = lanes / 2; step; step /= 2) {
@@ -72,13 +86,9 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
   A vector[V][N], share[V][N];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    Pack<T, N> from;
-    load(p.vectors + v * p.width + (active ? d : 0), from);
+    load_all(p.vectors + v * p.width + (active ? d : 0), vector[v]);
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      vector[v][n] = widen(from.values[n]);
-      share[v][n] = 0;
-    }
+    for (int n = 0; n < N; ++n) share[v][n] = 0;
   }
   const int64_t begin = blockIdx.x * p.rows_of_block;
   const int64_t end = begin + p.rows_of_block < p.num_rows ? begin + p.rows_of_block : p.num_rows;
@@ -130,7 +140,7 @@ __global__ void __launch_bounds__(Config::sum_warps * 32) sum_kernel(const Param
   __syncthreads();
   if (warp || i >= count) return;
   for (int other = 1; other < warps; ++other) sum += shared[other][lane];
-  p.grad_vectors[i] = narrow<T>(static_cast<Acc<T>>(sum));
+  p.grad_vectors[i] = static_cast<Acc<T>>(sum);
 }
 
 int64_t blocks_of(int64_t num_rows) {
@@ -142,7 +152,7 @@ template <typename T>
 Params<T> params_of(const void* x, const void* vectors, int64_t num_rows, int64_t num_heads, int64_t width) {
   Params<T> p{};
   p.x = static_cast<const T*>(x);
-  p.vectors = static_cast<const T*>(vectors);
+  p.vectors = static_cast<const Acc<T>*>(vectors);
   p.num_rows = num_rows;
   p.heads = static_cast<int>(num_heads);
   p.per_head = static_cast<int>(width / num_heads);
@@ -194,7 +204,7 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
     Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
     p.grad = static_cast<const Acc<T>*>(grad_out);
     p.grad_x = static_cast<T*>(grad_x);
-    p.grad_vectors = static_cast<T*>(grad_vectors);
+    p.grad_vectors = static_cast<Acc<T>*>(grad_vectors);
     p.shares = static_cast<Acc<T>*>(scratch);
     const int64_t blocks = blocks_of(num_rows);
     p.rows_of_block = ceil_div(num_rows, blocks);

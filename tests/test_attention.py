@@ -145,6 +145,16 @@ def test_head_dots_match_reference(rows, vectors, heads, feats, dtype, tolerance
         torch.testing.assert_close(a.double() / size, b / size, rtol=0, atol=tolerance)
 
 
+def test_head_dots_of_vectors_that_are_wider():
+    x, a = torch.randn(9, 2, 8).bfloat16().requires_grad_(), torch.randn(2, 2, 8, requires_grad=True)
+    out = ops.head_dots(x, a)
+    grads = torch.autograd.grad(out.sum(), (x, a))
+    assert (out.dtype, *(g.dtype for g in grads)) == (torch.float32, torch.bfloat16, torch.float32)
+    torch.testing.assert_close(out.double(), reference.head_dots(x.double(), a.double()), rtol=1e-6, atol=1e-6)
+    with pytest.raises(TypeError, match="head_dots: vectors"):
+        ops.head_dots(x, a.half())
+
+
 def test_head_dots_registration_and_bad_arguments():
     x, a = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((6, 2, 3), (2, 2, 3)))
     torch.library.opcheck(torch.ops.gnnaccel.head_dots, (x, a))

@@ -349,6 +349,18 @@ def test_head_dots(rows, vectors, heads, feats, dtype):
     x, a = rand(rows, heads, feats, dtype=dtype), rand(vectors, heads, feats, dtype=dtype)
     check(ops.head_dots, reference.head_dots, x, a)
     check(ops.head_dots, reference.head_dots, x[:, :, :-1], a[:, :, 1:])  # of other strides, unaligned
+    if x.element_size() == 2:  # vectors as a layer has them under autocast, and their gradient, are not rounded
+        a = rand(vectors, heads, feats)
+        leaves = [t.detach().requires_grad_() for t in (x, a)]
+        exact = [t.detach().double().requires_grad_() for t in (x, a)]
+        got, want = ops.head_dots(*leaves), reference.head_dots(*exact)
+        upstream = torch.randn_like(got)
+        grads = torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, exact, upstream.double())
+        assert got.dtype == grads[0][1].dtype == torch.float32 and grads[0][0].dtype == dtype
+        for ours, exactly, of in zip(
+            (got, *grads[0]), (want, *grads[1]), (torch.float32, dtype, torch.float32), strict=True
+        ):
+            assert_close(ours, exactly, of)
 
 
 def test_gradcheck():

@@ -31,7 +31,7 @@ class Core(NamedTuple):
     ----------
     forward : callable
         forward(arrays, ends, vectors, how, keep) -> out [N, H, F], and what the backward pass reads beside it.
-        vectors: [V, H, F], of the dtype of the features.
+        vectors: [V, H, F], of the dtype of the features, or of float32 beside 16-bit ones.
     gradients : callable
         gradients(arrays, ends, vectors, how, kept, grad, needed) -> list of those of ends, and that of vectors;
         needed: of each of the ends, and of the vectors.
@@ -145,7 +145,7 @@ class _Attended(_operators.Function):
     @staticmethod
     def forward(ctx, core, arrays, composed, edge_scale, slope, keep, count, *inputs):
         ends = inputs[:count]
-        vectors = torch.cat(inputs[count:]).to(ends[0].dtype) if len(inputs) > count else None
+        vectors = torch.cat(inputs[count:]) if len(inputs) > count else None
         out, kept = core.forward(arrays, ends, vectors, How(slope, edge_scale), keep)
         if keep:
             ctx.core, ctx.arrays, ctx.composed, ctx.slope = core, arrays, composed, slope

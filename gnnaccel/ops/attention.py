@@ -86,16 +86,8 @@ def attention(
     >>> gnnaccel.ops.attention(g, x, torch.zeros(2, 1), torch.zeros(2, 1))[0]
     tensor([[3.]])
     """
-    _check.graph("attention", graph)
-    _check.feature("attention", "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
-    if x.dim() != 3:
-        raise ValueError(f"attention: x: expected shape [num_cols, heads, features], got {tuple(x.shape)}")
-    heads = x.shape[1]
-    rows = {"score_src": (score_src, graph.num_cols), "score_dst": (score_dst, graph.num_rows)}
-    for name, (value, count) in rows.items():
-        _check.feature("attention", name, value, count, "rows", graph.device)
-        _check.features_of("attention", name, value, (heads,))
-    factor = edge_factor("attention", graph, heads, edge_scale, dropout, seed)
+    check_scores(graph, x, score_src, score_dst)
+    factor = edge_factor("attention", graph, x.shape[1], edge_scale, dropout, seed)
     wide = x.dtype  # of the result: under autocast the widest
     for name, other in {"score_src": score_src, "score_dst": score_dst, "edge_scale": edge_scale}.items():
         if other is not None:
@@ -103,14 +95,33 @@ def attention(
     if not (x.is_cuda and x.dtype in _NARROW):
         x = x.to(wide)
     factor = factor.to(x.dtype)
+    return of_scores(graph, x, score_src.to(wide), score_dst.to(wide), factor, negative_slope).to(wide)
+
+
+def check_scores(graph: Graph, x: Tensor, score_src: Tensor, score_dst: Tensor) -> None:
+    """The errors of `attention` about shapes and devices."""
+    _check.graph("attention", graph)
+    _check.feature("attention", "x", x, graph.num_cols, "graph.num_cols, one per source", graph.device)
+    if x.dim() != 3:
+        raise ValueError(f"attention: x: expected shape [num_cols, heads, features], got {tuple(x.shape)}")
+    rows = {"score_src": (score_src, graph.num_cols), "score_dst": (score_dst, graph.num_rows)}
+    for name, (value, count) in rows.items():
+        _check.feature("attention", name, value, count, "rows", graph.device)
+        _check.features_of("attention", name, value, (x.shape[1],))
+
+
+def of_scores(
+    graph: Graph, x: Tensor, score_src: Tensor, score_dst: Tensor, factor: EdgeFactor, negative_slope: float
+) -> Tensor:
+    """`attention`, of the dtype of x: the scores may be of float32 beside 16-bit features."""
     keep = needs_grad(x, score_src, score_dst)
     arrays = arrays_of(graph, keep, x)
     if x.dtype not in FUSED_DTYPES["cuda" if x.is_cuda else "cpu"] or shorter_by_parts(
         graph, x.shape[2] * x.element_size()
     ):
-        return _composed(arrays, x, score_src.to(wide), score_dst.to(wide), factor, negative_slope).to(wide)
+        return _composed(arrays, x, score_src, score_dst, factor, negative_slope)
     scores = (score.to(score_dtype(x)) for score in (score_src, score_dst))
-    return attention_op(arrays, x, *scores, *factor, negative_slope, keep)[0].to(wide)
+    return attention_op(arrays, x, *scores, *factor, negative_slope, keep)[0]
 
 
 def score_dtype(x: Tensor) -> torch.dtype:

@@ -18,16 +18,18 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
     ----------
     x : Tensor [N, H, F]
         float32, float64, bfloat16; float16 on CUDA.
-    vectors : Tensor [V, H, F], same dtype and device
+    vectors : Tensor [V, H, F], same device
+        Of the same dtype, or of float32 beside a 16-bit x.
 
     Returns
     -------
     Tensor [V, N, H]
+        Of the dtype of the vectors.
 
     Raises
     ------
     TypeError
-        For different dtypes. ValueError: for other shapes or devices.
+        For other dtypes. ValueError: for other shapes or devices.
 
     Notes
     -----
@@ -48,7 +50,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         )
     if x.layout != torch.strided or vectors.layout != torch.strided:
         raise TypeError(f"head_dots: expected dense tensors, got layouts {x.layout} and {vectors.layout}")
-    if x.dtype != vectors.dtype:
+    if vectors.dtype not in (x.dtype, _accumulators(x)):
         raise TypeError(f"head_dots: vectors: expected x's dtype {x.dtype}, got {vectors.dtype}")
     if x.device != vectors.device:
         raise ValueError(f"head_dots: vectors: expected x's device {x.device}, got {vectors.device}")
@@ -56,11 +58,15 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         served = lib.has_cuda_kernels() and x.dtype in lib.DTYPES and len(vectors) <= _MAX_CUDA_VECTORS
     else:
         served = x.is_cpu and x.dtype in (torch.float32, torch.float64)
-    return head_dots_op(x, vectors).to(x.dtype) if served else _composed(x, vectors)
+    return head_dots_op(x, vectors).to(vectors.dtype) if served else _composed(x, vectors)
 
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
     return (x * vectors.unsqueeze(1)).sum(-1)
+
+
+def _accumulators(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _sizes(x: Tensor, vectors: Tensor) -> tuple[int, ...]:
@@ -71,23 +77,23 @@ def _head_dots_impl(x, vectors):
     out = _head_dots_fake(x, vectors)
     if out.numel() == 0 or x.shape[2] == 0:
         return out.zero_()
-    x, vectors = x.contiguous(), vectors.contiguous()
+    x, vectors = x.contiguous(), vectors.to(out.dtype).contiguous()
     lib.launch("head_dots", x.device, *(lib.pointer(t) for t in (x, vectors, out)), *_sizes(x, vectors))
     return out
 
 
 def _head_dots_backward_impl(x, vectors, grad):
-    x, vectors, grad = x.contiguous(), vectors.contiguous(), grad.contiguous()
-    grads = torch.empty_like(x), torch.empty_like(vectors)
     if grad.numel() == 0 or x.shape[2] == 0:
-        return tuple(t.zero_() for t in grads)
-    pointers = (lib.pointer(t) for t in (x, vectors, grad, *grads))
+        return tuple(t.zero_() for t in _head_dots_backward_fake(x, vectors, grad))
+    x, wide, grad = x.contiguous(), vectors.to(_accumulators(x)).contiguous(), grad.contiguous()
+    grad_x, grad_vectors = torch.empty_like(x), torch.empty_like(wide)
+    pointers = (lib.pointer(t) for t in (x, wide, grad, grad_x, grad_vectors))
     lib.launch("head_dots_backward", x.device, *pointers, *_sizes(x, vectors))
-    return grads
+    return grad_x, grad_vectors.to(vectors.dtype)
 
 
 def _head_dots_fake(x, vectors):
-    return x.new_empty(vectors.shape[0], *x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.new_empty(vectors.shape[0], *x.shape[:2], dtype=_accumulators(x))
 
 
 def _head_dots_backward_fake(x, vectors, grad):
@@ -104,7 +110,7 @@ def _backward(ctx, grad):
         return head_dots_backward_op(x, vectors, grad)
     # A second derivative is wanted: the same in ops that have one.
     wide = grad.unsqueeze(-1)
-    return (wide * vectors.unsqueeze(1)).sum(0).to(x.dtype), (wide * x).sum(1).to(x.dtype)
+    return (wide * vectors.unsqueeze(1)).sum(0).to(x.dtype), (wide * x).sum(1).to(vectors.dtype)
 
 
 head_dots_backward_op = _operators.register(

@@ -17,11 +17,14 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _layers_short, messages
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import DOT, attended, kept_vectors, second, vectors_of
-from gnnaccel.ops._edge_factor import FUSED_DTYPES
+from gnnaccel.ops._edge_factor import FUSED_DTYPES, edge_factor
 from gnnaccel.ops.attention import (
     attention,
     attention_backward_op,
     attention_op,
+    check_scores,
+    of_scores,
+    score_dtype,
     shorter_by_parts,
 )
 from gnnaccel.ops.dot_attention import (
@@ -113,9 +116,12 @@ def mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
 
 
 def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale, narrow=False) -> Tensor:
-    vectors = torch.cat((att_src, att_dst))
-    scores = head_dots(x, vectors.to(x.dtype) if narrow else vectors).unbind()
-    return attention(graph, x, *scores, negative_slope=negative_slope, edge_scale=edge_scale)
+    src, dst = head_dots(x, torch.cat((att_src, att_dst))).unbind()
+    if not narrow:
+        return attention(graph, x, src, dst, negative_slope=negative_slope, edge_scale=edge_scale)
+    check_scores(graph, x, src, dst)
+    factor = edge_factor("attention", graph, x.shape[1], edge_scale, 0.0, None)
+    return of_scores(graph, x, src, dst, factor, negative_slope)
 
 
 def gatv2(
@@ -321,7 +327,7 @@ class _Gat(_operators.Function):
 
     @staticmethod
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
-        vectors = torch.cat((att_src, att_dst)).to(x.dtype)
+        vectors = torch.cat((att_src, att_dst)).to(score_dtype(x))
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if _layers_short.as_they_lie(x, edge_scale):
             scores, out, *kept = _layers_short.gat(arrays, x, vectors, edge_scale, slope, keep)
@@ -365,8 +371,8 @@ class _Gatv2(_operators.Function):
             return out
         scores = scores_op.impl(arrays, x, y, vectors, slope)
         if ctx.parts:
-            kept = [edge_softmax_op.impl(arrays, scores)]
-            weight = _times(kept[0], edge_scale)
+            kept = [edge_softmax_op.impl(arrays, scores.to(score_dtype(x)))]
+            weight = _times(kept[0], edge_scale).to(x.dtype)
             out = spmm_op.impl(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
             out, stats = dot_attention_op.impl(arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
@@ -390,8 +396,8 @@ class _Gatv2(_operators.Function):
         if ctx.parts:
             (weight,) = kept
             grad_weight = _times(sddmm_op.impl(arrays, x, grad, "dot", "u", "v").squeeze(-1), edge_scale)
-            grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight)
-            whole = _times(weight, edge_scale).unsqueeze(-1)
+            grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype)).to(x.dtype)
+            whole = _times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
             grad_x = spmm_op.impl(arrays.transposed(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
             given = (None, None, x, kept[0], edge_scale, None, 0.0, *kept[1:], grad, 1.0, False, True, True)
