@@ -110,7 +110,7 @@ void gatv2_scores(const Csr& graph, const void* x, const void* y, const void* ve
 // Their gradients, for weights [nnz, num_heads], the gradient of the scores; with l = x[c] + y[r], k = leaky_relu'(l):
 //   sums[r] = vectors * sum over the row of weights * k: that of y, and over the transposed graph with x and y changed
 //   over that of x; products[r] = sum over the row of weights * k * l: adds up over the rows to that of vectors. Both
-//   [num_rows, width]; products in f32 for 16-bit features, or null.
+//   [num_rows, width]; products, or null, and weights in f32 for 16-bit features.
 void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vectors, const void* weights, void* sums,
                 void* products, double slope, int64_t num_heads, int64_t width, DType dtype, int threads);
 

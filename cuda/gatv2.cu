@@ -24,7 +24,7 @@ struct Params {
   const T* x;
   const T* y;
   const T* vectors;
-  const T* weights;
+  const Acc<T>* weights;
   T* out;
   T* sums;
   Acc<T>* products;
@@ -291,7 +291,7 @@ cudaError_t gatv2_sums(Workspace& workspace, const Csr& graph, const WorkList& w
     using T = decltype(value);
     using I = decltype(index);
     Params<T, I> p = params_of<T, I>(graph, work, x, y, vectors, slope, num_heads, width);
-    p.weights = static_cast<const T*>(weights);
+    p.weights = static_cast<const Acc<T>*>(weights);
     p.sums = static_cast<T*>(sums);
     p.products = static_cast<Acc<T>*>(products);
     p.parts = static_cast<Acc<T>*>(scratch);

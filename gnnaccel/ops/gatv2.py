@@ -112,7 +112,7 @@ def _sums_impl(arrays, x, y, vectors, weights, slope, products):
     if y.numel() == 0:
         return tuple(t.zero_() for t in _sums_fake(arrays, x, y, products))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
-    weights = weights.contiguous()
+    weights = weights.to(_accumulators(y)).contiguous()
     if _moves(arrays, x, weights) and (ordered := try_empty_like(weights)):
         weights, arrays = gather_edge_values(weights, arrays.edge_ids, *ordered), arrays.by_nonzero()
     outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
@@ -138,7 +138,8 @@ def _check_ends(graph, x, y, vectors, *_rest, op="gatv2_scores"):
 
 def _check_weights(graph, x, y, vectors, weights, *_rest, op="gatv2_sums"):
     _check_ends(graph, x, y, vectors, op=op)
-    _check.exactly(op, "weights", weights, (graph.nnz, x.shape[1]), x.dtype, graph.device)
+    dtype = x.dtype if weights.dtype is x.dtype else _accumulators(x)
+    _check.exactly(op, "weights", weights, (graph.nnz, x.shape[1]), dtype, graph.device)
 
 
 # The gradients that gatv2_sums of kernels.h describes: of y, and for the vectors a term per row, or nothing.

@@ -396,7 +396,7 @@ class _Gatv2(_operators.Function):
         if ctx.parts:
             (weight,) = kept
             grad_weight = _times(sddmm_op.impl(arrays, x, grad, "dot", "u", "v").squeeze(-1), edge_scale)
-            grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype)).to(x.dtype)
+            grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype))
             whole = _times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
             grad_x = spmm_op.impl(arrays.transposed(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
