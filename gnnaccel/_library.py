@@ -35,6 +35,11 @@ EDGE_OPS = {"copy_lhs": 0, "copy_rhs": 1, "add": 2, "sub": 3, "mul": 4, "div": 5
 TARGETS = {"u": 0, "v": 1, "e": 2}
 
 
+def accumulator(x: Tensor) -> torch.dtype:
+    """The dtype in which kernels add up values of x: float32 for 16-bit ones."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def has_cuda_kernels() -> bool:
     """True if the binary was built with its CUDA half."""
     return bool(_C.HAS_CUDA)

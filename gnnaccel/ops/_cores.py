@@ -165,7 +165,7 @@ class _Attended(_operators.Function):
         needs, how = (*needed[:count], True in needed[count:]), How(ctx.slope, edge_scale)
         given = (ctx.arrays, inputs[:count], vectors, how, kept, grad.contiguous(), needs)
         grads, grad_vectors = ctx.core.gradients(*given)
-        return *nothing, *grads, *(() if vectors is None else grad_vectors.to(inputs[count].dtype).split(1))
+        return *nothing, *grads, *(() if vectors is None else grad_vectors.split(1))
 
 
 def kept_vectors(ctx: Any, features: Sequence[bool], *vectors: Tensor) -> tuple[Tensor | None, ...]:

@@ -120,14 +120,8 @@ def of_scores(
         graph, x.shape[2] * x.element_size()
     ):
         return _composed(arrays, x, score_src, score_dst, factor, negative_slope)
-    scores = (score.to(score_dtype(x)) for score in (score_src, score_dst))
+    scores = (score.to(lib.accumulator(x)) for score in (score_src, score_dst))
     return attention_op(arrays, x, *scores, *factor, negative_slope, keep)[0]
-
-
-def score_dtype(x: Tensor) -> torch.dtype:
-    """Of scores of nodes beside features `x`: those of 16-bit ones are kept in float32, which the softmax makes much
-    of."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def shorter_by_parts(graph: Graph, head_bytes: int) -> bool:
@@ -155,7 +149,7 @@ def _inputs(x, score_src, score_dst) -> list[Tensor]:
 
 def _outputs(num_rows, x, keep) -> list[Tensor]:
     """out, lse, out_pos, p_pos of the shapes that the op returns; the last two empty if they are not kept."""
-    kept, dtype = num_rows if keep else 0, score_dtype(x)
+    kept, dtype = num_rows if keep else 0, lib.accumulator(x)
     per_head = [x.new_empty(n, x.shape[1], dtype=dtype) for n in (num_rows, kept)]
     return [x.new_empty(num_rows, *x.shape[1:]), per_head[0], x.new_empty(kept, *x.shape[1:]), per_head[1]]
 
@@ -226,7 +220,7 @@ def _backward(ctx, grad_out, *_):
 def _check_inputs(graph, x, score_src, score_dst, edge_scale, seed, *_rest):
     op = "attention"
     heads, _ = _check.heads_of(op, "x", x, graph.num_cols, graph.device, FUSED_DTYPES[graph.device.type])
-    dtype = score_dtype(x)
+    dtype = lib.accumulator(x)
     _check.exactly(op, "score_src", score_src, (graph.num_cols, heads), dtype, graph.device)
     _check.exactly(op, "score_dst", score_dst, (graph.num_rows, heads), dtype, graph.device)
     _edge_factor.check_factor(op, graph, x, edge_scale, seed)
@@ -236,7 +230,7 @@ def _check_saved(transposed, x, score_src, score_dst, edge_scale, seed, _dropout
     out, lse, out_pos, p_pos, grad_out, _slope = saved
     op, device, rows = "attention_backward", transposed.device, transposed.num_cols
     heads, feats = _check.heads_of(op, "x", x, transposed.num_rows, device, FUSED_DTYPES[device.type])
-    dtype = score_dtype(x)
+    dtype = lib.accumulator(x)
     _check.exactly(op, "score_src", score_src, (transposed.num_rows, heads), dtype, device)
     for name, value in {"score_dst": score_dst, "lse": lse, "p_pos": p_pos}.items():
         _check.exactly(op, name, value, (rows, heads), dtype, device)
@@ -254,7 +248,7 @@ attention_backward_op = _operators.register(
     check=_check_saved,
     structure=Structure,
 )
-# Scores are of `score_dtype`. out, and what the backward reads beside it: lse [num_rows, H], and where they are kept
+# Scores are of `accumulator(x)`. out, and what the backward reads beside it: lse [num_rows, H], and where they are kept
 # out_pos (as out) and p_pos (as lse), the parts of out and of the sum of probabilities that come from edges with a
 # positive score.
 attention_op = _operators.register(

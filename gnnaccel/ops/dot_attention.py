@@ -16,7 +16,7 @@ from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import FUSED_DTYPES, EdgeFactor, edge_factor
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, try_empty_like
 from gnnaccel.ops._features import aligned_heads, unpadded
-from gnnaccel.ops.attention import score_dtype, shorter_by_parts, weighted_sum
+from gnnaccel.ops.attention import shorter_by_parts, weighted_sum
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
@@ -171,7 +171,7 @@ def _launch(arrays: Structure, scale: float, *, value: Tensor, factor: EdgeFacto
 
 
 def _scalars(x: Tensor, *shape: int) -> Tensor:
-    return x.new_empty(shape, dtype=score_dtype(x))
+    return x.new_empty(shape, dtype=lib.accumulator(x))
 
 
 def _contiguous(query, key, value, edge_bias, *factor) -> tuple[dict[str, Tensor | None], EdgeFactor]:
@@ -298,7 +298,7 @@ def _check_saved(graph, query, key, value, edge_bias, edge_scale, seed, dropout,
     shape = (graph.num_rows, *value.shape[1:])
     _check.exactly(op, "out", out, shape, value.dtype, graph.device)
     _check.exactly(op, "grad_out", grad_out, shape, value.dtype, graph.device)
-    _check.exactly(op, "stats", stats, (*shape[:2], 2), score_dtype(value), graph.device)
+    _check.exactly(op, "stats", stats, (*shape[:2], 2), lib.accumulator(value), graph.device)
 
 
 dot_attention_backward_op = _operators.register(

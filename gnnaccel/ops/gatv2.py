@@ -112,22 +112,18 @@ def _sums_impl(arrays, x, y, vectors, weights, slope, products):
     if y.numel() == 0:
         return tuple(t.zero_() for t in _sums_fake(arrays, x, y, products))
     x, y, vectors = (aligned_heads(t) for t in (x, y, vectors))
-    weights = weights.to(_accumulators(y)).contiguous()
+    weights = weights.to(lib.accumulator(y)).contiguous()
     if _moves(arrays, x, weights) and (ordered := try_empty_like(weights)):
         weights, arrays = gather_edge_values(weights, arrays.edge_ids, *ordered), arrays.by_nonzero()
-    outs = torch.empty_like(y), torch.empty_like(y, dtype=_accumulators(y)) if products else None
+    outs = torch.empty_like(y), torch.empty_like(y, dtype=lib.accumulator(y)) if products else None
     pointers = (lib.pointer(t) for t in (x, y, vectors, weights, *outs))
     lib.launch("gatv2_sums", y.device, *arrays.listed(), *pointers, slope, *_sizes(y))
-    return tuple(y.new_empty(0, dtype=_accumulators(y)) if t is None else t[..., :feats].contiguous() for t in outs)
-
-
-def _accumulators(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+    return tuple(y.new_empty(0, dtype=lib.accumulator(y)) if t is None else t[..., :feats].contiguous() for t in outs)
 
 
 def _sums_fake(_arrays, _x, y, *rest):
     products = rest[-1]
-    return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,), dtype=_accumulators(y))
+    return y.new_empty(y.shape), y.new_empty(y.shape if products else (0,), dtype=lib.accumulator(y))
 
 
 def _check_ends(graph, x, y, vectors, *_rest, op="gatv2_scores"):
@@ -138,7 +134,7 @@ def _check_ends(graph, x, y, vectors, *_rest, op="gatv2_scores"):
 
 def _check_weights(graph, x, y, vectors, weights, *_rest, op="gatv2_sums"):
     _check_ends(graph, x, y, vectors, op=op)
-    dtype = x.dtype if weights.dtype is x.dtype else _accumulators(x)
+    dtype = x.dtype if weights.dtype is x.dtype else lib.accumulator(x)  # as the softmax of a layer leaves them
     _check.exactly(op, "weights", weights, (graph.nnz, x.shape[1]), dtype, graph.device)
 
 
@@ -176,6 +172,7 @@ def _backward(ctx, grad):
 def _gradients_impl(arrays, x, y, vectors, weights, slope, of_x, of_y, of_vectors):
     nothing = y.new_empty(0)
     grad_x = grad_y = grad_vectors = nothing
+    weights = weights.to(lib.accumulator(y))  # once for both
     if of_y or of_vectors:
         grad_y, products = sums_op.impl(arrays, x, y, vectors, weights, slope, of_vectors)
         grad_y = grad_y if of_y else nothing

@@ -50,8 +50,8 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
         )
     if x.layout != torch.strided or vectors.layout != torch.strided:
         raise TypeError(f"head_dots: expected dense tensors, got layouts {x.layout} and {vectors.layout}")
-    if vectors.dtype not in (x.dtype, _accumulators(x)):
-        raise TypeError(f"head_dots: vectors: expected x's dtype {x.dtype}, got {vectors.dtype}")
+    if vectors.dtype not in (x.dtype, lib.accumulator(x)):
+        raise TypeError(f"head_dots: vectors: expected {x.dtype}, x's, or {lib.accumulator(x)}, got {vectors.dtype}")
     if x.device != vectors.device:
         raise ValueError(f"head_dots: vectors: expected x's device {x.device}, got {vectors.device}")
     if x.is_cuda:
@@ -63,10 +63,6 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
 
 def _composed(x: Tensor, vectors: Tensor) -> Tensor:
     return (x * vectors.unsqueeze(1)).sum(-1)
-
-
-def _accumulators(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _sizes(x: Tensor, vectors: Tensor) -> tuple[int, ...]:
@@ -85,7 +81,7 @@ def _head_dots_impl(x, vectors):
 def _head_dots_backward_impl(x, vectors, grad):
     if grad.numel() == 0 or x.shape[2] == 0:
         return tuple(t.zero_() for t in _head_dots_backward_fake(x, vectors, grad))
-    x, wide, grad = x.contiguous(), vectors.to(_accumulators(x)).contiguous(), grad.contiguous()
+    x, wide, grad = x.contiguous(), vectors.to(lib.accumulator(x)).contiguous(), grad.contiguous()
     grad_x, grad_vectors = torch.empty_like(x), torch.empty_like(wide)
     pointers = (lib.pointer(t) for t in (x, wide, grad, grad_x, grad_vectors))
     lib.launch("head_dots_backward", x.device, *pointers, *_sizes(x, vectors))
@@ -93,7 +89,7 @@ def _head_dots_backward_impl(x, vectors, grad):
 
 
 def _head_dots_fake(x, vectors):
-    return x.new_empty(vectors.shape[0], *x.shape[:2], dtype=_accumulators(x))
+    return x.new_empty(vectors.shape[0], *x.shape[:2], dtype=lib.accumulator(x))
 
 
 def _head_dots_backward_fake(x, vectors, grad):

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _layers_short, messages
@@ -24,7 +25,6 @@ from gnnaccel.ops.attention import (
     attention_op,
     check_scores,
     of_scores,
-    score_dtype,
     shorter_by_parts,
 )
 from gnnaccel.ops.dot_attention import (
@@ -327,7 +327,7 @@ class _Gat(_operators.Function):
 
     @staticmethod
     def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
-        vectors = torch.cat((att_src, att_dst)).to(score_dtype(x))
+        vectors = torch.cat((att_src, att_dst)).to(lib.accumulator(x))
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if _layers_short.as_they_lie(x, edge_scale):
             scores, out, *kept = _layers_short.gat(arrays, x, vectors, edge_scale, slope, keep)
@@ -371,7 +371,7 @@ class _Gatv2(_operators.Function):
             return out
         scores = scores_op.impl(arrays, x, y, vectors, slope)
         if ctx.parts:
-            kept = [edge_softmax_op.impl(arrays, scores.to(score_dtype(x)))]
+            kept = [edge_softmax_op.impl(arrays, scores.to(lib.accumulator(x)))]
             weight = _times(kept[0], edge_scale).to(x.dtype)
             out = spmm_op.impl(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
