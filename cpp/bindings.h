@@ -117,8 +117,8 @@ using Pointer = const void*;
 template <>
 struct type_caster<gnnaccel::Operand> : gnnaccel::TupleCaster<gnnaccel::Operand, Pointer, int64_t, int64_t> {};
 template <>
-struct type_caster<gnnaccel::Fused> : gnnaccel::TupleCaster<gnnaccel::Fused, Pointer, Pointer, Pointer, Pointer, bool> {
-};
+struct type_caster<gnnaccel::Fused>
+    : gnnaccel::TupleCaster<gnnaccel::Fused, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, bool, bool> {};
 template <>
 struct type_caster<gnnaccel::EdgeFactor> : gnnaccel::TupleCaster<gnnaccel::EdgeFactor, Pointer, Pointer, double> {};
 template <>

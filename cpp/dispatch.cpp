@@ -158,14 +158,14 @@ void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vect
 void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
                int64_t width, DType dtype, int threads) {
   chosen.head_dots(
-      {x, vectors, out, nullptr, nullptr, nullptr, num_rows, num_vectors, num_heads, width, dtype, threads});
+      {x, vectors, out, nullptr, nullptr, nullptr, false, num_rows, num_vectors, num_heads, width, dtype, threads});
 }
 
 void head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x, void* grad_vectors,
-                        int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
+                        bool add, int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
                         int threads) {
-  chosen.head_dots(
-      {x, vectors, nullptr, grad_out, grad_x, grad_vectors, num_rows, num_vectors, num_heads, width, dtype, threads});
+  chosen.head_dots({x, vectors, nullptr, grad_out, grad_x, grad_vectors, add, num_rows, num_vectors, num_heads, width,
+                    dtype, threads});
 }
 
 void normed_layers(const void* x, const void* weight, const void* bias, const void* gamma, const void* beta,

@@ -37,7 +37,7 @@ void backward(const HeadDotsArgs& a, int64_t row, T* partial) {
   for (int64_t h = 0; h < a.num_heads; ++h)
     for (int64_t d = h * feats; d < (h + 1) * feats; d += N) {
       const Vec<T, N> value = load<N>(x + d);
-      Vec<T, N> sum{};
+      Vec<T, N> sum = a.add ? load<N>(grad_x + d) : Vec<T, N>{};
       for (int64_t v = 0; v < a.num_vectors; ++v) {
         const auto grad = splat<N>(static_cast<const T*>(a.grad_out)[(v * a.num_rows + row) * a.num_heads + h]);
         sum += grad * load<N>(vectors + v * a.width + d);

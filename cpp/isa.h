@@ -140,6 +140,7 @@ struct HeadDotsArgs {  // see kernels.h; what only the other direction uses is n
   const void* grad_out;  // null in the forward
   void* grad_x;
   void* grad_vectors;
+  bool add;
   int64_t num_rows;
   int64_t num_vectors;
   int64_t num_heads;

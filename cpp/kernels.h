@@ -120,9 +120,9 @@ void gatv2_sums(const Csr& graph, const void* x, const void* y, const void* vect
 void head_dots(const void* x, const void* vectors, void* out, int64_t num_rows, int64_t num_vectors, int64_t num_heads,
                int64_t width, DType dtype, int threads);
 
-// Gradients of head_dots; grad_out is like out, grad_vectors like vectors.
+// Gradients of head_dots; grad_out is like out, grad_vectors like vectors. add: that of x is added to what grad_x has.
 void head_dots_backward(const void* x, const void* vectors, const void* grad_out, void* grad_x, void* grad_vectors,
-                        int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
+                        bool add, int64_t num_rows, int64_t num_vectors, int64_t num_heads, int64_t width, DType dtype,
                         int threads);
 
 // Messages that a program computes for each nonzero, reduced over the rows or not at all: results[2 i] of output i is

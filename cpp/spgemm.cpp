@@ -144,8 +144,8 @@ struct Forward {
     constexpr int N = kLanes<T>;
     T* to = out + row * num_feats;
     int64_t d = 0;
-    for (; d + N <= num_feats; d += N) store<N>(to + d, epilogue<N, T>(fused, load<N>(sum + d), row, d));
-    for (; d < num_feats; ++d) narrow(epilogue<1, T>(fused, splat<1>(sum[d]), row, d)[0], to + d);
+    for (; d + N <= num_feats; d += N) store<N>(to + d, epilogue<N, T>(fused, load<N>(sum + d), row, d, num_feats));
+    for (; d < num_feats; ++d) narrow(epilogue<1, T>(fused, splat<1>(sum[d]), row, d, num_feats)[0], to + d);
   }
 };
 

@@ -55,7 +55,7 @@ inline Acc<T> source_scale(const Problem<T, I>& p, int64_t k) {
 // Writes one feature of a finished row; `acc` is a sum, a mean, a maximum or a minimum.
 template <class T, class I>
 inline void write(const Problem<T, I>& p, int64_t row, int64_t d, Acc<T> acc) {
-  narrow(epilogue<1, T>(p.fused, splat<1>(acc), row, d)[0], p.out + row * p.num_feats + d);
+  narrow(epilogue<1, T>(p.fused, splat<1>(acc), row, d, p.num_feats)[0], p.out + row * p.num_feats + d);
 }
 
 // Partial result of one piece of a hub row: values, and the winning nonzero of a max or min.
@@ -219,7 +219,7 @@ void block(const Problem<T, I>& p, int64_t row, int64_t k0, int64_t k1, int64_t 
   const A scale = p.reduce == Reduce::mean ? A(1) / static_cast<A>(k1 - k0) : A(1);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    const V value = K::kExtreme ? acc[m] : epilogue<N, T>(p.fused, acc[m] * scale, row, d + place[m]);
+    const V value = K::kExtreme ? acc[m] : epilogue<N, T>(p.fused, acc[m] * scale, row, d + place[m], p.num_feats);
     store<N>(p.out + at + place[m], value);
   }
 }
@@ -364,7 +364,8 @@ void empty_row(const Problem<T, I>& p, int64_t row) {
   const int64_t at = row * p.num_feats;
   const auto value = static_cast<Acc<T>>(p.empty_value);
   int64_t d = 0;
-  for (; d + N <= p.num_feats; d += N) store<N>(p.out + at + d, epilogue<N, T>(p.fused, splat<N>(value), row, d));
+  for (; d + N <= p.num_feats; d += N)
+    store<N>(p.out + at + d, epilogue<N, T>(p.fused, splat<N>(value), row, d, p.num_feats));
   for (; d < p.num_feats; ++d) write(p, row, d, value);
   if (p.arg_lhs) std::fill_n(p.arg_lhs + at, p.num_feats, I(-1));
   if (p.arg_rhs) std::fill_n(p.arg_rhs + at, p.num_feats, I(-1));

@@ -73,17 +73,20 @@ struct Operand {
 
 // What a layer does around a sum, in the same pass; all null: nothing. Scales have the dtype of accumulators: f64 for
 // f64, else f32.
-//   out[r] = act(row_scale[r] * sum over nonzeros of source_scale[column] * message + bias)
+//   out[r] = act(row_scale[r] * sum over nonzeros of source_scale[column] * message + own_factor * own[r] + bias)
 struct Fused {
   const void* source_scale;   // [num_cols], or null
   const void* source_indptr;  // [num_cols + 1] of index_type, or null: instead of source_scale, one over the number
                               // source_indptr[c + 1] - source_indptr[c] of column c, which is at least 1
   const void* row_scale;      // [num_rows], or null
   const void* bias;           // [num_feats] of dtype, or null
+  const void* own;            // [num_rows, num_feats] of dtype, or null
+  const void* own_factor;     // where there is `own` a number, of the dtype of scales
   bool relu;                  // act: what is below 0 becomes 0
+  bool wide;                  // CUDA, of 16-bit features: bias and out are of f32
 
   bool scales_sources() const { return source_scale || source_indptr; }
-  bool empty() const { return !scales_sources() && !row_scale && !bias && !relu; }
+  bool empty() const { return !scales_sources() && !row_scale && !bias && !own && !relu && !wide; }
 };
 
 // Sparse graph translation (TC-GNN, USENIX ATC 2023): rows in windows of `height`; the distinct columns of a window, in

@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_grad_score(const Params<T, I>& p, Acc<T> v
 
 // Registers for two blocks of 512 threads on a multiprocessor, but for the widest accumulators.
 template <typename T, typename I>
-constexpr int min_blocks = sizeof(T) == 4 && sizeof(I) == 4 ? 2 : 1;
+constexpr int min_blocks = sizeof(T) <= 4 && sizeof(I) == 4 ? 2 : 1;
 
 // SHARED: lanes that share out the scores of a batch among themselves, of those that have one head: as many as there
 // are, up to a batch; kOneHead: a slice has one head, and the lanes share out a tile of L nonzeros.

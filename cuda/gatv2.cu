@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kMaxListThreads) scores_kernel(const Params<T,
 }
 
 template <typename T, typename I, int L, bool PRODUCTS>
-__global__ void __launch_bounds__(kMaxListThreads, sizeof(T) == 4 && sizeof(I) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxListThreads, sizeof(T) <= 4 && sizeof(I) == 4 ? 2 : 1)
     sums_kernel(const Params<T, I> p) {
   using A = Acc<T>;
   constexpr int N = 16 / sizeof(T), batch = Config::batch;

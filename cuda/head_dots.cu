@@ -4,7 +4,7 @@
 // Forward a group of lanes takes a head of a row. Backward a thread keeps 16 bytes of columns of a block's rows, every
 // so-manyeth of them, and with them its share of grad_vectors; shares meet in shared memory, those of blocks in a
 // second kernel, all in a fixed order.
-#include "common.cuh"
+#include "shares.cuh"
 
 namespace gnnaccel {
 namespace cuda {
@@ -12,10 +12,6 @@ namespace {
 
 struct Config {
   static constexpr int threads = 256;
-  static constexpr int max_blocks = 1024;  // of rows, backward: each leaves a share of grad_vectors; but
-  static constexpr int min_rows = 32;      // of a block,
-  static constexpr int max_rows = 1024;    // of which f32 can add up a thread's share
-  static constexpr int sum_warps = 32;     // of a block that adds up shares
   static constexpr int max_vectors = 2;
 };
 
@@ -34,6 +30,7 @@ struct Params {
   int per_head;
   int width;
   int columns;  // threads of a block side by side, backward
+  bool add;     // to what grad_x has
 };
 
 // N values, by loads of 16 bytes at most.
@@ -97,6 +94,12 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
     Pack<T, N> x, to;
     load(p.x + row * p.width + d, x);
     A sum[N] = {};
+    if (p.add) {
+      Pack<T, N> before;
+      before.raw = *reinterpret_cast<const typename Pack<T, N>::Raw*>(p.grad_x + row * p.width + d);
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum[n] = widen(before.values[n]);
+    }
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const A grad = __ldg(p.grad + (v * p.num_rows + row) * p.heads + head);
@@ -125,27 +128,6 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
   for (int i = 0; i < V * N; ++i) {
     p.shares[(static_cast<int64_t>(blockIdx.x) * V + i / N) * p.width + d + i % N] = share[i / N][i % N];
   }
-}
-
-// 32 of the `count` values of grad_vectors to a block; each of its warps adds up every so-manyeth share of them.
-template <typename T>
-__global__ void __launch_bounds__(Config::sum_warps * 32) sum_kernel(const Params<T> p, int count, int blocks) {
-  constexpr int warps = Config::sum_warps;
-  __shared__ double shared[warps][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = static_cast<int>(blockIdx.x) * 32 + lane;
-  double sum = 0;
-#pragma unroll 8
-  for (int64_t block = warp; i < count && block < blocks; block += warps) sum += p.shares[block * count + i];
-  shared[warp][lane] = sum;
-  __syncthreads();
-  if (warp || i >= count) return;
-  for (int other = 1; other < warps; ++other) sum += shared[other][lane];
-  p.grad_vectors[i] = static_cast<Acc<T>>(sum);
-}
-
-int64_t blocks_of(int64_t num_rows) {
-  const int64_t blocks = ceil_div(num_rows, Config::min_rows), least = ceil_div(num_rows, Config::max_rows);
-  return blocks < Config::max_blocks ? blocks : least > Config::max_blocks ? least : Config::max_blocks;
 }
 
 template <typename T>
@@ -195,10 +177,10 @@ cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num
 }
 
 cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* vectors, const void* grad_out,
-                               void* grad_x, void* grad_vectors, int64_t num_rows, int64_t num_vectors,
+                               void* grad_x, void* grad_vectors, bool add, int64_t num_rows, int64_t num_vectors,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream) {
   if (num_rows == 0 || width == 0) return cudaSuccess;
-  void* const scratch = workspace.take(blocks_of(num_rows) * num_vectors * width * accumulator_size(dtype));
+  void* const scratch = workspace.take(blocks_of_rows(num_rows) * num_vectors * width * accumulator_size(dtype));
   return with_types(dtype, IndexType::i32, [&](auto value, auto) {
     using T = decltype(value);
     Params<T> p = params_of<T>(x, vectors, num_rows, num_heads, width);
@@ -206,17 +188,15 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
     p.grad_x = static_cast<T*>(grad_x);
     p.grad_vectors = static_cast<Acc<T>*>(grad_vectors);
     p.shares = static_cast<Acc<T>*>(scratch);
-    const int64_t blocks = blocks_of(num_rows);
+    p.add = add;
+    const int64_t blocks = blocks_of_rows(num_rows);
     p.rows_of_block = ceil_div(num_rows, blocks);
     return with_sizes(p, bits(x) | bits(vectors) | bits(grad_x), num_vectors, [&](auto length, auto count) {
       const int64_t wanted = next_power_of_two(ceil_div(p.width, length));
       p.columns = static_cast<int>(wanted < Config::threads ? wanted : Config::threads);
       const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ceil_div(p.width, p.columns * length)));
       backward_kernel<T, length, count><<<grid, Config::threads, 0, stream>>>(p);
-      const int values = static_cast<int>(num_vectors) * p.width;
-      sum_kernel<T><<<static_cast<unsigned>(ceil_div(values, 32)), Config::sum_warps * 32, 0, stream>>>(
-          p, values, static_cast<int>(blocks));
-      return cudaGetLastError();
+      return sum_shares(p.shares, p.grad_vectors, static_cast<int>(num_vectors) * p.width, blocks, stream);
     });
   });
 }

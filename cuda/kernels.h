@@ -84,8 +84,12 @@ cudaError_t head_dots(const void* x, const void* vectors, void* out, int64_t num
                       int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
 cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* vectors, const void* grad_out,
-                               void* grad_x, void* grad_vectors, int64_t num_rows, int64_t num_vectors,
+                               void* grad_x, void* grad_vectors, bool add, int64_t num_rows, int64_t num_vectors,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
+
+// out [width] = sums of the columns of x [num_rows, width] of `dtype`, in f64 for f64, else in f32. CUDA only.
+cudaError_t column_sums(Workspace& workspace, const void* x, void* out, int64_t num_rows, int64_t width, DType dtype,
+                        cudaStream_t stream);
 
 // out[i] = x_i @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
 //   x_i     row i of x; or, with `sums` of num_rows rows, the sum over the nonzeros k of its row i of factors[k] times

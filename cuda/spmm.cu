@@ -108,7 +108,8 @@ Choice choose(const SpmmCall& call) {
   const Choice spread{call, kernel == Kernel::groups ? kernel : Kernel::rows, spread_of(call), 0};
   const bool often = call.graph.nnz >= kReadOften * (call.graph.num_rows + call.graph.num_cols);
   if (spread.slice.lanes && !often) return spread;
-  if (scales_sources(call.message) && aligned(call.out)) {
+  // The copies of results are of dtype, and of rows of another length than `own` has.
+  if (scales_sources(call.message) && aligned(call.out) && !call.fused.own && !call.fused.wide) {
     choice.call = padded(call, kernel != Kernel::balanced, choice.padded_bytes);
     choice.slice = slice_of(choice.call, lanes);
   }
@@ -176,6 +177,8 @@ cudaError_t spmm(Workspace& workspace, const Csr& graph, const WorkList& work, c
   if (!aligned(arg_lhs) || !aligned(arg_rhs)) return cudaErrorInvalidValue;
   if (!fused.empty() && reduce != Reduce::sum) return cudaErrorInvalidValue;
   if (!fused.empty() && !scales_sources(message)) return cudaErrorInvalidValue;
+  if (fused.own && (!fused.own_factor || !aligned(fused.own))) return cudaErrorInvalidValue;
+  if (fused.wide && size_of(dtype) != 2) return cudaErrorInvalidValue;
   call.workspace = reinterpret_cast<void*>(uintptr_t{256});  // some address with the alignment of what comes
   call.workspace = workspace.take(bytes_of(choose(call)));
   const Choice choice = choose(call);

@@ -112,15 +112,22 @@ struct SourceScale {
 template <typename T>
 struct Epilogue {
   const Acc<T>* row_scale;
-  const T* bias;
+  const void* bias;  // of T, or of Acc<T> where results are wide
+  const T* own;
+  const Acc<T>* own_factor;
   bool relu;
+  bool wide;
 
   static Epilogue of(const Fused& f) {
-    return {static_cast<const Acc<T>*>(f.row_scale), static_cast<const T*>(f.bias), f.relu};
+    return {static_cast<const Acc<T>*>(f.row_scale),  f.bias, static_cast<const T*>(f.own),
+            static_cast<const Acc<T>*>(f.own_factor), f.relu, f.wide};
   }
-  __device__ __forceinline__ Acc<T> operator()(Acc<T> x, int64_t row, int64_t d) const {
+  __device__ __forceinline__ bool is_wide() const { return sizeof(T) == 2 && wide; }
+  // own_value: what the row itself has of this feature.
+  __device__ __forceinline__ Acc<T> operator()(Acc<T> x, int64_t row, int64_t d, T own_value = {}) const {
     if (row_scale) x *= __ldg(row_scale + row);
-    if (bias) x += load_one(bias + d);
+    if (own) x += __ldg(own_factor) * widen(own_value);
+    if (bias) x += is_wide() ? __ldg(static_cast<const Acc<T>*>(bias) + d) : load_one(static_cast<const T*>(bias) + d);
     return relu && x < 0 ? 0 : x;
   }
 };
@@ -159,17 +166,38 @@ __device__ __forceinline__ bool in_vectors(const P&, long) {
 }
 
 // Writes a lane's values of one row: of features d, d + STRIDE .., one by one where they are no neighbours or no
-// vector.
+// vectors.
 template <int STRIDE, typename T, int N, typename P>
-__device__ __forceinline__ void store_values(const P& p, T* row, int64_t d, const Pack<T, N>& from) {
+__device__ __forceinline__ void store_values(const P& p, T* row, int64_t d, const T (&from)[N]) {
+  constexpr int n = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
   const int64_t num_feats = p.num_feats;
   if (STRIDE == 1 && in_vectors(p, 0)) {
-    store(row + d, from);
+#pragma unroll
+    for (int first = 0; first < N; first += n) {
+      Pack<T, n> vector;
+#pragma unroll
+      for (int i = 0; i < n; ++i) vector.values[i] = from[first + i];
+      store(row + d + first, vector);
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (d + i * STRIDE < num_feats) row[d + i * STRIDE] = from.values[i];
+      if (d + i * STRIDE < num_feats) row[d + i * STRIDE] = from[i];
     }
+  }
+}
+
+// Reads them.
+template <int STRIDE, typename T, int N, typename P>
+__device__ __forceinline__ void load_values(const P& p, const T* row, int64_t d, Pack<T, N>& to) {
+  const int64_t num_feats = p.num_feats;
+  if (STRIDE == 1 && in_vectors(p, 0)) return load(row + d, to);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    Pack<T, 1> one;
+    one.raw = {};
+    if (d + i * STRIDE < num_feats) load(row + d + i * STRIDE, one);
+    to.values[i] = one.values[0];
   }
 }
 
@@ -199,15 +227,27 @@ struct Sums {
   // The finished row: its mean, or the value of a row without nonzeros, and EPILOGUE: what becomes of that.
   template <bool EPILOGUE, typename P>
   __device__ __forceinline__ void write(const P& p, int64_t row, int64_t d, int64_t degree) const {
-    Pack<T, N> out;
+    Acc<T> out[N];
+    Pack<T, N> own;
+    const int64_t at = row * p.num_feats;
+    own.raw = {};
+    if constexpr (EPILOGUE) {
+      if (p.epilogue.own) load_values<STRIDE>(p, p.epilogue.own + at, d, own);
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       Acc<T> x = degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i];
       if (p.mean && degree > 1) x /= static_cast<Acc<T>>(degree);
       const bool there = (STRIDE == 1 && in_vectors(p, 0)) || d + i * STRIDE < p.num_feats;
-      out.values[i] = narrow<T>(EPILOGUE && there ? p.epilogue(x, row, d + i * STRIDE) : x);
+      out[i] = EPILOGUE && there ? p.epilogue(x, row, d + i * STRIDE, own.values[i]) : x;
     }
-    store_values<STRIDE>(p, p.out + row * p.num_feats, d, out);
+    if constexpr (EPILOGUE && sizeof(T) == 2) {
+      if (p.epilogue.wide) return store_values<STRIDE>(p, reinterpret_cast<Acc<T>*>(p.out) + at, d, out);
+    }
+    T rounded[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) rounded[i] = narrow<T>(out[i]);
+    store_values<STRIDE>(p, p.out + at, d, rounded);
   }
   // Feature d of a part of a row of `num_feats`.
   __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t part, int64_t d, int64_t num_feats) const {
@@ -279,7 +319,7 @@ struct Extremes {
     for (int i = 0; i < N; ++i) {
       out.values[i] = narrow<T>(degree == 0 ? static_cast<Acc<T>>(p.empty_value) : value[i] * p.sign);
     }
-    store_values<STRIDE>(p, p.out + row * p.num_feats, d, out);
+    store_values<STRIDE>(p, p.out + row * p.num_feats, d, out.values);
     write_winners<STRIDE>(p, row, d, where, degree);
   }
   __device__ __forceinline__ void write_part(const Parts<T, K>& to, int64_t part, int64_t d, int64_t num_feats) const {

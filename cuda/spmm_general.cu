@@ -192,38 +192,39 @@ __device__ __forceinline__ Combined<T, I, EXTREME> read_pieces(const Params<T, I
   return row;
 }
 
-// One lane per row looks for long rows. A warp combines those of few pieces, 32 features at a time (blockIdx.y);
-// the block then combines the others together, in a fixed order.
+// A thread per row looks for those that were cut, 32 features at a time (blockIdx.y). The warps of the block take the
+// ones of few pieces in turn, and all together the others. Where there are fewer features, lanes share out the pieces.
+// The list is in any order, but what is made of each row is not.
 template <typename T, typename I, bool EXTREME>
 __global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T, I> p) {
   constexpr int warps = Config::threads / 32;
-  __shared__ int64_t long_rows[Config::threads];
-  __shared__ int num_long_rows;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane;
-  const int64_t own_row = static_cast<int64_t>(blockIdx.x) * Config::threads + threadIdx.x;
-  if (threadIdx.x == 0) num_long_rows = 0;
+  __shared__ int cut[Config::threads];
+  __shared__ int num_cut;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::threads;
+  if (threadIdx.x == 0) num_cut = 0;
   __syncthreads();
-  bool few = false;
-  if (own_row < p.num_rows) {
-    const int64_t degree = static_cast<int64_t>(p.indptr[own_row + 1]) - p.indptr[own_row];
-    few = degree > p.chunk && degree <= Config::warp_pieces * p.chunk;
-    if (degree > Config::warp_pieces * p.chunk) long_rows[atomicAdd(&num_long_rows, 1)] = own_row;
-  }
-  for (unsigned left = __ballot_sync(~0u, few); left; left &= left - 1) {
-    const int64_t row = own_row - lane + (__ffs(left) - 1);
-    const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-    if (d < p.num_feats) {
-      read_pieces<T, I, EXTREME>(p, begin, end, d, 0, 1).write(p, row, d, end - begin);
-    }
+  if (first + threadIdx.x < p.num_rows) {
+    const I* own = p.indptr + first + threadIdx.x;
+    if (own[1] - own[0] > p.chunk) cut[atomicAdd(&num_cut, 1)] = threadIdx.x;
   }
   __syncthreads();
-  for (int i = 0; i < num_long_rows; ++i) {
-    const int64_t row = long_rows[i], begin = p.indptr[row], end = p.indptr[row + 1];
+  int width = 32;
+  while (width / 2 >= p.num_feats) width /= 2;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane / width, members = 32 / width;
+  const int64_t d = static_cast<int64_t>(blockIdx.y) * 32 + lane % width;
+  for (int i = 0; i < num_cut; ++i) {
+    const int64_t row = first + cut[i], begin = p.indptr[row], end = p.indptr[row + 1];
+    const bool many = end - begin > Config::warp_pieces * p.chunk;
+    if (!many && i % warps != warp) continue;
     Combined<T, I, EXTREME> result;
-    if (d < p.num_feats) result = read_pieces<T, I, EXTREME>(p, begin, end, d, warp, warps);
-    result.template merge_warps<warps>();
-    if (warp == 0 && d < p.num_feats) result.write(p, row, d, end - begin);
+    const int at = many ? warp * members + member : member, step = many ? warps * members : members;
+    if (d < p.num_feats) result = read_pieces<T, I, EXTREME>(p, begin, end, d, at, step);
+    for (int apart = 16; apart >= width; apart /= 2) {
+      const auto value = __shfl_xor_sync(~0u, result.value, apart);
+      result.merge(value, __shfl_xor_sync(~0u, result.where, apart));
+    }
+    if (many) result.template merge_warps<warps>();
+    if ((warp == 0 || !many) && member == 0 && d < p.num_feats) result.write(p, row, d, end - begin);
   }
 }
 

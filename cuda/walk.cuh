@@ -161,9 +161,21 @@ __device__ __forceinline__ void merge_rows(const Rows<I>& rows, int64_t width, i
   const bool active = d < width;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * warps;
   auto read = [&](const Pieces<I>& pieces, int64_t from, int64_t step) {
+    constexpr int batch = 4;  // on their way before the first is taken in
     State state;
     state.clear();
-    for (int64_t j = from; active && j < pieces.count; j += step) job.add(state, job.read(pieces[j], d));
+    for (int64_t j = from; active && j < pieces.count; j += batch * step) {
+      State next[batch];
+#pragma unroll
+      for (int u = 0; u < batch; ++u) {
+        next[u].clear();
+        if (j + u * step < pieces.count) next[u] = job.read(pieces[j + u * step], d);
+      }
+#pragma unroll
+      for (int u = 0; u < batch; ++u) {
+        if (j + u * step < pieces.count) job.add(state, next[u]);
+      }
+    }
     return state;
   };
   const Pieces<I> own = pieces_of(rows, first + warp);

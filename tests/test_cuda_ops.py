@@ -12,9 +12,10 @@ import torch
 from cuda_cases import DEVICE, DTYPES, INDEX, WIDTHS, assert_close, build, check, check_sddmm, check_spmm, mixed, rand
 
 import gnnaccel
-from gnnaccel import ops
+from gnnaccel import _library, ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import reference
+from gnnaccel.ops.head_dots import head_dots_backward_op
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -349,6 +350,12 @@ def test_head_dots(rows, vectors, heads, feats, dtype):
     x, a = rand(rows, heads, feats, dtype=dtype), rand(vectors, heads, feats, dtype=dtype)
     check(ops.head_dots, reference.head_dots, x, a)
     check(ops.head_dots, reference.head_dots, x[:, :, :-1], a[:, :, 1:])  # of other strides, unaligned
+    before, upstream = rand(rows, heads, feats, dtype=dtype), rand(vectors, rows, heads)
+    given = (x, a.to(_library.accumulator(x)), upstream.to(_library.accumulator(x)))
+    want, vectors_alone = head_dots_backward_op.impl(*given)
+    summed, of_vectors = head_dots_backward_op.impl(*given, before.clone())  # added to what is there
+    assert torch.equal(of_vectors, vectors_alone)
+    assert_close(summed, want.double() + before.double(), dtype, scale=want.double().abs() + before.double().abs())
     if x.element_size() == 2:  # vectors as a layer has them under autocast, and their gradient, are not rounded
         a = rand(vectors, heads, feats)
         leaves = [t.detach().requires_grad_() for t in (x, a)]

@@ -378,7 +378,7 @@ def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Seque
 
 def epilogue_of(*, source_scale=None, source_indptr=None, row_scale=None, bias=None, relu=False) -> tuple:
     """The binary's description of what a sum does in the same pass (types.h: Fused), of contiguous tensors."""
-    return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), relu)
+    return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), 0, 0, relu, False)
 
 
 _SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)

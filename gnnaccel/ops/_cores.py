@@ -84,8 +84,7 @@ def _super_gat_gradients(arrays: Structure, ends: tuple, vectors: Tensor | None,
         of_products = torch.ops.aten.sigmoid_backward(sums.mul(of_scores), gate)
         of_sums = of_scores.mul_(gate)
         of_ends = [spmm_op.impl(each, None, of_sums, "copy_rhs", "sum", 0.0) for each in (transposed, arrays)]
-        of_x, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(of_ends))
-        grad_x = grad_x.add_(of_x)
+        grad_x, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(of_ends), grad_x)
     of_products = of_products.to(x.dtype).unsqueeze(-1)
     for each in (transposed, arrays):
         grad_x = grad_x.add_(spmm_op.impl(each, x, of_products, "mul", "sum", 0.0))

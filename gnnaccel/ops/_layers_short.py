@@ -65,14 +65,14 @@ def gat_gradients(
     (rows, heads, feats), dtype = x.shape, lib.DTYPES[x.dtype]
     sizes, step = (heads, heads * feats, dtype), rows * heads * scores.element_size()
     device = x.device if x.is_cuda else _CPU
-    grad_x, more, grad_scores, grad_vectors = map(torch.empty_like, (x, x, scores, vectors))
+    grad_x, grad_scores, grad_vectors = map(torch.empty_like, (x, scores, vectors))
     at, scores_at, grads_at = x.data_ptr(), scores.data_ptr(), grad_scores.data_ptr()
     given = (at, scores_at, scores_at + step, (_address(scale), 0, 0.0), *[t.data_ptr() for t in kept], grad.data_ptr())
     made = (grad_x.data_ptr(), grads_at, grads_at + step)
     lib.launch("attention_backward", device, *arrays.transposed().listed(), *given, *made, slope, *sizes)
-    sums = (more.data_ptr(), grad_vectors.data_ptr())
+    sums = (grad_x.data_ptr(), grad_vectors.data_ptr(), True)
     lib.launch("head_dots_backward", device, at, vectors.data_ptr(), grads_at, *sums, rows, 2, *sizes)
-    return grad_x.add_(more), grad_vectors
+    return grad_x, grad_vectors
 
 
 def dot(arrays: Structure, query: Tensor, key: Tensor, value: Tensor, scale: Tensor | None, factor: float) -> tuple:

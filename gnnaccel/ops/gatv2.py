@@ -13,6 +13,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, scatter_edge_values, try_empty_like
@@ -176,7 +177,7 @@ def _gradients_impl(arrays, x, y, vectors, weights, slope, of_x, of_y, of_vector
     if of_y or of_vectors:
         grad_y, products = sums_op.impl(arrays, x, y, vectors, weights, slope, of_vectors)
         grad_y = grad_y if of_y else nothing
-        grad_vectors = products.sum(0).to(y.dtype) if of_vectors else nothing
+        grad_vectors = column_sums(products, y.dtype) if of_vectors else nothing
         del products  # before there is another tensor of its size
     if of_x:
         grad_x, _ = sums_op.impl(arrays.transposed(), y, x, vectors, weights, slope, False)

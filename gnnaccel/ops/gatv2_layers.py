@@ -19,6 +19,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import below_each_other
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.gat_layers import How, are_ends, ends_of
@@ -179,7 +180,7 @@ class _Layers(_operators.Function):
             more, _ = sums_op.impl(arrays.transposed(), y, x, vectors, scores, slope, False)
             of_x.add_(more)
             of_y, products = sums_op.impl(arrays, x, y, vectors, scores, slope, True)
-            found[at + _VECTORS] = products.sum(0).unsqueeze(0)
+            found[at + _VECTORS] = column_sums(products).unsqueeze(0)
             ends = ((call.ends[n][0], at + _SRC, of_x), (call.ends[n][1], at + _DST, of_y))
             for place, number, grad in ends:
                 _add_gradients(found, needs, given, place, number, grad.view(grad.shape[0], -1))
@@ -230,7 +231,7 @@ def _add_gradients(found: list, needs: Sequence[bool], given: Sequence, place: i
     if needs[number]:
         found[number] = grad.t().mm(given[place])
     if given[number + 1] is not None and needs[number + 1]:
-        found[number + 1] = grad.sum(0)
+        found[number + 1] = column_sums(grad)
     if needs[place]:
         old = found[place]
         found[place] = grad.mm(given[number]) if old is None else old.addmm_(grad, given[number])

@@ -9,6 +9,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.spgemm import serves, sum_of_entries
@@ -187,7 +188,7 @@ def _backward(ctx, grad):
     if needs_weight:
         grad_weight = weight_gradient(arrays, _scaled(x, source_scale), _scaled(grad, row_scale), (), "mul")
     if needs_bias:
-        grad_bias = grad.sum(0)
+        grad_bias = column_sums(grad)
     return grad_x, grad_weight, None, None, grad_bias, None
 
 

@@ -78,13 +78,15 @@ def _head_dots_impl(x, vectors):
     return out
 
 
-def _head_dots_backward_impl(x, vectors, grad):
+def _head_dots_backward_impl(x, vectors, grad, into=None):
+    """`into`: what the gradient of x is added to, contiguous; else that is a new tensor."""
     if grad.numel() == 0 or x.shape[2] == 0:
-        return tuple(t.zero_() for t in _head_dots_backward_fake(x, vectors, grad))
+        grad_x, grad_vectors = (t.zero_() for t in _head_dots_backward_fake(x, vectors, grad))
+        return grad_x if into is None else into, grad_vectors
     x, wide, grad = x.contiguous(), vectors.to(lib.accumulator(x)).contiguous(), grad.contiguous()
-    grad_x, grad_vectors = torch.empty_like(x), torch.empty_like(wide)
+    grad_x, grad_vectors = torch.empty_like(x) if into is None else into, torch.empty_like(wide)
     pointers = (lib.pointer(t) for t in (x, wide, grad, grad_x, grad_vectors))
-    lib.launch("head_dots_backward", x.device, *pointers, *_sizes(x, vectors))
+    lib.launch("head_dots_backward", x.device, *pointers, into is not None, *_sizes(x, vectors))
     return grad_x, grad_vectors.to(vectors.dtype)
 
 

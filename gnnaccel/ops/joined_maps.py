@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.ops import linear_sums
 from gnnaccel.ops._arrays import gradients
+from gnnaccel.ops._column_sums import column_sums
 
 
 def joined_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], apart: int) -> tuple[Tensor, ...] | None:
@@ -79,7 +80,7 @@ class _Joined(_operators.Function):
         found[::2] = grad.t().mm(source).to(given[0].dtype).split(widths)
         biases = [bias for bias in given[1::2] if bias is not None]
         if biases:
-            found[1::2] = grad.sum(0, dtype=biases[0].dtype).split(widths)
+            found[1::2] = column_sums(grad, biases[0].dtype).split(widths)
         found = [t if want else None for t, want in zip(found, wanted, strict=True)]
         return grad.mm(joined).to(ctx.dtype) if of_x else None, None, None, None, *found
 

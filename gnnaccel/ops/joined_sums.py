@@ -23,6 +23,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays, products
 from gnnaccel.ops._arrays import Structure, arrays_of
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops.messages import Expression, c, e, generated, is_fused, message_reduce, relu, sigmoid, u, v
 from gnnaccel.ops.messages.joined import Forms, Walk, plan_of
 
@@ -277,7 +278,7 @@ def _of_maps(x: Tensor, grad: Tensor, of_weight: bool, of_bias: bool) -> tuple[T
     both = products.of_weight(x, grad, of_bias) if of_weight else None
     if both is not None:
         return both
-    return grad.t().mm(x) if of_weight else None, _column_sums(grad) if of_bias else None
+    return grad.t().mm(x) if of_weight else None, column_sums(grad) if of_bias else None
 
 
 def versions(parameters: Sequence[Tensor | None]) -> list[int | None]:
@@ -288,22 +289,6 @@ def versions(parameters: Sequence[Tensor | None]) -> list[int | None]:
 def wide(x: Tensor) -> torch.dtype:
     """What sums are in."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-_CHUNK = 128  # rows
-
-
-def _column_sums(x: Tensor) -> Tensor:
-    """x.sum(0) in two steps. In one torch joins partial sums of a thousand blocks, which takes 60 to 90 MiB and 145 us
-    for 169,343 rows of 192 (H200, torch 2.11); so few rows as here are one block's."""
-    count = x.shape[0] // _CHUNK
-    if count < _CHUNK:
-        return x.sum(0)
-    dtype = wide(x)
-    parts = x.new_empty((count + 1, x.shape[1]), dtype=dtype)
-    torch.sum(x[: count * _CHUNK].view(count, _CHUNK, -1), 1, dtype=dtype, out=parts[:-1])
-    torch.sum(x[count * _CHUNK :], 0, dtype=dtype, out=parts[-1])
-    return parts.sum(0).to(x.dtype)
 
 
 def _shift(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:

@@ -17,6 +17,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _layers_short, messages
 from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops._cores import DOT, attended, kept_vectors, second, vectors_of
 from gnnaccel.ops._edge_factor import FUSED_DTYPES, edge_factor
 from gnnaccel.ops.attention import (
@@ -87,9 +88,17 @@ def gat(
 
 
 def narrow_gat(
-    graph: Graph, x: Tensor, att_src: Tensor, att_dst: Tensor, *, negative_slope: float, edge_scale: Tensor | None
+    graph: Graph,
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor,
+    *,
+    negative_slope: float,
+    edge_scale: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """`gat`, under autocast of the dtype of the kernels, for callers that make it wider themselves."""
+    """`gat`, under autocast of the dtype of the kernels, for callers that make it wider themselves; with a bias [H * F]
+    of the dtype of the vectors what is made of both, [num_rows, H * F]."""
     narrow = x.dtype != att_src.dtype and torch.is_autocast_enabled(x.device.type)
     if narrow:
         dtype = mixed(x, att_src)[0]
@@ -103,9 +112,17 @@ def narrow_gat(
         or not is_usual(graph, inputs, edge_scale, narrow)
         or shorter_by_parts(graph, x.shape[2] * x.element_size())
     ):
-        return composed(*inputs, edge_scale=edge_scale)
+        return _biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    return _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
+    inside = None
+    if keep and bias is not None and _operators.usual(bias) and bias.shape == (x.shape[1] * x.shape[2],):
+        inside = bias if bias.device == x.device and bias.dtype is att_src.dtype else None
+    out = _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside)
+    return out if bias is inside else _biased(out, bias)
+
+
+def _biased(out: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else out.flatten(1) + bias
 
 
 def mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
@@ -326,7 +343,7 @@ class _Gat(_operators.Function):
     """Of vectors of the dtype of x, or of float32."""
 
     @staticmethod
-    def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep):
+    def forward(ctx, x, att_src, att_dst, arrays, composed, edge_scale, slope, keep, bias):
         vectors = torch.cat((att_src, att_dst)).to(lib.accumulator(x))
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         if _layers_short.as_they_lie(x, edge_scale):
@@ -338,25 +355,27 @@ class _Gat(_operators.Function):
         if keep:
             given = kept_vectors(ctx, ctx.needs_input_grad[:1], att_src, att_dst)
             ctx.save_for_backward(x, *given, vectors, edge_scale, scores, out, *kept)
-        return out
+        return _biased(out, bias)
 
     @staticmethod
     def backward(ctx, grad):
         x, att_src, att_dst, vectors, edge_scale, scores, out, *kept = ctx.saved_tensors
         att_src, att_dst = vectors_of(ctx, att_src, att_dst)
-        if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *second(ctx, (x, att_src, att_dst), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
         grad = grad.contiguous()
+        rest = (*_NOTHING, column_sums(grad) if ctx.needs_input_grad[8] else None)
+        grad = grad.view(x.shape).to(x.dtype)  # which with a bias may be wider
+        if torch.is_grad_enabled() or not _operators.usual(grad, x):
+            return *second(ctx, (x, att_src, att_dst), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *rest
         if _layers_short.as_they_lie(x, vectors, edge_scale, scores, out, *kept, grad):
             saved = (scores, out, *kept)
             grad_x, grads = _layers_short.gat_gradients(ctx.arrays, x, vectors, edge_scale, saved, grad, ctx.slope)
             grads = grads if grads.dtype is att_src.dtype else grads.to(att_src.dtype)
-            return grad_x, grads[:1], grads[1:], *_NOTHING
+            return grad_x, grads[:1], grads[1:], *rest
         given = (x, *scores, edge_scale, None, 0.0, out, *kept, grad, ctx.slope)
         grad_x, *grad_scores = attention_backward_op.impl(ctx.arrays.transposed(), *given)
-        more, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores))
-        grad_x, grad_vectors = grad_x.add_(more), grad_vectors.to(att_src.dtype)
-        return grad_x, grad_vectors[:1], grad_vectors[1:], *_NOTHING
+        grad_x, grad_vectors = head_dots_backward_op.impl(x, vectors, torch.stack(grad_scores), grad_x)
+        grad_vectors = grad_vectors.to(att_src.dtype)
+        return grad_x, grad_vectors[:1], grad_vectors[1:], *rest
 
 
 class _Gatv2(_operators.Function):
@@ -408,7 +427,7 @@ class _Gatv2(_operators.Function):
             grad_x = grad_x.add_(more)
         if needed[1] or needed[2]:
             grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
-            grad_vectors = products.sum(0).to(y.dtype) if needed[2] else None
+            grad_vectors = column_sums(products, y.dtype) if needed[2] else None
         return grad_x, grad_y if needed[1] else None, grad_vectors, *_NOTHING
 
 

@@ -20,6 +20,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, sampled_sums
 from gnnaccel.ops._arrays import gradients
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
 from gnnaccel.ops.joined_sums import WRITTEN, versions
 from gnnaccel.ops.spmm import FORMS, spmm
@@ -151,9 +152,10 @@ class Apart:
     def result(self) -> Tensor:
         return self._sums.detach()
 
-    def gradient(self, grad: Tensor) -> Tensor:
+    def gradient(self, grad: Tensor, factor: Tensor | None = None) -> Tensor:
         again = torch.is_grad_enabled()
-        return torch.autograd.grad(self._sums, self._x, grad, retain_graph=True, create_graph=again)[0]
+        found = torch.autograd.grad(self._sums, self._x, grad, retain_graph=True, create_graph=again)[0]
+        return found if factor is None else found + factor * grad
 
 
 class _OfNone:
@@ -162,22 +164,25 @@ class _OfNone:
     def __init__(self, graph: Graph):
         self._rows = graph.num_cols
 
-    def gradient(self, grad: Tensor) -> Tensor:
-        return grad.new_zeros(self._rows, grad.shape[1])
+    def gradient(self, grad: Tensor, factor: Tensor | None = None) -> Tensor:
+        return grad.new_zeros(self._rows, grad.shape[1]) if factor is None else factor * grad
 
 
-def sums_of(graph: Graph, x: Tensor, reduce: str, both: bool) -> tuple[Any, Tensor]:
+def sums_of(graph: Graph, x: Tensor, reduce: str, both: bool, factor: Tensor | None = None) -> tuple[Any, Tensor]:
     """spmm(graph, x, reduce=reduce) within a function of autograd, and behind what has its gradient(grad), if a call of
-    `both` directions is wanted."""
+    `both` directions is wanted. With a factor, of a sum of as many rows as columns: plus factor * x, whose gradient is
+    gradient(grad, factor=factor)."""
     if not graph.nnz and x.dim() == 2 and x.shape[0] == graph.num_cols:
-        return _OfNone(graph), x.new_zeros(graph.num_rows, x.shape[1])
+        return _OfNone(graph), x.new_zeros(graph.num_rows, x.shape[1]) if factor is None else factor * x
     call: Any = ready.call_of(graph, x, FORMS[reduce], None, None, None, both)
     if call is not None:
-        return call, call.forward(x, None)
+        return call, call.forward(x, None) if factor is None else call.with_own(x, factor)
     if both:
         call = Apart(lambda x: spmm(graph, x, reduce=reduce), x)
-        return call, call.result()
-    return None, spmm(graph, x, reduce=reduce)
+        sums = call.result()
+    else:
+        sums = spmm(graph, x, reduce=reduce)
+    return call, sums if factor is None else sums + factor * x
 
 
 class _SumMapped(_operators.Function):
@@ -213,7 +218,7 @@ class _SumMapped(_operators.Function):
         if of_weight and again:  # a second derivative is asked for
             sums = spmm(ctx.graph, x, reduce=ctx.reduce)
         grad_weight = transposed.mm(sums) if of_weight else None
-        grad_bias = grad.sum(0) if of_bias else None
+        grad_bias = column_sums(grad) if of_bias else None
         return grad_x, grad_own, grad_weight, grad_bias, transposed.mm(own), None, None, None
 
 
@@ -261,7 +266,7 @@ class _NarrowSumMapped(_operators.Function):
             of_sums = ctx.call.gradient(grad.mm(maps).to(summed))
             grad_x = of_sums.add_(grad.mm(own_maps)).to(wide)
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
-        grad_bias = grad.sum(0).to(bias.dtype) if of_bias else None
+        grad_bias = column_sums(grad, bias.dtype) if of_bias else None
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
 
 
@@ -311,7 +316,7 @@ class _MappedSum(_operators.Function):
             mapped = ctx.call.gradient(grad)
             grad_x = mapped.mm(weight) if of_x else None
             grad_weight = mapped.t().mm(x) if of_weight else None
-        return grad_x, grad_weight, grad.sum(0) if of_bias else None, None, None, None
+        return grad_x, grad_weight, column_sums(grad) if of_bias else None, None, None, None
 
 
 class _NarrowMappedSum(_operators.Function):
@@ -322,7 +327,10 @@ class _NarrowMappedSum(_operators.Function):
         maps = weight.to(ends.dtype)
         mapped = F.linear(ends, maps)
         call = ready.call_of(graph, mapped, SCALED, scale, scale, None, both)
-        if call is not None:
+        wide = call is not None and ready.takes_wide(mapped, bias)
+        if wide:
+            out = call.forward(mapped, bias, wide=True)
+        elif call is not None:
             out = call.forward(mapped, None)
         elif both:
             call = Apart(lambda x: graph_conv(graph, x, source_scale=scale, row_scale=scale), mapped)
@@ -334,6 +342,8 @@ class _NarrowMappedSum(_operators.Function):
             of_x, _, of_weight, *_ = ctx.needs_input_grad
             ctx.kept = Kept((weight, bias))
             ctx.save_for_backward(ends if of_weight else None, maps if of_x else None, scale)
+        if wide:
+            return out
         return out.to(x.dtype) if bias is None else torch.add(out, bias)  # of the wider dtype
 
     @staticmethod
@@ -358,7 +368,7 @@ class _NarrowMappedSum(_operators.Function):
             mapped = ctx.call.gradient(grad.to(torch.bfloat16).contiguous())
             grad_x = mapped.mm(maps).to(ctx.dtype) if of_x else None
             grad_weight = mapped.t().mm(ends).to(weight.dtype) if of_weight else None
-        return grad_x, None, grad_weight, grad.sum(0) if of_bias else None, *rest
+        return grad_x, None, grad_weight, column_sums(grad.contiguous()) if of_bias else None, *rest
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.

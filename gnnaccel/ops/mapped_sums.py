@@ -19,6 +19,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops.joined_sums import DTYPES, WRITTEN, Parts, are_maps, composed, degrees, fits, versions, wide
 from gnnaccel.ops.messages import is_fused
 from gnnaccel.ops.messages.derivatives import Ahead, ahead, constant_factors, gradients
@@ -121,7 +122,7 @@ class _Sums:
         if of_weight is not None:
             of_weight[columns] += grad.t().mm(x)
         if of_bias is not None:
-            of_bias[columns] += grad.sum(0, dtype=of_bias.dtype)
+            of_bias[columns] += column_sums(grad, of_bias.dtype)
         if not self.of_x_wanted:
             return
         weight = self.values[number][columns]

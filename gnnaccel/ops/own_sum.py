@@ -12,6 +12,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, linear_sums
 from gnnaccel.ops._arrays import Structure
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops.joined_sums import WRITTEN, versions
 from gnnaccel.ops.spmm import spmm_op
 
@@ -44,14 +45,14 @@ def own_sum(graph: Graph, x: Tensor, eps: Tensor) -> Tensor | None:
 class _OwnSum(_operators.Function):
     @staticmethod
     def forward(ctx, x, eps, graph, both):
-        call, sums = linear_sums.sums_of(graph, x, "sum", both)
         of_x, of_eps, *_ = ctx.needs_input_grad
         factor = _factor(x, eps)
+        call, sums = linear_sums.sums_of(graph, x, "sum", both, factor)
         if of_x or of_eps:
             # eps is for a second derivative alone: it may be written into before a first one.
             ctx.call, ctx.eps, ctx.versions = call, eps, versions((eps,))
             ctx.save_for_backward(x if of_eps else None, factor)
-        return _added(sums, x, factor, not isinstance(call, linear_sums.Apart))
+        return sums
 
     @staticmethod
     def backward(ctx, grad):
@@ -60,11 +61,8 @@ class _OwnSum(_operators.Function):
         if torch.is_grad_enabled() and versions((eps,)) != ctx.versions:
             raise RuntimeError(WRITTEN)
         again, grad = torch.is_grad_enabled(), grad.contiguous()
-        grad_x = None
-        if of_x:
-            here = not again and not isinstance(ctx.call, linear_sums.Apart)
-            factor = _factor(grad, eps) if again else factor  # which depends on eps
-            grad_x = _added(ctx.call.gradient(grad), grad, factor, here)
+        factor = _factor(grad, eps) if again else factor  # which depends on eps
+        grad_x = ctx.call.gradient(grad, factor=factor) if of_x else None
         return grad_x, _of_eps(grad, x, eps) if of_eps else None, None, None
 
 
@@ -103,11 +101,8 @@ class _OwnSumMapped(_operators.Function):
     def forward(ctx, x, eps, weight, bias, graph, narrow, both):
         of_x, of_eps, of_weight, of_bias, *_ = ctx.needs_input_grad
         source, maps, shift = x.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)
-        call, sums = linear_sums.sums_of(graph, source, "sum", both)
-        factor = None
-        if eps is not None:
-            factor = _factor(source, eps)
-            sums = _added(sums, source, factor, not isinstance(call, linear_sums.Apart))
+        factor = None if eps is None else _factor(source, eps)
+        call, sums = linear_sums.sums_of(graph, source, "sum", both, factor)
         if of_x or of_eps or of_weight or of_bias:
             ctx.set_materialize_grads(False)
             ctx.call, ctx.kept, ctx.narrow, ctx.dtype = call, linear_sums.Kept((eps, weight, bias)), narrow, x.dtype
@@ -130,15 +125,12 @@ class _OwnSumMapped(_operators.Function):
         if grad is not None:
             grad = grad.contiguous()
             grad_weight = grad.t().mm(sums).to(weight.dtype) if of_weight else None
-            grad_bias = grad.sum(0, dtype=bias.dtype) if of_bias else None
+            grad_bias = column_sums(grad, bias.dtype) if of_bias else None
             if of_x or of_eps:
                 of_sums = grad.mm(maps) if of_sums is None else of_sums + grad.mm(maps)
         if of_x and of_sums is not None:
-            grad_x = ctx.call.gradient(of_sums)
             factor = _factor(of_sums, eps) if again and eps is not None else factor
-            if factor is not None:
-                grad_x = _added(grad_x, of_sums, factor, not again and not isinstance(ctx.call, linear_sums.Apart))
-            grad_x = grad_x.to(ctx.dtype)
+            grad_x = ctx.call.gradient(of_sums, factor=factor).to(ctx.dtype)
         if of_eps and of_sums is not None:
             grad_eps = _of_eps(of_sums, x, eps)
         return grad_x, grad_eps, grad_weight, grad_bias, None, None, None
@@ -152,13 +144,6 @@ def _factor(x: Tensor, eps: Tensor) -> Tensor:
 def _of_eps(grad: Tensor, x: Tensor, eps: Tensor) -> Tensor:
     """The gradient of eps, of products of its dtype: of fewer digits they leave little of a small sum."""
     return ((grad if x.dtype is eps.dtype else grad.to(eps.dtype)) * x).sum(dtype=eps.dtype).view(eps.shape)
-
-
-def _added(sums: Tensor, x: Tensor, factor: Tensor, here: bool) -> Tensor:
-    """sums + factor * x; `here`: in their place."""
-    if here:
-        return sums.addcmul_(x, factor)  # which autocast leaves alone too
-    return sums + factor * x
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.

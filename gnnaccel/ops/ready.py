@@ -21,6 +21,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first, sources_matter
+from gnnaccel.ops._column_sums import column_sums
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
@@ -236,16 +237,23 @@ class Ready:
         """True for weights that lie as the calls take them."""
         return self.forward.reads(weight)
 
+    def with_own(self, x: Tensor, factor: Tensor) -> Tensor:
+        """The sum, and of as many rows as columns `factor` [1] times x[r] in row r of it."""
+        return _with_own(self.forward, x, factor, self.arrays.nnz)
+
     def structure(self, both: bool) -> Structure:
         """The graph for the ops; with its transposed one if a kernel reads `both`."""
         return self.arrays
 
-    def gradient(self, grad: Tensor, into: Tensor | None = None) -> Tensor:
-        """The gradient of x of any kind of gradient, a new tensor."""
+    def gradient(self, grad: Tensor, into: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+        """The gradient of x of any kind of gradient, a new tensor. `factor`: that of `with_own`."""
         usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
-            return self.backward(grad)
-        return self._form.gradient(self.arrays, grad, *self.scales)
+            if factor is None:
+                return self.backward(grad)
+            return _with_own(self.backward, grad, factor, self.arrays.nnz)
+        found = self._form.gradient(self.arrays, grad, *self.scales)
+        return found if factor is None else found + factor * grad
 
 
 class Once:
@@ -275,43 +283,64 @@ class Once:
         """True for weights, or a gradient, that lie as the calls take them."""
         return _keys(values) == self._keys and values.is_contiguous() and values.device == self._device
 
-    def forward(self, x: Tensor, bias: Tensor | None, weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        weight: Tensor | None = None,
+        factor: Tensor | None = None,
+        wide: bool = False,
+    ) -> Tensor:
         form, feats = self._form, x.shape[1]
-        out = x.new_empty(self._num_rows, feats)
+        out = x.new_empty(self._num_rows, feats, dtype=torch.float32 if wide else x.dtype)
         epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
-            epilogue = (source.data_ptr(), 0, row.data_ptr(), 0 if bias is None else bias.data_ptr(), False)
+            epilogue = (source.data_ptr(), 0, row.data_ptr(), *_NO_MORE)
+        if wide or not (bias is factor is None):
+            epilogue = _with_more(epilogue, x, bias, factor, wide)
         edges = (0 if weight is None else weight.data_ptr(), 1, 1)
         result = (out.data_ptr(), 0, 0, feats, form.message, form.reduce, self._dtype, 0.0, epilogue)
         unlisted = None if x.is_cuda else 0
         lib.launch("spmm", self._device, self._csr, unlisted, (x.data_ptr(), feats, 1), edges, *result)
         return out
 
-    def gradient(self, grad: Tensor, into: Tensor | None = None) -> Tensor:
-        """That of x of any kind of gradient. `into`: where it may be put, contiguous, of its shape and dtype."""
-        if self.later is not None and into is None:
-            return self.later.gradient(grad)
-        if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
-            found = self.transposed(grad.contiguous(), into=into)
-            if found is not None:
-                return found
-        return self._form.gradient(self.structure(True), grad, *self.scales)
+    def with_own(self, x: Tensor, factor: Tensor) -> Tensor:
+        """As of `Ready`."""
+        return _with_own(self.forward, x, factor, self._tensors[1].shape[0])
 
-    def transposed(self, grad: Tensor, weight: Tensor | None = None, into: Tensor | None = None) -> Tensor | None:
-        """The gradient of x; None where a kernel does not take these. The matrix is transposed in the same call, which
-        takes less than to make a Graph of it."""
+    def gradient(self, grad: Tensor, into: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+        """That of x of any kind of gradient. `into`: where it may be put, contiguous, of its shape and dtype; `factor`:
+        that of `with_own`."""
+        if self.later is not None and into is None:
+            return self.later.gradient(grad, factor=factor)
+        if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
+            grad = grad.contiguous()
+            inside = factor if factor is not None and _own_pays(grad, factor, self._tensors[1].shape[0]) else None
+            found = self.transposed(grad, into=into, factor=inside)
+            if found is not None:
+                return found if factor is None or inside is factor else found.addcmul_(grad, factor)
+        found = self._form.gradient(self.structure(True), grad, *self.scales)
+        return found if factor is None else found + factor * grad
+
+    def transposed(
+        self, grad: Tensor, weight: Tensor | None = None, into: Tensor | None = None, factor: Tensor | None = None
+    ) -> Tensor | None:
+        """The gradient of x, plus factor * grad; None where a kernel does not take these. The matrix is transposed in
+        the same call, which takes less than to make a Graph of it."""
         if not self.reads(grad) or not (weight is None or self.reads(weight)) or grad.data_ptr() % 16:
             return None
         form, feats = self._form, grad.shape[1]
         epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
-            epilogue = (row.data_ptr(), 0, source.data_ptr(), 0, False)
+            epilogue = (row.data_ptr(), 0, source.data_ptr(), *_NO_MORE)
         elif form.name == "mean":
-            epilogue = (0, self._tensors[0].data_ptr(), 0, 0, False)
+            epilogue = (0, self._tensors[0].data_ptr(), 0, *_NO_MORE)
         if epilogue and scales_first(self._tensors[1].shape[0], self._num_rows, grad):
             return None
+        if factor is not None:
+            epilogue = _with_more(epilogue, grad, None, factor, False)
         out = grad.new_empty(self._num_cols, feats) if into is None else into
         edges = 0 if weight is None else weight.data_ptr()
         given = (grad.data_ptr(), edges, out.data_ptr(), feats, self._dtype, epilogue)
@@ -337,7 +366,8 @@ class _Sum(_operators.Function):
     def backward(ctx, grad):
         _ = ctx.saved_tensors  # raises if a scale was written into
         of_x, of_bias, _ = ctx.needs_input_grad
-        return ctx.ready.gradient(grad) if of_x else None, grad.sum(0) if of_bias else None, None
+        grad_bias = column_sums(grad.contiguous()) if of_bias else None
+        return ctx.ready.gradient(grad) if of_x else None, grad_bias, None
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
@@ -402,17 +432,62 @@ class Kernel:
             return True
         return x.device.index == self._index == torch.cuda.current_device() and x.data_ptr() % 16 == 0
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """The sums [num_rows, num_feats] of an x that it takes; with a bias, or weights [nnz], if it was made for
-        them."""
+    def __call__(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        weight: Tensor | None = None,
+        factor: Tensor | None = None,
+        wide: bool = False,
+    ) -> Tensor:
+        """The sums [num_rows, num_feats] of an x that it takes; with weights [nnz], if it was made for them.
+
+        bias : Tensor [num_feats]
+        factor : Tensor of one number, of the dtype of accumulators
+            Row r has so many times x[r] besides.
+        wide : bool
+            On CUDA, of a 16-bit x of whole vectors: the bias and the sums are of float32.
+        """
         feats = x.shape[1]
-        out = x.new_empty(self._rows, feats)
-        epilogue = self._epilogue if bias is None else (*self._epilogue[:3], bias.data_ptr(), False)
+        out = x.new_empty(self._rows, feats, dtype=torch.float32 if wide else x.dtype)
+        epilogue = self._epilogue
+        if wide or not (bias is factor is None):
+            epilogue = _with_more(epilogue, x, bias, factor, wide)
         on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
         before, given = self._before, (x.data_ptr(), feats, 1)
         edges = (0 if weight is None else weight.data_ptr(), 1, 1)
         self._entry(*before, given, edges, out.data_ptr(), *self._result, epilogue, on)
         return out
+
+
+_NO_SCALES, _NO_MORE = (0, 0, 0), (0, 0, 0, False, False)  # parts of what `epilogue_of` gives
+_OWN_DEGREE = 24  # nonzeros of a row, up to which a row of its own source costs less in the kernel than by itself
+
+
+def _with_more(epilogue: tuple, x: Tensor, bias: Tensor | None, factor: Tensor | None, wide: bool) -> tuple:
+    """With this bias, and the sources themselves times a factor."""
+    own = (0, 0) if factor is None else (x.data_ptr(), factor.data_ptr())
+    scales = epilogue[:3] if epilogue else _NO_SCALES
+    return (*scales, 0 if bias is None else bias.data_ptr(), *own, False, wide)
+
+
+def _with_own(sums: Callable, x: Tensor, factor: Tensor, nnz: int) -> Tensor:
+    """sums(x, None) + factor * x."""
+    if _own_pays(x, factor, nnz):
+        return sums(x, None, factor=factor)
+    return sums(x, None).addcmul_(x, factor)  # which autocast leaves alone
+
+
+def _own_pays(x: Tensor, factor: Tensor, nnz: int) -> bool:
+    """True where a kernel is to add factor * x, and takes it."""
+    return factor.dtype is lib.accumulator(x) and (not x.is_cuda or nnz <= _OWN_DEGREE * x.shape[0])
+
+
+def takes_wide(x: Tensor, bias: Tensor | None) -> bool:
+    """True where the sums of x may be of float32, with such a bias."""
+    if not x.is_cuda or x.element_size() != 2 or x.shape[1] % (16 // x.element_size()):
+        return False
+    return bias is None or (bias.dtype is torch.float32 and bias.is_contiguous())
 
 
 def _keys(x: Tensor) -> int:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Filled, Relation, Stack, factor, filled_rows
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import FORMS, spmm
 
@@ -179,7 +180,7 @@ class _Mapped(_operators.Function):
             pairs = zip(products, flags, wanted, strict=True)
             grad_weights += [(p.t() if flag else p) if want else None for p, flag, want in pairs]
         product = grad.t().mm(x) if any(of_owns) else None
-        total = grad.sum(0) if any(of_biases) else None
+        total = column_sums(grad) if any(of_biases) else None
         grad_owns = [product if of else None for of in of_owns]
         return None, grad_x, *grad_sums, *grad_weights, *grad_owns, *[total if of else None for of in of_biases]
 

@@ -13,6 +13,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import gradients
+from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops._relations import Chunk, Relations, relations_of
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment_matmul import matmul_op
@@ -312,7 +313,7 @@ class _Sum(_operators.Function):
             grad_own = grad.mm(own_weight.t())
         if of_own_weight:
             grad_own_weight = own.t().mm(grad)
-        return *found, grad_own, grad_own_weight, grad.sum(0) if of_bias else None, None, None
+        return *found, grad_own, grad_own_weight, column_sums(grad) if of_bias else None, None, None
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.

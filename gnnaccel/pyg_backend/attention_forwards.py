@@ -52,9 +52,11 @@ def _gat(plain: Any, general: Callable) -> Callable:
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
         start = time.perf_counter()
         scale = dropped(self, vectors[0], graph.nnz)
-        out = narrow_gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        bias = self.bias if self.concat and res is None else None  # in replicas of torch.nn.DataParallel no parameter
+        bias = bias if bias is not None and bias.dtype is vectors[0].dtype else None
+        out = narrow_gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale, bias=bias)
         report.record(guard.kind, start)
-        return _finished(self, out, res, wide=vectors[0].dtype)
+        return out if bias is not None else _finished(self, out, res, wide=vectors[0].dtype)
 
     return forward
 
