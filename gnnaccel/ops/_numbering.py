@@ -1,0 +1,93 @@
+"""Values of edges that nobody outside a layer sees, on CUDA in the order of the nonzeros.
+
+By edge id, as a layer's users have them, kernels look each value up or write it to where its id says, and move 32 bytes
+for 4 (docs/advisor.md, values of edges). By nonzero only those of the transposed graph do. No sum takes another order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gnnaccel import schedule
+from gnnaccel.ops._arrays import Structure
+from gnnaccel.ops._edge_order import gather_edge_values, say_no_memory, scatter_edge_values, try_empty_like
+
+_FEW_USES = 4  # of a sampled graph, which is gone after a step
+
+
+def numbered(
+    arrays: Structure, edge_scale: Tensor | None, keep: bool
+) -> tuple[Structure, Tensor | None, Tensor | None]:
+    """The structure and edge_scale [nnz, ...] that a layer is to work with: by nonzero, or as given.
+
+    They are by nonzero on CUDA: where there will be a backward pass (`keep`) of a graph that lasts, which then keeps an
+    index per edge; not for the first time while a CUDA graph is captured. The third is for ctx to save beside
+    edge_scale as given, and says how the saved values are numbered. What ctx knows is no help: torch.utils.checkpoint
+    has a backward pass read what a later forward saved, before which the graph may have proved to last.
+    """
+    ids = arrays.edge_ids
+    if ids is None or not ids.is_cuda or ids.shape[0] != arrays.nnz:  # ids with gaps: that is another shape
+        return arrays, edge_scale, None
+    by_nonzero: Structure | None
+    if keep:
+        places = _earned(arrays)
+        by_nonzero = None if places is None else arrays.by_nonzero_both_ways(places)
+    else:
+        by_nonzero = arrays.by_nonzero()
+    if by_nonzero is not None and edge_scale is not None:
+        if ordered := try_empty_like(edge_scale):
+            edge_scale = gather_edge_values(edge_scale, ids, *ordered)
+        else:
+            by_nonzero = None
+    mark = _mark(by_nonzero is not None) if keep else None
+    return (arrays if by_nonzero is None else by_nonzero), edge_scale, mark
+
+
+def numbered_as(mark: Tensor | None, arrays: Structure, edge_scale: Tensor | None) -> tuple[Structure, Tensor | None]:
+    """In the backward pass what `numbered` gave beside this mark."""
+    ids = arrays.edge_ids
+    if mark is None or ids is None or not mark:
+        return arrays, edge_scale
+    if edge_scale is not None:
+        ordered = torch.empty_like(edge_scale, memory_format=torch.contiguous_format)
+        edge_scale = gather_edge_values(edge_scale, ids, ordered)
+    kept = None if arrays.numbering is None else arrays.numbering.places
+    return arrays.by_nonzero_both_ways(_places(arrays) if kept is None else kept), edge_scale
+
+
+@cache
+def _mark(by_nonzero: bool) -> Tensor:
+    """On the CPU, where it is read."""
+    with torch.inference_mode(False):
+        return torch.tensor(by_nonzero, device="cpu")
+
+
+def _earned(arrays: Structure) -> Tensor | None:
+    """`Numbering.places` of a graph that has proved to last."""
+    numbering = arrays.numbering
+    if numbering is None or numbering.places is not None:
+        return None if numbering is None else numbering.places
+    if numbering.uses < 0:
+        return None
+    numbering.uses += 1
+    early = numbering.uses <= _FEW_USES and not schedule.is_lasting()
+    if early or torch.cuda.is_current_stream_capturing():
+        return None
+    try:
+        numbering.places = _places(arrays)
+    except torch.OutOfMemoryError:
+        numbering.uses = -1
+        say_no_memory()
+    return numbering.places
+
+
+def _places(arrays: Structure) -> Tensor:
+    ids, others = arrays.edge_ids, arrays.transposed().edge_ids
+    assert ids is not None
+    with torch.inference_mode(False), torch.no_grad():
+        nonzeros = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
+        by_id = scatter_edge_values(nonzeros, ids, torch.empty_like(nonzeros))
+        return by_id if others is None else by_id.index_select(0, others)
