@@ -11,6 +11,8 @@ from gnnaccel import Graph, ops
 from gnnaccel.ops import _arrays, _numbering, reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import DOT, attended
+from gnnaccel.ops.gat_layers import How
+from gnnaccel.ops.gatv2_layers import Gatv2Layer, gatv2_layers
 from gnnaccel.ops.super_gat import super_gat
 from gnnaccel.schedule.work import lasting
 from gnnaccel.schedule.worklist import Arrangement
@@ -227,6 +229,43 @@ def test_captured(name, before):
         torch.cuda.synchronize()
         for ours, exact in zip(got, want, strict=True):
             assert torch.equal(ours, exact)
+
+
+@pytest.mark.parametrize("graphs", [[pairs], [pairs, lambda: build([3] * 40, 40, permuted=False), by_source]])
+def test_layers_of_several_edge_types(graphs):
+    """One node, whose values of edges go from each graph's to those of all."""
+    graphs = [make() for make in graphs]
+    shapes = [(HEADS * FEATS, 6), (HEADS * FEATS,)] * 2 + [(1, HEADS, FEATS), (HEADS * FEATS,)]
+    x = rand(40, 6).requires_grad_()
+    made = [[rand(*shape).requires_grad_() for shape in shapes] for _ in graphs]
+    leaves, upstream, slots = [x, *[t for each in made for t in each]], rand(40, HEADS * FEATS), {}
+
+    def kept(key, make):
+        return slots[key] if key in slots else slots.setdefault(key, make())
+
+    def found(how):
+        layers = [Gatv2Layer(graph, x, x, *each) for graph, each in zip(graphs, made, strict=True)]
+        (out,) = gatv2_layers([layers], how, kept)
+        return out.detach(), *torch.autograd.grad(out, leaves, upstream)
+
+    first = found(How(0.2, True))
+    for use in range(2, 2 * AT_LAST):
+        for got, want in zip(found(How(0.2, True)), first, strict=True):
+            assert torch.equal(got, want), use
+    (whole,) = slots.values()
+    assert places(whole) is not None and places(graphs[0]) is not None
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    total, (wide, *rest) = 0.0, exact
+    for graph in graphs:
+        of_src, bias_src, of_dst, bias_dst, vectors, bias, *rest = rest
+        ends = (wide @ weight.t() + b for weight, b in ((of_src, bias_src), (of_dst, bias_dst)))
+        each = reference.gatv2(graph, *(end.view(40, HEADS, FEATS) for end in ends), vectors[0], 0.2, None)
+        total = total + each.flatten(1) + bias
+    for got, want in zip(first, (total, *torch.autograd.grad(total, exact, upstream.double())), strict=True):
+        assert_close(got, want, torch.float32)
+    with torch.no_grad():
+        layers = [Gatv2Layer(graph, x, x, *each) for graph, each in zip(graphs, made, strict=True)]
+        assert_close(gatv2_layers([layers], How(0.2, True), kept)[0], total, torch.float32)
 
 
 def test_without_memory(monkeypatch):

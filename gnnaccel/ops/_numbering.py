@@ -6,6 +6,7 @@ for 4 (docs/advisor.md, values of edges). By nonzero only those of the transpose
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -28,22 +29,43 @@ def numbered(
     edge_scale as given, and says how the saved values are numbered. What ctx knows is no help: torch.utils.checkpoint
     has a backward pass read what a later forward saved, before which the graph may have proved to last.
     """
-    ids = arrays.edge_ids
-    if ids is None or not ids.is_cuda or ids.shape[0] != arrays.nnz:  # ids with gaps: that is another shape
+    if _is_as_given(arrays):
         return arrays, edge_scale, None
-    by_nonzero: Structure | None
-    if keep:
-        places = _earned(arrays)
-        by_nonzero = None if places is None else arrays.by_nonzero_both_ways(places)
-    else:
-        by_nonzero = arrays.by_nonzero()
-    if by_nonzero is not None and edge_scale is not None:
+    by_nonzero, ids = _by_nonzero(arrays, keep), arrays.edge_ids
+    if by_nonzero is not None and edge_scale is not None and ids is not None:
         if ordered := try_empty_like(edge_scale):
             edge_scale = gather_edge_values(edge_scale, ids, *ordered)
         else:
             by_nonzero = None
     mark = _mark(by_nonzero is not None) if keep else None
     return (arrays if by_nonzero is None else by_nonzero), edge_scale, mark
+
+
+def numbered_alike(structures: Sequence[Structure], keep: bool) -> tuple[list[Structure], Tensor | None]:
+    """`numbered` without an edge_scale of structures among which values of edges go round: all of them, or none.
+
+    The first has the edges of all others, those of one behind those of another, by id and by nonzero.
+    """
+    if _is_as_given(structures[0]):
+        return [*structures], None
+    found = [_by_nonzero(each, keep) for each in structures]
+    by_nonzero = [each for each in found if each is not None]
+    complete = len(by_nonzero) == len(structures)
+    return (by_nonzero if complete else [*structures]), _mark(complete) if keep else None
+
+
+def _is_as_given(arrays: Structure) -> bool:
+    ids = arrays.edge_ids
+    return ids is None or not ids.is_cuda or ids.shape[0] != arrays.nnz  # ids with gaps: values of another shape
+
+
+def _by_nonzero(arrays: Structure, keep: bool) -> Structure | None:
+    if arrays.edge_ids is None:
+        return arrays
+    if not keep:
+        return arrays.by_nonzero()
+    places = _earned(arrays)
+    return None if places is None else arrays.by_nonzero_both_ways(places)
 
 
 def numbered_as(mark: Tensor | None, arrays: Structure, edge_scale: Tensor | None) -> tuple[Structure, Tensor | None]:
