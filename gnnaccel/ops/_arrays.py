@@ -112,6 +112,24 @@ def packed_parts(num_rows: int, num_cols: int, nnz: int, both: bool) -> tuple[li
     return [0, *accumulate((length // _ALIGNED + 1) * _ALIGNED for length in lengths)], lengths
 
 
+class Numbering:
+    """What a CUDA graph keeps for `numbering`, as captured CUDA graphs read it by its address.
+
+    Attributes
+    ----------
+    places : Tensor [nnz] or None
+        For each nonzero of the transposed matrix that of the matrix which is the same edge, of the graph's index dtype.
+    uses : int
+        How often it was asked for before it was there; -1: there is no memory for it.
+    """
+
+    __slots__ = ("places", "uses")
+
+    def __init__(self) -> None:
+        self.places: Tensor | None = None
+        self.uses = 0
+
+
 class Structure:
     """A graph and, where a gradient runs over it, its transposed one, each with the order of its rows. Never changed.
 
@@ -121,8 +139,8 @@ class Structure:
     twin: Any  # below
 
     __slots__ = (
-        *("_by_nonzero", "_other", "_own", "_packed", "_plain", "_transposed"),
-        *("calls", "edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "plan"),
+        *("_both_by_nonzero", "_by_nonzero", "_other", "_own", "_packed", "_plain", "_transposed"),
+        *("calls", "edge_ids", "epochs", "indices", "indptr", "nnz", "num_cols", "num_rows", "numbering", "plan"),
     )
 
     def __init__(self, own: Matrix, other: Matrix | None = None, epochs: tuple[int, ...] = (), nnz: int | None = None):
@@ -132,7 +150,9 @@ class Structure:
         self.nnz = own.nnz if nnz is None else nnz  # rows of features of edges: more where ids have gaps
         self.plan = own.plan
         self.calls: dict[Any, Any] = {}  # of kernels, ready but for addresses: whoever makes them puts them here
+        self.numbering: Numbering | None = None  # of a CUDA graph both ways whose edges have ids
         self._by_nonzero: Structure | None = None
+        self._both_by_nonzero: tuple[Tensor, Structure] | None = None
         self._transposed: Structure | None = None
         self._packed: tuple[Tensor, list[int]] | None = None  # what flat() gives in place of the arrays
         self._plain: bool | None = None
@@ -189,6 +209,15 @@ class Structure:
             matrix = Matrix(own.indptr, own.indices, None, own.num_cols, own.nnz, own.order, own.plan)
             self._by_nonzero = Structure(matrix)
         return self._by_nonzero
+
+    def by_nonzero_both_ways(self, places: Tensor) -> Structure:
+        """On CUDA both matrices, for values of edges that lie in the order of the nonzeros of this one. `places`: as
+        `Numbering` has them."""
+        if self._both_by_nonzero is None or self._both_by_nonzero[0] is not places:
+            other = self.transposed()._own
+            turned = Matrix(other.indptr, other.indices, places, other.num_cols, other.nnz, other.order, other.plan)
+            self._both_by_nonzero = places, Structure(self.by_nonzero()._own, turned)
+        return self._both_by_nonzero[1]
 
     def numbered_up_to(self, nnz: int) -> Structure:
         """The same with edge ids below `nnz`, of which some are of no edge."""
@@ -289,6 +318,8 @@ def arrays_of(
     found = structures.get(key)
     if found is None or found.epochs != epochs:
         found = Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work), epochs)
+        if t is not None and graph.edge_ids is not None and graph.indptr.is_cuda:
+            found.numbering = graph.slot("numbering", Numbering)
         if not graph.transient():
             for known in structures.values():
                 if known.epochs[: len(epochs)] != epochs[: len(known.epochs)]:

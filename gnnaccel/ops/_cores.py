@@ -15,6 +15,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure
+from gnnaccel.ops._numbering import numbered, numbered_as
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
@@ -145,24 +146,26 @@ class _Attended(_operators.Function):
     def forward(ctx, core, arrays, composed, edge_scale, slope, keep, count, *inputs):
         ends = inputs[:count]
         vectors = torch.cat(inputs[count:]) if len(inputs) > count else None
-        out, kept = core.forward(arrays, ends, vectors, How(slope, edge_scale), keep)
+        inner, scale, mark = numbered(arrays, edge_scale, keep)
+        out, kept = core.forward(inner, ends, vectors, How(slope, scale), keep)
         if keep:
             ctx.core, ctx.arrays, ctx.composed, ctx.slope = core, arrays, composed, slope
             ctx.counts = len(inputs), count
             given = kept_vectors(ctx, ctx.needs_input_grad[7 : 7 + count], *inputs[count:])
-            ctx.save_for_backward(*ends, *given, edge_scale, vectors, *kept)
+            ctx.save_for_backward(*ends, *given, edge_scale, mark, vectors, *kept)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         (number, count), saved = ctx.counts, ctx.saved_tensors
-        inputs, (edge_scale, vectors, *kept) = saved[:number], saved[number:]
+        inputs, (edge_scale, mark, vectors, *kept) = saved[:number], saved[number:]
         inputs = *inputs[:count], *vectors_of(ctx, *inputs[count:])
         nothing, needed = (None,) * 7, ctx.needs_input_grad[7:]
         if torch.is_grad_enabled() or not _operators.usual(grad, inputs[0]):
             return *nothing, *second(ctx, inputs, grad, needed, edge_scale=edge_scale)
+        arrays, edge_scale = numbered_as(mark, ctx.arrays, edge_scale)
         needs, how = (*needed[:count], True in needed[count:]), How(ctx.slope, edge_scale)
-        given = (ctx.arrays, inputs[:count], vectors, how, kept, grad.contiguous(), needs)
+        given = (arrays, inputs[:count], vectors, how, kept, grad.contiguous(), needs)
         grads, grad_vectors = ctx.core.gradients(*given)
         return *nothing, *grads, *(() if vectors is None else grad_vectors.split(1))
 

@@ -54,12 +54,13 @@ def try_empty_like(x: Tensor, count: int = 1) -> list[Tensor]:
     try:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)]
     except torch.OutOfMemoryError:
-        _say_once()
+        say_no_memory()
         return []
 
 
 @functools.cache
-def _say_once() -> None:
+def say_no_memory() -> None:
+    """Once."""
     logging.getLogger("gnnaccel").warning("no memory to bring values of edges in order; kernels look them up, slower")
 
 

@@ -20,6 +20,7 @@ from gnnaccel.graph.stack import below_each_other
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._numbering import numbered_alike, numbered_as
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.gat_layers import How, are_ends, ends_of
@@ -96,18 +97,20 @@ def gatv2_layers(targets: Sequence[Sequence[Gatv2Layer]], how: How, kept: Callab
     )
     both = torch.is_grad_enabled()
     whole, *each = [arrays_of(g, both, features[0]) for g in (graph, *graphs)]
-    call = _Call(graphs, ends, [len(layers) for layers in targets], len(features), how, whole, each)
+    call = _Call(graphs, ends, [len(layers) for layers in targets], len(features), how, both, whole, each)
     return list(_layers(call, *features, *given))
 
 
 class _Call(NamedTuple):
-    """ends : for each layer the places of x and y among the features. counts : how many layers each target has."""
+    """ends : for each layer the places of x and y among the features. counts : how many layers each target has.
+    both : whether there may be a backward pass."""
 
     graphs: list[Graph]
     ends: list[tuple[int, int]]
     counts: list[int]
     features: int
     how: How
+    both: bool
     whole: Structure
     each: list[Structure]
 
@@ -127,12 +130,13 @@ class _Layers(_operators.Function):
 
     @staticmethod
     def forward(ctx, call, *given):
-        parameters, like, whole = given[call.features :], given[0], call.whole
+        parameters, like = given[call.features :], given[0]
+        (whole, *every), mark = numbered_alike([call.whole, *call.each], call.both)
         heads, outputs = parameters[_VECTORS].shape[1:]
         mapped = [like.new_empty(rows, heads, outputs) for rows in (whole.num_cols, whole.num_rows)]
         sides = _split(call, *mapped)
         scores = []
-        for n, (arrays, sources, targets) in enumerate(zip(call.each, *sides, strict=True)):
+        for n, (arrays, sources, targets) in enumerate(zip(every, *sides, strict=True)):
             of = parameters[n * _EACH : (n + 1) * _EACH]
             _map(given[call.ends[n][0]], of[_SRC], of[_BIAS_SRC], sources)
             _map(given[call.ends[n][1]], of[_DST], of[_BIAS_DST], targets)
@@ -152,20 +156,21 @@ class _Layers(_operators.Function):
         if True in ctx.needs_input_grad:
             ctx.set_materialize_grads(False)
             ctx.call = call
-            ctx.save_for_backward(*mapped, weight, *given)
+            ctx.save_for_backward(*mapped, weight, mark, *given)
         return tuple(outs)
 
     @staticmethod
     def backward(ctx, *grads):
         call, needs = ctx.call, ctx.needs_input_grad[1:]
-        sources, targets, weight, *given = ctx.saved_tensors
+        sources, targets, weight, mark, *given = ctx.saved_tensors
         if torch.is_grad_enabled() or not _operators.usual(*[grad for grad in grads if grad is not None]):
             return None, *_second(call, given, grads, needs)
         found: list[Tensor | None] = [None] * len(needs)
         reached = [
             n for numbers, grad in zip(call.by_target(), grads, strict=True) if grad is not None for n in numbers
         ]
-        slope, whole, parameters = call.how.negative_slope, call.whole, call.features
+        slope, parameters = call.how.negative_slope, call.features
+        whole, *every = [numbered_as(mark, arrays, None)[0] for arrays in (call.whole, *call.each)]
         rows = _rows(call, grads, targets)
         of_weight = weight_gradient(whole, sources, rows, (sources.shape[1], 1), "mul").squeeze(-1)
         of_scores = edge_softmax_backward_op.impl(whole, weight, of_weight)
@@ -175,7 +180,7 @@ class _Layers(_operators.Function):
         for n, (x, y, of_x, scores) in enumerate(sides):
             if n not in reached:
                 continue
-            arrays, at = call.each[n], parameters + n * _EACH
+            arrays, at = every[n], parameters + n * _EACH
             vectors = given[at + _VECTORS][0]
             more, _ = sums_op.impl(arrays.transposed(), y, x, vectors, scores, slope, False)
             of_x.add_(more)

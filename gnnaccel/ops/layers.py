@@ -20,6 +20,7 @@ from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._column_sums import column_sums
 from gnnaccel.ops._cores import DOT, attended, kept_vectors, second, vectors_of
 from gnnaccel.ops._edge_factor import FUSED_DTYPES, edge_factor
+from gnnaccel.ops._numbering import numbered, numbered_as
 from gnnaccel.ops.attention import (
     attention,
     attention_backward_op,
@@ -388,13 +389,14 @@ class _Gatv2(_operators.Function):
             if keep:
                 ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
             return out
-        scores = scores_op.impl(arrays, x, y, vectors, slope)
+        inner, scale, mark = numbered(arrays, edge_scale, keep)
+        scores = scores_op.impl(inner, x, y, vectors, slope)
         if ctx.parts:
-            kept = [edge_softmax_op.impl(arrays, scores.to(lib.accumulator(x)))]
-            weight = _times(kept[0], edge_scale).to(x.dtype)
-            out = spmm_op.impl(arrays, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
+            kept = [mark, edge_softmax_op.impl(inner, scores.to(lib.accumulator(x)))]
+            weight = _times(kept[1], scale).to(x.dtype)
+            out = spmm_op.impl(inner, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
-            out, stats = dot_attention_op.impl(arrays, None, None, x, scores, edge_scale, None, 0.0, 1.0)
+            out, stats = dot_attention_op.impl(inner, None, None, x, scores, scale, None, 0.0, 1.0)
             kept = [scores, out, stats]
         if keep:
             ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
@@ -413,7 +415,8 @@ class _Gatv2(_operators.Function):
             given = (x, y, vectors, edge_scale)
             return *_layers_short.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
         if ctx.parts:
-            (weight,) = kept
+            mark, weight = kept
+            arrays, edge_scale = numbered_as(mark, arrays, edge_scale)
             grad_weight = _times(sddmm_op.impl(arrays, x, grad, "dot", "u", "v").squeeze(-1), edge_scale)
             grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype))
             whole = _times(weight, edge_scale).to(x.dtype).unsqueeze(-1)

@@ -37,6 +37,7 @@ TESTS = (
     "tests/test_cuda_tiles.py",
     "tests/test_cuda_maxk.py",
     "tests/test_cuda_messages.py",
+    "tests/test_cuda_numbering.py",
     "tests/test_cuda_sampling.py",
     "tests/test_cuda_sampling_kinds.py",
     "tests/test_cuda_packed.py",
