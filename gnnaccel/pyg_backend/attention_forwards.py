@@ -18,6 +18,7 @@ from torch_geometric.nn.conv import gat_conv as module
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import reduce
+from gnnaccel.ops import linear_sums
 from gnnaccel.ops.dot_layers import DotLayer, Map
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, is_edgeless, takes, without_edges
 from gnnaccel.ops.gatv2_layers import Gatv2Layer
@@ -131,7 +132,11 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         if not fits or (self.share_weights and pair[0] is not pair[1]):
             return general(self, x, edge_index, edge_attr, return_attention_weights)
         source, target = pair
-        res = None if modules.get("res") is None else modules["res"](target)
+        res = modules.get("res")
+        if source is target and (res is None or short.are_linear(res)):
+            # One cast for all maps, and one of what their gradients add up to.
+            source = target = source.to(linear_sums.narrow_dtype(source) or source.dtype)
+        res = None if res is None else res(target)
         left = modules["lin_l"](source).view(shape)
         right = left if self.share_weights else modules["lin_r"](target).view(shape)
         start = time.perf_counter()
