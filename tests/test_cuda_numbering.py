@@ -28,8 +28,8 @@ def pairs(index=torch.int32):
     cols = torch.randint(40, (384,))
     cols[:20], rows[:20] = cols[20:40].clone(), rows[20:40].clone()
     order = torch.randperm(384)
-    ends = (t[order].to(DEVICE, index) for t in (rows, cols))
-    return Graph.from_coo(*ends, num_rows=40, num_cols=40)
+    made = Graph.from_coo(*(t[order].to(DEVICE) for t in (rows, cols)), num_rows=40, num_cols=40)
+    return Graph.from_csr(*(t.to(index) for t in (made.indptr, made.indices, made.edge_ids)), num_cols=40)
 
 
 def by_source(index=torch.int32):
