@@ -113,14 +113,14 @@ def packed_parts(num_rows: int, num_cols: int, nnz: int, both: bool) -> tuple[li
 
 
 class Numbering:
-    """What a CUDA graph keeps for `numbering`, as captured CUDA graphs read it by its address.
+    """What a CUDA graph keeps for `_numbering`, as long as itself: captured CUDA graphs read it by its address.
 
     Attributes
     ----------
     places : Tensor [nnz] or None
         For each nonzero of the transposed matrix that of the matrix which is the same edge, of the graph's index dtype.
     uses : int
-        How often it was asked for before it was there; -1: there is no memory for it.
+        How often places were asked for before they were there; -1: there is no memory for them.
     """
 
     __slots__ = ("places", "uses")

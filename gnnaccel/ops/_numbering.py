@@ -29,7 +29,7 @@ def numbered(
     edge_scale as given, and says how the saved values are numbered. What ctx knows is no help: torch.utils.checkpoint
     has a backward pass read what a later forward saved, before which the graph may have proved to last.
     """
-    if _is_as_given(arrays):
+    if _stays(arrays):
         return arrays, edge_scale, None
     by_nonzero, ids = _by_nonzero(arrays, keep), arrays.edge_ids
     if by_nonzero is not None and edge_scale is not None and ids is not None:
@@ -46,25 +46,29 @@ def numbered_alike(structures: Sequence[Structure], keep: bool) -> tuple[list[St
 
     The first has the edges of all others, those of one behind those of another, by id and by nonzero.
     """
-    if _is_as_given(structures[0]):
+    if _stays(structures[0]):
         return [*structures], None
-    found = [_by_nonzero(each, keep) for each in structures]
+    first, *others = structures
+    found = [_by_nonzero(first, keep)]
+    if found[0] is not None:
+        found += [_by_nonzero(each, keep, lasts=True) for each in others]
     by_nonzero = [each for each in found if each is not None]
     complete = len(by_nonzero) == len(structures)
     return (by_nonzero if complete else [*structures]), _mark(complete) if keep else None
 
 
-def _is_as_given(arrays: Structure) -> bool:
+def _stays(arrays: Structure) -> bool:
+    """True where there is nothing to number anew, or on the CPU."""
     ids = arrays.edge_ids
     return ids is None or not ids.is_cuda or ids.shape[0] != arrays.nnz  # ids with gaps: values of another shape
 
 
-def _by_nonzero(arrays: Structure, keep: bool) -> Structure | None:
+def _by_nonzero(arrays: Structure, keep: bool, lasts: bool = False) -> Structure | None:
     if arrays.edge_ids is None:
         return arrays
     if not keep:
         return arrays.by_nonzero()
-    places = _earned(arrays)
+    places = _earned(arrays, lasts)
     return None if places is None else arrays.by_nonzero_both_ways(places)
 
 
@@ -87,16 +91,16 @@ def _mark(by_nonzero: bool) -> Tensor:
         return torch.tensor(by_nonzero, device="cpu")
 
 
-def _earned(arrays: Structure) -> Tensor | None:
-    """`Numbering.places` of a graph that has proved to last."""
+def _earned(arrays: Structure, lasts: bool) -> Tensor | None:
+    """`Numbering.places` of a graph that has proved to last, or is known to."""
     numbering = arrays.numbering
     if numbering is None or numbering.places is not None:
         return None if numbering is None else numbering.places
     if numbering.uses < 0:
         return None
     numbering.uses += 1
-    early = numbering.uses <= _FEW_USES and not schedule.is_lasting()
-    if early or torch.cuda.is_current_stream_capturing():
+    lasts = lasts or numbering.uses > _FEW_USES or schedule.is_lasting()
+    if not lasts or torch.cuda.is_current_stream_capturing():
         return None
     try:
         numbering.places = _places(arrays)
