@@ -4,7 +4,7 @@
 
 Device time, medians of calls in turns, microseconds.
 
-- columns: sums of the columns of a matrix, the gradient of a bias: torch's, and ops/_column_sums.py.
+- columns: sums of the columns of a matrix, the gradient of a bias: torch's, and ops/_bias.py.
 - own: GIN's sum with (1 + eps) times a row's own source, on random graphs of a mean degree, along a list: the sum with
   torch's addcmul_ behind it, and as one kernel (ops/ready.py decides between these by the degree).
 - wide: GCN's sum of 16-bit features with a bias in float32: rounded with torch's add behind it, and as one kernel.
@@ -20,7 +20,7 @@ from timing import median_ms, provenance, save_table
 import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _column_sums, ready
+from gnnaccel.ops import _bias, ready
 from gnnaccel.ops._arrays import arrays_of, epilogue_of
 
 COLUMNS = ("what", "rows", "width", "dtype", "degree", "theirs_us", "ours_us", "ratio")
@@ -33,7 +33,7 @@ def cases(device: str):
     """(what, rows, width, dtype, degree, their function, ours)"""
     for (rows, width), (name, dtype) in ((m, d) for m in MATRICES for d in DTYPES.items()):
         x = torch.randn(rows, width, device=device).to(dtype)
-        yield "columns", rows, width, name, None, lambda x=x: x.sum(0), lambda x=x: _column_sums.column_sums(x)
+        yield "columns", rows, width, name, None, lambda x=x: x.sum(0), lambda x=x: _bias.column_sums(x)
     for degree in DEGREES:
         ends = torch.randint(ROWS, (2, ROWS * degree), device=device)
         graph = Graph.from_coo(*ends, num_rows=ROWS, num_cols=ROWS)
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--csv", metavar="OUT", help="also write the figures there")
     parser.add_argument("--commit", help="named in the table's head; by default what git says")
     options = parser.parse_args()
-    _column_sums._LEAST = 0  # also where torch's are taken
+    _bias._LEAST_BYTES = 0  # also where torch's are taken
     rows = []
     with torch.no_grad():
         for *case, theirs, ours in cases("cuda"):

@@ -103,6 +103,7 @@ void bind_cuda(pybind11::module_& module) {
   add("gatv2_sums", &gatv2_sums);
   add("head_dots", &head_dots);
   add("head_dots_backward", &head_dots_backward);
+  add("add_bias", &add_bias);
   add("column_sums", &column_sums);
   add("segment_matmul", &segment_matmul);
   add("segment_matmul_weights", &segment_matmul_weights);

@@ -87,9 +87,15 @@ cudaError_t head_dots_backward(Workspace& workspace, const void* x, const void* 
                                void* grad_x, void* grad_vectors, bool add, int64_t num_rows, int64_t num_vectors,
                                int64_t num_heads, int64_t width, DType dtype, cudaStream_t stream);
 
-// out [width] = sums of the columns of x [num_rows, width] of `dtype`, in f64 for f64, else in f32. CUDA only.
-cudaError_t column_sums(Workspace& workspace, const void* x, void* out, int64_t num_rows, int64_t width, DType dtype,
-                        cudaStream_t stream);
+// out [num_rows, width] = x [num_rows, width] of `dtype` + bias [width], these two of f64 for f64, else of f32. Rows
+// are whole vectors of 16 bytes. CUDA only, as the next.
+cudaError_t add_bias(const void* x, const void* bias, void* out, int64_t num_rows, int64_t width, DType dtype,
+                     cudaStream_t stream);
+
+// out [width] = sums of the columns of x [num_rows, width] of `dtype`, in f64 for f64, else in f32; and of f32 where
+// `rounded` is not null there x in a 16-bit dtype.
+cudaError_t column_sums(Workspace& workspace, const void* x, void* out, void* rounded, DType rounded_dtype,
+                        int64_t num_rows, int64_t width, DType dtype, cudaStream_t stream);
 
 // out[i] = x_i @ weight[s] for the rows i of segment s. The CPU's are products of torch's.
 //   x_i     row i of x; or, with `sums` of num_rows rows, the sum over the nonzeros k of its row i of factors[k] times

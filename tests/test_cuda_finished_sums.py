@@ -9,7 +9,7 @@ from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, rand
 from test_cuda_lists import OF_SUMS, fixed, poisoned  # noqa: F401
 
 from gnnaccel import _library as lib
-from gnnaccel.ops import _column_sums, ready, reference
+from gnnaccel.ops import _bias, ready, reference
 from gnnaccel.ops._arrays import arrays_of, epilogue_of
 
 DEGREES = {
@@ -72,10 +72,23 @@ def test_results_of_float32(graphs, dtype, index):
     "shape", [(1, 3), (700, 64), (70_000, 4), (513, 100), (40, 3000), (0, 8), (1, 1), (2100, 2, 9)]
 )
 def test_column_sums(shape, dtype, monkeypatch):
-    monkeypatch.setattr(_column_sums, "_LEAST", 0)
+    monkeypatch.setattr(_bias, "_LEAST_BYTES", 0)
     x = rand(*shape, dtype=dtype)
     with torch.no_grad():
         for of in (dtype, lib.accumulator(x)):
-            got = _column_sums.column_sums(x, of)
+            got = _bias.column_sums(x, of)
             assert got.dtype == of and got.shape == x.shape[1:]
             assert_close(got, x.double().sum(0), of, str(shape), x.double().abs().sum(0))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("shape", [(1, 8), (700, 64), (3000, 40), (5, 3000), (0, 8), (9, 7)])
+def test_a_bias_of_float32_and_its_gradient(shape, dtype, monkeypatch):
+    monkeypatch.setattr(_bias, "_LEAST_BYTES", 0)
+    x, bias = rand(*shape, dtype=dtype), rand(shape[1])
+    with torch.no_grad():
+        assert_close(_bias.add_bias(x, bias), x.double() + bias.double(), torch.float32)
+        grad = rand(*shape)
+        rounded, sums = _bias.rounded_and_sums(grad, dtype)
+        assert torch.equal(rounded, grad.to(dtype))
+        assert_close(sums, grad.double().sum(0), torch.float32, str(shape), grad.double().abs().sum(0))

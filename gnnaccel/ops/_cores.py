@@ -15,6 +15,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure
+from gnnaccel.ops._bias import add_bias, unbiased
 from gnnaccel.ops._numbering import numbered, numbered_as
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
@@ -140,10 +141,11 @@ DOT = Core(_dot, _dot_gradients, _dot_composed)  # of a query, a key and a value
 
 
 class _Attended(_operators.Function):
-    """A core of features and vectors of one dtype, or vectors of float32."""
+    """A core of features and vectors of one dtype, or vectors of float32, and what it makes plus a bias, if there is
+    one."""
 
     @staticmethod
-    def forward(ctx, core, arrays, composed, edge_scale, slope, keep, count, *inputs):
+    def forward(ctx, core, arrays, composed, edge_scale, slope, keep, bias, count, *inputs):
         ends = inputs[:count]
         vectors = torch.cat(inputs[count:]) if len(inputs) > count else None
         inner, scale, mark = numbered(arrays, edge_scale, keep)
@@ -151,23 +153,25 @@ class _Attended(_operators.Function):
         if keep:
             ctx.core, ctx.arrays, ctx.composed, ctx.slope = core, arrays, composed, slope
             ctx.counts = len(inputs), count
-            given = kept_vectors(ctx, ctx.needs_input_grad[7 : 7 + count], *inputs[count:])
+            given = kept_vectors(ctx, ctx.needs_input_grad[8 : 8 + count], *inputs[count:])
             ctx.save_for_backward(*ends, *given, edge_scale, mark, vectors, *kept)
-        return out
+        return out if bias is None else add_bias(out.flatten(1), bias)
 
     @staticmethod
     def backward(ctx, grad):
         (number, count), saved = ctx.counts, ctx.saved_tensors
         inputs, (edge_scale, mark, vectors, *kept) = saved[:number], saved[number:]
         inputs = *inputs[:count], *vectors_of(ctx, *inputs[count:])
-        nothing, needed = (None,) * 7, ctx.needs_input_grad[7:]
+        needed = ctx.needs_input_grad[8:]
+        grad, of_bias = unbiased(grad, inputs[0], ctx.needs_input_grad[6])
+        before = (*(None,) * 6, of_bias, None)
         if torch.is_grad_enabled() or not _operators.usual(grad, inputs[0]):
-            return *nothing, *second(ctx, inputs, grad, needed, edge_scale=edge_scale)
+            return *before, *second(ctx, inputs, grad, needed, edge_scale=edge_scale)
         arrays, edge_scale = numbered_as(mark, ctx.arrays, edge_scale)
         needs, how = (*needed[:count], True in needed[count:]), How(ctx.slope, edge_scale)
-        given = (arrays, inputs[:count], vectors, how, kept, grad.contiguous(), needs)
+        given = (arrays, inputs[:count], vectors, how, kept, grad, needs)
         grads, grad_vectors = ctx.core.gradients(*given)
-        return *nothing, *grads, *(() if vectors is None else grad_vectors.split(1))
+        return *before, *grads, *(() if vectors is None else grad_vectors.split(1))
 
 
 def kept_vectors(ctx: Any, features: Sequence[bool], *vectors: Tensor) -> tuple[Tensor | None, ...]:

@@ -13,7 +13,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops._edge_order import dense, gather_edge_values, is_profitable, scatter_edge_values, try_empty_like

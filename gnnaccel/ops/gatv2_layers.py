@@ -19,7 +19,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import below_each_other
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops._numbering import numbered_alike, numbered_as
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op

@@ -9,7 +9,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.spgemm import serves, sum_of_entries

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.ops import linear_sums
 from gnnaccel.ops._arrays import gradients
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 
 
 def joined_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], apart: int) -> tuple[Tensor, ...] | None:

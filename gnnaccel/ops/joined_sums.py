@@ -23,7 +23,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays, products
 from gnnaccel.ops._arrays import Structure, arrays_of
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.messages import Expression, c, e, generated, is_fused, message_reduce, relu, sigmoid, u, v
 from gnnaccel.ops.messages.joined import Forms, Walk, plan_of
 

@@ -17,7 +17,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _layers_short, messages
 from gnnaccel.ops._arrays import arrays_of
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import add_bias, column_sums, unbiased
 from gnnaccel.ops._cores import DOT, attended, kept_vectors, second, vectors_of
 from gnnaccel.ops._edge_factor import FUSED_DTYPES, edge_factor
 from gnnaccel.ops._numbering import numbered, numbered_as
@@ -113,17 +113,11 @@ def narrow_gat(
         or not is_usual(graph, inputs, edge_scale, narrow)
         or shorter_by_parts(graph, x.shape[2] * x.element_size())
     ):
-        return _biased(composed(*inputs, edge_scale=edge_scale), bias)
+        return biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    inside = None
-    if keep and bias is not None and _operators.usual(bias) and bias.shape == (x.shape[1] * x.shape[2],):
-        inside = bias if bias.device == x.device and bias.dtype is att_src.dtype else None
+    inside = bias if keep and may_be_inside(bias, x) else None
     out = _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside)
-    return out if bias is inside else _biased(out, bias)
-
-
-def _biased(out: Tensor, bias: Tensor | None) -> Tensor:
-    return out if bias is None else out.flatten(1) + bias
+    return out if bias is inside else biased(out, bias)
 
 
 def mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
@@ -186,7 +180,14 @@ def gatv2(
 
 
 def narrow_gatv2(
-    graph: Graph, x: Tensor, y: Tensor, vectors: Tensor, *, negative_slope: float, edge_scale: Tensor | None
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    vectors: Tensor,
+    *,
+    negative_slope: float,
+    edge_scale: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """`gatv2`, as `narrow_gat`."""
     if x.dtype != vectors.dtype and torch.is_autocast_enabled(x.device.type):
@@ -199,9 +200,11 @@ def narrow_gatv2(
     fits = x.dim() == 3 and x.shape[0] == graph.num_cols and y.shape == (graph.num_rows, *x.shape[1:])
     fits = fits and vectors.shape == x.shape[1:] and x.shape[1:].numel() > 0
     if not fits or not is_usual(graph, inputs, edge_scale):
-        return composed(*inputs, edge_scale=edge_scale)
+        return biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    return _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep)
+    inside = bias if keep and may_be_inside(bias, x) else None
+    out = _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside)
+    return out if bias is inside else biased(out, bias)
 
 
 def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
@@ -247,7 +250,9 @@ def heads_attention(
         if not query.is_cuda or query.shape[2] * query.element_size() <= MAX_CUDA_HEAD_BYTES:
             return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
     elif value.dtype not in FUSED_DTYPES["cuda" if value.is_cuda else "cpu"]:
-        return attended(DOT, arrays_of(graph, keep, value), composed, edge_scale, factor, keep, len(inputs), *inputs)
+        return attended(
+            DOT, arrays_of(graph, keep, value), composed, edge_scale, factor, keep, None, len(inputs), *inputs
+        )
     return composed(*inputs, edge_scale=edge_scale)
 
 
@@ -337,6 +342,18 @@ def is_usual(
     return True
 
 
+def may_be_inside(bias: Tensor | None, x: Tensor) -> bool:
+    """True for a bias of features x [N, H, F] that `is_usual` takes, which one node of autograd may add to its sums."""
+    if bias is None or not _operators.usual(bias) or bias.shape != (x.shape[1] * x.shape[2],):
+        return False
+    return bias.device == x.device and torch.promote_types(x.dtype, bias.dtype) is bias.dtype
+
+
+def biased(out: Tensor, bias: Tensor | None) -> Tensor:
+    """out [N, H, F], or [N, H * F] with a bias."""
+    return out if bias is None else out.flatten(1) + bias
+
+
 _NOTHING = (None,) * 5  # gradients of the arguments behind the first three
 
 
@@ -356,15 +373,14 @@ class _Gat(_operators.Function):
         if keep:
             given = kept_vectors(ctx, ctx.needs_input_grad[:1], att_src, att_dst)
             ctx.save_for_backward(x, *given, vectors, edge_scale, scores, out, *kept)
-        return _biased(out, bias)
+        return out if bias is None else add_bias(out.flatten(1), bias)
 
     @staticmethod
     def backward(ctx, grad):
         x, att_src, att_dst, vectors, edge_scale, scores, out, *kept = ctx.saved_tensors
         att_src, att_dst = vectors_of(ctx, att_src, att_dst)
-        grad = grad.contiguous()
-        rest = (*_NOTHING, column_sums(grad) if ctx.needs_input_grad[8] else None)
-        grad = grad.view(x.shape).to(x.dtype)  # which with a bias may be wider
+        grad, of_bias = unbiased(grad, x, ctx.needs_input_grad[8])
+        rest = (*_NOTHING, of_bias)
         if torch.is_grad_enabled() or not _operators.usual(grad, x):
             return *second(ctx, (x, att_src, att_dst), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *rest
         if _layers_short.as_they_lie(x, vectors, edge_scale, scores, out, *kept, grad):
@@ -381,14 +397,14 @@ class _Gat(_operators.Function):
 
 class _Gatv2(_operators.Function):
     @staticmethod
-    def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep):
+    def forward(ctx, x, y, vectors, arrays, composed, edge_scale, slope, keep, bias):
         ctx.arrays, ctx.composed, ctx.slope = arrays, composed, slope
         ctx.parts = x.is_cuda and keep  # whose backward is the faster there, as in edge_attention
         if not x.is_cuda and _layers_short.as_they_lie(x, y, vectors, edge_scale):
             kept = _, out, _ = _layers_short.gatv2(arrays, x, y, vectors, edge_scale, slope)
             if keep:
                 ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
-            return out
+            return out if bias is None else add_bias(out.flatten(1), bias)
         inner, scale, mark = numbered(arrays, edge_scale, keep)
         scores = scores_op.impl(inner, x, y, vectors, slope)
         if ctx.parts:
@@ -400,20 +416,21 @@ class _Gatv2(_operators.Function):
             kept = [scores, out, stats]
         if keep:
             ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
-        return out
+        return out if bias is None else add_bias(out.flatten(1), bias)
 
     @staticmethod
     def backward(ctx, grad):
         x, y, vectors, edge_scale, *kept = ctx.saved_tensors
         (vectors,) = vectors_of(ctx, vectors)
         arrays, needed = ctx.arrays, ctx.needs_input_grad
-        if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *second(ctx, (x, y, vectors), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
         # What hooks on saved tensors give back may lie otherwise.
-        grad = grad.contiguous()
+        grad, of_bias = unbiased(grad, y, needed[8])
+        rest = (*_NOTHING, of_bias)
+        if torch.is_grad_enabled() or not _operators.usual(grad, x):
+            return *second(ctx, (x, y, vectors), grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *rest
         if not x.is_cuda and _layers_short.as_they_lie(x, y, vectors, edge_scale, *kept):
             given = (x, y, vectors, edge_scale)
-            return *_layers_short.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *_NOTHING
+            return *_layers_short.gatv2_gradients(arrays, given, kept, grad, ctx.slope, needed), *rest
         if ctx.parts:
             mark, weight = kept
             arrays, edge_scale = numbered_as(mark, arrays, edge_scale)
@@ -431,7 +448,7 @@ class _Gatv2(_operators.Function):
         if needed[1] or needed[2]:
             grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = column_sums(products, y.dtype) if needed[2] else None
-        return grad_x, grad_y if needed[1] else None, grad_vectors, *_NOTHING
+        return grad_x, grad_y if needed[1] else None, grad_vectors, *rest
 
 
 class _Dot(_operators.Function):

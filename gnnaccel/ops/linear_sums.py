@@ -20,7 +20,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, sampled_sums
 from gnnaccel.ops._arrays import gradients
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums, rounded_and_sums
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
 from gnnaccel.ops.joined_sums import WRITTEN, versions
 from gnnaccel.ops.spmm import FORMS, spmm
@@ -363,12 +363,15 @@ class _NarrowMappedSum(_operators.Function):
                 return out.to(dtype) if bias is None else out + bias
 
             return None, *gradients(composed, (ends, weight, bias), ctx.needs_input_grad[1:4], grad), *rest
-        grad_x = grad_weight = None
+        grad, grad_x, grad_weight = grad.contiguous(), None, None
         if of_x or of_weight:
-            mapped = ctx.call.gradient(grad.to(torch.bfloat16).contiguous())
+            rounded, grad_bias = rounded_and_sums(grad, torch.bfloat16) if of_bias else (grad.to(torch.bfloat16), None)
+            mapped = ctx.call.gradient(rounded)
             grad_x = mapped.mm(maps).to(ctx.dtype) if of_x else None
             grad_weight = mapped.t().mm(ends).to(weight.dtype) if of_weight else None
-        return grad_x, None, grad_weight, column_sums(grad.contiguous()) if of_bias else None, *rest
+        elif of_bias:
+            grad_bias = column_sums(grad)
+        return grad_x, None, grad_weight, grad_bias, *rest
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.

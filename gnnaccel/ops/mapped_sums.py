@@ -19,7 +19,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.joined_sums import DTYPES, WRITTEN, Parts, are_maps, composed, degrees, fits, versions, wide
 from gnnaccel.ops.messages import is_fused
 from gnnaccel.ops.messages.derivatives import Ahead, ahead, constant_factors, gradients

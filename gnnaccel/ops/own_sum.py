@@ -12,7 +12,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, linear_sums
 from gnnaccel.ops._arrays import Structure
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.joined_sums import WRITTEN, versions
 from gnnaccel.ops.spmm import spmm_op
 

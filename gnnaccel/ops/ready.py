@@ -21,7 +21,7 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first, sources_matter
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
@@ -461,7 +461,7 @@ class Kernel:
 
 
 _NO_SCALES, _NO_MORE = (0, 0, 0), (0, 0, 0, False, False)  # parts of what `epilogue_of` gives
-_OWN_DEGREE = 24  # nonzeros of a row, up to which a row of its own source costs less in the kernel than by itself
+_OWN_DEGREE = 64  # nonzeros of a row, up to which a row of its own source costs less in the kernel than by itself
 
 
 def _with_more(epilogue: tuple, x: Tensor, bias: Tensor | None, factor: Tensor | None, wide: bool) -> tuple:

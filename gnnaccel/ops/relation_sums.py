@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Filled, Relation, Stack, factor, filled_rows
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import FORMS, spmm
 

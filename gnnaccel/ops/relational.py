@@ -13,7 +13,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import gradients
-from gnnaccel.ops._column_sums import column_sums
+from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops._relations import Chunk, Relations, relations_of
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.segment_matmul import matmul_op

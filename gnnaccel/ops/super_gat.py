@@ -12,7 +12,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import SUPER_GAT, How, attended
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
-from gnnaccel.ops.layers import BY_PARTS, asks, is_usual, mixed
+from gnnaccel.ops.layers import BY_PARTS, asks, biased, is_usual, may_be_inside, mixed
 
 
 def super_gat(
@@ -22,6 +22,7 @@ def super_gat(
     *,
     negative_slope: float = 0.2,
     edge_scale: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """SuperGAT on a graph whose sources are its destinations: `edge_attention` over x. Its scores are the leaky_relu of
     inner products of both ends over the root of F; with vectors of the sums that `gat` has, times the sigmoid of those.
@@ -36,10 +37,12 @@ def super_gat(
         Under autocast also of a wider one, as in `gat`.
     negative_slope, edge_scale
         As in `attention`.
+    bias : Tensor [H * F], optional
+        Of the dtype of the vectors.
 
     Returns
     -------
-    Tensor [num_rows, H, F]
+    Tensor [num_rows, H, F], or [num_rows, H * F] with a bias
         Under autocast of the dtype of the kernels, as of `narrow_gat`.
 
     Raises
@@ -59,9 +62,11 @@ def super_gat(
         fits = fits and vector.shape == (1, *x.shape[1:])
     usual = fits and is_usual(graph, inputs, edge_scale, narrow, FUSED_DTYPES if vectors else BY_PARTS)
     if not usual or (x.is_cuda and tiles.are_profitable(graph)):  # by which inner products are faster
-        return composed(*inputs, edge_scale=edge_scale)
+        return biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    return attended(SUPER_GAT, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, 1, *inputs)
+    inside = bias if keep and may_be_inside(bias, x) else None
+    out = attended(SUPER_GAT, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside, 1, *inputs)
+    return out if bias is inside else biased(out, bias)
 
 
 def _composed(graph: Graph, slope: float, narrow: bool, x: Tensor, *vectors: Tensor, edge_scale=None) -> Tensor:

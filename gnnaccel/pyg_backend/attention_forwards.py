@@ -53,8 +53,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
         start = time.perf_counter()
         scale = dropped(self, vectors[0], graph.nnz)
-        bias = self.bias if self.concat and res is None else None  # in replicas of torch.nn.DataParallel no parameter
-        bias = bias if bias is not None and bias.dtype is vectors[0].dtype else None
+        bias = _inner_bias(self, res, vectors[0].dtype)
         out = narrow_gat(graph, h, *vectors, negative_slope=self.negative_slope, edge_scale=scale, bias=bias)
         report.record(guard.kind, start)
         return out if bias is not None else _finished(self, out, res, wide=vectors[0].dtype)
@@ -142,9 +141,10 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
         start = time.perf_counter()
         vectors = parameters["att"].view(shape[1:])
         scale = dropped(self, vectors, graph.nnz)
-        out = narrow_gatv2(graph, left, right, vectors, negative_slope=self.negative_slope, edge_scale=scale)
+        how = dict(negative_slope=self.negative_slope, edge_scale=scale, bias=_inner_bias(self, res, vectors.dtype))
+        out = narrow_gatv2(graph, left, right, vectors, **how)
         report.record(guard.kind, start)
-        return _finished(self, out, res, wide=vectors.dtype)
+        return out if how["bias"] is not None else _finished(self, out, res, wide=vectors.dtype)
 
     return forward
 
@@ -169,9 +169,11 @@ def _super_gat(plain: Any, general: Callable) -> Callable:
             return general(self, x, edge_index, neg_edge_index, batch)
         h = modules["lin"](x).view(-1, self.heads, self.out_channels)
         start = time.perf_counter()
-        out = super_gat(graph, h, vectors, negative_slope=self.negative_slope)
+        wide = summed_dtype(h, vectors)
+        bias = _inner_bias(self, None, wide)
+        out = super_gat(graph, h, vectors, negative_slope=self.negative_slope, bias=bias)
         report.record(guard.kind, start)
-        return _finished(self, out, None, wide=summed_dtype(h, vectors))
+        return out if bias is not None else _finished(self, out, None, wide=wide)
 
     return forward
 
@@ -312,6 +314,12 @@ def _looped(conv: Any, guard: short.Guard, edge_index, num_src: int, num_dst: in
     if num_src != num_dst:
         return None
     return short.looped(edge_index, num_src, conv.flow, "one")
+
+
+def _inner_bias(conv: Any, res: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The bias, where it comes right behind the sums and makes what is of `dtype`: an op may add it."""
+    bias = conv.bias  # in replicas of torch.nn.DataParallel no parameter
+    return bias if bias is not None and bias.dtype is dtype and conv.concat and res is None else None
 
 
 def _finished(conv: Any, out: Tensor, res: Tensor | None, kept: bool = True, wide: torch.dtype | None = None) -> Tensor:
