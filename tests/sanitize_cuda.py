@@ -11,7 +11,8 @@ import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order, messages, products
+from gnnaccel.ops import _bias, _edge_order, messages, products, ready
+from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
 from gnnaccel.ops.normed_layers import normed_layers
 from gnnaccel.ops.segment_softmax import Segments, segment_softmax
@@ -176,6 +177,26 @@ def run_segment_softmax() -> None:
         out.square().sum().backward()
 
 
+def run_finished(graph: Graph) -> None:
+    """What is added to sums in their kernels, for calls that are ready; biases, and their gradients."""
+    codes = lib.MESSAGES["copy_lhs"], lib.REDUCES["sum"]
+    for width, dtype in itertools.product((3, 8, 40, 64, 256), (torch.float32, torch.bfloat16)):
+        x = torch.randn(graph.num_cols, width, device="cuda").to(dtype)
+        kernel = ready.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, ())
+        kernel(x, factor=torch.ones(1, device="cuda"))
+        bias = torch.randn(width, device="cuda")
+        if ready.takes_wide(x, bias):
+            kernel(x, bias, wide=True)
+    _bias._LEAST_BYTES = 0
+    with torch.no_grad():
+        for rows, width in ((1, 3), (700, 64), (4_000, 100), (60, 3_000)):
+            x, bias = torch.randn(rows, width, device="cuda"), torch.randn(width, device="cuda")
+            _bias.column_sums(x)
+            rounded, _ = _bias.rounded_and_sums(x, torch.bfloat16)
+            _bias.add_bias(rounded, bias)
+            _bias.column_sums(rounded)
+
+
 def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
@@ -197,6 +218,7 @@ def main() -> None:
             gnnaccel.prepare(square)
         for width in (64, 5):
             run_joined(square, width)
+        run_finished(square)
         # Rows of few features meet the borders of blocks: hubs over many, runs of empty rows longer than a block.
         borders = build([*[0] * 3000, 20_000, 7, *[1, 2, 0] * 500, 300, 700], 400, torch.int32)
         for feats in (1, 2, 3, 4, 8):

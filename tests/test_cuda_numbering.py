@@ -40,7 +40,7 @@ def by_source(index=torch.int32):
 def _dots(graph, scale, q, k, v):
     composed = lambda *t, edge_scale=None: DOT.composed(graph, t, (), ops._cores.How(0.5, edge_scale))  # noqa: E731
     keep = torch.is_grad_enabled()
-    return attended(DOT, arrays_of(graph, keep, v), composed, scale, 0.5, keep, 3, q, k, v)
+    return attended(DOT, arrays_of(graph, keep, v), composed, scale, 0.5, keep, None, 3, q, k, v)
 
 
 # ours, what it is in float64, and the shapes of inputs
