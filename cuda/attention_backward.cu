@@ -95,10 +95,13 @@ cudaError_t attention_backward(Workspace& workspace, const Csr& transposed, cons
             static_cast<const A*>(lse), static_cast<const A*>(p_pos), ends, static_cast<A*>(grad_score_dst), p.slope,
             destinations, p.per_head);
       };
-      if (p.per_head * sizeof(T) > 64) {
+      const size_t bytes = p.per_head * sizeof(T);
+      if (bytes > 64) {
         prepare(std::integral_constant<int, 16>{});
-      } else {
+      } else if (bytes > 32) {
         prepare(std::integral_constant<int, 4>{});
+      } else {
+        prepare(std::integral_constant<int, 2>{});
       }
     }
     if (sources == 0) return cudaGetLastError();

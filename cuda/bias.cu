@@ -57,16 +57,10 @@ __global__ void __launch_bounds__(kThreads) column_sums_kernel(const T* x, Acc<T
       store(rounded + row * width + d, to);
     }
   }
-#pragma unroll
-  for (int n = 0; n < N; ++n) shared[threadIdx.x][n] = sum[n];
-  __syncthreads();
-  if (member || !active) return;
-  for (int other = 1; other < members; ++other) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) sum[n] += shared[other * columns + column][n];
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) shares[blockIdx.x * static_cast<int64_t>(width) + d + n] = sum[n];
+  sum_members(shared, sum, columns, [&](int of, int i, A value) {
+    const int at = (static_cast<int>(blockIdx.y) * columns + of) * N + i;
+    if (at < width) shares[blockIdx.x * static_cast<int64_t>(width) + at] = value;
+  });
 }
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }

@@ -80,12 +80,12 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
   const int d = (static_cast<int>(blockIdx.y) * p.columns + column) * N;
   const bool active = d < p.width;
   const int head = active ? d / p.per_head : 0;
-  A vector[V][N], share[V][N];
+  A vector[V][N], share[V * N];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     load_all(p.vectors + v * p.width + (active ? d : 0), vector[v]);
 #pragma unroll
-    for (int n = 0; n < N; ++n) share[v][n] = 0;
+    for (int n = 0; n < N; ++n) share[v * N + n] = 0;
   }
   const int64_t begin = blockIdx.x * p.rows_of_block;
   const int64_t end = begin + p.rows_of_block < p.num_rows ? begin + p.rows_of_block : p.num_rows;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
       const A grad = __ldg(p.grad + (v * p.num_rows + row) * p.heads + head);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        share[v][n] += grad * widen(x.values[n]);
+        share[v * N + n] += grad * widen(x.values[n]);
         sum[n] += grad * vector[v][n];
       }
     }
@@ -113,21 +113,10 @@ __global__ void __launch_bounds__(Config::threads) backward_kernel(const Params<
     for (int n = 0; n < N; ++n) to.values[n] = narrow<T>(sum[n]);
     store(p.grad_x + row * p.width + d, to);
   }
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) shared[threadIdx.x][v * N + n] = share[v][n];
-  }
-  __syncthreads();
-  if (member || !active) return;
-  for (int other = 1; other < members; ++other) {
-#pragma unroll
-    for (int i = 0; i < V * N; ++i) share[i / N][i % N] += shared[other * p.columns + column][i];
-  }
-#pragma unroll
-  for (int i = 0; i < V * N; ++i) {
-    p.shares[(static_cast<int64_t>(blockIdx.x) * V + i / N) * p.width + d + i % N] = share[i / N][i % N];
-  }
+  sum_members(shared, share, p.columns, [&](int of, int i, A value) {
+    const int at = (static_cast<int>(blockIdx.y) * p.columns + of) * N + i % N;
+    if (at < p.width) p.shares[(static_cast<int64_t>(blockIdx.x) * V + i / N) * p.width + at] = value;
+  });
 }
 
 template <typename T>

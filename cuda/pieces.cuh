@@ -10,17 +10,21 @@ namespace cuda {
 
 // merge_rows, a slice for each blockIdx.y.
 template <typename I, typename Job>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Rows<I> rows, int64_t width, const Job job) {
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(const Rows<I> rows, int64_t width, const Job job, int rows_of_block) {
   __shared__ typename Job::State shared[kMergeThreads / 32][32];
-  merge_rows(rows, width, static_cast<int64_t>(blockIdx.y), job, shared);
+  merge_rows(rows, width, static_cast<int64_t>(blockIdx.y), job, shared, rows_of_block);
 }
+
+constexpr int64_t kFewSplits = 8192;  // that blocks of their own take in a few waves
 
 template <typename I, typename Job>
 cudaError_t merge_pieces(const Rows<I>& rows, int64_t width, const Job& job, cudaStream_t stream) {
   if (rows.num_splits == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(ceil_div(rows.num_splits, kMergeThreads / 32)),
-                  static_cast<unsigned>(ceil_div(width, 32)));
-  merge_kernel<<<grid, kMergeThreads, 0, stream>>>(rows, width, job);
+  const int64_t slices = ceil_div(width, 32);
+  const int rows_of_block = rows.num_splits * slices <= kFewSplits ? 1 : kMergeThreads / 32;
+  const dim3 grid(static_cast<unsigned>(ceil_div(rows.num_splits, rows_of_block)), static_cast<unsigned>(slices));
+  merge_kernel<<<grid, kMergeThreads, 0, stream>>>(rows, width, job, rows_of_block);
   return cudaGetLastError();
 }
 

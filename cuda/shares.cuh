@@ -16,6 +16,23 @@ inline int64_t blocks_of_rows(int64_t num_rows) {
   return blocks < kMostShares ? blocks : least > kMostShares ? least : kMostShares;
 }
 
+// What the threads of a block have of sums over its rows: N columns each, every `columns`-th thread of the same ones.
+// All threads of the block call it; write(column, i, sum) for the i-th value of a group of columns.
+template <int THREADS, int N, typename A, typename F>
+__device__ __forceinline__ void sum_members(A (&shared)[THREADS][N], const A (&own)[N], int columns, F write) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) shared[threadIdx.x][n] = own[n];
+  __syncthreads();
+  const int members = THREADS / columns;
+  for (int at = threadIdx.x; at < columns * N; at += THREADS) {
+    const int column = at / N, i = at % N;
+    A sum = shared[column][i];
+#pragma unroll 8
+    for (int other = 1; other < members; ++other) sum += shared[other * columns + column][i];
+    write(column, i, sum);
+  }
+}
+
 // out [count] = the sum of shares [blocks, count]: 32 values to a block; each of its warps adds up every so-manyeth
 // share of them.
 template <typename A>

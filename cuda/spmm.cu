@@ -75,9 +75,9 @@ Slice spread_of(const SpmmCall& call) {
 
 Choice choose(const SpmmCall& call) {
   const int64_t degree = call.graph.nnz / call.graph.num_rows;
-  if (spmm_narrow_serves(call)) {
-    return {call, Kernel::narrow, {0, 0, false}, 0};
-  }
+  const bool of_edges = call.message == Message::copy_rhs;
+  const SpmmCall few = of_edges ? spmm_of_edges(call) : call;
+  if (spmm_narrow_serves(few, of_edges)) return {few, Kernel::narrow, {0, 0, false}, 0};
   const SpmmKernel wanted = call.work.kernel;
   Kernel kernel = !call.work.items || wanted == SpmmKernel::balanced ? Kernel::balanced
                   : wanted == SpmmKernel::groups                     ? Kernel::groups

@@ -69,8 +69,9 @@ cudaError_t spmm_groups(const SpmmCall& call, Slice slice, cudaStream_t stream);
 int64_t spmm_balanced_workspace_bytes(const SpmmCall& call, Slice slice);
 cudaError_t spmm_balanced(const SpmmCall& call, Slice slice, cudaStream_t stream);
 
-// Sums and means of one to four features (spmm_narrow.cu).
-bool spmm_narrow_serves(const SpmmCall& call);
+// Sums and means of one to four features (spmm_narrow.cu); those of edges as a call whose sources they are.
+SpmmCall spmm_of_edges(const SpmmCall& given);
+bool spmm_narrow_serves(const SpmmCall& call, bool of_edges);
 int64_t spmm_narrow_workspace_bytes(const SpmmCall& call);
 cudaError_t spmm_narrow(const SpmmCall& call, cudaStream_t stream);
 

@@ -25,8 +25,9 @@ struct Config {
   static constexpr int64_t min_chunk = 128;
   static constexpr int64_t max_chunk = 1024;
   static constexpr int64_t target_chunks = 32768;
-  // A row of more pieces than this is combined by a whole block.
+  // A row of more pieces than this is combined by a whole block, of those that a block looks at.
   static constexpr int warp_pieces = 64;
+  static constexpr int combined_rows = 64;
   static_assert(threads % 32 == 0 && max_lanes_narrow <= threads, "a worker lives in one block");
 };
 
@@ -192,18 +193,18 @@ __device__ __forceinline__ Combined<T, I, EXTREME> read_pieces(const Params<T, I
   return row;
 }
 
-// A thread per row looks for those that were cut, 32 features at a time (blockIdx.y). The warps of the block take the
+// Threads look for rows that were cut, 32 features at a time (blockIdx.y). The warps of the block take the
 // ones of few pieces in turn, and all together the others. Where there are fewer features, lanes share out the pieces.
 // The list is in any order, but what is made of each row is not.
 template <typename T, typename I, bool EXTREME>
 __global__ void __launch_bounds__(Config::threads) combine_kernel(const Params<T, I> p) {
   constexpr int warps = Config::threads / 32;
-  __shared__ int cut[Config::threads];
+  __shared__ int cut[Config::combined_rows];
   __shared__ int num_cut;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::threads;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Config::combined_rows;
   if (threadIdx.x == 0) num_cut = 0;
   __syncthreads();
-  if (first + threadIdx.x < p.num_rows) {
+  if (threadIdx.x < Config::combined_rows && first + threadIdx.x < p.num_rows) {
     const I* own = p.indptr + first + threadIdx.x;
     if (own[1] - own[0] > p.chunk) cut[atomicAdd(&num_cut, 1)] = threadIdx.x;
   }
@@ -237,7 +238,7 @@ cudaError_t launch(Params<T, I> p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   spmm_kernel<T, I, N, MESSAGE, EXTREME><<<grid, Config::threads, 0, stream>>>(p);
   if (p.num_chunks) {
-    const dim3 rows(static_cast<unsigned>(ceil_div(p.num_rows, Config::threads)),
+    const dim3 rows(static_cast<unsigned>(ceil_div(p.num_rows, Config::combined_rows)),
                     static_cast<unsigned>(ceil_div(p.num_feats, 32)));
     combine_kernel<T, I, EXTREME><<<rows, Config::threads, 0, stream>>>(p);
   }

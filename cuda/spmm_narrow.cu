@@ -1,4 +1,4 @@
-// SpMM of one to four features: sums and means, copied or with one weight an edge.
+// SpMM of one to four features: sums and means, of sources copied or with one weight an edge, or of edges.
 //
 // Rows this narrow leave the lanes of the other kernels without work: of one feature, three quarters of the smallest
 // group. Here a lane gathers whole sources, and 1 to 32 lanes, as rows are long in the mean, add up a row. Rows are
@@ -37,7 +37,7 @@ struct Config {
 template <typename T, typename I>
 struct Params {
   const I* indptr;
-  const I* indices;
+  const I* indices;  // null: each nonzero has a source of its own, in their order
   const I* edge_ids;
   SourceScale<T, I> source_scale;
   int64_t num_rows;
@@ -128,9 +128,9 @@ struct Nonzeros {
     const T* weights = static_cast<const T*>(p.rhs.data);
     if (p.in_runs && at <= p.nnz - size) {
       Run<I> run;
-      run.load(p.indices, at);
+      if (p.indices) run.load(p.indices, at);
 #pragma unroll
-      for (int u = 0; u < size; ++u) source[u] = run[u];
+      for (int u = 0; u < size; ++u) source[u] = p.indices ? run[u] : static_cast<I>(at + u);
       if constexpr (weighs) {
         if (!weights) {
 #pragma unroll
@@ -151,7 +151,7 @@ struct Nonzeros {
 #pragma unroll
     for (int u = 0; u < size; ++u) {
       if (!inside(u)) continue;
-      source[u] = __ldg(p.indices + at + u);
+      source[u] = p.indices ? __ldg(p.indices + at + u) : static_cast<I>(at + u);
       if constexpr (weighs) {
         const I edge = p.edge_ids ? __ldg(p.edge_ids + at + u) : static_cast<I>(at + u);
         scale[u] = weights ? load_one(weights + edge) : 1;
@@ -377,11 +377,23 @@ cudaError_t launch(const Params<T, I>& p, W weight, cudaStream_t stream) {
 
 }  // namespace
 
-bool spmm_narrow_serves(const SpmmCall& call) {
+SpmmCall spmm_of_edges(const SpmmCall& given) {
+  SpmmCall call = given;
+  call.message = Message::copy_lhs;
+  call.graph.indices = given.graph.edge_ids;
+  call.graph.edge_ids = nullptr;
+  call.lhs = given.rhs;
+  call.rhs = given.lhs;
+  return call;
+}
+
+bool spmm_narrow_serves(const SpmmCall& call, bool of_edges) {
   const int64_t D = call.num_feats;
   const bool scales = call.message == Message::copy_lhs || (call.message == Message::mul && call.rhs.len == 1);
   const bool rows = call.lhs.data && call.lhs.div == 1 && call.lhs.len == D;
-  if (call.extreme() || D > 4 || !scales || !rows || !pays(call)) return false;
+  if (call.extreme() || D > 4 || !scales || !rows) return false;
+  // Else a sum of edges has one lane for each long row.
+  if (!pays(call) && !(of_edges && call.graph.nnz >= Config::few_nonzeros)) return false;
   const int64_t bytes = row_alignment(D, size_of(call.dtype));
   return (reinterpret_cast<uintptr_t>(call.lhs.data) | reinterpret_cast<uintptr_t>(call.out)) % bytes == 0;
 }

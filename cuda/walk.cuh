@@ -149,17 +149,19 @@ constexpr int kMergeThreads = 256;
 constexpr int kWarpPieces = 64;  // a row of more is merged by a whole block
 
 // A warp merges the pieces of one row for 32 features (a slice); one of many pieces is left to all warps of the block
-// together, each taking every eighth. Job has a State of a feature, which starts from `clear`; `read` of a piece's;
-// `add`, that takes in another one; and `write` of a row's. By blocks of kMergeThreads.
+// together, each taking every eighth; so are all rows where a block has but one. Job has a State of a feature, which
+// starts from `clear`; `read` of a piece's; `add`, that takes in another one; and `write` of a row's. By blocks of
+// kMergeThreads.
 template <typename I, typename Job>
 __device__ __forceinline__ void merge_rows(const Rows<I>& rows, int64_t width, int64_t slice, const Job& job,
-                                           typename Job::State (*shared)[32]) {
+                                           typename Job::State (*shared)[32], int rows_of_block = kMergeThreads / 32) {
   using State = typename Job::State;
   constexpr int warps = kMergeThreads / 32;
+  const int few = rows_of_block < warps ? 0 : kWarpPieces;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t d = slice * 32 + lane;
   const bool active = d < width;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * warps;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * rows_of_block;
   auto read = [&](const Pieces<I>& pieces, int64_t from, int64_t step) {
     constexpr int batch = 4;  // on their way before the first is taken in
     State state;
@@ -178,11 +180,13 @@ __device__ __forceinline__ void merge_rows(const Rows<I>& rows, int64_t width, i
     }
     return state;
   };
-  const Pieces<I> own = pieces_of(rows, first + warp);
-  if (active && own.count && own.count <= kWarpPieces) job.write(own, d, read(own, 0, 1));
-  for (int64_t i = first; i < first + warps && i < rows.num_splits; ++i) {
+  if (few) {
+    const Pieces<I> own = pieces_of(rows, first + warp);
+    if (active && own.count && own.count <= few) job.write(own, d, read(own, 0, 1));
+  }
+  for (int64_t i = first; i < first + rows_of_block && i < rows.num_splits; ++i) {
     const Pieces<I> pieces = pieces_of(rows, i);
-    if (pieces.count <= kWarpPieces) continue;
+    if (pieces.count <= few) continue;
     const State mine = read(pieces, warp, warps);
     __syncthreads();  // the row before has been read
     shared[warp][lane] = mine;

@@ -197,6 +197,23 @@ def test_sums_of_few_features(index, dtype, name, prepared):
         assert_close(got, reference.graph_conv(graph, x.double(), *wide, True), dtype, "fused", bound)
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", INDEX, ids=str)
+@pytest.mark.parametrize("name", FEW)
+def test_sums_of_edges_of_few_features(name, index, dtype, permuted):
+    graph = build(FEW[name], 5_000, index, permuted)
+    for width in (1, 2, 3, 4):
+        edges = rand(graph.nnz, width, dtype=dtype)
+        for reduce in ("sum", "mean"):
+            got = ops.spmm(graph, None, edges, "copy_rhs", reduce)
+            want, size = (
+                reference.spmm(graph, None, t, "copy_rhs", reduce) for t in (edges.double(), edges.double().abs())
+            )
+            assert_close(got, want, dtype, f"{width} {reduce}", size)
+            assert torch.equal(got, ops.spmm(graph, None, edges, "copy_rhs", reduce)), "the same bits on every run"
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("index", INDEX, ids=str)
 @pytest.mark.parametrize("name", ["some lanes", "a warp"])

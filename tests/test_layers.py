@@ -9,6 +9,7 @@ from test_attention import GRAPHS, random_graph
 
 from gnnaccel import ops
 from gnnaccel.ops import _layers_short, layers, reference
+from gnnaccel.ops.heads_attention import heads_attention
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and ops.has_cuda_kernels() else [])]
 
@@ -29,7 +30,7 @@ def gatv2(graph, scale):
 
 def dot(graph, scale):
     factor = None if scale is None else scale.double()
-    ours = lambda *t: layers.heads_attention(graph, *t, scale)  # noqa: E731
+    ours = lambda *t: heads_attention(graph, *t, scale)  # noqa: E731
     return ours, lambda q, *t: reference.dot_attention(graph, q, *t, q.shape[2] ** -0.5, factor)
 
 

@@ -10,10 +10,11 @@ from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax
+from gnnaccel.ops.gated_sum import gated_sum
 from gnnaccel.ops.gatv2 import gatv2_scores
 from gnnaccel.ops.graph_conv import graph_conv
 from gnnaccel.ops.head_dots import head_dots
-from gnnaccel.ops.layers import gat, gated_sum, gatv2
+from gnnaccel.ops.layers import gat, gatv2
 from gnnaccel.ops.maxk import maxk
 from gnnaccel.ops.messages import message_reduce
 from gnnaccel.ops.relational import relational_spmm

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops.gat_layers import End, ends_of, planned
-from gnnaccel.ops.layers import heads_attention
+from gnnaccel.ops.heads_attention import heads_attention
 
 
 class Map(NamedTuple):

@@ -17,10 +17,10 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import end_to_end, placed
+from gnnaccel.ops.heads_attention import heads_attention
 from gnnaccel.ops.hgt_ends import composed_ends, ends_of
 from gnnaccel.ops.hgt_maps import KEY, MAPS, VALUE, Group, Plan, composed_maps, maps_of
 from gnnaccel.ops.hgt_rows import Filled, filled_maps_of
-from gnnaccel.ops.layers import heads_attention
 
 # How many times the multiplications of one map after the other the products of maps may take. With 1.3 times as many
 # they take 0.87 of the time (EPYC, one thread: 10,000 nodes of a type, 64 features, 4 heads). On CUDA the gradients of

@@ -1,5 +1,4 @@
-"""What layers do between their linear maps and their result, as one node of autograd: GAT and GATv2 their scores,
-softmax and sum, ResGated its gates and sum.
+"""What GAT and GATv2 do between their linear maps and their result, as one node of autograd: scores, softmax and sum.
 
 Each is a composition of public ops, and gives their results; where nothing unusual is going on it runs their
 kernels itself, and so hands autograd one function where the composition has three to five.
@@ -15,12 +14,13 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _layers_short, messages
+from gnnaccel.ops import _layers_short
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._bias import add_bias, column_sums, unbiased
-from gnnaccel.ops._cores import DOT, attended, kept_vectors, second, vectors_of
-from gnnaccel.ops._edge_factor import FUSED_DTYPES, edge_factor
+from gnnaccel.ops._cores import kept_vectors, second, vectors_of
+from gnnaccel.ops._edge_factor import edge_factor
 from gnnaccel.ops._numbering import numbered, numbered_as
+from gnnaccel.ops._usual import asks, biased, is_usual, may_be_inside, mixed
 from gnnaccel.ops.attention import (
     attention,
     attention_backward_op,
@@ -30,9 +30,6 @@ from gnnaccel.ops.attention import (
     shorter_by_parts,
 )
 from gnnaccel.ops.dot_attention import (
-    FEW,
-    MAX_CUDA_HEAD_BYTES,
-    dot_attention,
     dot_attention_backward_op,
     dot_attention_op,
 )
@@ -40,8 +37,8 @@ from gnnaccel.ops.edge_attention import edge_attention
 from gnnaccel.ops.edge_softmax import edge_softmax_backward_op, edge_softmax_op
 from gnnaccel.ops.gatv2 import gatv2_scores, scores_op, sums_op
 from gnnaccel.ops.head_dots import head_dots, head_dots_backward_op, head_dots_op
-from gnnaccel.ops.sddmm import sddmm, sddmm_op
-from gnnaccel.ops.spmm import spmm, spmm_op
+from gnnaccel.ops.sddmm import sddmm_op
+from gnnaccel.ops.spmm import spmm_op
 
 
 def gat(
@@ -118,13 +115,6 @@ def narrow_gat(
     inside = bias if keep and may_be_inside(bias, x) else None
     out = _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside)
     return out if bias is inside else biased(out, bias)
-
-
-def mixed(x: Tensor, vectors: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """Under autocast, of features beside wider vectors: the dtype of the kernels, which gather 16-bit features as they
-    are on CUDA, and of the result."""
-    wide = torch.promote_types(x.dtype, vectors.dtype)
-    return x.dtype if x.is_cuda and x.element_size() == 2 else wide, wide
 
 
 def _gat_composed(graph, x, att_src, att_dst, negative_slope, edge_scale, narrow=False) -> Tensor:
@@ -210,148 +200,6 @@ def narrow_gatv2(
 def _gatv2_composed(graph, x, y, vectors, negative_slope, edge_scale) -> Tensor:
     scores = gatv2_scores(graph, x, y, vectors, negative_slope=negative_slope)
     return edge_attention(graph, scores, x, edge_scale=edge_scale)
-
-
-def heads_attention(
-    graph: Graph,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge_scale: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """`dot_attention` of features without a bias of the edges or a dropout, by the shortest way.
-
-    Parameters
-    ----------
-    graph : Graph
-    query : Tensor [num_rows, H, F]
-        float32, float64, bfloat16; float16 on CUDA.
-    key, value : Tensor [num_cols, H, F], same dtype
-    edge_scale, scale
-        As in `dot_attention`.
-
-    Returns
-    -------
-    Tensor [num_rows, H, F]
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `dot_attention`.
-    """
-    composed, inputs = partial(dot_attention, graph, scale=scale), (query, key, value)
-    fits = query.dim() == 3 and query.shape[0] == graph.num_rows and query.shape[1:].numel() > 0
-    fits = fits and key.shape == value.shape == (graph.num_cols, *query.shape[1:])
-    if not fits or not is_usual(graph, inputs, edge_scale, dtypes=BY_PARTS):
-        return composed(*inputs, edge_scale=edge_scale)
-    keep, factor = asks(inputs), query.shape[2] ** -0.5 if scale is None else scale
-    if _layers_short.as_they_lie(query, key, value, edge_scale):
-        if not query.is_cuda or query.shape[2] * query.element_size() <= MAX_CUDA_HEAD_BYTES:
-            return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
-    elif value.dtype not in FUSED_DTYPES["cuda" if value.is_cuda else "cpu"]:
-        return attended(
-            DOT, arrays_of(graph, keep, value), composed, edge_scale, factor, keep, None, len(inputs), *inputs
-        )
-    return composed(*inputs, edge_scale=edge_scale)
-
-
-def gated_sum(graph: Graph, gate_src: Tensor, gate_dst: Tensor, x: Tensor) -> Tensor:
-    """out[v] = sum over edges e = (u, v) of sigmoid(gate_src[u] + gate_dst[v]) * x[u].
-
-    Parameters
-    ----------
-    graph : Graph
-    gate_src, x : Tensor [num_cols, F]
-        float32, float64, bfloat16; float16 on CUDA.
-    gate_dst : Tensor [num_rows, F], same dtype
-
-    Returns
-    -------
-    Tensor [num_rows, F]
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `sddmm` and `spmm`.
-
-    Notes
-    -----
-    `message_reduce`, which stores nothing for edges. On CUDA without NVRTC, and of float16: stores the gates, [nnz, F],
-    and in the backward their gradient.
-    Source: Bresson and Laurent, Residual Gated Graph ConvNets, 2017.
-
-    Examples
-    --------
-    >>> import torch, gnnaccel
-    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]))
-    >>> gnnaccel.ops.gated_sum(g, torch.zeros(2, 1), torch.zeros(2, 1), torch.tensor([[2.0], [4.0]]))[0]
-    tensor([3.])
-    """
-    composed, inputs = partial(_gated_composed, graph), (gate_src, gate_dst, x)
-    fits = x.dim() == 2 and x.shape == gate_src.shape == (graph.num_cols, *x.shape[1:]) and x.shape[1] > 0
-    fits = fits and gate_dst.shape == (graph.num_rows, x.shape[1])
-    fused = messages.is_fused(graph) and x.dtype != torch.float16
-    if fits and fused and gate_src.dtype == gate_dst.dtype == x.dtype:
-        return messages.message_reduce(graph, _GATED, {"src": gate_src, "dst": gate_dst, "x": x})
-    if not fits or not is_usual(graph, inputs, None):
-        return composed(*inputs)
-    return _gated(*inputs, arrays_of(graph, asks(inputs), x), composed)
-
-
-_GATED = messages.sigmoid(messages.u("src") + messages.v("dst")) * messages.u("x")
-
-
-def _gated_composed(graph, gate_src, gate_dst, x) -> Tensor:
-    return spmm(graph, x, sddmm(graph, gate_src, gate_dst, "add").sigmoid())
-
-
-def asks(inputs: tuple[Tensor, ...]) -> bool:
-    """`needs_grad` of tensors that are `is_usual`."""
-    if not torch.is_grad_enabled():
-        return False
-    for t in inputs:  # noqa: SIM110 - any() takes longer
-        if t.requires_grad:
-            return True
-    return False
-
-
-# Of what is made of sums, softmax and inner products.
-BY_PARTS = {"cpu": (*FUSED_DTYPES["cpu"], torch.bfloat16), "cuda": FUSED_DTYPES["cuda"]}
-
-
-def is_usual(
-    graph: Graph,
-    inputs: tuple[Tensor, ...],
-    edge_scale: Tensor | None,
-    wider: bool = False,
-    dtypes: dict[str, tuple[torch.dtype, ...]] = FUSED_DTYPES,
-) -> bool:
-    """True where the kernels of one node take plain tensors of one dtype that they serve, and nobody listens. `wider`:
-    inputs behind the first may be of float32 beside a narrower one."""
-    x, *others = inputs if edge_scale is None else (*inputs, edge_scale)
-    if not _operators.usual(x, *others) or x.device != graph.device or not graph.nnz:
-        return False
-    if x.dtype not in dtypes["cuda" if x.is_cuda else "cpu"]:
-        return False
-    if edge_scale is not None and (edge_scale.requires_grad or edge_scale.shape != (graph.nnz, x.shape[1])):
-        return False
-    for t in others:
-        if t.device != x.device or not (t.dtype is x.dtype or (wider and t.dtype is torch.float32)):
-            return False
-    return True
-
-
-def may_be_inside(bias: Tensor | None, x: Tensor) -> bool:
-    """True for a bias of features x [N, H, F] that `is_usual` takes, which one node of autograd may add to its sums."""
-    if bias is None or not _operators.usual(bias) or bias.shape != (x.shape[1] * x.shape[2],):
-        return False
-    return bias.device == x.device and torch.promote_types(x.dtype, bias.dtype) is bias.dtype
-
-
-def biased(out: Tensor, bias: Tensor | None) -> Tensor:
-    """out [N, H, F], or [N, H * F] with a bias."""
-    return out if bias is None else out.flatten(1) + bias
 
 
 _NOTHING = (None,) * 5  # gradients of the arguments behind the first three
@@ -451,57 +299,10 @@ class _Gatv2(_operators.Function):
         return grad_x, grad_y if needed[1] else None, grad_vectors, *rest
 
 
-class _Dot(_operators.Function):
-    @staticmethod
-    def forward(ctx, query, key, value, arrays, composed, edge_scale, keep, factor):
-        out, stats = _layers_short.dot(arrays, query, key, value, edge_scale, factor)
-        ctx.arrays, ctx.composed, ctx.factor = arrays, composed, factor
-        if keep:
-            ctx.save_for_backward(query, key, value, edge_scale, out, stats)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        query, key, value, edge_scale, *kept = ctx.saved_tensors
-        inputs, grad = (query, key, value), grad.contiguous()
-        usual = not torch.is_grad_enabled() and _operators.usual(grad, query)
-        if not usual or not _layers_short.as_they_lie(query, key, value, edge_scale, *kept, grad):
-            return *second(ctx, inputs, grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *_NOTHING
-        found = _layers_short.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
-        return *found, *_NOTHING
-
-
-class _Gated(_operators.Function):
-    @staticmethod
-    def forward(ctx, gate_src, gate_dst, x, arrays, composed):
-        gates = sddmm_op.impl(arrays, gate_src, gate_dst, "add", "u", "v").sigmoid_()
-        out = spmm_op.impl(arrays, x, gates, "mul", "sum", 0.0)
-        ctx.arrays, ctx.composed = arrays, composed
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(gate_src, gate_dst, x, gates)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        gate_src, gate_dst, x, gates = ctx.saved_tensors
-        if torch.is_grad_enabled() or not _operators.usual(grad, x):
-            return *second(ctx, (gate_src, gate_dst, x), grad, ctx.needs_input_grad[:3]), None, None
-        arrays, (of_src, of_dst, of_x, *_) = ctx.arrays, ctx.needs_input_grad
-        grad_src = grad_dst = None
-        if of_src or of_dst:
-            grad_gates = sddmm_op.impl(arrays, x, grad, "mul", "u", "v")
-            grad_gates = torch.ops.aten.sigmoid_backward(grad_gates, gates)
-            grad_src = spmm_op.impl(arrays.transposed(), None, grad_gates, "copy_rhs", "sum", 0.0) if of_src else None
-            grad_dst = spmm_op.impl(arrays, None, grad_gates, "copy_rhs", "sum", 0.0) if of_dst else None
-        grad_x = spmm_op.impl(arrays.transposed(), grad, gates, "mul", "sum", 0.0) if of_x else None
-        return grad_src, grad_dst, grad_x, None, None
-
-
 def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
     return weights if edge_scale is None else weights * edge_scale
 
 
 # `keep`: whether there will be a backward pass; ctx.needs_input_grad says so under torch.no_grad too.
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where these are called.
-_FUNCTIONS = (_Gat, _Gatv2, _Dot, _Gated)
-_gat, _gatv2, _dot, _gated = (super(torch.autograd.Function, f).apply for f in _FUNCTIONS)  # type: ignore[misc]
+_gat, _gatv2 = (super(torch.autograd.Function, f).apply for f in (_Gat, _Gatv2))  # type: ignore[misc]

@@ -12,7 +12,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import SUPER_GAT, How, attended
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
-from gnnaccel.ops.layers import BY_PARTS, asks, biased, is_usual, may_be_inside, mixed
+from gnnaccel.ops._usual import BY_PARTS, asks, biased, is_usual, may_be_inside, mixed
 
 
 def super_gat(

@@ -27,7 +27,7 @@ from gnnaccel.lazy import blocks
 from gnnaccel.lazy.expression import Apply, Leaf, reshaped
 from gnnaccel.lazy.reduce import exponent, exponent_dtype, refusal, takes
 from gnnaccel.modules import is_watched
-from gnnaccel.ops.layers import heads_attention
+from gnnaccel.ops.heads_attention import heads_attention
 from gnnaccel.ops.super_gat import super_gat as super_gat_op
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of

@@ -22,7 +22,8 @@ from gnnaccel.ops import linear_sums
 from gnnaccel.ops.dot_layers import DotLayer, Map
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers, is_edgeless, takes, without_edges
 from gnnaccel.ops.gatv2_layers import Gatv2Layer
-from gnnaccel.ops.layers import heads_attention, narrow_gat, narrow_gatv2
+from gnnaccel.ops.heads_attention import heads_attention
+from gnnaccel.ops.layers import narrow_gat, narrow_gatv2
 from gnnaccel.ops.super_gat import super_gat
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import attend, dropped, is_half, summed_dtype, super_gat_vectors
