@@ -107,7 +107,7 @@ def test_no_room_for_another_order(monkeypatch, caplog):
     def refused(*args, **options):
         raise torch.OutOfMemoryError
 
-    _edge_order._say_once.cache_clear()
+    _edge_order.say_no_memory.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_like", refused)
         assert _edge_order.try_empty_like(torch.zeros(3)) == _edge_order.try_empty_like(torch.zeros(3), 2) == []

@@ -12,7 +12,7 @@ CPU_ONLY = {"threads", "out_rows"}
 # The CPU's coo_to_csr looks at its pairs itself, its neighbor_sample does all steps in one, and its products alone are
 # torch's.
 ALONE = {"coo_in_order", "sample_seeds", "sample_table", "sample_degrees", "sample_edges", "sample_steps"}
-ALONE |= {"segment_matmul", "segment_matmul_weights", "linear", "linear_weights"}
+ALONE |= {"segment_matmul", "segment_matmul_weights", "linear", "linear_weights", "add_bias", "column_sums"}
 
 
 def entries(header: str) -> dict[str, list[tuple[str, str]]]:

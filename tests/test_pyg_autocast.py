@@ -263,8 +263,11 @@ def test_gradients_that_a_scaler_has_multiplied(name, dtype, given_dtype, place)
             assert ours.dtype == theirs.dtype
             errors.append([largest(ours.double() - exact), largest(theirs.double() - exact), largest(exact)])
         found.append(errors)
+    eps = torch.finfo(dtype).eps
     for ours, theirs, size in torch.tensor(found).mean(0):
-        assert ours <= max(1.5 * theirs, 8 * torch.finfo(dtype).eps * size)
+        assert ours <= max(1.5 * theirs, 8 * eps * size)
+    for ours, theirs, size in torch.tensor(found).flatten(0, 1):  # and of each not far from that
+        assert ours <= max(3 * theirs, 16 * eps * size)
 
 
 def largest(x):

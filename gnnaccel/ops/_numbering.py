@@ -103,7 +103,9 @@ def _earned(arrays: Structure, lasts: bool) -> Tensor | None:
     if not lasts or torch.cuda.is_current_stream_capturing():
         return None
     try:
-        numbering.places = _places(arrays)
+        places = _places(arrays)
+        torch.cuda.current_stream(places.device).synchronize()  # another stream may be the one that reads
+        numbering.places = places
     except torch.OutOfMemoryError:
         numbering.uses = -1
         say_no_memory()

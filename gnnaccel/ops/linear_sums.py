@@ -266,7 +266,7 @@ class _NarrowSumMapped(_operators.Function):
             of_sums = ctx.call.gradient(grad.mm(maps).to(summed))
             grad_x = of_sums.add_(grad.mm(own_maps)).to(wide)
         grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
-        grad_bias = column_sums(grad, bias.dtype) if of_bias else None
+        grad_bias = column_sums(grad).to(bias.dtype) if of_bias else None
         return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
 
 

@@ -84,7 +84,9 @@ def own_sum_mapped(
     -------
     Tensor [num_rows, D], or None, as of `own_sum`.
     """
-    if not linear_sums.are_maps(x, weight, bias, narrow) or not (eps is None or _operators.dense(eps)):
+    if not linear_sums.are_maps(x, weight, bias, narrow):
+        return None
+    if eps is not None and (not _operators.dense(eps) or eps.numel() != 1 or eps.device != x.device):
         return None
     if x.shape[0] != graph.num_rows or graph.num_rows != graph.num_cols or x.device != graph.device:
         return None
