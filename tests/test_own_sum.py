@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import gnnaccel
 from gnnaccel import Graph, _library
 from gnnaccel.ops.own_sum import own_sum, own_sum_mapped
 
@@ -50,6 +51,22 @@ def test_values_and_gradients(device, dtype, graded):
                 assert ours.dtype == like.dtype and ours.shape == exactly.shape
                 size = float(exactly.detach().abs().max())
                 assert float((ours.detach().double() - exactly.detach()).abs().max()) <= tolerance * size
+
+
+@pytest.mark.parametrize("width", [3, 8, 41, 64])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_rows_in_pieces(device, width, ordered):
+    """A hub, rows without edges, and rows in another order than they are given in."""
+    torch.manual_seed(0)
+    cols = torch.cat([torch.randint(N, (20_000,)), torch.randint(N, (E,))]).to(device)
+    rows = torch.cat([torch.full((20_000,), 4), torch.randint(N - 3, (E,))]).to(device)
+    graph = Graph.from_coo(rows, cols, num_rows=N, num_cols=N)
+    if ordered:
+        gnnaccel.prepare(graph, reorder=True)
+    x, eps = torch.randn(N, width, device=device, requires_grad=True), torch.tensor([0.3], device=device)
+    want = expected(graph, *(t.detach().double() for t in (x, eps)))
+    for _ in range(5):  # a graph's calls become ready
+        torch.testing.assert_close(own_sum(graph, x, eps).double(), want, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("own", ["none", "constant", "trained"])
