@@ -20,7 +20,7 @@ from timing import median_ms, provenance, save_table
 import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _bias, ready
+from gnnaccel.ops import _bias, ready_call
 from gnnaccel.ops._arrays import arrays_of, epilogue_of
 
 COLUMNS = ("what", "rows", "width", "dtype", "degree", "theirs_us", "ours_us", "ratio")
@@ -41,7 +41,7 @@ def cases(device: str):
         for width, (name, dtype) in ((w, d) for w in WIDTHS for d in DTYPES.items()):
             x = torch.randn(ROWS, width, device=device).to(dtype)
             codes = lib.MESSAGES["copy_lhs"], lib.REDUCES["sum"]
-            kernel = ready.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, ())
+            kernel = ready_call.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, ())
             factor, bias = torch.ones(1, device=device), torch.randn(width, device=device)
             after = lambda x=x, kernel=kernel, factor=factor: kernel(x).addcmul_(x, factor.view(()))  # noqa: E731
             inside = lambda x=x, kernel=kernel, factor=factor: kernel(x, factor=factor)  # noqa: E731
@@ -49,7 +49,7 @@ def cases(device: str):
             if dtype.itemsize == 2:
                 scale = torch.rand(ROWS, device=device)
                 epilogue = epilogue_of(source_scale=scale, row_scale=scale)
-                scaled = ready.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, epilogue)
+                scaled = ready_call.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, epilogue)
                 after = lambda x=x, scaled=scaled, bias=bias: torch.add(scaled(x), bias)  # noqa: E731
                 inside = lambda x=x, scaled=scaled, bias=bias: scaled(x, bias, wide=True)  # noqa: E731
                 yield "wide", ROWS, width, name, degree, after, inside

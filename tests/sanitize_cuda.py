@@ -11,7 +11,7 @@ import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _bias, _edge_order, messages, products, ready
+from gnnaccel.ops import _bias, _edge_order, messages, products, ready_call
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
 from gnnaccel.ops.normed_layers import normed_layers
@@ -182,10 +182,10 @@ def run_finished(graph: Graph) -> None:
     codes = lib.MESSAGES["copy_lhs"], lib.REDUCES["sum"]
     for width, dtype in itertools.product((3, 8, 40, 64, 256), (torch.float32, torch.bfloat16)):
         x = torch.randn(graph.num_cols, width, device="cuda").to(dtype)
-        kernel = ready.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, ())
+        kernel = ready_call.Kernel(arrays_of(graph, False, x, sums=True), x, *codes, ())
         kernel(x, factor=torch.ones(1, device="cuda"))
         bias = torch.randn(width, device="cuda")
-        if ready.takes_wide(x, bias):
+        if ready_call.takes_wide(x, bias):
             kernel(x, bias, wide=True)
     _bias._LEAST_BYTES = 0
     with torch.no_grad():

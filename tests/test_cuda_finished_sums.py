@@ -9,7 +9,7 @@ from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, rand
 from test_cuda_lists import OF_SUMS, fixed, poisoned  # noqa: F401
 
 from gnnaccel import _library as lib
-from gnnaccel.ops import _bias, ready, reference
+from gnnaccel.ops import _bias, ready_call, reference
 from gnnaccel.ops._arrays import arrays_of, epilogue_of
 
 DEGREES = {
@@ -29,7 +29,7 @@ def graphs(request):
 
 
 def kernel(graph, x, epilogue=()):
-    return ready.Kernel(
+    return ready_call.Kernel(
         arrays_of(graph, False, x, sums=True), x, lib.MESSAGES["copy_lhs"], lib.REDUCES["sum"], epilogue
     )
 
@@ -56,7 +56,7 @@ def test_results_of_float32(graphs, dtype, index):
         for width in (8, 40, 64, 256):
             x, bias = rand(graph.num_cols, width, dtype=dtype), rand(width)
             scales = {"source_scale": rand(graph.num_cols), "row_scale": rand(graph.num_rows)}
-            assert ready.takes_wide(x, bias)
+            assert ready_call.takes_wide(x, bias)
             got = kernel(graph, x, epilogue_of(**scales))(x, bias, wide=True)
             exact = [None, *[t.double() for t in (*scales.values(), bias)], False]
             want = reference.graph_conv(graph, x.double(), *exact)

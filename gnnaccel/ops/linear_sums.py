@@ -23,6 +23,7 @@ from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops._bias import column_sums, rounded_and_sums
 from gnnaccel.ops.graph_conv import SCALED, graph_conv
 from gnnaccel.ops.joined_sums import WRITTEN, versions
+from gnnaccel.ops.ready_call import takes_wide
 from gnnaccel.ops.spmm import FORMS, spmm
 
 
@@ -327,7 +328,7 @@ class _NarrowMappedSum(_operators.Function):
         maps = weight.to(ends.dtype)
         mapped = F.linear(ends, maps)
         call = ready.call_of(graph, mapped, SCALED, scale, scale, None, both)
-        wide = call is not None and ready.takes_wide(mapped, bias)
+        wide = call is not None and takes_wide(mapped, bias)
         if wide:
             out = call.forward(mapped, bias, wide=True)
         elif call is not None:

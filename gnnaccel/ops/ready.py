@@ -20,8 +20,9 @@ from torch.autograd import forward_ad
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first, sources_matter
+from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first
 from gnnaccel.ops._bias import column_sums
+from gnnaccel.ops.ready_call import NO_MORE, Kernel, keys, own_pays, with_more, with_own
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
@@ -88,7 +89,7 @@ def call_of(
         if len(calls) >= _MOST:
             calls.clear()
         if type(ready) is not Ready and _is_new(graph):
-            if bias is not None and (_keys(bias) != _keys(x) or not bias.is_contiguous()):
+            if bias is not None and (keys(bias) != keys(x) or not bias.is_contiguous()):
                 return None
             once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
             if once is None:
@@ -239,7 +240,7 @@ class Ready:
 
     def with_own(self, x: Tensor, factor: Tensor) -> Tensor:
         """The sum, and of as many rows as columns `factor` [1] times x[r] in row r of it."""
-        return _with_own(self.forward, x, factor, self.arrays.nnz)
+        return with_own(self.forward, x, factor, self.arrays.nnz)
 
     def structure(self, both: bool) -> Structure:
         """The graph for the ops; with its transposed one if a kernel reads `both`."""
@@ -251,7 +252,7 @@ class Ready:
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
             if factor is None:
                 return self.backward(grad)
-            return _with_own(self.backward, grad, factor, self.arrays.nnz)
+            return with_own(self.backward, grad, factor, self.arrays.nnz)
         found = self._form.gradient(self.arrays, grad, *self.scales)
         return found if factor is None else found + factor * grad
 
@@ -271,7 +272,7 @@ class Once:
     def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
         self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
         self._num_rows, self._num_cols, self._device = graph.num_rows, graph.num_cols, x.device
-        self._form, self.scales, self._keys, self._dtype = form, scales, _keys(x), lib.DTYPES[x.dtype]
+        self._form, self.scales, self._keys, self._dtype = form, scales, keys(x), lib.DTYPES[x.dtype]
         self.uses = 0
         self.later: Ready | None = None
 
@@ -281,7 +282,7 @@ class Once:
 
     def reads(self, values: Tensor) -> bool:
         """True for weights, or a gradient, that lie as the calls take them."""
-        return _keys(values) == self._keys and values.is_contiguous() and values.device == self._device
+        return keys(values) == self._keys and values.is_contiguous() and values.device == self._device
 
     def forward(
         self,
@@ -296,9 +297,9 @@ class Once:
         epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
-            epilogue = (source.data_ptr(), 0, row.data_ptr(), *_NO_MORE)
+            epilogue = (source.data_ptr(), 0, row.data_ptr(), *NO_MORE)
         if wide or not (bias is factor is None):
-            epilogue = _with_more(epilogue, x, bias, factor, wide)
+            epilogue = with_more(epilogue, x, bias, factor, wide)
         edges = (0 if weight is None else weight.data_ptr(), 1, 1)
         result = (out.data_ptr(), 0, 0, feats, form.message, form.reduce, self._dtype, 0.0, epilogue)
         unlisted = None if x.is_cuda else 0
@@ -307,7 +308,7 @@ class Once:
 
     def with_own(self, x: Tensor, factor: Tensor) -> Tensor:
         """As of `Ready`."""
-        return _with_own(self.forward, x, factor, self._tensors[1].shape[0])
+        return with_own(self.forward, x, factor, self._tensors[1].shape[0])
 
     def gradient(self, grad: Tensor, into: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
         """That of x of any kind of gradient. `into`: where it may be put, contiguous, of its shape and dtype; `factor`:
@@ -316,7 +317,7 @@ class Once:
             return self.later.gradient(grad, factor=factor)
         if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
             grad = grad.contiguous()
-            inside = factor if factor is not None and _own_pays(grad, factor, self._tensors[1].shape[0]) else None
+            inside = factor if factor is not None and own_pays(grad, factor, self._tensors[1].shape[0]) else None
             found = self.transposed(grad, into=into, factor=inside)
             if found is not None:
                 return found if factor is None or inside is factor else found.addcmul_(grad, factor)
@@ -334,13 +335,13 @@ class Once:
         epilogue: tuple = ()
         if form.name == "scaled":
             source, row = self.scales
-            epilogue = (row.data_ptr(), 0, source.data_ptr(), *_NO_MORE)
+            epilogue = (row.data_ptr(), 0, source.data_ptr(), *NO_MORE)
         elif form.name == "mean":
-            epilogue = (0, self._tensors[0].data_ptr(), 0, *_NO_MORE)
+            epilogue = (0, self._tensors[0].data_ptr(), 0, *NO_MORE)
         if epilogue and scales_first(self._tensors[1].shape[0], self._num_rows, grad):
             return None
         if factor is not None:
-            epilogue = _with_more(epilogue, grad, None, factor, False)
+            epilogue = with_more(epilogue, grad, None, factor, False)
         out = grad.new_empty(self._num_cols, feats) if into is None else into
         edges = 0 if weight is None else weight.data_ptr()
         given = (grad.data_ptr(), edges, out.data_ptr(), feats, self._dtype, epilogue)
@@ -372,124 +373,3 @@ class _Sum(_operators.Function):
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
 _record = super(torch.autograd.Function, _Sum).apply  # type: ignore[misc]
-
-
-class Kernel:
-    """One call of the sum out[r] = sum over nonzeros (r, c) of x[c], with its `epilogue`, but for x and out; or of x[c]
-    times a weight of the edge.
-
-    Parameters
-    ----------
-    arrays : Structure
-        Kept, as the arguments are addresses.
-    x : Tensor [any, num_feats]
-        Contiguous, of the width, dtype and device that the call is for.
-    message, reduce : int
-        Codes of a copy or a product, and of a sum or a mean.
-    epilogue : tuple
-        Of `epilogue_of`; the bias in it is replaced by that of each call.
-    """
-
-    __slots__ = ("_arrays", "_before", "_entry", "_epilogue", "_in_order", "_index", "_keys", "_result", "_rows")
-
-    def __init__(self, arrays: Structure, x: Tensor, message: int, reduce: int, epilogue: tuple):
-        device = x.device
-        self._arrays, self._rows, self._keys = arrays, arrays.num_rows, _keys(x)
-        self._in_order = message == _COPY or sources_matter(x.shape[1], 1)
-        self._before = arrays.walked(self._in_order)
-        self._result = (0, 0, x.shape[1], message, reduce, lib.DTYPES[x.dtype], 0.0)
-        self._epilogue, self._entry = epilogue, lib.entry("spmm", device)
-        self._index = device.index if x.is_cuda else None
-
-    def along(self, arrays: Structure, reduce: int, epilogue: tuple) -> Kernel:
-        """The call for the same kind of features over other `arrays`."""
-        other = object.__new__(type(self))
-        other._arrays, other._rows, other._keys = arrays, arrays.num_rows, self._keys
-        other._in_order = self._in_order
-        other._before = arrays.walked(self._in_order)
-        result = self._result
-        other._result = (*result[:4], reduce, *result[5:])
-        other._epilogue, other._index, other._entry = epilogue, self._index, self._entry
-        return other
-
-    def takes(self, x: Tensor) -> bool:
-        """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
-        if torch._C._dispatch_keys(x).raw_repr() != self._keys:
-            return False
-        return x.is_contiguous() if self._index is None else self.may_read(x)
-
-    def reads(self, weight: Tensor) -> bool:
-        """True for weights that lie as the call takes them."""
-        if torch._C._dispatch_keys(weight).raw_repr() != self._keys or not weight.is_contiguous():
-            return False
-        return self._index is None or weight.device.index == self._index
-
-    def may_read(self, x: Tensor) -> bool:
-        """The same of a tensor that torch treats so."""
-        if not x.is_contiguous():
-            return False
-        if self._index is None:
-            return True
-        return x.device.index == self._index == torch.cuda.current_device() and x.data_ptr() % 16 == 0
-
-    def __call__(
-        self,
-        x: Tensor,
-        bias: Tensor | None = None,
-        weight: Tensor | None = None,
-        factor: Tensor | None = None,
-        wide: bool = False,
-    ) -> Tensor:
-        """The sums [num_rows, num_feats] of an x that it takes; with weights [nnz], if it was made for them.
-
-        bias : Tensor [num_feats]
-        factor : Tensor of one number, of the dtype of accumulators
-            Row r has so many times x[r] besides.
-        wide : bool
-            On CUDA, of a 16-bit x of whole vectors: the bias and the sums are of float32.
-        """
-        feats = x.shape[1]
-        out = x.new_empty(self._rows, feats, dtype=torch.float32 if wide else x.dtype)
-        epilogue = self._epilogue
-        if wide or not (bias is factor is None):
-            epilogue = _with_more(epilogue, x, bias, factor, wide)
-        on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
-        before, given = self._before, (x.data_ptr(), feats, 1)
-        edges = (0 if weight is None else weight.data_ptr(), 1, 1)
-        self._entry(*before, given, edges, out.data_ptr(), *self._result, epilogue, on)
-        return out
-
-
-_NO_SCALES, _NO_MORE = (0, 0, 0), (0, 0, 0, False, False)  # parts of what `epilogue_of` gives
-_OWN_DEGREE = 64  # nonzeros of a row, up to which a row of its own source costs less in the kernel than by itself
-
-
-def _with_more(epilogue: tuple, x: Tensor, bias: Tensor | None, factor: Tensor | None, wide: bool) -> tuple:
-    """With this bias, and the sources themselves times a factor."""
-    own = (0, 0) if factor is None else (x.data_ptr(), factor.data_ptr())
-    scales = epilogue[:3] if epilogue else _NO_SCALES
-    return (*scales, 0 if bias is None else bias.data_ptr(), *own, False, wide)
-
-
-def _with_own(sums: Callable, x: Tensor, factor: Tensor, nnz: int) -> Tensor:
-    """sums(x, None) + factor * x."""
-    if _own_pays(x, factor, nnz):
-        return sums(x, None, factor=factor)
-    return sums(x, None).addcmul_(x, factor)  # which autocast leaves alone
-
-
-def _own_pays(x: Tensor, factor: Tensor, nnz: int) -> bool:
-    """True where a kernel is to add factor * x, and takes it."""
-    return factor.dtype is lib.accumulator(x) and (not x.is_cuda or nnz <= _OWN_DEGREE * x.shape[0])
-
-
-def takes_wide(x: Tensor, bias: Tensor | None) -> bool:
-    """True where the sums of x may be of float32, with such a bias."""
-    if not x.is_cuda or x.element_size() != 2 or x.shape[1] % (16 // x.element_size()):
-        return False
-    return bias is None or (bias.dtype is torch.float32 and bias.is_contiguous())
-
-
-def _keys(x: Tensor) -> int:
-    """A number that is the same for tensors that torch treats alike: device, layout, wrappers, lazy bits."""
-    return torch._C._dispatch_keys(x).raw_repr()
