@@ -193,7 +193,7 @@ def run_finished(graph: Graph) -> None:
             x, bias = torch.randn(rows, width, device="cuda"), torch.randn(width, device="cuda")
             _bias.column_sums(x)
             rounded, _ = _bias.rounded_and_sums(x, torch.bfloat16)
-            _bias.add_bias(rounded, bias)
+            _bias.biased(rounded, bias)
             _bias.column_sums(rounded)
 
 

@@ -87,7 +87,7 @@ def test_a_bias_of_float32_and_its_gradient(shape, dtype, monkeypatch):
     monkeypatch.setattr(_bias, "_LEAST_BYTES", 0)
     x, bias = rand(*shape, dtype=dtype), rand(shape[1])
     with torch.no_grad():
-        assert_close(_bias.add_bias(x, bias), x.double() + bias.double(), torch.float32)
+        assert_close(_bias.biased(x, bias), x.double() + bias.double(), torch.float32)
         grad = rand(*shape)
         rounded, sums = _bias.rounded_and_sums(grad, dtype)
         assert torch.equal(rounded, grad.to(dtype))

@@ -12,16 +12,27 @@ _LEAST_BYTES = 1 << 22  # from which on two launches take less than torch's one 
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def add_bias(x: Tensor, bias: Tensor) -> Tensor:
-    """x [N, D] + bias [D], for a result that no graph of autograd needs.
+def biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [N, ..] + bias [D] as [N, D]; without a bias x as it is.
 
-    torch takes twice as long where a bias of float32 makes 16-bit features wide.
+    torch takes twice as long where a bias of float32 makes 16-bit features wide: where autograd does not record, and so
+    within its functions, that is a kernel.
     """
-    usual = x.is_cuda and x.dtype in _HALVES and bias.dtype is torch.float32 and _operators.usual(x, bias)
-    if not usual or x.shape[1] % 8 or not x.is_contiguous() or not bias.is_contiguous() or not x.numel():
-        return x + bias
-    if x.data_ptr() % 16 or bias.data_ptr() % 16 or bias.shape != x.shape[1:]:
-        return x + bias
+    if bias is None:
+        return x
+    x = x.flatten(1)
+    return _widened(x, bias) if x.is_cuda and _widens(x, bias) else x + bias
+
+
+def _widens(x: Tensor, bias: Tensor) -> bool:
+    if x.dtype not in _HALVES or bias.dtype is not torch.float32 or torch.is_grad_enabled():
+        return False
+    if not _operators.usual(x, bias) or not x.numel() or x.shape[1] % 8 or bias.shape != x.shape[1:]:
+        return False
+    return all(t.is_contiguous() and not t.data_ptr() % 16 for t in (x, bias))
+
+
+def _widened(x: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x, dtype=torch.float32)
     lib.launch("add_bias", x.device, *(t.data_ptr() for t in (x, bias, out)), *x.shape, lib.DTYPES[x.dtype])
     return out
@@ -49,8 +60,8 @@ def rounded_and_sums(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def unbiased(grad: Tensor, like: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradients of out, of the shape and dtype of `like`, and of the bias, if `wanted`, from that of
-    add_bias(out.flatten(1), bias)."""
+    """The gradients of x, of the shape and dtype of `like`, and of the bias, if `wanted`, from that of
+    biased(x, bias)."""
     grad, of_bias = grad.contiguous(), None
     if wanted and grad.dtype is not like.dtype:
         grad, of_bias = rounded_and_sums(grad, like.dtype)

@@ -15,7 +15,7 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure
-from gnnaccel.ops._bias import add_bias, unbiased
+from gnnaccel.ops._bias import biased, unbiased
 from gnnaccel.ops._numbering import numbered, numbered_as
 from gnnaccel.ops.dot_attention import dot_attention
 from gnnaccel.ops.edge_attention import edge_attention
@@ -67,17 +67,17 @@ def _super_gat(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How,
         sums, gate = sddmm_op.impl(arrays, *head_dots_op.impl(x, vectors), "add", "u", "v"), products.sigmoid_()
         scores, more = sums * gate, [sums, gate]
     weight = edge_softmax_op.impl(arrays, F.leaky_relu(scores, slope))
-    out = spmm_op.impl(arrays, x, _times(weight, edge_scale).to(x.dtype).unsqueeze(-1), "mul", "sum", 0.0)
+    out = spmm_op.impl(arrays, x, times(weight, edge_scale).to(x.dtype).unsqueeze(-1), "mul", "sum", 0.0)
     return out, (weight, scores, *more)
 
 
 def _super_gat_gradients(arrays: Structure, ends: tuple, vectors: Tensor | None, how: How, kept, grad, _needed):
     (x,), (slope, edge_scale), (weight, scores, *more) = ends, how, kept
     transposed = arrays.transposed()
-    grad_weight = _times(_dots(arrays, x, grad), edge_scale)
+    grad_weight = times(_dots(arrays, x, grad), edge_scale)
     of_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype))
     of_scores = torch.ops.aten.leaky_relu_backward(of_scores, scores, slope, False)
-    whole = _times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
+    whole = times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
     grad_x = spmm_op.impl(transposed, grad, whole, "mul", "sum", 0.0)
     if vectors is None:
         of_products, grad_vectors = of_scores.mul_(x.shape[2] ** -0.5), None
@@ -108,15 +108,15 @@ def _dot(arrays: Structure, ends: tuple, _vectors, how: How, _keep: bool) -> tup
     (query, key, value), (factor, edge_scale) = ends, how
     scores = _dots(arrays, key, query * factor)
     weight = edge_softmax_op.impl(arrays, scores)
-    return spmm_op.impl(arrays, value, _times(weight, edge_scale).unsqueeze(-1), "mul", "sum", 0.0), (weight,)
+    return spmm_op.impl(arrays, value, times(weight, edge_scale).unsqueeze(-1), "mul", "sum", 0.0), (weight,)
 
 
 def _dot_gradients(arrays: Structure, ends: tuple, _vectors, how: How, kept, grad, _needed):
     (query, key, value), (factor, edge_scale), (weight,) = ends, how, kept
     transposed = arrays.transposed()
-    grad_weight = _times(_dots(arrays, value, grad), edge_scale)
+    grad_weight = times(_dots(arrays, value, grad), edge_scale)
     of_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight).unsqueeze(-1)
-    grad_value = spmm_op.impl(transposed, grad, _times(weight, edge_scale).unsqueeze(-1), "mul", "sum", 0.0)
+    grad_value = spmm_op.impl(transposed, grad, times(weight, edge_scale).unsqueeze(-1), "mul", "sum", 0.0)
     grad_key = spmm_op.impl(transposed, query * factor, of_scores, "mul", "sum", 0.0)
     grad_query = spmm_op.impl(arrays, key, of_scores, "mul", "sum", 0.0).mul_(factor)
     return [grad_query, grad_key, grad_value], None
@@ -132,7 +132,7 @@ def _dots(arrays: Structure, x: Tensor, y: Tensor) -> Tensor:
     return sddmm_op.impl(arrays, x, y, "dot", "u", "v").squeeze(-1)
 
 
-def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
+def times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
     return weights if edge_scale is None else weights * edge_scale
 
 
@@ -155,7 +155,7 @@ class _Attended(_operators.Function):
             ctx.counts = len(inputs), count
             given = kept_vectors(ctx, ctx.needs_input_grad[8 : 8 + count], *inputs[count:])
             ctx.save_for_backward(*ends, *given, edge_scale, mark, vectors, *kept)
-        return out if bias is None else add_bias(out.flatten(1), bias)
+        return biased(out, bias)
 
     @staticmethod
     def backward(ctx, grad):

@@ -53,13 +53,9 @@ def is_usual(
     return True
 
 
-def may_be_inside(bias: Tensor | None, x: Tensor) -> bool:
-    """True for a bias of features x [N, H, F] that `is_usual` takes, which one node of autograd may add to its sums."""
-    if bias is None or not _operators.usual(bias) or bias.shape != (x.shape[1] * x.shape[2],):
-        return False
-    return bias.device == x.device and torch.promote_types(x.dtype, bias.dtype) is bias.dtype
-
-
-def biased(out: Tensor, bias: Tensor | None) -> Tensor:
-    """out [N, H, F], or [N, H * F] with a bias."""
-    return out if bias is None else out.flatten(1) + bias
+def inner_bias(bias: Tensor | None, x: Tensor, keep: bool) -> Tensor | None:
+    """The bias behind features like x [N, H, F], which `is_usual` takes, where one node of autograd is to add it: one
+    that there will be (`keep`)."""
+    if not keep or bias is None or not _operators.usual(bias) or bias.shape != (x.shape[1] * x.shape[2],):
+        return None
+    return bias if bias.device == x.device and torch.promote_types(x.dtype, bias.dtype) is bias.dtype else None

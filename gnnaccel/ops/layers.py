@@ -16,11 +16,11 @@ from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _layers_short
 from gnnaccel.ops._arrays import arrays_of
-from gnnaccel.ops._bias import add_bias, column_sums, unbiased
-from gnnaccel.ops._cores import kept_vectors, second, vectors_of
+from gnnaccel.ops._bias import biased, column_sums, unbiased
+from gnnaccel.ops._cores import kept_vectors, second, times, vectors_of
 from gnnaccel.ops._edge_factor import edge_factor
 from gnnaccel.ops._numbering import numbered, numbered_as
-from gnnaccel.ops._usual import asks, biased, is_usual, may_be_inside, mixed
+from gnnaccel.ops._usual import asks, inner_bias, is_usual, mixed
 from gnnaccel.ops.attention import (
     attention,
     attention_backward_op,
@@ -112,7 +112,7 @@ def narrow_gat(
     ):
         return biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    inside = bias if keep and may_be_inside(bias, x) else None
+    inside = inner_bias(bias, x, keep)
     out = _gat(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside)
     return out if bias is inside else biased(out, bias)
 
@@ -192,7 +192,7 @@ def narrow_gatv2(
     if not fits or not is_usual(graph, inputs, edge_scale):
         return biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    inside = bias if keep and may_be_inside(bias, x) else None
+    inside = inner_bias(bias, x, keep)
     out = _gatv2(*inputs, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside)
     return out if bias is inside else biased(out, bias)
 
@@ -221,7 +221,7 @@ class _Gat(_operators.Function):
         if keep:
             given = kept_vectors(ctx, ctx.needs_input_grad[:1], att_src, att_dst)
             ctx.save_for_backward(x, *given, vectors, edge_scale, scores, out, *kept)
-        return out if bias is None else add_bias(out.flatten(1), bias)
+        return biased(out, bias)
 
     @staticmethod
     def backward(ctx, grad):
@@ -252,19 +252,19 @@ class _Gatv2(_operators.Function):
             kept = _, out, _ = _layers_short.gatv2(arrays, x, y, vectors, edge_scale, slope)
             if keep:
                 ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
-            return out if bias is None else add_bias(out.flatten(1), bias)
+            return biased(out, bias)
         inner, scale, mark = numbered(arrays, edge_scale, keep)
         scores = scores_op.impl(inner, x, y, vectors, slope)
         if ctx.parts:
             kept = [mark, edge_softmax_op.impl(inner, scores.to(lib.accumulator(x)))]
-            weight = _times(kept[1], scale).to(x.dtype)
+            weight = times(kept[1], scale).to(x.dtype)
             out = spmm_op.impl(inner, x, weight.unsqueeze(-1), "mul", "sum", 0.0)
         else:
             out, stats = dot_attention_op.impl(inner, None, None, x, scores, scale, None, 0.0, 1.0)
             kept = [scores, out, stats]
         if keep:
             ctx.save_for_backward(x, y, *kept_vectors(ctx, ctx.needs_input_grad[:2], vectors), edge_scale, *kept)
-        return out if bias is None else add_bias(out.flatten(1), bias)
+        return biased(out, bias)
 
     @staticmethod
     def backward(ctx, grad):
@@ -282,9 +282,9 @@ class _Gatv2(_operators.Function):
         if ctx.parts:
             mark, weight = kept
             arrays, edge_scale = numbered_as(mark, arrays, edge_scale)
-            grad_weight = _times(sddmm_op.impl(arrays, x, grad, "dot", "u", "v").squeeze(-1), edge_scale)
+            grad_weight = times(sddmm_op.impl(arrays, x, grad, "dot", "u", "v").squeeze(-1), edge_scale)
             grad_scores = edge_softmax_backward_op.impl(arrays, weight, grad_weight.to(weight.dtype))
-            whole = _times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
+            whole = times(weight, edge_scale).to(x.dtype).unsqueeze(-1)
             grad_x = spmm_op.impl(arrays.transposed(), grad, whole, "mul", "sum", 0.0) if needed[0] else None
         else:
             given = (None, None, x, kept[0], edge_scale, None, 0.0, *kept[1:], grad, 1.0, False, True, True)
@@ -297,10 +297,6 @@ class _Gatv2(_operators.Function):
             grad_y, products = sums_op.impl(arrays, x, y, vectors, grad_scores, ctx.slope, needed[2])
             grad_vectors = column_sums(products, y.dtype) if needed[2] else None
         return grad_x, grad_y if needed[1] else None, grad_vectors, *rest
-
-
-def _times(weights: Tensor, edge_scale: Tensor | None) -> Tensor:
-    return weights if edge_scale is None else weights * edge_scale
 
 
 # `keep`: whether there will be a backward pass; ctx.needs_input_grad says so under torch.no_grad too.

@@ -10,9 +10,10 @@ from torch import Tensor
 from gnnaccel import tiles
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import arrays_of
+from gnnaccel.ops._bias import biased
 from gnnaccel.ops._cores import SUPER_GAT, How, attended
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
-from gnnaccel.ops._usual import BY_PARTS, asks, biased, is_usual, may_be_inside, mixed
+from gnnaccel.ops._usual import BY_PARTS, asks, inner_bias, is_usual, mixed
 
 
 def super_gat(
@@ -64,7 +65,7 @@ def super_gat(
     if not usual or (x.is_cuda and tiles.are_profitable(graph)):  # by which inner products are faster
         return biased(composed(*inputs, edge_scale=edge_scale), bias)
     keep = asks(inputs)
-    inside = bias if keep and may_be_inside(bias, x) else None
+    inside = inner_bias(bias, x, keep)
     out = attended(SUPER_GAT, arrays_of(graph, keep, x), composed, edge_scale, negative_slope, keep, inside, 1, *inputs)
     return out if bias is inside else biased(out, bias)
 
