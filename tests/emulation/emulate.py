@@ -32,6 +32,7 @@ ON_ANY_DEVICE = (
 )
 TESTS = (
     "tests/test_cuda_ops.py",
+    "tests/test_cuda_few_features.py",
     "tests/test_cuda_finished_sums.py",
     "tests/test_cuda_lists.py",
     "tests/test_cuda_tiles.py",
