@@ -24,7 +24,6 @@ from message_cases import (
 import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import joined_sums
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, GINE, LE, gen, joined_sum
 from gnnaccel.ops.messages import generated, nvrtc
@@ -278,15 +277,6 @@ def test_parameters_that_are_written_into():
         assert torch.equal(got, wanted)
     with pytest.raises(RuntimeError, match="written into"):
         torch.autograd.grad(outs[0].sum(), parameters, create_graph=True)
-
-
-def test_sums_of_columns():
-    for rows in (5, 128 * 128, 128 * 128 + 77):
-        values = torch.randn(rows, 3, dtype=torch.float64, device=DEVICE)
-        torch.testing.assert_close(joined_sums._column_sums(values), values.sum(0))
-        rounded = values.bfloat16()  # once more, at the end
-        wanted = rounded.double().sum(0).bfloat16()
-        torch.testing.assert_close(joined_sums._column_sums(rounded), wanted, rtol=2**-8, atol=0)
 
 
 def test_wide_rows_meet_in_loops():

@@ -147,7 +147,6 @@ def pretend(module: ModuleType) -> None:
     from gnnaccel import _library
     from gnnaccel.ops.messages import generated, nvrtc
 
-    spmm = sys.modules["gnnaccel.ops.spmm"]
     on_the_cpu = _library.launch
 
     def launch(name: str, device, *args):
@@ -167,7 +166,6 @@ def pretend(module: ModuleType) -> None:
     nvrtc.Module = Generated
     torch.cuda.current_device = lambda: 0
     torch.Tensor.is_cuda = property(lambda self: True)
-    spmm._fuses = lambda *args: False  # the CPU's own backward
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.synchronize = lambda *args: None
     torch.cuda.current_stream = lambda *args: SimpleNamespace(synchronize=lambda: None)
