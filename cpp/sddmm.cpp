@@ -1,8 +1,10 @@
 // SDDMM on the CPU: nonzeros split evenly over the tasks (one hub is many tasks), the destination's row hot
 // in L1 while the source rows stream past, the one eight edges ahead prefetched.
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 
+#include "broadcast.h"
 #include "isa.h"
 #include "rows.h"
 #include "simd.h"
@@ -167,12 +169,20 @@ void elementwise(const Problem<T, I>& p, int threads) {
     });
     return;
   }
-  for_edges(p, threads, [&p, feats](const T* a, const T* b, T* out) {
-    for (int64_t d = 0; d < feats; ++d) {
-      const Acc<T> x = reads_lhs ? widen(a[(d / p.lhs.div) % p.lhs.len]) : Acc<T>(0);
-      const Acc<T> y = reads_rhs ? widen(b[(d / p.rhs.div) % p.rhs.len]) : Acc<T>(0);
-      narrow(combine<op>(x, y), out + d);
-    }
+  with_lanes<T>(std::gcd(unbroken(p.lhs, feats), unbroken(p.rhs, feats)), [&](auto lanes) {
+    const Places<lanes> lhs(p.lhs, feats), rhs(p.rhs, feats);
+    const int64_t blocks = (feats + lanes - 1) / lanes;
+    for_edges(p, threads, [&, feats, blocks](const T* a, const T* b, T* out) {
+      for (int64_t i = 0; i < blocks; ++i) {
+        const auto value =
+            combine<op>(reads_lhs ? lhs.read(a, i) : rhs.read(b, i), reads_rhs ? rhs.read(b, i) : lhs.read(a, i));
+        T* to = out + lhs.start(i, feats);
+        if (feats >= lanes)
+          store<lanes>(to, value);
+        else
+          for (int64_t d = 0; d < feats; ++d) narrow(value[d], to + d);
+      }
+    });
   });
 }
 
@@ -193,13 +203,27 @@ void dots(const Problem<T, I>& p, int threads) {
     if (n >= kLanes<T>) return with(std::integral_constant<int, kLanes<T>>{});
     return with(std::integral_constant<int, 4>{});
   }
-  for_edges(p, threads, [&p, heads, n](const T* a, const T* b, T* out) {
-    for (int64_t h = 0; h < heads; ++h) {
-      Acc<T> sum = 0;
-      for (int64_t d = h * n; d < (h + 1) * n; ++d)
-        sum += widen(a[(d / p.lhs.div) % p.lhs.len]) * widen(b[(d / p.rhs.div) % p.rhs.len]);
-      narrow(sum, out + h);
+  const int64_t whole = std::gcd(std::gcd(unbroken(p.lhs, width), unbroken(p.rhs, width)), n);
+  with_lanes<T>(whole, [&](auto lanes) {
+    if (n % lanes == 0) {
+      const Places<lanes> lhs(p.lhs, width), rhs(p.rhs, width);
+      for_edges(p, threads, [&, heads, blocks = n / lanes](const T* a, const T* b, T* out) {
+        for (int64_t h = 0, i = 0; h < heads; ++h) {
+          Vec<Acc<T>, lanes> sum{};
+          for (int64_t end = i + blocks; i < end; ++i) sum += lhs.read(a, i) * rhs.read(b, i);
+          narrow(horizontal_sum<Acc<T>, lanes>(sum), out + h);
+        }
+      });
+      return;
     }
+    const Places<1> lhs(p.lhs, width), rhs(p.rhs, width);
+    for_edges(p, threads, [&, heads, n](const T* a, const T* b, T* out) {
+      for (int64_t h = 0, i = 0; h < heads; ++h) {
+        Acc<T> sum = 0;
+        for (int64_t end = i + n; i < end; ++i) sum += (lhs.read(a, i) * rhs.read(b, i))[0];
+        narrow(sum, out + h);
+      }
+    });
   });
 }
 
@@ -222,7 +246,7 @@ void run(const SddmmArgs& a) {
     case EdgeOp::div:
       return elementwise<EdgeOp::div>(p, threads);
     case EdgeOp::dot:
-      return dots(p, threads);
+      return a.dot_len == 1 ? elementwise<EdgeOp::mul>(p, threads) : dots(p, threads);
   }
 }
 
