@@ -12,17 +12,6 @@
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 
-template <int N>
-inline Vec<float, N> exp_of(Vec<float, N> x) {
-  return exp_nonpositive<N>(x);
-}
-
-template <int N>
-inline Vec<double, N> exp_of(Vec<double, N> x) {
-  for (int i = 0; i < N; ++i) x[i] = std::exp(x[i]);
-  return x;
-}
-
 // The features d .. d + N of a segment.
 template <int N, class T>
 struct Block {

@@ -6,6 +6,11 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #ifndef GNNACCEL_ISA
 #error "compile with -DGNNACCEL_ISA=baseline|avx2|avx512"
@@ -102,6 +107,42 @@ inline void store(double* to, Vec<double, N> value) {
 template <int N>
 inline void store(bf16* to, Vec<float, N> value) {
   for (int i = 0; i < N; ++i) narrow(value[i], to + i);
+}
+
+// The first `count`, less than N, of which no more is read or written; `rest` for the other lanes.
+template <int N, class A>
+inline Vec<A, N> load_first(const A* from, int64_t count, A rest) {
+  Vec<A, N> out = splat<N>(rest);
+#if defined(__AVX512F__)
+  if constexpr (N == 16)
+    return reinterpret_cast<Vec<A, N>>(
+        _mm512_mask_loadu_ps(reinterpret_cast<__m512>(out), static_cast<__mmask16>((1u << count) - 1), from));
+#endif
+  std::memcpy(&out, from, sizeof(A) * static_cast<size_t>(count));
+  return out;
+}
+template <int N, class A>
+inline void store_first(A* to, Vec<A, N> value, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16)
+    return _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), reinterpret_cast<__m512>(value));
+#endif
+  std::memcpy(to, &value, sizeof(A) * static_cast<size_t>(count));
+}
+
+// Lane i holds what lane i + kBy, counted round, held.
+template <int kBy, int N, class A>
+inline Vec<A, N> rotated(Vec<A, N> v) {
+  using Index = Vec<std::conditional_t<sizeof(A) == 8, int64_t, int32_t>, N>;
+  Index from;
+  for (int i = 0; i < N; ++i) from[i] = (i + kBy) % N;
+#if defined(__clang__)
+  Vec<A, N> out;
+  for (int i = 0; i < N; ++i) out[i] = v[from[i]];
+  return out;
+#else
+  return __builtin_shuffle(v, from);
+#endif
 }
 
 template <class A, int N>

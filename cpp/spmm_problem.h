@@ -6,10 +6,6 @@
 #include "rows.h"
 #include "simd.h"
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 namespace gnnaccel::GNNACCEL_ISA {
 namespace {
 

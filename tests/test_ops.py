@@ -33,6 +33,10 @@ BROADCASTS = [
     ((1, 8), (4, 8)),
     ((4, 8), (1, 8)),
     ((8,), (4, 8)),
+    ((1, 64), (4, 1)),
+    ((4, 1), (4, 64)),
+    ((1, 24), (3, 24)),
+    ((2, 35), (2, 1)),
     ((3, 1), (1, 5)),
     ((3, 4, 1), (3, 1, 5)),
     ((3, 1, 5), (3, 4, 5)),
@@ -171,8 +175,8 @@ def test_all_ops_on_every_graph(device, name, order, index):
 def test_spmm_broadcasting(device, x_shape, w_shape, message, reduce):
     graph = graph_on(device, "wide")
     w_shape = (1,) * (len(x_shape) - len(w_shape)) + w_shape  # shorter ones are aligned left: test_spmm_heads
-    check_spmm(graph, *spmm_inputs(graph, message, x_shape, w_shape, torch.float64), message, reduce)
-    check_spmm(graph, *spmm_inputs(graph, message, x_shape, w_shape, torch.float32), message, reduce)
+    for dtype in DTYPES:
+        check_spmm(graph, *spmm_inputs(graph, message, x_shape, w_shape, dtype), message, reduce)
 
 
 def strided_variants(x):
@@ -296,7 +300,7 @@ def test_sddmm_widths(device, width, dtype):
         check_sddmm(graph, *sddmm_inputs(graph, [(width,)] * 2, "uv", dtype), op, "u", "v")
 
 
-@pytest.mark.parametrize("heads,width", [(1, 8), (2, 3), (4, 16), (8, 33)])
+@pytest.mark.parametrize("heads,width", [(1, 8), (2, 3), (4, 16), (8, 33), (5, 1), (3, 64), (2, 24)])
 def test_sddmm_heads(device, heads, width):
     graph = graph_on(device)
     for dtype, lhs in itertools.product(DTYPES, [(heads, width), (1, width), (width,)]):
@@ -310,7 +314,8 @@ def test_sddmm_broadcasting(device, lhs, rhs, op):
     graph = graph_on(device, "tall")
     for targets in ("uv", "ve", "eu", "vv"):
         check_sddmm(graph, *sddmm_inputs(graph, [lhs, rhs], targets, torch.float64), op, *targets)
-    check_sddmm(graph, *sddmm_inputs(graph, [lhs, rhs], "vu", torch.float32), op, "v", "u")
+    for dtype in DTYPES:
+        check_sddmm(graph, *sddmm_inputs(graph, [lhs, rhs], "vu", dtype), op, "v", "u")
 
 
 def check_edge_softmax(graph, scores, norm_by="dst"):
@@ -319,7 +324,9 @@ def check_edge_softmax(graph, scores, norm_by="dst"):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("heads", [(), (1,), (3,), (4,), (8,), (17,), (2, 3), (4, 1), (0,)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(), (1,), (2,), (3,), (4,), (8,), (16,), (29,), (100,), (2, 3), (4, 1), (0,)], ids=str
+)
 def test_edge_softmax_heads(device, heads, dtype):
     for name, norm_by in [("power_law", "dst"), ("wide", "src"), ("one_hub", "dst")]:
         graph = graph_on(device, name)
@@ -344,9 +351,11 @@ def test_edge_softmax_extreme_scores(device, dtype):
     scores[6, 0:7] = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32).to(dtype)
     indptr = torch.arange(0, scores.numel() + 1, scores.shape[1])
     graph = Graph.from_csr(indptr, torch.zeros(scores.numel(), dtype=torch.int64)).to(device)
-    got = ops.edge_softmax(graph, scores.flatten().to(device)).cpu().view_as(scores)
-    want = scores.double().softmax(1).to(dtype)
-    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-6, atol=1e-30)
+    for heads in (1, 2, 3, 4, 8, 21):
+        given = torch.stack([scores.roll(h, 0) for h in range(heads)], -1)  # what is odd in one is not in the next
+        got = ops.edge_softmax(graph, given.flatten(0, 1).to(device)).cpu().view_as(given)
+        want = given.double().softmax(1).to(dtype)
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
