@@ -238,27 +238,43 @@ class Tile {
     for (int64_t t = 0; t < n_; ++t) pick(row(a, t), row(b, t), row(c, t), out + t * s.width, s.width);
   }
 
+  // What vectors write behind a row's end the next row, or the room behind the last, takes.
   void expand(const MessageStep& s) {
     const View<A> a = view(s.a);
     A* const out = register_(s.out);
+    const int64_t len = s.len, div = s.div;
     for (int64_t t = 0; t < n_; ++t) {
-      const A* const from = a.rows ? a.rows[t] : a.flat + t * s.len;
-      A* to = out + t * s.width;
-      for (int64_t outer = 0; outer < s.width; outer += static_cast<int64_t>(s.len) * s.div)
-        for (int64_t l = 0; l < s.len; ++l, to += s.div) std::fill(to, to + s.div, from[l]);
+      const A* const from = a.rows ? a.rows[t] : a.flat + t * len;
+      A *to = out + t * s.width, *const end = to + s.width;
+      if (div == 1)
+        for (; to < end; to += len) copy_or_add<false>(from, to, len);
+      else
+        for (int64_t l = 0; to < end; l = l + 1 == len ? 0 : l + 1, to += div)
+          for (int64_t d = 0; d < div; d += N) store<N>(to + d, splat<N>(from[l]));
     }
   }
 
   void fold(const MessageStep& s) {
     const View<A> a = view(s.a);
     A* const out = register_(s.out);
+    const int64_t len = s.len, div = s.div;
     for (int64_t t = 0; t < n_; ++t) {
-      const A* from = a.rows ? a.rows[t] : a.flat + t * s.width;
-      A* const to = out + t * s.len;
-      for (int64_t l = 0; l < s.len; ++l) to[l] = 0;
-      for (int64_t outer = 0; outer < s.width; outer += static_cast<int64_t>(s.len) * s.div, from += s.len * s.div)
-        for (int64_t l = 0; l < s.len; ++l) to[l] += s.div == 1 ? from[l] : sum(from + l * s.div, s.div);
+      const A *from = a.rows ? a.rows[t] : a.flat + t * s.width, *const end = from + s.width;
+      A* const to = out + t * len;
+      for (bool first = true; from < end; from += len * div, first = false) {
+        if (div == 1)
+          first ? copy_or_add<false>(from, to, len) : copy_or_add<true>(from, to, len);
+        else
+          for (int64_t l = 0; l < len; ++l) to[l] = (first ? A(0) : to[l]) + sum(from + l * div, div);
+      }
     }
+  }
+
+  template <bool kAdd>
+  static void copy_or_add(const A* from, A* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + N <= count; i += N) store<N>(to + i, kAdd ? load<N>(to + i) + load<N>(from + i) : load<N>(from + i));
+    for (; i < count; ++i) to[i] = kAdd ? to[i] + from[i] : from[i];
   }
 
   static A sum(const A* from, int64_t n) {

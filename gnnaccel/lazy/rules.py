@@ -83,7 +83,8 @@ def _combine(lazy: Lazy, function, operands: list):
     per_edge = [x for x in operands if isinstance(x, Tensor) and x.dim() == dims and x.shape[0] != 1]
     leaves = [x for x in operands if isinstance(x, Leaf)]
     if not per_edge and len({x.side for x in leaves}) == 1 and not any(isinstance(x, Apply) for x in operands):
-        values = [clean(lazy.trip.graph, x) if isinstance(x, Leaf) else x for x in operands]
+        found = {id(x): clean(lazy.trip.graph, x) for x in leaves}  # x * x reads one
+        values = [found.get(id(x), x) for x in operands]
         return lift(lazy.trip, leaves[0].side, function(*values), lazy.axis, clean=True)
     try:
         features = broadcast(*(features_of(x, dims) for x in operands))
