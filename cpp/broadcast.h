@@ -57,12 +57,14 @@ inline int64_t unbroken(const Operand& x, int64_t num_feats) {
   return !x.data || x.len == 1 || x.len == num_feats ? 0 : x.div > 1 ? x.div : x.len;
 }
 
-// Calls f with a number of lanes, as an integral constant: the machine's, or fewer that divide `whole`; 0: whatever.
+// Calls f with a number of lanes, as an integral constant: the machine's, or fewer that divide `whole` (0: whatever),
+// and no more than there are features, unless these are fewer than four.
 template <class T, class F>
-void with_lanes(int64_t whole, F f) {
-  if (whole % kLanes<T> == 0) return f(std::integral_constant<int, kLanes<T>>{});
+void with_lanes(int64_t whole, int64_t num_feats, F f) {
+  const auto fits = [&](int lanes) { return whole % lanes == 0 && num_feats >= lanes; };
+  if (fits(kLanes<T>)) return f(std::integral_constant<int, kLanes<T>>{});
   if constexpr (kLanes<T> > 8)
-    if (whole % 8 == 0) return f(std::integral_constant<int, 8>{});
+    if (fits(8)) return f(std::integral_constant<int, 8>{});
   f(std::integral_constant<int, std::min(kLanes<T>, 4)>{});
 }
 

@@ -169,7 +169,7 @@ void elementwise(const Problem<T, I>& p, int threads) {
     });
     return;
   }
-  with_lanes<T>(std::gcd(unbroken(p.lhs, feats), unbroken(p.rhs, feats)), [&](auto lanes) {
+  with_lanes<T>(std::gcd(unbroken(p.lhs, feats), unbroken(p.rhs, feats)), feats, [&](auto lanes) {
     const Places<lanes> lhs(p.lhs, feats), rhs(p.rhs, feats);
     const int64_t blocks = (feats + lanes - 1) / lanes;
     for_edges(p, threads, [&, feats, blocks](const T* a, const T* b, T* out) {
@@ -204,7 +204,7 @@ void dots(const Problem<T, I>& p, int threads) {
     return with(std::integral_constant<int, 4>{});
   }
   const int64_t whole = std::gcd(std::gcd(unbroken(p.lhs, width), unbroken(p.rhs, width)), n);
-  with_lanes<T>(whole, [&](auto lanes) {
+  with_lanes<T>(whole, n, [&](auto lanes) {
     if (n % lanes == 0) {
       const Places<lanes> lhs(p.lhs, width), rhs(p.rhs, width);
       for_edges(p, threads, [&, heads, blocks = n / lanes](const T* a, const T* b, T* out) {

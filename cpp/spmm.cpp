@@ -390,7 +390,7 @@ void run(const SpmmArgs& a) {
   const int threads = useful_threads((a.graph.nnz + a.graph.num_rows) * a.num_feats, a.threads);
   if (run_fast(p, threads)) return;
   const int64_t feats = p.num_feats;
-  with_lanes<T>(std::gcd(unbroken(p.lhs, feats), unbroken(p.rhs, feats)), [&](auto lanes) {
+  with_lanes<T>(std::gcd(unbroken(p.lhs, feats), unbroken(p.rhs, feats)), feats, [&](auto lanes) {
     const Places<lanes> lhs(p.lhs, feats), rhs(p.rhs, feats);
     walk(p, threads, [&](int64_t row, int64_t k0, int64_t k1, const Partial<Acc<T>>* partial) {
       broadcast_row(p, lhs, rhs, row, k0, k1, partial);

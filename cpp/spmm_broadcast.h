@@ -85,6 +85,7 @@ void broadcast_row(const Problem<T, I>& p, const Places<N>& lhs, const Places<N>
   const auto with = [&](auto extreme) {
     int64_t b = 0;
     for (; b + 4 <= blocks; b += 4) broadcast_blocks<extreme, 4>(p, lhs, rhs, row, k0, k1, b, partial);
+    for (; b + 2 <= blocks; b += 2) broadcast_blocks<extreme, 2>(p, lhs, rhs, row, k0, k1, b, partial);
     for (; b < blocks; ++b) broadcast_blocks<extreme, 1>(p, lhs, rhs, row, k0, k1, b, partial);
   };
   extreme ? with(std::true_type{}) : with(std::false_type{});

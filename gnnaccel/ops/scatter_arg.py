@@ -12,12 +12,13 @@ from gnnaccel import _operators
 from gnnaccel.ops._features import operand, reduce_to
 
 
-def gather_arg(x: Tensor, arg: Tensor, full: tuple[int, ...]) -> Tensor:
-    """x[arg[r, d], d] with x's features broadcast to `full`; 0 where arg is -1."""
+def gather_arg(x: Tensor, arg: Tensor, full: tuple[int, ...], fill: bool = True) -> Tensor:
+    """x[arg[r, d], d] with x's features broadcast to `full`; where arg is -1 0, without `fill` anything."""
     x = x.reshape(x.shape[0], *(1,) * (len(full) - x.dim() + 1), *x.shape[1:]).expand(x.shape[0], *full)
     if x.shape[0] == 0:
         return x.new_zeros(arg.shape)
-    return x.gather(0, arg.long().clamp(min=0)).masked_fill(arg < 0, 0)
+    out = x.gather(0, arg.long().clamp(min=0))
+    return out.masked_fill(arg < 0, 0) if fill else out
 
 
 def _scatter_arg_impl(arg, values, num_targets, shape, rows_disjoint):

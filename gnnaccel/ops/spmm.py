@@ -371,16 +371,16 @@ def _backward_max_min(ctx, grad):
     arrays, (lhs, rhs, arg_lhs, arg_rhs) = _arrays.saved(ctx)
     needs_lhs, needs_rhs, *_ = ctx.wanted
     lhs_features, rhs_features = ctx.features
-    full = tuple(grad.shape[1:])
+    full, again = tuple(grad.shape[1:]), torch.is_grad_enabled()  # else nothing reads what nobody won
     grad_lhs = grad_rhs = None
     if needs_lhs and lhs_features is not None:
-        value = grad * gather_arg(rhs, arg_rhs, full) if ctx.message == "mul" else grad
+        value = grad * gather_arg(rhs, arg_rhs, full, again) if ctx.message == "mul" else grad
         # One that wins very many rows would lose digits where one number after the other is added in float32.
         value = value.double() if ctx.hub else value
         grad_lhs = scatter_arg_op(arg_lhs, value, arrays.num_cols, full, False).to(grad.dtype)
         grad_lhs = reduce_to(grad_lhs, lhs_features)
     if needs_rhs and rhs_features is not None:
-        value = grad * gather_arg(lhs, arg_lhs, full) if ctx.message == "mul" else grad
+        value = grad * gather_arg(lhs, arg_lhs, full, again) if ctx.message == "mul" else grad
         grad_rhs = scatter_arg_op(arg_rhs, value, arrays.nnz, rhs_features, True)
     return grad_lhs, grad_rhs
 
