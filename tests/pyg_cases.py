@@ -223,7 +223,12 @@ CASES: dict[str, Case] = {
     "MixHopConv": Case(lambda: nn.MixHopConv(D, OUT, powers=[0, 1, 2]), "spmm"),
     "HypergraphConv": Case(lambda: nn.HypergraphConv(D, OUT), "spmm", _hypergraph),
     "HypergraphConv attention": Case(
-        lambda: nn.HypergraphConv(D, OUT, use_attention=True, heads=2), "spmm", _hypergraph_attention, why=WIDE
+        lambda: nn.HypergraphConv(D, OUT, use_attention=True, heads=2), "attention", _hypergraph_attention
+    ),
+    "HypergraphConv attention of edges": Case(
+        lambda: nn.HypergraphConv(D, OUT, use_attention=True, attention_mode="edge", heads=3, concat=False),
+        "attention",
+        lambda g: (*_hypergraph(g), g.randn(12, D, seed=4), 12),
     ),
     "RGCNConv": Case(lambda: nn.RGCNConv(D, OUT, TYPES), "spmm", _typed),
     "RGCNConv bases": Case(lambda: nn.RGCNConv(D, OUT, TYPES, num_bases=2, aggr="sum"), "spmm", _typed),

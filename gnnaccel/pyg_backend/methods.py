@@ -19,6 +19,7 @@ from gnnaccel.pyg_backend import (
     flight,
     forwards,
     hetero_forwards,
+    hypergraph_forwards,
     joined_forwards,
     normed_forwards,
     relational_forwards,
@@ -66,7 +67,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = flight.held(plain, members["forward"])
     tables = (
         *(forwards, joined_forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention),
-        hetero_forwards,
+        *(hetero_forwards, hypergraph_forwards),
     )
     for table in (module.FORWARDS for module in tables):
         if plain.forward in table:

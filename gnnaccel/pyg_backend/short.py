@@ -7,6 +7,7 @@ general way, through propagate(), with the same result.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Collection
 from typing import Any
@@ -70,7 +71,7 @@ class Guard:
     ):
         self.plain, self.kind = plain, kind_of(plain)
         self._forward, self._message, self._aggregate, self._update, self._edge_update, self._helpers = METHODS[known]
-        self._namespace = self._forward.__globals__
+        self._namespace = inspect.unwrap(self._forward).__globals__
         self._aggregations, self._node_dims = aggregations, node_dims
 
     def allows(self, conv: Any, edge_index: Any) -> bool:
@@ -182,7 +183,8 @@ imported, and the helpers that forward() calls: (name, function) of those that w
 def know(*classes: Any) -> None:
     """Note the methods of these classes of PyG's as they are now."""
     for cls in classes:
-        namespace, names = cls.forward.__globals__, cls.forward.__code__.co_names
+        original = inspect.unwrap(cls.forward)
+        namespace, names = original.__globals__, original.__code__.co_names
         functions = [(name, namespace[name]) for name in names if isinstance(namespace.get(name), types.FunctionType)]
         helpers = tuple((name, function) for name, function in functions if ours(function) is not function)
         METHODS[cls] = (cls.forward, cls.message, cls.aggregate, cls.update, cls.edge_update, helpers)
