@@ -64,6 +64,37 @@ def test_few_messages(name, monkeypatch):
     assert propagate.FEW not in reasons()
 
 
+# layer, its call, -> left to PyG where its messages are a part of what counts as few of others
+OTHERS = {
+    "own message": (lambda: Mine(D, D), lambda layer, x, e: layer(x, e), True),
+    "aggregation": (lambda: nn.SAGEConv(D, D, "std"), lambda layer, x, e: layer(x, e), True),
+    "edge update": (lambda: nn.FAConv(D), lambda layer, x, e: layer(x, x, e), True),
+    "stacks": (lambda: nn.ARMAConv(D, D // 2, 2), lambda layer, x, e: layer(x, e), True),
+    "plain sum": (lambda: nn.GatedGraphConv(D, 2), lambda layer, x, e: layer(x, e), False),
+    "attention": (lambda: nn.TransformerConv(D, D, beta=True), lambda layer, x, e: layer(x, e), False),
+    "attention of edges": (lambda: nn.TransformerConv(D, D, edge_dim=1), lambda m, x, e: m(x, e, x[e[0], :1]), True),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_few_messages_of_others(name, monkeypatch):
+    make, call, left = OTHERS[name]
+    few = propagate._UPDATING * (E + N) * D // 2  # twice as many where rows are short; FAConv and ARMAConv add loops
+    monkeypatch.setattr(blocks, "FEW", {"cpu": few})
+    plain = make().double()
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    for edge_index, expected in ((graph(), left), (graph(50 * E), False)):
+        found = []
+        for each in (plain, layer):
+            report.reset()
+            out = call(each, x, edge_index)
+            found.append([out, *torch.autograd.grad(out.square().sum(), [x, *each.parameters()], allow_unused=True)])
+        assert (propagate.FEW in reasons()) == expected
+        for want, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 KINDS = [("a", "to", "b"), ("b", "from", "a")]
 TYPED = {
     "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), 2 * D),

@@ -31,11 +31,12 @@ _FUSED = "own message_and_aggregate()"
 _HOOKED = "message passing hooks are registered"
 NEW = "few messages of edges that the layer had not seen"
 FEW = "few messages, which PyG's own code stores and reduces the quicker"
-# Layers whose messages are no products.
+# Layers whose messages are no products, and one of which those with edge features are none.
 _STORING = frozenset(
     layer.message
     for layer in (nn.CGConv, nn.FeaStConv, nn.FiLMConv, nn.GENConv, nn.GINEConv, nn.LEConv, nn.ResGatedGraphConv)
 )
+_STORING_EDGES = nn.TransformerConv.message
 # The same of layers over edges of several types, and how many numbers their messages are to count for each feature of
 # a node: RGATConv's have a matrix for each edge; our calls of the others take less from fewer messages on (EPYC).
 _TYPED: dict[Callable, Callable] = {
@@ -43,7 +44,11 @@ _TYPED: dict[Callable, Callable] = {
     nn.HEATConv.message: lambda conv: 4,
     nn.HGTConv.message: lambda conv: 16,
 }
-_SHORT = frozenset((nn.GINEConv.message, *_TYPED))  # whose calls take no longer on CUDA, or were not timed there
+# Whose calls take no longer on CUDA, or were not timed there.
+_SHORT = frozenset((nn.GINEConv.message, _STORING_EDGES, *_TYPED))
+# What of other layers counts on the CPU as few is a part of blocks.FEW, in propagate() and in edge_updater()
+# (every_layer.py on 300 to 5,800 edges).
+_LAZY, _UPDATING = 4, 8
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
@@ -116,26 +121,35 @@ def _tensors(values: Iterable) -> list[Tensor]:
     return [x for x in given if isinstance(x, Tensor)]
 
 
-def are_few(conv: Any, plain: Any, edge_index, kwargs: dict) -> bool:
-    """True if messages of the width of the features are so few that PyG's own code is quicker, in layers that store
-    them.
+def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, part: int | None = None) -> bool:
+    """True if messages of the width of the features are so few that PyG's own code is quicker: up to blocks.FEW of
+    layers that store them, up to one `part` of it of others, of which without it there are none.
 
     Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what
     is to be captured in a CUDA graph, where the host's time is no reason.
     """
-    if plain.message not in _STORING and plain.message not in _TYPED:
-        return False
     if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
         return False
-    if edge_index.is_cuda and (plain.message in _SHORT or torch.are_deterministic_algorithms_enabled()):
+    message = plain.message
+    stores = part != _UPDATING and (message in _STORING or message in _TYPED)
+    if message is _STORING_EDGES:
+        stores = kwargs.get("edge_attr") is not None
+    if not stores and part is None:
+        return False
+    if edge_index.is_cuda and (not stores or message in _SHORT or torch.are_deterministic_algorithms_enabled()):
         return False
     if schedule.is_lasting():
         return False
     edges, given, kind = edge_index.shape[1], _tensors(kwargs.values()), edge_index.device.type
-    if plain.message in _TYPED:
-        return blocks.are_few(kind, edges, 0, widest(given) * _TYPED[plain.message](conv))
-    nodes = max((x.shape[0] for x in given if x.dim() > 1 and x.shape[0] != edges), default=0)
-    return blocks.are_few(kind, edges, nodes, widest(given))
+    if stores and message in _TYPED:
+        return blocks.are_few(kind, edges, 0, widest(given) * _TYPED[message](conv))
+    nodes, width, axis = 0, 1, conv.node_dim
+    for x in given:
+        if x.is_floating_point() and -x.dim() <= axis < x.dim():
+            rows = x.shape[axis]
+            width = max(width, x.numel() // max(rows, 1))
+            nodes = nodes if rows == edges else max(nodes, rows)
+    return blocks.are_few(kind, edges, nodes, width * (1 if stores or part is None else part))
 
 
 def make_entry(plain: Any, name: str) -> Callable:
@@ -164,7 +178,8 @@ def make_entry(plain: Any, name: str) -> Callable:
         rule = rules.find(plain, name)
         if weighed:
             rule = functools.partial(rules.weighted, factor=lambda: factors(self)) if rule is rules.weighted else None
-        if rule is not None:
+        few = name == "propagate" and rule is not None and are_few(self, plain, edge_index, kwargs)
+        if rule is not None and not few:
             start = time.perf_counter()
             try:
                 out = rule(self, plain, _edges(self, plain, name, edge_index, size), named)
@@ -172,9 +187,9 @@ def make_entry(plain: Any, name: str) -> Callable:
                 return out
             except Unsupported as error:
                 reason = str(error) if rule is not rules.weighted and not weighed else None
-        elif name == "propagate" and are_few(self, plain, edge_index, kwargs):
+        if few or are_few(self, plain, edge_index, kwargs, _LAZY if name == "propagate" else _UPDATING):
             report.fallback(kind, FEW)
-            return alone(plain.propagate, self, edge_index, **_settled(kwargs))
+            return alone(getattr(plain, name), self, edge_index, **_settled(kwargs))
         return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason)
 
     # PyG takes a function of this module name for the one that it generated, and leaves it alone.
