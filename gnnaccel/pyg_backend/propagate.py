@@ -128,13 +128,13 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, part: int | None = 
     Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what
     is to be captured in a CUDA graph, where the host's time is no reason.
     """
-    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
-        return False
     message = plain.message
     stores = part != _UPDATING and (message in _STORING or message in _TYPED)
     if message is _STORING_EDGES:
         stores = kwargs.get("edge_attr") is not None
     if not stores and part is None:
+        return False
+    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
         return False
     if edge_index.is_cuda and (not stores or message in _SHORT or torch.are_deterministic_algorithms_enabled()):
         return False
