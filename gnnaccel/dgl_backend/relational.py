@@ -1,5 +1,5 @@
-"""RelGraphConv: one sum over the edges of all relations, without a message or a matrix for any edge. HGTConv: sources
-mapped once for each relation that they have, and one attention over all edges."""
+"""RelGraphConv, GatedGraphConv of several types: one sum over the edges of all relations, without a message or a matrix
+for any edge. HGTConv: sources mapped once for each relation that they have, and one attention over all edges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from gnnaccel import ops, report
 from gnnaccel.dgl_backend.convolutions import structure_of
 from gnnaccel.dgl_backend.ops import OUT_OF_RANGE
+from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 
@@ -40,6 +41,56 @@ def rel_graph_forward(original):
         return self.dropout(h)
 
     return forward
+
+
+def gated_graph_forward(original):
+    """GatedGraphConv.forward that calls `ops.relational_spmm` where there are several edge types, or one is given."""
+
+    def forward(self, graph, feat, etypes=None):
+        structure_ = None if etypes is None or not graph.is_homogeneous else _structure_of(graph, feat)
+        if structure_ is None or not _is_plain_gated(self, feat) or not _are_of_edges(structure_, feat, etypes, None):
+            return original(self, graph, feat, etypes)
+        degrees = _degrees(structure_, etypes, len(self.linears), feat.dtype)
+        if degrees is None:
+            report.fallback("dgl.GatedGraphConv", "types out of range")
+            return original(self, graph, feat, etypes)
+        counts, met = degrees
+        lins = [(lin.weight, lin.bias) for lin in self.linears]
+        lins = [lin if has else (lin[0].detach(), lin[1].detach()) for lin, has in zip(lins, met, strict=True)]
+        weight, bias = torch.stack([w.t() for w, _ in lins]), torch.stack([b for _, b in lins])
+        x = torch.cat([feat, feat.new_zeros(feat.shape[0], self._out_feats - feat.shape[1])], -1)
+        for _ in range(self._n_steps):
+            with report.accelerated("dgl.GatedGraphConv"):
+                sums = torch.addmm(ops.relational_spmm(structure_, x, etypes, weight), counts, bias)
+            x = self.gru(sums, x)
+        return x
+
+    return forward
+
+
+def _is_plain_gated(layer, feat) -> bool:
+    """True for linear maps of DGL's, in the dtype of the features, which fit."""
+    lins = list(layer.linears)
+    if any(type(lin) is not torch.nn.Linear or is_watched(lin) or lin.bias is None for lin in lins):
+        return False
+    given = [t for lin in lins for t in (lin.weight, lin.bias)]
+    alike = all(type(t) in _TENSORS and t.dtype == feat.dtype and t.device == feat.device for t in given)
+    return alike and feat.dim() == 2 and feat.dtype in _DTYPES and feat.shape[1] <= layer._out_feats
+
+
+def _degrees(graph: Graph, etypes, types: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[bool]] | None:
+    """How many edges of each type a node receives [num_rows, types], and which types there are; None for a type out of
+    range. Kept with the edges' types."""
+    key = ("degrees by type", types, dtype)
+    found = derived.get((etypes, graph.indptr), key)
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():
+            if not 0 <= int(etypes.min()) <= int(etypes.max()) < types:
+                return None
+            kinds = torch.nn.functional.one_hot(etypes.long(), types).to(dtype)
+            found = ops.spmm(graph, None, kinds, "copy_rhs"), kinds.any(0).tolist()
+        derived.put((etypes, graph.indptr), key, found)
+    return found
 
 
 def hgt_forward(original):
@@ -83,10 +134,11 @@ def _is_plain_hgt(layer, x) -> bool:
         return False
     given = [*(lin.W for lin in (*maps, layer.linear_k, layer.linear_q, layer.linear_v)), *layer.relation_pri]
     alike = all(type(t) in _TENSORS and t.dtype == x.dtype and t.device == x.device for t in given)
-    return alike and x.dtype in (torch.float32, torch.float64)
+    return alike and x.dtype in _DTYPES
 
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_DTYPES = (torch.float32, torch.float64)
 
 
 def _structure_of(g, feat) -> Graph | None:
@@ -104,7 +156,7 @@ def _is_plain(layer, feat) -> bool:
         return False
     given = [lin.W, lin.coeff] if lin.regularizer == "basis" else [lin.W]
     alike = all(type(t) in _TENSORS and t.dtype == feat.dtype and t.device == feat.device for t in given)
-    return alike and feat.dim() == 2 and feat.shape[1] == lin.in_size and feat.dtype in (torch.float32, torch.float64)
+    return alike and feat.dim() == 2 and feat.shape[1] == lin.in_size and feat.dtype in _DTYPES
 
 
 def _are_of_edges(graph: Graph, feat, etypes, norm) -> bool:
