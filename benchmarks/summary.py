@@ -113,6 +113,29 @@ def _one_graph(name: str) -> list[str]:
     return markdown(["alone / gnnaccel, ms", f"{rows[0]['graph']}, {edges(rows[0])}"], body) + source(name)
 
 
+EVERY_LAYER = ("every_layer_tiny_epyc.csv", "every_layer_small_epyc.csv", "every_layer_epyc.csv")
+
+
+def cpu_every_layer() -> list[str]:
+    """How many layers gain and lose, by size of the graph, and which lose most."""
+    tables = [read(name)[1] for name in EVERY_LAYER]
+    sizes = [f"{int(rows[0]['nodes']):,} nodes, {int(rows[0]['edges']):,} edges" for rows in tables]
+    body, lines = [], []
+    for framework in ("dgl", "pyg"):
+        cells = []
+        for rows in tables:
+            ratios = [float(row["ratio"]) for row in rows if row["framework"] == framework]
+            slower = sum(ratio > 1.03 for ratio in ratios)
+            cells.append(f"{1 / statistics.geometric_mean(ratios):.2f}x; {slower} of {len(ratios)}")
+        body.append([{"dgl": "DGL", "pyg": "PyG"}[framework], *cells])
+    for size, rows in zip(sizes, tables, strict=True):
+        worst = sorted(rows, key=lambda row: -float(row["ratio"]))[:8]
+        named = (f"{row['framework']} {row['layer']} {1 / float(row['ratio']):.2f}x" for row in worst)
+        lines += ["", f"Least on {size}: {'; '.join(named)}."]
+    sources = [line for name in EVERY_LAYER for line in source(name)]
+    return [*markdown(["", *sizes], body), *lines, *sources]
+
+
 def cpu_memory() -> list[str]:
     name = "cpu_layers_epyc.csv"
     rows = [row for row in read(name)[1] if row["alone_extra_mib"] and row["row"][0].isupper()]
@@ -342,6 +365,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-layers-avx512": cpu_layers_avx512,
     "cpu-memory": cpu_memory,
     "cpu-small": cpu_small,
+    "cpu-every-layer": cpu_every_layer,
     "cpu-models": cpu_models,
     "cpu-compiled": cpu_compiled,
     "cuda-compiled": cuda_compiled,
