@@ -74,6 +74,7 @@ void run_heads(const Problem<T, I>& p, int threads) {
     const Buffer<double> per_head(p.heads);
     for (int64_t row = first; row < last; ++row) {
       const int64_t begin = g.indptr[row], end = g.indptr[row + 1];
+      if (begin == end) continue;
       if (p.grad_out)
         backward_row<kHeads>(p, begin, end, per_head.get());
       else

@@ -261,6 +261,7 @@ class Tile {
     for (int64_t t = 0; t < n_; ++t) {
       const A *from = a.rows ? a.rows[t] : a.flat + t * s.width, *const end = from + s.width;
       A* const to = out + t * len;
+      if (from == end) std::fill_n(to, len, A(0));
       for (bool first = true; from < end; from += len * div, first = false) {
         if (div == 1)
           first ? copy_or_add<false>(from, to, len) : copy_or_add<true>(from, to, len);

@@ -87,8 +87,10 @@ def _degrees(graph: Graph, etypes, types: int, dtype: torch.dtype) -> tuple[torc
         with torch.inference_mode(False), torch.no_grad():
             if not 0 <= int(etypes.min()) <= int(etypes.max()) < types:
                 return None
-            kinds = torch.nn.functional.one_hot(etypes.long(), types).to(dtype)
-            found = ops.spmm(graph, None, kinds, "copy_rhs"), kinds.any(0).tolist()
+            rows = torch.repeat_interleave(graph.indptr.diff().long())
+            kinds = etypes if graph.edge_ids is None else etypes[graph.edge_ids.long()]
+            counts = torch.bincount(rows * types + kinds, minlength=graph.num_rows * types).view(-1, types)
+            found = counts.to(dtype), counts.any(0).tolist()
         derived.put((etypes, graph.indptr), key, found)
     return found
 

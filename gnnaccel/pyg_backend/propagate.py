@@ -131,7 +131,7 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, part: int | None = 
     message = plain.message
     stores = part != _UPDATING and (message in _STORING or message in _TYPED)
     if message is _STORING_EDGES:
-        stores = kwargs.get("edge_attr") is not None
+        stores = part != _UPDATING and kwargs.get("edge_attr") is not None
     if not stores and part is None:
         return False
     if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
