@@ -100,12 +100,13 @@ template <int N>
 inline Vec<float, N> vector_log(Vec<float, N> given) {
   using V = Vec<float, N>;
   using I = Vec<int32_t, N>;
+  using U = Vec<uint32_t, N>;  // of negative numbers, which end as NaN, the differences overflow
   const auto subnormal = given < std::numeric_limits<float>::min();
   const V x = subnormal ? given * 8388608.0f : given;  // 2^23
-  I bits = bits_as<I>(x);
+  const U bits = bits_as<U>(x);
   // The exponent, so that what is left lies in [sqrt(1/2), sqrt(2)).
-  const I exponent = (bits - 0x3f3504f3) >> 23;
-  const V mantissa = bits_as<V>(bits - (exponent << 23));
+  const I exponent = bits_as<I>(bits - 0x3f3504f3u) >> 23;
+  const V mantissa = bits_as<V>(bits - (bits_as<U>(exponent) << 23));
   const V n = __builtin_convertvector(exponent, V) - (subnormal ? splat<N>(23.0f) : V{});
   V result = log_near_one<N>(mantissa - 1.0f);
   result = (n * 1.42860682030941723212e-6f + result) + n * 0.693145751953125f;
