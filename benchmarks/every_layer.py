@@ -152,13 +152,10 @@ def dgl_layers(given: SimpleNamespace) -> dict[str, Layer]:
     w, x, e, few = WIDTH, given.x, given.e, given.few
     g = dgl.graph(tuple(given.index), num_nodes=x.shape[0])
     g = dgl.add_self_loop(g)  # several layers refuse nodes without in-edges
-    loops = g.num_edges() - e.shape[0]
+    again = torch.arange(g.num_edges(), device=x.device) % e.shape[0]  # self-loops have the features of the first edges
 
-    def of_all(values: Tensor) -> Tensor:
-        return torch.cat([values, values[:loops]]) if loops <= len(values) else values.repeat(2, 1)[: g.num_edges()]
-
-    e, few, kinds = of_all(e), of_all(few), of_all(given.kinds.view(-1, 1)).flatten()
-    weight, coordinates = of_all(given.weight.view(-1, 1)), few[:, :3].contiguous()
+    e, few, kinds = e[again], few[again], given.kinds[again]
+    weight, coordinates = given.weight[again].view(-1, 1), few[:, :3].contiguous()
     head = (w, w // HEADS, HEADS)
     scalers = (["identity", "amplification"], 2.5)
     found: dict[str, Layer] = {}

@@ -47,9 +47,10 @@ void broadcast_blocks(const Problem<T, I>& p, const Places<N>& lhs, const Places
     const T* x =
         p.message != Message::copy_rhs ? p.lhs_data() + static_cast<int64_t>(p.graph.indices[k]) * p.lhs.len : nullptr;
     const T* w = p.message != Message::copy_lhs ? p.rhs_data() + p.graph.edge(k) * p.rhs.len : nullptr;
+    const A scale = scales ? source_scale(p, k) : A(1);
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
-      const V value = scales ? lhs.read(x, first + m) * source_scale(p, k) : message_of(p, lhs, rhs, x, w, first + m);
+      const V value = scales ? lhs.read(x, first + m) * scale : message_of(p, lhs, rhs, x, w, first + m);
       if constexpr (kExtreme)
         keep_better(acc[m], winner[m], value, Vec<Index, N>{} + static_cast<Index>(k - k0), max);
       else

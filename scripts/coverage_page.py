@@ -31,8 +31,8 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
   FiLMConv, GENConv, GINEConv and LEConv may run PyG's own propagate(), which is the faster one there; on CUDA those
   but GINEConv with at most 8 million. So may RGATConv, whose messages have a matrix for each edge, HEATConv with a
   fourth and HGTConv under autocast with a sixteenth of {few:,} on the CPU. There TransformerConv with edge features
-  may too, and with a fourth every other call that is not a plain sum or attention: Python's part of ours is more than
-  what so few messages take.
+  may too, and with a fourth (updates of edges with an eighth) every other call that is not a plain sum or attention:
+  Python's part of ours is more than what so few messages take.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
   fewer are stored.
