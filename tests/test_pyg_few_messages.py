@@ -1,4 +1,4 @@
-"""Messages that are stored anyway, and few, are left to PyG's own propagate(), of layers that are known to."""
+"""Few messages are left to PyG's own propagate()."""
 
 import copy
 
@@ -21,8 +21,13 @@ def reasons():
     return {reason for site in report.snapshot().values() for reason in site.reasons}
 
 
+def features(device):
+    x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return x.to(device).requires_grad_()
+
+
 def both(layer, edge_index):
-    x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    x = features(edge_index.device)
     out = layer(x, edge_index)
     return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()], allow_unused=True)]
 
@@ -32,44 +37,54 @@ class Mine(nn.ResGatedGraphConv):
         return (k_i + q_j).tanh() * v_j
 
 
-# layer, edges -> left to PyG
+# layer, edges, the devices on which they are left to PyG
 CASES = {
-    "stored": (lambda: nn.CGConv(D), graph(), True),
-    "on the CPU": (lambda: nn.FiLMConv(D, D), graph(), True),
-    "gated sum": (lambda: nn.ResGatedGraphConv(D, D), graph(), False),
-    "mean": (lambda: nn.CGConv(D, aggr="mean"), graph(), True),
-    "many": (lambda: nn.CGConv(D), graph(50 * E), False),
-    "int32": (lambda: nn.CGConv(D), graph(dtype=torch.int32), False),
-    "mine": (lambda: Mine(D, D), graph(), False),
-    "product": (lambda: nn.GINConv(nn.MLP([D, D, D], norm=None)), graph(), False),
-    "attention": (lambda: nn.GATv2Conv(D, D), graph(), False),
+    "stored": (lambda: nn.CGConv(D), graph(), "cpu cuda"),
+    "on the CPU": (lambda: nn.FiLMConv(D, D), graph(), "cpu"),
+    "gated sum": (lambda: nn.ResGatedGraphConv(D, D), graph(), ""),
+    "mean": (lambda: nn.CGConv(D, aggr="mean"), graph(), "cpu cuda"),
+    "many": (lambda: nn.CGConv(D), graph(50 * E), ""),
+    "int32": (lambda: nn.CGConv(D), graph(dtype=torch.int32), ""),
+    "mine": (lambda: Mine(D, D), graph(), "cuda"),
+    "product": (lambda: nn.GINConv(nn.MLP([D, D, D], norm=None)), graph(), ""),
+    "attention": (lambda: nn.GATv2Conv(D, D), graph(), ""),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_few_messages(name, monkeypatch):
-    make, edge_index, left = CASES[name]
-    monkeypatch.setattr(blocks, "FEW", {"cpu": E * D})
-    plain = make().double()
+def test_few_messages(name, device, monkeypatch):
+    make, edge_index, where = CASES[name]
+    monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), E * D))
+    plain, edge_index = make().double().to(device), edge_index.to(device)
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     want = both(plain, edge_index.long())
     for _ in range(2):
         report.reset()
         got = both(layer, edge_index)
-        assert (propagate.FEW in reasons()) == left
+        assert (propagate.FEW in reasons()) == (device.type in where)
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     report.reset()
-    both(layer, graph(50 * E))  # more of them: the layer's messages are reduced by our kernels again
+    both(layer, graph(50 * E).to(device))  # more of them: the layer's messages are reduced by our kernels again
     assert propagate.FEW not in reasons()
 
 
-# layer, its call, -> left to PyG where its messages are a part of what counts as few of others
+def test_order_that_somebody_asked_for(device, monkeypatch):
+    monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), E * D))
+    layer = pyg_backend.accelerate(nn.CGConv(D).double().to(device))
+    torch.use_deterministic_algorithms(True)
+    report.reset()
+    both(layer, graph().to(device))
+    assert (propagate.FEW in reasons()) == (device.type == "cpu")
+
+
+# layer, its call -> left to PyG where its messages are few for others than those that are stored anyway
 OTHERS = {
     "own message": (lambda: Mine(D, D), lambda layer, x, e: layer(x, e), True),
     "aggregation": (lambda: nn.SAGEConv(D, D, "std"), lambda layer, x, e: layer(x, e), True),
     "edge update": (lambda: nn.FAConv(D), lambda layer, x, e: layer(x, x, e), True),
-    "stacks": (lambda: nn.ARMAConv(D, D // 2, 2), lambda layer, x, e: layer(x, e), True),
+    "module in a message": (lambda: nn.EdgeConv(torch.nn.Linear(2 * D, D)), lambda layer, x, e: layer(x, e), True),
+    "stacks": (lambda: nn.ARMAConv(D, D // 2, 2), lambda layer, x, e: layer(x, e), False),
     "plain sum": (lambda: nn.GatedGraphConv(D, 2), lambda layer, x, e: layer(x, e), False),
     "attention": (lambda: nn.TransformerConv(D, D, beta=True), lambda layer, x, e: layer(x, e), False),
     "attention of edges": (lambda: nn.TransformerConv(D, D, edge_dim=1), lambda m, x, e: m(x, e, x[e[0], :1]), True),
@@ -77,14 +92,15 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_few_messages_of_others(name, monkeypatch):
+def test_few_messages_of_others(name, device, monkeypatch):
     make, call, left = OTHERS[name]
-    few = propagate._UPDATING * (E + N) * D // 2  # twice as many where rows are short; FAConv and ARMAConv add loops
-    monkeypatch.setattr(blocks, "FEW", {"cpu": few})
-    plain = make().double()
+    few = (E + N) * D // 2  # twice as many on the CPU where rows are short; FAConv adds loops
+    counts = propagate._UPDATING
+    monkeypatch.setattr(blocks, "FEW", {"cpu": counts["cpu"] * few, "cuda": 2 * counts["cuda"] * few})
+    plain = make().double().to(device)
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
-    x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    for edge_index, expected in ((graph(), left), (graph(50 * E), False)):
+    x = features(device)
+    for edge_index, expected in ((graph().to(device), left), (graph(50 * E).to(device), False)):
         found = []
         for each in (plain, layer):
             report.reset()
@@ -97,35 +113,39 @@ def test_few_messages_of_others(name, monkeypatch):
 
 KINDS = [("a", "to", "b"), ("b", "from", "a")]
 TYPED = {
-    "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), 2 * D),
-    "HEAT": (lambda: nn.HEATConv(D, D, 3, 3, 4, 2, 2, heads=2), lambda e, x, t, a: (x, e, t[:N], t, a), 4),
-    "HGT": (lambda: nn.HGTConv(D, D, (["a", "b"], KINDS), heads=2), None, 16),
+    "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), {"cpu": 2 * D, "cuda": 2 * D}),
+    "HEAT": (
+        lambda: nn.HEATConv(D, D, 3, 3, 4, 2, 2, heads=2),
+        lambda e, x, t, a: (x, e, t[:N], t, a),
+        {"cpu": 4, "cuda": 0.5},
+    ),
+    "HGT": (lambda: nn.HGTConv(D, D, (["a", "b"], KINDS), heads=2), None, {"cpu": 16}),
 }
 
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("name", TYPED)
-def test_few_edges_of_several_types(name, many, monkeypatch):
+def test_few_edges_of_several_types(name, many, device, monkeypatch):
     """Of HGTConv where somebody watches a part of it, or all is one op."""
     make, arguments, times = TYPED[name]
-    edges = E * (2 if name == "HGT" else 1)
-    monkeypatch.setattr(blocks, "FEW", {"cpu": edges * D * times - many})
-    plain = make().double()
+    edges, counts = E * (2 if name == "HGT" else 1), times.get(device.type)
+    monkeypatch.setattr(blocks, "FEW", {device.type: edges * D * (counts or 1) - many})
+    plain, ends = make().double().to(device), graph().to(device)
     layer, found = pyg_backend.accelerate(copy.deepcopy(plain)), []
     if name == "HGT":
         layer.out_lin.register_forward_hook(lambda *_: None)
     for each in (plain, layer):
         generator = torch.Generator().manual_seed(3)
-        x = torch.randn(N, D, dtype=torch.float64, generator=generator).requires_grad_()
-        types = torch.randint(0, 3, (E,), generator=generator)
-        attributes = torch.randn(E, 2, dtype=torch.float64, generator=generator)
+        x = torch.randn(N, D, dtype=torch.float64, generator=generator).to(device).requires_grad_()
+        types = torch.randint(0, 3, (E,), generator=generator).to(device)
+        attributes = torch.randn(E, 2, dtype=torch.float64, generator=generator).to(device)
         report.reset()
         if arguments is None:
-            out = torch.cat(list(each({"a": x, "b": x * 2}, dict.fromkeys(KINDS, graph())).values()))
+            out = torch.cat(list(each({"a": x, "b": x * 2}, dict.fromkeys(KINDS, ends)).values()))
         else:
-            out = each(*arguments(graph(), x, types, attributes))
+            out = each(*arguments(ends, x, types, attributes))
         found.append([out, *torch.autograd.grad(out.square().sum(), [x, *each.parameters()], allow_unused=True)])
-    assert (propagate.FEW in reasons()) == (not many)
+    assert (propagate.FEW in reasons()) == (not many and counts is not None)
     torch.testing.assert_close(*[[each for each in part if each is not None] for part in found])
 
 

@@ -14,11 +14,12 @@ import functools
 import torch
 from torch.fx import GraphModule
 from torch_geometric.nn import HeteroLinear
-from torch_geometric.nn.conv import HeteroConv, MessagePassing
+from torch_geometric.nn.conv import DirGNNConv, HeteroConv, MessagePassing
 
 from gnnaccel import _operators
 from gnnaccel.pyg_backend import batches as _batches
 from gnnaccel.pyg_backend import classes as _classes
+from gnnaccel.pyg_backend import directed as _directed
 from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
 from gnnaccel.pyg_backend import readouts as _readouts
 from gnnaccel.pyg_backend import samplers as _samplers
@@ -67,6 +68,8 @@ def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.n
     for module in model.modules():
         if isinstance(module, HeteroConv):
             _hetero_conv.enable()
+        if isinstance(module, DirGNNConv):
+            _directed.enable()
         if isinstance(module, HeteroLinear):
             _typed.choose(module)
         if isinstance(module, GraphModule):
@@ -103,6 +106,7 @@ def enable() -> None:
     _batches.enable()
     _readouts.enable()
     _hetero_conv.enable()
+    _directed.enable()
     _to_hetero.enable()
     _typed.enable(every=True)
     _sliced.enable()
@@ -117,6 +121,7 @@ def disable() -> None:
     _batches.disable()
     _readouts.disable()
     _hetero_conv.disable()
+    _directed.disable()
     _to_hetero.disable()
     _typed.disable()
     _sliced.disable()

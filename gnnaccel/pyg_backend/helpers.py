@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex, utils
+from torch_geometric import EdgeIndex, is_compiling, utils
+from torch_geometric.nn.conv import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
@@ -258,6 +259,23 @@ def _unless_ones(src, values: Tensor | None) -> Tensor | None:
         ones = bool((values == 1).all())
         derived.put(owner, "ones", ones)
     return None if ones else values
+
+
+CHEB_NORM = ChebConv.__norm__
+
+
+@functools.wraps(CHEB_NORM)
+def cheb_norm(conv, edge_index, num_nodes, edge_weight, normalization, lambda_max=None, dtype=None, batch=None):
+    """ChebConv.__norm__(), computed once per edges object where nothing in it has a gradient."""
+    original = type(conv)._gnnaccel_plain.__norm__
+    if original is not CHEB_NORM or batch is not None or is_compiling():
+        return original(conv, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
+    return _cheb_norm(edge_index, edge_weight, num_nodes, normalization, lambda_max, dtype)
+
+
+@memoised
+def _cheb_norm(edge_index, edge_weight, num_nodes, normalization, lambda_max, dtype):
+    return CHEB_NORM(None, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype)
 
 
 _noted_norm = norms.noted(gcn_norm)

@@ -32,7 +32,7 @@ from gnnaccel.pyg_backend import (
 from gnnaccel.pyg_backend.aggregate import aggregate as run_aggregation
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
-from gnnaccel.pyg_backend.helpers import bind, uses_helpers
+from gnnaccel.pyg_backend.helpers import CHEB_NORM, bind, cheb_norm, uses_helpers
 from gnnaccel.pyg_backend.propagate import make_entry, make_original
 
 
@@ -46,6 +46,8 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["edge_updater"] = make_entry(plain, "edge_updater")
     if plain.message_and_aggregate is GraphConv.message_and_aggregate:
         members["message_and_aggregate"] = _make_matmul(plain)
+    if getattr(plain, "__norm__", None) is CHEB_NORM:
+        members["__norm__"] = cheb_norm
     if plain._index_select is MessagePassing._index_select and plain._lift is MessagePassing._lift:
         members["_index_select"] = _make_index_select(plain)
     for name in ("collect", "edge_collect", "_collect"):

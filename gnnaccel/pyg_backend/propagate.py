@@ -31,24 +31,30 @@ _FUSED = "own message_and_aggregate()"
 _HOOKED = "message passing hooks are registered"
 NEW = "few messages of edges that the layer had not seen"
 FEW = "few messages, which PyG's own code stores and reduces the quicker"
-# Layers whose messages are no products, and one of which those with edge features are none.
-_STORING = frozenset(
-    layer.message
-    for layer in (nn.CGConv, nn.FeaStConv, nn.FiLMConv, nn.GENConv, nn.GINEConv, nn.LEConv, nn.ResGatedGraphConv)
-)
-_STORING_EDGES = nn.TransformerConv.message
-# The same of layers over edges of several types, and how many numbers their messages are to count for each feature of
-# a node: RGATConv's have a matrix for each edge; our calls of the others take less from fewer messages on (EPYC).
-_TYPED: dict[Callable, Callable] = {
-    nn.RGATConv.message: lambda conv: conv.heads * conv.out_channels * conv.dim,
-    nn.HEATConv.message: lambda conv: 4,
-    nn.HGTConv.message: lambda conv: 16,
+# How many numbers of blocks.FEW a number of a message counts, by device. CPU (EPYC): every_layer.py on 300 to 5,800
+# edges. CUDA (H100): what lazy features take of Python's time, some 1.5 ms a step, against messages that PyG stores, by
+# every_layer.py on 300 to 800,000 edges: most cross between 200,000 and 400,000 edges of 64 features, some at half.
+_LAZY = {"cpu": 4, "cuda": 0.5}
+_UPDATING = {"cpu": 8, "cuda": 0.5}
+# Of layers whose messages are no products, and of one of which those with edge features are none.
+_STORED, _TWICE = {"cpu": 1, "cuda": 0.5}, {"cpu": 1, "cuda": 1}
+_STORING: dict[Callable, dict] = {
+    nn.CGConv.message: _STORED,
+    nn.FeaStConv.message: _TWICE,
+    nn.FiLMConv.message: _TWICE,
+    nn.GENConv.message: _TWICE,
+    nn.GINEConv.message: _STORED,
+    nn.LEConv.message: _TWICE,
+    nn.ResGatedGraphConv.message: _STORED,
 }
-# Whose calls take no longer on CUDA, or were not timed there.
-_SHORT = frozenset((nn.GINEConv.message, _STORING_EDGES, *_TYPED))
-# What of other layers counts on the CPU as few is a part of blocks.FEW, in propagate() and in edge_updater()
-# (every_layer.py on 300 to 5,800 edges).
-_LAZY, _UPDATING = 4, 8
+_STORING_EDGES = nn.TransformerConv.message
+# Of layers over edges of several types, for a feature of a node. RGATConv's have a matrix for each edge; HGTConv's were
+# not timed on CUDA.
+_TYPED: dict[Callable, Callable] = {
+    nn.RGATConv.message: lambda conv: dict.fromkeys(("cpu", "cuda"), conv.heads * conv.out_channels * conv.dim),
+    nn.HEATConv.message: lambda conv: {"cpu": 4, "cuda": 0.5},
+    nn.HGTConv.message: lambda conv: {"cpu": 16},
+}
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
 _HOOKS = tuple(
     f"_{part}_forward_{when}hooks"
@@ -121,35 +127,34 @@ def _tensors(values: Iterable) -> list[Tensor]:
     return [x for x in given if isinstance(x, Tensor)]
 
 
-def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, part: int | None = None) -> bool:
-    """True if messages of the width of the features are so few that PyG's own code is quicker: up to blocks.FEW of
-    layers that store them, up to one `part` of it of others, of which without it there are none.
+def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None = None) -> bool:
+    """True if messages of the width of the features are so few that PyG's own code is quicker, as blocks.FEW says:
+    those of layers that store them, and with `others`, what each number of theirs counts, those of any other.
 
     Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what
     is to be captured in a CUDA graph, where the host's time is no reason.
     """
-    message = plain.message
-    stores = part != _UPDATING and (message in _STORING or message in _TYPED)
-    if message is _STORING_EDGES:
-        stores = part != _UPDATING and kwargs.get("edge_attr") is not None
-    if not stores and part is None:
+    message, counts, typed = plain.message, others, None
+    if others is not _UPDATING:
+        typed = _TYPED.get(message)
+        counts = typed(conv) if typed is not None else _STORING.get(message, others)
+        if message is _STORING_EDGES and kwargs.get("edge_attr") is not None:
+            counts = _STORED
+    if counts is None or type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
         return False
-    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
+    kind = edge_index.device.type
+    if kind not in counts or (kind == "cuda" and torch.are_deterministic_algorithms_enabled()) or schedule.is_lasting():
         return False
-    if edge_index.is_cuda and (not stores or message in _SHORT or torch.are_deterministic_algorithms_enabled()):
-        return False
-    if schedule.is_lasting():
-        return False
-    edges, given, kind = edge_index.shape[1], _tensors(kwargs.values()), edge_index.device.type
-    if stores and message in _TYPED:
-        return blocks.are_few(kind, edges, 0, widest(given) * _TYPED[message](conv))
+    edges, given = edge_index.shape[1], _tensors(kwargs.values())
+    if typed is not None:
+        return blocks.are_few(kind, edges, 0, widest(given) * counts[kind])
     nodes, width, axis = 0, 1, conv.node_dim
     for x in given:
         if x.is_floating_point() and -x.dim() <= axis < x.dim():
             rows = x.shape[axis]
             width = max(width, x.numel() // max(rows, 1))
             nodes = nodes if rows == edges else max(nodes, rows)
-    return blocks.are_few(kind, edges, nodes, width * (1 if stores or part is None else part))
+    return blocks.are_few(kind, edges, nodes, width * counts[kind])
 
 
 def make_entry(plain: Any, name: str) -> Callable:

@@ -16,8 +16,10 @@ from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.models import LabelPropagation
 
 from gnnaccel import ops
+from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.scales import mean_scale
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
@@ -41,6 +43,14 @@ WEIGHTS: dict[Callable, str | None] = {
     pyg_nn.APPNP.message: "edge_weight",
     pyg_nn.GCN2Conv.message: "edge_weight",
     pyg_nn.LGConv.message: "edge_weight",
+    pyg_nn.ARMAConv.message: "edge_weight",
+    pyg_nn.ClusterGCNConv.message: "edge_weight",
+    pyg_nn.MixHopConv.message: "edge_weight",
+    pyg_nn.PANConv.message: "edge_weight",
+    pyg_nn.PDNConv.message: "edge_weight",
+    pyg_nn.SignedConv.message: None,
+    pyg_nn.WLConvContinuous.message: "edge_weight",
+    LabelPropagation.message: "edge_weight",
 }
 DTYPES = (torch.float32, torch.float64)
 REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
@@ -57,8 +67,9 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], 
         raise Unsupported("another aggregation, or edges that PyG may multiply by")
     name = WEIGHTS[plain.message]
     x, weight = edges.node_feature(kwargs.get("x"), "_j"), None if name is None else kwargs.get(name)
-    if x is None or x.dim() != 2 or not takes(x) or conv.node_dim not in (-2, 0):
-        raise Unsupported("features that are not [N, F]")
+    stacked = x is not None and x.dim() == 3 and conv.node_dim == -2 and factor is None
+    if x is None or not (x.dim() == 2 or stacked) or not takes(x) or conv.node_dim not in (-2, 0):
+        raise Unsupported("features that are neither [N, F] nor [K, N, F]")
     for part in conv._user_args:  # their sizes count, and PyG checks them, read or not
         if part[-2:] in ("_i", "_j") and part != "x_j":
             edges.node_feature(kwargs.get(part[:-2]), part[-2:])
@@ -68,6 +79,10 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], 
             raise Unsupported("a weight that is not [E]")
         if weight.device != x.device:
             raise Unsupported("a weight on another device")
+    if stacked:
+        side_by_side = x.transpose(0, 1).flatten(1)
+        out = _sum_of(graph, side_by_side, edges, weight, reduce).unflatten(1, (x.shape[0], x.shape[2]))
+        return out.transpose(0, 1).contiguous()
     if factor is not None:
         each = factor()
         if each.shape[0] != graph.nnz or each.dtype != x.dtype or each.device != x.device:
@@ -76,6 +91,10 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], 
         if reduce == "mean" and x.dtype in DTYPES:  # whose sums of few edges have their calls made ready
             return ops.spmm(graph, x, weight) * mean_scale(graph, x.dtype).unsqueeze(1)
         return ops.spmm(graph, x, weight, reduce=reduce)
+    return _sum_of(graph, x, edges, weight, reduce)
+
+
+def _sum_of(graph: Graph, x: Tensor, edges: Edges, weight: Tensor | None, reduce: str) -> Tensor:
     if weight is not None and reduce == "sum":
         return norms.weighted_sum(graph, x, edges.edge_index, weight, edges.flow)
     return ops.spmm(graph, x, weight, reduce=reduce)

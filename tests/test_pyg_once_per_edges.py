@@ -1,0 +1,115 @@
+"""What layers make of their edges at each call is made once for each edges object, and again when these change."""
+
+import copy
+import gc
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+from pyg_compare import D, E, N, edges, rand
+from torch_geometric import nn, utils
+
+from gnnaccel import pyg_backend
+from gnnaccel.graph.cache import derived
+
+
+def weights(grad=False):
+    return (rand(E, seed=5).abs() + 0.1).double().requires_grad_(grad)
+
+
+def features():
+    return rand(N, D).double().requires_grad_()
+
+
+# layer, what it is given after features and edges
+CASES = {
+    "Cheb": (lambda: nn.ChebConv(D, 5, 3), dict),
+    "Cheb, rw": (lambda: nn.ChebConv(D, 5, 3, normalization="rw"), dict),
+    "Cheb, no norm": (lambda: nn.ChebConv(D, 5, 2, normalization=None), lambda: {"lambda_max": 8.0}),
+    "Cheb, a number": (lambda: nn.ChebConv(D, 5, 3), lambda: {"lambda_max": 1.5}),
+    "Cheb, a tensor": (lambda: nn.ChebConv(D, 5, 3), lambda: {"lambda_max": torch.tensor(1.5, dtype=torch.float64)}),
+    "Cheb, graphs": (
+        lambda: nn.ChebConv(D, 5, 3),
+        lambda: {
+            "batch": torch.arange(N) % 2,
+            "lambda_max": torch.tensor([1.5, 1.8], dtype=torch.float64),
+        },
+    ),
+    "Cheb, weights": (lambda: nn.ChebConv(D, 5, 3), lambda: {"edge_weight": weights()}),
+    "Cheb, trained weights": (lambda: nn.ChebConv(D, 5, 3), lambda: {"edge_weight": weights(grad=True)}),
+    "DirGNN": (lambda: nn.DirGNNConv(nn.SAGEConv(D, 5)), dict),
+    "DirGNN, one way, no root": (lambda: nn.DirGNNConv(nn.GATConv(D, 5), 0.0, root_weight=False), dict),
+    "ARMA": (lambda: nn.ARMAConv(D, 5, 2, 2), lambda: {"edge_weight": weights()}),
+    "ARMA, one stack": (lambda: nn.ARMAConv(D, 5), dict),
+}
+
+
+def pair(name):
+    make, given = CASES[name]
+    plain = make().double()
+    return plain, pyg_backend.accelerate(copy.deepcopy(plain)), given()
+
+
+def agree(plain, layer, x, index, given):
+    found, trained = [], [t for t in given.values() if isinstance(t, torch.Tensor) and t.requires_grad]
+    for each in (plain, layer):
+        out = each(x, index, **given)
+        leaves = [x, *each.parameters(), *trained]
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_of_calls_and_after_writes(name):
+    plain, layer, given = pair(name)
+    x, index = features(), edges()
+    for _ in range(3):
+        agree(plain, layer, x, index, given)
+    index[0, :7] = (index[0, :7] + 1) % N
+    agree(plain, layer, x, index, given)
+    if "edge_weight" in given:
+        with torch.no_grad():
+            given["edge_weight"][:9] *= 2
+        agree(plain, layer, x, index, given)
+
+
+@pytest.mark.parametrize("name", ["Cheb", "Cheb, weights", "DirGNN"])
+def test_made_once_and_dies_with_the_edges(name, monkeypatch):
+    derived.invalidate()
+    _, layer, given = pair(name)
+    x, index = features(), edges()
+    layer(x, index, **given)
+    count = len(derived)
+    monkeypatch.setattr(utils.laplacian, "scatter", None)  # of the norm: not to be called again
+    monkeypatch.setattr(torch.Tensor, "flip", None)
+    for _ in range(2):
+        layer(x, index, **given).sum().backward()
+    assert len(derived) == count > 0
+    del index, given
+    gc.collect()
+    assert len(derived) == 0
+
+
+def test_what_others_put_in_place_of_pygs_is_called(monkeypatch):
+    class Mine(nn.ChebConv):
+        def __norm__(self, edge_index, *args, **kwargs):
+            return edge_index, torch.full((edge_index.shape[1],), 0.5, dtype=torch.float64)
+
+    x, index = features(), edges()
+    plain = Mine(D, 5, 3).double()
+    agree(plain, pyg_backend.accelerate(copy.deepcopy(plain)), x, index, {})
+    plain, layer, _ = pair("Cheb")
+    layer(x, index)
+    monkeypatch.setattr(nn.ChebConv, "__norm__", Mine.__norm__)
+    agree(plain, layer, x, index, {})
+
+
+def test_inference_mode_then_training():
+    for name in ("Cheb", "DirGNN"):
+        plain, layer, _ = pair(name)
+        x, index = features(), edges()
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(x, index), plain(x, index))
+        agree(plain, layer, x, index, {})
