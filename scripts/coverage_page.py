@@ -26,13 +26,14 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 - **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
 - **message**: other elementwise messages ([messages.md](messages.md)), computed and reduced in one walk over the edges
   (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No
-  message per edge in memory then, unless the layer itself maps edge features to full width (noted). With at most
-  {few:,} numbers in the messages on the CPU (twice as many where nodes have four edges or fewer) CGConv, FeaStConv,
-  FiLMConv, GENConv, GINEConv and LEConv may run PyG's own propagate(), which is the faster one there; on CUDA those
-  but GINEConv with at most 8 million. So may RGATConv, whose messages have a matrix for each edge, HEATConv with a
-  fourth and HGTConv under autocast with a sixteenth of {few:,} on the CPU. There TransformerConv with edge features
-  may too, and with a fourth (updates of edges with an eighth) every other call that is not a plain sum or attention:
-  Python's part of ours is more than what so few messages take.
+  message per edge in memory then, unless the layer itself maps edge features to full width (noted).
+  Where the messages are few PyG's own code may run, which stores them: Python's part of ours takes longer than they do.
+  On the CPU at most {few:,} numbers in the messages (twice as many where nodes have four edges or fewer) of
+  CGConv, FeaStConv, FiLMConv, GENConv, GINEConv, LEConv, RGATConv (which have a matrix for each edge) and
+  TransformerConv with edge features, a fourth of HEATConv and of every other call that is not a plain sum or attention,
+  an eighth where edges are updated, a sixteenth of HGTConv under autocast. On CUDA some 8 million of FeaStConv, FiLMConv,
+  GENConv, LEConv and RGATConv, and twice as many of the others but HGTConv; none where
+  `torch.use_deterministic_algorithms(True)` asks for sums in a fixed order.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
   fewer are stored.

@@ -20,6 +20,7 @@ BOUND = 2e-6  # of the largest value
 @pytest.fixture(autouse=True)
 def on_any_cpu(monkeypatch):
     monkeypatch.setattr(module, "_PAYS", True)
+    monkeypatch.setattr(module, "_FEW", (0, 0))
 
 
 # rows, inner, width, outer: tiles and blocks of rows that are not full, widths of no whole vector
@@ -307,3 +308,14 @@ def test_errors_are_torch_s():
                 layer(x, edge_index)
             errors.append((caught.type, str(caught.value)))
         assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize(
+    "norm, rows, taken", [(True, 31, False), (True, 32, True), (False, 62, False), (False, 63, True)]
+)
+def test_few_rows_are_torch_s(norm, rows, taken, monkeypatch):
+    monkeypatch.setattr(module, "_FEW", (1000, 500))
+    weight, _, gamma, beta, last, _ = parameters_of(8, 16, 4, False)
+    norm = (gamma, beta) if norm else None
+    out = normed_layers(torch.randn(rows, 8), (weight, None), norm, None, (last, None), 1e-5, 0.1)
+    assert (out is not None) == taken

@@ -111,6 +111,55 @@ def test_few_messages_of_others(name, device, monkeypatch):
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
+# layer, whether one like the last call goes to PyG at once
+AT_ONCE = {
+    "module in a message": (lambda: nn.EdgeConv(torch.nn.Linear(2 * D, D)), True),
+    "aggregation": (lambda: nn.SAGEConv(D, D, "std"), True),
+    "loops remembered": (lambda: nn.FAConv(D), False),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_calls_alike(name, device, monkeypatch):
+    """What is asked for a call is not asked again for one like it, and is for any other."""
+    make, expected = AT_ONCE[name]
+    plain = make().double().to(device)
+    layer, edge_index, asked = pyg_backend.accelerate(copy.deepcopy(plain)), graph().to(device), []
+    monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), 100 * E * D))
+    are_few = propagate.are_few
+    monkeypatch.setattr(propagate, "are_few", lambda *given: asked.append(1) or are_few(*given))
+
+    def call(rows=N, edges=edge_index):
+        x = features(device)[:rows]
+        asked.clear()
+        outs = [each(*(x,) * (2 if name == "loops remembered" else 1), edges) for each in (plain, layer)]
+        torch.testing.assert_close(outs[1], outs[0], rtol=1e-9, atol=1e-9)
+        return bool(asked)
+
+    call()
+    assert call() == (not expected)
+    if expected:
+        report.reset()
+        assert not call() and reasons() == {propagate.FEW}
+        assert call(N - 1, graph().to(device) % (N - 1)) and call(edges=graph(E - 1).to(device))
+        assert call() and not call()
+        monkeypatch.setattr(blocks, "FEW", {})
+        assert call() and call()  # many: ours
+        monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), 100 * E * D))
+        call()
+        torch.use_deterministic_algorithms(True)
+        assert call()
+
+
+def test_other_calls_in_between(monkeypatch):
+    monkeypatch.setattr(blocks, "FEW", {"cpu": 100 * E * D})
+    layer, x = pyg_backend.accelerate(nn.SAGEConv(D, D, "std").double()), features("cpu")
+    for dtype in (torch.long, torch.long, torch.int32, torch.int32, torch.long):
+        report.reset()
+        layer(x, graph(dtype=dtype))
+        assert (propagate.FEW in reasons()) == (dtype == torch.long)
+
+
 KINDS = [("a", "to", "b"), ("b", "from", "a")]
 TYPED = {
     "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), {"cpu": 2 * D, "cuda": 2 * D}),

@@ -26,8 +26,8 @@ from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, 
 # cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
 STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
 # Numbers in stored messages up to which PyG's own propagate() is the quicker one. CPU: GEN, FiLM and LE take 1.0 to 1.5
-# times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE take as long at some 8 million, other layers
-# at two to three times as many (H100; pyg_backend.propagate).
+# times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE take as long at some 8 million, others at
+# two to three times as many (H100; pyg_backend.propagate).
 FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
 # Edges to a node up to which the CPU's bound is twice as large: of short rows there is little to reduce. Batches of
 # molecules, two edges to an atom (2026-11): GEN 0.8 of PyG's speed at 180,000 numbers, 0.95 at 370,000, 1.0 at 750,000.

@@ -24,6 +24,8 @@ from gnnaccel.ops.joined_sums import WRITTEN, versions
 # 0.87 with AVX2: 32 to 600 columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and
 # on an Intel with AVX-512 up to 1.9 of it, of 300 rows.
 _MAX_WIDTH = 1024
+# Numbers between the maps, without a norm and with one, below which Python's part of ours is more than what is spared.
+_FEW = 1 << 13, 5 << 10
 _PAYS = lib.isa() != "baseline" and lib.is_amd()
 
 
@@ -59,7 +61,7 @@ def normed_layers(
     """
     parameters = (*first, *(norm or (None, None)), *last)
     given = [t for t in (x, *parameters, *(running or ())) if t is not None]
-    if norm is None and x.is_cuda:
+    if norm is None if x.is_cuda else x.shape[0] * len(first[0]) < _FEW[norm is not None]:
         return None
     if not _operators.usual(*given) or not (products.serves if x.is_cuda else _serves)(x, *given[1:]):
         return None

@@ -24,12 +24,14 @@ class _Current(threading.local):
     hidden : its forward() will not show the attention weights to anybody.
     plainly : the layer whose forward() is PyG's own, with what it calls of that layer.
     why : that is so, if not as its edges are new.
+    outcome : [the layer whose forward() runs, whether a call of its was left to PyG for few messages, or none was].
     """
 
     call: Call | None = None
     hidden: bool = False
     plainly: Any = None
     why: str | None = None
+    outcome: list | None = None
 
 
 current = _Current()
@@ -47,14 +49,21 @@ def alone(function: Callable, *args, **kwargs):
         current.call = outer
 
 
-def plainly(function: Callable, conv: Any, why: str, *args):
-    """function(conv, *args), a forward() of PyG's own, with its own propagate()."""
+def plainly(function: Callable, conv: Any, why: str, *args, **kwargs):
+    """function(conv, *args, **kwargs), a forward() of PyG's own, with its own propagate()."""
     outer = current.plainly, current.why
     current.plainly, current.why = conv, why
     try:
-        return function(conv, *args)
+        return function(conv, *args, **kwargs)
     finally:
         current.plainly, current.why = outer
+
+
+def note_outcome(conv: Any, left: bool) -> None:
+    """A call of `conv` was left to PyG for its few messages, or took any other way."""
+    outcome = current.outcome
+    if outcome is not None and outcome[0] is conv:
+        outcome[1 if left else 2] = True
 
 
 class Call:

@@ -21,6 +21,7 @@ from gnnaccel.pyg_backend import (
     hetero_forwards,
     hypergraph_forwards,
     joined_forwards,
+    left,
     normed_forwards,
     relational_forwards,
     rules,
@@ -71,11 +72,15 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         *(forwards, joined_forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention),
         *(hetero_forwards, hypergraph_forwards),
     )
+    known = False
     for table in (module.FORWARDS for module in tables):
         if plain.forward in table:
+            known = True
             general = _unless_replaced(plain, plain.forward, members.get("forward", plain.forward))
             members["forward"] = table[plain.forward](plain, compiled_forwards.first(plain, general))
     forward = first_calls.first(plain, members.get("forward"))
+    if not known or plain.forward in left.ALIKE:
+        forward = left.at_once(plain, forward)
     forward = sliced.of_layers(plain, forward)
     if forward is not None:
         members["forward"] = forward
@@ -147,7 +152,7 @@ def _make_bound(plain: Any, name: str, function: Any) -> Callable:
 
     @functools.wraps(function)
     def method(self, *args, **kwargs):
-        if is_compiling() or getattr(plain, name) is not function:  # somebody replaced it since
+        if is_compiling() or current.plainly is self or getattr(plain, name) is not function:  # or was replaced since
             return getattr(plain, name)(self, *args, **kwargs)
         out = ours(self, *args, **kwargs)
         if name == "forward" and type(out) is tuple:

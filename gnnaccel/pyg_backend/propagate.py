@@ -23,7 +23,7 @@ from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
-from gnnaccel.pyg_backend.call import Call, alone, current
+from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
 from gnnaccel.pyg_backend.trust import distrust
 
@@ -189,12 +189,15 @@ def make_entry(plain: Any, name: str) -> Callable:
             try:
                 out = rule(self, plain, _edges(self, plain, name, edge_index, size), named)
                 report.record(kind, start)
+                note_outcome(self, left=False)
                 return out
             except Unsupported as error:
                 reason = str(error) if rule is not rules.weighted and not weighed else None
         if few or are_few(self, plain, edge_index, kwargs, _LAZY if name == "propagate" else _UPDATING):
             report.fallback(kind, FEW)
+            note_outcome(self, left=True)
             return alone(getattr(plain, name), self, edge_index, **_settled(kwargs))
+        note_outcome(self, left=False)
         return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason)
 
     # PyG takes a function of this module name for the one that it generated, and leaves it alone.
