@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import re
 import statistics
 import sys
@@ -113,27 +114,31 @@ def _one_graph(name: str) -> list[str]:
     return markdown(["alone / gnnaccel, ms", f"{rows[0]['graph']}, {edges(rows[0])}"], body) + source(name)
 
 
-EVERY_LAYER = ("every_layer_tiny_epyc.csv", "every_layer_small_epyc.csv", "every_layer_epyc.csv")
-
-
-def cpu_every_layer() -> list[str]:
+def every_layer(machine: str) -> list[str]:
     """How many layers gain and lose, by size of the graph, and which lose most."""
-    tables = [read(name)[1] for name in EVERY_LAYER]
+    names = [f"every_layer_{size}{machine}.csv" for size in ("tiny_", "small_", "")]
+    tables = [read(name)[1] for name in names]
     sizes = [f"{int(rows[0]['nodes']):,} nodes, {int(rows[0]['edges']):,} edges" for rows in tables]
     body, lines = [], []
-    for framework in ("dgl", "pyg"):
+    for framework, label in (("dgl", "DGL"), ("pyg", "PyG")):
         cells = []
         for rows in tables:
             ratios = [float(row["ratio"]) for row in rows if row["framework"] == framework]
             slower = sum(ratio > 1.03 for ratio in ratios)
-            cells.append(f"{1 / statistics.geometric_mean(ratios):.2f}x; {slower} of {len(ratios)}")
-        body.append([{"dgl": "DGL", "pyg": "PyG"}[framework], *cells])
+            cells += [f"{1 / statistics.geometric_mean(ratios):.2f}x; {slower} of {len(ratios)}"] if ratios else []
+        body += [[label, *cells]] if cells else []
+    body.append(["a layer alone to itself", *(_nine_in_ten([float(row["again"]) for row in rows]) for rows in tables)])
     for size, rows in zip(sizes, tables, strict=True):
         worst = sorted(rows, key=lambda row: -float(row["ratio"]))[:8]
         named = (f"{row['framework']} {row['layer']} {1 / float(row['ratio']):.2f}x" for row in worst)
         lines += ["", f"Least on {size}: {'; '.join(named)}."]
-    sources = [line for name in EVERY_LAYER for line in source(name)]
+    sources = [line for name in names for line in source(name)]
     return [*markdown(["", *sizes], body), *lines, *sources]
+
+
+def _nine_in_ten(ratios: Sequence[float]) -> str:
+    low, high = np.quantile(ratios, (0.05, 0.95))
+    return f"{1 / high:.2f}x to {1 / low:.2f}x in nine of ten"
 
 
 def cpu_memory() -> list[str]:
@@ -365,7 +370,8 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-layers-avx512": cpu_layers_avx512,
     "cpu-memory": cpu_memory,
     "cpu-small": cpu_small,
-    "cpu-every-layer": cpu_every_layer,
+    "cpu-every-layer": functools.partial(every_layer, "epyc"),
+    "cuda-every-layer": functools.partial(every_layer, "h100"),
     "cpu-models": cpu_models,
     "cpu-compiled": cpu_compiled,
     "cuda-compiled": cuda_compiled,

@@ -27,6 +27,7 @@ from gnnaccel.ops import linear_sums, messages
 from gnnaccel.ops.joined_sums import GINE, joined_sum
 from gnnaccel.ops.own_sum import own_sum, own_sum_mapped
 from gnnaccel.pyg_backend import joined_forwards, mlps, norms, short
+from gnnaccel.pyg_backend.propagate import are_few
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
@@ -302,12 +303,6 @@ def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
     return torch.addcmul(out, own, 1 + (eps if eps.dtype is out.dtype else eps.view(())))  # of the dtype of the sums
 
 
-def _of_few(edge_attr: Tensor, own: Tensor, lin: Any) -> bool:
-    """True for messages so few that PyG's own way is the quicker, where edges have gradients; else it is not."""
-    graded = (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
-    return graded and blocks.are_few("cpu", edge_attr.shape[0], *own.shape)
-
-
 def _gine(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.GINEConv)
 
@@ -319,7 +314,9 @@ def _gine(plain: Any, general: Callable) -> Callable:
         usual = size is None and short.is_matrix(edge_attr) and guard.allows(self, edge_index)
         lin = modules.get("lin")
         usual = usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin))
-        few = usual and short.is_matrix(own) and edge_attr.is_cpu and _of_few(edge_attr, own, lin)
+        # Of edges that have no gradients PyG's way is the longer one.
+        graded = usual and (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
+        few = graded and short.is_matrix(own) and are_few(self, plain, edge_index, {"x": own})
         if few and type(x) is not tuple and own.is_cpu and eps.is_cpu and eps.dtype == own.dtype:
             out = self.propagate(edge_index, x=(x, x), edge_attr=edge_attr, size=None)
             return mlps.mapped(modules["nn"], _with_own(out, own, eps))

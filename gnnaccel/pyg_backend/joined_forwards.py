@@ -25,6 +25,7 @@ from gnnaccel.ops.joined_maps import joined_maps
 from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, Parts, gen, joined_sum
 from gnnaccel.ops.mapped_sums import mapped_sum
 from gnnaccel.pyg_backend import mlps, short
+from gnnaccel.pyg_backend.propagate import are_few
 
 
 def _maps(
@@ -47,6 +48,7 @@ def _maps(
     return found
 
 
+_GEN = 4  # times as many numbers as those of GENConv's messages that are made one by one (H100)
 _APART = 3  # maps whose results kernels read: columns of one matrix they would copy in both directions
 
 
@@ -153,7 +155,8 @@ def _gen(plain: Any, general: Callable) -> Callable:
         usual = size is None and modules.keys().isdisjoint(("lin_src", "lin_edge", "lin_aggr_out", "lin_dst"))
         usual = usual and "msg_norm" not in modules and type(self.eps) in (int, float)
         usual = usual and (edge_attr is None or short.is_matrix(edge_attr))
-        graph = _graph(guard, self, x, edge_index) if usual else None
+        few = isinstance(x, Tensor) and x.is_cuda and are_few(self, plain, edge_index, {"x": x}, times=_GEN)
+        graph = _graph(guard, self, x, edge_index) if usual and not few else None
         if graph is not None and edge_attr is not None:
             alike = edge_attr.shape == (graph.nnz, x.shape[1]) and edge_attr.dtype == x.dtype
             graph = graph if alike and edge_attr.device == x.device else None

@@ -48,10 +48,9 @@ _STORING: dict[Callable, dict] = {
     nn.ResGatedGraphConv.message: _STORED,
 }
 _STORING_EDGES = nn.TransformerConv.message
-# Of layers over edges of several types, for a feature of a node. RGATConv's have a matrix for each edge; HGTConv's were
-# not timed on CUDA.
+# Of layers over edges of several types, for a feature of a node. HGTConv's were not timed on CUDA.
 _TYPED: dict[Callable, Callable] = {
-    nn.RGATConv.message: lambda conv: dict.fromkeys(("cpu", "cuda"), conv.heads * conv.out_channels * conv.dim),
+    nn.RGATConv.message: lambda conv: _matrix_for_each_edge(conv.heads * conv.out_channels * conv.dim),
     nn.HEATConv.message: lambda conv: {"cpu": 4, "cuda": 0.5},
     nn.HGTConv.message: lambda conv: {"cpu": 16},
 }
@@ -61,6 +60,10 @@ _HOOKS = tuple(
     for part in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
     for when in ("pre_", "")
 )
+
+
+def _matrix_for_each_edge(numbers: int) -> dict:
+    return {"cpu": numbers, "cuda": numbers / 4}
 
 
 def kind_of(plain: Any) -> str:
@@ -127,9 +130,10 @@ def _tensors(values: Iterable) -> list[Tensor]:
     return [x for x in given if isinstance(x, Tensor)]
 
 
-def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None = None) -> bool:
-    """True if messages of the width of the features are so few that PyG's own code is quicker, as blocks.FEW says:
-    those of layers that store them, and with `others`, what each number of theirs counts, those of any other.
+def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None = None, times: float = 1) -> bool:
+    """True if messages of the width of the features, or so many times it, are so few that PyG's own code is quicker, as
+    blocks.FEW says: those of layers that store them, and with `others`, what each number of theirs counts, those of any
+    other.
 
     Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what
     is to be captured in a CUDA graph, where the host's time is no reason.
@@ -147,14 +151,14 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None
         return False
     edges, given = edge_index.shape[1], _tensors(kwargs.values())
     if typed is not None:
-        return blocks.are_few(kind, edges, 0, widest(given) * counts[kind])
+        return blocks.are_few(kind, edges, 0, widest(given) * counts[kind] * times)
     nodes, width, axis = 0, 1, conv.node_dim
     for x in given:
         if x.is_floating_point() and -x.dim() <= axis < x.dim():
             rows = x.shape[axis]
             width = max(width, x.numel() // max(rows, 1))
             nodes = nodes if rows == edges else max(nodes, rows)
-    return blocks.are_few(kind, edges, nodes, width * counts[kind])
+    return blocks.are_few(kind, edges, nodes, width * counts[kind] * times)
 
 
 def make_entry(plain: Any, name: str) -> Callable:

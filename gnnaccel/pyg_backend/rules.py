@@ -47,7 +47,6 @@ WEIGHTS: dict[Callable, str | None] = {
     pyg_nn.ClusterGCNConv.message: "edge_weight",
     pyg_nn.MixHopConv.message: "edge_weight",
     pyg_nn.PANConv.message: "edge_weight",
-    pyg_nn.PDNConv.message: "edge_weight",
     pyg_nn.SignedConv.message: None,
     pyg_nn.WLConvContinuous.message: "edge_weight",
     LabelPropagation.message: "edge_weight",
