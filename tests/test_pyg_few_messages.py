@@ -111,6 +111,47 @@ def test_few_messages_of_others(name, device, monkeypatch):
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
+def perceptron():
+    return torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.ReLU(), torch.nn.Linear(D, D))
+
+
+# layer, its edge features and whether these have gradients, how many numbers each of a message counts by device
+SHORT = {
+    "gates": (lambda: nn.ResGatedGraphConv(D, D), None, {"cpu": 8}),
+    "GINE": (lambda: nn.GINEConv(perceptron()), False, {"cpu": 16, "cuda": 0.5}),
+    "GINE, edges with gradients": (lambda: nn.GINEConv(perceptron()), True, {"cpu": 1, "cuda": 0.5}),
+    "GINE, a map of edges": (lambda: nn.GINEConv(perceptron(), edge_dim=D), False, {"cpu": 1, "cuda": 0.5}),
+    "GEN": (lambda: nn.GENConv(D, D), None, {"cpu": 1, "cuda": 4}),
+    "GEN, edges": (lambda: nn.GENConv(D, D), False, {"cpu": 1, "cuda": 4}),
+    "LE": (lambda: nn.LEConv(D, D), None, {"cpu": 1}),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_few_messages_of_forwards_of_ours(name, device, monkeypatch):
+    make, graded, counts = SHORT[name]
+    plain, edge_index = make().double().to(device), graph().to(device)
+    x, more = features(device), ()
+    if graded is not None:
+        more = (x.detach()[edge_index[0]].requires_grad_(graded),)
+    numbers = (
+        counts.get(device.type, 1) * E * D / (2 if device.type == "cpu" else 1)
+    )  # twice as many where rows are short
+    for few, left in ((numbers, True), (numbers - 0.5, False)):
+        monkeypatch.setattr(blocks, "FEW", {device.type: few})
+        layer = pyg_backend.accelerate(copy.deepcopy(plain))
+        for _ in range(2):
+            found = []
+            for each in (plain, layer):
+                report.reset()
+                out = each(x, edge_index, *more)
+                leaves = [x, *each.parameters(), *(t for t in more if t.requires_grad)]
+                found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+            assert (propagate.FEW in reasons()) == (left and device.type in counts)
+            for want, got in zip(*found, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 # layer, whether one like the last call goes to PyG at once
 AT_ONCE = {
     "module in a message": (lambda: nn.EdgeConv(torch.nn.Linear(2 * D, D)), True),

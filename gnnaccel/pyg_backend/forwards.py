@@ -27,6 +27,7 @@ from gnnaccel.ops import linear_sums, messages
 from gnnaccel.ops.joined_sums import GINE, joined_sum
 from gnnaccel.ops.own_sum import own_sum, own_sum_mapped
 from gnnaccel.pyg_backend import joined_forwards, mlps, norms, short
+from gnnaccel.pyg_backend.call import note_outcome
 from gnnaccel.pyg_backend.propagate import are_few
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.update_order import ALLOWED
@@ -303,6 +304,12 @@ def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
     return torch.addcmul(out, own, 1 + (eps if eps.dtype is out.dtype else eps.view(())))  # of the dtype of the sums
 
 
+# Times as many numbers as those of messages that are made one by one: ours, of edges without gradients, takes less of
+# the CPU.
+_UNGRADED = 16
+_ROWS = 512  # on the CPU, from which on two maps as one op spare more than the way to them takes
+
+
 def _gine(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.GINEConv)
 
@@ -314,11 +321,15 @@ def _gine(plain: Any, general: Callable) -> Callable:
         usual = size is None and short.is_matrix(edge_attr) and guard.allows(self, edge_index)
         lin = modules.get("lin")
         usual = usual and _is_one(eps) and "nn" in modules and (lin is None or short.are_linear(lin))
-        # Of edges that have no gradients PyG's way is the longer one.
-        graded = usual and (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
-        few = graded and short.is_matrix(own) and are_few(self, plain, edge_index, {"x": own})
-        if few and type(x) is not tuple and own.is_cpu and eps.is_cpu and eps.dtype == own.dtype:
+        few = False
+        if usual and short.is_matrix(own):
+            graded = (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
+            times = 1 if graded or edge_attr.is_cuda else _UNGRADED
+            few = are_few(self, plain, edge_index, {"x": own}, times=times)
+        maps_pay = few and own.is_cpu and own.shape[0] >= _ROWS
+        if maps_pay and type(x) is not tuple and eps.is_cpu and eps.dtype == own.dtype:
             out = self.propagate(edge_index, x=(x, x), edge_attr=edge_attr, size=None)
+            note_outcome(self, left=False)
             return mlps.mapped(modules["nn"], _with_own(out, own, eps))
         if usual and not few:
             found = _neighbours(self, x, edge_index)
@@ -344,6 +355,9 @@ def _gine(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+_GATES = 8  # times as many numbers as those of messages that are made one by one: ours of gates takes less of the CPU
+
+
 def _res_gated(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.ResGatedGraphConv)
 
@@ -353,6 +367,8 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         modules, parameters, found = self._modules, self._parameters, None
         maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value")]
         usual = edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None
+        if usual and edge_index.is_cpu:
+            usual = not are_few(self, plain, edge_index, {"x": source}, times=_GATES)
         if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
             if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:

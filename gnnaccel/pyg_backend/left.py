@@ -19,8 +19,14 @@ from gnnaccel.pyg_backend.call import current, plainly
 from gnnaccel.pyg_backend.helpers import uses_helpers
 from gnnaccel.pyg_backend.propagate import FEW
 
-# Of layers with a forward() of ours, those in which nothing else of ours runs where propagate() is PyG's.
-ALIKE = frozenset((pyg_nn.SAGEConv.forward, pyg_nn.TransformerConv.forward))
+# Of layers with a forward() of ours, those that note it where something else of ours runs beside PyG's propagate().
+ALIKE = frozenset(
+    layer.forward
+    for layer in (
+        *(pyg_nn.FiLMConv, pyg_nn.GENConv, pyg_nn.GINEConv, pyg_nn.HEATConv, pyg_nn.LEConv, pyg_nn.ResGatedGraphConv),
+        *(pyg_nn.RGATConv, pyg_nn.SAGEConv, pyg_nn.TransformerConv),
+    )
+)
 _VALUES = (type(None), bool, int, float, str)
 _likes: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()  # layer -> what its last call was given
 

@@ -20,7 +20,7 @@ from gnnaccel.ops._relations import both_pairs_of
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.typed_matmul import order_of
 from gnnaccel.pyg_backend import short
-from gnnaccel.pyg_backend.call import plainly
+from gnnaccel.pyg_backend.call import note_outcome, plainly
 from gnnaccel.pyg_backend.propagate import FEW, are_few
 
 _DTYPES = (torch.float32, torch.float64)
@@ -36,6 +36,7 @@ def _rgat(plain: Any, general: Callable) -> Callable:
         unshown = size is None and return_attention_weights is None and self.num_bases != 0  # PyG says what that does
         if unshown and guard.allows(self, edge_index) and _fits(self, edge_attr):
             if are_few(self, plain, edge_index, {"x": x}):
+                note_outcome(self, left=True)
                 return plainly(plain.forward, self, FEW, x, edge_index, edge_type, edge_attr)
             usual = _are_plain(x, edge_type, edge_attr, edge_index, list(self.parameters()))
             if usual and x.shape[1] == self.in_channels:
@@ -131,6 +132,7 @@ def _heat(plain: Any, general: Callable) -> Callable:
         usual = maps is not None and edge_attr is not None and guard.allows(self, edge_index)
         if usual and _types_rows(self, x, node_type):
             if are_few(self, plain, edge_index, {"x": x}):
+                note_outcome(self, left=True)
                 return plainly(plain.forward, self, FEW, x, edge_index, node_type, edge_type, edge_attr)
             plain_call = _are_plain(x, edge_type, edge_attr, edge_index, list(self.parameters()))
             if plain_call and edge_attr.dim() == 2 and edge_attr.shape == (edge_index.shape[1], maps[2].shape[1]):
