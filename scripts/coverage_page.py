@@ -28,11 +28,12 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
   (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No
   message per edge in memory then, unless the layer itself maps edge features to full width (noted).
   Where the messages are few PyG's own code may run, which stores them: Python's part of ours takes longer than they do.
-  On the CPU at most {few:,} numbers in the messages (twice as many where nodes have four edges or fewer) of
+  On the CPU these are at most {few:,} numbers (twice as many where nodes have four edges or fewer) in the messages of
   CGConv, FeaStConv, FiLMConv, GENConv, GINEConv, LEConv, RGATConv (which have a matrix for each edge) and
-  TransformerConv with edge features, a fourth of HEATConv and of every other call that is not a plain sum or attention,
-  an eighth where edges are updated, a sixteenth of HGTConv under autocast. On CUDA some 8 million of FeaStConv, FiLMConv,
-  GENConv, LEConv and RGATConv, and twice as many of the others but HGTConv; none where
+  TransformerConv with edge features; a fourth of that in HEATConv and every other call that is not a plain sum or
+  attention, an eighth in gates of ResGatedGraphConv and where edges are updated, a sixteenth in GINEConv where edges
+  have no gradients, and in HGTConv under autocast. On CUDA they are some 16 million numbers in most layers, 8 million in
+  FeaStConv, 2 million in GENConv; there none are left in FiLMConv, LEConv, HGTConv and gates, nor where
   `torch.use_deterministic_algorithms(True)` asks for sums in a fixed order.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;

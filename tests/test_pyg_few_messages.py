@@ -203,7 +203,7 @@ def test_other_calls_in_between(monkeypatch):
 
 KINDS = [("a", "to", "b"), ("b", "from", "a")]
 TYPED = {
-    "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), {"cpu": 2 * D, "cuda": 2 * D}),
+    "RGAT": (lambda: nn.RGATConv(D, D, 3, heads=2), lambda e, x, t, a: (x, e, t), {"cpu": 2 * D, "cuda": D / 2}),
     "HEAT": (
         lambda: nn.HEATConv(D, D, 3, 3, 4, 2, 2, heads=2),
         lambda e, x, t, a: (x, e, t[:N], t, a),
