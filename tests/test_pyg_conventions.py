@@ -168,6 +168,27 @@ def test_wrong_input_in_pygs_words(name):
     same(WRONG[name], accelerated=None, raises=True)
 
 
+TURNED = {
+    "HypergraphConv": lambda layer: layer(rand(N, D), edges(N, 30, 40)),
+    "RGCNConv, a pair": lambda layer: layer((rand(7, D), rand(5, D)), edges(5, 5, 30), torch.arange(30) % 3),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_flow_that_is_turned_afterwards(name):
+    """Of layers with a forward() of ours: PyG's results, or its error."""
+
+    def program(wrap):
+        layer = wrap(nn.HypergraphConv(D, 5) if name == "HypergraphConv" else nn.RGCNConv(D, 5, 3))
+        layer.flow = "target_to_source"
+        try:
+            return TURNED[name](layer)
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    same(program, dtype=torch.float32, accelerated=None)
+
+
 def test_fused_edge_index_of_unknown_size():
     """GraphConv multiplies by a sorted EdgeIndex, whose size PyG takes from its largest index."""
 

@@ -1,6 +1,7 @@
 """Few messages are left to PyG's own propagate()."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -118,6 +119,7 @@ def perceptron():
 # layer, its edge features and whether these have gradients, how many numbers each of a message counts by device
 SHORT = {
     "gates": (lambda: nn.ResGatedGraphConv(D, D), None, {"cpu": 8}),
+    "gates, wider": (lambda: nn.ResGatedGraphConv(D, 3 * D), None, {"cpu": 24}),
     "GINE": (lambda: nn.GINEConv(perceptron()), False, {"cpu": 16, "cuda": 0.5}),
     "GINE, edges with gradients": (lambda: nn.GINEConv(perceptron()), True, {"cpu": 1, "cuda": 0.5}),
     "GINE, a map of edges": (lambda: nn.GINEConv(perceptron(), edge_dim=D), False, {"cpu": 1, "cuda": 0.5}),
@@ -199,6 +201,69 @@ def test_other_calls_in_between(monkeypatch):
         report.reset()
         layer(x, graph(dtype=dtype))
         assert (propagate.FEW in reasons()) == (dtype == torch.long)
+
+
+def test_calls_alike_but_for_gradients(monkeypatch):
+    """Of edges without gradients more messages are few."""
+    monkeypatch.setattr(blocks, "FEW", {"cpu": E * D})
+    layer, x, edge_index = (
+        pyg_backend.accelerate(nn.GINEConv(perceptron(), edge_dim=D).double()),
+        features("cpu"),
+        graph(),
+    )
+    attributes = x.detach()[edge_index[0]]
+    for training in (False, True, True, False, False, True):
+        report.reset()
+        with torch.set_grad_enabled(training):
+            layer(x, edge_index, attributes)
+        assert (propagate.FEW in reasons()) == training
+
+
+class Keywords(nn.MessagePassing):
+    """Whose arguments have names that are ours elsewhere."""
+
+    def forward(self, x, edge_index, function=2, conv=3, why=5):
+        return self.propagate(edge_index, x=x, function=function, conv=conv, why=why)
+
+    def message(self, x_i, x_j, function, conv, why):
+        return (x_i * function - x_j * conv).tanh() * why
+
+
+def test_names_of_arguments(monkeypatch):
+    monkeypatch.setattr(blocks, "FEW", {"cpu": 100 * E * D})
+    plain, x = Keywords(), features("cpu")
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    for given in ({}, {"function": 7}, {"function": 7}, {"function": 7, "conv": 1, "why": 2}):
+        for _ in range(2):
+            torch.testing.assert_close(layer(x, graph(), **given), plain(x, graph(), **given))
+
+
+def test_reasons_that_come_before(monkeypatch):
+    monkeypatch.setattr(blocks, "FEW", {"cpu": 100 * E * D})
+    plain, x, edge_index = nn.EdgeConv(torch.nn.Linear(2 * D, D)).double(), features("cpu"), graph()
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+
+    def why(call):
+        report.reset()
+        torch.testing.assert_close(call(layer), call(plain))
+        assert propagate.FEW not in reasons()
+        return reasons()
+
+    for _ in range(2):
+        layer(x, edge_index)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        warnings.filterwarnings(
+            "ignore", category=torch.jit.TracerWarning, module="torch_geometric|torch.jit|/tmp|torch_"
+        )
+        assert why(lambda each: torch.jit.trace(each, (x, edge_index), check_trace=False)(x, edge_index)) == {
+            "torch.jit.trace"
+        }
+    (transform,) = why(lambda each: torch.func.jvp(lambda x: each(x, edge_index), (x,), (x,))[1])
+    assert "torch.func" in transform
+    for each in (plain, layer):
+        each.register_message_forward_hook(lambda module, given, out: out * 2)
+    assert why(lambda each: each(x, edge_index)) == {propagate._HOOKED}
 
 
 KINDS = [("a", "to", "b"), ("b", "from", "a")]

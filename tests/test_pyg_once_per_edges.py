@@ -8,10 +8,13 @@ import torch
 
 pytest.importorskip("torch_geometric")
 from pyg_compare import D, E, N, edges, rand
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric import nn, utils
 
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
+from gnnaccel.lazy import blocks
+from gnnaccel.pyg_backend import directed
 
 
 def weights(grad=False):
@@ -104,6 +107,47 @@ def test_what_others_put_in_place_of_pygs_is_called(monkeypatch):
     layer(x, index)
     monkeypatch.setattr(nn.ChebConv, "__norm__", Mine.__norm__)
     agree(plain, layer, x, index, {})
+
+
+def test_a_helper_that_somebody_replaces(monkeypatch):
+    plain, layer, _ = pair("Cheb, a number")
+    given, x, index = {"lambda_max": 3.0}, features(), edges()
+    agree(plain, layer, x, index, given)
+    with monkeypatch.context() as patched:
+        scope, original = nn.ChebConv.__norm__.__globals__, nn.ChebConv.__norm__.__globals__["get_laplacian"]
+
+        def halved(*args):
+            found, values = original(*args)
+            return found, values / 2
+
+        patched.setitem(scope, "get_laplacian", halved)
+        agree(plain, layer, x, index, given)
+    agree(plain, layer, x, index, given)
+
+
+def test_a_forward_that_somebody_puts_into_the_class(monkeypatch):
+    plain, layer, _ = pair("DirGNN")
+    x, index, original = features(), edges(), nn.DirGNNConv.forward
+    agree(plain, layer, x, index, {})
+    monkeypatch.setattr(nn.DirGNNConv, "forward", lambda self, x, edge_index: original(self, x, edge_index) * 2)
+    theirs = nn.DirGNNConv.forward
+    agree(plain, layer, x, index, {})
+    directed.disable()
+    assert nn.DirGNNConv.forward is theirs
+    directed.enable()
+    assert nn.DirGNNConv.forward is theirs
+
+
+@pytest.mark.parametrize("name", ["Cheb", "DirGNN of few messages"])
+def test_a_trace_holds_nothing_that_is_remembered(name, monkeypatch):
+    monkeypatch.setattr(blocks, "FEW", {"cpu": 1 << 20})
+    plain = nn.ChebConv(D, 5, 2) if name == "Cheb" else nn.DirGNNConv(nn.CGConv(D), root_weight=False)
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    x, index, other = rand(N, D), edges(), edges().roll(1, 1).flip(0)
+    for _ in range(2):
+        layer(x, index)
+    traced = make_fx(layer)(x, index)
+    torch.testing.assert_close(traced(x, other), make_fx(plain)(x, index)(x, other))
 
 
 def test_inference_mode_then_training():

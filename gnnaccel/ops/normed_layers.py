@@ -61,11 +61,13 @@ def normed_layers(
     """
     parameters = (*first, *(norm or (None, None)), *last)
     given = [t for t in (x, *parameters, *(running or ())) if t is not None]
-    if norm is None if x.is_cuda else x.shape[0] * len(first[0]) < _FEW[norm is not None]:
+    if norm is None and x.is_cuda:
         return None
     if not _operators.usual(*given) or not (products.serves if x.is_cuda else _serves)(x, *given[1:]):
         return None
     if any(t.device != x.device for t in given) or not _fit(x.shape[1], *parameters, *(running or ())):
+        return None
+    if x.is_cpu and x.shape[0] * len(first[0]) < _FEW[norm is not None]:
         return None
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if keep and running is not None and (running[0].requires_grad or running[1].requires_grad):

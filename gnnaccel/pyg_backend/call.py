@@ -37,7 +37,7 @@ class _Current(threading.local):
 current = _Current()
 
 
-def alone(function: Callable, *args, **kwargs):
+def alone(function: Callable, /, *args, **kwargs):
     """`function`, PyG's own, without our helpers: a call around it is one of other edges."""
     outer = current.call
     if outer is None:
@@ -49,7 +49,7 @@ def alone(function: Callable, *args, **kwargs):
         current.call = outer
 
 
-def plainly(function: Callable, conv: Any, why: str, *args, **kwargs):
+def plainly(function: Callable, conv: Any, why: str, /, *args, **kwargs):
     """function(conv, *args, **kwargs), a forward() of PyG's own, with its own propagate()."""
     outer = current.plainly, current.why
     current.plainly, current.why = conv, why

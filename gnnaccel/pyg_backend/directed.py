@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import DirGNNConv
 
-from gnnaccel.graph import modes
-from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.pyg_backend.classes import is_accelerated
+from gnnaccel.pyg_backend.helpers import memoised
 
-_PYGS = DirGNNConv.forward
-_originals: list[Callable] = []
+_forwards: list[Callable] = []  # PyG's own and ours, while ours is in the class
 
 
 def enable() -> None:
     """Have every DirGNNConv of accelerated layers remember its flipped edges; does nothing the second time, or where
     somebody has put another forward() into the class."""
-    if not _originals and DirGNNConv.forward is _PYGS:
-        _originals.append(DirGNNConv.forward)
-        DirGNNConv.forward = _forward(_originals[0])
+    original = DirGNNConv.forward
+    if not _forwards and original.__module__ == DirGNNConv.__module__:
+        _forwards[:] = original, _forward(original)
+        DirGNNConv.forward = _forwards[1]
 
 
 def disable() -> None:
-    """Undo `enable`."""
-    if _originals:
-        DirGNNConv.forward = _originals.pop()
+    """Undo `enable`, but for what somebody has put into the class since."""
+    if _forwards and DirGNNConv.forward is _forwards[1]:
+        DirGNNConv.forward = _forwards[0]
+        _forwards.clear()
 
 
 def _forward(original: Callable) -> Callable:
@@ -36,18 +36,13 @@ def _forward(original: Callable) -> Callable:
     def forward(self, x, edge_index):
         if torch.compiler.is_compiling() or type(edge_index) is not Tensor or not is_accelerated(self.conv_out):
             return original(self, x, edge_index)
-        if modes.transforming() or torch._C._get_tracing_state() is not None:
-            return original(self, x, edge_index)
-        out = (1 - self.alpha) * self.conv_in(x, edge_index) + self.alpha * self.conv_out(x, _flipped(edge_index))
+        inward, outward = self.conv_in(x, edge_index), self.conv_out(x, _flip(edge_index)[0])
+        out = self.alpha * outward + (1 - self.alpha) * inward
         return out + self.lin(x) if self.root_weight else out
 
     return forward
 
 
-def _flipped(edge_index: Tensor) -> Tensor:
-    found, written = derived.get((edge_index,), "flipped") or (None, None)
-    if found is None or stamp(found) != written:
-        with modes.outside_inference(grad=False):
-            found = edge_index.flip([0])
-        derived.put((edge_index,), "flipped", (found, stamp(found)))
-    return found
+@memoised
+def _flip(edge_index, values=None):
+    return edge_index.flip([0]), values

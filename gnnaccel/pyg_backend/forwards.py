@@ -367,8 +367,9 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         modules, parameters, found = self._modules, self._parameters, None
         maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value")]
         usual = edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None
-        if usual and edge_index.is_cpu:
-            usual = not are_few(self, plain, edge_index, {"x": source}, times=_GATES)
+        if usual and edge_index.is_cpu and short.is_matrix(source) and source.shape[1]:
+            times = _GATES * self.out_channels / source.shape[1]
+            usual = not are_few(self, plain, edge_index, {"x": source}, times=times)
         if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
             if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:

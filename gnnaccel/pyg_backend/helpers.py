@@ -75,7 +75,7 @@ def wide(index):
 
 
 def _can_remember(edges, values, rest) -> bool:
-    if modes.transforming() or torch._C._get_tracing_state() is not None:
+    if modes.transforming() or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False  # a trace would hold what is remembered as a constant
     if isinstance(edges, EdgeIndex) and torch.is_inference_mode_enabled():
         return False  # PyG takes one that was made outside that mode apart for an error
@@ -262,13 +262,15 @@ def _unless_ones(src, values: Tensor | None) -> Tensor | None:
 
 
 CHEB_NORM = ChebConv.__norm__
+_LAPLACIAN = CHEB_NORM.__globals__["get_laplacian"]
 
 
 @functools.wraps(CHEB_NORM)
 def cheb_norm(conv, edge_index, num_nodes, edge_weight, normalization, lambda_max=None, dtype=None, batch=None):
     """ChebConv.__norm__(), computed once per edges object where nothing in it has a gradient."""
     original = type(conv)._gnnaccel_plain.__norm__
-    if original is not CHEB_NORM or batch is not None or is_compiling():
+    replaced = original is not CHEB_NORM or CHEB_NORM.__globals__["get_laplacian"] is not _LAPLACIAN
+    if replaced or batch is not None or is_compiling():
         return original(conv, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
     return _cheb_norm(edge_index, edge_weight, num_nodes, normalization, lambda_max, dtype)
 

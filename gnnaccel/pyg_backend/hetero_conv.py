@@ -21,20 +21,22 @@ from gnnaccel.pyg_backend.edge_type_layers import Refused
 from gnnaccel.pyg_backend.edge_types import Call, Operands
 
 KIND = "pyg.HeteroConv"
-_originals: list[Callable] = []
+_forwards: list[Callable] = []  # the one before, and ours
 
 
 def enable() -> None:
     """Have every HeteroConv take its accelerated layers together; does nothing the second time."""
-    if not _originals:
-        _originals.append(pyg_nn.HeteroConv.forward)
-        pyg_nn.HeteroConv.forward = _forward(_originals[0])
+    if not _forwards:
+        original = pyg_nn.HeteroConv.forward
+        _forwards[:] = original, _forward(original)
+        pyg_nn.HeteroConv.forward = _forwards[1]
 
 
 def disable() -> None:
-    """Undo `enable`."""
-    if _originals:
-        pyg_nn.HeteroConv.forward = _originals.pop()
+    """Undo `enable`, but for what somebody has put into the class since."""
+    if _forwards and pyg_nn.HeteroConv.forward is _forwards[1]:
+        pyg_nn.HeteroConv.forward = _forwards[0]
+        _forwards.clear()
 
 
 def _forward(original: Callable) -> Callable:

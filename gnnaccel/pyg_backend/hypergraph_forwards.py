@@ -31,6 +31,7 @@ def _hypergraph(plain: Any, general: Callable) -> Callable:
         given = (x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
         graph, modules = None, self._modules
         usual = short.is_matrix(x) and guard.allows(self, hyperedge_index) and "bias" in self._parameters
+        usual = usual and self.flow == "source_to_target"
         if usual and short.are_linear(modules.get("lin")) and not torch.is_autocast_enabled(x.device.type):
             graph = _graph_of(x, hyperedge_index, num_edges)
         if graph is None or not _fit(self, graph, x, hyperedge_weight, hyperedge_attr):

@@ -152,11 +152,14 @@ def _gen(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None):
         modules = self._modules
+        if torch.compiler.is_compiling():
+            return general(self, x, edge_index, edge_attr, size)
         usual = size is None and modules.keys().isdisjoint(("lin_src", "lin_edge", "lin_aggr_out", "lin_dst"))
         usual = usual and "msg_norm" not in modules and type(self.eps) in (int, float)
         usual = usual and (edge_attr is None or short.is_matrix(edge_attr))
-        few = isinstance(x, Tensor) and x.is_cuda and are_few(self, plain, edge_index, {"x": x}, times=_GEN)
-        graph = _graph(guard, self, x, edge_index) if usual and not few else None
+        graph = _graph(guard, self, x, edge_index) if usual else None
+        if graph is not None and are_few(self, plain, edge_index, {"x": x}, times=_GEN):
+            graph = None
         if graph is not None and edge_attr is not None:
             alike = edge_attr.shape == (graph.nnz, x.shape[1]) and edge_attr.dtype == x.dtype
             graph = graph if alike and edge_attr.device == x.device else None

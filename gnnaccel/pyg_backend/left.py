@@ -17,7 +17,7 @@ from gnnaccel import schedule
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current, plainly
 from gnnaccel.pyg_backend.helpers import uses_helpers
-from gnnaccel.pyg_backend.propagate import FEW
+from gnnaccel.pyg_backend.propagate import FEW, obstacle
 
 # Of layers with a forward() of ours, those that note it where something else of ours runs beside PyG's propagate().
 ALIKE = frozenset(
@@ -42,7 +42,8 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
         if is_compiling() or plain.forward is not original:
             return forward(self, *args, **kwargs)
         like = _likes.get(self)
-        if like is not None and like == _like(args, kwargs):
+        # First of all, as a trace warns where shapes are compared, and its reason is another one.
+        if like is not None and obstacle(self) is None and like == _like(args, kwargs):
             return plainly(original, self, FEW, *args, **kwargs)
         outer, current.outcome = current.outcome, [self, False, False]
         try:
@@ -61,8 +62,9 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
 
 
 def _like(args: tuple, kwargs: dict) -> tuple | None:
-    """What decides whether messages are few: shapes and dtypes, and torch's switches; None for what has none."""
+    """What decides whether messages are few: shapes, dtypes, gradients and torch's switches; None for what has none."""
     found: list = [schedule.is_lasting(), torch.are_deterministic_algorithms_enabled(), blocks.FEW]
+    found.append(torch.is_grad_enabled())
     for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
         if isinstance(value, tuple):
             found.append(len(value))
@@ -71,7 +73,7 @@ def _like(args: tuple, kwargs: dict) -> tuple | None:
             given = (value,)
         for each in given:
             if type(each) is Tensor or type(each) is torch.nn.Parameter:
-                found += (each.dtype, each.device, each.shape)
+                found += (each.dtype, each.device, each.shape, each.requires_grad)
             elif isinstance(each, _VALUES):
                 found.append(each)
             else:

@@ -32,6 +32,8 @@ def _rgcn(known: Any, aggregations: tuple[type, ...]) -> Callable:
         def forward(self, x, edge_index, edge_type=None):
             if not guard.allows(self, edge_index) or not _are_types(edge_type, edge_index):
                 return general(self, x, edge_index, edge_type)
+            if self.flow != "source_to_target" and isinstance(x, tuple):  # of which PyG takes the ends otherwise
+                return general(self, x, edge_index, edge_type)
             reduce, ends = _REDUCES[type(self._modules["aggr_module"])], _ends(self, x, edge_index.device)
             if ends is None or not _is_usual(self, ends[0], reduce):
                 return general(self, x, edge_index, edge_type)
