@@ -66,6 +66,23 @@ def test_compiled_whole(name):
     compiles(name, "eager")
 
 
+# With a forward(), or a part of it, that is ours.
+WITH_OURS = {
+    name: lambda name=name: getattr(nn, name)(D, D)
+    for name in ("ARMAConv", "FiLMConv", "GENConv", "HypergraphConv", "LEConv", "ResGatedGraphConv")
+}
+WITH_OURS |= {"ChebConv": lambda: nn.ChebConv(D, D, 2), "SignedConv": lambda: nn.SignedConv(D, D, True)}
+
+
+@pytest.mark.parametrize("name", WITH_OURS)
+def test_layers_compiled_whole(name):
+    plain = WITH_OURS[name]()
+    layer, x, index = pyg_backend.accelerate(copy.deepcopy(plain)), rand(N, D), edges()
+    more = (index.flip(0),) if name == "SignedConv" else ()
+    run = torch.compile(layer, fullgraph=True, backend="eager")
+    assert_equal(run(x, index, *more), plain(x, index, *more))
+
+
 @pytest.mark.parametrize("name", ["GCN", "GAT"])
 def test_compiled_whole_with_its_backward(name):
     compiles(name, "aot_eager")
