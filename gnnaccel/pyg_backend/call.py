@@ -24,7 +24,8 @@ class _Current(threading.local):
     hidden : its forward() will not show the attention weights to anybody.
     plainly : the layer whose forward() is PyG's own, with what it calls of that layer.
     why : that is so, if not as its edges are new.
-    outcome : [the layer whose forward() runs, whether a call of its was left to PyG for few messages, or none was].
+    outcome : [the layer whose forward() runs, whether a call of its was left to PyG for few messages, and whether
+        anything of ours ran beside].
     """
 
     call: Call | None = None
@@ -60,7 +61,7 @@ def plainly(function: Callable, conv: Any, why: str, /, *args, **kwargs):
 
 
 def note_outcome(conv: Any, left: bool) -> None:
-    """A call of `conv` was left to PyG for its few messages, or took any other way."""
+    """Note that a call of `conv` was left to PyG for its few messages, or took any other way."""
     outcome = current.outcome
     if outcome is not None and outcome[0] is conv:
         outcome[1 if left else 2] = True

@@ -16,7 +16,6 @@ from torch_geometric import nn as pyg_nn
 from gnnaccel import schedule
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current, plainly
-from gnnaccel.pyg_backend.helpers import uses_helpers
 from gnnaccel.pyg_backend.propagate import FEW, obstacle
 
 # Of layers with a forward() of ours, those that note it where something else of ours runs beside PyG's propagate().
@@ -33,7 +32,7 @@ _likes: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()  # l
 
 def at_once(plain: Any, forward: Callable | None) -> Callable | None:
     """`forward`, ours of accelerated layers of class `plain`, behind a look at how the last call of a layer went."""
-    if forward is None or uses_helpers(plain.forward):
+    if forward is None:
         return forward
     original = plain.forward
 
