@@ -138,10 +138,23 @@ def test_a_forward_that_somebody_puts_into_the_class(monkeypatch):
     assert nn.DirGNNConv.forward is theirs
 
 
-@pytest.mark.parametrize("name", ["Cheb", "DirGNN of few messages"])
-def test_a_trace_holds_nothing_that_is_remembered(name, monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 1 << 20})
-    plain = nn.ChebConv(D, 5, 2) if name == "Cheb" else nn.DirGNNConv(nn.CGConv(D), root_weight=False)
+TRACED = {
+    "Cheb": lambda: nn.ChebConv(D, 5, 2),
+    "CG": lambda: nn.CGConv(D),
+    "DirGNN": lambda: nn.DirGNNConv(nn.CGConv(D), root_weight=False),
+    "GCN": lambda: nn.GCNConv(D, 5),
+    "SAGE": lambda: nn.SAGEConv(D, 5),
+    "GAT": lambda: nn.GATConv(D, 5),
+    "GIN": lambda: nn.GINConv(nn.MLP([D, D, D], norm=None)),
+    "Transformer": lambda: nn.TransformerConv(D, 5),
+}
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+@pytest.mark.parametrize("name", TRACED)
+def test_a_trace_holds_nothing_that_is_remembered(name, few, monkeypatch):
+    monkeypatch.setattr(blocks, "FEW", {"cpu": few})
+    plain = TRACED[name]()
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     x, index, other = rand(N, D), edges(), edges().roll(1, 1).flip(0)
     for _ in range(2):

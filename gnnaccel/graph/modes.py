@@ -24,6 +24,13 @@ def faking() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+def proxied() -> bool:
+    """True while make_fx notes what runs, and as a constant what is no argument: a graph, for any edges to come."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def recomputing() -> bool:
     """True where hooks see what is saved for a backward pass: torch.utils.checkpoint has the same saved again later,
     when a graph may have what makes another way through the kernels the shorter one. Also with a torch that does not

@@ -77,7 +77,7 @@ def wide(index):
 
 
 def _can_remember(edges, values, rest) -> bool:
-    if modes.transforming() or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+    if modes.transforming() or torch._C._get_tracing_state() is not None or modes.proxied():
         return False  # a trace would hold what is remembered as a constant
     if isinstance(edges, EdgeIndex) and torch.is_inference_mode_enabled():
         return False  # PyG takes one that was made outside that mode apart for an error

@@ -18,6 +18,7 @@ from torch_geometric import EdgeIndex, is_compiling, nn
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import report, schedule
+from gnnaccel.graph import modes
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.pyg_backend import compiling, rules
@@ -84,6 +85,8 @@ def obstacle(conv) -> str | None:
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
     if torch._C._is_tracing():
         return "torch.jit.trace"
+    if modes.proxied():
+        return "a trace by make_fx"
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return "a torch.func transform or forward-mode differentiation"
     return None
