@@ -32,8 +32,8 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
   CGConv, FeaStConv, FiLMConv, GENConv, GINEConv, LEConv, RGATConv (which have a matrix for each edge) and
   TransformerConv with edge features; a fourth of that in HEATConv and every other call that is not a plain sum or
   attention, an eighth in gates of ResGatedGraphConv and where edges are updated, a sixteenth in GINEConv where edges
-  have no gradients, and in HGTConv under autocast. On CUDA they are some 16 million numbers in most layers, 8 million in
-  FeaStConv, 2 million in GENConv; there none are left in FiLMConv, LEConv, HGTConv and gates, nor where
+  have no gradients, and in HGTConv under autocast. On CUDA they are some 16 million numbers in most layers, 8 million
+  in FeaStConv, 2 million in GENConv; there none are left in FiLMConv, LEConv, HGTConv and gates, nor where
   `torch.use_deterministic_algorithms(True)` asks for sums in a fixed order.
 - **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
   on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
