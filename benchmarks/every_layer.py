@@ -3,6 +3,7 @@
     python benchmarks/every_layer.py --csv out.csv
     python benchmarks/every_layer.py --frameworks dgl --rows EdgeGAT NN --nodes 20000 --edges 100000
     python benchmarks/every_layer.py --device cuda
+    python benchmarks/every_layer.py --device cuda --nodes 40000 --edges 400000 --all-ours   # whose messages are few
 
 Forward and backward of one layer of 64 features, on a random graph. In each round the layer runs alone, on gnnaccel and
 alone again: processor time on one thread of the CPU, wall time on CUDA. "ratio" is the median over the rounds of what
@@ -25,6 +26,7 @@ from timing import provenance, relative_error, save_table
 from torch import Tensor, nn
 
 from gnnaccel import dgl_backend, pyg_backend
+from gnnaccel.lazy import blocks
 
 COLUMNS = ("framework", "layer", "nodes", "edges", "alone_ms", "gnnaccel_ms", "ratio", "again", "error")
 WIDTH, HEADS, TYPES = 64, 4, 4
@@ -267,6 +269,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--edges", type=int, default=5800)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, help="default: 7 on the CPU, 40 on CUDA")
+    parser.add_argument("--all-ours", action="store_true", help="leave no messages to the framework for being few")
     parser.add_argument("--commit", help="what is measured, where the folder is no clone")
     parser.add_argument("--csv", metavar="FILE")
     return parser.parse_args()
@@ -276,6 +279,8 @@ def main() -> int:
     args = arguments()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if args.all_ours:
+        blocks.FEW = {}
     given = inputs(args.nodes, args.edges, args.device)
     rows, wrong = [], 0
     for framework in args.frameworks or (("dgl", "pyg") if args.device == "cpu" else ("pyg",)):

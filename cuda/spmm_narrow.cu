@@ -176,8 +176,7 @@ __device__ __forceinline__ Row<T, I, D> gather(const Params<T, I>& p, I begin, I
 #pragma unroll 1
   for (Place at = first / size * size + size * member; at < last; at += size * step) {
     const auto inside = [=](int u) { return at + u >= first && at + u < last; };
-    using Some = Nonzeros<KIND, T, I>;
-    Some nonzeros;
+    Nonzeros<KIND, T, I> nonzeros;
     Pack<T, N> x[size][D / N];
     nonzeros.read(p, static_cast<I>(at), inside);
 #pragma unroll
@@ -192,7 +191,7 @@ __device__ __forceinline__ Row<T, I, D> gather(const Params<T, I>& p, I begin, I
 #pragma unroll
       for (int d = 0; d < D; ++d) {
         const Acc<T> value = widen(x[u][d / N].values[d % N]);
-        sum[d] += Some::weighs ? nonzeros.scale[u] * value : value;
+        sum[d] += nonzeros.weighs ? nonzeros.scale[u] * value : value;
       }
     }
   }

@@ -24,7 +24,8 @@ from gnnaccel.ops.joined_sums import WRITTEN, versions
 # 0.87 with AVX2: 32 to 600 columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and
 # on an Intel with AVX-512 up to 1.9 of it, of 300 rows.
 _MAX_WIDTH = 1024
-# Numbers between the maps, without a norm and with one, below which Python's part of ours is more than what is spared.
+# Numbers between the maps, without a norm and with one, below which Python's part of ours is more than is spared, on
+# that EPYC.
 _FEW = 1 << 13, 5 << 10
 _PAYS = lib.isa() != "baseline" and lib.is_amd()
 
