@@ -11,24 +11,7 @@ from torch_geometric.nn import DirGNNConv
 
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.helpers import memoised
-
-_forwards: list[Callable] = []  # PyG's own and ours, while ours is in the class
-
-
-def enable() -> None:
-    """Have every DirGNNConv of accelerated layers remember its flipped edges; does nothing the second time, or where
-    somebody has put another forward() into the class."""
-    original = DirGNNConv.forward
-    if not _forwards and original.__module__ == DirGNNConv.__module__:
-        _forwards[:] = original, _forward(original)
-        DirGNNConv.forward = _forwards[1]
-
-
-def disable() -> None:
-    """Undo `enable`, but for what somebody has put into the class since."""
-    if _forwards and DirGNNConv.forward is _forwards[1]:
-        DirGNNConv.forward = _forwards[0]
-        _forwards.clear()
+from gnnaccel.pyg_backend.replaced import Forward
 
 
 def _forward(original: Callable) -> Callable:
@@ -46,3 +29,7 @@ def _forward(original: Callable) -> Callable:
 @memoised
 def _flip(edge_index, values=None):
     return edge_index.flip([0]), values
+
+
+_directed = Forward(DirGNNConv, _forward)
+enable, disable = _directed.enable, _directed.disable

@@ -19,24 +19,9 @@ from gnnaccel.pyg_backend import edge_types
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.edge_type_layers import Refused
 from gnnaccel.pyg_backend.edge_types import Call, Operands
+from gnnaccel.pyg_backend.replaced import Forward
 
 KIND = "pyg.HeteroConv"
-_forwards: list[Callable] = []  # the one before, and ours
-
-
-def enable() -> None:
-    """Have every HeteroConv take its accelerated layers together; does nothing the second time."""
-    if not _forwards:
-        original = pyg_nn.HeteroConv.forward
-        _forwards[:] = original, _forward(original)
-        pyg_nn.HeteroConv.forward = _forwards[1]
-
-
-def disable() -> None:
-    """Undo `enable`, but for what somebody has put into the class since."""
-    if _forwards and pyg_nn.HeteroConv.forward is _forwards[1]:
-        pyg_nn.HeteroConv.forward = _forwards[0]
-        _forwards.clear()
 
 
 def _forward(original: Callable) -> Callable:
@@ -146,3 +131,7 @@ def _called(module: Any, edge_type: tuple, args_dict: tuple, kwargs_dict: dict) 
     args = [given[0] for values in args_dict if (given := _given(values, edge_type))]
     named = {name[:-5]: given[0] for name, values in kwargs_dict.items() if (given := _given(values, edge_type))}
     return module(*args, **named)
+
+
+_hetero = Forward(pyg_nn.HeteroConv, _forward)
+enable, disable = _hetero.enable, _hetero.disable
