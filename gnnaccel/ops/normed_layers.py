@@ -68,7 +68,7 @@ def normed_layers(
         return None
     if any(t.device != x.device for t in given) or not _fit(x.shape[1], *parameters, *(running or ())):
         return None
-    if x.is_cpu and x.shape[0] * len(first[0]) < _FEW[norm is not None]:
+    if not x.is_cuda and x.shape[0] * len(first[0]) < _FEW[norm is not None]:
         return None
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if keep and running is not None and (running[0].requires_grad or running[1].requires_grad):

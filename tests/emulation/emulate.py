@@ -215,7 +215,7 @@ def main() -> int:
         found = (subprocess.check_output(["g++", f"-print-file-name={name}"], text=True) for name in _PRELOADED)
         env["LD_PRELOAD"] = " ".join(path.strip() for path in found)
     parallel = ("-n", "2", "--dist", "worksteal") if tests is TESTS else ()
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *parallel, *tests], env=env, cwd=ROOT).returncode
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *parallel, *tests], env=env, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
