@@ -29,6 +29,10 @@ MORE = {
     "APPNP": lambda: nn.APPNP(2, 0.2),
     "APPNP cached": lambda: nn.APPNP(2, 0.2, cached=True),
     "APPNP without loops": lambda: nn.APPNP(1, 0.2, add_self_loops=False),
+    "SSG": lambda: nn.SSGConv(D, 5, 0.3, K=2),
+    "SSG cached": lambda: nn.SSGConv(D, 5, 0.3, K=2, cached=True),
+    "LG": lambda: nn.LGConv(),
+    "LG plain": lambda: nn.LGConv(normalize=False),
     "AGNN": lambda: nn.AGNNConv(),
     "AGNN fixed": lambda: nn.AGNNConv(requires_grad=False, add_self_loops=False),
 }

@@ -1,5 +1,5 @@
-"""Forwards of PyG's layers that multiply by the matrix of a GCN several times, each product by one op; after those of
-PyG 2.8. As forwards.py has them."""
+"""Forwards of PyG's layers that multiply by the matrix of a GCN, once or several times, each product by one op; after
+those of PyG 2.8. As forwards.py has them."""
 
 from __future__ import annotations
 
@@ -74,6 +74,39 @@ def _appnp(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+def _ssg(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.SSGConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        found, alpha = None, self.alpha
+        usual = edge_weight is None and not self.cached and self._cached_h is None and "lin" in self._modules
+        if usual and type(alpha) in (float, int):
+            found = _matrix(self, guard, x, edge_index, self.add_self_loops)
+        if found is None:
+            return general(self, x, edge_index, edge_weight)
+        out = x * alpha
+        for _ in range(self.K):
+            x = _product(guard, x, *found)
+            out = torch.add(out, x, alpha=(1 - alpha) / self.K)
+        return self._modules["lin"](out)
+
+    return forward
+
+
+def _lg(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.LGConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        found = None
+        if edge_weight is None and self.normalize:
+            found = _matrix(self, guard, x, edge_index, loops=False)
+        return general(self, x, edge_index, edge_weight) if found is None else _product(guard, x, *found)
+
+    return forward
+
+
 def _matrix(conv: Any, guard: short.Guard, x: Any, edge_index: Any, loops: bool) -> tuple[Graph, Tensor] | None:
     """`short.normed` of a plain call; None where the general way is to be taken."""
     if not short.is_matrix(x) or x.dtype not in norms.DTYPES or not guard.allows(conv, edge_index):
@@ -91,7 +124,13 @@ def _product(guard: short.Guard, x: Tensor, graph: Graph, scale: Tensor) -> Tens
     return out
 
 
-_MAKERS = ((pyg_nn.SGConv, _sg), (pyg_nn.TAGConv, _tag), (pyg_nn.APPNP, _appnp))
+_MAKERS = (
+    (pyg_nn.SGConv, _sg),
+    (pyg_nn.TAGConv, _tag),
+    (pyg_nn.APPNP, _appnp),
+    (pyg_nn.SSGConv, _ssg),
+    (pyg_nn.LGConv, _lg),
+)
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
 short.know(*(layer for layer, _ in _MAKERS))
