@@ -55,6 +55,7 @@ PYBIND11_MODULE(_C, module) {
   add("transpose", &transpose);
   add("spmm_transposed", &spmm_transposed);
   add("inverse_roots", &inverse_roots);
+  add("relation_rows", &relation_rows);
   add("edge_skew", &edge_skew);
   add("network_degrees", &network_degrees);
   add("network_edges", &network_edges);

@@ -224,6 +224,16 @@ int64_t coo_to_looped_csr(const void* rows, const void* cols, int64_t nnz, int64
                           IndexType in_type, void* indptr, void* indices, void* edge_ids, IndexType out_type,
                           int threads);
 
+// The edges of a graph by (relation, row), those of the same two being one row of the result; in each the order of the
+// graph. CPU only.
+//   types [nnz] of type_type, by edge id, in [0, relations).
+//   far, edges [nnz]: column and id of each edge in that order. ends [nnz] and bounds [nnz + 1]: the graph's row of
+//   each row of the result, and its first edge; behind these nnz. ptr [relations + 1]: first row of each relation.
+//   sizes [nnz]: how many edges lie in the row of each edge, by edge id. far, ends and bounds are of the graph's
+//   index_type. Returns how many rows there are.
+int64_t relation_rows(const Csr& graph, const void* types, int64_t relations, IndexType type_type, void* far,
+                      int64_t* edges, void* ends, void* bounds, int64_t* ptr, int64_t* sizes, int threads);
+
 // An undirected graph of weighted edges. What finds communities in it, down to community_edges, is of the CPU alone
 // (gnnaccel/graph/network.py).
 struct Network {

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
@@ -49,12 +50,36 @@ class Chunk(NamedTuple):
 class _Rows:
     """The edges of a graph sorted by (relation, end), ends being the rows of `graph`."""
 
+    far: Tensor  # [nnz] the other end of each edge, in this order
+    edges: Tensor  # int64 [nnz]: its id
+    ends: Tensor  # [rows] end of the edges of each row, and
+    bounds: Tensor  # [rows + 1] the first of these
+    ptr: Tensor  # int64 [count + 1], on the CPU: first row of each relation
+    _sizes: Tensor | None
+
     def __init__(self, graph: Graph, types: Tensor, count: int):
+        self.graph, self._sizes = graph, None
+        (self._sort_on_cpu if types.is_cpu and _operators.usual(types, graph.indptr) else self._sort)(types, count)
+        self.count = self.ends.shape[0]
+
+    def _sort_on_cpu(self, types: Tensor, count: int) -> None:
+        graph = self.graph
+        indices, nnz = graph.indices, graph.nnz
+        self.far, ends, bounds = (torch.empty_like(indices), torch.empty_like(indices), indices.new_empty(nnz + 1))
+        self.edges, self._sizes = (torch.empty(nnz, dtype=torch.int64) for _ in range(2))
+        self.ptr = torch.empty(count + 1, dtype=torch.int64)
+        matrix = lib.csr(graph.indptr, indices, graph.edge_ids, graph.num_cols, nnz)
+        into = (t.data_ptr() for t in (self.far, self.edges, ends, bounds, self.ptr, self._sizes))
+        of_types = types.data_ptr(), count, lib.INDEX_TYPES[types.dtype]
+        rows = lib.launch("relation_rows", types.device, matrix, *of_types, *into)
+        self.ends, self.bounds = ends[:rows].clone(), bounds[: rows + 1]
+
+    def _sort(self, types: Tensor, count: int) -> None:
+        graph = self.graph
         at_edge = types if graph.edge_ids is None else types[graph.edge_ids.long()]
         ends = build.rows_of(graph.indptr).to(at_edge.dtype)
         indptr, ends, order, _ = build.coo_to_csr(at_edge, ends, count, graph.num_rows)
         order = slice(None) if order is None else order.long()
-        self.graph = graph
         self.far = graph.indices[order]
         ids = torch.arange(graph.nnz, device=graph.device) if graph.edge_ids is None else graph.edge_ids.long()
         self.edges = ids[order]
@@ -62,16 +87,17 @@ class _Rows:
         torch.ne(ends[1:], ends[:-1], out=new[1:])
         starts = indptr[:-1].long()
         new[starts[starts < graph.nnz]] = True
-        self.firsts = new.nonzero().squeeze(1)  # edge that each row begins with
-        self.ends = ends[self.firsts]
-        self.count = self.firsts.numel()
-        self.ptr = torch.searchsorted(self.firsts, indptr.long()).cpu()
-        self.bounds = torch.cat([self.firsts, self.firsts.new_tensor([graph.nnz])]).to(graph.indptr.dtype)
+        firsts = new.nonzero().squeeze(1)
+        self.ends = ends[firsts]
+        self.ptr = torch.searchsorted(firsts, indptr.long()).cpu()
+        self.bounds = torch.cat([firsts, firsts.new_tensor([graph.nnz])]).to(graph.indptr.dtype)
 
     def sizes(self) -> Tensor:
         """How many edges lie in the row of each edge, by edge id: int64 [nnz]."""
-        length = self.bounds.diff().long()
-        return torch.empty_like(self.edges).scatter_(0, self.edges, length.repeat_interleave(length))
+        if self._sizes is None:
+            length = self.bounds.diff().long()
+            self._sizes = torch.empty_like(self.edges).scatter_(0, self.edges, length.repeat_interleave(length))
+        return self._sizes
 
     def chunk(self, first: int, last: int, by_source: bool) -> Chunk:
         a, b = int(self.ptr[first]), int(self.ptr[last])
