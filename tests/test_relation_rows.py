@@ -45,3 +45,15 @@ def test_edges_by_relation(name, with_ids, index, sort, monkeypatch):
     assert rows.count == len(firsts)
     assert rows.far.dtype == rows.bounds.dtype == graph.indices.dtype
     assert rows.edges.dtype == rows.ptr.dtype == torch.int64
+
+
+def test_another_default_device():
+    graph = Graph(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), None, 2)
+    types = torch.tensor([1, 0, 1])
+    torch.set_default_device("meta")
+    try:
+        rows = _relations._Rows(graph, types, 2)
+    finally:
+        torch.set_default_device(None)
+    assert rows.edges.tolist() == [1, 0, 2]
+    assert rows.ptr.tolist() == [0, 1, 3]

@@ -66,8 +66,9 @@ class _Rows:
         graph = self.graph
         indices, nnz = graph.indices, graph.nnz
         self.far, ends, bounds = (torch.empty_like(indices), torch.empty_like(indices), indices.new_empty(nnz + 1))
-        self.edges, self._sizes = (torch.empty(nnz, dtype=torch.int64) for _ in range(2))
-        self.ptr = torch.empty(count + 1, dtype=torch.int64)
+        # On the CPU whatever device somebody has made the default.
+        self.edges, self._sizes = (torch.empty(nnz, dtype=torch.int64, device=types.device) for _ in range(2))
+        self.ptr = torch.empty(count + 1, dtype=torch.int64, device=types.device)
         matrix = lib.csr(graph.indptr, indices, graph.edge_ids, graph.num_cols, nnz)
         into = (t.data_ptr() for t in (self.far, self.edges, ends, bounds, self.ptr, self._sizes))
         of_types = types.data_ptr(), count, lib.INDEX_TYPES[types.dtype]
