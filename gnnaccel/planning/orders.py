@@ -33,7 +33,8 @@ def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: f
 
     Those are served so from now on, all others as given. What was found before stays. Widths for which there is no time
     or no memory are not timed; the first of a graph gets its time all the same. On the CPU those are served as given;
-    on CUDA, where they are the widest of large graphs, in the order found. There other ops are timed by themselves.
+    on CUDA, where they are the widest of large graphs, in the order found. There other ops are timed by themselves, and
+    the budget is device time: a process's first calls take the host long, which loads kernels.
 
     Returns
     -------
@@ -116,7 +117,6 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
     sizes: dict[int, int] = {}
     for width in (*widths, *(4 * lanes for lanes in LANES)):
         sizes.setdefault(lanes_of(4 * width), width)
-    deadline = time.perf_counter() + budget_ms / 1e3
     for lanes, width in sizes.items():
         if lanes in work.faster:
             continue
@@ -127,7 +127,7 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
                 work.given = other.order
                 rows = [each.lists[lanes] for each in (work, other)]
                 sums = [each.sums.get(lanes, each.lists[lanes]) for each in (work, other)]
-                of_sums, of_rows = _compared(graph, plain, width, sums, rows)
+                of_sums, of_rows, spent_ms = _compared(graph, plain, width, sums, rows)
         except torch.OutOfMemoryError:
             break
         # Those that share a list are not to be slower, any of them.
@@ -135,31 +135,41 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
         work.faster[lanes] = faster[0]
         rows[1], sums[1] = (each._replace(as_given=True) for each in (rows[1], sums[1]))
         work.serve(lanes, rows[not faster[1]], sums[not faster[0]])
-        if time.perf_counter() >= deadline:
+        budget_ms -= spent_ms
+        if budget_ms <= 0:
             break
 
 
 def _compared(
     graph: Graph, plain: Structure, width: int, sums: Sequence[WorkList], rows: Sequence[WorkList]
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[float], list[float], float]:
     """Times by the first list over those by the second: of sums, with and without weights, by `sums`; of maxima and
-    inner products, by `rows`.
+    inner products, by `rows`; and ms that the calls took.
 
     Of `width` features and of fewer that share the lists: an odd number, which is read value by value (cuda/spmm.cu),
-    and of the narrowest also half a list's 16.
+    and of the narrowest also half a list's 16 and, of what no kernel of its own serves (cuda/spmm_narrow.cu), 2.
     """
-    odd = 2 * lanes_of(4 * width) + 1
-    of_sums, of_rows = [], []
+    odd, spent_ms = 2 * lanes_of(4 * width) + 1, 0.0
+    of_sums: list[float] = []
+    of_rows: list[float] = []
+
+    def compare(found: list[float], lists: Sequence[WorkList], run: Callable[[Structure], object]) -> None:
+        nonlocal spent_ms
+        ratio, ms = _ratio(plain, lists, run)
+        found.append(ratio)
+        spent_ms += ms
+
     weight = torch.ones(graph.nnz, 1, dtype=torch.float32, device=graph.device)
     rng = torch.Generator(graph.device).manual_seed(0)  # maxima of equal values would be quicker
-    for feats in dict.fromkeys((width, odd, *((8,) if odd < 16 else ()))):
+    for feats in dict.fromkeys((width, odd, *((8, 2) if odd < 16 else ()))):
         x = torch.rand(graph.num_cols, feats, generator=rng, dtype=torch.float32, device=graph.device)
-        of_sums.append(_ratio(plain, sums, partial(_sum, x=x, weight=None if feats == width else weight)))
-        of_rows.append(_ratio(plain, rows, partial(_largest, x=x)))
+        if feats > 2:
+            compare(of_sums, sums, partial(_sum, x=x, weight=None if feats == width else weight))
+        compare(of_rows, rows, partial(_largest, x=x))
     ends = torch.zeros(graph.num_rows, width, dtype=torch.float32, device=graph.device)
     x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
-    of_rows.append(_ratio(plain, rows, lambda arrays: sddmm_op(arrays, x, ends, "dot", "u", "v")))
-    return of_sums, of_rows
+    compare(of_rows, rows, lambda arrays: sddmm_op(arrays, x, ends, "dot", "u", "v"))
+    return of_sums, of_rows, spent_ms
 
 
 def _sum(arrays: Structure, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -170,17 +180,19 @@ def _largest(arrays: Structure, x: Tensor) -> Tensor:
     return max_min_op(arrays, x, None, "copy_lhs", "max", 0.0, False)[0]
 
 
-def _ratio(plain: Structure, lists: Sequence[WorkList], run: Callable[[Structure], object]) -> float:
-    """Time with the first list over that with the second, in turns, so that both meet the same clocks and caches."""
+def _ratio(plain: Structure, lists: Sequence[WorkList], run: Callable[[Structure], object]) -> tuple[float, float]:
+    """Time with the first list over that with the second, in turns, so that both meet the same clocks and caches; and
+    ms of all calls but the first ones, in which a process loads kernels."""
     ways = [plain.ordered(each) for each in lists]
     turns = itertools.cycle(ways)
 
-    def times(calls: int) -> tuple[float, float]:
+    def times(calls: int) -> tuple[float, float, float]:
         found = call_times(lambda: run(next(turns)), 2 * calls)
-        return statistics.median(found[::2]), statistics.median(found[1::2])
+        return statistics.median(found[::2]), statistics.median(found[1::2]), sum(found)
 
-    times(1)  # a process's first call loads kernels
-    mine, theirs = times(1)
+    times(1)
+    mine, theirs, spent_ms = times(1)
     if min(mine, theirs) < _LONG_MS:
-        mine, theirs = times(_CALLS)
-    return mine / theirs
+        mine, theirs, more_ms = times(_CALLS)
+        spent_ms += more_ms
+    return mine / theirs, spent_ms
