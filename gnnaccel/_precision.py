@@ -1,13 +1,16 @@
-"""In what precision torch may multiply float32 matrices, as the user has set it."""
+"""In what precision torch multiplies matrices: of float32 as the user has set it, and what it makes of 16 bits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # As of torch 2.9 the getter of old raises a RuntimeError where the new attributes (fp32_precision) have been set.
 _of: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+_HALVES = (torch.bfloat16, torch.float16)
+_WRITES_WIDE = hasattr(torch.ops.aten.mm, "dtype")  # on CUDA, as of torch 2.8
 
 
 def settings() -> tuple:
@@ -20,3 +23,11 @@ def settings() -> tuple:
 def allows_tf32() -> bool:
     """True if products on CUDA may be of TF32."""
     return torch.get_float32_matmul_precision() != "highest" if _of is None else _of("cuda", "matmul") == "tf32"
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a.mm(b).to(dtype), not differentiable: of 16-bit matrices as float32 on CUDA without a result of 16 bits between,
+    and so one pass and one rounding less."""
+    if _WRITES_WIDE and a.device.type == "cuda" and a.dtype in _HALVES and dtype is torch.float32:
+        return torch.mm(a, b, dtype)  # type: ignore[call-overload]
+    return a.mm(b).to(dtype)

@@ -26,7 +26,7 @@ tests=$(for name in pyg_compiled dgl_cuda pyg_matrix pyg_autocast captured_model
     pyg_structure pyg_user_layers pyg_trust pyg_first_calls pyg_few_messages pyg_sampled_batches pyg_to_hetero \
     pyg_compile graph cache data memory nn ready hubs races cuda_relations cuda_hetero sampled_sums ahead begun relational_attention \
     linear_sums ready_weighted sampling sampling_subgraphs cuda_sampling cuda_sampling_kinds pyg_samplers cuda_pyg_sampling dgl_samplers dgl_block_index dgl_bridge \
-    captured_distributed compiled_autograd cuda_packed cuda_products cuda_pyg_subgraphs dgl_subgraphs own_sum cuda_finished_sums cuda_few_features cuda_numbering profile segment_softmax feature_cache mapped_sums pyg_dist_sampling pyg_replayed pyg_sliced normed_layers super_gat joined_maps pyg_once_per_edges; do
+    captured_distributed compiled_autograd cuda_packed cuda_products cuda_pyg_subgraphs dgl_subgraphs own_sum cuda_finished_sums cuda_few_features cuda_numbering profile segment_softmax feature_cache mapped_sums pyg_dist_sampling pyg_replayed pyg_sliced normed_layers super_gat joined_maps pyg_once_per_edges wide_products; do
   echo "tests/test_$name.py"; done)
 status=0
 for stage in "$@"; do

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from gnnaccel import _operators
+from gnnaccel._precision import product
 from gnnaccel.ops import linear_sums
 from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops._bias import column_sums
@@ -77,12 +78,12 @@ class _Joined(_operators.Function):
             return *((None, of_source) if of_ends else (of_source, None)), None, None, *found
         grad, found = torch.cat(grads, -1), [None] * len(given)
         widths = [len(weight) for weight in given[::2]]
-        found[::2] = grad.t().mm(source).to(given[0].dtype).split(widths)
+        found[::2] = product(grad.t(), source, given[0].dtype).split(widths)
         biases = [bias for bias in given[1::2] if bias is not None]
         if biases:
             found[1::2] = column_sums(grad, biases[0].dtype).split(widths)
         found = [t if want else None for t, want in zip(found, wanted, strict=True)]
-        return grad.mm(joined).to(ctx.dtype) if of_x else None, None, None, None, *found
+        return product(grad, joined, ctx.dtype) if of_x else None, None, None, None, *found
 
 
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from gnnaccel import _operators
+from gnnaccel._precision import product
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, sampled_sums
 from gnnaccel.ops._arrays import gradients
@@ -266,9 +267,9 @@ class _NarrowSumMapped(_operators.Function):
         if of_x:
             of_sums = ctx.call.gradient(grad.mm(maps).to(summed))
             grad_x = of_sums.add_(grad.mm(own_maps)).to(wide)
-        grad_weight = transposed.mm(sums).to(weight.dtype) if of_weight else None
+        grad_weight = product(transposed, sums, weight.dtype) if of_weight else None
         grad_bias = column_sums(grad).to(bias.dtype) if of_bias else None
-        return grad_x, None, grad_weight, grad_bias, transposed.mm(ends).to(own_weight.dtype), *rest
+        return grad_x, None, grad_weight, grad_bias, product(transposed, ends, own_weight.dtype), *rest
 
 
 class Kept:
@@ -368,8 +369,8 @@ class _NarrowMappedSum(_operators.Function):
         if of_x or of_weight:
             rounded, grad_bias = rounded_and_sums(grad, torch.bfloat16) if of_bias else (grad.to(torch.bfloat16), None)
             mapped = ctx.call.gradient(rounded)
-            grad_x = mapped.mm(maps).to(ctx.dtype) if of_x else None
-            grad_weight = mapped.t().mm(ends).to(weight.dtype) if of_weight else None
+            grad_x = product(mapped, maps, ctx.dtype) if of_x else None
+            grad_weight = product(mapped.t(), ends, weight.dtype) if of_weight else None
         elif of_bias:
             grad_bias = column_sums(grad)
         return grad_x, None, grad_weight, grad_bias, *rest

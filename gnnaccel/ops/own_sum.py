@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from gnnaccel import _operators
+from gnnaccel._precision import product
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, linear_sums
 from gnnaccel.ops._arrays import Structure
@@ -126,7 +127,7 @@ class _OwnSumMapped(_operators.Function):
         of_sums = None if grad_sums is None else grad_sums.contiguous()
         if grad is not None:
             grad = grad.contiguous()
-            grad_weight = grad.t().mm(sums).to(weight.dtype) if of_weight else None
+            grad_weight = product(grad.t(), sums, weight.dtype) if of_weight else None
             grad_bias = column_sums(grad, bias.dtype) if of_bias else None
             if of_x or of_eps:
                 of_sums = grad.mm(maps) if of_sums is None else of_sums + grad.mm(maps)
