@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import is_compiling
+from torch.nn import Parameter
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import schedule
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current, plainly
-from gnnaccel.pyg_backend.propagate import FEW, obstacle
+from gnnaccel.pyg_backend.propagate import FEW
 
 # Of layers with a forward() of ours, those that note it where something else of ours runs beside PyG's propagate().
 ALIKE = frozenset(
@@ -38,11 +38,11 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
 
     @functools.wraps(forward)
     def method(self, *args, **kwargs):
-        if is_compiling() or plain.forward is not original:
+        if torch.compiler.is_compiling() or plain.forward is not original:
             return forward(self, *args, **kwargs)
         like = _likes.get(self)
-        # First of all, as a trace warns where shapes are compared, and its reason is another one.
-        if like is not None and obstacle(self) is None and like == _like(args, kwargs):
+        # A trace warns where shapes are compared. Whatever else stands against our code, this is PyG's.
+        if like is not None and not torch._C._is_tracing() and like == _like(args, kwargs):
             return plainly(original, self, FEW, *args, **kwargs)
         outer, current.outcome = current.outcome, [self, False, False]
         try:
@@ -62,19 +62,18 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
 
 def _like(args: tuple, kwargs: dict) -> tuple | None:
     """What decides whether messages are few: shapes, dtypes, gradients and torch's switches; None for what has none."""
-    found: list = [schedule.is_lasting(), torch.are_deterministic_algorithms_enabled(), blocks.FEW]
-    found.append(torch.is_grad_enabled())
+    found: list = [schedule.is_lasting(), torch._C._get_deterministic_algorithms(), blocks.FEW, torch.is_grad_enabled()]
     for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
-        if isinstance(value, tuple):
-            found.append(len(value))
-            given: tuple = value
-        else:
-            given = (value,)
-        for each in given:
-            if type(each) is Tensor or type(each) is torch.nn.Parameter:
-                found += (each.dtype, each.device, each.shape, each.requires_grad)
-            elif isinstance(each, _VALUES):
-                found.append(each)
-            else:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            found += (value.dtype, value.device, value.shape, value.requires_grad)
+        elif isinstance(value, tuple):
+            inner = _like(value, {})
+            if inner is None:
                 return None
+            found.append(inner)
+        elif isinstance(value, _VALUES):
+            found.append(value)
+        else:
+            return None
     return tuple(found)
