@@ -5,7 +5,7 @@
     python benchmarks/grid.py --graphs arxiv-like cora --widths 40 41 --ops sddmm spmm --csv part.csv
     python benchmarks/grid.py --cells spmm:1 softmax:10 --csv part.csv      # these of every graph
     python benchmarks/grid.py --join part.csv out.csv --csv all.csv         # one table of several; no GPU
-    python benchmarks/grid.py --compare out.csv                             # what got slower since the committed table
+    python benchmarks/grid.py --compare out.csv               # what got slower since the committed table of that GPU
     python benchmarks/grid.py --scale 0.01 --graphs pubmed-like --csv x.csv # dry run, also without a GPU
 
 Graphs are those of grid_graphs.py, or files. `given_ms` is on a graph with its work lists in the order given;
@@ -236,8 +236,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--commit", help="commit to name in the header, where git is not at hand")
     parser.add_argument("--csv", help="file to go on with and to write, after every graph")
     parser.add_argument("--join", nargs="+", metavar="TABLE", help="write these as one to --csv; measures nothing")
-    parser.add_argument("--compare", nargs="+", metavar="TABLE", help="a table, beside the committed one or an older "
-                        "one named first; measures nothing")  # fmt: skip
+    parser.add_argument("--compare", nargs="+", metavar="TABLE", help="a table, beside the committed one of its GPU or "
+                        "an older one named first; measures nothing")  # fmt: skip
     args = parser.parse_args()
     for cell in args.cells or ():
         op, _, width = cell.partition(":")
@@ -261,8 +261,8 @@ def main() -> int:
     args = arguments()
     args.until = time.perf_counter() + args.seconds
     if args.compare:
-        old, new = (grid_table.COMMITTED, *args.compare)[-2:]
-        return min(len(grid_table.compare(old, new)), 1)
+        *older, new = args.compare
+        return min(len(grid_table.compare(older[0] if older else grid_table.committed(new), new)), 1)
     head, cells = grid_table.join(args.join or ([args.csv] if args.csv and Path(args.csv).exists() else []))
     if not args.join:
         if args.never_pad:

@@ -11,7 +11,7 @@ COLUMNS = ("graph", "nodes", "edges", "op", "width", "rel_error", "given_ms", "p
            "vs_best", "prepared_vs_given")  # fmt: skip
 SLOWER, WORSE = 1.03, 1.02  # than a peer or before; than as given
 RESOLUTION_MS = 0.0005  # of CUDA's events: a difference of less says nothing
-COMMITTED = Path(__file__).resolve().parent / "results" / "grid_h100.csv"
+RESULTS = Path(__file__).resolve().parent / "results"
 Cell = tuple[str, str, str]
 Cells = dict[Cell, dict[str, str]]
 
@@ -26,6 +26,21 @@ def read(path: str | Path) -> tuple[list[str], Cells]:
 def gpu(head: Sequence[str]) -> str:
     """The GPU that the lines name."""
     return head[0].removeprefix("# ").partition(",")[0]
+
+
+def committed(like: str | Path) -> Path:
+    """The committed table of the GPU of another.
+
+    Raises
+    ------
+    ValueError
+        Where there is none.
+    """
+    name = gpu(read(like)[0])
+    tables = {gpu(read(path)[0]): path for path in sorted(RESULTS.glob("grid_h?00.csv"))}
+    if name not in tables:
+        raise ValueError(f"{like}: no table of {name}, but of {', '.join(tables)}: name an older one first")
+    return tables[name]
 
 
 def join(paths: Iterable[str | Path]) -> tuple[list[str], Cells]:

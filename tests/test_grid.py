@@ -63,6 +63,17 @@ def test_what_cannot_be_compared_is_refused(head, times, grid_table, tmp_path):
         grid_table.compare(old, a_table(grid_table, tmp_path / "new.csv", head, times))
 
 
+def test_the_committed_table_of_the_same_gpu(grid_table, tmp_path, monkeypatch):
+    monkeypatch.setattr(grid_table, "RESULTS", tmp_path)
+    tables = {head: a_table(grid_table, tmp_path / f"grid_{name}.csv", head, BEFORE)
+              for name, head in (("h100", H100), ("h200", H200))}  # fmt: skip
+    for head, table in tables.items():
+        assert grid_table.committed(a_table(grid_table, tmp_path / "new.csv", head, BEFORE)) == table
+    other = a_table(grid_table, tmp_path / "new.csv", "# NVIDIA L4, driver 1", BEFORE)
+    with pytest.raises(ValueError, match="no table of NVIDIA L4, but of NVIDIA H100, NVIDIA H200"):
+        grid_table.committed(other)
+
+
 def test_tables_are_joined(grid_table, tmp_path):
     first = a_table(grid_table, tmp_path / "1.csv", H200, BEFORE)
     second = a_table(grid_table, tmp_path / "2.csv", H200 + "1", {("dd", "spmm", "16"): (2, 2, 3)})
