@@ -26,8 +26,9 @@ def allows_tf32() -> bool:
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a.mm(b).to(dtype), not differentiable: of 16-bit matrices as float32 on CUDA without a result of 16 bits between,
-    and so one pass and one rounding less."""
-    if _WRITES_WIDE and a.device.type == "cuda" and a.dtype in _HALVES and dtype is torch.float32:
+    """a.mm(b).to(dtype). Of 16-bit matrices as float32 on CUDA without a result of 16 bits between, and so one pass and
+    one rounding less, where nothing is recorded: torch has no derivative of that."""
+    wide = dtype is torch.float32 and a.dtype in _HALVES and not torch.is_grad_enabled()
+    if wide and _WRITES_WIDE and a.device.type == "cuda":
         return torch.mm(a, b, dtype)  # type: ignore[call-overload]
     return a.mm(b).to(dtype)
