@@ -134,7 +134,7 @@ def cuda_kernels() -> list[str]:
 
 
 def cuda_grid() -> list[str]:
-    name = "grid_h100.csv"
+    name = "grid_h200.csv"
     cells = grid_table.read(RESULTS / name)[1]
     body = []
     for op in dict.fromkeys(row[1] for row in cells):
