@@ -29,7 +29,9 @@ def test_a_product_that_is_recorded(device):
     a, b = (torch.randn(4, 4, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     out = _precision.product(a, b, torch.float32)
     assert out.dtype is torch.float32
-    for got, want in zip(torch.autograd.grad(out.sum(), (a, b)), torch.autograd.grad(a.mm(b).sum(), (a, b)), strict=True):
+    for got, want in zip(
+        torch.autograd.grad(out.sum(), (a, b)), torch.autograd.grad(a.mm(b).sum(), (a, b)), strict=True
+    ):
         torch.testing.assert_close(got, want)
 
 
