@@ -4,11 +4,13 @@
     python benchmarks/every_layer.py --frameworks dgl --rows EdgeGAT NN --nodes 20000 --edges 100000
     python benchmarks/every_layer.py --device cuda
     python benchmarks/every_layer.py --device cuda --nodes 40000 --edges 400000 --all-ours   # whose messages are few
+    python benchmarks/every_layer.py --new-edges                            # in a new tensor at each step
 
 Forward and backward of one layer of 64 features, on a random graph. In each round the layer runs alone, on gnnaccel and
 alone again: processor time on one thread of the CPU, wall time on CUDA. "ratio" is the median over the rounds of what
 gnnaccel takes, of the mean of the two beside it; "again" is that of the layer alone to itself, which tells what a ratio
-is worth; times are medians. What is prepared once per graph is not in them. Outputs of both sides must agree.
+is worth; times are medians. What is prepared once per graph is not in them; with --new-edges each step is of edges that
+nobody has seen, as batches, pools and point clouds make them, and all is in it. Outputs of both sides must agree.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ PREPARED = {"cpu": 12, "cuda": 60}  # steps of each side before it is timed; on 
 Layer = tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor]]  # makes it, and calls it
 
 
-def inputs(nodes: int, edges: int, device: str) -> SimpleNamespace:
-    """A graph without self-loops, and features of all kinds."""
+def inputs(nodes: int, edges: int, device: str, new_edges: bool = False) -> SimpleNamespace:
+    """A graph without self-loops, its `edges()`, one tensor or a new one for each call, and features of all kinds."""
     torch.manual_seed(0)
     index = torch.randint(nodes, (2, edges))
     index[1] += (index[0] == index[1]) * (1 - 2 * (index[1] > 0).long())
@@ -59,6 +61,7 @@ def inputs(nodes: int, edges: int, device: str) -> SimpleNamespace:
     for name, value in vars(made).items():
         setattr(made, name, value.to(device))
     made.x.requires_grad_()
+    made.new_edges, made.edges = new_edges, made.index.clone if new_edges else lambda: made.index
     return made
 
 
@@ -69,9 +72,10 @@ def mlp(wide: int = WIDTH, out: int = WIDTH) -> nn.Module:
 def pyg_layers(given: SimpleNamespace) -> dict[str, Layer]:
     from torch_geometric import nn as pyg
 
-    w, index, x, e, few = WIDTH, given.index, given.x, given.e, given.few
+    w, x, e, few, edges = WIDTH, given.x, given.e, given.few, given.edges
     head = dict(out_channels=w // HEADS, heads=HEADS)
-    half = index[:, : index.shape[1] // 2].contiguous(), index[:, index.shape[1] // 2 :].contiguous()
+    kept = [half.contiguous() for half in given.index.chunk(2, 1)]
+    halves = (lambda: [half.clone() for half in kept]) if given.new_edges else (lambda: kept)
     on_edges = [e.shape[0], x.shape[0]]
     of_edges = torch.randn(on_edges[1], w, device=x.device)
     scalers = (["mean", "max", "std"], ["identity", "amplification"], given.degrees)
@@ -79,7 +83,7 @@ def pyg_layers(given: SimpleNamespace) -> dict[str, Layer]:
     found: dict[str, Layer] = {}
 
     def add(name: str, make: Callable, *others, call: Callable | None = None, **options) -> None:
-        found[name] = make, call or (lambda layer: layer(x, index, *others, **options))
+        found[name] = make, call or (lambda layer: layer(x, edges(), *others, **options))
 
     for name in ("GCNConv", "SAGEConv", "GraphConv", "ResGatedGraphConv", "TAGConv", "LEConv", "ClusterGCNConv"):
         add(name, partial(getattr(pyg, name), w, w))
@@ -113,12 +117,16 @@ def pyg_layers(given: SimpleNamespace) -> dict[str, Layer]:
     add("RGCNConv bases", lambda: pyg.RGCNConv(w, w, TYPES, num_bases=2), given.kinds)
     add("FastRGCNConv", lambda: pyg.FastRGCNConv(w, w, TYPES), given.kinds)
     add("RGATConv", lambda: pyg.RGATConv(w, w // HEADS, TYPES, heads=HEADS), given.kinds)
-    add("SignedConv", lambda: pyg.SignedConv(w, w, True), call=lambda layer: layer(x, *half))
-    add("DNAConv", lambda: pyg.DNAConv(w, 4), call=lambda layer: layer(x.unsqueeze(1).expand(-1, 2, -1), index))
-    add("PointNetConv", lambda: pyg.PointNetConv(mlp(w + 3), mlp()), call=lambda layer: layer(x, given.place, index))
-    add("PointTransformerConv", lambda: pyg.PointTransformerConv(w, w), call=lambda m: m(x, given.place, index))
-    add("PPFConv", lambda: pyg.PPFConv(mlp(w + 4), mlp()), call=lambda m: m(x, given.place, given.normal, index))
-    add("PointGNNConv", lambda: pyg.PointGNNConv(mlp(w, 3), mlp(w + 3), mlp()), call=lambda m: m(x, given.place, index))
+    add("SignedConv", lambda: pyg.SignedConv(w, w, True), call=lambda layer: layer(x, *halves()))
+    add("DNAConv", lambda: pyg.DNAConv(w, 4), call=lambda layer: layer(x.unsqueeze(1).expand(-1, 2, -1), edges()))
+    add("PointNetConv", lambda: pyg.PointNetConv(mlp(w + 3), mlp()), call=lambda layer: layer(x, given.place, edges()))
+    add("PointTransformerConv", lambda: pyg.PointTransformerConv(w, w), call=lambda m: m(x, given.place, edges()))
+    add("PPFConv", lambda: pyg.PPFConv(mlp(w + 4), mlp()), call=lambda m: m(x, given.place, given.normal, edges()))
+    add(
+        "PointGNNConv",
+        lambda: pyg.PointGNNConv(mlp(w, 3), mlp(w + 3), mlp()),
+        call=lambda m: m(x, given.place, edges()),
+    )
     add("GMMConv", lambda: pyg.GMMConv(w, w, 3, 2), coordinates)
     add("NNConv", lambda: pyg.NNConv(w, 16, nn.Linear(HEADS, w * 16)), few)
     add("CGConv", lambda: pyg.CGConv(w))
@@ -132,8 +140,8 @@ def pyg_layers(given: SimpleNamespace) -> dict[str, Layer]:
     add("GENConv", lambda: pyg.GENConv(w, w))
     add("GENConv edges", lambda: pyg.GENConv(w, w, edge_dim=HEADS), few)
     add("GENConv norm", lambda: pyg.GENConv(w, w, msg_norm=True))
-    add("GCN2Conv", lambda: pyg.GCN2Conv(w, 0.1), call=lambda layer: layer(x, x, index))
-    add("FAConv", lambda: pyg.FAConv(w), call=lambda layer: layer(x, x, index))
+    add("GCN2Conv", lambda: pyg.GCN2Conv(w, 0.1), call=lambda layer: layer(x, x, edges()))
+    add("FAConv", lambda: pyg.FAConv(w), call=lambda layer: layer(x, x, edges()))
     add("SuperGATConv", lambda: pyg.SuperGATConv(w, **head).eval())
     add("EGConv sum+mean+max", lambda: pyg.EGConv(w, w, ["sum", "mean", "max"]))
     add("PDNConv", lambda: pyg.PDNConv(w, w, HEADS, 16), few)
@@ -270,9 +278,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, help="default: 7 on the CPU, 40 on CUDA")
     parser.add_argument("--all-ours", action="store_true", help="leave no messages to the framework for being few")
+    parser.add_argument("--new-edges", action="store_true", help="in a new tensor at each step; of PyG alone")
     parser.add_argument("--commit", help="what is measured, where the folder is no clone")
     parser.add_argument("--csv", metavar="FILE")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.frameworks = args.frameworks or (["pyg"] if args.new_edges or args.device == "cuda" else ["dgl", "pyg"])
+    if args.new_edges and "dgl" in args.frameworks:
+        parser.error("--new-edges: expected PyG alone, whose layers are given edges, got --frameworks dgl")
+    return args
 
 
 def main() -> int:
@@ -281,9 +294,9 @@ def main() -> int:
     torch.set_num_threads(1)
     if args.all_ours:
         blocks.FEW = {}
-    given = inputs(args.nodes, args.edges, args.device)
+    given = inputs(args.nodes, args.edges, args.device, args.new_edges)
     rows, wrong = [], 0
-    for framework in args.frameworks or (("dgl", "pyg") if args.device == "cpu" else ("pyg",)):
+    for framework in args.frameworks:
         for name, layer in (dgl_layers if framework == "dgl" else pyg_layers)(given).items():
             if args.rows and not any(part in name for part in args.rows):
                 continue
