@@ -32,6 +32,7 @@ from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, ow
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
+_EDGES = object()  # of a key: of the edges of a result alone, which had values
 
 
 def memoised(original: Callable) -> Callable:
@@ -51,21 +52,16 @@ def memoised(original: Callable) -> Callable:
         edges, values, *rest = full
         if not (kwargs.keys() <= set(names[given:]) and _can_remember(edges, values, rest)):
             return original(*args, **kwargs)
-        key = (original.__name__, *rest)
-        owners = owners_of(edges)
+        key, owners = (original.__name__, *rest), owners_of(edges)
         try:
-            found = _remember(original, owners, (edges, None, *rest), key)
+            found = _remember(original, owners, edges, values, rest, key)
         except (IndexError, RuntimeError, TypeError, ValueError):
             found = None  # PyG has words of its own for all that it was given, if that is no better
         if found is None:
             return original(*args, **kwargs)
-        if values is not None and values.requires_grad:
-            return found[0], original(wide(edges), values, *rest)[1]
-        if current.outcome is not None:  # PyG's forward() alone would make all of it
-            current.outcome[2] = True
-        if values is None:
-            return found
-        return found[0], _remember(original, owners + owners_of(values), (edges, values, *rest), key)[1]
+        if current.outcome is not None and not (values is not None and values.requires_grad):
+            current.outcome[2] = True  # PyG's forward() alone would make all of it
+        return found
 
     return wrapper
 
@@ -95,20 +91,48 @@ def _are_constants(values) -> bool:
     return all(isinstance(value, _CONSTANTS) for value in values)
 
 
-def _remember(original, owners, args, key):
+def _remember(original, owners, edges, values, rest, key):
+    """What `original` makes, of edges that are the same object whatever the values."""
+    if values is None:
+        return _kept(owners, key) or _made(original, owners, (edges, None, *rest), key)
+    graded, first = values.requires_grad, _kept(owners, key) or _kept(owners, (_EDGES, *key))
+    if graded and first is None and (wide(edges) is not edges or torch.is_inference_mode_enabled()):
+        first = _made(original, owners, (edges, None, *rest), key)
+    if graded:
+        found = original(wide(edges), values, *rest)
+    else:
+        both = owners + owners_of(values)
+        found = _kept(both, key) or _made(original, both, (edges, values, *rest), key)
+    if first is not None:
+        return first[0], found[1]
+    if graded and found[0] is not owners[0]:
+        note_origin(found[0], owners)
+    _keep(owners, (_EDGES, *key), (found[0], None))
+    return found
+
+
+def _kept(owners, key):
+    """What was kept under that key, if nobody has written into it: the layer's code may have."""
     entry = derived.get(owners, key)
-    if entry is not None:
-        found, stamps = entry
-        # The layer's code may have written into what it was given.
-        for item, old in zip(found, stamps, strict=True):
-            if old is not None and stamp(item) != old:
-                break
-        else:
-            return tuple([owners[0] if item is _OWNER else item for item in found])
+    if entry is None:
+        return None
+    found, stamps = entry
+    for item, old in zip(found, stamps, strict=True):
+        if old is not None and stamp(item) != old:
+            return None
+    return tuple([owners[0] if item is _OWNER else item for item in found])
+
+
+def _made(original, owners, args, key):
     with modes.outside_inference():  # and nothing here has a gradient
         found = tuple(original(*args))
     if found[0] is not owners[0]:
         note_origin(found[0], owners)
+    _keep(owners, key, found)
+    return found
+
+
+def _keep(owners, key, found) -> None:
     kept, stamps = [], []
     for item in found:
         # An owner inside its own entry would keep itself alive, and so would a view of one.
@@ -119,12 +143,11 @@ def _remember(original, owners, args, key):
             kept.append(None)
             stamps.append(None)
         elif any(item is owner or item._base is owner for owner in owners):
-            return found
+            return
         else:
             kept.append(item)
             stamps.append(stamp(item))
     derived.put(owners, key, (kept, stamps))
-    return found
 
 
 def once_per_matrix(original: Callable, other: Callable | None = None) -> Callable:
