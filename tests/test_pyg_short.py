@@ -33,6 +33,12 @@ MORE = {
     "SSG cached": lambda: nn.SSGConv(D, 5, 0.3, K=2, cached=True),
     "LG": lambda: nn.LGConv(),
     "LG plain": lambda: nn.LGConv(normalize=False),
+    "MixHop": lambda: nn.MixHopConv(D, 5, powers=[0, 2]),
+    "MixHop without bias": lambda: nn.MixHopConv(D, 5, bias=False, add_self_loops=False),
+    "Simple": lambda: nn.SimpleConv("mean"),
+    "Simple with loops": lambda: nn.SimpleConv(combine_root="self_loop"),
+    "GatedGraph": lambda: nn.GatedGraphConv(D + 1, 2),
+    "GatedGraph max": lambda: nn.GatedGraphConv(D, 1, aggr="max"),
     "AGNN": lambda: nn.AGNNConv(),
     "AGNN fixed": lambda: nn.AGNNConv(requires_grad=False, add_self_loops=False),
 }
@@ -326,5 +332,33 @@ def test_eps_that_is_learned(monkeypatch):
         del layer.eps
         layer.eps = torch.nn.Parameter(torch.tensor(0.1))
         return train(wrap(layer), rand(N, D, grad=True), index)
+
+    same(program)
+
+
+INITIAL = {
+    "GCN2": lambda: nn.GCN2Conv(D, 0.2, theta=0.5, layer=2),
+    "GCN2 of two weights": lambda: nn.GCN2Conv(D, 0.2, shared_weights=False, add_self_loops=False),
+    "GCN2 cached": lambda: nn.GCN2Conv(D, 0.2, cached=True),
+    "GCN2 plain": lambda: nn.GCN2Conv(D, 0.2, normalize=False),
+}
+CALLS = {
+    "alike": lambda layer, x, own: layer(x, x, edges()),
+    "more rows": lambda layer, x, own: layer(x, torch.cat([own, own]), edges()),
+    "weights": lambda layer, x, own: layer(x, own, edges(), rand(E).abs()),
+    "one edges object": lambda layer, x, own: [layer(x, own, index) for index in [edges()] * 3],
+    "a replaced weight": lambda layer, x, own: [setattr(layer.weight1, "data", own[:D] * 2), layer(x, own, edges())][1],
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", INITIAL)
+def test_initial_features_beside_sums(name, call):
+    def program(wrap):
+        torch.manual_seed(0)
+        layer, x, own = wrap(INITIAL[name]()), rand(N, D, grad=True), rand(N, D).requires_grad_()
+        out = CALLS[call](layer, x, own)
+        sum(t.square().sum() for t in tensors(out)).backward()
+        return out, x.grad, own.grad, [p.grad for p in layer.parameters()]
 
     same(program)

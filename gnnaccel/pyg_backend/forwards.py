@@ -98,7 +98,7 @@ def _sage(plain: Any, general: Callable) -> Callable:
         state, modules = self.__dict__, self._modules
         found = None
         if size is None and guard.allows(self, edge_index) and not self.project and ALLOWED not in state:
-            found = _neighbours(self, x, edge_index)
+            found = neighbours(self, x, edge_index)
         if found is None or "lin_l" not in modules or (self.root_weight and "lin_r" not in modules):
             return general(self, x, edge_index, size)
         start = time.perf_counter()
@@ -119,7 +119,7 @@ def _graph_conv(plain: Any, general: Callable) -> Callable:
         modules, found = self._modules, None
         usual = size is None and (edge_weight is None or (takes(edge_weight) and edge_weight.dim() == 1))
         if usual and guard.allows(self, edge_index) and ALLOWED not in self.__dict__:
-            found = _neighbours(self, x, edge_index)
+            found = neighbours(self, x, edge_index)
         if found is None or not modules.keys() >= {"lin_rel", "lin_root"} or not _fits(edge_weight, *found):
             return general(self, x, edge_index, edge_weight, size)
         start = time.perf_counter()
@@ -208,7 +208,7 @@ def gin_sums(conv: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """The same of all nodes."""
     eps = _eps_of(conv)
     looped = short.number(eps) == 0
-    found = _neighbours(conv, x, edge_index, looped)
+    found = neighbours(conv, x, edge_index, looped)
     if found is None:
         return conv.propagate(edge_index, x=(x, x), size=None) + (1 + eps) * x
     return _gin_sum(*found, x, eps, looped)
@@ -244,7 +244,7 @@ def _gin(plain: Any, general: Callable) -> Callable:
         if size is None and guard.allows(self, edge_index) and "nn" in modules and _is_one(eps):
             # A layer's own feature that counts as much as a neighbour's is one more of these.
             looped = own is x and short.number(eps) == 0
-            found = _neighbours(self, x, edge_index, looped)
+            found = neighbours(self, x, edge_index, looped)
         if found is None or own is None or eps.device != own.device:
             return general(self, x, edge_index, size)
         start, (graph, source), narrow = time.perf_counter(), found, _narrow(modules["nn"], own)
@@ -332,7 +332,7 @@ def _gine(plain: Any, general: Callable) -> Callable:
             note_outcome(self, left=False)
             return mlps.mapped(modules["nn"], _with_own(out, own, eps))
         if usual and not few:
-            found = _neighbours(self, x, edge_index)
+            found = neighbours(self, x, edge_index)
         unusual = found is None or own is None or eps.dtype != own.dtype or eps.device != own.device
         if not unusual and edge_attr.is_cuda:
             unusual = own.dtype == torch.float16 or not messages.is_fused(found[0])
@@ -373,7 +373,7 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
             if type(act) is torch.nn.Sigmoid and not is_watched(act) and own is not None:
-                found = _neighbours(self, (source, own), edge_index)
+                found = neighbours(self, (source, own), edge_index)
         # Where gates are stored it is as long as PyG's messages may be; beyond that they are made again in blocks.
         alike = found is not None and source.dtype == own.dtype
         if not alike or torch.is_autocast_enabled(source.device.type) or not _stores(self, *found):
@@ -404,7 +404,7 @@ def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
     return graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
 
 
-def _neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> tuple[Graph, Tensor] | None:
+def neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> tuple[Graph, Tensor] | None:
     """The graph and the features that a sum over sources reads; None where they are not plain matrices. `looped`: with
     one more loop at each node, of features that are those of sources and destinations."""
     source, own = x if type(x) is tuple and len(x) == 2 else (x, x)

@@ -27,6 +27,7 @@ from gnnaccel.pyg_backend import (
     rules,
     short,
     sliced,
+    sum_forwards,
     typed_attention,
     update_order,
 )
@@ -70,7 +71,7 @@ def make_methods(plain: Any) -> dict[str, Callable]:
         members["forward"] = flight.held(plain, members["forward"])
     tables = (
         *(forwards, joined_forwards, normed_forwards, attention_forwards, relational_forwards, typed_attention),
-        *(hetero_forwards, hypergraph_forwards),
+        *(hetero_forwards, hypergraph_forwards, sum_forwards),
     )
     known = False
     for table in (module.FORWARDS for module in tables):

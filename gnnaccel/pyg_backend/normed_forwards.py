@@ -107,6 +107,48 @@ def _lg(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+def _mix_hop(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.MixHopConv)
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        modules, parameters, found = self._modules, self._parameters, None
+        if edge_weight is None and "lins" in modules and "bias" in parameters:
+            found = _matrix(self, guard, x, edge_index, self.add_self_loops)
+        if found is None:
+            return general(self, x, edge_index, edge_weight)
+        first, *others = modules["lins"]
+        outs = [first(x)]
+        for lin in others:
+            x = _product(guard, x, *found)
+            outs.append(lin.forward(x))
+        out, bias = torch.cat([outs[power] for power in self.powers], dim=-1), parameters["bias"]
+        return out if bias is None else out + bias
+
+    return forward
+
+
+def _gcn2(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.GCN2Conv)
+
+    @functools.wraps(general)
+    def forward(self, x, x_0, edge_index, edge_weight=None):
+        parameters, found, alpha = self._parameters, None, self.alpha
+        usual = edge_weight is None and self.normalize and not self.cached and self._cached_edge_index is None
+        if usual and parameters.keys() >= {"weight1", "weight2"} and type(alpha) in (float, int):
+            found = _matrix(self, guard, x, edge_index, self.add_self_loops)
+        if found is None:
+            return general(self, x, x_0, edge_index, edge_weight)
+        of_sums, of_own, how = parameters["weight1"], parameters["weight2"], dict(beta=1.0 - self.beta, alpha=self.beta)
+        sums, own = _product(guard, x, *found) * (1 - alpha), alpha * x_0[: x.shape[0]]
+        if of_own is None:
+            sums = sums + own
+            return torch.addmm(sums, sums, of_sums, **how)
+        return torch.addmm(sums, sums, of_sums, **how) + torch.addmm(own, own, of_own, **how)
+
+    return forward
+
+
 def _matrix(conv: Any, guard: short.Guard, x: Any, edge_index: Any, loops: bool) -> tuple[Graph, Tensor] | None:
     """`short.normed` of a plain call; None where the general way is to be taken."""
     if not short.is_matrix(x) or x.dtype not in norms.DTYPES or not guard.allows(conv, edge_index):
@@ -130,6 +172,8 @@ _MAKERS = (
     (pyg_nn.APPNP, _appnp),
     (pyg_nn.SSGConv, _ssg),
     (pyg_nn.LGConv, _lg),
+    (pyg_nn.MixHopConv, _mix_hop),
+    (pyg_nn.GCN2Conv, _gcn2),
 )
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
