@@ -1,5 +1,5 @@
-"""Forwards of PyG's layers that are sums, means or extrema of neighbours' features and nothing else of ours; after those
-of PyG 2.8. As forwards.py has them."""
+"""Forwards of PyG's layers that are sums, means or extrema of neighbours' features and nothing else of ours; after
+those of PyG 2.8. As forwards.py has them."""
 
 from __future__ import annotations
 
