@@ -31,6 +31,7 @@ BLOCKS: dict[str, Callable[[], list[str]]] = {
     "cpu-memory": summary_cpu.cpu_memory,
     "cpu-small": summary_cpu.cpu_small,
     "cpu-every-layer": functools.partial(summary_cpu.every_layer, "epyc"),
+    "cpu-new-edges": functools.partial(summary_cpu.every_layer, "epyc", ("new_tiny_", "new_small_")),
     "cuda-every-layer": functools.partial(summary_cpu.every_layer, "h100"),
     "cpu-models": summary_cpu.cpu_models,
     "cpu-compiled": summary_cpu.cpu_compiled,

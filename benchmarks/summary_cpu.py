@@ -39,11 +39,11 @@ def _one_graph(name: str) -> list[str]:
     return markdown(["alone / gnnaccel, ms", f"{rows[0]['graph']}, {edges(rows[0])}"], body) + source(name)
 
 
-def every_layer(machine: str) -> list[str]:
+def every_layer(machine: str, sizes: Sequence[str] = ("tiny_", "small_", "")) -> list[str]:
     """How many layers gain and lose, by size of the graph, and which lose most."""
-    names = [f"every_layer_{size}{machine}.csv" for size in ("tiny_", "small_", "")]
+    names = [f"every_layer_{size}{machine}.csv" for size in sizes]
     tables = [read(name)[1] for name in names]
-    sizes = [f"{int(rows[0]['nodes']):,} nodes, {int(rows[0]['edges']):,} edges" for rows in tables]
+    graphs = [f"{int(rows[0]['nodes']):,} nodes, {int(rows[0]['edges']):,} edges" for rows in tables]
     body, lines = [], []
     for framework, label in (("dgl", "DGL"), ("pyg", "PyG")):
         cells = []
@@ -53,12 +53,12 @@ def every_layer(machine: str) -> list[str]:
             cells += [f"{1 / statistics.geometric_mean(ratios):.2f}x; {slower} of {len(ratios)}"] if ratios else []
         body += [[label, *cells]] if cells else []
     body.append(["a layer alone to itself", *(_nine_in_ten([float(row["again"]) for row in rows]) for rows in tables)])
-    for size, rows in zip(sizes, tables, strict=True):
+    for graph, rows in zip(graphs, tables, strict=True):
         worst = sorted(rows, key=lambda row: -float(row["ratio"]))[:8]
         named = (f"{row['framework']} {row['layer']} {1 / float(row['ratio']):.2f}x" for row in worst)
-        lines += ["", f"Least on {size}: {'; '.join(named)}."]
+        lines += ["", f"Least on {graph}: {'; '.join(named)}."]
     sources = [line for name in names for line in source(name)]
-    return [*markdown(["", *sizes], body), *lines, *sources]
+    return [*markdown(["", *graphs], body), *lines, *sources]
 
 
 def _nine_in_ten(ratios: Sequence[float]) -> str:

@@ -35,6 +35,8 @@ MORE = {
     "LG plain": lambda: nn.LGConv(normalize=False),
     "MixHop": lambda: nn.MixHopConv(D, 5, powers=[0, 2]),
     "MixHop without bias": lambda: nn.MixHopConv(D, 5, bias=False, add_self_loops=False),
+    "ARMA": lambda: nn.ARMAConv(D, 5, num_stacks=2, num_layers=2),
+    "ARMA shared": lambda: nn.ARMAConv(D, 5, 1, 3, shared_weights=True, act=None, bias=False),
     "Simple": lambda: nn.SimpleConv("mean"),
     "Simple with loops": lambda: nn.SimpleConv(combine_root="self_loop"),
     "GatedGraph": lambda: nn.GatedGraphConv(D + 1, 2),
@@ -345,6 +347,7 @@ INITIAL = {
 CALLS = {
     "alike": lambda layer, x, own: layer(x, x, edges()),
     "more rows": lambda layer, x, own: layer(x, torch.cat([own, own]), edges()),
+    "another dtype": lambda layer, x, own: layer(x, own.bfloat16(), edges()),
     "weights": lambda layer, x, own: layer(x, own, edges(), rand(E).abs()),
     "one edges object": lambda layer, x, own: [layer(x, own, index) for index in [edges()] * 3],
     "a replaced weight": lambda layer, x, own: [setattr(layer.weight1, "data", own[:D] * 2), layer(x, own, edges())][1],
@@ -354,6 +357,9 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", INITIAL)
 def test_initial_features_beside_sums(name, call):
+    if (name, call) == ("GCN2 of two weights", "another dtype"):
+        pytest.skip("PyG multiplies matrices of two dtypes there")
+
     def program(wrap):
         torch.manual_seed(0)
         layer, x, own = wrap(INITIAL[name]()), rand(N, D, grad=True), rand(N, D).requires_grad_()

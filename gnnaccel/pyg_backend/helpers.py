@@ -133,7 +133,8 @@ def _made(original, owners, args, key):
 
 
 def _keep(owners, key, found) -> None:
-    kept, stamps = [], []
+    kept: list = []
+    stamps: list[tuple | None] = []
     for item in found:
         # An owner inside its own entry would keep itself alive, and so would a view of one.
         if item is owners[0]:

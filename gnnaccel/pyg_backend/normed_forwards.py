@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric import nn as pyg_nn
 
 from gnnaccel import report
@@ -135,7 +136,10 @@ def _gcn2(plain: Any, general: Callable) -> Callable:
     def forward(self, x, x_0, edge_index, edge_weight=None):
         parameters, found, alpha = self._parameters, None, self.alpha
         usual = edge_weight is None and self.normalize and not self.cached and self._cached_edge_index is None
-        if usual and parameters.keys() >= {"weight1", "weight2"} and type(alpha) in (float, int):
+        usual = usual and parameters.keys() >= {"weight1", "weight2"} and type(alpha) in (float, int)
+        usual = usual and short.is_matrix(x) and short.is_matrix(x_0)
+        # PyG adds x_0 in place, which has the dtype and the shape of the sums stay.
+        if usual and x_0.dtype == x.dtype and x_0.shape[1] == x.shape[1]:
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
         if found is None:
             return general(self, x, x_0, edge_index, edge_weight)
@@ -145,6 +149,31 @@ def _gcn2(plain: Any, general: Callable) -> Callable:
             sums = sums + own
             return torch.addmm(sums, sums, of_sums, **how)
         return torch.addmm(sums, sums, of_sums, **how) + torch.addmm(own, own, of_own, **how)
+
+    return forward
+
+
+def _arma(plain: Any, general: Callable) -> Callable:
+    guard = short.Guard(plain, pyg_nn.ARMAConv, node_dims=(-2,))
+
+    @functools.wraps(general)
+    def forward(self, x, edge_index, edge_weight=None):
+        parameters, found = self._parameters, None
+        if edge_weight is None and parameters.keys() >= {"init_weight", "weight", "root_weight", "bias"}:
+            found = _matrix(self, guard, x, edge_index, loops=False)
+        if found is None:
+            return general(self, x, edge_index, edge_weight)
+        init_weight, weight, root_weight, bias = map(parameters.get, ("init_weight", "weight", "root_weight", "bias"))
+        out = x = x.unsqueeze(-3)
+        for t in range(self.num_layers):
+            last, this = (0, 0) if self.shared_weights else (t - 1, t)
+            out = out @ (init_weight if t == 0 else weight[last])  # [stacks, N, channels]
+            sums = _product(guard, out.transpose(0, 1).flatten(1), *found)
+            out = sums.unflatten(1, (-1, out.shape[2])).transpose(0, 1)
+            out = out + F.dropout(x, p=self.dropout, training=self.training) @ root_weight[this]
+            out = out if bias is None else out + bias[this]
+            out = out if self.act is None else self.act(out)
+        return out.mean(dim=-3)
 
     return forward
 
@@ -174,6 +203,7 @@ _MAKERS = (
     (pyg_nn.LGConv, _lg),
     (pyg_nn.MixHopConv, _mix_hop),
     (pyg_nn.GCN2Conv, _gcn2),
+    (pyg_nn.ARMAConv, _arma),
 )
 FORWARDS: dict[Callable, Callable] = {layer.forward: maker for layer, maker in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
