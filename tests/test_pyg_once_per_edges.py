@@ -14,7 +14,7 @@ from torch_geometric import nn, utils
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
 from gnnaccel.lazy import blocks
-from gnnaccel.pyg_backend import directed
+from gnnaccel.pyg_backend import directed, helpers
 
 
 def weights(grad=False):
@@ -170,3 +170,27 @@ def test_inference_mode_then_training():
         with torch.inference_mode():
             torch.testing.assert_close(layer(x, index), plain(x, index))
         agree(plain, layer, x, index, {})
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_edges_are_one_object_whatever_the_values(first):
+    """Made with the first of three kinds of values, and values alone with the others; no call is made twice."""
+    calls = []
+
+    def original(edge_index, edge_attr=None, num_nodes=None):
+        calls.append(edge_attr)
+        return utils.add_self_loops(edge_index, edge_attr, num_nodes=num_nodes)
+
+    loops, index, kinds = helpers.memoised(original), edges(), [None, weights(), weights(grad=True)]
+    kinds = kinds[first:] + kinds[:first]
+    found = [loops(index, values, N) for values in kinds]
+    assert len(calls) == 3 and len({id(e) for e, _ in found}) == 1
+    again = [loops(index, values, N) for values in kinds]
+    assert len(calls) == 4 and {id(e) for e, _ in again} == {id(found[0][0])}  # values with a gradient are made anew
+    want = utils.add_self_loops(index, num_nodes=N)[0]
+    for values, (made, attr), (_, same) in zip(kinds, found, again, strict=True):
+        assert torch.equal(made, want)
+        attrs = [] if values is None else [utils.add_self_loops(index, values, num_nodes=N)[1]] * 2
+        assert all(map(torch.equal, (attr, same), attrs)) and (values is not None or attr is same is None)
+    index[0, 0] = (index[0, 0] + 1) % N
+    assert loops(index, kinds[0], N)[0] is not found[0][0]

@@ -92,22 +92,28 @@ def _are_constants(values) -> bool:
 
 
 def _remember(original, owners, edges, values, rest, key):
-    """What `original` makes, of edges that are the same object whatever the values."""
-    if values is None:
-        return _kept(owners, key) or _made(original, owners, (edges, None, *rest), key)
-    graded, first = values.requires_grad, _kept(owners, key) or _kept(owners, (_EDGES, *key))
-    if graded and first is None and (wide(edges) is not edges or torch.is_inference_mode_enabled()):
-        first = _made(original, owners, (edges, None, *rest), key)
-    if graded:
-        found = original(wide(edges), values, *rest)
-    else:
+    """What `original` makes: edges that are one object whatever the values, and new values."""
+    first = _kept(owners, key)
+    if first is None:
+        of_edges = _kept(owners, (_EDGES, *key))
+        if values is None:
+            return _made(original, owners, (edges, None, *rest), key, of_edges)
+        first = of_edges
+    elif values is None:
+        return first
+    if not values.requires_grad:
         both = owners + owners_of(values)
-        found = _kept(both, key) or _made(original, both, (edges, values, *rest), key)
-    if first is not None:
-        return first[0], found[1]
-    if graded and found[0] is not owners[0]:
-        note_origin(found[0], owners)
-    _keep(owners, (_EDGES, *key), (found[0], None))
+        found = _kept(both, key) or _made(original, both, (edges, values, *rest), key, first)
+    else:
+        if first is None and (wide(edges) is not edges or torch.is_inference_mode_enabled()):
+            first = _made(original, owners, (edges, None, *rest), key)
+        found = original(wide(edges), values, *rest)
+        if first is not None:
+            return first[0], found[1]
+        if found[0] is not owners[0]:
+            note_origin(found[0], owners)
+    if first is None:
+        _keep(owners, (_EDGES, *key), (found[0], None))
     return found
 
 
@@ -123,11 +129,15 @@ def _kept(owners, key):
     return tuple([owners[0] if item is _OWNER else item for item in found])
 
 
-def _made(original, owners, args, key):
+def _made(original, owners, args, key, first=None):
+    """What `original` makes now, with the edges of `first`."""
     with modes.outside_inference():  # and nothing here has a gradient
-        found = tuple(original(*args))
-    if found[0] is not owners[0]:
-        note_origin(found[0], owners)
+        edges, values = original(*args)
+    if first is not None:
+        edges = first[0]
+    elif edges is not owners[0]:
+        note_origin(edges, owners)
+    found = edges, values
     _keep(owners, key, found)
     return found
 
