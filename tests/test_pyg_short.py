@@ -347,6 +347,7 @@ INITIAL = {
 CALLS = {
     "alike": lambda layer, x, own: layer(x, x, edges()),
     "more rows": lambda layer, x, own: layer(x, torch.cat([own, own]), edges()),
+    "one row": lambda layer, x, own: layer(x, own[:1], edges()),
     "another dtype": lambda layer, x, own: layer(x, own.bfloat16(), edges()),
     "weights": lambda layer, x, own: layer(x, own, edges(), rand(E).abs()),
     "one edges object": lambda layer, x, own: [layer(x, own, index) for index in [edges()] * 3],

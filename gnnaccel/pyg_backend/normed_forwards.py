@@ -139,7 +139,7 @@ def _gcn2(plain: Any, general: Callable) -> Callable:
         usual = usual and parameters.keys() >= {"weight1", "weight2"} and type(alpha) in (float, int)
         usual = usual and short.is_matrix(x) and short.is_matrix(x_0)
         # PyG adds x_0 in place, which has the dtype and the shape of the sums stay.
-        if usual and x_0.dtype == x.dtype and x_0.shape[1] == x.shape[1]:
+        if usual and x_0.dtype == x.dtype and x_0[: x.shape[0]].shape == x.shape:
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
         if found is None:
             return general(self, x, x_0, edge_index, edge_weight)
