@@ -10,6 +10,7 @@ pytest.importorskip("torch_geometric")
 from pyg_compare import D, E, N, edges, rand
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric import nn, utils
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
@@ -194,3 +195,18 @@ def test_edges_are_one_object_whatever_the_values(first):
         assert all(map(torch.equal, (attr, same), attrs)) and (values is not None or attr is same is None)
     index[0, 0] = (index[0, 0] + 1) % N
     assert loops(index, kinds[0], N)[0] is not found[0][0]
+
+
+def test_factors_stay_where_edges_had_weights_first():
+    index, layer = edges(), pyg_backend.accelerate(nn.SGConv(D, 5).double())
+    layer(features(), index, weights())
+    found, norm = helpers.ours(gcn_norm)(index, None, N, False, True, "source_to_target", torch.float64)
+    assert derived.get((norm, found), ("factors", "source_to_target")) is not None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_looped_edges_were_made_of_where_they_had_weights_first(grad):
+    """Of the edges alone, by which the graph finds how these were prepared."""
+    index = edges()
+    made, _ = helpers.ours(gcn_norm)(index, weights(grad), N, False, True, "source_to_target", torch.float64)
+    assert [owner.ref() is index for owner in derived.get((made,), "origin")] == [True]

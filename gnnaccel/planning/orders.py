@@ -163,7 +163,7 @@ def _compared(
     rng = torch.Generator(graph.device).manual_seed(0)  # maxima of equal values would be quicker
     for feats in dict.fromkeys((width, odd, *((8, 2) if odd < 16 else ()))):
         x = torch.rand(graph.num_cols, feats, generator=rng, dtype=torch.float32, device=graph.device)
-        if feats > 2:
+        if feats > 2 or feats == width:
             compare(of_sums, sums, partial(_sum, x=x, weight=None if feats == width else weight))
         compare(of_rows, rows, partial(_largest, x=x))
     ends = torch.zeros(graph.num_rows, width, dtype=torch.float32, device=graph.device)

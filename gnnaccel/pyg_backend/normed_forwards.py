@@ -153,13 +153,20 @@ def _gcn2(plain: Any, general: Callable) -> Callable:
     return forward
 
 
+_ACTS = (torch.nn.ReLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.Tanh, torch.nn.Sigmoid, torch.nn.GELU, torch.nn.SiLU)
+
+
 def _arma(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.ARMAConv, node_dims=(-2,))
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
         parameters, found = self._parameters, None
-        if edge_weight is None and parameters.keys() >= {"init_weight", "weight", "root_weight", "bias"}:
+        usual = edge_weight is None and parameters.keys() >= {"init_weight", "weight", "root_weight", "bias"}
+        # Another act may give what are no rows of nodes.
+        act = self.act
+        usual = usual and (act is None or (type(act) in _ACTS and not short.hooked(act)))
+        if usual and parameters["init_weight"].dim() == 3:
             found = _matrix(self, guard, x, edge_index, loops=False)
         if found is None:
             return general(self, x, edge_index, edge_weight)

@@ -56,6 +56,14 @@ def _owners(edges: Any, norm: Any) -> tuple[Tensor, ...]:
     return norm, edges.storage.col() if isinstance(edges, SparseTensor) else edges
 
 
+def move(made: Any, edges: Any, norm: Any) -> None:
+    """Have `edges` in the place of equal ones whose norms `noted` has seen."""
+    for flow in ("source_to_target", "target_to_source"):
+        factors = derived.get(_owners(made, norm), ("factors", flow)) if isinstance(norm, Tensor) else None
+        if factors is not None:
+            derived.put(_owners(edges, norm), ("factors", flow), factors)
+
+
 def weighted_sum(
     graph: Graph, x: Tensor, edges, norm: Tensor, flow: str = "source_to_target", bias: Tensor | None = None
 ) -> Tensor:

@@ -38,7 +38,9 @@ def _gated_graph(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
         modules, weight, found = self._modules, self._parameters.get("weight"), None
-        usual = edge_weight is None and type(weight) is torch.nn.Parameter and "rnn" in modules
+        usual = edge_weight is None and type(weight) is torch.nn.Parameter and weight.dim() == 3
+        rnn = modules.get("rnn")  # another one, or one that is watched, may give what are no rows of nodes
+        usual = usual and type(rnn) is torch.nn.GRUCell and not short.hooked(rnn)
         if usual and type(x) is not tuple and guard.allows(self, edge_index):
             found = neighbours(self, x, edge_index)
         if found is None or weight.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
@@ -49,7 +51,7 @@ def _gated_graph(plain: Any, general: Callable) -> Callable:
         if lacking:
             x = torch.cat([x, x.new_zeros(x.shape[0], lacking)], dim=1)
         for i in range(self.num_layers):
-            x = modules["rnn"](_reduced(self, guard, found[0], torch.matmul(x, weight[i])), x)
+            x = rnn(_reduced(self, guard, found[0], torch.matmul(x, weight[i])), x)
         return x
 
     return forward
