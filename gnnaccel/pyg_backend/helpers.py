@@ -103,7 +103,7 @@ def _remember(original, owners, edges, values, rest, key):
         return first
     if not values.requires_grad:
         both = owners + owners_of(values)
-        found = _kept(both, key) or _made(original, both, (edges, values, *rest), key, first, len(owners))
+        found = _kept(both, key) or _made(original, both, (edges, values, *rest), key, first, owners)
     else:
         if first is None and (wide(edges) is not edges or torch.is_inference_mode_enabled()):
             first = _made(original, owners, (edges, None, *rest), key)
@@ -129,15 +129,15 @@ def _kept(owners, key):
     return tuple([owners[0] if item is _OWNER else item for item in found])
 
 
-def _made(original, owners, args, key, first=None, count=None):
-    """What `original` makes now, with the edges of `first`. `count`: of the owners, those that edges are made of."""
+def _made(original, owners, args, key, first=None, of_edges=None):
+    """What `original` makes now, with the edges of `first`. `of_edges`: the owners of edges, if not all."""
     with modes.outside_inference():  # and nothing here has a gradient
         edges, values = original(*args)
     if first is not None:
         norms.move(edges, first[0], values)
         edges = first[0]
     elif edges is not owners[0]:
-        note_origin(edges, owners[:count])
+        note_origin(edges, of_edges or owners)
     found = edges, values
     _keep(owners, key, found)
     return found

@@ -45,9 +45,9 @@ def _tag(plain: Any, general: Callable) -> Callable:
             found = _matrix(self, guard, x, edge_index, loops=False)
         if found is None:
             return general(self, x, edge_index, edge_weight)
-        first, *others = modules["lins"]
-        out = first(x)
-        for lin in others:
+        lins = modules["lins"]
+        out = lins[0](x)
+        for lin in list(lins)[1:]:
             x = _product(guard, x, *found)
             out = out + lin.forward(x)
         bias = parameters["bias"]
@@ -118,9 +118,9 @@ def _mix_hop(plain: Any, general: Callable) -> Callable:
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
         if found is None:
             return general(self, x, edge_index, edge_weight)
-        first, *others = modules["lins"]
-        outs = [first(x)]
-        for lin in others:
+        lins = modules["lins"]
+        outs = [lins[0](x)]
+        for lin in list(lins)[1:]:
             x = _product(guard, x, *found)
             outs.append(lin.forward(x))
         out, bias = torch.cat([outs[power] for power in self.powers], dim=-1), parameters["bias"]
@@ -179,7 +179,7 @@ def _arma(plain: Any, general: Callable) -> Callable:
             out = sums.unflatten(1, (-1, out.shape[2])).transpose(0, 1)
             out = out + F.dropout(x, p=self.dropout, training=self.training) @ root_weight[this]
             out = out if bias is None else out + bias[this]
-            out = out if self.act is None else self.act(out)
+            out = out if act is None else act(out)
         return out.mean(dim=-3)
 
     return forward
