@@ -4,12 +4,28 @@ import os
 
 import pytest
 import torch
+from reached import Counted
 
 from gnnaccel import _library
 from gnnaccel.lazy import blocks
 
 # torch asks for it where cuBLAS is to be deterministic, and looks at it once, at the first product of matrices.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def pytest_configure(config):
+    """The marks of these tests."""
+    config.addinivalue_line("markers", "reached(kinds): nine tenths of its calls must be accelerated (reached.py)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test with the mark `reached` is counted."""
+    mark = item.get_closest_marker("reached")
+    if mark is None:
+        return (yield)
+    with Counted(item.name, **mark.kwargs) as counted, counted.case():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dgl_compare import build, dgl, graph, rand
+from reached import by_design
 from test_dgl_messages import WIDE, both, reasons
 from torch import nn
 
@@ -83,6 +84,7 @@ REDUCES = {
 }
 
 
+@pytest.mark.reached
 @pytest.mark.parametrize("name", REDUCES)
 def test_reductions_of_the_mailbox(name):
     def run(g):
@@ -90,11 +92,13 @@ def test_reductions_of_the_mailbox(name):
         return {key: g.dstdata[key] for key in "opq" if key in g.dstdata}
 
     for where in GRAPHS:
-        counted = both(where, run)
+        with by_design(r"__getitem__\(\) takes one row" if name == "part of each" else None, some=True):
+            counted = both(where, run)
         assert not reasons(counted, "reduce")
         assert counted["dgl.reduce function"].accelerated == 1
 
 
+@pytest.mark.reached
 @pytest.mark.parametrize("message", ["copy_u", "copy_e", "u_add_v", "u_mul_e", "v_sub_u", "u_dot_v", "e_div_v"])
 def test_built_in_messages_in_a_mailbox(message):
     fields = {"u": "h", "v": "z", "e": "e"}

@@ -1,5 +1,6 @@
 """Random graphs and random chains of changes to them: after each step the plug-in agrees with DGL alone."""
 
+import pytest
 import torch
 from dgl_compare import dgl, rand
 from hypothesis import HealthCheck, given, settings
@@ -76,6 +77,7 @@ def _results(g):
     return [*(o.detach() for o in outs), *grads]
 
 
+@pytest.mark.reached
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_chains_of_changes(data):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fuzz import TARGETS
-from fuzz.run import run_case
+from fuzz.run import counted, run_case
 
 CHUNKS = 10  # tests of a target, so that a failure leaves the others' cases to run
 # DGL's modules skip by themselves.
@@ -17,8 +17,10 @@ def test_cases(target, chunk):
         pytest.importorskip(module)
     torch.set_num_threads(1)
     size = TARGETS[target] // CHUNKS
-    for seed in range(chunk * size, (chunk + 1) * size):
-        try:
-            run_case(target, seed)
-        except Exception as error:
-            raise AssertionError(f"python tests/fuzz/run.py --only {target} --case {seed}: {error}") from error
+    with counted(target) as reached:
+        for seed in range(chunk * size, (chunk + 1) * size):
+            try:
+                with reached.case() as case:
+                    case.expected = run_case(target, seed)
+            except Exception as error:
+                raise AssertionError(f"python tests/fuzz/run.py --only {target} --case {seed}: {error}") from error

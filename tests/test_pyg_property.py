@@ -72,6 +72,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.reached
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(graph=graphs(), steps=steps, name=st.sampled_from(NAMES), mode=st.sampled_from(["train", "eval", "inference"]))
 def test_graph_changed_by_any_chain(graph, steps, name, mode):

@@ -7,6 +7,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 pyg = pytest.importorskip("torch_geometric")
+from reached import by_design  # noqa: E402
 from test_pyg_sliced import Twice  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader import NeighborLoader  # noqa: E402
@@ -21,10 +22,13 @@ IN, WIDTH, OUT, SEEDS = 6, 8, 4, 8
 
 
 @pytest.fixture(autouse=True)
-def accelerated(monkeypatch):
+def steps(monkeypatch):
+    """Layers that were asked for rows, and how many."""
     monkeypatch.setattr(sampled_sums, "LEAST", 0)
+    seen, compute = [], sliced._Layer.compute
+    monkeypatch.setattr(sliced._Layer, "compute", lambda self, *given: seen.append(given[0]) or compute(self, *given))
     pyg_backend.enable()
-    yield
+    yield seen
     pyg_backend.disable()
 
 
@@ -194,8 +198,26 @@ def seeds_of(model, batch, at_once):
     return out[: batch.batch_size]
 
 
+# name -> why its layers compute all rows, or those before one of its statements
+ALL_ROWS = {
+    "in place, without a gradient": r"relu_\(\)",
+    "names of arguments": r"cat\(\)",
+    "another method of a part": "it calls 'Twice'",
+    "a module in a list": "'blocks', a module that is no part of it",
+    "a global module": "'block', a module that is no part of it",
+    "functions in attributes": "it calls 'Twice'",
+    "parameters loaded behind a call": r"calls load_state_dict\(\)",
+    "switched behind a call": r"calls train\(\)",
+    "an error caught": r"leaky_relu\(\)",
+    "gradient retained": r"forward\(\) sets attributes",
+    "kept in a list": "somebody keeps the results of a layer",
+    "an activation of one's own": "it calls 'Twice'",
+}
+
+
+@pytest.mark.reached(kinds="first rows")
 @pytest.mark.parametrize("name", MODELS)
-def test_scripts(name, batch):
+def test_scripts(name, batch, steps):
     torch.manual_seed(2)
     model = MODELS[name]().double()
     seeds_of(model, batch, False)  # by which its class becomes known
@@ -205,7 +227,8 @@ def test_scripts(name, batch):
         kept = vars(model).get("kept", [])
         kept.clear()
         torch.manual_seed(3)
-        out = seeds_of(model, batch, at_once)
+        with by_design(ALL_ROWS.get(name)):
+            out = seeds_of(model, batch, at_once)
         kept = vars(model).get("kept", [])
         of_kept = torch.autograd.grad(out.square().sum(), kept, retain_graph=True) if kept else ()
         hooked = []
@@ -216,6 +239,7 @@ def test_scripts(name, batch):
         results.append((out.detach(), of_kept, hooked, retained, [p.grad for p in model.parameters()]))
     torch.testing.assert_close(results[1], results[0])
     assert name != "kept in a list" or len(results[1][2]) == 1
+    assert name in ALL_ROWS or SEEDS in steps
 
 
 def test_calls_in_calls_are_seen_through(batch):

@@ -13,10 +13,12 @@ import linecache
 import math
 import operator
 import random
+import re
 import warnings
 
 import torch
 import torch.nn.functional as F
+from reached import REFUSED, Left
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn, utils
@@ -26,6 +28,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 
 from gnnaccel import pyg_backend
 from gnnaccel.lazy import blocks
+from gnnaccel.lazy.expression import NARROW
 
 NODES, EDGES = 9, 40
 
@@ -121,6 +124,13 @@ IN_PLACE = (
 KEEPING = ("self.kept = {}", "self.kept = {}.detach()", "self.kept = ({}, {} * 2)", "self.kept = {}[:, :1]")
 AGGREGATIONS = ("sum", "mean", "std", "softmax", "semi", "powermean", ["sum", "mean"], ["semi", "sum", "std"])
 ORDERED = ("max", "min", ["max", "sum"])
+# What is left by design, and its reasons. Code that writes in place, or may, is not handed lazy features.
+WRITES = r"in place|uses '(getattr|methodcaller|data)'"
+CHECKPOINT = "uses 'checkpoint'"
+# A statistic of a lazy feature takes its rows, and so do these functions, and who keeps one.
+LOOKS = r"\.(std|mean|max|norm|sum|clone)\(\)|scale_of\(|F\.normalize\(|torch\.where\(|alpha=2"
+LOOKED = r"\b(std|mean|max|norm|sum|clone|normalize|gt|where|sub)\(\) takes one row"
+KEPT = "keeps a lifted feature"
 
 
 def same(x):
@@ -151,6 +161,7 @@ class _Writer:
         self.rng = rng
         self.ordered = rng.random() < 0.2  # reduced by maxima: no two messages of a row may be equal
         self.writes = rng.random() < 0.35
+        self.has_written = False
         self.arguments = ["x_j", *(name for name in ("x_i", "ea", "w", "s") if rng.random() < 0.6)]
         self.rows = [name for name in self.arguments if name in ("x_j", "x_i", "ea")]
         self.numbers: list[str] = []
@@ -178,6 +189,7 @@ class _Writer:
     def statement(self, depth: int = 0) -> list[str]:
         rng, kind = self.rng, self.rng.random()
         if self.writes and rng.random() < 0.25:
+            self.has_written = True
             return [rng.choice(IN_PLACE).format(rng.choice(self.rows))]
         if kind < 0.5:
             name = f"v{next(self.count)}"
@@ -247,6 +259,26 @@ class _Writer:
             # Whatever came before, no two messages of a row are alike.
             return f"{newest} + 0.37 * tie * x_j"
         return newest if self.rng.random() < 0.5 else f"{newest} * 0.5 + {self.rng.choice(self.rows)}"
+
+
+def _expected(source: str, has_written: bool, width: int) -> Left | None:
+    """How the calls of a layer are to go: left, or its messages made by PyG, if its code has what asks for that."""
+    reasons = [WRITES] if has_written else []
+    reasons += [CHECKPOINT] if "checkpoint(" in source else []
+    lifted = {"x_j", "x_i"} if width > NARROW else set()  # lazy ones; rows of narrower features are gathered anyway
+    kept = False
+    for line in source.split("def update")[0].splitlines()[2:]:
+        line = line.replace(".sum(-1).mean()", "")  # of one number for each edge
+        is_lifted = not lifted.isdisjoint(re.findall(r"\w+", line))
+        if is_lifted and re.search(LOOKS, line):
+            reasons.append(LOOKED)
+        if "self.kept = " in line:
+            kept = is_lifted and "[:, :1]" not in line
+        name = re.match(r"\s*(v\d+) = ", line)
+        if name and is_lifted:
+            lifted.add(name[1])
+    reasons += [KEPT] if kept else []
+    return Left("|".join(reasons)) if reasons else None
 
 
 class Base(MessagePassing):
@@ -342,8 +374,8 @@ def _small_blocks(on: bool):
             settings.update(old)
 
 
-def case(seed: int) -> None:
-    """Write, run and compare layer number `seed`."""
+def case(seed: int) -> Left | str | None:
+    """Write, run and compare layer number `seed`; returns what is expected of its calls."""
     rng = random.Random(seed)
     writer = _Writer(rng)
     source = writer.source()
@@ -367,9 +399,9 @@ def case(seed: int) -> None:
                 layer = pyg_backend.accelerate(layer) if accelerated else layer
                 try:
                     found.append(_run(layer, seed, width, writer.arguments, grad, mode))
-                except RuntimeError as error:
-                    if not accelerated:
-                        return  # torch refuses the program: a write into what a gradient needs
+                except (RuntimeError, NameError) as error:
+                    if not accelerated:  # torch refuses a write into what a gradient needs; a branch made no name
+                        return REFUSED
                     raise AssertionError(f"{what}\nraises {error!r}") from error
     finally:
         torch.set_default_dtype(before)
@@ -382,3 +414,4 @@ def case(seed: int) -> None:
         close = a.shape == b.shape and torch.allclose(a, b, rtol=1e-7, atol=1e-9 * scale, equal_nan=True)
         assert close, f"{what}\nresult {place}: {a.flatten()[:4]} for {b.flatten()[:4]}"
     assert math.isfinite(sum(float(b.nan_to_num(0, 0, 0).abs().sum()) for b in want))
+    return _expected(source, writer.has_written, width)

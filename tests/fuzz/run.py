@@ -4,6 +4,7 @@
     python tests/fuzz/run.py --only TARGET --case SEED
 
 The targets share the time. Each failure is printed with the command that repeats it; exit status 1 if there was any.
+So is a target of which fewer than nine tenths of the calls were accelerated (reached.py).
 Cases are numbered from 1,000,000 * S on. The number last printed says where to look after a crash of the process.
 """
 
@@ -23,21 +24,35 @@ if __name__ == "__main__":
     sys.path[:1] = [str(_TESTS), str(_TESTS.parent)]  # and not this folder, whose modules have others' names
 
 import torch
+from reached import Counted
 
-from fuzz import TARGETS
+from fuzz import CALLS, TARGETS
 
 CASES = 1_000_000  # of one seed
 _HANGS_S = 300  # after which a case is taken to hang: every thread's stack is printed, and the process ends
 _MOST_FAILURES = 20  # of one target: what is broken everywhere need not be printed a thousand times
 
 
-def run_case(target: str, seed: int) -> None:
-    """One case; what it set globally does not reach the next one."""
+class _Uncounted(Counted):
+    """Of what calls ops itself, and is never left to a framework."""
+
+    def check(self) -> None:
+        """Nothing."""
+
+
+def counted(target: str) -> Counted:
+    """What counts the calls of a target, and checks how many were accelerated."""
+    importlib.import_module(f"fuzz.{target}")  # with the bounds that are to be 0
+    return (Counted if target in CALLS else _Uncounted)(target)
+
+
+def run_case(target: str, seed: int):
+    """One case, which returns what is expected of its calls; what it set globally does not reach the next one."""
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            importlib.import_module(f"fuzz.{target}").case(seed)
+            return importlib.import_module(f"fuzz.{target}").case(seed)
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
@@ -46,7 +61,20 @@ def run_case(target: str, seed: int) -> None:
 
 def run_target(target: str, seconds: float, seed: int) -> tuple[int, int]:
     """(cases, failures) of one target in this time."""
-    end, shown, cases, failures = time.monotonic() + seconds, 0.0, 0, 0
+    reached = counted(target)
+    try:
+        with reached:
+            cases, failures = _run(target, time.monotonic() + seconds, seed, reached)
+    except AssertionError as error:
+        print(f"FAILED: {error}", flush=True)
+        failures += 1
+    print(reached.shares(), flush=True)
+    return cases, failures
+
+
+def _run(target: str, end: float, seed: int, reached: Counted) -> tuple[int, int]:
+    """(cases, failures) until then."""
+    shown, cases, failures = 0.0, 0, 0
     while time.monotonic() < end and failures < _MOST_FAILURES:
         number = seed * CASES + cases
         if time.monotonic() > shown + 10:
@@ -54,7 +82,8 @@ def run_target(target: str, seconds: float, seed: int) -> tuple[int, int]:
             print(f"{target}: case {number}", flush=True)
         faulthandler.dump_traceback_later(_HANGS_S, exit=True)
         try:
-            run_case(target, number)
+            with reached.case() as case:
+                case.expected = run_case(target, number)
         except Exception:
             failures += 1
             traceback.print_exc(file=sys.stdout)
@@ -76,7 +105,8 @@ def main() -> int:
     if options.case is not None:
         if options.only is None:
             parser.error("--case needs --only TARGET")
-        run_case(options.only, options.case)
+        with _Uncounted(options.only):
+            run_case(options.only, options.case)
         return 0
     chosen = [options.only] if options.only else list(TARGETS)
     results = {t: run_target(t, 60 * options.minutes / len(chosen), options.seed) for t in chosen}
