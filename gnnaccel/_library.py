@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gnnaccel import settings
+from gnnaccel import settings, touch
 
 try:
     from gnnaccel import _C
@@ -157,11 +157,11 @@ def on_stream(device: torch.device, start: Callable, *args):
     """start(*args, address of torch's current stream on a CUDA device), that device being the current one meanwhile."""
     # On small graphs the host's time to launch is all there is: torch's own functions for devices and streams would
     # take longer than the rest of this one.
-    current = torch._C._cuda_getDevice()
+    current = touch.current_device()
     if device.index in (current, None):
-        return start(*args, torch._C._cuda_getCurrentRawStream(current))
+        return start(*args, touch.raw_stream(current))
     with torch.cuda.device(device):
-        return start(*args, torch._C._cuda_getCurrentRawStream(device.index))
+        return start(*args, touch.raw_stream(device.index))
 
 
 def walk_source() -> str:

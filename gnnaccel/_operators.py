@@ -16,16 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
-from gnnaccel import _timed
+from gnnaccel import _timed, touch
 
 _fragment = torch.library.Library("gnnaccel", "FRAGMENT")
 _calls: dict[str, Callable] = {}  # what `register` returned, by the op's name
 _ON_CPU = torch.device("cpu")  # which all ops serve
-_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN: frozenset[type] = frozenset(
     {Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list, torch.Size}
@@ -58,11 +54,11 @@ def _unread(backward: Callable) -> Callable:
     """
 
     def unread(ctx, *grads):
-        before = torch._C._dynamo.eval_frame.set_eval_frame(None)
+        before = touch.set_eval_frame(None)
         try:
             return backward(ctx, *grads)
         finally:
-            torch._C._dynamo.eval_frame.set_eval_frame(before)
+            touch.set_eval_frame(before)
 
     unread._torchdynamo_disable = True  # type: ignore[attr-defined]
     unread._torchdynamo_disable_msg = "gnnaccel's derivatives run as they are"  # type: ignore[attr-defined]
@@ -73,8 +69,8 @@ def _unread(backward: Callable) -> Callable:
     def either(ctx, *grads):
         if torch.compiler.is_dynamo_compiling():
             return called[0](ctx, *grads)
-        if torch._C._is_any_autocast_enabled():
-            with torch._C._DisableAutocast():
+        if touch.any_autocast():
+            with touch.no_autocast():
                 return backward(ctx, *grads)
         return backward(ctx, *grads)
 
@@ -90,21 +86,6 @@ class Function(torch.autograd.Function):
         _timed.timed(cls)
 
 
-def watched() -> bool:
-    """True if calls of ops have to be visible to the dispatcher."""
-    modes = torch._C._len_torch_function_stack()
-    if modes and (modes > 1 or type(torch._C._get_function_stack_at(0)) is not DeviceContext):
-        return True
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()  # of this thread
-        or torch.autograd.profiler._is_profiler_enabled
-    )
-
-
 def plain(
     args: tuple,
     features: Iterable[int] = (),
@@ -116,7 +97,7 @@ def plain(
     features : the positions of the tensors that may be lazy. types : those that arguments may have.
     """
     # In this order: torch.compile traces into this function, and knows the answer to the first question.
-    if torch.compiler.is_compiling() or not types.issuperset(map(type, args)) or watched():
+    if torch.compiler.is_compiling() or not types.issuperset(map(type, args)) or touch.watched():
         return False
     device = args[0].device
     if device != _ON_CPU and device.type not in devices:  # to be asked for its type takes a device longer
@@ -140,7 +121,7 @@ def usual(*tensors: Tensor) -> bool:
 
     Looks once at each kind of tensor, as torch's dispatch keys tell them apart, and remembers the answer.
     """
-    if torch.compiler.is_compiling() or watched() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or touch.watched() or touch.in_forward_mode():
         return False
     for tensor in tensors:  # noqa: SIM110 - all() takes longer
         if not dense(tensor):
@@ -171,7 +152,7 @@ def dense(tensor: Tensor) -> bool:
     """`usual` of one tensor, where it is known that nobody listens."""
     if type(tensor) not in _TENSORS:
         return False
-    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    keys = touch.keys(tensor)
     if keys not in _usual_keys:
         if tensor.layout is not torch.strided or not plain((tensor,), (0,)):
             return False
@@ -187,16 +168,10 @@ def _lazy(tensor: Any) -> bool:
         return False
     if type(tensor) is list:
         return any(type(t) not in _TENSORS or _lazy(t) for t in tensor)
-    keys = torch._C._dispatch_keys(tensor).raw_repr()  # which say all of that: each kind of tensor is asked once
+    keys = touch.keys(tensor)  # which say all of that: each kind of tensor is asked once
     if keys in _eager_keys:
         return False
-    lazy = (
-        tensor.is_neg()
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or torch._C._functorch.is_legacy_batchedtensor(tensor)
-        or tensor._is_zerotensor()
-        or torch._is_functional_tensor(tensor)
-    )
+    lazy = touch.is_lazy(tensor)
     if not lazy:
         _eager_keys.add(keys)
     return lazy
@@ -205,9 +180,7 @@ def _lazy(tensor: Any) -> bool:
 def _unwrapped(value):
     if isinstance(value, list):
         return list(map(_unwrapped, value))
-    while isinstance(value, Tensor) and torch._C._functorch.is_gradtrackingtensor(value):
-        value = torch._C._functorch.get_unwrapped(value)
-    return value
+    return touch.unwrapped(value) if isinstance(value, Tensor) else value
 
 
 def register(
@@ -326,7 +299,7 @@ def register(
 
     def refuse_tangents(args: tuple) -> None:
         given = [t for k in features for t in (args[k] if type(args[k]) is list else args[k : k + 1]) if t is not None]
-        if any(torch._VF._unpack_dual(t, level=0)[1] is not None for t in given):  # type: ignore[attr-defined]
+        if any(map(touch.has_tangent, given)):
             raise NotImplementedError(
                 f"{full}: has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use reverse mode"
             )
@@ -344,19 +317,14 @@ def register(
     def short(*args, **options):
         """What compiled programs call, by whose interpreter or code the dispatcher is asked: not where nobody listens
         there."""
-        if (
-            not options
-            and len(args) == len(arguments)
-            and not torch.is_grad_enabled()
-            and forward_ad._current_level < 0
-        ):
+        if not options and len(args) == len(arguments) and not torch.is_grad_enabled() and not touch.in_forward_mode():
             given = packed(args)
             if plain(given, features, devices, types) and together(given) and (not graphs or given[0].is_plain):
                 return checked(*given)
         return dispatched_op(*args, **options)
 
     def shortest(*args):
-        if type(args[0]) is Tensor and not watched():
+        if type(args[0]) is Tensor and not touch.watched():
             out = found(*args)  # type: ignore[misc]
             if out is not None:
                 return out
@@ -370,28 +338,28 @@ def register(
 
         def below(*args):
             refuse_tangents(args)
-            with torch._C._AutoDispatchBelowAutograd():
+            with touch.below_autograd():
                 return op(*flat(args))
 
         def recorded(*args):
-            if not torch._C._are_functorch_transforms_active():
+            if not touch.sees_transforms():
                 return below(*args)
             # Function.apply() switches off what the levels below this one record as well.
-            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            with torch.enable_grad(), touch.record_forward(True):
                 return below(*args)
 
         function, record = differentiable(recorded)
         _, direct = differentiable(impl)  # of tensors that torch.func has nothing to do with
 
         def dispatched(args):
-            if not torch._C._are_functorch_transforms_active():
+            if not touch.sees_transforms():
                 return function.apply(*args)
             # torch.func calls kernels of "Autograd" once per level, with the tensors of that level: what they record is
             # right as it is, where Function.apply() would hand it to the transform once more. Wrappers die with their
             # level, and have nothing to say of integers.
             if graphs:
                 args = (structure.of(*map(_unwrapped, args[0].flat())), *args[1:])
-            with enable_single_level_autograd_function():
+            with touch.single_level():
                 return record(*args)
 
         def autograd(*args):
@@ -399,7 +367,7 @@ def register(
             if needs_grad(args):
                 return dispatched(args)
             # What compiled programs call: back through the dispatcher it would take several times as long.
-            if forward_ad._current_level < 0 and together(args) and plain(args, features, devices, types):
+            if not touch.in_forward_mode() and together(args) and plain(args, features, devices, types):
                 return checked(*args)
             return below(*args)
 
@@ -410,7 +378,7 @@ def register(
             if twin_kind is not None and type(args[0]) is twin_kind:
                 return _calls[f"{name}_of_edges"](*args)
             return op(*flat(args))
-        if forward_ad._current_level >= 0:
+        if touch.in_forward_mode():
             refuse_tangents(args)
         if backward is not None and needs_grad(args):
             return direct(*args)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel import report
+from gnnaccel import report, touch
 
 _functions: list[Any] = []  # torch.autograd.Functions whose derivatives are timed under --profile
 
@@ -35,7 +35,7 @@ def _wrap(function: Any) -> None:
     @functools.wraps(backward)
     def measured(ctx, *grads):
         derivative = None if torch.compiler.is_compiling() else getattr(ctx, "derivative", None)
-        if derivative is None or torch._C._len_torch_dispatch_stack():  # nothing runs: it is traced
+        if derivative is None or touch.in_dispatch_mode():  # nothing runs: it is traced
             return backward(ctx, *grads)
         with derivative:
             return backward(ctx, *grads)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from gnnaccel import touch
+
 
 def is_as_made(module: torch.nn.Module, forwards: Mapping[type, Callable]) -> bool:
     """True for a module of one of these classes, not compiled, whose `forward` is still the one beside it."""
@@ -15,12 +17,11 @@ def is_as_made(module: torch.nn.Module, forwards: Mapping[type, Callable]) -> bo
 
 def is_watched(module: torch.nn.Module) -> bool:
     """True if somebody sees or changes the calls of `module`: then it must be called, and nothing in its place."""
-    every = torch.nn.modules.module
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in vars(module)
-        or every._has_any_global_hook()
+        or touch.has_global_hooks()
     )

@@ -41,6 +41,20 @@ class Reddit(Net):
         return x
 
 
+class LookedAt(Net):
+    """A result that somebody looks at before it goes on: the noise of a dropout is drawn once all the same."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+
+    def forward(self, x, edge_index):
+        x = self.convs[0](x, edge_index)
+        seen = self.look(x)
+        x = F.dropout(x, 0.5, self.training) if seen is not None else x
+        return self.convs[2](self.convs[1](x, edge_index), edge_index)
+
+
 class Skips(Net):
     def forward(self, x, edge_index):
         first = self.convs[0](x, edge_index).relu()
@@ -208,6 +222,9 @@ MODELS = {  # how to make it; True if rows are left out by all layers, False by 
     "a script's, with a map": (lambda: with_norm(nn.Linear(8, 8)), True),
     "a script's, with a module unknown": (lambda: with_norm(nn.InstanceNorm1d(8)), False),
     "relu_() and dropout": (Reddit, True),
+    "looked at, then dropout": (lambda: LookedAt(lambda h: h.mean()), None),
+    "a slice of it, then dropout": (lambda: LookedAt(lambda h: h[:3]), None),
+    "metadata, then dropout": (lambda: LookedAt(lambda h: h.is_leaf), None),
     "skips": (Skips, True),
     "written into": (Written, True),
     "written into by a view": (Viewed, None),

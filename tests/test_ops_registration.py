@@ -8,7 +8,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnaccel import _operators, ops
+from gnnaccel import ops, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check, ready, relu_sum  # noqa: F401 - registers its op
 from gnnaccel.ops._arrays import arrays_of
@@ -406,11 +406,11 @@ def _negated(x):
 
 
 def test_a_default_device_is_nobody_who_listens():
-    assert not _operators.watched()
+    assert not touch.watched()
     with torch.device("cpu"):
-        assert not _operators.watched()
+        assert not touch.watched()
         with torch.device("cpu"):
-            assert _operators.watched()  # two modes are not told apart
+            assert touch.watched()  # two modes are not told apart
 
 
 def test_tensors_without_memory():

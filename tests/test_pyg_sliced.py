@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 pyg = pytest.importorskip("torch_geometric")
+from reached import by_design  # noqa: E402
 from sliced_cases import IN, MODELS, OUT, Input, Keeps, Net, Pair, Reddit, Twice, of_map, sage  # noqa: E402
 from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader import NeighborLoader  # noqa: E402
@@ -152,6 +153,35 @@ def test_a_script(batch, rows):
     torch.testing.assert_close(scope["out"], seeds_of(model, batch, False))
 
 
+# name -> why some of a model's layers compute all rows, or all of them
+ALL_ROWS = {
+    "GraphSAGE with a norm of all": r"GraphSAGE: mean\(\)",
+    "GraphSAGE with batch norm": r"GraphSAGE: batch_norm\(\)",
+    "GraphSAGE with graph norm": r"GraphSAGE: new_zeros\(\)",
+    "GraphSAGE with maxima of jumps": r"GraphSAGE: stack\(\)",
+    "GraphSAGE, projected": "SAGEConv with options or maps of which a row may need more",
+    "GAT with dropout": "GATConv with options or maps of which a row may need more",
+    "GCN, improved": "GCNConv with options or maps of which a row may need more",
+    "GCN without a norm": "GCNConv with options or maps of which a row may need more",
+    "weights": "GraphConv with more than features and edges",
+    "GIN with batch norm": r"GIN: batch_norm\(\)",
+    "a script's, of GINConv and norms": r"Net: batch_norm\(\)",
+    "a script's, with batch norm": r"Net: batch_norm\(\)",
+    "a script's, with a module unknown": "InstanceNorm1d, of which it is not known",
+    "looked at, then dropout": r"LookedAt: mean\(\)",
+    "a slice of it, then dropout": r"LookedAt: __getitem__\(\)",
+    "metadata, then dropout": r"LookedAt: __get__\(\)",
+    "written into by a view": r"Viewed: __getitem__\(\)",
+    "kept": r"forward\(\) sets attributes",
+    "a mean of all": r"Mean: mean\(\)",
+    "ends apart": "features that are no matrix",
+    "pooled": r"Pooled: new_zeros\(\)",
+    "a layer switched behind its call": r"forward\(\) sets attributes",
+    "an autograd function": "it calls 'Twice'",
+}
+
+
+@pytest.mark.reached(kinds="first rows")
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, batch, rows):
     make, leaves_out = MODELS[name]
@@ -165,7 +195,8 @@ def test_models(name, batch, rows):
         model.zero_grad()
         rows.clear()
         torch.manual_seed(3)
-        out = seeds_of(model, batch, at_once)
+        with by_design(ALL_ROWS.get(name)):
+            out = seeds_of(model, batch, at_once)
         assert type(out) is torch.Tensor
         F.cross_entropy(out, batch.y).backward()
         after = torch.rand(3, device=DEVICE)  # as many random numbers were drawn
@@ -180,6 +211,56 @@ def test_models(name, batch, rows):
         assert min(rows) < size
     else:
         assert all(count == size for count in rows)
+
+
+class Run:
+    """Tells a size as scripts' own objects may."""
+
+    def __init__(self, model):
+        self.size, self.model = 8, model
+
+    def __getattr__(self, name):
+        return self.__dict__[name.removeprefix("any_")]
+
+    @property
+    def written(self):
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.zero_()
+        return self.size
+
+
+@pytest.mark.parametrize("name, leaves_out", [("size", True), ("written", False), ("any_size", False)])
+def test_code_that_an_attribute_runs(name, leaves_out, batch, rows):
+    """What ends the slice is read between the layers' calls and their work: only where that can change nothing."""
+    model = sage().double().to(DEVICE)
+    run, size = Run(model), batch.num_nodes
+    programs = {
+        "size": lambda: model(batch.x, batch.edge_index)[: run.size],
+        "written": lambda: model(batch.x, batch.edge_index)[: run.written],
+        "any_size": lambda: model(batch.x, batch.edge_index)[: run.any_size],
+    }
+    want = model(batch.x, batch.edge_index)
+    want = want[: run.size].clone()
+    rows.clear()
+    torch.testing.assert_close(programs[name](), want)
+    assert (min(rows, default=size) < size) == leaves_out
+
+
+def test_locals_that_somebody_holds(batch):
+    """The caller's, which are read to find the model; who has asked for them before keeps them."""
+    held = []
+
+    def caller_of(model, batch):
+        look()
+        return model(batch.x, batch.edge_index)[: batch.batch_size]
+
+    def look():
+        held.append(sys._getframe(1).f_locals)
+
+    model = sage().double().to(DEVICE)
+    caller_of(model, batch)
+    assert held[0]["model"] is model and held[0]["batch"] is batch
 
 
 def test_what_is_left_out(batch, rows):
@@ -388,7 +469,7 @@ def test_an_error_between_the_call_and_the_slice(name, batch):
         return out
 
     found = []
-    for make in (lambda: left(batch.x), lambda: model(batch.x, batch.edge_index)):
+    for make in (lambda: left(batch), lambda: model(batch.x, batch.edge_index)):
         model.zero_grad()
         out = make()
         assert isinstance(out, FirstRows) == (not found)

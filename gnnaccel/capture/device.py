@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.schedule import work
 
 _streams: dict[int, torch.cuda.Stream] = {}
@@ -163,7 +164,7 @@ class Recording:
         except BaseException:
             # A capture that ended early leaves the pool and the generator waiting for its end.
             with contextlib.suppress(Exception):
-                torch._C._cuda_endAllocateToPool(device, pool)
+                touch.end_allocation(device, pool)
             if self._pool is None:
                 del _pools[device]
             generator = torch.cuda.default_generators[device]
@@ -175,7 +176,7 @@ class Recording:
     def follow() -> None:
         """What comes on the present stream runs after all replays before: recordings share memory, and have inputs."""
         device = torch.cuda.current_device()
-        handle, last = torch._C._cuda_getCurrentRawStream(device), _replayed.get(device)
+        handle, last = touch.raw_stream(device), _replayed.get(device)
         if last is not None and last[0] == handle:
             return
         stream = torch.cuda.current_stream()

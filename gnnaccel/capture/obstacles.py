@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from gnnaccel import touch
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import modes_now
 from gnnaccel.graph import modes
@@ -22,33 +21,30 @@ _QUIET = frozenset({
 })  # fmt: skip
 
 
-_current_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-
-
 def modes_of_call() -> tuple:
     """`modes_now`, and the default device where it is a mode."""
-    count = torch._C._len_torch_function_stack()
-    return (*modes_now(), *[torch._C._get_function_stack_at(i).device for i in range(count)])
+    return (*modes_now(), *[mode.device for mode in touch.function_modes()])
 
 
 def unusual() -> str | None:
     """Why this call is to run as it is, whatever it is given."""
+    if touch.IS_BLIND:
+        return "this torch has not the names by which modes are seen"
     if Recording.busy():
         return "it is part of another capture"
     if (
-        torch._C._len_torch_dispatch_stack()
-        or modes.transforming()
-        or torch._C._get_tracing_state() is not None
+        touch.in_dispatch_mode()
+        or touch.transforming()
+        or touch.tracing()
         or torch.is_anomaly_enabled()
-        or forward_ad._current_level >= 0
+        or touch.in_forward_mode()
     ):
         return "a mode of torch that sees each operation"
-    if _current_backward() != -1:
+    if touch.graph_task() != -1:
         return "it is called in a backward pass"  # as a reentrant checkpoint does, which is to draw the same numbers
     if modes.recomputing():
         return modes.RECOMPUTING
-    for i in range(torch._C._len_torch_function_stack()):
-        mode: TorchFunctionMode = torch._C._get_function_stack_at(i)
+    for mode in touch.function_modes():
         if type(mode) is not DeviceContext:
             return f"a mode of torch, {type(mode).__name__}"
     return None
@@ -56,7 +52,7 @@ def unusual() -> str | None:
 
 def hooked(parts: Iterable[torch.nn.Module]) -> str | None:
     """Why a replay, which runs no hooks, may not stand for a call of a module made of `parts`."""
-    if torch.nn.modules.module._has_any_global_hook():
+    if touch.has_global_hooks():
         return "hooks of all modules"
     for part in parts:
         for key, hooks in vars(part).items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gnnaccel import _operators, _precision
+from gnnaccel import _operators, _precision, touch
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Guard, Unfit, Warm
 from gnnaccel.capture.leaves import (
@@ -41,7 +41,6 @@ _AGAIN = (
     "call gnnaccel.accelerate(model, cuda_graphs=False), or leave GNNACCEL_CUDA_GRAPHS unset"
 )
 _OVERWRITTEN = "{}: what its captured forward kept for this backward was overwritten by a later call: keep no graph"
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False)
 
 
 class _Token:
@@ -239,7 +238,7 @@ class Pair:
                 found = self._as_it_is(mask, there)
             else:
                 found = self._replayed(captured, there)
-        if not _keeps_graph():
+        if not touch.keeps_graph(unknown=False):
             self._pending = None
         return found
 

@@ -21,7 +21,7 @@ from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gnnaccel import report, schedule
+from gnnaccel import report, schedule, touch
 from gnnaccel.dgl_backend import mailbox, ops
 from gnnaccel.dgl_backend.edges import Edges, LiftedColumn, Lifting, fetched
 from gnnaccel.dgl_backend.short import autocasting
@@ -54,7 +54,7 @@ def _obstacle(g) -> str | None:
     index = g._graph
     if (why := ops.transformed()) is not None:
         return why
-    if modes.faking() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if modes.faking() or torch.compiler.is_compiling() or touch.tracing():
         return "a graph that torch traces"
     if index.number_of_etypes() != 1:
         return "a graph with several edge types"

@@ -11,9 +11,8 @@ import time
 from types import ModuleType
 
 import torch
-from torch.autograd import forward_ad
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.dgl_backend import bridge, our_kernels
 from gnnaccel.dgl_backend.structure import known_structure, structure
 from gnnaccel.ops import CBSR, has_cuda_kernels
@@ -38,7 +37,7 @@ def transformed() -> str | None:
 
     Our ops would not: they have no rule for a forward derivative, so that it would come out as zero.
     """
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if touch.sees_transforms() or touch.in_forward_mode():
         return "torch.func, or automatic differentiation in forward mode"
     return None
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 
 _INT32_MAX = 2**31 - 1
 _ON_CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def _ends_on_cpu(edges: Tensor, destinations: int) -> tuple[int, int] | None:
 
     Without the tensors of the two, which would take as long to make as the sort of a small graph.
     """
-    if type(edges) is not Tensor or torch.compiler.is_compiling() or _operators.watched():
+    if type(edges) is not Tensor or torch.compiler.is_compiling() or touch.watched():
         return None
     if not edges.is_cpu or not edges.is_contiguous():
         return None

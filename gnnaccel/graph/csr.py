@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from gnnaccel import touch
 from gnnaccel.graph import build, load, modes
 
 _T = TypeVar("_T")
@@ -259,9 +259,9 @@ class Graph:
     def transient(self) -> bool:
         """True where what is made now must not be kept: while torch.compile or a transform traces, as it would be the
         tracer's, and where it holds nothing."""
-        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        if torch.compiler.is_compiling() or touch.in_forward_mode():
             return True
-        return modes.transforming() or self._hollow()
+        return touch.transforming() or self._hollow()
 
     def _hollow(self) -> bool:
         """True where tensors that are made now hold nothing: fake ones, and those of a CUDA graph that is captured,

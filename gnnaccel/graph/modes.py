@@ -8,10 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-
-def transforming() -> bool:
-    """True inside a transform of torch.func, which wraps the tensors that are made in it."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+from gnnaccel import touch
 
 
 def faking() -> bool:
@@ -19,16 +16,12 @@ def faking() -> bool:
 
     Not while torch.compile reads the code, which makes the tensors when what it compiled runs.
     """
-    if torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack():
-        return False
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return not torch.compiler.is_dynamo_compiling() and touch.in_dispatch_mode("FAKE")
 
 
 def proxied() -> bool:
     """True while make_fx notes what runs, and as a constant what is no argument: a graph, for any edges to come."""
-    if not torch._C._len_torch_dispatch_stack():
-        return False
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return touch.in_dispatch_mode("PROXY")
 
 
 def recomputing() -> bool:
@@ -40,8 +33,7 @@ def recomputing() -> bool:
 
 def are_hooked() -> bool:
     """True where hooks get what is saved: what they give back of it is theirs, and may be read by others later."""
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    top = () if hooks is None else hooks(False)
+    top = touch.saved_hooks(False)
     return top is not None and (not top or getattr(top[0], "recomputes", True))
 
 
@@ -72,9 +64,8 @@ def lasting(*tensors: Tensor | None) -> tuple:
     with these and have nothing to say of integers, and copies that autograd accepts if made under inference mode."""
     if torch.compiler.is_compiling():
         return tensors
-    wrapped = torch._C._functorch.is_gradtrackingtensor
     for tensor in tensors:
-        if tensor is not None and (wrapped(tensor) or tensor.is_inference()):
+        if tensor is not None and (touch.is_tracked(tensor) or tensor.is_inference()):
             return tuple(map(_lasting, tensors))
     return tensors
 
@@ -82,20 +73,14 @@ def lasting(*tensors: Tensor | None) -> tuple:
 def _lasting(tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
-    tensor = _unwrapped(tensor)
+    tensor = touch.unwrapped(tensor)
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
-        return _unwrapped(tensor.clone())
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    while torch._C._functorch.is_gradtrackingtensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+        return touch.unwrapped(tensor.clone())
 
 
 def refuse(who: str) -> None:
     """Raise RuntimeError in a mode in which a graph cannot be read."""
-    if not torch.compiler.is_dynamo_compiling() and (transforming() or faking()):
+    if not torch.compiler.is_dynamo_compiling() and (touch.transforming() or faking()):
         raise RuntimeError(f"{who}: call it outside torch.func's transforms, FakeTensorMode and torch.export")

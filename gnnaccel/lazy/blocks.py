@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel import _operators, _timed, ops
+from gnnaccel import _operators, _timed, ops, touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import programs
@@ -270,8 +270,7 @@ class _Blocks(_operators.Function):
         kept, *operands = ctx.saved_tensors
         graph, program, reduce = ctx.graph, ctx.program, ctx.reduce
         needs = ctx.needs_input_grad[5:]
-        functorch = torch._C._functorch
-        if torch.is_grad_enabled() or functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad):
+        if torch.is_grad_enabled() or touch.is_batched(grad):
             # A second derivative may follow, or there are many gradients in one: the plain way, with all messages.
             grads = _plain_backward(graph, program, reduce, operands, needs, grad)
             return None, None, None, None, None, *grads

@@ -2,7 +2,8 @@
 ``out = f(...)`` and ``out = out[:k]`` behind it.
 
 Then the result is on the interpreter's stack and in a variable alone until the slice takes it, and nothing but names,
-constants and attributes are read in between: nobody else can see the result, or change what it was made of, before.
+constants and attributes that run no code of users' are read in between: nobody else can see the result, or change what
+it was made of, before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import builtins
 import dis
 import functools
 import inspect
+import itertools
 import sys
 import types
 from typing import Any
@@ -33,13 +35,37 @@ def takes_first_rows(frame: types.FrameType, called: Any) -> bool:
     # A debugger's, which may look at anything.
     if found is None or sys.gettrace() is not None or frame.f_trace is not None:
         return False
-    name, attributes = found
+    (name, attributes), end = found
     value = _variable(frame, name)
     for attribute in attributes:
         held = vars(value) if hasattr(value, "__dict__") else {}
         parts = held.get("_modules", {}) if isinstance(value, torch.nn.Module) else held
         value = parts.get(attribute)
-    return value is called
+    return value is called and (not end or _is_plain(_variable(frame, end[0]), end[1]))
+
+
+def _is_plain(value: Any, attributes: tuple[str, ...]) -> bool:
+    """True if to read these attributes, each of the one before, runs no code but torch's and PyG's."""
+    for place, attribute in enumerate(attributes):
+        kind = type(value)
+        found = next((vars(parent)[attribute] for parent in kind.__mro__ if attribute in vars(parent)), None)
+        ways: list[Any] = [kind.__getattribute__]
+        if isinstance(found, property):
+            ways.append(found.fget)
+        elif found is not None:
+            ways.append(getattr(type(found), "__get__", kind.__getattribute__))
+        elif attribute not in getattr(value, "__dict__", {}):
+            ways.append(getattr(kind, "__getattr__", None))
+        if not all(map(_is_frameworks, ways)):
+            return False
+        value = getattr(value, attribute, None) if place + 1 < len(attributes) else None
+    return True
+
+
+def _is_frameworks(function: Any) -> bool:
+    if isinstance(function, types.WrapperDescriptorType):  # of Python's own classes
+        return True
+    return str(getattr(function, "__module__", None)).split(".")[0] in ("torch", "torch_geometric")
 
 
 def _variable(frame: types.FrameType, name: str) -> Any:
@@ -48,8 +74,10 @@ def _variable(frame: types.FrameType, name: str) -> Any:
     if name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars:
         values = frame.f_locals
         found = values.get(name, nothing)
-        if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED:
-            values.clear()  # a copy, which would keep everything alive that it has, a batch and its results
+        # Before 3.13 a copy, which would keep everything alive that it has, a batch and its results; if somebody else
+        # has it too, it is his.
+        if code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(values) == _UNHELD:
+            values.clear()
     elif not code.co_flags & inspect.CO_OPTIMIZED:
         found = frame.f_locals.get(name, nothing)
     if found is nothing:
@@ -57,31 +85,44 @@ def _variable(frame: types.FrameType, name: str) -> Any:
     return found
 
 
+def _unheld() -> int:
+    """References to the locals of a frame that nobody has asked for them before; none where they are no copy."""
+    values = sys._getframe().f_locals
+    return sys.getrefcount(values) if sys.version_info < (3, 13) else -1
+
+
+_UNHELD = _unheld()
+_Read = tuple[str, tuple[str, ...]]  # a name, and attributes of it
+
+
 @functools.lru_cache(maxsize=1024)
-def _called(code: types.CodeType, place: int) -> tuple[str, tuple[str, ...]] | None:
-    """What the call at this offset calls, a name and attributes of it, if its result is sliced so; else None."""
+def _called(code: types.CodeType, place: int) -> tuple[_Read, _Read | None] | None:
+    """What the call at this offset calls, and what ends the slice of its result (None for a constant); None where
+    anything else happens to the result."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
     if not _LOCALS.isdisjoint((*code.co_names, *code.co_freevars)):
         return None
     if "eval" in code.co_names and any(step.argval == "eval" and step.opname.startswith(_EVAL) for step in steps):
         return None
     at = next((i for i, step in enumerate(steps) if step.offset == place), None)
-    if at is None or steps[at].opname not in _CALLS or not _is_sliced(steps, at + 1):
+    end = None if at is None or steps[at].opname not in _CALLS else _end_of_slice(steps, at + 1)
+    if end is None:
         return None
     height = 0
-    for first in range(at, -1, -1):
+    for first in range(at, -1, -1):  # type: ignore[arg-type]
         step = steps[first]
         if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
             return None
         height += dis.stack_effect(step.opcode, step.arg)
         if height == 1:
-            return _name(steps[first:at])
+            called = _read(steps[first:at])
+            return None if called is None else (called, _read(end))
         if step.is_jump_target:  # to within the statement, which is not the one way to the call then
             return None
     return None
 
 
-def _name(steps: list[dis.Instruction]) -> tuple[str, tuple[str, ...]] | None:
+def _read(steps: list[dis.Instruction]) -> _Read | None:
     loads = [step for step in steps if step.opname != "PUSH_NULL"]
     if not loads or not loads[0].opname.startswith(_NAMES) or not isinstance(loads[0].argval, str):
         return None
@@ -93,48 +134,44 @@ def _name(steps: list[dis.Instruction]) -> tuple[str, tuple[str, ...]] | None:
     return loads[0].argval, tuple(attributes)
 
 
-def _is_sliced(steps: list[dis.Instruction], start: int) -> bool:
-    """True if ``[:end]`` begins at this step, or the variable that the result goes to becomes ``variable[:end]`` with
-    the next statement, where `end` is made of names, constants and attributes."""
+def _end_of_slice(steps: list[dis.Instruction], start: int) -> list[dis.Instruction] | None:
+    """The steps of `end`, a constant or a name and attributes of it, where ``[:end]`` begins at this step, or where the
+    variable that the result goes to becomes ``variable[:end]`` with the next statement; else None."""
     rest, variable = steps[start:], None
     if len(rest) > 2 and rest[0].opname in ("STORE_FAST", "STORE_NAME"):
         variable = rest[0].argval
         if not rest[1].opname.startswith(("LOAD_FAST", "LOAD_NAME")) or rest[1].argval != variable:
-            return False
+            return None
         rest = rest[2:]
     elif rest and rest[0].opname == "STORE_FAST_LOAD_FAST":
         variable, loaded = rest[0].argval
         if loaded != variable:
-            return False
+            return None
         rest = rest[1:]
-    behind = _behind_slice(rest, variable)
-    if behind is None or variable is None:
-        return behind is not None
-    stored = rest[behind].argval if behind < len(rest) and rest[behind].opname.startswith("STORE_") else None
-    return (stored[0] if isinstance(stored, tuple) else stored) == variable
-
-
-def _behind_slice(rest: list[dis.Instruction], variable: str | None) -> int | None:
-    """Where it goes on behind ``[:end]``, whose end does not read `variable`; None if these steps are no such slice."""
     if not rest or rest[0].opname != "LOAD_CONST" or rest[0].is_jump_target:
         return None
     if isinstance(rest[0].argval, slice):  # of constants
-        given = rest[0].argval
-        return 2 if given.start is None and given.step is None and len(rest) > 1 and _is_subscript(rest[1]) else None
-    if rest[0].argval is not None:
+        usual, last = rest[0].argval.start is None and rest[0].argval.step is None, 1
+    else:
+        simple = itertools.takewhile(lambda step: step.opname.startswith(_NAMES) or step.opname in _MORE, rest[1:])
+        last = 1 + len(list(simple))
+        usual = rest[0].argval is None and last > 1
+    end = rest[1:last]
+    usual = usual and last < len(rest) and not any(step.is_jump_target for step in rest[: last + 1])
+    # One name or constant, which is not the variable, and nothing but attributes of it.
+    usual = usual and all((step.opname == "LOAD_ATTR") == (place > 0) for place, step in enumerate(end))
+    if not usual or (end and variable is not None and end[0].argval == variable):
         return None
-    for i, step in enumerate(rest[1:], 1):
-        if step.is_jump_target:
+    if not isinstance(rest[0].argval, slice) and rest[last].opname != "BINARY_SLICE":
+        if rest[last].opname != "BUILD_SLICE" or rest[last].arg != 2:
             return None
-        if step.opname == "BINARY_SLICE":
-            return i + 1 if i > 1 else None
-        if step.opname == "BUILD_SLICE":
-            return i + 2 if i > 1 and step.arg == 2 and i + 1 < len(rest) and _is_subscript(rest[i + 1]) else None
-        is_attribute = step.opname == "LOAD_ATTR"
-        simple = step.opname.startswith(_NAMES) or step.opname in _MORE
-        if not simple or is_attribute == (i == 1) or (not is_attribute and step.argval == variable is not None):
-            return None
-    return None
+        last += 1
+    if last >= len(rest) or not (rest[last].opname == "BINARY_SLICE" or _is_subscript(rest[last])):
+        return None
+    if variable is None:
+        return end
+    stored = rest[last + 1].argval if last + 1 < len(rest) and rest[last + 1].opname.startswith("STORE_") else None
+    return end if (stored[0] if isinstance(stored, tuple) else stored) == variable else None
 
 
 def _is_subscript(step: dis.Instruction) -> bool:

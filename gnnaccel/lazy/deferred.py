@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -9,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from gnnaccel import touch
+
 METADATA: set = set()  # functions that ask for nothing but shape, type and place; filled by rules.py
+
+
+def references(held: list) -> list[int]:
+    """How many references there are to each thing in a list, that of the list among them."""
+    return list(map(sys.getrefcount, held))
+
+
+IN_A_LIST = references([object()])[0]  # of what nobody else has
 
 
 class Deferred(Tensor):
@@ -40,11 +52,33 @@ class Deferred(Tensor):
         """Raise RuntimeError: that has happened."""
         raise NotImplementedError
 
+    def is_pythons_alone(self) -> bool:
+        """True if nobody but Python has it, so that it can become another tensor."""
+        with touch.plain_functions():
+            return touch.is_pythons_alone(self) and not weakref.getweakrefs(self)
+
+    def become(self, holder: dict[str, Any], grad: bool) -> None:
+        """Be the ordinary tensor holder["value"]: the one that autograd knows, unless others have it, and then a view
+        of it. What this object refers to is to be let go of before.
+
+        grad : whether gradients were recorded where the ordinary tensor was made.
+        """
+        value = holder["value"]
+        is_alone = references([value])[0] == IN_A_LIST + 2 and touch.is_pythons_alone(value)
+        if not is_alone:
+            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+                value = value.view_as(value)
+        with touch.plain_functions():
+            self._backward_hooks = None  # `lost`
+            torch.utils.swap_tensors(self, value)
+        if is_alone:
+            holder["value"] = self
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
+            with touch.plain_functions():
                 return func(*args, **kwargs)
         rule = cls.RULES.get(func)
         if rule is not None:

@@ -11,9 +11,7 @@ A `Trip` is the time in which there are such tensors: `end` makes ordinary tenso
 
 from __future__ import annotations
 
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.lazy.deferred import Deferred
+from gnnaccel import touch
+from gnnaccel.lazy.deferred import IN_A_LIST, Deferred, references
 
 
 class Step:
@@ -157,11 +156,11 @@ class Trip:
         result = holder[0]
         mine = isinstance(result, FirstRows)
         del result
-        counts = _references(self.made)
+        counts = references(self.made)
         kept = {
             out.step: out
             for out, count in zip(self.made, counts, strict=True)
-            if count > _FREE + (mine and out is holder[0])
+            if count > IN_A_LIST + (mine and out is holder[0])
         }
         if kept:
             self.settled = self.settled or "somebody keeps the results of a layer"
@@ -185,13 +184,6 @@ def _computed(step: Step, rows: int, values: Sequence[Tensor]) -> Tensor:
         return step.compute(rows, *values)
     with torch.set_grad_enabled(step.grad):
         return step.compute(rows, *values)
-
-
-def _references(made: list) -> list[int]:
-    return list(map(sys.getrefcount, made))
-
-
-_FREE = _references([object()])[0]  # of what is in a list alone
 
 
 class _State(threading.local):
@@ -220,7 +212,7 @@ class FirstRows(Deferred):
         self.trip, self.step = trip, step
         if step.requires_grad:
             # Reached only where autograd took this object for an input of its own, so that its gradient would be lost.
-            with torch._C.DisableTorchFunctionSubclass():
+            with touch.plain_functions():
                 self.register_hook(cls.lost)
         return self
 
@@ -232,7 +224,7 @@ class FirstRows(Deferred):
 
     def given(self, reason):
         """From here on it is an ordinary tensor itself if the call is over: an error before the slice has left it."""
-        if self.trip is state.trip or not self._is_alone():
+        if self.trip is state.trip or not self.is_pythons_alone():
             return self.ordinary(reason)
         self.ordinary(reason)
         self.become_ordinary()
@@ -248,24 +240,11 @@ class FirstRows(Deferred):
             "gradient would be lost; call gnnaccel.uninstall(), and please report it"
         )
 
-    def _is_alone(self) -> bool:
-        """True if nobody but Python has it, so that it can become another tensor."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self._use_count() == 1 and not weakref.getweakrefs(self)  # type: ignore[attr-defined]
-
     def become_ordinary(self) -> None:
-        """Be the tensor of all rows, which have been computed: the one that autograd knows, unless others have it."""
+        """Be the tensor of all rows, which have been computed."""
         step = self.step
-        assert step.value is not None
-        is_alone = _references([step.value])[0] == _FREE + 1 and step.value._use_count() == 1  # type: ignore
-        with torch.inference_mode(False), torch.set_grad_enabled(step.grad):
-            value = step.value if is_alone else step.value.view_as(step.value)
         del self.trip, self.step
-        with torch._C.DisableTorchFunctionSubclass():
-            self._backward_hooks = None  # `lost`
-            torch.utils.swap_tensors(self, value)
-        if is_alone:
-            step.value = self
+        self.become(vars(step), step.grad)
 
 
 FirstRows.__name__ = FirstRows.__qualname__ = "Tensor"  # errors name the operands' types
@@ -277,13 +256,20 @@ _MODES = ("floor", "trunc", "tanh", "none")
 
 
 def _taken(
-    function: Callable, args: Sequence, kwargs: dict | None = None, width: int | None = None, own: bool = False
+    function: Callable,
+    args: Sequence,
+    kwargs: dict | None = None,
+    width: int | None = None,
+    own: bool = False,
+    dropped: float | None = None,
 ) -> FirstRows | None:
     """The result of a function of each row alone; None where its arguments are not as expected.
 
     args : tensors among them broadcast with the first result in them, or have one row for each of its rows.
     width : of the result; None where all broadcast to it.
     own : ordinary tensors are the function's own, as weights are, and have no rows.
+    dropped : the function's last argument is what a dropout of this probability multiplies by. It is drawn here, once
+        nothing declines any more: who is declined draws again.
     """
     trip, first = state.trip, next((a for a in args if isinstance(a, FirstRows)), None)
     if trip is None or first is None or first.trip is not trip or not first.step.dtype.is_floating_point:
@@ -328,6 +314,9 @@ def _taken(
         width = max(widths)
         if any(of not in (1, width) for of in widths):
             return None
+    if dropped is not None:
+        ones = torch.ones((num_rows, width), dtype=like.dtype, device=like.device)
+        given.append(_Place(0, F.dropout(ones, dropped)))
     return trip.take(_RowByRow(function, tuple(given), kwargs, tuple(inputs), width, grad))
 
 
@@ -335,12 +324,12 @@ def _elementwise(function, *args, **kwargs):
     return None if "out" in kwargs else _taken(function, args, kwargs)
 
 
-def _in_place(function: Callable, x: FirstRows, *args: Any) -> FirstRows | None:
+def _in_place(function: Callable, x: FirstRows, dropped: float | None = None) -> FirstRows | None:
     """The tensor itself, which is another from here on; steps that have it as their input keep what it was."""
     if x.step.requires_grad and not torch.is_grad_enabled():  # the gradient passes by what is not recorded
         return None
-    out = _taken(function, (x, *args))
-    if out is None or out.step.shape != x.step.shape:
+    out = _taken(function, (x,), dropped=dropped)
+    if out is None:
         return None
     x.step = out.step
     return x
@@ -363,8 +352,7 @@ def _dropout(function, x, p=0.5, training=True, inplace=False):
         return None
     if not training or not p:
         return x
-    noise = F.dropout(torch.ones(x.step.shape, dtype=x.step.dtype, device=x.step.device), p, True)
-    return _in_place(torch.mul, x, noise) if inplace else _taken(torch.mul, (x, noise))
+    return _in_place(torch.mul, x, p) if inplace else _taken(torch.mul, (x,), dropped=p)
 
 
 def _layer_norm(function, x, normalized_shape, weight=None, bias=None, eps=1e-5):

@@ -19,7 +19,8 @@ _OPERATORS |= {"setitem", "delitem"}
 _KEYWORDS = {"inplace", "out"}
 _STORED = {"data", "grad", "requires_grad"}  # attributes of a tensor that may be set
 _GLOBALS = {"LOAD_NAME", "LOAD_GLOBAL", "STORE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"}
-_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_CLASSDEREF"}
+_OF_OBJECTS = {"LOAD_ATTR", "LOAD_METHOD"}
+_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", *_OF_OBJECTS}
 # What calls, and how much lies on the stack above its arguments.
 _CALLS = {
     ("PRECALL" if "PRECALL" in dis.opmap else "CALL"): 0,
@@ -28,6 +29,12 @@ _CALLS = {
     "CALL_KW": 1,
     "CALL_FUNCTION_KW": 1,
 }
+
+
+class Attribute(str):
+    """A name that code reads from an object, `self` or another; any other is found by itself, as a global."""
+
+    of_self = False
 
 
 def is_name(name: str) -> bool:
@@ -111,26 +118,35 @@ def of_calls(codes: Iterable[types.CodeType], aliases: Iterable[tuple[str, int]]
 
     aliases : further names, and how many arguments what they stand for may be given.
     """
-    own = dict(aliases)
+    names: dict[str, int] = {}
+    attributes: dict[str, int] = {}
+    for alias, arguments in aliases:
+        (attributes if isinstance(alias, Attribute) else names)[alias] = arguments
+    usual = _limits() | names
+    others = usual | attributes
     for code in codes:
-        for name, is_own, given in _loaded(code):
+        for name, given in _loaded(code):
             # An attribute of the layer itself is what it is, whatever its name: self.dropout may be a number.
-            most = own.get(name, None if is_own else _limits().get(name))
+            known = usual if not isinstance(name, Attribute) else attributes if name.of_self else others
+            most = known.get(name)
             if most is not None and (given is None or given > most):
                 return f"{code.co_name}() may tell {name}() to write in place"
     return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _loaded(code: types.CodeType) -> tuple[tuple[str, bool, int | None], ...]:
-    """Of each name that the code loads: the name, whether of `self`, and how many arguments it is called with."""
-    found: dict[tuple[str, bool, int | None], None] = {}
+def _loaded(code: types.CodeType) -> tuple[tuple[str, int | None], ...]:
+    """Each name that the code loads, and how many arguments it is called with."""
+    found = []
     for part in _parts(code):
         instructions = list(dis.get_instructions(part))
         for place, instruction in enumerate(instructions):
             if instruction.opname in _LOADS:
-                is_own = bool(place) and _loads_self(instructions[place - 1])
-                found[instruction.argval, is_own, _arguments(instructions, place)] = None
+                name = instruction.argval
+                if instruction.opname in _OF_OBJECTS:
+                    name = Attribute(name)
+                    name.of_self = bool(place) and _loads_self(instructions[place - 1])
+                found.append((name, _arguments(instructions, place)))
     return tuple(found)
 
 

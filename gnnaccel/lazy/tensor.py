@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.deferred import Deferred
 from gnnaccel.lazy.expression import (
@@ -61,11 +62,13 @@ class Trip:
         return gathered(self.graph, lazy.expression).movedim(0, lazy.axis)
 
     def settle(self) -> None:
-        """Gather the rows of features that somebody keeps beyond the call, in which their nodes may change."""
-        for ref in self.made:
-            lazy = ref()
+        """Make ordinary tensors of features that somebody keeps beyond the call, in which their nodes may change."""
+        made, self.made = [ref() for ref in self.made], []  # what is referred to weakly cannot become another
+        while made:
+            lazy = made.pop()
             if lazy is not None:
                 lazy.rows("message() or update() keeps a lifted feature")
+                lazy.become_ordinary()
 
 
 class Lazy(Deferred):
@@ -104,7 +107,7 @@ class Lazy(Deferred):
         trip.made.append(weakref.ref(self))
         if grad:
             # Reached only where autograd took this object for an input of its own, so that its gradient would be lost.
-            with torch._C.DisableTorchFunctionSubclass():
+            with touch.plain_functions():
                 self.register_hook(cls.lost)
         return self
 
@@ -151,6 +154,13 @@ class Lazy(Deferred):
             with _as_made(self.traced, self.inference):
                 self._value = self.trip.rows(self, reason, always)
         return self._value  # type: ignore[return-value]
+
+    def become_ordinary(self) -> None:
+        """Be the tensor of the rows, which have been gathered, if nobody but Python has this one."""
+        if self.is_pythons_alone():
+            made, grad = {"value": self._value}, self.traced
+            vars(self).clear()
+            self.become(made, grad)
 
 
 @contextlib.contextmanager

@@ -49,8 +49,8 @@ class Walk:
         self._aliases: list[tuple[str, int]] = []  # name, arguments it may be given at most
 
     def follow(self, name: str, values: list) -> str | None:
-        """Why the code that `values`, which something reads as `name`, lead to cannot be trusted; None if it can."""
-        waiting = [(name, value) for value in values]
+        """Why the code that `values`, attributes `name` of something, lead to cannot be trusted; None if it can."""
+        waiting: list[tuple[str, Any]] = [(in_place.Attribute(name), value) for value in values]
         while waiting:
             name, value = waiting.pop()
             if id(value) in self._seen or isinstance(value, DATA):
@@ -113,7 +113,8 @@ class Walk:
         found = [*closure.items(), *(function.__kwdefaults__ or {}).items()]
         found += [(function.__name__, value) for value in function.__defaults__ or ()]
         found += [(name, function.__globals__.get(name, getattr(builtins, name, None))) for name in read]
-        found += [(name, vars(kind)[name]) for name in attributes for kind in self._parents if name in vars(kind)]
+        of_class = [(name, kind) for name in attributes for kind in self._parents if name in vars(kind)]
+        found += [(in_place.Attribute(name), vars(kind)[name]) for name, kind in of_class]
         return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import schedule
+from gnnaccel import schedule, touch
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _described
@@ -380,15 +380,7 @@ def _recorded(tensor: Tensor) -> bool:
     """True if a level of torch.func below the present one records what becomes of `tensor`."""
     if torch.compiler.is_compiling():
         return False
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-        if tensor.requires_grad:
-            return True
-    return False
-
-
-# Whether autograd is to keep what the graph saved, for another backward pass (torch 2.4 does not say).
-keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+    return any(inner.requires_grad for inner in touch.levels(tensor))
 
 
 def gradients(function: Callable, inputs: Sequence[Tensor | None], wanted: Sequence[bool], grad: Any) -> tuple:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
-from gnnaccel import _timed
+from gnnaccel import _timed, touch
 from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
 
 aten = torch.ops.aten
@@ -151,7 +151,7 @@ class CBSR(Tensor):
                 )
             args[0]._parts.stale = True
             args = (_plain(args[0]), *args[1:])
-        with torch._C.DisableTorchFunctionSubclass():
+        with touch.plain_functions():
             return func(*args, **kwargs)
 
     @classmethod

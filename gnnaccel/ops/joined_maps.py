@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel._precision import product
 from gnnaccel.ops import linear_sums
 from gnnaccel.ops._arrays import gradients
@@ -35,7 +34,7 @@ def joined_maps(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]], apart: 
     for weight, bias in maps:
         if not linear_sums.are_maps(x, weight, bias, narrow):
             return None
-    if _operators.watched() or forward_ad._current_level >= 0:
+    if touch.watched() or touch.in_forward_mode():
         return None
     # The maps alone keep no x where none of these asks for a gradient: it may be written into then.
     if linear_sums.is_recorded() and not any(weight.requires_grad for weight, _ in maps):

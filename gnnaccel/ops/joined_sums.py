@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel import _operators, report
+from gnnaccel import _operators, report, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays, products
@@ -244,7 +244,7 @@ class _Joined(_operators.Function):
             _start(ctx.arrays, plan.of_edge, named, [_rows(of_edges)], together)
         if not of_x and not any(of_parameters):
             return *(None,) * 6, of_edges, None, *(None,) * len(parameters)
-        is_last = not ctx.hooked and not _arrays.keeps_graph()  # nobody reads again what was saved
+        is_last = not ctx.hooked and not touch.keeps_graph(unknown=True)  # nobody reads again what was saved
         walk, own = plan.of_parts, joined is not x and plan.in_place is not None and is_last
         if own:
             walk = plan.in_place

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel._precision import product
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import ready, sampled_sums
@@ -66,7 +65,7 @@ def sum_mapped(
         return None
     if own is not None and (own.shape[0] != graph.num_rows or own.dtype != x.dtype or own.device != x.device):
         return None
-    if _operators.watched() or forward_ad._current_level >= 0:
+    if touch.watched() or touch.in_forward_mode():
         return None
     recorded = is_recorded()
     # The ops alone keep no x where this weight asks for no gradient: it may be written into then.
@@ -114,7 +113,7 @@ def mapped_sum(graph: Graph, x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
         narrow = narrow_dtype(x) if x.dtype is torch.float32 else None
         if narrow is None:
             return None
-    if _operators.watched() or forward_ad._current_level >= 0:
+    if touch.watched() or touch.in_forward_mode():
         return None
     both = (x.requires_grad or weight.requires_grad) and torch.is_grad_enabled()
     given = (weight, bias, scale, graph, both and not torch.is_inference_mode_enabled())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel import _operators, report
+from gnnaccel import _operators, report, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
 from gnnaccel.ops import _arrays
@@ -190,7 +190,7 @@ class _Mapped(_operators.Function):
         behind = len(parameters) + len(maps.leaves)
         values, operands, kept = saved[: len(parameters)], saved[len(parameters) : behind], saved[behind:]
         grad = grad.contiguous()
-        is_last = not ctx.hooked and not _arrays.keeps_graph()  # nobody reads again what was saved
+        is_last = not ctx.hooked and not touch.keeps_graph(unknown=True)  # nobody reads again what was saved
         places = maps.places(parameters)
         sums = _Sums(x, parameters, values, (of_x, *of_parameters))
         scaled = grad / degrees(ctx.arrays, grad, least=1) if form.reduce == "mean" else grad

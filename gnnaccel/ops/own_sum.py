@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel._precision import product
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, linear_sums
@@ -91,7 +90,7 @@ def own_sum_mapped(
         return None
     if x.shape[0] != graph.num_rows or graph.num_rows != graph.num_cols or x.device != graph.device:
         return None
-    if _operators.watched() or forward_ad._current_level >= 0:
+    if touch.watched() or touch.in_forward_mode():
         return None
     both = linear_sums.is_recorded() and x.requires_grad
     return _record_mapped(x, eps, weight, bias, graph, narrow, both)[0]

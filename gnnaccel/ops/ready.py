@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators, schedule, tiles
+from gnnaccel import _operators, schedule, tiles, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first
 from gnnaccel.ops._bias import column_sums
-from gnnaccel.ops.ready_call import NO_MORE, Kernel, keys, own_pays, with_more, with_own
+from gnnaccel.ops.ready_call import NO_MORE, Kernel, own_pays, with_more, with_own
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
@@ -49,9 +48,9 @@ def sum_of(
 
     Returns None where the general way is to be taken, with all its checks: nothing has been done then.
     """
-    if type(x) not in _TENSORS or torch.compiler.is_compiling() or _operators.watched():
+    if type(x) not in _TENSORS or torch.compiler.is_compiling() or touch.watched():
         return None
-    if forward_ad._current_level >= 0:
+    if touch.in_forward_mode():
         return None
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     both = recorded and x.requires_grad
@@ -80,7 +79,7 @@ def call_of(
         return None
     # With what torch makes of x, or an evaluation in inference mode would leave nothing ready for training. Without the
     # scales: a caller who makes new ones for each call leaves no more than one pair behind.
-    key = (form.name, x.shape[1], x.dtype, bias is None, torch._C._dispatch_keys(x).raw_repr())
+    key = (form.name, x.shape[1], x.dtype, bias is None, touch.keys(x))
     calls = calls_of(graph)
     ready: Ready | Once | None = calls.get(key)
     if type(ready) is not Ready or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
@@ -89,7 +88,7 @@ def call_of(
         if len(calls) >= _MOST:
             calls.clear()
         if type(ready) is not Ready and _is_new(graph):
-            if bias is not None and (keys(bias) != keys(x) or not bias.is_contiguous()):
+            if bias is not None and (touch.keys(bias) != touch.keys(x) or not bias.is_contiguous()):
                 return None
             once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
             if once is None:
@@ -248,7 +247,7 @@ class Ready:
 
     def gradient(self, grad: Tensor, into: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
         """The gradient of x of any kind of gradient, a new tensor. `factor`: that of `with_own`."""
-        usual = not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched()
+        usual = not torch.is_grad_enabled() and type(grad) is Tensor and not touch.watched()
         if usual and self.backward is not None and self.backward.takes(grad := grad.contiguous()):
             if factor is None:
                 return self.backward(grad)
@@ -272,7 +271,7 @@ class Once:
     def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
         self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
         self._num_rows, self._num_cols, self._device = graph.num_rows, graph.num_cols, x.device
-        self._form, self.scales, self._keys, self._dtype = form, scales, keys(x), lib.DTYPES[x.dtype]
+        self._form, self.scales, self._keys, self._dtype = form, scales, touch.keys(x), lib.DTYPES[x.dtype]
         self.uses = 0
         self.later: Ready | None = None
 
@@ -282,7 +281,7 @@ class Once:
 
     def reads(self, values: Tensor) -> bool:
         """True for weights, or a gradient, that lie as the calls take them."""
-        return keys(values) == self._keys and values.is_contiguous() and values.device == self._device
+        return touch.keys(values) == self._keys and values.is_contiguous() and values.device == self._device
 
     def forward(
         self,
@@ -315,7 +314,7 @@ class Once:
         that of `with_own`."""
         if self.later is not None and into is None:
             return self.later.gradient(grad, factor=factor)
-        if not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
+        if not torch.is_grad_enabled() and type(grad) is Tensor and not touch.watched():
             grad = grad.contiguous()
             inside = factor if factor is not None and own_pays(grad, factor, self._tensors[1].shape[0]) else None
             found = self.transposed(grad, into=into, factor=inside)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel import touch
 from gnnaccel.ops._arrays import Structure, sources_matter
 
 _COPY = lib.MESSAGES["copy_lhs"]
@@ -35,7 +36,7 @@ class Kernel:
 
     def __init__(self, arrays: Structure, x: Tensor, message: int, reduce: int, epilogue: tuple):
         device = x.device
-        self._arrays, self._rows, self._keys = arrays, arrays.num_rows, keys(x)
+        self._arrays, self._rows, self._keys = arrays, arrays.num_rows, touch.keys(x)
         self._in_order = message == _COPY or sources_matter(x.shape[1], 1)
         self._before = arrays.walked(self._in_order)
         self._result = (0, 0, x.shape[1], message, reduce, lib.DTYPES[x.dtype], 0.0)
@@ -55,13 +56,13 @@ class Kernel:
 
     def takes(self, x: Tensor) -> bool:
         """True for a contiguous tensor that torch treats as the one the call was made for; a bias as well as x."""
-        if torch._C._dispatch_keys(x).raw_repr() != self._keys:
+        if touch.keys(x) != self._keys:
             return False
         return x.is_contiguous() if self._index is None else self.may_read(x)
 
     def reads(self, weight: Tensor) -> bool:
         """True for weights that lie as the call takes them."""
-        if torch._C._dispatch_keys(weight).raw_repr() != self._keys or not weight.is_contiguous():
+        if touch.keys(weight) != self._keys or not weight.is_contiguous():
             return False
         return self._index is None or weight.device.index == self._index
 
@@ -94,7 +95,7 @@ class Kernel:
         epilogue = self._epilogue
         if wide or not (bias is factor is None):
             epilogue = with_more(epilogue, x, bias, factor, wide)
-        on = torch.get_num_threads() if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
+        on = torch.get_num_threads() if self._index is None else touch.raw_stream(self._index)
         before, given = self._before, (x.data_ptr(), feats, 1)
         edges = (0 if weight is None else weight.data_ptr(), 1, 1)
         self._entry(*before, given, edges, out.data_ptr(), *self._result, epilogue, on)
@@ -128,8 +129,3 @@ def takes_wide(x: Tensor, bias: Tensor | None) -> bool:
     if not x.is_cuda or x.element_size() != 2 or x.shape[1] % (16 // x.element_size()):
         return False
     return bias is None or (bias.dtype is torch.float32 and bias.is_contiguous())
-
-
-def keys(x: Tensor) -> int:
-    """A number that is the same for tensors that torch treats alike: device, layout, wrappers, lazy bits."""
-    return torch._C._dispatch_keys(x).raw_repr()

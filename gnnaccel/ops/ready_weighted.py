@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._features import padding_is_profitable
 from gnnaccel.ops.ready import Form, Once, Ready, call_of
@@ -28,7 +27,7 @@ def weighted_sum_of(graph: Graph, x: Any, weight: Any, form: Form) -> Tensor | N
     """
     if type(x) not in _TENSORS or type(weight) not in _TENSORS or torch.compiler.is_compiling():
         return None
-    if _operators.watched() or forward_ad._current_level >= 0 or weight.dtype != x.dtype:
+    if touch.watched() or touch.in_forward_mode() or weight.dtype != x.dtype:
         return None
     edges = graph.indices.shape[0]
     if not edges or weight.shape not in ((edges,), (edges, 1)) or x.dim() != 2 or (x.is_cuda and edges >= _MANY):
@@ -56,7 +55,7 @@ class _Weighted(_operators.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         needed, ready = ctx.needs_input_grad[:2], ctx.ready
-        if needed[0] and not torch.is_grad_enabled() and type(grad) is Tensor and not _operators.watched():
+        if needed[0] and not torch.is_grad_enabled() and type(grad) is Tensor and not touch.watched():
             grad = grad.contiguous()
             # What hooks on saved tensors give back may lie otherwise.
             if type(ready) is Once:

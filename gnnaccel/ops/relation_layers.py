@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel.graph.stack import EdgeList, graph_of
 from gnnaccel.ops import _arrays, ready, relation_each, relation_rows
 from gnnaccel.ops.linear_sums import Apart
@@ -76,7 +75,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept, each: bool = False) -
     list of Tensor [num_rows of a target, D], or None
     """
     if each:
-        if not _alike(targets) or _operators.watched() or forward_ad._current_level >= 0:
+        if not _alike(targets) or touch.watched() or touch.in_forward_mode():
             return None
         return list(_layers(*_each(targets)))
     on_cpu, new = targets[0].terms[0].x.is_cpu, _are_new(targets)
@@ -86,7 +85,7 @@ def relation_layers(targets: Sequence[Target], kept: Kept, each: bool = False) -
         if on_cpu
         else _bytes(targets) <= SPARED * len(targets) or (not new and relation_rows.pay(targets))
     )
-    if not few or not _alike(targets) or _operators.watched() or forward_ad._current_level >= 0:
+    if not few or not _alike(targets) or touch.watched() or touch.in_forward_mode():
         if new:
             return None
         return _composed(targets) if work > _TINY or not on_cpu else None
@@ -230,7 +229,7 @@ class _Layers(_operators.Function):
             found = _gradients(plan, ctx.calls, saved, grads, needs)
         if None in grads:
             _clear(found, plan, grads)
-        if not _arrays.keeps_graph():
+        if not touch.keeps_graph(unknown=True):
             ctx.given = ctx.weights = ctx.targets = ctx.calls = None  # as autograd drops what is saved
         if False in needs:
             found = [grad if need else None for grad, need in zip(found, needs, strict=True)]

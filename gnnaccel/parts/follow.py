@@ -18,6 +18,7 @@ from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
+from gnnaccel import touch
 from gnnaccel.parts import exchange, ranks
 
 _engine: Any = Variable._execution_engine  # type: ignore[attr-defined]
@@ -66,7 +67,7 @@ class _Gradients:
 
     def _forget(self, *_: Any) -> None:
         """What a backward pass has left that did not come to its end."""
-        if torch._C._current_graph_task_id() == -1:
+        if touch.graph_task() == -1:
             self._given.clear()
             self._done.clear()
 

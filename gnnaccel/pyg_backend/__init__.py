@@ -10,29 +10,64 @@ torch_scatter, where PyG's plain-torch path divides it among them.
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
+from typing import Any
 
 import torch
+import torch_geometric
 from torch.fx import GraphModule
-from torch_geometric.nn import HeteroLinear
-from torch_geometric.nn.conv import DirGNNConv, HeteroConv, MessagePassing
+from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _operators
-from gnnaccel.pyg_backend import batches as _batches
 from gnnaccel.pyg_backend import classes as _classes
-from gnnaccel.pyg_backend import directed as _directed
-from gnnaccel.pyg_backend import hetero_conv as _hetero_conv
-from gnnaccel.pyg_backend import readouts as _readouts
-from gnnaccel.pyg_backend import samplers as _samplers
 from gnnaccel.pyg_backend import sliced as _sliced
-from gnnaccel.pyg_backend import to_hetero as _to_hetero
-from gnnaccel.pyg_backend import typed as _typed
+from gnnaccel.pyg_backend import touch
 from gnnaccel.pyg_backend.graph import to_graph
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
 __all__ = ["accelerate", "disable", "enable", "to_graph"]
 
 _operators.leave_unread()  # PyG has loaded torch._dynamo
 _originals: dict[str, object] = {}  # methods of MessagePassing that enable() wrapped
+_PARTS = {
+    "samplers": "samplers and loaders",
+    "batches": "batches of graphs",
+    "readouts": "readouts",
+    "hetero_conv": "HeteroConv",
+    "directed": "DirGNNConv",
+    "to_hetero": "models of to_hetero()",
+    "typed": "HeteroLinear",
+}
+"""Modules of this package with enable() and disable(), that nothing else needs, and what of PyG's each is about."""
+
+
+def _loaded(name: str) -> Any:
+    """A part, or None, in words, where this version of PyG has not what it takes."""
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except Exception as error:
+        _left(name, error)
+        return None
+
+
+def _left(name: str, error: Exception) -> None:
+    said = "gnnaccel: of PyG %s %s run without acceleration: %s: %s"
+    logging.getLogger("gnnaccel").warning(said, torch_geometric.__version__, _PARTS[name], type(error).__name__, error)
+
+
+_parts: dict[str, Any] = {name: part for name in _PARTS if (part := _loaded(name)) is not None}
+
+
+def _enable(name: str) -> None:
+    """Switch on a part; what fails is undone, and said."""
+    if name in _parts:
+        try:
+            _parts[name].enable()
+        except Exception as error:
+            _parts.pop(name).disable()
+            _left(name, error)
 
 
 def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.nn.Module:
@@ -66,16 +101,16 @@ def accelerate(model: torch.nn.Module, *, update_order: bool = False) -> torch.n
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accelerate: model: expected a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
-        if isinstance(module, HeteroConv):
-            _hetero_conv.enable()
-        if isinstance(module, DirGNNConv):
-            _directed.enable()
-        if isinstance(module, HeteroLinear):
-            _typed.choose(module)
-        if isinstance(module, GraphModule):
-            _to_hetero.install(module)
+        if isinstance(module, pyg_nn.HeteroConv):
+            _enable("hetero_conv")
+        if isinstance(module, pyg_nn.DirGNNConv):
+            _enable("directed")
+        if isinstance(module, pyg_nn.HeteroLinear) and "typed" in _parts:
+            _parts["typed"].choose(module)
+        if isinstance(module, GraphModule) and "to_hetero" in _parts:
+            _parts["to_hetero"].install(module)
         if isinstance(module, MessagePassing):
-            _to_hetero.enable()  # also for what is to be made of the model
+            _enable("to_hetero")  # also for what is to be made of the model
             _classes.accelerate(module)
             if update_order and _classes.is_accelerated(module):
                 object.__setattr__(module, ALLOWED, True)
@@ -102,14 +137,11 @@ def enable() -> None:
     for name in ("__init__", "__setstate__"):
         _originals[name] = getattr(MessagePassing, name)
         setattr(MessagePassing, name, _then_accelerate(_originals[name]))
-    _samplers.enable()
-    _batches.enable()
-    _readouts.enable()
-    _hetero_conv.enable()
-    _directed.enable()
-    _to_hetero.enable()
-    _typed.enable(every=True)
+    for part in list(_parts):
+        _enable(part)
     _sliced.enable()
+    if (words := touch.untried()) is not None:
+        logging.getLogger("gnnaccel").warning("gnnaccel: %s", words)
 
 
 def disable() -> None:
@@ -117,12 +149,7 @@ def disable() -> None:
     for name, original in _originals.items():
         setattr(MessagePassing, name, original)
     _originals.clear()
-    _samplers.disable()
-    _batches.disable()
-    _readouts.disable()
-    _hetero_conv.disable()
-    _directed.disable()
-    _to_hetero.disable()
-    _typed.disable()
+    for part in _parts.values():
+        part.disable()
     _sliced.disable()
     _classes.restore_all()

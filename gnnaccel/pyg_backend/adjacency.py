@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch_geometric.index import ptr2index
+from torch_geometric.utils.sparse import ptr2index
 
 from gnnaccel import sampling
 from gnnaccel.pyg_backend.compressed import check_nodes, index2ptr

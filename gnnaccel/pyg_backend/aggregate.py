@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import aggr
 
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.helpers import bind, uses_helpers, wide
+from gnnaccel.pyg_backend.touch import nn as aggr
 
 
 def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, dim_size=None, dim=-2) -> Tensor:

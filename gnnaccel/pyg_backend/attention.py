@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
@@ -31,6 +30,7 @@ from gnnaccel.ops.heads_attention import heads_attention
 from gnnaccel.ops.super_gat import super_gat as super_gat_op
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import EdgeIndex
-from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import gat_conv as module
 
 from gnnaccel import ops, report
@@ -30,6 +28,8 @@ from gnnaccel.pyg_backend.attention import attend, dropped, is_half, summed_dtyp
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.joined_forwards import side_by_side
 from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel.pyg_backend.touch import EdgeIndex
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _NODE_DIMS = (0,)  # of [N, heads, channels]
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import to_hetero_with_bases_transformer as pyg_bases
 
-from gnnaccel import ops
+from gnnaccel import ops, touch
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.pyg_backend.touch import Names
 
-_HOOK = pyg_bases.hook
-_GROUP, _TYPES = pyg_bases.group_edge_placeholder, pyg_bases.get_edge_type
+_PYGS = Names("torch_geometric.nn.to_hetero_with_bases_transformer")
+_HOOK = _PYGS.hook
+_GROUP, _TYPES = _PYGS.group_edge_placeholder, _PYGS.get_edge_type
 _FEW = 1 << 13  # edges, up to which an index on CUDA takes the host less (reasoned from an H100's times, not swept)
 _OTHERS = (
     "_propagate_forward_pre_hooks",
@@ -80,7 +81,7 @@ def _is_index(edges: Any) -> bool:
 
 
 def _kept(owners: tuple, key: tuple, make: Callable[[], Tensor]) -> Tensor:
-    if torch.compiler.is_compiling() or modes.transforming() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or touch.transforming() or touch.tracing():
         return make()
     found = derived.get(owners, key)
     if found is not None and found[0]._version == found[1]:  # the model may write into what it gets

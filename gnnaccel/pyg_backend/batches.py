@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
 from torch_geometric.data import batch as _module
-from torch_geometric.data.storage import N_KEYS, GlobalStorage
 
 from gnnaccel import report
+from gnnaccel.pyg_backend.touch import N_KEYS, Batch, Data, GlobalStorage
 
 _KIND = "pyg.Batch"
 # What decides how the data of a class is put together, and may be the user's.

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex, Index
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
@@ -16,6 +15,7 @@ from gnnaccel.lazy.expression import SIDES
 from gnnaccel.lazy.reduce import reduced, softmax_sum, takes
 from gnnaccel.lazy.tensor import Lazy, Trip, lift
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
+from gnnaccel.pyg_backend.touch import EdgeIndex, Index
 
 
 class _Current(threading.local):

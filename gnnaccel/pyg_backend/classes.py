@@ -18,6 +18,7 @@ from gnnaccel import report
 from gnnaccel.pyg_backend import flight
 from gnnaccel.pyg_backend.methods import make_methods
 from gnnaccel.pyg_backend.propagate import kind_of
+from gnnaccel.pyg_backend.touch import original_propagate
 
 _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()  # layer class -> ours
 _instances: weakref.WeakSet[MessagePassing] = weakref.WeakSet()
@@ -32,7 +33,7 @@ def accelerate(conv: MessagePassing) -> None:
     if any("__init_subclass__" in vars(parent) for parent in plain.__mro__[:-1]):
         report.fallback(kind_of(plain), "its class reacts to being subclassed")
         return
-    if plain.propagate is plain._orig_propagate is not MessagePassing.propagate:
+    if plain.propagate is original_propagate(plain) is not MessagePassing.propagate:
         report.fallback(kind_of(plain), "own propagate()")
         return
     try:
@@ -81,7 +82,7 @@ def _rebind(conv: MessagePassing) -> None:
     cls = type(conv)
     plain = vars(cls).get("_gnnaccel_plain", cls)
     ours = _subclasses.get(plain)
-    known = [plain.__dict__.get("_jinja_propagate"), getattr(plain, "_orig_propagate", None)]
+    known = [plain.__dict__.get("_jinja_propagate"), original_propagate(plain)]
     known += [vars(ours)["propagate"], vars(ours)["_orig_propagate"]] if ours is not None else []
     if getattr(bound, "__func__", None) in [f for f in known if f is not None]:
         original = conv.explain or conv.decomposed_layers > 1

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import SumAggregation
 
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
@@ -41,7 +39,8 @@ from gnnaccel.pyg_backend.compiling import (
     summed,
     takes_edges,
 )
-from gnnaccel.pyg_backend.rules import collects_otherwise
+from gnnaccel.pyg_backend.touch import collects_otherwise, edge_update
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 MANY_BYTES = 1 << 24  # of `_are_made_again`
 Graph = Described | Structure  # as `graph_of` gives it
@@ -60,10 +59,10 @@ class _Layer:
         return (
             plain.forward is self.forward
             and plain.message is self.message
-            and plain.edge_update is self.edge_update
+            and edge_update(plain) is self.edge_update
             and conv.node_dim in node_dims
             and not collects_otherwise(plain)
-            and type(conv.aggr_module) is SumAggregation
+            and type(conv.aggr_module) is pyg_nn.SumAggregation
             and is_quiet(conv.aggr_module)
             and is_as_made(conv, plain)
             and takes_edges(edge_index)
@@ -319,7 +318,7 @@ _MAKERS = (
     (pyg_nn.GATv2Conv, _gatv2),
     (pyg_nn.AGNNConv, _agnn),
 )
-_METHODS_OF = {known: (known.forward, known.message, known.edge_update) for known, _ in _MAKERS}
+_METHODS_OF = {known: (known.forward, known.message, edge_update(known)) for known, _ in _MAKERS}
 _FORWARDS = {known.forward: (known, make) for known, make in _MAKERS}
 
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import _operators, report
+from gnnaccel import _operators, report, touch
 from gnnaccel.lazy.reduce import FEATURE_DTYPES
 from gnnaccel.ops import _packed
 from gnnaccel.ops._arrays import Structure
@@ -30,7 +29,9 @@ from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import max_min_op, spmm_op
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, unserved
-from gnnaccel.pyg_backend.rules import REDUCES, WEIGHTS, collects_otherwise
+from gnnaccel.pyg_backend.rules import REDUCES, WEIGHTS
+from gnnaccel.pyg_backend.touch import collects_otherwise
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 comptime: Any
 try:
@@ -131,7 +132,7 @@ def _served(device: str) -> bool:
 @torch.compiler.assume_constant_result
 def _watched() -> bool:
     """Hooks of all modules: torch.compile does not look at them either, but compiles other programs with them."""
-    return bool(torch.nn.modules.module._has_any_global_hook())
+    return bool(touch.has_global_hooks())
 
 
 def is_matrix(x: Any, edge_index: Tensor) -> bool:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import torch
 import torch_geometric.sampler.utils
 from torch import Tensor
-from torch_geometric import index as pyg_index
+from torch_geometric.utils import sparse as pyg_sparse
 
+from gnnaccel.pyg_backend.touch import Index
 from gnnaccel.pyg_backend.views import rebind
 
 
 def index2ptr(index: Tensor, size: int | None = None) -> Tensor:
-    """torch_geometric.index.index2ptr. ValueError for numbers that do not ascend, or are not in [0, size)."""
-    plain = index.as_tensor() if isinstance(index, pyg_index.Index) else index
+    """torch_geometric.utils.sparse.index2ptr. ValueError for numbers that do not ascend, or are not in [0, size)."""
+    plain = index.as_tensor() if isinstance(index, Index) else index
     if size is not None:
         check_nodes(plain, size)
         if bool((plain[1:] < plain[:-1]).any()):  # also where PyG has sorted by both ends, and the others are wrong
             raise ValueError(
                 f"edge_index: expected nodes in [0, {size}), and edges in the order that is_sorted=True promises"
             )
-    return pyg_index.index2ptr(index, size)
+    return pyg_sparse.index2ptr(index, size)
 
 
 def check_nodes(index: Tensor, size: int) -> None:

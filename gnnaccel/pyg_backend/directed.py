@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import DirGNNConv
 
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.helpers import memoised
 from gnnaccel.pyg_backend.replaced import Forward
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def _forward(original: Callable) -> Callable:
@@ -31,5 +31,5 @@ def _flip(edge_index, values=None):
     return edge_index.flip([0]), values
 
 
-_directed = Forward(DirGNNConv, _forward)
+_directed = Forward(pyg_nn.DirGNNConv, _forward)
 enable, disable = _directed.enable, _directed.disable

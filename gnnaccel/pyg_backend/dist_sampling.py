@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.distributed import DistLinkNeighborLoader, DistNeighborLoader, DistNeighborSampler
 
 from gnnaccel import sampling
+from gnnaccel.pyg_backend.touch import DistLinkNeighborLoader, DistNeighborLoader, DistNeighborSampler
 from gnnaccel.pyg_backend.views import View, rebind
 
 _EDGE = ("source", "to", "target")

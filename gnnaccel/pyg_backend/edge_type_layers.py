@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -20,6 +19,7 @@ from gnnaccel.ops.relation_sums import Term
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer, gatv2_layer
 from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel._operators import nodes_of
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
@@ -89,7 +90,7 @@ def unusual() -> str | None:
     """Why no layers are to be taken together now."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or modes.faking():
         return UNUSUAL
-    if modes.transforming():  # edges made in there have no memory of their own
+    if touch.transforming():  # edges made in there have no memory of their own
         return UNUSUAL
     return modes.RECOMPUTING if modes.recomputing() else None
 

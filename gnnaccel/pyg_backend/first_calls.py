@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch_geometric import is_compiling, nn
+from torch_geometric import is_compiling
 
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
@@ -23,6 +23,7 @@ from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import USED, hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
+from gnnaccel.pyg_backend.touch import nn
 
 # Layers whose code in PyG takes as many calls as there are relations, or a matrix for each edge: to sort takes less.
 _SLOW = {nn.RGCNConv.forward, nn.FastRGCNConv.forward}

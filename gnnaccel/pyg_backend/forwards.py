@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
 from gnnaccel.graph import hops, scales
@@ -30,6 +29,7 @@ from gnnaccel.pyg_backend import joined_forwards, mlps, norms, short
 from gnnaccel.pyg_backend.call import note_outcome
 from gnnaccel.pyg_backend.propagate import are_few
 from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
 
@@ -366,8 +366,9 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
         modules, parameters, found = self._modules, self._parameters, None
         maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value")]
-        usual = edge_attr is None and guard.allows(self, edge_index) and self.edge_dim is None
-        if usual and edge_index.is_cpu and short.is_matrix(source) and source.shape[1]:
+        usual = edge_attr is None and self.edge_dim is None
+        usual = usual and (guard.allows(self, edge_index) or guard.allows_matrix(self, edge_index))
+        if usual and short.is_matrix(source) and source.is_cpu and source.shape[1]:
             times = _GATES * self.out_channels / source.shape[1]
             usual = not are_few(self, plain, edge_index, {"x": source}, times=times)
         if usual and "bias" in parameters and short.are_linear(*maps):
@@ -408,7 +409,12 @@ def neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> t
     """The graph and the features that a sum over sources reads; None where they are not plain matrices. `looped`: with
     one more loop at each node, of features that are those of sources and destinations."""
     source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
-    if not short.is_matrix(source) or source.device != edge_index.device:
+    if not short.is_matrix(source):
+        return None
+    if type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
+        graph = short.graph_of_matrix(edge_index, source, own) if short.is_matrix(own) else None
+        return None if graph is None else (graph, source)
+    if source.device != edge_index.device:
         return None
     if looped:
         graph = short.looped(edge_index, source.shape[0], conv.flow, "more")

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.storage import BaseStorage
-from torch_geometric.loader import NodeLoader
 
 from gnnaccel import report
 from gnnaccel.pyg_backend.sampler_places import place_of
+from gnnaccel.pyg_backend.touch import BaseStorage, Data, HeteroData, NodeLoader
 from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling import ahead, host_memory
 

@@ -6,10 +6,10 @@ matrices transposed: rows of ``adj_t`` are destinations. Both become a Graph who
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
@@ -19,6 +19,7 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import Unsupported, unserved
 from gnnaccel.ops._described import Described
+from gnnaccel.pyg_backend.touch import Data, EdgeIndex
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 _UNCOALESCED = f"adjacency of layout {torch.sparse_coo}, not coalesced"
@@ -233,6 +234,29 @@ def columns_of(adj) -> Tensor | None:
     if adj.layout == torch.sparse_csr:
         return adj.col_indices()
     return adj._indices()[1] if adj.layout == torch.sparse_coo else None
+
+
+class Nonzeros(NamedTuple):
+    """Those of an adjacency matrix: the kind of their device, how many, and their values if each has several."""
+
+    kind: str
+    number: int
+    features: Tensor | None
+
+
+def nonzeros_of(adj) -> Nonzeros | None:
+    """The nonzeros of an adjacency matrix with indices of int64; None for others and what `from_sparse` refuses."""
+    if isinstance(adj, SparseTensor):
+        kind, count, values = adj.device().type, adj.nnz(), adj.storage.value()
+    elif type(adj) is not Tensor:
+        return None
+    elif adj.layout is torch.sparse_coo and adj.is_coalesced():
+        kind, count, values = adj.device.type, adj._nnz(), adj._values()
+    elif adj.layout is torch.sparse_csr and adj.col_indices().dtype == torch.int64:
+        kind, count, values = adj.device.type, adj._nnz(), adj.values()
+    else:
+        return None
+    return Nonzeros(kind, count, values if values is not None and values.dim() > 1 else None)
 
 
 def to_graph(obj, num_nodes: int | None = None) -> Graph:

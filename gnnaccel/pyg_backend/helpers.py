@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling, utils
-from torch_geometric.nn.conv import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
-from gnnaccel import ops
+from gnnaccel import ops, touch
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.lazy.reduce import refusal, takes
@@ -29,6 +28,7 @@ from gnnaccel.lazy.reduce import softmax as softmax_of_edges
 from gnnaccel.pyg_backend import norms
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported, from_sparse, note_origin, owners_of, values_of
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _MODULES = ("torch_geometric", "torch_geometric.utils", "torch_sparse")  # where layers find helpers
 _OWNER = object()  # in a remembered result: the very edges that were given
@@ -73,7 +73,7 @@ def wide(index):
 
 
 def _can_remember(edges, values, rest) -> bool:
-    if modes.transforming() or torch._C._get_tracing_state() is not None or modes.proxied():
+    if touch.transforming() or touch.tracing() or modes.proxied():
         return False  # a trace would hold what is remembered as a constant
     if isinstance(edges, EdgeIndex) and torch.is_inference_mode_enabled():
         return False  # PyG takes one that was made outside that mode apart for an error
@@ -298,8 +298,8 @@ def _unless_ones(src, values: Tensor | None) -> Tensor | None:
     return None if ones else values
 
 
-CHEB_NORM = ChebConv.__norm__
-_LAPLACIAN = CHEB_NORM.__globals__["get_laplacian"]
+CHEB_NORM = pyg_nn.ChebConv.__norm__
+_LAPLACIAN = CHEB_NORM.__globals__.get("get_laplacian")
 
 
 @functools.wraps(CHEB_NORM)

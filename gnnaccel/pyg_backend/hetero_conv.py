@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import hetero_conv
 
 from gnnaccel import report
@@ -20,6 +19,7 @@ from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.edge_type_layers import Refused
 from gnnaccel.pyg_backend.edge_types import Call, Operands
 from gnnaccel.pyg_backend.replaced import Forward
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 KIND = "pyg.HeteroConv"
 

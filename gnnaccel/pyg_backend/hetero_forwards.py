@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv import han_conv, hgt_conv
 
 from gnnaccel import report
@@ -20,6 +19,7 @@ from gnnaccel.ops.han_layers import han_attention
 from gnnaccel.ops.hgt_layers import Ends, Features, Plan, Relations, hgt_layer, planned
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import dropped
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _DTYPES = (torch.float32, torch.float64)
 _INSIDE = ("_cat", "_construct_src_node_feat")

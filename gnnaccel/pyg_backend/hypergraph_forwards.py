@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import nn as pyg_nn
 from torch_geometric.experimental import is_experimental_mode_enabled
 
 from gnnaccel import ops, report
@@ -19,6 +18,7 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _FIXED_SHAPES = "disable_dynamic_shapes"  # a mode of PyG's in which a call without `num_edges` is refused
 

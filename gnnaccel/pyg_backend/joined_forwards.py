@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import MeanAggregation, SoftmaxAggregation, SumAggregation
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
@@ -26,6 +24,7 @@ from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE, Parts, gen, jo
 from gnnaccel.ops.mapped_sums import mapped_sum
 from gnnaccel.pyg_backend import mlps, short
 from gnnaccel.pyg_backend.propagate import are_few
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def _maps(
@@ -127,7 +126,7 @@ def _le(plain: Any, general: Callable) -> Callable:
 
 
 def _film(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.FiLMConv, (MeanAggregation,))
+    guard = short.Guard(plain, pyg_nn.FiLMConv, (pyg_nn.MeanAggregation,))
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_type=None):
@@ -147,7 +146,7 @@ def _film(plain: Any, general: Callable) -> Callable:
 
 
 def _gen(plain: Any, general: Callable) -> Callable:
-    guard = short.Guard(plain, pyg_nn.GENConv, (SumAggregation, SoftmaxAggregation))
+    guard = short.Guard(plain, pyg_nn.GENConv, (pyg_nn.SumAggregation, pyg_nn.SoftmaxAggregation))
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None):
@@ -166,7 +165,7 @@ def _gen(plain: Any, general: Callable) -> Callable:
         if graph is None:
             return general(self, x, edge_index, edge_attr, size)
         module, operands, form = modules["aggr_module"], {"x": x}, gen(float(self.eps), edge_attr is not None)
-        if type(module) is SumAggregation:
+        if type(module) is pyg_nn.SumAggregation:
             start = time.perf_counter()
             out = joined_sum(graph, x, (), x.shape[1], form, edge_attr)
             if out is not None:
@@ -175,7 +174,7 @@ def _gen(plain: Any, general: Callable) -> Callable:
         if edge_attr is not None:
             operands["edge"] = edge_attr
         message = form.message
-        if type(module) is SumAggregation:
+        if type(module) is pyg_nn.SumAggregation:
             with report.accelerated(guard.kind):
                 out = messages.message_reduce(graph, message, operands)
         elif module.semi_grad or module.channels != 1:

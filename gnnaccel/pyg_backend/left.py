@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch_geometric import nn as pyg_nn
 
-from gnnaccel import schedule
+from gnnaccel import schedule, touch
 from gnnaccel.lazy import blocks
 from gnnaccel.pyg_backend.call import current, plainly
+from gnnaccel.pyg_backend.graph import nonzeros_of
 from gnnaccel.pyg_backend.propagate import FEW
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 # Of layers with a forward() of ours, those that note it where something else of ours runs beside PyG's propagate().
 ALIKE = frozenset(
@@ -42,7 +43,7 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
             return forward(self, *args, **kwargs)
         like = _likes.get(self)
         # A trace warns where shapes are compared. Whatever else stands against our code, this is PyG's.
-        if like is not None and not torch._C._is_tracing() and like == _like(args, kwargs):
+        if like is not None and not touch.tracing() and like == _like(args, kwargs):
             return plainly(original, self, FEW, *args, **kwargs)
         outer, current.outcome = current.outcome, [self, False, False]
         try:
@@ -62,11 +63,18 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
 
 def _like(args: tuple, kwargs: dict) -> tuple | None:
     """What decides whether messages are few: shapes, dtypes, gradients and torch's switches; None for what has none."""
-    found: list = [schedule.is_lasting(), torch._C._get_deterministic_algorithms(), blocks.FEW, torch.is_grad_enabled()]
+    found: list = [
+        schedule.is_lasting(),
+        torch.are_deterministic_algorithms_enabled(),
+        blocks.FEW,
+        torch.is_grad_enabled(),
+    ]
     for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             found += (value.dtype, value.device, value.shape, value.requires_grad)
+            if value.layout is not torch.strided:  # whose shape says nothing of its edges
+                found += (value.layout, value._nnz(), nonzeros_of(value) is None)
         elif isinstance(value, tuple):
             inner = _like(value, {})
             if inner is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn.conv import GATConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
+from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import SparseTensor
 
 from gnnaccel.pyg_backend import (
@@ -36,6 +36,8 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
 from gnnaccel.pyg_backend.helpers import CHEB_NORM, bind, cheb_norm, uses_helpers
 from gnnaccel.pyg_backend.propagate import make_entry, make_original
+from gnnaccel.pyg_backend.touch import edge_update, lifts
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def make_methods(plain: Any) -> dict[str, Callable]:
@@ -44,13 +46,13 @@ def make_methods(plain: Any) -> dict[str, Callable]:
     members = {"propagate": propagate, "_orig_propagate": make_original(plain), "_jinja_propagate": propagate}
     if plain.aggregate is MessagePassing.aggregate:
         members["aggregate"] = _make_aggregate(plain)
-    if plain.edge_update is not MessagePassing.edge_update and short.is_pygs(plain.edge_updater):
+    if edge_update(plain) is not edge_update(MessagePassing) and short.is_pygs(plain.edge_updater):
         members["edge_updater"] = make_entry(plain, "edge_updater")
-    if plain.message_and_aggregate is GraphConv.message_and_aggregate:
+    if plain.message_and_aggregate is pyg_nn.GraphConv.message_and_aggregate:
         members["message_and_aggregate"] = _make_matmul(plain)
     if getattr(plain, "__norm__", None) is CHEB_NORM:
         members["__norm__"] = cheb_norm
-    if plain._index_select is MessagePassing._index_select and plain._lift is MessagePassing._lift:
+    if lifts(plain):
         members["_index_select"] = _make_index_select(plain)
     for name in ("collect", "edge_collect", "_collect"):
         if hasattr(plain, name):
@@ -163,9 +165,9 @@ def _make_bound(plain: Any, name: str, function: Any) -> Callable:
     return method
 
 
-_REORDERED = {**update_order.FORWARDS, GATConv.forward: attention_forwards.in_one_pass}
+_REORDERED = {**update_order.FORWARDS, pyg_nn.GATConv.forward: attention_forwards.in_one_pass}
 # forward() of layers that show their attention weights on demand -> position of that argument; None hides them.
-_SHOWS_WEIGHTS = {GATConv.forward: 4, GATv2Conv.forward: 3, TransformerConv.forward: 3}
+_SHOWS_WEIGHTS = {pyg_nn.GATConv.forward: 4, pyg_nn.GATv2Conv.forward: 3, pyg_nn.TransformerConv.forward: 3}
 
 
 def _make_hiding(plain: Any, function: Any, method: Callable) -> Callable:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 from torch_geometric.nn.conv.gen_conv import MLP
 
 from gnnaccel.modules import is_as_made
 from gnnaccel.ops.normed_layers import normed_by
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _SEQUENCES = (torch.nn.Sequential, MLP)
 _NORMS = (torch.nn.BatchNorm1d, pyg_nn.BatchNorm)

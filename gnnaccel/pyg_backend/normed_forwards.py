@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import norms, short
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def _sg(plain: Any, general: Callable) -> Callable:

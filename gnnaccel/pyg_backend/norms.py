@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from gnnaccel import ops, tiles
-from gnnaccel.graph import modes, scales
+from gnnaccel import ops, tiles, touch
+from gnnaccel.graph import scales
 from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -39,7 +39,7 @@ def noted(gcn_norm: Callable) -> Callable:
         found = gcn_norm(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
         weighted = edge_index.has_value() if isinstance(edge_index, SparseTensor) else edge_weight is not None
         doubled = improved and add_self_loops  # loops weigh two
-        if not (weighted or doubled or modes.transforming()):
+        if not (weighted or doubled or touch.transforming()):
             edges, norm = (found, found.storage.value()) if isinstance(found, SparseTensor) else found
             derived.put(_owners(edges, norm), ("factors", flow), _UNMADE)
         return found

@@ -20,12 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import add_remaining_self_loops
-from torch_geometric.utils._trim_to_layer import TrimToLayer
 
 from gnnaccel import ops, report
 from gnnaccel.graph import build, modes, scales
@@ -34,6 +30,8 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import classes, short
 from gnnaccel.pyg_backend.graph import USED
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.pyg_backend.touch import original_propagate
 
 
 class Part(Protocol):
@@ -115,7 +113,7 @@ def _edges_of(part: Part, loops: bool) -> tuple[Graph, Tensor | None]:
 def _matrix_of(conv: Any, part: Part, x: Tensor, weight: Tensor | None, loops: bool, normed: bool = True) -> _Matrix:
     if getattr(conv, "improved", False):
         raise TypeError(f"{type(conv).__name__}: improved=True is not known on parts")
-    if type(conv.aggr_module) is not SumAggregation:
+    if type(conv.aggr_module) is not pyg_nn.SumAggregation:
         raise TypeError(f"{type(conv).__name__}: aggr={conv.aggr!r} is not known on parts, expected 'add'")
     if weight is not None and weight.dtype != x.dtype:
         weight = weight.to(x.dtype)
@@ -125,7 +123,7 @@ def _matrix_of(conv: Any, part: Part, x: Tensor, weight: Tensor | None, loops: b
 def _summed(conv: Any, part: Part, x: Tensor) -> Tensor:
     """Sums or means, as of conv, over the sources of own nodes."""
     report.count(_kind(conv))
-    mean = type(conv.aggr_module) is MeanAggregation
+    mean = type(conv.aggr_module) is pyg_nn.MeanAggregation
     graph, _ = _edges_of(part, loops=False)
     if part.keeps(x):
         return ops.spmm(graph, part.with_halo(x), reduce="mean" if mean else "sum")
@@ -144,7 +142,7 @@ def _mapped(conv: Any, part: Part, x: Tensor, lin: Any) -> Tensor:
 
 def _sums_alone(conv: Any, edge_weight: Any = None) -> bool:
     """True for sums and means without weights, which `_summed` has."""
-    return type(conv.aggr_module) in (SumAggregation, MeanAggregation) and edge_weight is None
+    return type(conv.aggr_module) in (pyg_nn.SumAggregation, pyg_nn.MeanAggregation) and edge_weight is None
 
 
 def _sage(conv: Any, part: Part, x: Tensor, **nothing: Any) -> Tensor:
@@ -233,8 +231,8 @@ _MADE_OF = ("message", "aggregate", "update", "message_and_aggregate", "edge_upd
 KNOWN = (*_PAIRS, "GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv")
 # PyG's modules that give a row for each row, and those that only call others.
 _BY_ROWS = (
-    *(BasicGNN, pyg_nn.BatchNorm, pyg_nn.JumpingKnowledge, pyg_nn.LayerNorm, pyg_nn.Linear, pyg_nn.MLP),
-    *(pyg_nn.MessageNorm, pyg_nn.Sequential, pyg_nn.DeepGCNLayer, TrimToLayer),
+    *(pyg_nn.BasicGNN, pyg_nn.BatchNorm, pyg_nn.JumpingKnowledge, pyg_nn.LayerNorm, pyg_nn.Linear, pyg_nn.MLP),
+    *(pyg_nn.MessageNorm, pyg_nn.Sequential, pyg_nn.DeepGCNLayer, pyg_nn.TrimToLayer),
 )
 
 
@@ -292,7 +290,7 @@ def _others(model: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch
 
 def _rule_of(plain: Any) -> Callable | None:
     """How layers of this class run on a part; None if that is not known."""
-    if plain.propagate is plain._orig_propagate is not MessagePassing.propagate:
+    if plain.propagate is original_propagate(plain) is not MessagePassing.propagate:
         return None  # the user's own
     layer, rule = _SUMMED.get(plain.forward, (None, None))
     if layer is not None and all(getattr(plain, name) is getattr(layer, name) for name in _MADE_OF):

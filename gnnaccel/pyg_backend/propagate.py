@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
-from torch_geometric import EdgeIndex, is_compiling, nn
+from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import report, schedule
+from gnnaccel import report, schedule, touch
 from gnnaccel.graph import modes
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
@@ -25,7 +24,8 @@ from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
-from gnnaccel.pyg_backend.graph import Edges, Unsupported
+from gnnaccel.pyg_backend.graph import Edges, Unsupported, nonzeros_of
+from gnnaccel.pyg_backend.touch import nn, original_propagate
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
@@ -84,11 +84,11 @@ def obstacle(conv) -> str | None:
         return _HOOKED
     if not state.keys().isdisjoint(_METHODS):
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
-    if torch._C._is_tracing():
+    if touch.tracing():
         return "torch.jit.trace"
     if modes.proxied():
         return "a trace by make_fx"
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if touch.transforming() or touch.in_forward_mode():
         return "a torch.func transform or forward-mode differentiation"
     return None
 
@@ -139,21 +139,36 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None
     blocks.FEW says: those of layers that store them, and with `others`, what each number of theirs counts, those of any
     other.
 
+    The same for an edge_index and for the matrix of its edges: two ways would round differently.
+
     Left out: int32, of which torch's scatters have wrong gradients, sums whose order somebody has asked for, and what
-    is to be captured in a CUDA graph, where the host's time is no reason.
+    is to be captured in a CUDA graph, where the host's time is no reason. So is a matrix that PyG multiplies by, as
+    our kernel then does.
     """
+    matrix = None
+    if type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
+        matrix = None if conv.fuse and others is not _UPDATING else nonzeros_of(edge_index)
+        if matrix is None:
+            return False
+        if matrix.features is not None and kwargs.get("edge_attr") is None:
+            kwargs = {**kwargs, "edge_attr": matrix.features}  # as PyG reads them
     message, counts, typed = plain.message, others, None
     if others is not _UPDATING:
         typed = _TYPED.get(message)
         counts = typed(conv) if typed is not None else _STORING.get(message, others)
         if message is _STORING_EDGES and kwargs.get("edge_attr") is not None:
             counts = _STORED
-    if counts is None or type(edge_index) is not Tensor or edge_index.dtype != torch.int64 or edge_index.dim() != 2:
+    if counts is None:
         return False
-    kind = edge_index.device.type
+    if matrix is not None:
+        kind, edges = matrix.kind, matrix.number
+    elif edge_index.dtype == torch.int64 and edge_index.dim() == 2:
+        kind, edges = edge_index.device.type, edge_index.shape[1]
+    else:
+        return False
     if kind not in counts or (kind == "cuda" and torch.are_deterministic_algorithms_enabled()) or schedule.is_lasting():
         return False
-    edges, given = edge_index.shape[1], _tensors(kwargs.values())
+    given = _tensors(kwargs.values())
     if typed is not None:
         return blocks.are_few(kind, edges, 0, widest(given) * counts[kind] * times)
     nodes, width, axis = 0, 1, conv.node_dim
@@ -201,7 +216,9 @@ def make_entry(plain: Any, name: str) -> Callable:
                 return out
             except Unsupported as error:
                 reason = str(error) if rule is not rules.weighted and not weighed else None
-        if few or are_few(self, plain, edge_index, kwargs, _LAZY if name == "propagate" else _UPDATING):
+        summed = rule is rules.weighted and rules.sums_as_matrix(self, edge_index)
+        others = _LAZY if name == "propagate" else _UPDATING
+        if few or (not summed and are_few(self, plain, edge_index, kwargs, others)):
             report.fallback(kind, FEW)
             note_outcome(self, left=True)
             return alone(getattr(plain, name), self, edge_index, **_settled(kwargs))
@@ -219,11 +236,13 @@ def make_original(plain: Any) -> Callable:
     decomposed: PyG's own, counted."""
     kind = kind_of(plain)
 
-    @functools.wraps(plain._orig_propagate)
+    original = original_propagate(plain)
+
+    @functools.wraps(original)
     def propagate(self, edge_index, *args, **kwargs):
         if not is_compiling():
             report.fallback(kind, obstacle(self) or "PyG's general propagate() is bound to the layer")
-        return alone(plain._orig_propagate, self, edge_index, *args, **_settled(kwargs))
+        return alone(original, self, edge_index, *args, **_settled(kwargs))
 
     return propagate
 

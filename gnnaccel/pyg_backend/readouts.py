@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn.aggr import Aggregation, SoftmaxAggregation
 from torch_geometric.nn.aggr import attention as _attention
 from torch_geometric.nn.aggr import set2set as _set2set
 from torch_geometric.nn.pool import glob as _module
 from torch_geometric.utils import scatter as _plain
 from torch_geometric.utils import softmax as _plain_softmax
 
-from gnnaccel import _operators, ops, report
+from gnnaccel import _operators, ops, report, touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.ops.segment_softmax import MAX_CUDA_ROWS, Segments, segment_softmax
 from gnnaccel.pyg_backend.graph import unserved
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _KIND = "pyg.readout"
 _REDUCES = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
@@ -58,7 +58,7 @@ _scatter.__annotations__ = dict(_plain.__annotations__)  # for TorchScript, whic
 
 def _offsets(src: Tensor, index: Tensor, dim: int, dim_size: int | None) -> Tensor | None:
     """Where segments begin and end; None for what is PyG's."""
-    if _operators.watched() or type(index) is not Tensor:
+    if touch.watched() or type(index) is not Tensor:
         return None
     if not _operators.dense(src) or not src.is_cpu or src.dtype not in _DTYPES:
         return None
@@ -154,12 +154,14 @@ def _may_be_segments(src: Any, index: Any) -> bool:
 def _call(self, x, index=None, ptr=None, dim_size=None, dim=-2, **others):
     """SoftmaxAggregation.__call__, which does the work of forward() on segments."""
     out = None
-    if not torch.compiler.is_compiling() and ptr is None and not others and type(self) is SoftmaxAggregation:
+    if not torch.compiler.is_compiling() and ptr is None and not others and type(self) is pyg_nn.SoftmaxAggregation:
         out = _softmax_sum(self, x, index, dim_size, dim)
-    return Aggregation.__call__(self, x, index, ptr, dim_size, dim, **others) if out is None else out
+    return pyg_nn.Aggregation.__call__(self, x, index, ptr, dim_size, dim, **others) if out is None else out
 
 
-def _softmax_sum(aggregation: SoftmaxAggregation, x: Any, index: Any, dim_size: int | None, dim: int) -> Tensor | None:
+def _softmax_sum(
+    aggregation: pyg_nn.SoftmaxAggregation, x: Any, index: Any, dim_size: int | None, dim: int
+) -> Tensor | None:
     if not _may_be_segments(x, index) or x.dim() != 2 or is_watched(aggregation) or "reduce" in vars(aggregation):
         return None
     start = time.perf_counter()
@@ -177,12 +179,12 @@ def enable() -> None:
     """Let PyG's functions and modules that read out batches go by this module."""
     _module.scatter = _scatter
     _set2set.softmax = _attention.softmax = _softmax_of_readout
-    SoftmaxAggregation.__call__ = _call
+    pyg_nn.SoftmaxAggregation.__call__ = _call
 
 
 def disable() -> None:
     """Give them PyG's own back."""
     _module.scatter = _plain
     _set2set.softmax = _attention.softmax = _plain_softmax
-    if "__call__" in vars(SoftmaxAggregation):
-        del SoftmaxAggregation.__call__
+    if "__call__" in vars(pyg_nn.SoftmaxAggregation):
+        del pyg_nn.SoftmaxAggregation.__call__

@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops.relational import Own, relational_layer
 from gnnaccel.pyg_backend import short
+from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
-_REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
-_SUMS = (SumAggregation, MeanAggregation)
+_SUMS = (pyg_nn.SumAggregation, pyg_nn.MeanAggregation)
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (torch.int64, torch.int32)
 
@@ -34,7 +33,7 @@ def _rgcn(known: Any, aggregations: tuple[type, ...]) -> Callable:
                 return general(self, x, edge_index, edge_type)
             if self.flow != "source_to_target" and isinstance(x, tuple):  # of which PyG takes the ends otherwise
                 return general(self, x, edge_index, edge_type)
-            reduce, ends = _REDUCES[type(self._modules["aggr_module"])], _ends(self, x, edge_index.device)
+            reduce, ends = REDUCES[type(self._modules["aggr_module"])], _ends(self, x, edge_index.device)
             if ends is None or not _is_usual(self, ends[0], reduce):
                 return general(self, x, edge_index, edge_type)
             source, own = ends
@@ -115,7 +114,7 @@ def _sum(conv: Any, graph: Graph, source: Tensor, edge_type: Tensor, reduce: str
     return relational_layer(graph, features, edge_type, weight, conv.comp, reduce, own)
 
 
-_MAKERS = ((pyg_nn.RGCNConv, tuple(_REDUCES)), (pyg_nn.FastRGCNConv, _SUMS))
+_MAKERS = ((pyg_nn.RGCNConv, tuple(REDUCES)), (pyg_nn.FastRGCNConv, _SUMS))
 FORWARDS: dict[Callable, Callable] = {layer.forward: _rgcn(layer, kinds) for layer, kinds in _MAKERS}
 """forward() of a layer of PyG's -> what makes a short one of a class that has it, and of its general one."""
 short.know(*(layer for layer, _ in _MAKERS))

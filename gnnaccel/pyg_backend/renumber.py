@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
-from torch_geometric.data import Batch, Data
 
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
 from gnnaccel.graph.renumber import renumber as of_graph
 from gnnaccel.pyg_backend.graph import to_graph
+from gnnaccel.pyg_backend.touch import Batch, Data, EdgeIndex
 
 _OF_NODES = {"x", "y", "z", "pos", "batch", "n_id"}  # by PyG's custom, whatever their number
 _OF_GRAPHS = {"y"}

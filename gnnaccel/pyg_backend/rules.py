@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
-from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.models import LabelPropagation
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
@@ -25,6 +21,8 @@ from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import attention, norms
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
+from gnnaccel.pyg_backend.touch import EdgeIndex, collects_otherwise, edge_update
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 # message() that is x_j, or x_j times the edge weight of that name where there is one.
 WEIGHTS: dict[Callable, str | None] = {
@@ -49,10 +47,15 @@ WEIGHTS: dict[Callable, str | None] = {
     pyg_nn.PANConv.message: "edge_weight",
     pyg_nn.SignedConv.message: None,
     pyg_nn.WLConvContinuous.message: "edge_weight",
-    LabelPropagation.message: "edge_weight",
+    pyg_nn.LabelPropagation.message: "edge_weight",
 }
 DTYPES = (torch.float32, torch.float64)
-REDUCES = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+REDUCES = {
+    pyg_nn.SumAggregation: "sum",
+    pyg_nn.MeanAggregation: "mean",
+    pyg_nn.MaxAggregation: "max",
+    pyg_nn.MinAggregation: "min",
+}
 
 
 def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], Tensor] | None = None) -> Tensor:
@@ -93,6 +96,12 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], 
     return _sum_of(graph, x, edges, weight, reduce)
 
 
+def sums_as_matrix(conv, edge_index) -> bool:
+    """True for what `weighted` left for no reason but that its edges are a matrix: lazy features make the same sum."""
+    is_matrix = type(edge_index) is not Tensor or edge_index.layout is not torch.strided
+    return is_matrix and type(conv.aggr_module) in REDUCES
+
+
 def _sum_of(graph: Graph, x: Tensor, edges: Edges, weight: Tensor | None, reduce: str) -> Tensor:
     if weight is not None and reduce == "sum":
         return norms.weighted_sum(graph, x, edges.edge_index, weight, edges.flow)
@@ -111,7 +120,7 @@ def _attention(rule: Callable) -> Callable:
             raise Unsupported(f"node_dim {conv.node_dim}")
         if is_watched(conv.aggr_module):
             raise Unsupported("hooks on the aggregation")
-        if type(conv.aggr_module) is not SumAggregation:
+        if type(conv.aggr_module) is not pyg_nn.SumAggregation:
             raise Unsupported(f"attention with aggregation {conv.aggr!r}")
         return _run(rule, conv, edges, kwargs)
 
@@ -158,17 +167,6 @@ EDGE_RULES: dict[Callable, Callable] = {
 }
 
 
-_COLLECT = [(name, getattr(MessagePassing, name)) for name in ("_check_input", "_index_select", "_lift", "_set_size")]
-
-
-def collects_otherwise(plain: Any) -> bool:
-    """True for a layer class with its own way to bring features to the edges."""
-    for name, method in _COLLECT:  # noqa: SIM110 - any() takes longer
-        if getattr(plain, name) is not method:
-            return True
-    return False
-
-
 def find(plain: Any, name: str) -> Callable | None:
     """The rule for "propagate" or "edge_updater" of a layer class as it is now: (conv, plain, edges, kwargs) -> result.
 
@@ -176,4 +174,4 @@ def find(plain: Any, name: str) -> Callable | None:
     """
     if collects_otherwise(plain):
         return None
-    return MESSAGE_RULES.get(plain.message) if name == "propagate" else EDGE_RULES.get(plain.edge_update)
+    return MESSAGE_RULES.get(plain.message) if name == "propagate" else EDGE_RULES.get(edge_update(plain))

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.data.storage import GlobalStorage
-from torch_geometric.sampler import NeighborSampler, SamplerOutput
 
 from gnnaccel.graph.hops import Hops
 from gnnaccel.pyg_backend.graph import note_hops
+from gnnaccel.pyg_backend.touch import Data, GlobalStorage, NeighborSampler, SamplerOutput
 from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling.host_memory import Selectable
 

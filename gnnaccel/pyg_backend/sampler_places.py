@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HGTSampler, NeighborSampler
 
 from gnnaccel import report
 from gnnaccel.ops import has_cuda_kernels
+from gnnaccel.pyg_backend.touch import Data, HeteroData, HGTSampler, NeighborSampler
 from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling.choice import CHOICE, is_cuda
 

@@ -22,20 +22,7 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
-from torch_geometric.data.data import BaseData
-from torch_geometric.index import Index
-from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader, PrefetchLoader, ShaDowKHopSampler
 from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
-from torch_geometric.loader.graph_saint import GraphSAINTSampler
-from torch_geometric.nn import Node2Vec
-from torch_geometric.sampler import (
-    BidirectionalNeighborSampler,
-    HeteroSamplerOutput,
-    HGTSampler,
-    NeighborSampler,
-    SamplerOutput,
-)
-from torch_geometric.transforms import RootedRWSubgraph
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
@@ -47,11 +34,29 @@ from gnnaccel.pyg_backend import (
     dist_sampling,
     gpu_batches,
     sampled_batches,
+    touch,
     upcoming,
     walks,
 )
 from gnnaccel.pyg_backend.sampler_places import Kept, asked_for, at, by_what, kept_of, say, to_cuda, to_host
 from gnnaccel.pyg_backend.subgraph_loaders import saint_init, saint_item, shadow_collate, shadow_init
+from gnnaccel.pyg_backend.touch import (
+    BaseData,
+    BidirectionalNeighborSampler,
+    ClusterData,
+    GraphSAINTSampler,
+    HeteroSamplerOutput,
+    HGTSampler,
+    Index,
+    LinkLoader,
+    NeighborSampler,
+    NodeLoader,
+    PrefetchLoader,
+    RootedRWSubgraph,
+    SamplerOutput,
+    ShaDowKHopSampler,
+)
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling.choice import CHOICE, is_frameworks
@@ -371,7 +376,7 @@ _METHODS: list[tuple[type, str, Callable[[Callable], Callable], bool]] = [
     (ShaDowKHopSampler, "__init__", _shadow_init, False),
     (ShaDowKHopSampler, "__collate__", _shadow_collate, True),
     (ClusterData, "_metis", clusters.parting, False),
-    (Node2Vec, "__init__", lambda original: rebind(original, **_WALKS), False),
+    (pyg_nn.Node2Vec, "__init__", lambda original: rebind(original, **_WALKS), False),
     (RootedRWSubgraph, "extract", lambda original: rebind(original, torch=_TORCH), False),
     *dist_sampling.METHODS,
 ]
@@ -420,7 +425,10 @@ def enable() -> None:
     if _originals:
         return
     for plain, name, make, counted in _METHODS:
-        original = getattr(plain, name)
+        original = getattr(plain, name, None)
+        if original is None:
+            touch.MISSING.add(f"{plain.__name__}.{name}")
+            continue
         _originals.append((plain, name, original))
         setattr(plain, name, _choosing(plain, original, make(original), counted))
     for holder, name, make in _FOLLOWING:

@@ -14,22 +14,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import _has_any_global_hook
-from torch_geometric import nn as pyg_nn
-from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnaccel import touch
 from gnnaccel.graph import scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
-from gnnaccel.pyg_backend.graph import INDEX_DTYPES, from_edge_index, unserved, with_loops
+from gnnaccel.pyg_backend.graph import (
+    INDEX_DTYPES,
+    Unsupported,
+    from_edge_index,
+    from_sparse,
+    nonzeros_of,
+    unserved,
+    with_loops,
+)
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
+from gnnaccel.pyg_backend.touch import collects_otherwise, edge_update
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
-_EDGE_UPDATE = MessagePassing.edge_update
-_CHECK, _SELECT = MessagePassing._check_input, MessagePassing._index_select
-_LIFT, _SET_SIZE = MessagePassing._lift, MessagePassing._set_size
+_EDGE_UPDATE = edge_update(MessagePassing)
 
 
 class Guard:
@@ -66,7 +72,7 @@ class Guard:
         self,
         plain: Any,
         known: Any,
-        aggregations: tuple[type, ...] = (SumAggregation,),
+        aggregations: tuple[type, ...] = (pyg_nn.SumAggregation,),
         node_dims: tuple[int, ...] = (-2, 0),
     ):
         self.plain, self.kind = plain, kind_of(plain)
@@ -82,6 +88,16 @@ class Guard:
         """The same of a layer that is given several."""
         return self.allows_layer(conv, *edges) and self.unchanged()
 
+    def allows_matrix(self, conv: Any, adj: Any) -> bool:
+        """The same of a layer that gathers by an adjacency matrix, of whose values it reads none."""
+        if (type(adj) is Tensor and adj.layout is torch.strided) or conv.fuse or conv.flow != "source_to_target":
+            return False
+        matrix = nonzeros_of(adj)
+        # PyG's general propagate() hands out a value of each nonzero as well.
+        if matrix is None or matrix.features is not None or self.plain.propagate is MessagePassing.propagate:
+            return False
+        return self.allows_all(conv, ())
+
     def unchanged(self) -> bool:
         """True if nothing of the class was replaced, and nobody watches all modules."""
         plain = self.plain
@@ -89,19 +105,16 @@ class Guard:
             return False
         if plain.update is not self._update:
             return False
-        # One by one: a loop takes longer.
-        if plain._check_input is not _CHECK or plain._index_select is not _SELECT or plain._lift is not _LIFT:
+        if plain.aggregate is not self._aggregate or collects_otherwise(plain):
             return False
-        if plain._set_size is not _SET_SIZE or plain.aggregate is not self._aggregate:
-            return False
-        if plain.edge_update is not self._edge_update:
+        if edge_update(plain) is not self._edge_update:
             return False
         if self._edge_update is not _EDGE_UPDATE and not is_pygs(plain.edge_updater):
             return False
         for name, helper in self._helpers:
             if self._namespace.get(name) is not helper:
                 return False
-        return not _has_any_global_hook()
+        return not touch.has_global_hooks()
 
     def allows_layer(self, conv: Any, *edges: Any) -> bool:
         """`allows` of a layer whose class is `unchanged`."""
@@ -187,7 +200,7 @@ def know(*classes: Any) -> None:
         namespace, names = original.__globals__, original.__code__.co_names
         functions = [(name, namespace[name]) for name in names if isinstance(namespace.get(name), types.FunctionType)]
         helpers = tuple((name, function) for name, function in functions if ours(function) is not function)
-        METHODS[cls] = (cls.forward, cls.message, cls.aggregate, cls.update, cls.edge_update, helpers)
+        METHODS[cls] = (cls.forward, cls.message, cls.aggregate, cls.update, edge_update(cls), helpers)
 
 
 FEATURES = (Tensor, torch.nn.Parameter)
@@ -210,6 +223,17 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph
         return from_edge_index(edge_index, num_src, num_dst, flow)
     except ValueError:
         return None
+
+
+def graph_of_matrix(adj: Any, source: Tensor, own: Tensor) -> Graph | None:
+    """`from_sparse`, or None for features of other sizes or devices, which are PyG's to report."""
+    if adj.size(1) != source.shape[0] or adj.size(0) != own.shape[0]:
+        return None
+    try:
+        graph = from_sparse(adj)
+    except (Unsupported, ValueError):
+        return None
+    return graph if graph.device == source.device == own.device else None
 
 
 def looped(edge_index: Tensor, num_nodes: int, flow: str, how: str) -> Graph | None:

@@ -19,13 +19,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map_only
 
-from gnnaccel import _operators, report, settings
+from gnnaccel import report, settings, touch
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
@@ -36,6 +34,7 @@ from gnnaccel.ops import sampled_sums
 from gnnaccel.pyg_backend import forwards, short
 from gnnaccel.pyg_backend.graph import hops_of
 from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
 
 _KIND = "pyg.first rows"
@@ -188,6 +187,7 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
                 rows = trip.take(step)
                 return self._modules[kind.behind](rows) if kind.behind else rows
         reason = f"{plain.__name__} {step}"
+        trip.settled = trip.settled or reason
         given = tree_map_only(FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs))
         return general(self, *given[:2], *given[2], **given[3])
 
@@ -225,8 +225,8 @@ def _is_usual(x: Any) -> bool:
     return not (
         torch.is_autocast_enabled(x.device.type)
         or torch.is_inference_mode_enabled()
-        or _operators.watched()
-        or forward_ad._current_level >= 0
+        or touch.watched()
+        or touch.in_forward_mode()
     )
 
 
@@ -265,7 +265,7 @@ def _begins(model: nn.Module, args: tuple, kwargs: dict, frame: types.FrameType)
 
 def distrust(model: nn.Module) -> str | None:
     """Why the layers of a model are to compute all rows; None if nobody will see which ones they compute."""
-    if torch_module._has_any_global_hook():
+    if touch.has_global_hooks():
         return "hooks on all modules"
     waiting, parts, own = [model], {id(model)}, []
     while waiting:
@@ -365,7 +365,7 @@ def _notice(x: Any, edge_index: Tensor) -> None:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals is vars(torch_module):
         frame = frame.f_back
-    if not _enabled or frame is None or frame.f_code in _seen or _operators.watched() or hops_of(edge_index) is None:
+    if not _enabled or frame is None or frame.f_code in _seen or touch.watched() or hops_of(edge_index) is None:
         return
     _seen.add(frame.f_code)
     while frame is not None:

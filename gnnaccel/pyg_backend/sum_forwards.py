@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.forwards import neighbours
 from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def _simple(plain: Any, general: Callable) -> Callable:

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.pyg_backend import bases, edge_types
 from gnnaccel.pyg_backend.classes import is_accelerated
 from gnnaccel.pyg_backend.edge_type_layers import Refused
@@ -71,7 +71,7 @@ def install(module: fx.GraphModule) -> None:
 def _forward(plain: Callable, together: Callable) -> Callable:
     @functools.wraps(plain)
     def forward(self, *args, **kwargs):
-        if not _originals or torch.compiler.is_compiling() or torch._C._is_tracing() or _are_traced(args, kwargs):
+        if not _originals or torch.compiler.is_compiling() or touch.tracing() or _are_traced(args, kwargs):
             return plain(self, *args, **kwargs)
         return together(self, *args, **kwargs)
 

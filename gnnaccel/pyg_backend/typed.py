@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel import report
 from gnnaccel.ops.typed_matmul import typed_matmul
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 KIND = "pyg.HeteroLinear"
 _DTYPES = (torch.float32, torch.float64)
@@ -27,7 +27,7 @@ _chosen: weakref.WeakSet[Any] = weakref.WeakSet()  # layers of models that were 
 _every = False  # whether all are ours
 
 
-def enable(every: bool) -> None:
+def enable(every: bool = True) -> None:
     """Let HeteroLinear run on our op: every one, or those that `choose` was given."""
     global _every
     _every = _every or every

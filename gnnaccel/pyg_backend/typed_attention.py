@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric import nn as pyg_nn
 
 from gnnaccel import ops, report
 from gnnaccel.graph.cache import derived
@@ -22,6 +21,7 @@ from gnnaccel.ops.typed_matmul import order_of
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.call import note_outcome, plainly
 from gnnaccel.pyg_backend.propagate import FEW, are_few
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (torch.int64, torch.int32)

@@ -24,9 +24,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
-from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import NeighborSampler
 
+from gnnaccel.pyg_backend.touch import NeighborSampler, NodeLoader
 from gnnaccel.sampling import ahead, begun
 
 _SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)

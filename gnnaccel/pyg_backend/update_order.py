@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric import EdgeIndex, is_compiling
-from torch_geometric.nn import Linear
-from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.conv import GCNConv, GraphConv, SAGEConv
 from torch_geometric.nn.conv import gcn_conv as gcn_module
 
 from gnnaccel import ops
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def gcn(original: Callable) -> Callable:
@@ -30,7 +28,12 @@ def gcn(original: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         kept = isinstance(x, ops.CBSR) and x.is_compressed and x.k <= self.out_channels
         sums_first = kept or (_may_turn(self, x) and _sum_reads(x) < _mapped_reads(x, self.lin))
-        if not sums_first or is_compiling() or not _is_listed(edge_index) or not _commutes(self, GCNConv, self.lin):
+        if (
+            not sums_first
+            or is_compiling()
+            or not _is_listed(edge_index)
+            or not _commutes(self, pyg_nn.GCNConv, self.lin)
+        ):
             return original(self, x, edge_index, edge_weight)
         if self.normalize:
             cache = self._cached_edge_index
@@ -53,7 +56,7 @@ def sage(original: Callable) -> Callable:
     @functools.wraps(original)
     def forward(self, x, edge_index, size=None):
         source, own = _pair(x)
-        if self.project or not _maps_first(self, source, edge_index, SAGEConv, self.lin_l):
+        if self.project or not _maps_first(self, source, edge_index, pyg_nn.SAGEConv, self.lin_l):
             return original(self, x, edge_index, size)
         out = self.propagate(edge_index, x=(F.linear(source, self.lin_l.weight), own), size=size)
         out = out if self.lin_l.bias is None else out + self.lin_l.bias
@@ -70,7 +73,7 @@ def graph_conv(original: Callable) -> Callable:
     @functools.wraps(original)
     def forward(self, x, edge_index, edge_weight=None, size=None):
         source, own = _pair(x)
-        if not _maps_first(self, source, edge_index, GraphConv, self.lin_rel):
+        if not _maps_first(self, source, edge_index, pyg_nn.GraphConv, self.lin_rel):
             return original(self, x, edge_index, edge_weight, size)
         mapped = F.linear(source, self.lin_rel.weight)
         out = self.propagate(edge_index, x=(mapped, own), edge_weight=edge_weight, size=size)
@@ -125,17 +128,17 @@ def _commutes(conv: Any, cls: type, lin: Any) -> bool:
     watches, as one that is to find its width does; GCNConv's has no bias of its own, which sums would weight."""
     if obstacle(conv) is not None:
         return False
-    if type(conv.aggr_module) not in (SumAggregation, MeanAggregation) or is_watched(conv.aggr_module):
+    if type(conv.aggr_module) not in (pyg_nn.SumAggregation, pyg_nn.MeanAggregation) or is_watched(conv.aggr_module):
         return False
     plain = type(conv)._gnnaccel_plain
     if any(getattr(plain, part) is not getattr(cls, part) for part in _LINEAR_PARTS):
         return False
-    return type(lin) is Linear and not is_watched(lin) and (cls is not GCNConv or lin.bias is None)
+    return type(lin) is pyg_nn.Linear and not is_watched(lin) and (cls is not pyg_nn.GCNConv or lin.bias is None)
 
 
 FORWARDS: dict[Callable, Callable] = {
-    GCNConv.forward: gcn,
-    SAGEConv.forward: sage,
-    GraphConv.forward: graph_conv,
+    pyg_nn.GCNConv.forward: gcn,
+    pyg_nn.SAGEConv.forward: sage,
+    pyg_nn.GraphConv.forward: graph_conv,
 }
 """forward() -> what makes ours of it."""

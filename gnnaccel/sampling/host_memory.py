@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PAGE = 4096
 _lock = threading.Lock()
@@ -208,7 +210,7 @@ class Selectable(Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
+        with touch.plain_functions():
             if getattr(func, "__name__", None) == "index_select":  # torch's function is no one object
                 value, dim, index, out = _selected(*args, **(kwargs or {}))
                 if isinstance(value, Selectable) and dim == 0 and out is None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators, report
-from gnnaccel.graph import modes
+from gnnaccel import _operators, report, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
@@ -148,7 +147,7 @@ def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torc
     """The outputs of a program of checked operands, one for each of its leaves."""
     plain = all(x.dtype in _COMPUTED for x in operands) and dtype in _COMPUTED
     fused = plain and is_fused(graph) and not (graph.indptr.is_cuda and is_too_wide(program))
-    if not fused or torch.compiler.is_compiling() or modes.transforming():
+    if not fused or torch.compiler.is_compiling() or touch.transforming():
         return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
     sources = [x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u"]
     arrays = arrays_of(graph, needs_grad(*sources), *sources, listed=graph.indptr.is_cuda)
@@ -216,7 +215,7 @@ class _Messages(_operators.Function):
         of_outputs = iter(kept)
         wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
-        if any(g is not None and _is_batched(g) for g in grads):
+        if any(g is not None and touch.is_batched(g) for g in grads):
             return None, None, None, None, *_of_many(arrays, program, operands, wanted, grads)
         seeds: list[Tensor] = []
         by_output: list[Tensor | None] = []
@@ -298,12 +297,6 @@ def gradients_of(
 def _may_stand(operands: list[Tensor], source: int, edge: int) -> bool:
     """True if the gradient to an operand of edges is precise enough to be summed for one of sources."""
     return operands[source].dtype == operands[edge].dtype != torch.bfloat16
-
-
-def _is_batched(grad: Tensor) -> bool:
-    """True for many gradients in one, of torch.autograd.grad with is_grads_batched."""
-    functorch = torch._C._functorch
-    return functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
 
 
 def _of_many(arrays: Structure, program: Program, operands: list[Tensor], wanted: tuple, grads: tuple) -> list:
