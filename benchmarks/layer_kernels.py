@@ -19,7 +19,7 @@ from cpu_layers import versions
 from timing import provenance, save_table
 from torch.profiler import ProfilerActivity, profile
 
-from gnnaccel import _operators, pyg_backend
+from gnnaccel import pyg_backend, touch
 
 STEPS = 5  # that are profiled
 COLUMNS = ("graph", "layer", "kernel", "count", "us")
@@ -44,14 +44,14 @@ def rows_of(name: str, make, arguments) -> list[list]:
 
     alone = statistics.median(seconds(1)[1] for _ in range(21))
     host, both = (each / 20 for each in seconds(20))
-    watched, _operators.watched = _operators.watched, lambda: False  # a profiler changes the way of our ops
+    watched, touch.watched = touch.watched, lambda: False  # a profiler changes the way of our ops
     try:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             for _ in range(STEPS):
                 pyg_layers.step(layer, arguments)
             torch.cuda.synchronize()
     finally:
-        _operators.watched = watched
+        touch.watched = watched
     kernels = [(e.device_time_total / STEPS, e.count / STEPS, e.key) for e in found.key_averages()]
     kernels = sorted((k for k in kernels if k[0] > 0), reverse=True)
     total = sum(us for us, *_ in kernels)

@@ -153,10 +153,14 @@ IS_BLIND = None in (_function_modes, _dispatch_modes, _is_included, _PRE_DISPATC
 """Whether modes may be there that cannot be seen."""
 
 
+BLIND_MODES: set[type] = {DeviceContext}
+"""Classes of function modes to which calls of our ops mean nothing."""
+
+
 def _is_watched() -> bool:
-    modes = _function_modes()
-    if modes and (modes > 1 or type(_function_mode(0)) is not DeviceContext):
-        return True
+    for place in range(_function_modes()):
+        if type(_function_mode(place)) not in BLIND_MODES:
+            return True
     return (
         _dispatch_modes() > 0
         or _is_included(_PRE_DISPATCH)

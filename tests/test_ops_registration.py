@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel import ops, touch
+from gnnaccel.capture.watch import Masks
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _check, ready, relu_sum  # noqa: F401 - registers its op
 from gnnaccel.ops._arrays import arrays_of
@@ -410,7 +411,16 @@ def test_a_default_device_is_nobody_who_listens():
     with torch.device("cpu"):
         assert not touch.watched()
         with torch.device("cpu"):
-            assert touch.watched()  # two modes are not told apart
+            assert not touch.watched()
+            with _Listening():
+                assert touch.watched()
+        with Masks([]):  # what a capture has on
+            assert not touch.watched()
+
+
+class _Listening(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 def test_tensors_without_memory():

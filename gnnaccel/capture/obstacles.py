@@ -23,7 +23,7 @@ _QUIET = frozenset({
 
 def modes_of_call() -> tuple:
     """`modes_now`, and the default device where it is a mode."""
-    return (*modes_now(), *[mode.device for mode in touch.function_modes()])
+    return (*modes_now(), *[getattr(mode, "device", None) for mode in touch.function_modes()])
 
 
 def unusual() -> str | None:

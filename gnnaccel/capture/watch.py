@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gnnaccel import touch
 from gnnaccel.lazy.tensor import Lazy
 
 
@@ -69,6 +70,8 @@ class Watch(Masks):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+# What is captured goes the way that it goes uncaptured.
+touch.BLIND_MODES |= {Masks, Watch}
 _LEFT_OUT = {
     Tensor.register_hook: "register_hook()",
     Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook()",
