@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
 unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE GNNACCEL_CUDA_GRAPHS
 
-.PHONY: demo test test-emulated test-sparse soak fuzz build lint format docs wheel test-wheel clean
+.PHONY: demo test test-emulated test-sparse test-pyg soak fuzz build lint format docs wheel test-wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) and "the pinned tools need Python 3.11 or 3.12")'
@@ -86,6 +86,20 @@ $(VENV)/sparse.done: $(VENV)/torch.done
 
 test-sparse: build $(VENV)/sparse.done
 	PYTHONPATH=$(abspath $(SPARSE)) $(BIN)/python -m pytest -q -rs tests/test_pyg*.py tests/test_examples.py
+
+# Every layer with older versions of PyG, each in a folder of its own.
+PYGS ?= 2.5.3 2.6.1 2.7.0
+PYG_TESTS := tests/test_pyg_matrix.py tests/test_touch.py -k "float32 or second or names"
+
+$(VENV)/pyg-%/done: $(VENV)/torch.done
+	rm -rf $(VENV)/pyg-$*
+	$(BIN)/pip install -q --no-deps --target $(VENV)/pyg-$* torch_geometric==$*
+	touch $@
+
+test-pyg: build $(foreach version,$(PYGS),$(VENV)/pyg-$(version)/done)
+	@status=0; for version in $(PYGS); do echo "== PyG $$version"; \
+	  PYTHONPATH=$(abspath $(VENV))/pyg-$$version OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_JOBS) $(PYG_TESTS) || status=1; \
+	done; exit $$status
 
 # A long run of mixed training that watches memory and fallbacks; not part of the tests.
 soak: build

@@ -136,6 +136,8 @@ def _after_import(name: str) -> None:
             _log().info("models on a GPU are captured in CUDA graphs")
         except Exception as error:
             _log().warning("gnnaccel: models are not captured in CUDA graphs: %s", error)
+    for lacking, words in importlib.import_module("gnnaccel.touch").MISSING.items():
+        _log().warning("gnnaccel: this torch has no %s: %s", lacking, words)
     engine = importlib.import_module("gnnaccel.engine")
     engine.keep_memory()
     if (said := engine.settle()) is not None:

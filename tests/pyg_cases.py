@@ -375,7 +375,7 @@ def _knn(x, y, _ptr_x, _ptr_y, k: int, _cosine: bool, _workers: int) -> Tensor:
 @functools.cache
 def prepare_pyg() -> None:
     """Make the layers that search neighbours run without pyg_lib."""
-    if not torch_geometric.typing.WITH_KNN:
+    if IS_NEW and not torch_geometric.typing.WITH_KNN:
         schema = "(Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, int k, bool cosine, int workers) -> Tensor"
         torch.library.define("pyg::knn", schema)
         torch.library.impl("pyg::knn", "CompositeExplicitAutograd", _knn)
@@ -384,9 +384,20 @@ def prepare_pyg() -> None:
     nn.SAGEConv(1, 1), nn.GraphConv(1, 1)
 
 
-def missing(case: Case) -> bool:
-    """True if PyG cannot run the case here."""
-    return bool(case.needs) and importlib.util.find_spec(case.needs) is None
+IS_NEW = hasattr(torch_geometric.typing, "WITH_KNN")  # 2.8, which runs all cases; older versions some
+
+
+def missing(case: Case) -> str:
+    """What PyG lacks to run the case here: a module, or in older versions a layer or an option; "" for nothing."""
+    if case.needs and importlib.util.find_spec(case.needs) is None:
+        return case.needs
+    if IS_NEW:
+        return ""
+    try:
+        case.make()
+    except (AttributeError, ImportError, TypeError) as error:
+        return str(error)
+    return ""
 
 
 class SeenOps(TorchDispatchMode):

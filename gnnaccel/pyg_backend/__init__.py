@@ -140,6 +140,9 @@ def enable() -> None:
     for part in list(_parts):
         _enable(part)
     _sliced.enable()
+    if touch.MISSING:
+        said = "gnnaccel: PyG %s has not, and what needs it runs without: %s"
+        logging.getLogger("gnnaccel").info(said, torch_geometric.__version__, ", ".join(sorted(touch.MISSING)))
     if (words := touch.untried()) is not None:
         logging.getLogger("gnnaccel").warning("gnnaccel: %s", words)
 

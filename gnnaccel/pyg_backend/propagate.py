@@ -103,7 +103,7 @@ def _note_compiled(kind: str) -> bool:
 def _is_fused(conv, edges: Edges) -> bool:
     """True if PyG will call message_and_aggregate(): no lifted feature is then made."""
     given = edges.edge_index
-    sorted_index = conv.SUPPORTS_FUSED_EDGE_INDEX and isinstance(given, EdgeIndex) and given.is_sorted_by_col
+    sorted_index = getattr(conv, "SUPPORTS_FUSED_EDGE_INDEX", False) and isinstance(given, EdgeIndex) and given.is_sorted_by_col
     return conv.fuse and (edges.is_sparse or sorted_index)
 
 
