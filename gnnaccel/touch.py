@@ -158,13 +158,12 @@ BLIND_MODES: set[type] = {DeviceContext}
 
 
 def _is_watched() -> bool:
-    for place in range(_function_modes()):
-        if type(_function_mode(place)) not in BLIND_MODES:
-            return True
+    if _function_modes() and not BLIND_MODES.issuperset(map(type, function_modes())):
+        return True
     return (
         _dispatch_modes() > 0
         or _is_included(_PRE_DISPATCH)
-        or transforming()
+        or (_top() is not None if _top is not None else transforming())
         or bool(tracing())
         or _profiled()  # of this thread
         or torch.autograd.profiler._is_profiler_enabled

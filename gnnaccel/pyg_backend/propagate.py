@@ -102,9 +102,10 @@ def _note_compiled(kind: str) -> bool:
 
 def _is_fused(conv, edges: Edges) -> bool:
     """True if PyG will call message_and_aggregate(): no lifted feature is then made."""
+    if not conv.fuse or edges.is_sparse:
+        return conv.fuse
     given = edges.edge_index
-    sorted_index = getattr(conv, "SUPPORTS_FUSED_EDGE_INDEX", False) and isinstance(given, EdgeIndex) and given.is_sorted_by_col
-    return conv.fuse and (edges.is_sparse or sorted_index)
+    return getattr(conv, "SUPPORTS_FUSED_EDGE_INDEX", False) and isinstance(given, EdgeIndex) and given.is_sorted_by_col
 
 
 def _note_sizes(edges: Edges, names, kwargs: dict) -> None:
