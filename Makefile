@@ -117,6 +117,7 @@ lint: $(VENV)/lint.done
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py
 
 format: $(VENV)/lint.done
 	$(BIN)/ruff check --fix-only -q .
