@@ -1,0 +1,327 @@
+"""Every number that decides which way a call, a graph or a model goes, with its unit and where it came from.
+
+Each is a plain value, read as `bounds.NAME` where it is used, so that a test sets it in one place. Values by device are
+dicts. `rows()` lists them; docs/bounds.md is written from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+# Where a number came from, if not from tables in benchmarks/results.
+MEASURED = "measured, table not kept"
+REASONED = "reasoned, not measured"
+BUILT = "what kernels, files or a GPU can take"
+
+INT32_MAX = 2**31 - 1
+
+
+class Row(NamedTuple):
+    """A number: `device` is what it was measured on, or for; `table` names files of benchmarks/results, or an origin."""
+
+    section: str
+    name: str
+    value: object
+    unit: str
+    device: str
+    table: str
+    decides: str
+
+
+def bound(value: T, unit: str, device: str, table: str, decides: str) -> T:
+    """The value itself: the rest is for who reads this file, and for `rows`."""
+    return value
+
+
+def rows() -> list[Row]:
+    """All numbers of this file, in its order, by the sections that its comments begin."""
+    import ast
+    from pathlib import Path
+
+    text = Path(__file__).read_text("utf-8")
+    sections = [(n, line[7:]) for n, line in enumerate(text.splitlines(), 1) if line.startswith("# ---- ")]
+    found = []
+    for node in ast.parse(text).body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "bound"
+        ):
+            name = ast.unparse(node.targets[0])
+            said = [
+                globals()[arg.id] if isinstance(arg, ast.Name) else ast.literal_eval(arg) for arg in node.value.args[1:]
+            ]
+            section = max((n, title) for n, title in sections if n < node.lineno)[1]
+            found.append(Row(section, name, globals()[name], *said))
+    return found
+
+
+# ---- Messages: stored, in blocks, or left to the framework
+
+# Making them again in blocks pays on the CPU as soon as they leave the cache. On an H200 it takes twice the time, so there
+# it is for messages that would not fit beside the rest.
+STORED_BYTES = bound(
+    {"cpu": 4 << 20, "cuda": 4 << 30}, "bytes", "EPYC, H200", MEASURED, "most of messages made at once"
+)
+# On the CPU a few blocks stay in a core's share of the cache; on a GPU one fills the device.
+BLOCK_BYTES = bound({"cpu": 4 << 20, "cuda": 256 << 20}, "bytes", "CPU, CUDA", REASONED, "size of a block of messages")
+# CPU: GEN, FiLM and LE take 1.0 to 1.5 times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE take as
+# long at some 8 million, others at two to three times as many.
+FEW_MESSAGES = bound(
+    {"cpu": 1 << 18, "cuda": 8 << 20},
+    "numbers",
+    "EPYC, H100",
+    MEASURED,
+    "most in messages that PyG's or DGL's code makes",
+)
+# Of short rows there is little to reduce. Batches of molecules, two edges to an atom: GEN 0.8 of PyG's speed at 180,000
+# numbers, 0.95 at 370,000, 1.0 at 750,000.
+SHORT_ROWS = bound(4, "edges to a node", "EPYC", MEASURED, "up to here FEW_MESSAGES counts twice on the CPU")
+# How many numbers of FEW_MESSAGES one number counts. CPU: benchmarks/every_layer.py on 300 to 5,800 edges. CUDA: what lazy
+# features take of Python's time, some 1.5 ms a step, against messages that PyG stores, of the layers in every_layer.py
+# (--all-ours) on 300 to 800,000 edges: most cross between 200,000 and 400,000 edges of 64 features, some at half.
+COUNTS_PROPAGATED = bound(
+    {"cpu": 4, "cuda": 0.5}, "numbers for one", "EPYC, H100", MEASURED, "of most layers' messages"
+)
+COUNTS_UPDATED = bound({"cpu": 8, "cuda": 0.5}, "numbers for one", "EPYC, H100", MEASURED, "of updates of edges")
+COUNTS_STORED = bound(
+    {"cpu": 1, "cuda": 0.5}, "numbers for one", "EPYC, H100", MEASURED, "of messages that are no products"
+)
+COUNTS_STORED_TWICE = bound(
+    {"cpu": 1, "cuda": 1}, "numbers for one", "EPYC, H100", MEASURED, "of those of FeaSt-, FiLM-, GEN- and LEConv"
+)
+COUNTS_HEAT = bound({"cpu": 4, "cuda": 0.5}, "numbers for one", "EPYC, H100", MEASURED, "of features in HEATConv")
+COUNTS_HGT = bound({"cpu": 16}, "numbers for one", "EPYC", MEASURED, "of features in HGTConv, not timed on CUDA")
+COUNTS_MATRIX_ON_CUDA = bound(0.25, "numbers for one", "H100", MEASURED, "of a matrix for each edge, 1 on the CPU")
+COUNTS_GEN = bound(4, "times", "H100", MEASURED, "what GENConv's short way counts of its messages")
+COUNTS_GATES = bound(
+    8, "times", "EPYC", MEASURED, "what ResGatedGraphConv's counts: ours of gates takes less of the CPU"
+)
+COUNTS_UNGRADED = bound(16, "times", "EPYC", MEASURED, "what GINEConv's counts on the CPU, its edges without gradients")
+# They would have to be sorted, for one use perhaps.
+FEW_AT_FIRST = bound(
+    {"cuda": 8 << 20}, "numbers", "H100", MEASURED, "most in messages of edges that a layer has not seen, left to PyG"
+)
+WIDENED_AT_FIRST = bound(8, "times", "any", REASONED, "how much wider a layer may map features before it gathers them")
+LONGEST_SCATTERED = bound(1 << 15, "edges", "any", REASONED, "of a source, whose sum in order keeps float32's digits")
+STORED_FEATURES = bound(16, "features", "any", REASONED, "of an edge that are stored: attention heads, coordinates")
+TRUSTED_ITEMS = bound(64, "things", "any", REASONED, "of a collection that are looked at before code is trusted")
+DROPPED_IN_VAIN = bound(3, "batches", "CUDA", REASONED, "begun in vain, after which a loader's are begun no more")
+
+# ---- torch.compile
+
+FEW_COMPILED = bound(1 << 22, "edges times features", "CUDA", MEASURED, "most that are left to Inductor in CUDA graphs")
+PACKED_EDGES = bound(
+    1 << 19, "edges", "CUDA", REASONED, "of a graph that is copied at each call: larger ones have lists"
+)
+REMADE_BYTES = bound(1 << 24, "bytes", "CUDA", REASONED, "from which GATv2's projections are made again, not kept")
+
+# ---- Sums and their parts
+
+READY_SUMS = bound(32, "kinds of sums", "any", REASONED, "that a graph keeps ready")
+SMALL_GRAPH = bound(
+    {"cpu": 1 << 14, "cuda": 1 << 20}, "edges", "CPU, CUDA", REASONED, "most of a graph that may be used once"
+)
+NEW_GRAPH_USES = bound(3, "uses", "any", REASONED, "of a small graph at one width, after which it lasts")
+# Two cores; 16 lose on graphs whose edges lie in order.
+SOURCES_MATTER = bound(
+    32, "features for one of an edge", "EPYC", MEASURED, "of a source, from which rows go in an order"
+)
+# Looked up 1.07 to 1.2 times the time at mean degrees of 50 to 600, 0.5 to 1.0 at 2 to 32.
+SCALE_FIRST_DEGREE = bound(40, "edges of a source", "H200", MEASURED, "from which sources are scaled first")
+BIAS_BYTES = bound(1 << 22, "bytes", "H100", "finished_sums_h100.csv", "from which a bias' gradient is our kernels'")
+OWN_DEGREE = bound(
+    64, "edges of a row", "H100", "finished_sums_h100.csv", "up to which the sum adds a row's own source"
+)
+EDGE_ORDER_SLICE = bound(
+    256, "bytes", "H200", "edge_order_h200.csv", "of features that a worker takes, unless a plan says"
+)
+# With fewer the values stay in L2, and the pass is one more launch.
+EDGE_ORDER_EDGES = bound(
+    1_000_000, "edges", "H200", "edge_order_h200.csv", "from which values are moved, if often looked up"
+)
+EDGE_ORDER_MANY = bound(
+    4_000_000, "edges", "H200", "edge_order_h200.csv", "from which values are moved, if looked up once"
+)
+EDGE_ORDER_BYTES = bound(32, "bytes of an edge", "H200", REASONED, "up to which values are moved: more waste no sector")
+EDGE_ORDER_DEGREE = bound(
+    128, "edges of a row", "H200", "edge_order_h200.csv", "from which rows are hubs for these rules"
+)
+NUMBERING_USES = bound(4, "uses", "any", REASONED, "after which a graph is no sampled one, and numbers its edges")
+NARROW_DOTS = bound(4, "features", "CUDA", BUILT, "that cuda/sddmm_narrow.cu takes")
+NARROW_SUMS = bound(4, "features", "CUDA", BUILT, "that cuda/spmm_narrow.cu takes, which looks each weight up once")
+NARROW_SUM_BYTES = bound(
+    128, "bytes of a row", "H200", "edge_order_h200.csv", "too few to hide that a weight is looked up"
+)
+PADDED_BYTES = bound(
+    16 << 20, "bytes", "H200", "padding_h200.csv", "read of features, from which odd widths are padded"
+)
+PADDED_READS = bound(32, "edges for a row", "H200", "padding_h200.csv", "of both sides, which make copies a small part")
+MAPPED_SUM_ROWS = bound(1 << 12, "rows", "CPU", REASONED, "of a block of sums that are mapped")
+SAMPLED_PRODUCTS = bound(
+    1 << 23, "multiplications", "any", REASONED, "from which the rows that no seed needs are left out"
+)
+GRADIENT_NODES = bound(4096, "nodes of autograd", "any", REASONED, "that are looked at for rows without a gradient")
+NARROW_PLACES = bound(1 << 8, "features", "any", BUILT, "of rows whose kept entries' places are one byte")
+WIDEST_PLACES = bound(1 << 16, "features", "any", BUILT, "of rows that keep k entries")
+MAXK_FEATURES = bound(4096, "features", "CUDA", BUILT, "of which kernels keep a row in shared memory, half in float64")
+# Yeast-like (2.1 edges a row), k = 16, 32, 64: 0.50, 0.65 and 0.73 ms, by destination 0.77, 0.86 and 0.96. From 13 on by
+# destination is the faster one.
+BY_SOURCE_DEGREE = bound(
+    4, "edges of a row", "H200", "cuda_maxk_h200.csv", "up to which MaxK's gradient goes by source"
+)
+KEPT_SHARE = bound(
+    {"cuda": 0.5, "cpu": 0.25},
+    "share of features",
+    "H200, EPYC",
+    "cuda_maxk_h200.csv, cpu_maxk_epyc.csv",
+    "of MaxK's sums",
+)
+
+# ---- Attention
+
+DOT_HEAD_BYTES = bound(1024, "bytes of a head", "CUDA", BUILT, "that a worker's lanes hold in one op of attention")
+# The gradient of the queries is then a weighted sum, and not another pass that computes them again.
+SCORES_KEPT = bound(
+    4, "tensors like the result", "H200", "cuda_attention_h200.csv", "of scores' gradients, written down"
+)
+# Rows so short that a wide head's sum is most of the work, and has a faster kernel: yeast-like, of degree 2, takes 0.6 of the
+# time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16.
+BY_PARTS_EDGES = bound(1_000_000, "edges", "H200", MEASURED, "from which attention may be three ops")
+BY_PARTS_DEGREE = bound(8, "edges of a row", "H200", MEASURED, "below which it is")
+BY_PARTS_BYTES = bound(256, "bytes of a head", "H200", MEASURED, "from which it is")
+HEAD_DOTS_VECTORS = bound(2, "vectors", "CUDA", BUILT, "of inner products by head in one kernel")
+SOFTMAX_ROWS = bound(4096, "rows of a segment", "CUDA", BUILT, "that a block of 8 warps takes")
+
+# ---- Maps: products of matrices
+
+# H100, microseconds, torch's for ours: 169,343 x 64 to 256 columns 192 for 128, its gradients 148 for 116 and 296 for 130;
+# 20,000 rows 29 for 22, 26 for 27 and 55 for 35; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
+PRODUCT_ROWS = bound(1 << 14, "rows", "H100", "products_h100.csv", "from which products are ours")
+PRODUCT_ROWS_BACK = bound(1 << 15, "rows", "H100", "products_h100.csv", "from which gradients to features are ours")
+PRODUCT_WIDTH = bound(512, "columns", "H100", "products_h100.csv", "of products of ours")
+# Tiles so few that the rows are read once or twice: 256 x 256 takes 1.3 of torch's time.
+PRODUCT_WEIGHT = bound(1 << 14, "numbers", "H100", "products_h100.csv", "of a weight, up to which its gradient is ours")
+PRODUCT_CAPABILITY = bound((8, 0), "compute capability", "CUDA", BUILT, "of cp.async and TF32")
+# Both passes take 0.36 to 0.49 of torch's time with AVX-512 on an EPYC of Zen 5, and 0.60 to 0.87 with AVX2: 32 to 600
+# columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and on an Intel with AVX-512 up to
+# 1.9 of it, of 300 rows.
+NORMED_WIDTH = bound(1024, "columns", "EPYC", MEASURED, "of two maps with a norm between as one op")
+# Below these Python's part of ours is more than is spared.
+NORMED_NUMBERS = bound(
+    (1 << 13, 5 << 10), "numbers between the maps", "EPYC", MEASURED, "least, without and with a norm"
+)
+MAPS_APART = bound(3, "maps", "H100", MEASURED, "from which their results are columns of one matrix that kernels read")
+MAPS_TOGETHER_ROWS = bound(512, "rows", "EPYC", MEASURED, "from which two maps as one op spare more than they cost")
+FEW_TYPED_BIASES = bound(1 << 14, "numbers", "EPYC", MEASURED, "up to which torch gathers the biases of types faster")
+# With so many multiplications to a segment the kernel takes as much longer for them than torch's product as that product's
+# call takes: 12 us, at 0.03 to 0.05 ps a multiplication on tensor cores. Without them 0.012, and none up to 64 x 64.
+SEGMENT_CALL = bound(
+    360_000_000, "multiplications", "H200", "segment_matmul_h200.csv", "that a call is worth, TF32 or 16 bits"
+)
+SEGMENT_CALL_FULL = bound(
+    1_000_000_000, "multiplications", "H200", "segment_matmul_h200.csv", "that a call is worth, float32"
+)
+GRID_BLOCKS = bound(65535, "blocks", "CUDA", BUILT, "side by side in a grid's second dimension")
+# 64 x 64: 0.21 ms for five either way, and for 20 of 0.21 and 0.58; our kernel 0.32.
+GROUPED_SEGMENTS = bound(
+    6, "segments", "H200", "segment_matmul_h200.csv", "from which torch's grouped product is taken"
+)
+GROUPED_CAPABILITIES = bound((9, 10), "compute capability", "CUDA", BUILT, "where it is one product and does not wait")
+# By torch's grouped product, which does not divide the rows of a segment, in tiles of at least 128 x 128, of the longest
+# segment; by our kernel of all; and what a product of torch's takes for each segment: 128 and 256 wide, 20 to 200 segments.
+GROUPED_PS = bound(0.16, "ps a number", "H200", "segment_matmul_bf16_h200.csv", "of torch's grouped product")
+SEGMENT_KERNEL_PS = bound(0.06, "ps a number", "H200", "segment_matmul_bf16_h200.csv", "of our kernel")
+SEGMENT_PRODUCT_PS = bound(27_000_000, "ps a segment", "H200", "segment_matmul_bf16_h200.csv", "of a product for each")
+GROUPED_TILE = bound(128, "rows and columns", "H200", "segment_matmul_bf16_h200.csv", "of its tiles, at least")
+
+# ---- Many edge types
+
+# Rows that are copied cost more than calls from here on: one thread.
+GAT_LAYERS_WORK = bound(
+    1 << 27, "multiplications of the maps", "EPYC", MEASURED, "up to which GATConv's types go together"
+)
+DOT_LAYERS_WORK = bound(1 << 24, "multiplications of the maps", "EPYC", MEASURED, "up to which TransformerConv's do")
+RELATION_LAYERS_WORK = bound(
+    1 << 24, "multiplications of the maps", "EPYC", MEASURED, "up to which fewest calls are best"
+)
+RELATION_LAYERS_TINY = bound(
+    1 << 22, "multiplications of the maps", "EPYC", MEASURED, "up to which layers go one by one"
+)
+TRAINED_WEIGHTS_TINY = bound(
+    1 << 18, "features times layers", "EPYC", MEASURED, "up to which they do, if weights are trained"
+)
+# An estimate: on an H100's host a layer of PyG's took 0.8 ms, forward and backward.
+SORTED_TOGETHER = bound(4, "layers of sums", "H100", REASONED, "from which new edges of all types are sorted at once")
+# One node of autograd for all layers spares 0.3 to 0.9 ms of calls for each type, in which six passes over so many bytes are
+# made at 3 TB/s. The bound itself was not reached in a measurement.
+ONE_NODE_BYTES = bound(300 << 20, "bytes of a layer", "H200", "hetero_ways_h200.csv", "that one node for all may copy")
+# It does not divide the rows of a type: four of 10,000 rows take 0.30 ms, a product each 0.16; of 100,000 rows 3.5 and 0.33
+# ms (64 outputs of 192 numbers). The bound is where these times would cross; the kernel that divides them was not timed.
+BATCHED_MAP_ROWS = bound(
+    1024, "rows of a type", "H200", MEASURED, "up to which gradients of maps are one batched product"
+)
+# An H100 spends 1.33 ms of 1.66, a third of the rows having edges (4 types of 100,000 nodes, 8 of 40,000 edges, 64
+# features), 0.19 of 0.25 with a tenth of both, and as long where three quarters have.
+FILLED_ROWS_WORK = bound(
+    1 << 27, "multiplications", "H100", "hetero_parts_h100.csv", "spared, from which empty rows are left out"
+)
+FILLED_ROWS_SHARE = bound(
+    0.7, "share of rows", "H100", "hetero_parts_h100.csv", "with edges, up to which the others are left out"
+)
+# A product's call, forward and backward, takes as long as so many multiplications: one thread.
+FILLED_SUMS_WORK = bound(
+    600_000, "multiplications", "EPYC", "hetero_epyc.csv", "spared for each product, the same of sums"
+)
+FILLED_SUMS_SHARE = bound(0.7, "share of rows", "EPYC", "hetero_epyc.csv", "with edges, the same of sums on the CPU")
+EDGE_READ_WORK = bound(8, "multiplications", "EPYC", MEASURED, "that take as long as to read one number of an edge")
+MATRIX_KEPT_WORK = bound(16, "multiplications", "EPYC", MEASURED, "that take as long as to keep one number of a matrix")
+SCALED_SOURCES_DEGREE = bound(8, "edges of a row", "EPYC", MEASURED, "from which sources are scaled for each graph")
+SCALED_SOURCES_NUMBERS = bound(1 << 20, "numbers read", "EPYC", MEASURED, "from which they are")
+# These read as many features of each edge as there are bases.
+BASES_ROWS = bound(2, "rows for one", "any", REASONED, "that relations would map, from which bases map them")
+BASES_EDGES = bound(1 << 13, "edges", "H100", REASONED, "up to which an index on CUDA takes the host less")
+RELATION_CHUNK = bound(16384, "rows", "CPU", REASONED, "of a chunk: fewer would be too little for its calls")
+RELATION_CHUNK_ON_CUDA = bound(64, "times", "CUDA", REASONED, "as many, where calls take longer than rows of a chunk")
+# One thread of a kernel adds such a row up while others wait. In the mean: up to here storing sums is much beside reading.
+SHORT_RUN = bound(32, "edges of a row", "CUDA", REASONED, "up to which rows are added up where a product reads them")
+SHORT_RUN_MEAN = bound(4, "edges of a row", "CUDA", REASONED, "in the mean, for the same")
+BY_SOURCE_SHARE = bound(0.9, "share of rows", "CUDA", REASONED, "by destination, up to which rows by source are mapped")
+TOTALS_ROWS = bound(256, "rows", "CUDA", REASONED, "that a walk adds up for the sums over all rows of a result")
+# With 1.3 times as many they take 0.87 of the time (one thread: 10,000 nodes of a type, 64 features, 4 heads). On CUDA the
+# gradients of maps by head, a few values each from all nodes, are what takes long: 27 of 33 ms (100,000 nodes).
+HGT_MAPS_TIMES = bound(
+    {"cuda": 8, "cpu": 2}, "times", "H200, EPYC", MEASURED, "the work that products of HGTConv's maps may take"
+)
+HGT_MAPS_WORK = bound(1 << 26, "multiplications", "any", REASONED, "that they may take more, on the side of calls")
+# Where a source's keys and values are made only for edge types that it has edges of.
+HGT_ROWS_TIMES = bound(1.5, "times", "H100", "hetero_parts_h100.csv", "that the kernel takes of torch's products")
+HGT_ROWS_CALL = bound(
+    360_000_000, "multiplications", "H100", "hetero_parts_h100.csv", "that a call is worth, by edge type"
+)
+# Up to here to bring those of all types together takes less than two products of torch's for each, of 15 us at least.
+HGT_TOGETHER_BYTES = bound(
+    {"cuda": 8 << 20}, "bytes", "H100", REASONED, "of a node type's gradients, up to which they are one"
+)
+
+# ---- Kernels that are generated
+
+MESSAGE_CHUNK = bound(128, "edges", "CUDA", BUILT, "of a worker without a list, at least: rows_of of cuda/rows.cuh")
+MESSAGE_CHUNKS = bound(8192, "workers", "CUDA", BUILT, "without a list, at most")
+MESSAGE_CALLS = bound(64, "calls", "any", REASONED, "that a graph keeps")
+MESSAGE_LANES = bound(32, "lanes", "CUDA", BUILT, "to a row")
+# More than registers, but loops would be quadratic.
+MESSAGE_SLOTS = bound(64, "features of a lane", "CUDA", REASONED, "of sums over features")
+MESSAGE_EDGES = bound(4, "edges of a lane", "CUDA", REASONED, "read at a time")
+# 16 bytes of an edge: LEConv's walks 240 to 218 us.
+MESSAGE_EDGES_LANES = bound(
+    8, "lanes", "H200", MEASURED, "from which it is twice as many, of four values an edge or fewer"
+)
+MESSAGE_REGISTERS = bound(64, "values", "CUDA", REASONED, "that a lane reads at a time, at most")
+SUMS_AHEAD = bound(
+    3, "sums", "any", REASONED, "that a forward pass keeps for the backward one, each as large as an output"
+)
+KERNEL_FILE_BYTES = bound(16 << 20, "bytes", "any", REASONED, "of a compiled kernel's file")
+KERNEL_FILES = bound(2000, "files", "any", REASONED, "of kernels on disk, some 50 kB each; those used last stay")
