@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from gnnaccel.lower import bounds
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "coverage.md"
 
@@ -153,8 +155,6 @@ def page() -> str:
     warnings.simplefilter("ignore")
     from coverage_dgl import dgl_rows
 
-    from gnnaccel.lazy.blocks import FEW, FEW_AT_FIRST, STORED_BYTES
-
     rows, dgl = pyg_rows(), dgl_rows()
     layers = {name.split()[0] for name, _, _ in rows}
     free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "message", "blocks")}
@@ -164,12 +164,12 @@ def page() -> str:
             count=len(free),
             total=len(layers),
             rows=_table(rows),
-            few=FEW["cpu"],
-            cpu=STORED_BYTES["cpu"] >> 20,
-            cuda=STORED_BYTES["cuda"] >> 30,
-            first=FEW_AT_FIRST["cuda"] >> 20,
+            few=bounds.FEW_MESSAGES["cpu"],
+            cpu=bounds.STORED_BYTES["cpu"] >> 20,
+            cuda=bounds.STORED_BYTES["cuda"] >> 30,
+            first=bounds.FEW_AT_FIRST["cuda"] >> 20,
         ),
-        _DGL.format(rows=_table(dgl), few=FEW["cpu"], **_counts(dgl)),
+        _DGL.format(rows=_table(dgl), few=bounds.FEW_MESSAGES["cpu"], **_counts(dgl)),
     ]
     return "".join(parts)
 

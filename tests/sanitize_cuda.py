@@ -11,6 +11,7 @@ import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _bias, _edge_order, messages, products, ready_call
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
@@ -151,7 +152,7 @@ def run_joined(graph: Graph, width: int) -> None:
 
 def run_products() -> None:
     """On tensor cores, of rows and widths that fill no tile; and with a batch norm and a ReLU between two of them."""
-    products._MIN_ROWS = products._MIN_ROWS_BACK = 2
+    bounds.PRODUCT_ROWS = bounds.PRODUCT_ROWS_BACK = 2
     for rows, inner, width, outer in ((300, 64, 132, 12), (129, 8, 20, 64)):
         sizes = ((rows, inner), (width, inner), (width,), (width,), (width,), (outer, width), (outer,))
         given = [torch.randn(size, device="cuda", requires_grad=True) for size in sizes]
@@ -187,7 +188,7 @@ def run_finished(graph: Graph) -> None:
         bias = torch.randn(width, device="cuda")
         if ready_call.takes_wide(x, bias):
             kernel(x, bias, wide=True)
-    _bias._LEAST_BYTES = 0
+    bounds.BIAS_BYTES = 0
     with torch.no_grad():
         for rows, width in ((1, 3), (700, 64), (4_000, 100), (60, 3_000)):
             x, bias = torch.randn(rows, width, device="cuda"), torch.randn(width, device="cuda")

@@ -19,7 +19,7 @@ INT32_MAX = 2**31 - 1
 
 
 class Row(NamedTuple):
-    """A number: `device` is what it was measured on, or for; `table` names files of benchmarks/results, or an origin."""
+    """A number: measured on, or meant for, `device`; `table` names files of benchmarks/results, or an origin."""
 
     section: str
     name: str
@@ -60,15 +60,15 @@ def rows() -> list[Row]:
 
 # ---- Messages: stored, in blocks, or left to the framework
 
-# Making them again in blocks pays on the CPU as soon as they leave the cache. On an H200 it takes twice the time, so there
-# it is for messages that would not fit beside the rest.
+# Making them again in blocks pays on the CPU as soon as they leave the cache. On an H200 it takes twice the time, so
+# there it is for messages that would not fit beside the rest.
 STORED_BYTES = bound(
     {"cpu": 4 << 20, "cuda": 4 << 30}, "bytes", "EPYC, H200", MEASURED, "most of messages made at once"
 )
 # On the CPU a few blocks stay in a core's share of the cache; on a GPU one fills the device.
 BLOCK_BYTES = bound({"cpu": 4 << 20, "cuda": 256 << 20}, "bytes", "CPU, CUDA", REASONED, "size of a block of messages")
-# CPU: GEN, FiLM and LE take 1.0 to 1.5 times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE take as
-# long at some 8 million, others at two to three times as many.
+# CPU: GEN, FiLM and LE take 1.0 to 1.5 times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE
+# take as long at some 8 million, others at two to three times as many.
 FEW_MESSAGES = bound(
     {"cpu": 1 << 18, "cuda": 8 << 20},
     "numbers",
@@ -76,12 +76,13 @@ FEW_MESSAGES = bound(
     MEASURED,
     "most in messages that PyG's or DGL's code makes",
 )
-# Of short rows there is little to reduce. Batches of molecules, two edges to an atom: GEN 0.8 of PyG's speed at 180,000
-# numbers, 0.95 at 370,000, 1.0 at 750,000.
+# Of short rows there is little to reduce. Batches of molecules, two edges to an atom: GEN 0.8 of PyG's speed at
+# 180,000 numbers, 0.95 at 370,000, 1.0 at 750,000.
 SHORT_ROWS = bound(4, "edges to a node", "EPYC", MEASURED, "up to here FEW_MESSAGES counts twice on the CPU")
-# How many numbers of FEW_MESSAGES one number counts. CPU: benchmarks/every_layer.py on 300 to 5,800 edges. CUDA: what lazy
-# features take of Python's time, some 1.5 ms a step, against messages that PyG stores, of the layers in every_layer.py
-# (--all-ours) on 300 to 800,000 edges: most cross between 200,000 and 400,000 edges of 64 features, some at half.
+# How many numbers of FEW_MESSAGES one number counts. CPU: benchmarks/every_layer.py on 300 to 5,800 edges. CUDA: what
+# lazy features take of Python's time, some 1.5 ms a step, against messages that PyG stores, of the layers in
+# every_layer.py (--all-ours) on 300 to 800,000 edges: most cross between 200,000 and 400,000 edges of 64 features,
+# some at half.
 COUNTS_PROPAGATED = bound(
     {"cpu": 4, "cuda": 0.5}, "numbers for one", "EPYC, H100", MEASURED, "of most layers' messages"
 )
@@ -167,8 +168,8 @@ GRADIENT_NODES = bound(4096, "nodes of autograd", "any", REASONED, "that are loo
 NARROW_PLACES = bound(1 << 8, "features", "any", BUILT, "of rows whose kept entries' places are one byte")
 WIDEST_PLACES = bound(1 << 16, "features", "any", BUILT, "of rows that keep k entries")
 MAXK_FEATURES = bound(4096, "features", "CUDA", BUILT, "of which kernels keep a row in shared memory, half in float64")
-# Yeast-like (2.1 edges a row), k = 16, 32, 64: 0.50, 0.65 and 0.73 ms, by destination 0.77, 0.86 and 0.96. From 13 on by
-# destination is the faster one.
+# Yeast-like (2.1 edges a row), k = 16, 32, 64: 0.50, 0.65 and 0.73 ms, by destination 0.77, 0.86 and 0.96. From 13 on
+# by destination is the faster one.
 BY_SOURCE_DEGREE = bound(
     4, "edges of a row", "H200", "cuda_maxk_h200.csv", "up to which MaxK's gradient goes by source"
 )
@@ -187,8 +188,8 @@ DOT_HEAD_BYTES = bound(1024, "bytes of a head", "CUDA", BUILT, "that a worker's 
 SCORES_KEPT = bound(
     4, "tensors like the result", "H200", "cuda_attention_h200.csv", "of scores' gradients, written down"
 )
-# Rows so short that a wide head's sum is most of the work, and has a faster kernel: yeast-like, of degree 2, takes 0.6 of the
-# time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16.
+# Rows so short that a wide head's sum is most of the work, and has a faster kernel: yeast-like, of degree 2, takes
+# 0.6 of the time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16.
 BY_PARTS_EDGES = bound(1_000_000, "edges", "H200", MEASURED, "from which attention may be three ops")
 BY_PARTS_DEGREE = bound(8, "edges of a row", "H200", MEASURED, "below which it is")
 BY_PARTS_BYTES = bound(256, "bytes of a head", "H200", MEASURED, "from which it is")
@@ -197,17 +198,17 @@ SOFTMAX_ROWS = bound(4096, "rows of a segment", "CUDA", BUILT, "that a block of 
 
 # ---- Maps: products of matrices
 
-# H100, microseconds, torch's for ours: 169,343 x 64 to 256 columns 192 for 128, its gradients 148 for 116 and 296 for 130;
-# 20,000 rows 29 for 22, 26 for 27 and 55 for 35; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
+# H100, microseconds, torch's for ours: 169,343 x 64 to 256 columns 192 for 128, its gradients 148 for 116 and 296 for
+# 130; 20,000 rows 29 for 22, 26 for 27 and 55 for 35; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
 PRODUCT_ROWS = bound(1 << 14, "rows", "H100", "products_h100.csv", "from which products are ours")
 PRODUCT_ROWS_BACK = bound(1 << 15, "rows", "H100", "products_h100.csv", "from which gradients to features are ours")
 PRODUCT_WIDTH = bound(512, "columns", "H100", "products_h100.csv", "of products of ours")
 # Tiles so few that the rows are read once or twice: 256 x 256 takes 1.3 of torch's time.
 PRODUCT_WEIGHT = bound(1 << 14, "numbers", "H100", "products_h100.csv", "of a weight, up to which its gradient is ours")
 PRODUCT_CAPABILITY = bound((8, 0), "compute capability", "CUDA", BUILT, "of cp.async and TF32")
-# Both passes take 0.36 to 0.49 of torch's time with AVX-512 on an EPYC of Zen 5, and 0.60 to 0.87 with AVX2: 32 to 600
-# columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and on an Intel with AVX-512 up to
-# 1.9 of it, of 300 rows.
+# Both passes take 0.36 to 0.49 of torch's time with AVX-512 on an EPYC of Zen 5, and 0.60 to 0.87 with AVX2: 32 to
+# 600 columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and on an Intel with
+# AVX-512 up to 1.9 of it, of 300 rows.
 NORMED_WIDTH = bound(1024, "columns", "EPYC", MEASURED, "of two maps with a norm between as one op")
 # Below these Python's part of ours is more than is spared.
 NORMED_NUMBERS = bound(
@@ -216,8 +217,9 @@ NORMED_NUMBERS = bound(
 MAPS_APART = bound(3, "maps", "H100", MEASURED, "from which their results are columns of one matrix that kernels read")
 MAPS_TOGETHER_ROWS = bound(512, "rows", "EPYC", MEASURED, "from which two maps as one op spare more than they cost")
 FEW_TYPED_BIASES = bound(1 << 14, "numbers", "EPYC", MEASURED, "up to which torch gathers the biases of types faster")
-# With so many multiplications to a segment the kernel takes as much longer for them than torch's product as that product's
-# call takes: 12 us, at 0.03 to 0.05 ps a multiplication on tensor cores. Without them 0.012, and none up to 64 x 64.
+# With so many multiplications to a segment the kernel takes as much longer for them than torch's product as that
+# product's call takes: 12 us, at 0.03 to 0.05 ps a multiplication on tensor cores. Without them 0.012, and none up to
+# 64 x 64.
 SEGMENT_CALL = bound(
     360_000_000, "multiplications", "H200", "segment_matmul_h200.csv", "that a call is worth, TF32 or 16 bits"
 )
@@ -230,8 +232,9 @@ GROUPED_SEGMENTS = bound(
     6, "segments", "H200", "segment_matmul_h200.csv", "from which torch's grouped product is taken"
 )
 GROUPED_CAPABILITIES = bound((9, 10), "compute capability", "CUDA", BUILT, "where it is one product and does not wait")
-# By torch's grouped product, which does not divide the rows of a segment, in tiles of at least 128 x 128, of the longest
-# segment; by our kernel of all; and what a product of torch's takes for each segment: 128 and 256 wide, 20 to 200 segments.
+# By torch's grouped product, which does not divide the rows of a segment, in tiles of at least 128 x 128, of the
+# longest segment; by our kernel of all; and what a product of torch's takes for each segment: 128 and 256 wide, 20 to
+# 200 segments.
 GROUPED_PS = bound(0.16, "ps a number", "H200", "segment_matmul_bf16_h200.csv", "of torch's grouped product")
 SEGMENT_KERNEL_PS = bound(0.06, "ps a number", "H200", "segment_matmul_bf16_h200.csv", "of our kernel")
 SEGMENT_PRODUCT_PS = bound(27_000_000, "ps a segment", "H200", "segment_matmul_bf16_h200.csv", "of a product for each")
@@ -255,11 +258,12 @@ TRAINED_WEIGHTS_TINY = bound(
 )
 # An estimate: on an H100's host a layer of PyG's took 0.8 ms, forward and backward.
 SORTED_TOGETHER = bound(4, "layers of sums", "H100", REASONED, "from which new edges of all types are sorted at once")
-# One node of autograd for all layers spares 0.3 to 0.9 ms of calls for each type, in which six passes over so many bytes are
-# made at 3 TB/s. The bound itself was not reached in a measurement.
+# One node of autograd for all layers spares 0.3 to 0.9 ms of calls for each type, in which six passes over so many
+# bytes are made at 3 TB/s. The bound itself was not reached in a measurement.
 ONE_NODE_BYTES = bound(300 << 20, "bytes of a layer", "H200", "hetero_ways_h200.csv", "that one node for all may copy")
-# It does not divide the rows of a type: four of 10,000 rows take 0.30 ms, a product each 0.16; of 100,000 rows 3.5 and 0.33
-# ms (64 outputs of 192 numbers). The bound is where these times would cross; the kernel that divides them was not timed.
+# It does not divide the rows of a type: four of 10,000 rows take 0.30 ms, a product each 0.16; of 100,000 rows 3.5
+# and 0.33 ms (64 outputs of 192 numbers). The bound is where these times would cross; the kernel that divides them
+# was not timed.
 BATCHED_MAP_ROWS = bound(
     1024, "rows of a type", "H200", MEASURED, "up to which gradients of maps are one batched product"
 )
@@ -285,13 +289,15 @@ BASES_ROWS = bound(2, "rows for one", "any", REASONED, "that relations would map
 BASES_EDGES = bound(1 << 13, "edges", "H100", REASONED, "up to which an index on CUDA takes the host less")
 RELATION_CHUNK = bound(16384, "rows", "CPU", REASONED, "of a chunk: fewer would be too little for its calls")
 RELATION_CHUNK_ON_CUDA = bound(64, "times", "CUDA", REASONED, "as many, where calls take longer than rows of a chunk")
-# One thread of a kernel adds such a row up while others wait. In the mean: up to here storing sums is much beside reading.
+# One thread of a kernel adds such a row up while others wait. In the mean: up to here storing sums is much beside
+# reading.
 SHORT_RUN = bound(32, "edges of a row", "CUDA", REASONED, "up to which rows are added up where a product reads them")
 SHORT_RUN_MEAN = bound(4, "edges of a row", "CUDA", REASONED, "in the mean, for the same")
 BY_SOURCE_SHARE = bound(0.9, "share of rows", "CUDA", REASONED, "by destination, up to which rows by source are mapped")
 TOTALS_ROWS = bound(256, "rows", "CUDA", REASONED, "that a walk adds up for the sums over all rows of a result")
-# With 1.3 times as many they take 0.87 of the time (one thread: 10,000 nodes of a type, 64 features, 4 heads). On CUDA the
-# gradients of maps by head, a few values each from all nodes, are what takes long: 27 of 33 ms (100,000 nodes).
+# With 1.3 times as many they take 0.87 of the time (one thread: 10,000 nodes of a type, 64 features, 4 heads). On
+# CUDA the gradients of maps by head, a few values each from all nodes, are what takes long: 27 of 33 ms (100,000
+# nodes).
 HGT_MAPS_TIMES = bound(
     {"cuda": 8, "cpu": 2}, "times", "H200, EPYC", MEASURED, "the work that products of HGTConv's maps may take"
 )
