@@ -17,7 +17,6 @@ from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
 from gnnaccel.ops.normed_layers import normed_layers
 from gnnaccel.ops.segment_softmax import Segments, segment_softmax
-from gnnaccel.schedule import work
 from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
 from gnnaccel.tiles.translate import Tiles
 
@@ -202,7 +201,7 @@ def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
     torch.manual_seed(0)
-    work._LASTING_USES = 10**9  # lists are there by prepare alone
+    bounds.LASTING_USES = 10**9  # lists are there by prepare alone
     for lists in ((), ("rows",), ("rows", "groups")):
         cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
         small = build([2, 0, 5, 128, 40], 9, torch.int64)

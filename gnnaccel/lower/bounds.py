@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 # Where a number came from, if not from tables in benchmarks/results.
 MEASURED = "measured, table not kept"
-REASONED = "reasoned, not measured"
+REASONED = "reasoned: no measurement on record"
 BUILT = "what kernels, files or a GPU can take"
 
 INT32_MAX = 2**31 - 1
@@ -331,3 +331,236 @@ SUMS_AHEAD = bound(
 )
 KERNEL_FILE_BYTES = bound(16 << 20, "bytes", "any", REASONED, "of a compiled kernel's file")
 KERNEL_FILES = bound(2000, "files", "any", REASONED, "of kernels on disk, some 50 kB each; those used last stay")
+
+# ---- Schedule: pieces of rows, arrangements, kernels of sums
+
+# A CUDA graph earns its work lists by this many: a sampled block passes through a few layers, or a few dozen, and is
+# gone.
+LASTING_USES = bound(50, "uses", "CUDA", REASONED, "of a graph, after which it gets lists of work")
+SAMPLED_USES = bound(12, "uses", "CUDA", REASONED, "of a graph without lists, up to which it may be a sampled one")
+PIECE_LEAST = bound(32, "edges", "H200", "advisor_h200.csv", "of the shortest pieces that rows are cut into")
+PIECE_LEAST_USUAL = bound(64, "edges", "H200", "advisor_h200.csv", "of these where most rows have as many")
+PIECE_MOST = bound(256, "edges", "H200", "advisor_h200.csv", "of the longest pieces")
+PIECE_MOST_DENSE = bound(1024, "edges", "H200", "advisor_h200.csv", "of these where most rows have as many")
+# The narrowest have so little to do for an edge that the next piece costs more than waiting for it.
+PIECE_SHARE = bound(1.3, "of a worker's share", "H200", "advisor_h200.csv", "of all edges, at which rows are cut")
+PIECE_SHARE_NARROW = bound(2.6, "of a worker's share", "H200", "advisor_h200.csv", "for rows of features of 64 bytes")
+# Vectors of 16 bytes.
+LANE_NUMBERS = bound(4, "float32", "CUDA", BUILT, "of a lane")
+PROCESSOR_THREADS = bound(1536, "threads", "H200", BUILT, "that a multiprocessor holds in these kernels")
+ROW_LANES = bound(16, "lanes of 16 bytes", "CUDA", BUILT, "of a worker by rows")
+L2_BYTES = bound(50 << 20, "bytes", "H200", BUILT, "of L2, where torch does not say")
+NARROW_ROW_BYTES = bound(
+    128, "bytes of a row", "H200", "advisor_h200.csv", "up to which balance is worth more than locality"
+)
+# A power of two between lengths then matters more than where the hubs are.
+LONG_ROWS_DEGREE = bound(
+    20, "edges of a row", "H200", "advisor_h200.csv", "in the mean, from which rows go by their length"
+)
+FEW_HUBS = bound(
+    0.1, "share of edges", "H200", "advisor_h200.csv", "in hubs, below which these go first on narrow rows"
+)
+HUB = bound(4, "times the mean degree", "H200", "advisor_h200.csv", "from which a row is a hub")
+STREAMED_DEGREE = bound(
+    8, "edges of a row", "H200", "advisor_h200.csv", "in the mean, below which wide rows are streamed"
+)
+STREAMED_EDGES = bound(1_000_000, "edges", "H200", "advisor_h200.csv", "from which they are")
+HALVED_DEGREE = bound(
+    256, "edges of a row", "H200", "advisor_h200.csv", "in the mean, from which workers have half the lanes"
+)
+HALVED_L2 = bound(
+    (1.1, 2.2), "times L2", "H200", "advisor_h200.csv", "of sources, between which half a slice stays in it"
+)
+# Lanes of all edges for each thread on the chip, up to which saving a launch is worth it.
+GROUPS_SMALL = bound(200, "lanes to a thread", "H200", "groups_h200.csv", "up to which groups of neighbours serve")
+GROUP_LEAST = bound(16, "edges", "H200", "groups_h200.csv", "of the shortest groups")
+GROUP_WORKERS = bound(16, "workers of a block", "H200", "groups_h200.csv", "that groups start from")
+# Where a warp takes half of a long row, which pays where each on the chip has something to do.
+GROUP_LEAST_OF_WARP = bound(64, "edges", "H200", "groups_h200.csv", "of the shortest groups for warps")
+GROUP_WARPS = bound(4, "warps of a block", "H200", "groups_h200.csv", "that these start from")
+GROUPS_EDGES = bound(20_000_000, "edges", "H200", "groups_h200.csv", "beyond which whole rows have always been faster")
+GROUP_PRODUCTS = bound(1024, "products", "CUDA", BUILT, "that a thread is given: equation 3 of GNNAdvisor")
+GROUP_SHARED_BYTES = bound(
+    48 << 10, "bytes", "CUDA", BUILT, "that a block has without asking: equation 4 of GNNAdvisor"
+)
+LISTED_ON_HOST = bound(20_000, "rows", "CUDA", REASONED, "up to which a list of work is made on the host")
+
+# ---- Tensor cores: tiles
+
+# Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
+# about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
+TILES_EDGES = bound(200_000, "edges", "H200", "cuda_tiles_h200.csv", "from which tiles may be taken")
+TILES_REUSE = bound(
+    4.0, "edges to a column", "H200", "cuda_tiles_h200.csv", "of windows of 16 rows, from which they are"
+)
+TILES_DEGREE = bound(16, "edges of a row", "H200", "cuda_tiles_h200.csv", "in the mean, from which they are")
+TILES_FEATURES = bound({"sum": 64, "dot": 128}, "features", "H200", "cuda_tiles_h200.csv", "from which they are")
+TILES_NARROW_REUSE = bound(
+    8.0, "edges to a column", "H200", "cuda_tiles_h200.csv", "from which narrow sums go by tiles too"
+)
+TILES_NARROW_DEGREE = bound(64, "edges of a row", "H200", "cuda_tiles_h200.csv", "in the mean, from which they do")
+TILES_NARROW_FEATURES = bound(16, "features", "H200", "cuda_tiles_h200.csv", "from which they do")
+TILES_SAMPLE = bound(256, "windows", "CUDA", REASONED, "that reuse is estimated from")
+TILES_SAMPLE_EDGES = bound(1 << 22, "edges", "CUDA", REASONED, "that these may have")
+TILE_SIDE = bound(1024, "rows or columns", "any", BUILT, "of a block, whose bitmap is kept whole")
+TILE_SLICE = bound(64, "features", "CUDA", BUILT, "that a warp takes")
+TILE_TEAM = bound(8, "warps", "CUDA", BUILT, "to a window of products, half as many of sums")
+TILE_TEAM_BLOCKS = bound(
+    {"sum": 64, "dot": 4}, "blocks to a warp", "H200", "cuda_tile_warps_h200.csv", "on a GPU that is full"
+)
+TILE_BUSY_WARPS = bound(
+    4096, "warps", "H200", "cuda_tile_warps_h200.csv", "from which a GPU is full: twice what it holds"
+)
+TILE_CHUNK = bound(256, "blocks", "CUDA", REASONED, "of a piece of a window, at least")
+TILE_CHUNKS = bound(4096, "pieces", "CUDA", REASONED, "of all windows, but for their ends")
+TILE_KEY_BITS = bound(64, "bits", "CUDA", BUILT, "of a window, a row and a column in one number")
+
+# ---- Orders of rows and nodes
+
+# Four sums of 64 features, a thousand epochs: an order takes 20 ms and more, and saves a fifth of some 25
+# microseconds. Rows of a small graph are in L2 anyway (fb15k237, by rule: 10 to 15 % slower).
+ORDER_EDGES = bound(500_000, "edges", "H200", "advisor_reorder_h200.csv", "from which an order is repaid")
+# An order that saved a tenth won nothing on dd.npz, one that saved more always did.
+ORDER_GAIN = bound(
+    0.1, "share of sources read", "H200", "advisor_reorder_h200.csv", "that an order must save to be kept"
+)
+ORDER_WINDOW = bound(8192, "edges", "H200", REASONED, "that the warps of a multiprocessor work on at a time")
+ORDER_WINDOWS = bound(4, "windows", "CUDA", REASONED, "below which a graph lies in the caches in any order")
+ORDER_BLOCK = bound(256, "rows", "CUDA", REASONED, "that a graph given in a good order keeps together")
+ORDER_LOCAL = bound(
+    0.85, "share of sources read", "CUDA", REASONED, "by rows in such blocks, of rows by length, at most"
+)
+ORDER_COMMUNITY = bound(4096, "nodes", "CUDA", REASONED, "of a community that rows are ordered by")
+ORDER_COMMUNITY_DENSE = bound(16384, "nodes", "CUDA", REASONED, "of one in a dense graph")
+ORDER_DENSE_DEGREE = bound(128, "edges of a row", "CUDA", REASONED, "in the mean, from which a graph is dense")
+# On the graphs of benchmarks/graphs.py and six real ones, by the reuse of the order that results: 4 to 12 passes, 4
+# to 16 chunks and settling at 1 to 5 % are within 2 % of each other.
+COMMUNITY_PASSES = bound(5, "passes", "EPYC", MEASURED, "of moves at one level of communities")
+COMMUNITY_SETTLED = bound(0.02, "share of nodes", "EPYC", MEASURED, "that still move, up to which a level is done")
+COMMUNITY_CHUNKS = bound(
+    4, "chunks", "EPYC", MEASURED, "of nodes that move at once, knowing nothing of each other, at least"
+)
+COMMUNITY_JOINED = bound(0.1, "share of nodes", "any", REASONED, "that must join another for a level more")
+COMMUNITY_GAMMA_STEP = bound(4.0, "times", "any", REASONED, "by which communities grow from level to level")
+COMMUNITY_CHUNK_EDGES = bound(1 << 24, "edges", "CUDA", REASONED, "of a chunk, at some 100 bytes each")
+BUSY_SOURCE = bound(1 << 16, "edges of a source", "any", REASONED, "beyond which a graph has hubs among its sources")
+
+# ---- Measuring: prepare(tune="measure"), orders on the CPU
+
+MEASURE_MS = bound(1000.0, "ms", "any", REASONED, "for a graph and its transposed, at all widths")
+LONG_CALL_MS = bound(5.0, "ms", "any", REASONED, "of a call, beyond which fewer are timed")
+PLAN_PAYS = bound(0.97, "of the time of what is there", "any", REASONED, "up to which a plan is better: less is noise")
+PLAN_CALLS = bound(5, "calls", "CUDA", REASONED, "whose median is a plan's time")
+PLAN_FEW_CALLS = bound(2, "calls", "CUDA", REASONED, "the same where each takes long")
+PLAN_CAPS = bound((32, 2048), "edges", "CUDA", REASONED, "of pieces that are tried")
+HEAD_START = bound(200_000, "cycles", "CUDA", REASONED, "that the device spins for each call that the host queues")
+ORDER_CALLS = bound(9, "calls", "CPU", REASONED, "whose median is compared, with an order and without")
+ORDER_NO_SLOWER = bound(
+    1.01, "of the time of what is there", "CPU", REASONED, "that an order may take: as much is noise"
+)
+ORDER_NARROW = bound(
+    16, "features", "CPU", REASONED, "below which an order is timed at half a list's width and at 2 too"
+)
+
+# ---- Sampling
+
+TABLE_NODES = bound(1 << 27, "nodes", "CPU", REASONED, "up to which a batch has a table of them: more are hashed")
+# At some 70 bytes each: enough of them that a GPU is busy.
+EDGES_AT_ONCE = bound(1 << 22, "edges", "CUDA", REASONED, "that are looked at in one go")
+# At 32 bytes each and a thread that may find nothing to do. With more of them it does not matter how long it takes to
+# ask for their number. Of a batch, four times as many.
+BOUNDED_EDGES = bound(1 << 22, "edges of a step", "CUDA", REASONED, "that room is made for unseen")
+HGT_SHARED = bound(50, "sources", "any", BUILT, "that a node gives something to, of one relation: cpp/layer_sample.cpp")
+WALK_ROUNDS = bound(16, "rounds", "CUDA", REASONED, "of draws that may be rejected, before all neighbours are weighed")
+BATCHES_AHEAD = bound(2, "steps", "CUDA", REASONED, "that the host may be ahead, unless GNNACCEL_AHEAD says")
+BATCH_PLANS = bound(
+    256, "plans", "any", REASONED, "of batches that are kept: those of a problem are of one size, or of two"
+)
+CACHE_CHUNK_BYTES = bound(1 << 26, "bytes", "CUDA", REASONED, "of features that are copied to a cache at a time")
+ELEMENT_BYTES = bound(8, "bytes", "CUDA", BUILT, "of a number that kernels copy")
+PAGE_BYTES = bound(4096, "bytes", "any", BUILT, "of a page of memory")
+PINNED_NUMBERS = bound(4096, "numbers", "CUDA", REASONED, "beyond which a tensor of DGL's goes through pinned memory")
+
+# ---- CUDA graphs: capture
+
+CAPTURE_WARMUP = bound(3, "calls", "CUDA", REASONED, "that are alike and run as they are, the last of them watched")
+CAPTURE_VARIANTS = bound(4, "captures", "CUDA", REASONED, "of a module or step that are kept: the oldest goes first")
+CAPTURE_ATTEMPTS = bound(2, "attempts", "CUDA", REASONED, "at capturing that may fail")
+CAPTURE_REASONS = bound(32, "kinds of calls", "CUDA", REASONED, "that are left, after which all are")
+CAPTURE_EARNED = bound(
+    8, "replays", "CUDA", REASONED, "that follow a capture in the mean, for there to be more of them"
+)
+CAPTURE_CROWDED = bound(
+    2, "calls", "CUDA", REASONED, "that find their capture waiting, after which there is another one"
+)
+CAPTURE_LOOKS = bound(256, "looks", "CUDA", REASONED, "for a module in vain, after which one in so many calls looks")
+CAPTURE_REHEARSALS = bound(2, "backward passes", "CUDA", REASONED, "that run as they are, for lists of work")
+CAPTURE_BACKWARDS = bound(4, "backward passes", "CUDA", REASONED, "captured of one forward")
+CAPTURE_REACH = bound(
+    50_000, "objects", "CUDA", REASONED, "that a step may reach: more than a model and its optimizer hold"
+)
+CAPTURE_ARRAY_BYTES = bound(
+    1 << 20, "bytes", "CUDA", REASONED, "of a NumPy array, beyond which it takes long to compare"
+)
+
+# ---- Parts
+
+PARTS_EDGE_SLACK = bound(0.03, "share", "CPU", REASONED, "above the mean that a part's edges may be")
+PARTS_NODE_SLACK = bound(0.25, "share", "CPU", REASONED, "above the mean that a part's nodes may be")
+PARTS_PASSES = bound(24, "passes", "CPU", REASONED, "of moves between parts at one level")
+PARTS_WORTH = bound(1e-3, "share of the cut", "CPU", REASONED, "that two passes must gain to go on")
+PARTS_COLUMNS = bound(16, "parts", "any", REASONED, "whose neighbours are counted at a time: bounds the memory")
+PARTS_EDGES = bound(1 << 23, "edges", "any", REASONED, "whose ends are counted at a time: bounds the memory")
+PARTS_COUNTED = bound(
+    96, "parts", "EPYC", MEASURED, "up to which neighbours are counted by part: sorting takes as long"
+)
+PARTS_COMMUNITIES = bound(20, "communities of a part", "CPU", REASONED, "of the smallest graph that is cut")
+PARTS_GROWN = bound(4096, "nodes", "CPU", REASONED, "of a network in which parts grow: each that joins looks at all")
+PARTS_STARTS = bound(8, "starts", "CPU", REASONED, "of parts that grow, from other nodes")
+PARTS_SWEEPS = bound(6, "sweeps", "CPU", REASONED, "of moves of single nodes")
+PARTS_PATIENCE = bound(500, "moves", "CPU", REASONED, "without a better cut that end a sweep, at least")
+PARTS_PATIENT = bound(50, "nodes to a move", "CPU", REASONED, "of these on large graphs")
+PARTS_SUMS = bound(
+    1 << 22, "nodes times parts", "CPU", REASONED, "up to which moves go by sums, or half as many as edges"
+)
+PARTS_OVERLOAD = bound(
+    20.0, "times", "CPU", REASONED, "the cut counts for each share of the load that is over the caps"
+)
+PARTS_LARGE = bound(2, "of a part", "CPU", REASONED, "one share, above which a community is a large one")
+PARTS_LARGE_SHARE = bound(
+    0.02, "share of the load", "CPU", REASONED, "that large communities of the smallest graph may hold"
+)
+PARTS_CARRIED = bound(4, "cuts", "CPU", REASONED, "that are carried on")
+PARTS_CARRIED_EDGES = bound(1 << 21, "edges", "CPU", REASONED, "of networks into which they are")
+# Peaks of SAGE, GCN and GAT; GIN's as SAGE's, which sums alike. edge_index, numbers of edges, the graph each way,
+# inside and across, with loops; and what making it takes at most.
+ESTIMATED_EDGE_BYTES = bound(
+    {"gcn": 81, "sage": 90, "gin": 90, "gat": 127},
+    "bytes",
+    "H100",
+    "distributed_1_reddit_h100.csv",
+    "an edge of a part takes",
+)
+ESTIMATED_NODE_BYTES = bound(
+    40, "bytes", "H100", "distributed_1_reddit_h100.csv", "a node of a part takes beside features"
+)
+# Norms, sums of inner and outer edges, bias, ReLU, their gradients.
+ESTIMATED_PASSES = bound(24, "passes", "any", REASONED, "over a layer's results in an epoch")
+# Gathered, read, written, summed up where they come back.
+ESTIMATED_PACKING = bound(4, "passes", "any", REASONED, "over rows that are sent")
+ESTIMATED_ROWS = bound(3, "times all rows", "any", REASONED, "of the widest layer that are there for a moment")
+
+# ---- Memory, files and the log
+
+HEAP_BYTES = bound((32 << 20) - (8 << 10), "bytes", "CPU", BUILT, "that glibc heeds of a freed block, on whole pages")
+KEPT_VALUES = bound(
+    64, "values", "any", REASONED, "kept of one tensor: sizes and flags that a script passes without end"
+)
+HASHED_EDGES = bound(1 << 24, "edges", "any", REASONED, "that are hashed at a time: bounds the memory")
+DEFLATED = bound(1032, "bytes for one", "any", BUILT, "that deflate makes, at most")
+ORDER_FILE_BYTES = bound(1 << 16, "bytes", "any", REASONED, "of a file of an order, beside the order")
+PLAN_FILE_BYTES = bound(1 << 24, "bytes", "any", REASONED, "of a file of plans")
+PLAN_NUMBERS = bound(1 << 20, "edges or features", "any", REASONED, "that a plan in a file may name")
+MANIFEST_BYTES = bound(1 << 26, "bytes", "any", REASONED, "of a manifest of parts")
+PROGRESS_QUIET_S = bound(2.0, "seconds", "any", REASONED, "of a run that says nothing, as it may be over by then")
+PROGRESS_LOG_S = bound(10.0, "seconds", "any", REASONED, "between lines of the log")

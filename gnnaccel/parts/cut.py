@@ -64,7 +64,7 @@ def _write(graph: Graph, label: Tensor, nodes, edges, parts: int, method: str, f
         place[nodes_of] = torch.arange(nodes_of.numel())
     halos = [_halo(graph, order, bounds, p) for p in range(parts)]
     contents, num_edges, num_cut = [], [], 0
-    dtype = torch.int32 if max(graph.nnz, graph.num_rows) < 2**31 else torch.int64
+    dtype = torch.int32 if max(graph.nnz, graph.num_rows) <= bounds.INT32_MAX else torch.int64
     local = torch.empty_like(order)  # a node's number in the part that is being written
     for p, nodes_of in enumerate(own):
         halo, received = halos[p]

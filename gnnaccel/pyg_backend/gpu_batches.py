@@ -139,7 +139,7 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _is_read(value: Tensor) -> bool:
-    return value.is_contiguous() and value.element_size() <= 8 and not value.requires_grad
+    return value.is_contiguous() and value.element_size() <= bounds.ELEMENT_BYTES and not value.requires_grad
 
 
 def _nothing() -> None:

@@ -26,7 +26,7 @@ _NAMES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-_BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2}
+_BYTES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 _log = logging.getLogger("gnnaccel")
 
 
