@@ -48,6 +48,9 @@ def _maps(
     return found
 
 
+_APART = 3  # maps whose results kernels read: columns of one matrix they would copy in both directions
+
+
 def side_by_side(x: Tensor, *modules: Any) -> tuple[Tensor, ...] | None:
     """The linear maps of `x` on CUDA by one product; None where they are to be called one by one.
 
@@ -58,7 +61,7 @@ def side_by_side(x: Tensor, *modules: Any) -> tuple[Tensor, ...] | None:
     if not x.is_cuda:
         return None
     maps = [short.parameters_of(lin) for lin in modules]
-    return None if None in maps else joined_maps(x, maps, bounds.MAPS_APART)  # type: ignore[arg-type]
+    return None if None in maps else joined_maps(x, maps, _APART)  # type: ignore[arg-type]
 
 
 def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any, on_cpu: bool = False) -> Graph | None:

@@ -179,7 +179,7 @@ def induced(
 ) -> list[Edges]:
     """All edges between given nodes, of each relation, in order of their destinations.
 
-    The host waits twice, and where the rows have more edges, once more for each MOST_AT_ONCE of them.
+    The host waits twice, and where the rows have more edges, once more for each `bounds.EDGES_AT_ONCE` of them.
 
     Parameters
     ----------

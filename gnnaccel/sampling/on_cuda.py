@@ -2,7 +2,7 @@
 
 Everything goes to the current stream. The host waits for it once per batch, for the sizes, and once more for each step
 (the edges of one relation in one hop) whose edges no small number bounds: one of all neighbours, or of more than
-MOST_BOUNDED.
+`bounds.BOUNDED_EDGES`.
 """
 
 from __future__ import annotations
