@@ -14,9 +14,9 @@ PAGE = ROOT / "docs" / "bounds.md"
 
 _HEAD = """# Bounds
 
-Written by `python scripts/bounds_page.py`: every number in `gnnaccel/lower/bounds.py`, which decides which way a call, a
-graph or a model goes, or how much is done at a time. The fourth column is what it was measured on, or is for; the last is
-the table that it came from, or says whether it was measured at all. Comments beside the numbers have what is in no table.
+Written by `python scripts/bounds_page.py`: every number in `gnnaccel/lower/bounds.py`. They decide which way a call, a
+graph or a model goes, and how much is done at a time. "On": what it was measured on, or is for. "From": its table, or
+whether it was measured at all. Comments beside the numbers have what is in no table.
 """
 
 

@@ -317,7 +317,7 @@ def test_segment_matmul_by_torch(empty, monkeypatch):
         out = ops.segment_matmul(leaves[0], ptr, leaves[1])
         return [out, *torch.autograd.grad(out, leaves, grad.to(device))]
 
-    if torch.cuda.get_device_capability()[0] in segment_matmul._GROUPED_CAPABILITIES:
+    if torch.cuda.get_device_capability()[0] in bounds.GROUPED_CAPABILITIES:
         there = x.to(DEVICE)
         assert segment_matmul._grouped(there, ptr, weight.to(DEVICE)) is not None
         assert segment_matmul._weights_grouped(there, ptr, grad.to(DEVICE)) is not None

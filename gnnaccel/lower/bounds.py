@@ -58,7 +58,7 @@ def rows() -> list[Row]:
     return found
 
 
-# ---- Messages: stored, in blocks, or left to the framework
+# ---- Messages
 
 # Making them again in blocks pays on the CPU as soon as they leave the cache. On an H200 it takes twice the time, so
 # there it is for messages that would not fit beside the rest.
@@ -67,18 +67,14 @@ STORED_BYTES = bound(
     "bytes",
     "CPU, H200",
     MEASURED,
-    "messages of up to this are made at once, larger ones in blocks",
+    "up to this messages are made at once, not in blocks",
 )
 # On the CPU a few blocks stay in a core's share of the cache; on a GPU one fills the device.
 BLOCK_BYTES = bound({"cpu": 4 << 20, "cuda": 256 << 20}, "bytes", "CPU, CUDA", REASONED, "size of a block of messages")
 # CPU: GEN, FiLM and LE take 1.0 to 1.5 times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE
 # take as long at some 8 million, others at two to three times as many.
 FEW_MESSAGES = bound(
-    {"cpu": 1 << 18, "cuda": 8 << 20},
-    "numbers",
-    "CPU, H100",
-    MEASURED,
-    "up to this PyG's or DGL's own code makes the messages",
+    {"cpu": 1 << 18, "cuda": 8 << 20}, "numbers", "CPU, H100", MEASURED, "up to this the framework makes the messages"
 )
 # Of short rows there is little to reduce. Batches of molecules, two edges to an atom: GEN 0.8 of PyG's speed at
 # 180,000 numbers, 0.95 at 370,000, 1.0 at 750,000.
@@ -119,21 +115,17 @@ STORED_FEATURES = bound(
 TRUSTED_ITEMS = bound(64, "things", "any", REASONED, "larger collections are not looked through when code is read")
 DROPPED_IN_VAIN = bound(3, "batches", "CUDA", REASONED, "after so many begun in vain no batch of a loader is begun")
 
-# ---- torch.compile
+# ---- Compiled
 
 FEW_COMPILED = bound(
     1 << 22, "edges times features", "H100", MEASURED, "up to this Inductor makes sums in programs of CUDA graphs"
 )
 PACKED_EDGES = bound(
-    1 << 19,
-    "edges",
-    "CUDA",
-    REASONED,
-    "up to this a graph is copied as one tensor at each call; larger ones have lists",
+    1 << 19, "edges", "CUDA", REASONED, "up to this a graph is copied at each call; larger ones have lists of work"
 )
 REMADE_BYTES = bound(1 << 24, "bytes", "CUDA", REASONED, "from this on GATv2's projections are made again, not kept")
 
-# ---- Sums and their parts
+# ---- Sums
 
 READY_SUMS = bound(32, "kinds of sums", "any", REASONED, "so many a graph keeps ready, then all are dropped")
 SMALL_GRAPH = bound(
@@ -142,11 +134,7 @@ SMALL_GRAPH = bound(
 NEW_GRAPH_USES = bound(3, "uses", "any", REASONED, "after so many at one width a small graph lasts")
 # Two cores; 16 lose on graphs whose edges lie in order.
 SOURCES_MATTER = bound(
-    32,
-    "features for one of an edge",
-    "CPU",
-    MEASURED,
-    "from so many of a source on rows go in an order that brings sources together",
+    32, "features for one of an edge", "CPU", MEASURED, "from this on rows are ordered by their sources"
 )
 # Looked up 1.07 to 1.2 times the time at mean degrees of 50 to 600, 0.5 to 1.0 at 2 to 32.
 SCALE_FIRST_DEGREE = bound(
@@ -159,22 +147,14 @@ OWN_DEGREE = bound(
     64, "edges of a row", "H100", "finished_sums_h100.csv", "up to this the sum's kernel adds a row's own source"
 )
 EDGE_ORDER_SLICE = bound(
-    256,
-    "bytes",
-    "H200",
-    "edge_order_h200.csv",
-    "rows of more are read in slices: values of edges are looked up for each",
+    256, "bytes", "H200", "edge_order_h200.csv", "more are read in slices, and values of edges for each of them"
 )
 # With fewer the values stay in L2, and the pass is one more launch.
 EDGE_ORDER_EDGES = bound(
-    1_000_000,
-    "edges",
-    "H200",
-    "edge_order_h200.csv",
-    "from this on values that are looked up more than once are moved first",
+    1_000_000, "edges", "H200", "edge_order_h200.csv", "from this on values that slices read again are moved first"
 )
 EDGE_ORDER_MANY = bound(
-    4_000_000, "edges", "H200", "edge_order_h200.csv", "from this on those that are looked up once are moved too"
+    4_000_000, "edges", "H200", "edge_order_h200.csv", "from this on values that are read once are too"
 )
 EDGE_ORDER_BYTES = bound(
     32, "bytes of an edge", "CUDA", REASONED, "up to this they are moved: one sector, of which nothing is wasted"
@@ -194,7 +174,7 @@ NARROW_SUM_BYTES = bound(
     "bytes of a row",
     "H200",
     "edge_order_h200.csv",
-    "up to this reading a row does not hide that its weight is looked up",
+    "up to this a row's reading does not hide its weight's look-up",
 )
 PADDED_BYTES = bound(
     16 << 20, "bytes", "H200", "padding_h200.csv", "from this on odd widths are padded for inner products"
@@ -219,10 +199,10 @@ MAXK_FEATURES = bound(
 BY_SOURCE_DEGREE = bound(4, "edges of a row", "H200", "cuda_maxk_h200.csv", "up to this MaxK's gradient goes by source")
 KEPT_SHARE = bound(
     {"cuda": 0.5, "cpu": 0.25},
-    "share of features",
+    "of a row",
     "H200, EPYC",
     "cuda_maxk_h200.csv, cpu_maxk_epyc.csv",
-    "up to this sums of kept entries beat dense ones",
+    "up to this MaxK is faster",
 )
 
 # ---- Attention
@@ -242,7 +222,7 @@ BY_PARTS_BYTES = bound(256, "bytes of a head", "H200", MEASURED, "from this on i
 HEAD_DOTS_VECTORS = bound(2, "vectors", "CUDA", BUILT, "up to this inner products by head are one kernel")
 SOFTMAX_ROWS = bound(4096, "rows of a segment", "CUDA", BUILT, "up to this a block of 8 warps takes a segment")
 
-# ---- Maps: products of matrices
+# ---- Products
 
 # H100, microseconds, torch's for ours: 169,343 x 64 to 256 columns 192 for 128, its gradients 148 for 116 and 296 for
 # 130; 20,000 rows 29 for 22, 26 for 27 and 55 for 35; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
@@ -270,10 +250,10 @@ SEGMENT_CALL = bound(
     "multiplications",
     "H200",
     "segment_matmul_h200.csv",
-    "up to this one launch takes all segments, on tensor cores",
+    "up to this one launch takes all, on tensor cores",
 )
 SEGMENT_CALL_FULL = bound(
-    1_000_000_000, "multiplications", "H200", "segment_matmul_h200.csv", "up to this one launch does without them"
+    1_000_000_000, "multiplications", "H200", "segment_matmul_h200.csv", "up to this one does without them"
 )
 GRID_BLOCKS = bound(65535, "blocks", "CUDA", BUILT, "the most in a grid's second dimension")
 # 64 x 64: 0.21 ms for five either way, and for 20 of 0.21 and 0.58; our kernel 0.32.
@@ -281,11 +261,7 @@ GROUPED_SEGMENTS = bound(
     6, "segments", "H200", "segment_matmul_h200.csv", "from this on torch's grouped product serves bfloat16"
 )
 GROUPED_CAPABILITIES = bound(
-    (9, 10),
-    "compute capability",
-    "CUDA",
-    BUILT,
-    "major versions on which torch's grouped product does not wait for the GPU",
+    (9, 10), "compute capability", "CUDA", BUILT, "versions on which torch's grouped product does not wait"
 )
 # By torch's grouped product, which does not divide the rows of a segment, in tiles of at least 128 x 128, of the
 # longest segment; by our kernel of all; and what a product of torch's takes for each segment: 128 and 256 wide, 20 to
@@ -293,32 +269,24 @@ GROUPED_CAPABILITIES = bound(
 GROUPED_PS = bound(0.16, "ps a number", "H200", "segment_matmul_bf16_h200.csv", "what torch's grouped product takes")
 SEGMENT_KERNEL_PS = bound(0.06, "ps a number", "H200", "segment_matmul_bf16_h200.csv", "what our kernel takes")
 SEGMENT_PRODUCT_PS = bound(
-    27_000_000,
-    "ps a segment",
-    "H200",
-    "segment_matmul_bf16_h200.csv",
-    "what a product of torch's for each segment takes",
+    27_000_000, "ps a segment", "H200", "segment_matmul_bf16_h200.csv", "what a product of torch's takes"
 )
 GROUPED_TILE = bound(
     128, "rows and columns", "H200", "segment_matmul_bf16_h200.csv", "the least that torch's grouped product works on"
 )
 
-# ---- Many edge types
+# ---- Edge types
 
 # Rows that are copied cost more than calls from here on: one thread.
 GAT_LAYERS_WORK = bound(
-    1 << 27, "multiplications of the maps", "EPYC", MEASURED, "up to this GATConv's edge types are one node of autograd"
+    1 << 27, "multiplications of the maps", "EPYC", MEASURED, "up to this GAT layers of all types are one node"
 )
 DOT_LAYERS_WORK = bound(1 << 24, "multiplications of the maps", "EPYC", MEASURED, "up to this TransformerConv's are")
 RELATION_LAYERS_WORK = bound(
     1 << 24, "multiplications of the maps", "EPYC", MEASURED, "up to this layers of sums are, with the fewest calls"
 )
 RELATION_LAYERS_TINY = bound(
-    1 << 22,
-    "multiplications of the maps",
-    "EPYC",
-    MEASURED,
-    "up to this layers on the CPU go one by one where that is not possible",
+    1 << 22, "multiplications of the maps", "EPYC", MEASURED, "up to this layers on the CPU go one by one else"
 )
 TRAINED_WEIGHTS_TINY = bound(
     1 << 18, "features times layers", "EPYC", MEASURED, "up to this sums go one by one if weights of edges are trained"
@@ -328,11 +296,7 @@ SORTED_TOGETHER = bound(4, "layers of sums", "H100", REASONED, "from this on new
 # One node of autograd for all layers spares 0.3 to 0.9 ms of calls for each type, in which six passes over so many
 # bytes are made at 3 TB/s. The bound itself was not reached in a measurement.
 ONE_NODE_BYTES = bound(
-    300 << 20,
-    "bytes of a layer",
-    "H200",
-    "hetero_ways_h200.csv",
-    "up to this one node of autograd may copy rows on a GPU",
+    300 << 20, "bytes of a layer", "H200", "hetero_ways_h200.csv", "up to this one node of autograd serves on a GPU"
 )
 # It does not divide the rows of a type: four of 10,000 rows take 0.30 ms, a product each 0.16; of 100,000 rows 3.5
 # and 0.33 ms (64 outputs of 192 numbers). The bound is where these times would cross; the kernel that divides them
@@ -343,17 +307,13 @@ BATCHED_MAP_ROWS = bound(
 # An H100 spends 1.33 ms of 1.66, a third of the rows having edges (4 types of 100,000 nodes, 8 of 40,000 edges, 64
 # features), 0.19 of 0.25 with a tenth of both, and as long where three quarters have.
 FILLED_ROWS_WORK = bound(
-    1 << 27,
-    "multiplications",
-    "H100",
-    "hetero_parts_h100.csv",
-    "from this on rows without edges are left out of the maps, if so much is spared",
+    1 << 27, "multiplications", "H100", "hetero_parts_h100.csv", "spared, from which empty rows are not mapped"
 )
-FILLED_ROWS_SHARE = bound(0.7, "share of rows", "H100", "hetero_parts_h100.csv", "with edges, up to which they are")
+FILLED_ROWS_SHARE = bound(
+    0.7, "share of rows", "H100", "hetero_parts_h100.csv", "with edges, up to which empty ones are not"
+)
 # A product's call, forward and backward, takes as long as so many multiplications: one thread.
-FILLED_SUMS_WORK = bound(
-    600_000, "multiplications", "EPYC", "hetero_epyc.csv", "the same on the CPU, spared for each product"
-)
+FILLED_SUMS_WORK = bound(600_000, "multiplications", "EPYC", "hetero_epyc.csv", "the same on the CPU, for each product")
 FILLED_SUMS_SHARE = bound(0.7, "share of rows", "EPYC", "hetero_epyc.csv", "the same on the CPU")
 EDGE_READ_WORK = bound(8, "multiplications", "EPYC", MEASURED, "take as long as to read a number of an edge")
 MATRIX_KEPT_WORK = bound(
@@ -396,18 +356,14 @@ HGT_ROWS_TIMES = bound(
     1.5, "times", "H100", "hetero_parts_h100.csv", "what the kernel takes of torch's products, by rows with edges"
 )
 HGT_ROWS_CALL = bound(
-    360_000_000,
-    "multiplications",
-    "H100",
-    "hetero_parts_h100.csv",
-    "what a call of torch's product is worth, for each edge type",
+    360_000_000, "multiplications", "H100", "hetero_parts_h100.csv", "what torch's call is worth, for each edge type"
 )
 # Up to here to bring those of all types together takes less than two products of torch's for each, of 15 us at least.
 HGT_TOGETHER_BYTES = bound(
     {"cuda": 8 << 20}, "bytes", "H100", REASONED, "up to this gradients of all node types are one product"
 )
 
-# ---- Kernels that are generated
+# ---- Generated kernels
 
 MESSAGE_CHUNK = bound(
     128, "edges", "CUDA", BUILT, "the least of a worker's piece without a list: rows_of of cuda/rows.cuh"
@@ -427,7 +383,7 @@ SUMS_AHEAD = bound(3, "sums", "any", REASONED, "up to so many a forward pass kee
 KERNEL_FILE_BYTES = bound(16 << 20, "bytes", "any", REASONED, "the most of a compiled kernel's file")
 KERNEL_FILES = bound(2000, "files", "any", REASONED, "the most on disk, some 50 kB each: those used last stay")
 
-# ---- Schedule: pieces of rows, arrangements, kernels of sums
+# ---- Schedule
 
 # A CUDA graph earns its work lists by this many: a sampled block passes through a few layers, or a few dozen, and is
 # gone.
@@ -460,11 +416,7 @@ STREAMED_DEGREE = bound(8, "edges of a row", "H200", "advisor_h200.csv", "below 
 STREAMED_EDGES = bound(1_000_000, "edges", "H200", "advisor_h200.csv", "from this on they do")
 HALVED_DEGREE = bound(256, "edges of a row", "H200", "advisor_h200.csv", "from this on workers have half the lanes")
 HALVED_L2 = bound(
-    (1.1, 2.2),
-    "times L2",
-    "H200",
-    "advisor_h200.csv",
-    "of all sources, between which workers have half the lanes and stream",
+    (1.1, 2.2), "times L2", "H200", "advisor_h200.csv", "of sources, between which workers have half the lanes"
 )
 # Lanes of all edges for each thread on the chip, up to which saving a launch is worth it.
 GROUPS_SMALL = bound(
@@ -486,7 +438,7 @@ GROUP_SHARED_BYTES = bound(
 )
 LISTED_ON_HOST = bound(20_000, "rows", "CUDA", REASONED, "up to this a list of work is made on the host")
 
-# ---- Tensor cores: tiles
+# ---- Tiles
 
 # Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
 # about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
@@ -507,11 +459,7 @@ TILE_SIDE = bound(1024, "rows or columns", "any", BUILT, "the most of a block, w
 TILE_SLICE = bound(64, "features", "CUDA", BUILT, "that a warp takes")
 TILE_TEAM = bound(8, "warps", "CUDA", BUILT, "the most to a window of inner products; half as many to one of sums")
 TILE_TEAM_BLOCKS = bound(
-    {"sum": 64, "dot": 4},
-    "blocks to a warp",
-    "H200",
-    "cuda_tile_warps_h200.csv",
-    "the least for another warp on a full GPU",
+    {"sum": 64, "dot": 4}, "blocks to a warp", "H200", "cuda_tile_warps_h200.csv", "for one more warp on a full GPU"
 )
 TILE_BUSY_WARPS = bound(
     4096, "warps", "H200", "cuda_tile_warps_h200.csv", "from this on a GPU is full: twice what it holds"
@@ -520,7 +468,7 @@ TILE_CHUNK = bound(256, "blocks", "CUDA", REASONED, "the least of a piece of a w
 TILE_CHUNKS = bound(4096, "pieces", "CUDA", REASONED, "the most, but for the ends of windows")
 TILE_KEY_BITS = bound(64, "bits", "CUDA", BUILT, "the most of window, row and column in one number")
 
-# ---- Orders of rows and nodes
+# ---- Orders
 
 # Four sums of 64 features, a thousand epochs: an order takes 20 ms and more, and saves a fifth of some 25
 # microseconds. Rows of a small graph are in L2 anyway (fb15k237, by rule: 10 to 15 % slower).
@@ -550,7 +498,7 @@ COMMUNITY_GAMMA_STEP = bound(4.0, "times", "any", REASONED, "by which the resolu
 COMMUNITY_CHUNK_EDGES = bound(1 << 24, "edges", "CUDA", REASONED, "the most of a chunk, at some 100 bytes each")
 BUSY_SOURCE = bound(1 << 16, "edges of a source", "any", REASONED, "beyond this a graph has hubs among its sources")
 
-# ---- Measuring: prepare(tune="measure"), orders on the CPU
+# ---- Measuring
 
 MEASURE_MS = bound(1000.0, "ms", "any", REASONED, "for a graph and its transposed, at all widths")
 LONG_CALL_MS = bound(5.0, "ms", "any", REASONED, "calls that take longer are timed less often")
@@ -586,7 +534,7 @@ ELEMENT_BYTES = bound(8, "bytes", "CUDA", BUILT, "the most of a number that kern
 PAGE_BYTES = bound(4096, "bytes", "any", BUILT, "of a page of memory")
 PINNED_NUMBERS = bound(4096, "numbers", "CUDA", REASONED, "longer tensors of DGL's go through pinned memory")
 
-# ---- CUDA graphs: capture
+# ---- Capture
 
 CAPTURE_WARMUP = bound(
     3, "calls", "CUDA", REASONED, "alike, that run as they are before a capture; the last is watched"
@@ -646,10 +594,10 @@ ESTIMATED_EDGE_BYTES = bound(
     "bytes",
     "H100",
     "distributed_1_reddit_h100.csv",
-    "what an edge of a part takes",
+    "of an edge of a part",
 )
 ESTIMATED_NODE_BYTES = bound(
-    40, "bytes", "H100", "distributed_1_reddit_h100.csv", "what a node of a part takes beside its features"
+    40, "bytes", "H100", "distributed_1_reddit_h100.csv", "of a node of a part, beside its features"
 )
 # Norms, sums of inner and outer edges, bias, ReLU, their gradients.
 ESTIMATED_PASSES = bound(24, "passes", "any", REASONED, "over a layer's results in an epoch")
@@ -657,15 +605,9 @@ ESTIMATED_PASSES = bound(24, "passes", "any", REASONED, "over a layer's results 
 ESTIMATED_PACKING = bound(4, "passes", "any", REASONED, "over rows that are sent")
 ESTIMATED_ROWS = bound(3, "times all rows", "any", REASONED, "of the widest layer that are there for a moment")
 
-# ---- Memory, files and the log
+# ---- Memory and files
 
-HEAP_BYTES = bound(
-    (32 << 20) - (8 << 10),
-    "bytes",
-    "CPU",
-    BUILT,
-    "the largest freed block that glibc heeds, with what stands before it",
-)
+HEAP_BYTES = bound((32 << 20) - (8 << 10), "bytes", "CPU", BUILT, "the largest freed block that glibc heeds")
 KEPT_VALUES = bound(
     64, "values", "any", REASONED, "of one tensor that are kept: sizes and flags that a script passes without end"
 )
