@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.parts import files
 from gnnaccel.parts.assign import assign
 
