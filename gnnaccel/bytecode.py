@@ -15,7 +15,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-_OLDEST, _NEWEST = (3, 10), (3, 14)
+from gnnaccel import versions
+
 VARIABLES = ("local", "free", "name", "global")
 """Kinds of steps that read a variable: a function's own, one of a function around it, one of a module or class body, a
 global."""
@@ -76,12 +77,11 @@ class Step(NamedTuple):
     is_target: bool = False
 
 
+@functools.cache
 def unread() -> str | None:
     """Why code cannot be read on this Python; None where it can."""
-    version = sys.version_info[:2]
-    if _OLDEST <= version <= _NEWEST:
-        return None
-    return f"is code of Python {'.'.join(map(str, version))}, which gnnaccel was never tried with"
+    reason = versions.untried("Python")
+    return None if reason is None else f"cannot be read: {reason}"
 
 
 @functools.lru_cache(maxsize=4096)  # what code says of itself does not change, and a lambda's is asked at every call
@@ -111,7 +111,7 @@ def _steps(code: types.CodeType) -> Iterator[Step]:
             elif name == "BUILD_SLICE":
                 kind, value = "build slice", given.arg
             elif kind == "call":
-                value, above = given.arg, given.arg + (name in _NAMES_ABOVE)
+                value, above = given.arg, (given.arg or 0) + (name in _NAMES_ABOVE)
             jumps = given.opcode in dis.hasjrel or given.opcode in dis.hasjabs
             yield Step(kind, value, offset, effect, above, jumps, is_target)
         effect, is_target = 0, False

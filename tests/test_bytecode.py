@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from gnnaccel import bytecode
+from gnnaccel import bytecode, versions
 
 # An expression of f, a function, x, y, self and k=... -> how many arguments `f` is called with there, None for unseen.
 CALLS = {
@@ -104,7 +104,7 @@ def test_parts_are_the_functions_within():
     assert [part.co_name for part in parts] == ["<module>", "a", "b", "<lambda>"]
 
 
-def test_unknown_python_is_not_read(monkeypatch):
-    assert bytecode.unread() is None
-    monkeypatch.setattr(bytecode, "_NEWEST", (3, 9))
-    assert "never tried" in bytecode.unread()
+def test_an_untried_python_is_not_read(monkeypatch):
+    assert bytecode.unread.__wrapped__() is None
+    monkeypatch.setitem(versions.TRIED, "Python", ("3.8", "3.9"))
+    assert "never tried" in bytecode.unread.__wrapped__()
